@@ -1,0 +1,1 @@
+"""Keystroke: a real-time coding system anyone can run."""

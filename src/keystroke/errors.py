@@ -1,0 +1,136 @@
+"""Every error a user can meet, drawn as one tree.
+
+Law: an error knows its wire code, its HTTP status, whether trying again helps, and says in one sentence
+what is wrong and what to do. It knows nothing of the layer that raises it.
+
+KeystrokeError
+├── UsageError               the caller asked for something that cannot be
+│   ├── ConfigError          a setting is unknown, malformed or out of range
+│   ├── InputError           text, a file or a position is not usable
+│   ├── ContextOverflow      the prompt does not fit the model's context
+│   └── NotFound             a named thing (model, response, file) does not exist
+├── ModelError               a model cannot be used on this machine
+│   ├── ModelDamaged         a file is truncated, corrupt or inconsistent
+│   ├── UnsupportedModel     the architecture or quantisation is not one we convert
+│   └── NotEnoughMemory      weights or KV cache exceed what the machine or the budget has
+├── EngineError              the engine failed while working
+│   ├── Interrupted          stopped on request; the session stays usable
+│   ├── SessionClosed        used after close()
+│   └── Unavailable          a remote engine or the gateway cannot be reached
+├── AccessError              the caller may not do this now
+│   ├── Unauthorized         no key, or a wrong one
+│   ├── Forbidden            outside the workspace, or not approved
+│   ├── RateLimited          over a limit; carries retry_after
+│   └── QueueFull            too many requests are waiting
+└── ProtocolError            a frame or event that the wire does not allow
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class KeystrokeError(Exception):
+    """Base of the tree. `str(error)` is the one sentence for the user."""
+
+    code: ClassVar[str] = "internal_error"
+    status: ClassVar[int] = 500
+    retryable: ClassVar[bool] = False
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class UsageError(KeystrokeError):
+    code = "invalid_request"
+    status = 400
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    code = "invalid_configuration"
+
+
+class InputError(UsageError):
+    code = "invalid_input"
+
+
+class ContextOverflow(UsageError):
+    code = "context_length_exceeded"
+
+
+class NotFound(UsageError):
+    code = "not_found"
+    status = 404
+
+
+class ModelError(KeystrokeError):
+    code = "model_error"
+
+
+class ModelDamaged(ModelError):
+    code = "model_damaged"
+
+
+class UnsupportedModel(ModelError):
+    code = "unsupported_model"
+
+
+class NotEnoughMemory(ModelError):
+    code = "not_enough_memory"
+    status = 503
+
+
+class EngineError(KeystrokeError):
+    code = "engine_error"
+
+
+class Interrupted(EngineError):
+    code = "interrupted"
+    status = 499
+
+
+class SessionClosed(EngineError):
+    code = "session_closed"
+
+
+class Unavailable(EngineError):
+    code = "unavailable"
+    status = 503
+    retryable = True
+
+
+class AccessError(KeystrokeError):
+    code = "access_denied"
+    status = 403
+
+
+class Unauthorized(AccessError):
+    code = "invalid_api_key"
+    status = 401
+
+
+class Forbidden(AccessError):
+    code = "forbidden"
+
+
+class RateLimited(AccessError):
+    code = "rate_limit_exceeded"
+    status = 429
+    retryable = True
+
+    def __init__(self, message: str, *, retry_after: float, param: str | None = None) -> None:
+        super().__init__(message, param=param)
+        self.retry_after = retry_after
+
+
+class QueueFull(RateLimited):
+    code = "queue_full"
+
+
+class ProtocolError(KeystrokeError):
+    code = "protocol_error"
+    status = 400
