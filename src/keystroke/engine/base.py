@@ -40,6 +40,10 @@ class Interrupt:
     def is_set(self) -> bool:
         return self._event.is_set()
 
+    def wait(self, seconds: float) -> bool:
+        """Sleep until the switch is thrown or the time is over; True if it was thrown."""
+        return self._event.wait(seconds)
+
     def check(self) -> None:
         """Raise Interrupted if the switch was thrown."""
         if self._event.is_set():

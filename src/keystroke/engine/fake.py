@@ -1,0 +1,152 @@
+"""A deterministic engine without a network: for tests, and for measuring what the pipeline itself costs.
+
+Law: keeps the whole contract (prefix reuse, rollback, fork, interruption, limits), with costs that can
+be set. Unscripted, the next token is a hash of the last few tokens, so equal contexts give equal
+text. Scripted, a function turns the prompt's text into the answer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from keystroke.engine.base import Engine, EngineStats, Extended, Interrupt, ModelInfo
+from keystroke.engine.host import HostSession
+from keystroke.engine.prefix import PrefixCache
+
+BYTES = 256
+BOS, EOS, END_OF_TURN = 256, 257, 258
+SPECIAL = {"<bos>": BOS, "<eos>": EOS, "<end>": END_OF_TURN}
+VOCAB = 320
+_PRINTABLE = b"abcdefghijklmnopqrstuvwxyz ()=.:_\n"
+
+Script = Callable[[str], str]
+
+
+class FakeEngine(Engine):
+    """`script` maps the prompt's text to the answer's; without one, text is hashed from its context.
+    Costs are seconds: per prefilled token, per step, and per further row of a step."""
+
+    def __init__(
+        self,
+        script: Script | None = None,
+        *,
+        context_length: int = 131_072,
+        prefill_cost: float = 0.0,
+        step_cost: float = 0.0,
+        row_cost: float = 0.0,
+        cache_bytes: int = 1 << 24,
+        chunk: int = 512,
+    ) -> None:
+        self.script = script
+        self.prefill_cost, self.step_cost, self.row_cost = prefill_cost, step_cost, row_cost
+        self.chunk = chunk
+        self.info = ModelInfo(
+            name="fake",
+            architecture="fake",
+            context_length=context_length,
+            vocab_size=VOCAB,
+            layers=0,
+            parameters=0,
+            weight_bytes=0,
+            kv_bytes_per_token=1,
+            precision="fp32",
+            bos=BOS,
+            eos=frozenset({EOS, END_OF_TURN}),
+        )
+        self.cache: PrefixCache[None] = PrefixCache(cache_bytes)
+        self.live: set[FakeSession] = set()
+        self.steps = 0
+        self.prefilled = 0
+
+    def session(self) -> FakeSession:
+        return FakeSession(self)
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            sessions=len(self.live),
+            kv_bytes=sum(len(s._held) for s in self.live),
+            cached_bytes=self.cache.nbytes,
+            cached_tokens=self.cache.tokens,
+        )
+
+    def close(self) -> None:
+        for session in tuple(self.live):
+            session.close()
+        self.cache.clear()
+
+
+class FakeSession(HostSession):
+    def __init__(self, engine: FakeEngine) -> None:
+        super().__init__(engine.info.context_length, chunk=engine.chunk, tail=16)
+        self._engine = engine
+        self._prompt = 0
+        self._answer: list[int] | None = None
+        engine.live.add(self)
+
+    def extend(self, tokens: Sequence[int], interrupt: Interrupt | None = None) -> Extended:
+        self._prompt, self._answer = len(tokens), None
+        return super().extend(tokens, interrupt)
+
+    def fork(self) -> FakeSession:
+        self._check_open()
+        other = FakeSession(self._engine)
+        self._copy_state_to(other)
+        other._prompt, other._answer = self._prompt, self._answer
+        return other
+
+    def _forward(self, tokens: Sequence[int], start: int, rows: int, interrupt: Interrupt | None) -> np.ndarray:
+        engine = self._engine
+        if rows:
+            engine.steps += 1
+            self._spend(engine.step_cost + engine.row_cost * (len(tokens) - 1), interrupt)
+        else:
+            engine.prefilled += len(tokens)
+            self._spend(engine.prefill_cost * len(tokens), interrupt)
+        logits = np.zeros((rows, VOCAB), dtype=np.float32)
+        context = self._held[max(start - 4, 0) : start] + list(tokens)
+        for row in range(rows):
+            after = len(tokens) - rows + row + 1  # how many of `tokens` this row has seen
+            position = start + after
+            ending = context[: len(context) - len(tokens) + after][-4:]
+            logits[row, self._next(ending, position)] = 12.0
+            logits[row, self._hashed(ending, salt=1)] += 6.0
+        return logits
+
+    def _adopt(self, tokens: Sequence[int], own: int) -> int:
+        _, shared = self._engine.cache.find(tokens)
+        if shared > own:
+            self._held = list(tokens[:shared])
+            return shared
+        return own
+
+    def _release(self) -> None:
+        self._engine.live.discard(self)
+        if self._held:
+            self._engine.cache.put(self._held, None, len(self._held))
+
+    def _next(self, ending: list[int], position: int) -> int:
+        if self._engine.script is None:
+            return self._hashed(ending, salt=0)
+        if self._answer is None:
+            prompt = bytes(t for t in self._tokens[: self._prompt] if t < BYTES).decode("utf-8", "replace")
+            self._answer = list(self._engine.script(prompt).encode())
+        index = position - self._prompt
+        return self._answer[index] if 0 <= index < len(self._answer) else END_OF_TURN
+
+    @staticmethod
+    def _hashed(ending: list[int], salt: int) -> int:
+        state = 2166136261 + salt
+        for token in ending:
+            state = ((state ^ token) * 16777619) & 0xFFFFFFFF
+        return _PRINTABLE[(state >> 7) % len(_PRINTABLE)]
+
+    @staticmethod
+    def _spend(seconds: float, interrupt: Interrupt | None) -> None:
+        if seconds > 0:
+            if interrupt is None:
+                time.sleep(seconds)
+            elif interrupt.wait(seconds):
+                interrupt.check()

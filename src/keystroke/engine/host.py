@@ -1,0 +1,131 @@
+"""A session whose logits reach the host: everything of the contract except the arithmetic.
+
+Law: keeps two sequences apart. `tokens` is what the session stands for; `_held` is what the KV buffer
+contains. A rollback only shortens the first, so going back and forth over the same text costs nothing,
+and a rejected draft that turns out right after all is found again. Backends supply `_forward` and,
+if they can, `_adopt` (KV from elsewhere) and `_release`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+
+from keystroke.engine.base import GREEDY, Extended, Interrupt, Sampling, Session, Step
+from keystroke.engine.prefix import common_prefix
+from keystroke.engine.sampler import verify
+from keystroke.errors import ContextOverflow, SessionClosed, UsageError
+
+
+class HostSession(Session):
+    def __init__(self, context_length: int, *, chunk: int, tail: int = 1) -> None:
+        self._context_length = context_length
+        self._chunk = chunk  # rows of one prefill run: the grain of interruption
+        self._tail = tail  # at most this many tokens are left for the next step to compute
+        self._tokens: list[int] = []
+        self._held: list[int] = []  # content of the KV buffer
+        self._resident = 0  # how much of _held agrees with _tokens; always < len(_tokens) unless both are empty
+        self._closed = False
+
+    # What a backend supplies
+
+    @abstractmethod
+    def _forward(self, tokens: Sequence[int], start: int, rows: int, interrupt: Interrupt | None) -> np.ndarray:
+        """Compute KV for `tokens` at positions start, start+1, ... over the KV of positions before
+        `start`; return float32 logits of the last `rows` of them, [rows, vocab]. Raises Interrupted."""
+
+    def _adopt(self, tokens: Sequence[int], own: int) -> int:
+        """If KV held elsewhere shares more than `own` leading tokens with `tokens`, bring it into this
+        session's buffer, set `_held`, and return the new shared length; else return `own`."""
+        return own
+
+    def _release(self) -> None:
+        """Give the KV back; called once."""
+
+    # The contract
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        return self._tokens
+
+    @property
+    def length(self) -> int:
+        return len(self._tokens)
+
+    def extend(self, tokens: Sequence[int], interrupt: Interrupt | None = None) -> Extended:
+        self._check_open()
+        if len(tokens) > self._context_length:
+            raise ContextOverflow(
+                f"the prompt has {len(tokens):,} tokens and the model's context holds {self._context_length:,}; "
+                "shorten it or choose a model with a longer context"
+            )
+        wanted = list(tokens)
+        last = max(len(wanted) - 1, 0)  # the last token always stays pending: a step needs a row to compute
+        self._resident = min(common_prefix(self._held, wanted), last)
+        self._resident = min(self._adopt(wanted, self._resident), last)
+        reused = self._resident
+        self._tokens = wanted
+        try:
+            while len(wanted) - self._resident > self._tail:
+                if interrupt is not None:
+                    interrupt.check()
+                end = min(self._resident + self._chunk, last)
+                self._run(wanted[self._resident : end], 0, interrupt)
+                self._resident = end
+        except BaseException:
+            # Keep what was computed, plus one pending token, so that the session stays well formed.
+            self._tokens = wanted[: self._resident + 1]
+            raise
+        return Extended(reused=reused, computed=len(wanted) - reused)
+
+    def step(
+        self, draft: Sequence[int] = (), sampling: Sampling = GREEDY, interrupt: Interrupt | None = None
+    ) -> Step:
+        self._check_open()
+        if not self._tokens:
+            raise UsageError("a step needs at least one token; extend the session first")
+        room = self._context_length - len(self._tokens)
+        if room <= 0:
+            raise ContextOverflow(f"the context of {self._context_length:,} tokens is full; start a new conversation")
+        if interrupt is not None:
+            interrupt.check()
+        draft = list(draft[: room - 1])
+        base = len(self._tokens)
+        logits = self._run(self._tokens[self._resident :] + draft, len(draft) + 1, interrupt)
+        step = verify(logits, draft, sampling, base)
+        self._tokens.extend(step.tokens)
+        self._resident = base + step.accepted
+        return step
+
+    def rollback(self, length: int) -> None:
+        self._check_open()
+        if not 0 <= length <= len(self._tokens):
+            raise UsageError(f"cannot roll back to {length}: the session holds {len(self._tokens)} tokens")
+        del self._tokens[length:]
+        self._resident = min(self._resident, max(length - 1, 0))
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._release()
+
+    # Shared machinery
+
+    def _run(self, tokens: list[int], rows: int, interrupt: Interrupt | None) -> np.ndarray:
+        start = self._resident
+        # Until the run ends the buffer past `start` is undefined: an interrupted run must not be trusted.
+        del self._held[start:]
+        logits = self._forward(tokens, start, rows, interrupt)
+        self._held.extend(tokens)
+        return logits
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SessionClosed("this session was closed; open a new one")
+
+    def _copy_state_to(self, other: HostSession) -> None:
+        other._tokens = list(self._tokens)
+        other._held = list(self._held)
+        other._resident = self._resident

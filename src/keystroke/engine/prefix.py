@@ -1,0 +1,102 @@
+"""Content-keyed reuse: which KV, of all that an engine holds, shares the longest prefix with a prompt.
+
+Law: knows token sequences, sizes and recency; what a payload is (a NumPy buffer, pages on a GPU) is the
+backend's business. Keyed on content alone, so a client that reconnects and resends everything
+finds its cache again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+Payload = TypeVar("Payload")
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many leading tokens `a` and `b` share. Slices compare at C speed, so this galloping search
+    costs about as much as two equality tests."""
+    limit = min(len(a), len(b))
+    low, step = 0, 64  # a[:low] == b[:low] holds
+    while low < limit:
+        high = min(low + step, limit)
+        if a[low:high] == b[low:high]:
+            low, step = high, step * 2
+            continue
+        while high - low > 1:
+            middle = (low + high) // 2
+            if a[low:middle] == b[low:middle]:
+                low = middle
+            else:
+                high = middle
+        return low
+    return low
+
+
+@dataclass(slots=True)
+class Entry(Generic[Payload]):
+    tokens: list[int]
+    payload: Payload
+    nbytes: int
+
+
+class PrefixCache(Generic[Payload]):
+    """Least-recently-used store of finished sequences under a budget of bytes.
+
+    `find` leaves the entry in place (the caller copies from it); `take` removes it (the caller adopts
+    its memory). `drop`, where given, is told of every payload that is let go.
+    """
+
+    def __init__(self, budget: int, drop: Callable[[Payload], None] | None = None) -> None:
+        self.budget = budget
+        self._drop = drop
+        self._entries: list[Entry[Payload]] = []  # oldest first
+
+    def put(self, tokens: list[int], payload: Payload, nbytes: int) -> None:
+        """Keep a sequence. An entry that it covers entirely is let go; so are the oldest over budget."""
+        kept = []
+        for entry in self._entries:
+            if len(entry.tokens) <= len(tokens) and common_prefix(entry.tokens, tokens) == len(entry.tokens):
+                self._release(entry)
+            else:
+                kept.append(entry)
+        self._entries = kept
+        self._entries.append(Entry(tokens, payload, nbytes))
+        self.shrink(self.budget)
+
+    def find(self, tokens: Sequence[int]) -> tuple[Entry[Payload] | None, int]:
+        """The entry with the longest common prefix, and that prefix's length. Marks it as used."""
+        best, length = None, 0
+        for entry in self._entries:
+            shared = common_prefix(entry.tokens, tokens)
+            if shared > length:
+                best, length = entry, shared
+        if best is not None:
+            self._entries.remove(best)
+            self._entries.append(best)
+        return best, length
+
+    def take(self, entry: Entry[Payload]) -> Payload:
+        self._entries.remove(entry)
+        return entry.payload
+
+    def shrink(self, budget: int) -> None:
+        """Let the oldest go until at most `budget` bytes are held."""
+        while self._entries and self.nbytes > budget:
+            self._release(self._entries.pop(0))
+
+    def clear(self) -> None:
+        self.shrink(-1)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(entry.nbytes for entry in self._entries)
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(entry.tokens) for entry in self._entries)
+
+    def _release(self, entry: Entry[Payload]) -> None:
+        if self._drop is not None:
+            self._drop(entry.payload)
