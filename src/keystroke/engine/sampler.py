@@ -1,0 +1,208 @@
+"""From logits to tokens: one choice per row, and the checking of drafts against those choices.
+
+Law: knows logits and `Sampling`, never sessions or text. A choice is a pure function of (logits, sampling,
+position), where position is the index the chosen token will have in its sequence. With a temperature it is
+argmax(log p + Gumbel(seed, position, token)), an exact draw from p; so a draft is right where it equals the
+choice, and drafting never changes the text.
+
+Filters in order: logit bias, temperature, top-k, top-p (over what top-k left), min-p (against the best).
+Equal logits keep the lowest id, in the greedy choice and at the edge of top-k and top-p alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from keystroke.engine.base import GREEDY, Sampling, Step, TokenLogprob
+from keystroke.engine.noise import LARGEST_GUMBEL, all_noise_bits, noise_bits, uniform
+from keystroke.errors import EngineError, UsageError
+
+Logits = npt.NDArray[np.float32]
+Ids = npt.NDArray[np.intp]
+
+# A token this far (in natural log) behind the best can never win: the noise's range is bounded.
+_HOPELESS = LARGEST_GUMBEL + 4.0
+_BOUND_SLACK = 1.001  # float32 rounding of the bound below, generously
+
+
+def choose(logits: Logits, sampling: Sampling = GREEDY, position: int = 0) -> int:
+    """The token that `sampling` chooses from one row of logits for the place `position`."""
+    if sampling.logit_bias:
+        logits = _biased(logits, sampling)
+    best = int(logits.argmax())
+    top = float(logits[best])
+    if not math.isfinite(top):
+        raise EngineError("the model produced logits that are not finite; its weights may be damaged")
+    if sampling.temperature == 0.0 or sampling.top_k == 1:
+        return best
+    relative = (logits - np.float32(top)) * np.float32(1.0 / sampling.temperature)
+    return _draw(relative, _survivors(relative, sampling), sampling.seed, position)
+
+
+class Choices(Sequence[int]):
+    """The choice at each row, made when first looked at: rows after a draft's mismatch cost nothing."""
+
+    __slots__ = ("_first", "_known", "_rows", "_sampling")
+
+    def __init__(self, rows: Logits, sampling: Sampling, first_position: int) -> None:
+        self._rows = rows
+        self._sampling = sampling
+        self._first = first_position
+        self._known: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        row = index + len(self) if index < 0 else index
+        if not 0 <= row < len(self):
+            raise IndexError(index)
+        token = self._known.get(row)
+        if token is None:
+            token = self._known[row] = choose(self._rows[row], self._sampling, self._first + row)
+        return token
+
+    def __iter__(self) -> Iterator[int]:
+        for row in range(len(self)):
+            yield self[row]
+
+
+def choose_rows(logits: Logits, sampling: Sampling, first_position: int) -> Choices:
+    """Choices for consecutive positions, one per row, evaluated as they are read."""
+    return Choices(logits, sampling, first_position)
+
+
+def verify(logits: Logits, draft: Sequence[int], sampling: Sampling, first_position: int) -> Step:
+    """Accept `draft` up to its first token that is not the choice at its place, then add the choice there.
+
+    Row i of `logits` ([len(draft) + 1, vocab]) is what the model says after draft[:i]; `first_position` is
+    the index that draft[0] would have in the sequence."""
+    if len(logits) != len(draft) + 1:
+        raise UsageError(
+            f"a draft of {len(draft)} tokens needs {len(draft) + 1} rows of logits, not {len(logits)}"
+        )
+    tokens: list[int] = []
+    for row, drafted in enumerate(draft):
+        token = choose(logits[row], sampling, first_position + row)
+        tokens.append(token)
+        if token != drafted:
+            break
+    else:
+        tokens.append(choose(logits[len(draft)], sampling, first_position + len(draft)))
+    logprobs: tuple[TokenLogprob, ...] = ()
+    if sampling.logprobs is not None:
+        logprobs = tuple(logprob(logits[i], token, sampling.logprobs) for i, token in enumerate(tokens))
+    return Step(tuple(tokens), len(tokens) - 1, logprobs)
+
+
+def logprob(logits: Logits, token: int, top: int = 0) -> TokenLogprob:
+    """The model's own log probability of `token` and of the `top` best: no bias, temperature or filters."""
+    wide = logits.astype(np.float64)
+    peak = wide.max()
+    normaliser = peak + np.log(np.exp(wide - peak).sum())
+    best = _largest(logits, top) if top else ()
+    ranked = sorted(
+        ((int(i), float(wide[i] - normaliser)) for i in best), key=lambda pair: (-pair[1], pair[0])
+    )
+    return TokenLogprob(token, float(wide[token] - normaliser), tuple(ranked))
+
+
+def probabilities(logits: Logits, sampling: Sampling) -> npt.NDArray[np.float64]:
+    """The distribution that `choose` draws from, over the whole vocabulary."""
+    if sampling.logit_bias:
+        logits = _biased(logits, sampling)
+    result = np.zeros(len(logits))
+    if sampling.temperature == 0.0:
+        result[int(logits.argmax())] = 1.0
+        return result
+    relative = (logits - logits.max()) * np.float32(1.0 / sampling.temperature)
+    ids = _survivors(relative, sampling)
+    weights = np.exp(relative[ids].astype(np.float64))
+    result[ids] = weights / weights.sum()
+    return result
+
+
+def _biased(logits: Logits, sampling: Sampling) -> Logits:
+    biased = logits.astype(np.float32, copy=True)
+    for token, bias in sampling.logit_bias.items():
+        if not 0 <= token < len(biased):
+            raise UsageError(
+                f"logit_bias names token {token}, but the vocabulary ends at {len(biased) - 1}",
+                param="logit_bias",
+            )
+        biased[token] += bias
+    return biased
+
+
+def _largest(values: Logits, count: int) -> Ids:
+    """Ids of the `count` largest values, in id order; among equals the lowest ids."""
+    if count >= len(values):
+        return np.arange(len(values))
+    edge = np.partition(values, len(values) - count)[len(values) - count]
+    above = np.flatnonzero(values > edge)
+    level = np.flatnonzero(values == edge)[: count - len(above)]
+    return np.sort(np.concatenate((above, level)))
+
+
+def _survivors(relative: Logits, sampling: Sampling) -> Ids:
+    """Ids that the filters leave, in id order. `relative`: scaled logits, the best at 0."""
+    if 0 < sampling.top_k < len(relative):
+        ids = _largest(relative, sampling.top_k)
+    else:
+        ids = np.flatnonzero(relative > -_HOPELESS)
+    if sampling.top_p < 1.0:
+        ids = _nucleus(relative, ids, sampling)
+    if sampling.min_p > 0.0:
+        ids = ids[relative[ids] >= math.log(sampling.min_p)]
+    return ids
+
+
+def _nucleus(relative: Logits, ids: Ids, sampling: Sampling) -> Ids:
+    """The smallest set of best tokens that holds `top_p` of the mass."""
+    weights = np.exp(relative[ids].astype(np.float64))
+    wanted = sampling.top_p * weights.sum()
+    # Sorting the whole vocabulary is dear: sort only as deep as the mass asks for.
+    for floor in (1e-2, 1e-4, 1e-6, 0.0):
+        deep = weights >= floor
+        if floor == 0.0 or weights[deep].sum() >= wanted:
+            break
+    ids, weights = ids[deep], weights[deep]
+    order = np.argsort(-weights, kind="stable")
+    count = int(np.searchsorted(np.cumsum(weights[order]), wanted)) + 1
+    return np.sort(ids[order[:count]])
+
+
+def _draw(relative: Logits, ids: Ids, seed: int, position: int) -> int:
+    """The survivor with the largest log p + Gumbel.
+
+    That is the largest weight / rate, and rate >= v, so weight / v bounds it from above. Only the few
+    tokens whose bound reaches the score of the bound's own winner need the exact, double-precision score."""
+    if len(ids) == 1:
+        return int(ids[0])
+    scaled = relative[ids]
+    if len(ids) * 4 > len(relative):
+        bits = all_noise_bits(seed, position, len(relative))[ids]
+    else:
+        bits = noise_bits(seed, position, ids)
+    bound = np.exp(scaled) / (bits.astype(np.float32) + np.float32(0.5))
+    leader = int(bound.argmax())
+    score = float(_score(scaled[leader : leader + 1], bits[leader : leader + 1])[0])
+    reach = math.exp(score) * 2.0**-32 / _BOUND_SLACK
+    contenders = np.flatnonzero(bound >= np.float32(reach))
+    winner = contenders[_score(scaled[contenders], bits[contenders]).argmax()]
+    return int(ids[winner])
+
+
+def _score(scaled: Logits, bits: npt.NDArray[np.uint32]) -> npt.NDArray[Any]:
+    return scaled.astype(np.float64) - np.log(-np.log1p(-uniform(bits)))
