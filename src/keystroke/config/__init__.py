@@ -1,0 +1,34 @@
+"""Options (file, environment, flags) become one frozen `Settings`: `load_settings(flags, cwd)`."""
+
+from keystroke.config.layers import load_settings, project_file, user_file
+from keystroke.config.sections import (
+    AssistSettings,
+    EngineSettings,
+    GenerationSettings,
+    ModelSettings,
+    NamedModel,
+    PathSettings,
+    RemoteSettings,
+    ServerSettings,
+    SpeculationSettings,
+)
+from keystroke.config.settings import Origin, Row, Settings, Source
+
+__all__ = [
+    "AssistSettings",
+    "EngineSettings",
+    "GenerationSettings",
+    "ModelSettings",
+    "NamedModel",
+    "Origin",
+    "PathSettings",
+    "RemoteSettings",
+    "Row",
+    "ServerSettings",
+    "Settings",
+    "Source",
+    "SpeculationSettings",
+    "load_settings",
+    "project_file",
+    "user_file",
+]

@@ -1,0 +1,242 @@
+"""The layers, later wins: defaults, the user's file, the project's file, environment, flags.
+
+Law: this reads configuration and nothing else: no model, no socket, no secret (a key is named by the variable
+that holds it). A project's file is written by whoever wrote the repository, so it may tune but never
+redirect: guarded options are refused there. Every refusal names the place, the key and what to do.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tomllib
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from keystroke.config.sections import SECTIONS, NamedModel
+from keystroke.config.settings import FIXED, Known, Origin, Settings, Source, find, keys
+from keystroke.errors import ConfigError
+
+FILE_NAME = "keystroke.toml"
+PREFIX = "KEYSTROKE_"
+CONFIG_VARIABLE = "KEYSTROKE_CONFIG"
+MAX_FILE_BYTES = 1 << 20  # a configuration larger than this is a mistake, not a configuration
+MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
+
+
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+_KINDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", Path: "a path"}
+
+
+def _value(known: Known, raw: Any, where: str, base: Path, *, parse: bool) -> Any:
+    """`raw` as the option's type, checked. `parse`: a string may stand for a number or a truth value.
+    Relative paths start at `base`: the folder of the file that names them."""
+
+    def refuse(wanted: str) -> ConfigError:
+        shown_raw = raw if isinstance(raw, str) else repr(raw)
+        return ConfigError(f"{where}{known.key} must be {wanted}, not {shown_raw!s:.80}", param=known.key)
+
+    kind = known.type
+    if typing.get_origin(kind) is types.UnionType:
+        kind = next(k for k in typing.get_args(kind) if k is not type(None))
+    if typing.get_origin(kind) is tuple:
+        items = [part.strip() for part in raw.split(",")] if parse and isinstance(raw, str) else raw
+        if not isinstance(items, (list, tuple)) or not all(isinstance(item, str) for item in items):
+            raise refuse("a list of texts")
+        return tuple(item for item in items if item)
+    value: Any = raw
+    if parse and isinstance(raw, str) and kind is not str:
+        value = _parsed(kind, raw.strip())
+    if kind is float and type(value) is int:
+        value = float(value)
+    if kind is Path and isinstance(value, str) and value:
+        value = base / Path(value).expanduser()
+    if type(value) is not kind and not (kind is Path and isinstance(value, Path)):
+        raise refuse(_KINDS[kind])
+    if known.choices and value not in known.choices:
+        near = difflib.get_close_matches(str(value), known.choices, n=1)
+        raise refuse(f"one of {', '.join(known.choices)}" + (f" (did you mean {near[0]}?)" if near else ""))
+    low, high = known.least, known.most
+    if isinstance(value, (int, float)) and (
+        (low is not None and not value >= low) or (high is not None and not value <= high)
+    ):
+        raise refuse(f"between {low:g} and {high:g}" if high is not None else f"{low:g} or more")
+    return value
+
+
+def _parsed(kind: type, text: str) -> Any:
+    """A string from the environment or a flag as `kind`; the string itself if it is none."""
+    if kind is bool:
+        return True if text.lower() in _TRUE else False if text.lower() in _FALSE else text
+    if kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            return text
+    return text
+
+
+def user_file(environ: Mapping[str, str] | None = None) -> Path:
+    """The user's own file; KEYSTROKE_CONFIG names another file or folder. It need not exist."""
+    named = (os.environ if environ is None else environ).get(CONFIG_VARIABLE)
+    if not named:
+        return platformdirs.user_config_path("keystroke", appauthor=False) / FILE_NAME
+    path = Path(named).expanduser()
+    if path.is_dir():
+        return path / FILE_NAME
+    if not path.exists():
+        raise ConfigError(
+            f"{CONFIG_VARIABLE} names {path}, which does not exist; create it or unset the variable"
+        )
+    return path
+
+
+def project_file(cwd: Path) -> Path | None:
+    """The nearest keystroke.toml at or above `cwd`."""
+    folder = cwd.resolve()
+    return next((p for p in (f / FILE_NAME for f in (folder, *folder.parents)) if p.is_file()), None)
+
+
+def load_settings(
+    flags: Mapping[str, Any] | None = None,
+    cwd: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Settings:
+    """Read every layer and freeze the result. `flags` maps dotted keys to values (text or typed); None means
+    not given. Raises ConfigError: one sentence with the place, the key and what to do."""
+    environ = os.environ if environ is None else environ
+    cwd = Path.cwd() if cwd is None else cwd
+    values: dict[str, Any] = {}
+    origins: dict[str, Origin] = {}
+
+    own = user_file(environ)
+    for key, value, origin in _from_file(own, Source.USER):
+        values[key], origins[key] = value, origin
+    project = project_file(cwd)
+    if project is not None and not (own.exists() and own.samefile(project)):
+        for key, value, origin in _from_file(project, Source.PROJECT, own):
+            values[key], origins[key] = value, origin
+    unknown: dict[str, str] = {}
+    for variable, key, value in _from_environment(environ, cwd, unknown):
+        values[key], origins[key] = value, Origin(Source.ENVIRONMENT, variable)
+    for key, raw in (flags or {}).items():
+        if raw is not None:
+            values[key] = _value(find(key, where="flag: "), raw, "flag: ", cwd, parse=True)
+            origins[key] = Origin(Source.FLAG)
+
+    settings = _build(values, origins)
+    secrets = {settings.get(k.key) for k in keys(settings.models) if k.name == "api_key_env"}
+    for variable, nearest in unknown.items():
+        if variable not in secrets:
+            raise ConfigError(
+                f"the environment variable {variable} is not a setting; {nearest}", param=variable
+            )
+    return settings
+
+
+def _from_file(path: Path, source: Source, own: Path | None = None) -> Iterator[tuple[str, Any, Origin]]:
+    text = _read(path)
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        match = re.search(r"^(.*?) \(at line (\d+)", str(error))
+        line, why = (f", line {match[2]}", match[1]) if match else ("", str(error))
+        raise ConfigError(f"{path}{line}: not valid TOML: {why}; correct that line") from None
+    for key, raw in _flattened(table):
+        line_number = _line_of(text, key)
+        where = f"{path}, line {line_number}: " if line_number else f"{path}: "
+        known = find(key, where=where)
+        if known.model is not None and not MODEL_NAME.fullmatch(known.model):
+            raise ConfigError(
+                f"{where}a model's name holds letters, digits and . _ : - only, not {known.model!r}"
+            )
+        if source is Source.PROJECT and known.guarded:
+            raise ConfigError(
+                f"{where}a project may not set {key}, because it could redirect your code or your keys; "
+                f"put it in {own}",
+                param=key,
+            )
+        origin = Origin(source, str(path), line_number)
+        yield key, _value(known, raw, where, path.parent, parse=False), origin
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}; check its permissions") from None
+    if len(data) > MAX_FILE_BYTES:
+        raise ConfigError(f"{path} is larger than 1 MB; this does not look like a configuration file")
+    try:
+        return data.decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{path}, line {line}: not UTF-8 text; save the file as UTF-8") from None
+
+
+def _flattened(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in table.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, dict) and key not in FIXED:
+            yield from _flattened(value, f"{key}.")
+        else:
+            yield key, value
+
+
+_HEADER = re.compile(r"^\s*\[\s*([^\[\]]+?)\s*\]\s*(?:#.*)?$")
+_ASSIGNMENT = re.compile(r"^\s*([\w.\"'\s-]+?)\s*=")
+
+
+def _line_of(text: str, key: str) -> int | None:
+    """The line where `key` is written, as far as a plain reading finds it (inline tables hide it)."""
+    header = ""
+    for number, line in enumerate(text.split("\n"), 1):
+        if found := _HEADER.match(line):
+            header = re.sub(r"[\"'\s]", "", found[1]) + "."
+        elif (found := _ASSIGNMENT.match(line)) and header + re.sub(r"[\"'\s]", "", found[1]) == key:
+            return number
+    return None
+
+
+def _from_environment(
+    environ: Mapping[str, str], cwd: Path, unknown: dict[str, str]
+) -> Iterator[tuple[str, str, Any]]:
+    """KEYSTROKE_ENGINE_THREADS is engine.threads. Empty counts as unset. Named models come from files only.
+    Unknown names go to `unknown`: one may be the variable that holds a key."""
+    names = {PREFIX + key.upper().replace(".", "_"): key for key in FIXED}
+    for variable, raw in environ.items():
+        if not variable.startswith(PREFIX) or variable == CONFIG_VARIABLE or not raw.strip():
+            continue
+        if variable in names:
+            key = names[variable]
+            yield variable, key, _value(FIXED[key], raw, f"{variable}: ", cwd, parse=True)
+        else:
+            near = difflib.get_close_matches(variable, names, n=1, cutoff=0.5)
+            unknown[variable] = f"did you mean {near[0]}?" if near else "unset it"
+
+
+def _build(values: Mapping[str, Any], origins: Mapping[str, Origin]) -> Settings:
+    sections: dict[str, dict[str, Any]] = {}
+    models: dict[str, dict[str, Any]] = {}
+    for key, value in values.items():
+        known = find(key)
+        target = sections if known.model is None else models
+        target.setdefault(known.model or key.partition(".")[0], {})[known.name] = value
+    named = {name: NamedModel(**given) for name, given in models.items()}
+    for name, model in named.items():
+        if model.engine == "remote" and (
+            missing := [k for k in ("base_url", "model") if not getattr(model, k)]
+        ):
+            where = origins[f"models.{name}.engine"]
+            raise ConfigError(f"{where}: a remote model needs models.{name}.{missing[0]}; add it")
+    built = {name: section(**sections.get(name, {})) for name, section in SECTIONS.items()}
+    return Settings(**built, models=named, origins=dict(origins))

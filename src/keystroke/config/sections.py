@@ -1,0 +1,202 @@
+"""The options there are: one frozen class a section, one line an option.
+
+Law: an option is declared here once, with its type, its range, one line of help and a default whose comment
+says why. Nothing here reads a file or the environment.
+"""
+
+# ruff: noqa: RUF009 - option() is dataclasses.field() with the option's description
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+ENGINES = ("auto", "onnx", "cuda", "remote")
+PRECISIONS = ("auto", "int4", "int8", "fp16", "fp32")
+
+
+def option(
+    default: Any,
+    help: str,  # noqa: A002 - the domain's own word
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    choices: tuple[str, ...] = (),
+    guarded: bool = False,
+) -> Any:
+    """Declare one setting. A callable default is called anew each time. `guarded`: not from a project."""
+    about = {"help": help, "least": least, "most": most, "choices": choices, "guarded": guarded}
+    if callable(default):
+        return field(default_factory=default, metadata=about)
+    return field(default=default, metadata=about)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings:
+    # The embedded model: works offline on any laptop, nothing to download.
+    default: str = option(
+        "embedded", "model used when none is named: a [models.NAME], a library name or a path"
+    )
+    # auto: what the file holds, or int4 on a CPU where a float model would be too slow.
+    precision: str = option("auto", "weights are converted to this", choices=PRECISIONS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    # auto: cuda where a GPU and torch are found, else onnx. Guarded: "remote" would send code away.
+    kind: str = option("auto", "which engine runs local models", choices=ENGINES, guarded=True)
+    # Physical cores: hyper-threads share the memory bandwidth that decoding waits for.
+    threads: int = option(0, "CPU threads; 0 means one per physical core", least=0, most=1024)
+    # A gigabyte holds several files' context of a small model and leaves a laptop its memory.
+    kv_budget_mb: int = option(1024, "memory for KV caches, in MB", least=16, most=4_000_000)
+    # The model knows best; a smaller figure saves memory.
+    context: int = option(0, "context length in tokens; 0 means the model's own", least=0, most=1_048_576)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationSettings:
+    # Greedy: for code the likeliest token is the best guess, and answers repeat exactly.
+    temperature: float = option(0.0, "0 is greedy; higher is more varied", least=0.0, most=5.0)
+    top_p: float = option(
+        1.0, "keep the likeliest tokens up to this mass; 1 is off", least=0.000001, most=1.0
+    )
+    top_k: int = option(0, "keep this many tokens; 0 is off", least=0)
+    min_p: float = option(0.0, "drop tokens below this share of the best; 0 is off", least=0.0, most=0.999999)
+    # Long enough for a whole function or answer, short enough that a loop ends by itself.
+    max_tokens: int = option(
+        2048, "longest answer in tokens; 0 means to the end of the context", least=0, most=1_048_576
+    )
+    # Fixed: the same question gives the same answer until someone asks otherwise.
+    seed: int = option(0, "seed of the random choice", least=0, most=2**63 - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationSettings:
+    # On: it never changes the text, only the speed.
+    enabled: bool = option(True, "draft tokens and verify them together")
+    # Above this a CPU pays more to verify than a code draft earns; GPUs may go to 32.
+    max_draft: int = option(16, "longest draft in tokens", least=1, most=128)
+
+
+def _data_path(*parts: str) -> Callable[[], Path]:
+    return lambda: platformdirs.user_data_path("keystroke", appauthor=False).joinpath(*parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathSettings:
+    # Data, not cache: people do not want their models cleaned away.
+    models: Path = option(_data_path("models"), "models on this machine", guarded=True)
+    # Converted weights can be made again, so the system may clear them.
+    cache: Path = option(
+        lambda: platformdirs.user_cache_path("keystroke", appauthor=False), "converted models", guarded=True
+    )
+    # History belongs to this machine and this user only.
+    state: Path = option(
+        lambda: platformdirs.user_state_path("keystroke", appauthor=False),
+        "undo journal and the server's database",
+        guarded=True,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteSettings:
+    # None: nothing leaves the machine until the user names a server.
+    base_url: str | None = option(
+        None, "OpenAI-compatible server, e.g. http://localhost:8000/v1", guarded=True
+    )
+    model: str | None = option(None, "model name at that server", guarded=True)
+    api_key_env: str = option("OPENAI_API_KEY", "environment variable that holds its key", guarded=True)
+    # A long prompt on a busy server may take a minute before its first token.
+    timeout_s: float = option(
+        120.0, "longest silence before giving up, in seconds", least=0.1, most=3600, guarded=True
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    # Loopback: listening beyond this machine is a decision, and needs a key.
+    host: str = option("127.0.0.1", "address to listen on", guarded=True)
+    # The port editor plugins for local completion already try.
+    port: int = option(8012, "port to listen on; 0 picks a free one", least=0, most=65535, guarded=True)
+    api_key_env: str = option(
+        "KEYSTROKE_API_KEY",
+        "environment variable that holds the accepted keys, comma separated",
+        guarded=True,
+    )
+    keys_file: Path | None = option(None, "file of accepted keys, one a line", guarded=True)
+    # A whole large source file with its context fits in one frame; a gigabyte does not.
+    max_frame_bytes: int = option(
+        16 << 20, "largest message accepted", least=1024, most=1 << 30, guarded=True
+    )
+    # Beyond this a new request would wait longer than a person does.
+    max_queue: int = option(
+        64, "requests waiting for one model before more are refused", least=1, guarded=True
+    )
+    max_connections: int = option(256, "open connections at a time", least=1, guarded=True)
+    # Long enough to come back to a conversation, short enough not to be an archive.
+    retention_days: int = option(
+        30, "responses older than this are deleted; 0 stores none", least=0, guarded=True
+    )
+    # None: a SQLite file under paths.state, which needs no set-up.
+    database: str | None = option(None, "SQLAlchemy URL of the store", guarded=True)
+    # Enough for an answer under way to end.
+    drain_s: float = option(
+        10.0, "time given to running answers at shutdown", least=0, most=3600, guarded=True
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssistSettings:
+    # Balanced: shown when the model is fairly sure or the typing pauses; nagging is the commonest complaint.
+    eagerness: str = option("balanced", "how readily suggestions show", choices=("calm", "balanced", "eager"))
+    completion: bool = option(True, "ghost text while typing")
+    next_edit: bool = option(True, "suggest the next place to change")
+    audit: bool = option(True, "security findings while typing")
+    # Generated and minified files cost much and gain nothing.
+    max_file_kb: int = option(1024, "larger files get no suggestions", least=1, most=1 << 20)
+    # Files that hold secrets never enter a prompt. Guarded: a project must not shorten the list.
+    exclude: tuple[str, ...] = option(
+        (".env", ".env.*", "*.pem", "*.key", "id_rsa*", "id_ed25519*", ".netrc", "*.p12", "*.pfx"),
+        "file name patterns that never enter a prompt",
+        guarded=True,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedModel:
+    """One `[models.NAME]` table. Limits of one model never count against another's."""
+
+    engine: str = option("auto", "which engine runs it", choices=ENGINES, guarded=True)
+    path: Path | None = option(None, "model folder or GGUF file", guarded=True)
+    base_url: str | None = option(None, "server of a remote model", guarded=True)
+    model: str | None = option(None, "its name at the server or in the library", guarded=True)
+    api_key_env: str | None = option(None, "environment variable that holds the server's key", guarded=True)
+    role: str = option(
+        "fast", "fast answers while typing, deep takes hard tasks", choices=("fast", "deep"), guarded=True
+    )
+    precision: str = option("auto", "weights are converted to this", choices=PRECISIONS, guarded=True)
+    # No limits by default: on one's own machine the queue is limit enough.
+    requests_per_minute: int = option(0, "per key; 0 means no limit", least=0, guarded=True)
+    tokens_per_minute: int = option(0, "per key; 0 means no limit", least=0, guarded=True)
+    concurrent: int = option(0, "answers at a time; 0 means what the engine batches", least=0, guarded=True)
+    cost_per_million_input: float = option(0.0, "price of a million prompt tokens", least=0.0, guarded=True)
+    cost_per_million_cached: float = option(
+        0.0, "price of a million reused prompt tokens", least=0.0, guarded=True
+    )
+    cost_per_million_output: float = option(0.0, "price of a million answer tokens", least=0.0, guarded=True)
+
+
+SECTIONS: dict[str, type] = {
+    "model": ModelSettings,
+    "engine": EngineSettings,
+    "generation": GenerationSettings,
+    "speculation": SpeculationSettings,
+    "paths": PathSettings,
+    "remote": RemoteSettings,
+    "server": ServerSettings,
+    "assist": AssistSettings,
+}

@@ -1,0 +1,160 @@
+"""Resolved settings: frozen values, each with the place it came from.
+
+Law: `Settings` answers what a value is, where it came from and what it is for. It knows which keys exist,
+and refuses any other by naming the nearest; it reads nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from keystroke.config.sections import (
+    SECTIONS,
+    AssistSettings,
+    EngineSettings,
+    GenerationSettings,
+    ModelSettings,
+    NamedModel,
+    PathSettings,
+    RemoteSettings,
+    ServerSettings,
+    SpeculationSettings,
+)
+from keystroke.errors import ConfigError
+
+
+class Source(StrEnum):
+    DEFAULT = "default"
+    USER = "user file"
+    PROJECT = "project file"
+    ENVIRONMENT = "environment"
+    FLAG = "flag"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a value came from. `str(origin)` is fit to show: `default`, a variable, or file and line."""
+
+    source: Source
+    place: str = ""
+    line: int | None = None
+
+    def __str__(self) -> str:
+        if not self.place:
+            return str(self.source)
+        return f"{self.place}, line {self.line}" if self.line else self.place
+
+
+DEFAULT = Origin(Source.DEFAULT)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of `keystroke config show`. Passwords inside URLs are masked in `value`."""
+
+    key: str
+    value: str
+    origin: Origin
+    help: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything that can be set, resolved. `Settings()` is the built-in default."""
+
+    model: ModelSettings = field(default_factory=ModelSettings)
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    generation: GenerationSettings = field(default_factory=GenerationSettings)
+    speculation: SpeculationSettings = field(default_factory=SpeculationSettings)
+    paths: PathSettings = field(default_factory=PathSettings)
+    remote: RemoteSettings = field(default_factory=RemoteSettings)
+    server: ServerSettings = field(default_factory=ServerSettings)
+    assist: AssistSettings = field(default_factory=AssistSettings)
+    models: Mapping[str, NamedModel] = field(default_factory=dict)
+    origins: Mapping[str, Origin] = field(default_factory=dict, repr=False, compare=False)
+
+    def get(self, key: str) -> Any:
+        """The value of a dotted key."""
+        known = find(key, self.models)
+        section: Any = getattr(self, key.split(".", 1)[0])
+        if known.model is not None:
+            section = section[known.model]
+        return getattr(section, known.name)
+
+    def origin(self, key: str) -> Origin:
+        """Where the value of a dotted key came from."""
+        return self.origins.get(find(key, self.models).key, DEFAULT)
+
+    def describe(self) -> tuple[Row, ...]:
+        """Every key with its value, origin and help, in the order declared."""
+        return tuple(
+            Row(known.key, shown(self.get(known.key)), self.origin(known.key), known.help)
+            for known in keys(self.models)
+        )
+
+
+def shown(value: Any) -> str:
+    """A value as `config show` prints it; the password inside a URL is masked."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return ", ".join(value)
+    return re.sub(r"(://[^/@:]*:)[^@]*@", r"\1***@", str(value))
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """One declared option under its full key."""
+
+    key: str
+    name: str
+    type: Any
+    help: str
+    least: float | None
+    most: float | None
+    choices: tuple[str, ...]
+    guarded: bool
+    model: str | None = None
+
+
+def _declared(prefix: str, section: type, model: str | None = None) -> Iterator[Known]:
+    hints = typing.get_type_hints(section)
+    for item in dataclasses.fields(section):
+        yield Known(f"{prefix}.{item.name}", item.name, hints[item.name], model=model, **item.metadata)
+
+
+FIXED: dict[str, Known] = {k.key: k for name, section in SECTIONS.items() for k in _declared(name, section)}
+_OF_MODEL: dict[str, Known] = {k.name: k for k in _declared("models.NAME", NamedModel)}
+
+
+def keys(models: Mapping[str, Any]) -> Iterator[Known]:
+    yield from FIXED.values()
+    for name in models:
+        yield from _declared(f"models.{name}", NamedModel, name)
+
+
+def find(key: str, models: Mapping[str, Any] | None = None, where: str = "") -> Known:
+    """The option called `key`; ConfigError with the nearest known key otherwise. `models` limits the
+    named models to those that exist."""
+    if known := FIXED.get(key):
+        return known
+    head, _, rest = key.partition(".")
+    name, _, last = rest.rpartition(".")  # a model's name may hold dots itself
+    if head == "models" and name and last in _OF_MODEL and (models is None or name in models):
+        return dataclasses.replace(_OF_MODEL[last], key=key, model=name)
+    names = list(models) if models is not None else [name or "NAME"]
+    candidates = [*FIXED, *(f"models.{n}.{field_name}" for n in names for field_name in _OF_MODEL)]
+    near = difflib.get_close_matches(key, candidates, n=1, cutoff=0.5) or [
+        k for k in candidates if k.rpartition(".")[2] == key.rpartition(".")[2]
+    ]
+    hint = f"did you mean {near[0]}?" if near else f"known sections are {', '.join([*SECTIONS, 'models'])}"
+    raise ConfigError(f"{where}{key} is not a setting; {hint}", param=key)
