@@ -1,0 +1,45 @@
+"""Checkpoints: a model's files on disk, read into one spec and one naming of tensors.
+
+Law: knows file formats, knows no engine. Bad files end in one sentence from the error tree.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from keystroke.engine.checkpoint.gguf_file import GGUFCheckpoint
+from keystroke.engine.checkpoint.huggingface import HuggingFaceCheckpoint
+from keystroke.engine.checkpoint.rope import extended, inverse_frequencies, rope_tables
+from keystroke.engine.checkpoint.spec import Checkpoint, ModelSpec, Progress, RopeSpec, tensor_shapes
+from keystroke.errors import InputError, NotFound
+
+__all__ = [
+    "Checkpoint",
+    "ModelSpec",
+    "Progress",
+    "RopeSpec",
+    "extended",
+    "inverse_frequencies",
+    "open_checkpoint",
+    "rope_tables",
+    "tensor_shapes",
+]
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Open a Hugging Face folder or a GGUF file (or a folder that holds just one)."""
+    path = Path(path)
+    if not path.exists():
+        raise NotFound(f"there is no model at {path}; give a folder with config.json or a .gguf file")
+    if path.is_file():
+        if path.suffix == ".safetensors":
+            raise InputError(f"{path} is only a part of a model; give its folder, the one with config.json")
+        return GGUFCheckpoint(path)
+    if (path / "config.json").is_file():
+        return HuggingFaceCheckpoint(path.resolve())
+    files = sorted(path.glob("*.gguf"))
+    if len(files) == 1:
+        return GGUFCheckpoint(files[0])
+    if files:
+        raise InputError(f"{path} holds {len(files)} GGUF files; give one of them, such as {files[0].name}")
+    raise InputError(f"{path} has neither config.json nor a .gguf file; give a folder that holds a model")

@@ -1,0 +1,246 @@
+"""A GGUF model: metadata to a ModelSpec, llama.cpp's tensor names and row order to canonical ones.
+
+Law: whoever reads a tensor here cannot tell that it came from a GGUF file. Block-quantised tensors are
+widened one at a time, or handed over as stored.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize
+
+from keystroke.engine.checkpoint.digest import full_digest, quick_digest
+from keystroke.engine.checkpoint.fields import Fields
+from keystroke.engine.checkpoint.gguf_header import GGUFHeader
+from keystroke.engine.checkpoint.huggingface import ELSEWHERE, RUNNABLE
+from keystroke.engine.checkpoint.rope import yarn_attention_factor
+from keystroke.engine.checkpoint.safetensors_file import widened
+from keystroke.engine.checkpoint.spec import (
+    EMBEDDING,
+    FINAL_NORM,
+    HEAD,
+    Architecture,
+    Checkpoint,
+    ModelSpec,
+    Progress,
+    RopeSpec,
+    check_shapes,
+)
+from keystroke.errors import ModelDamaged, UnsupportedModel
+
+_ARCHITECTURES: dict[str, Architecture] = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+_OUTSIDE = {EMBEDDING: "token_embd.weight", FINAL_NORM: "output_norm.weight", HEAD: "output.weight"}
+_INSIDE = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_LAYER_TENSOR = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+_FLOATS: dict[GGMLQuantizationType, np.dtype[np.generic]] = {
+    GGMLQuantizationType.F32: np.dtype("<f4"),
+    GGMLQuantizationType.F16: np.dtype("<f2"),
+    GGMLQuantizationType.BF16: np.dtype("<u2"),
+}
+
+
+class GGUFCheckpoint(Checkpoint):
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._header: GGUFHeader | None = GGUFHeader(path)
+        self._bytes = np.frombuffer(self._header.view, dtype=np.uint8)
+        self.spec = _spec(self._header)
+        if "rope_freqs.weight" in self._header.tensors:
+            self.spec = replace(self.spec, rope=self._with_divisors(self.spec.rope))
+        check_shapes(self.spec, self._shape)
+
+    def _with_divisors(self, rope: RopeSpec) -> RopeSpec:
+        """Llama 3.1 and later: the file carries the outcome of the llama3 rule, one divisor per frequency."""
+        stored, kind = self._stored("rope_freqs.weight")
+        divisors = widened(stored, kind) if stored.dtype != np.uint8 else np.zeros(1, np.float32)
+        if divisors.size > 4096 or not np.all(np.isfinite(divisors) & (divisors > 0)):
+            raise ModelDamaged(f"{self._path} has unusable rotary factors; download it again")
+        return replace(rope, scaling=rope.scaling or "llama3", divisors=tuple(divisors.ravel().tolist()))
+
+    @property
+    def header(self) -> GGUFHeader:
+        assert self._header is not None, "the checkpoint is closed"
+        return self._header
+
+    def _shape(self, name: str) -> tuple[int, ...] | None:
+        info = self.header.tensors.get(stored_name(name))
+        return info.shape if info else None
+
+    def _stored(self, stored: str) -> tuple[npt.NDArray[np.generic], str]:
+        info = self.header.tensors[stored]
+        data = self._bytes[info.start : info.start + info.size]
+        dtype = _FLOATS.get(info.type)
+        if dtype is not None:
+            return data.view(dtype).reshape(info.shape), info.type.name
+        return data.reshape(*info.shape[:-1], -1), info.type.name
+
+    def raw(self, name: str) -> tuple[npt.NDArray[np.generic], str]:
+        data, kind = self._stored(stored_name(name))
+        spec = self.spec
+        if spec.architecture == "llama" and ".self_attn.q_proj." in name:
+            return _unpaired(data, spec.heads), kind
+        if spec.architecture == "llama" and ".self_attn.k_proj." in name:
+            return _unpaired(data, spec.kv_heads), kind
+        return data, kind
+
+    def tensor(self, name: str) -> npt.NDArray[np.float32]:
+        data, kind = self.raw(name)
+        if data.dtype != np.uint8:
+            return widened(data, kind)
+        try:
+            values: npt.NDArray[np.float32] = dequantize(data, GGMLQuantizationType[kind])
+        except (NotImplementedError, KeyError) as error:
+            raise UnsupportedModel(
+                f"tensor {name} in {self._path} is stored as {kind}, which cannot be widened here; "
+                "use another quantisation of the model, such as Q4_K_M or Q8_0"
+            ) from error
+        return values
+
+    def fingerprint(self) -> str:
+        return quick_digest([self._path])
+
+    def verify(self, progress: Progress | None = None) -> str:
+        return full_digest([self._path], progress)
+
+    def close(self) -> None:
+        self._header = None
+        self._bytes = np.empty(0, dtype=np.uint8)
+
+
+def stored_name(name: str) -> str:
+    """llama.cpp's name for a canonical tensor name."""
+    if name in _OUTSIDE:
+        return _OUTSIDE[name]
+    match = _LAYER_TENSOR.fullmatch(name)
+    if match is None or match[2] not in _INSIDE:
+        raise KeyError(name)
+    return f"blk.{match[1]}.{_INSIDE[match[2]]}.{match[3]}"
+
+
+def _unpaired(data: npt.NDArray[np.generic], heads: int) -> npt.NDArray[np.generic]:
+    """Undo llama.cpp's row order. Its Llama kernels rotate neighbouring rows (0,1), (2,3), ...; the canonical
+    order pairs row i with row i + head_dim / 2. Rows are whole blocks, so quantised rows move unopened."""
+    paired = data.reshape(heads, data.shape[0] // heads // 2, 2, *data.shape[1:])
+    return paired.swapaxes(1, 2).reshape(data.shape)
+
+
+def _spec(header: GGUFHeader) -> ModelSpec:
+    fields = Fields(header.metadata, str(header.path))
+    stated = fields.text("general.architecture")
+    architecture = _ARCHITECTURES.get(stated)
+    if architecture is None:
+        raise UnsupportedModel(
+            f"{stated} is not an architecture this engine runs ({RUNNABLE} are); {ELSEWHERE}"
+        )
+    if fields.get("split.count") not in (None, 0, 1):
+        raise UnsupportedModel(
+            f"{header.path} is one part of a model split over several files; "
+            "join them first with llama-gguf-split --merge"
+        )
+    _refuse_variants(fields, stated)
+    hidden = fields.integer(f"{stated}.embedding_length", 1 << 20)
+    heads = fields.integer(f"{stated}.attention.head_count", 4096)
+    head_dim = fields.integer(f"{stated}.attention.key_length", 4096, default=max(hidden // heads, 1))
+    for key in (f"{stated}.attention.value_length", f"{stated}.rope.dimension_count"):
+        if fields.integer(key, 4096, default=head_dim) != head_dim:
+            raise UnsupportedModel(
+                f"{header.path} says {key} is {fields.get(key)} where its heads have {head_dim} dimensions, "
+                f"which this engine does not run; {ELSEWHERE}"
+            )
+    embedding = header.tensors.get(_OUTSIDE[EMBEDDING])
+    if embedding is None:
+        raise ModelDamaged(f"{header.path} lacks tensor token_embd.weight; download it again")
+    vocab_size = embedding.shape[0]
+    context = fields.integer(f"{stated}.context_length", 1 << 30)
+    rope = _rope(fields, stated, context)
+    if rope.scaling == "yarn":
+        context = max(context, round(rope.factor * rope.original_context))
+    ends = ("eos", "eot", "eom")
+    eos = {each for end in ends for each in fields.tokens(f"tokenizer.ggml.{end}_token_id", vocab_size)}
+    bos = fields.tokens("tokenizer.ggml.bos_token_id", vocab_size)
+    return ModelSpec(
+        architecture=architecture,
+        name=header.path.stem,
+        vocab_size=vocab_size,
+        hidden=hidden,
+        layers=fields.integer(f"{stated}.block_count", 1024),
+        heads=heads,
+        kv_heads=fields.integer(f"{stated}.attention.head_count_kv", 4096, default=heads),
+        head_dim=head_dim,
+        intermediate=fields.integer(f"{stated}.feed_forward_length", 1 << 22),
+        norm_eps=_rounded(fields.number(f"{stated}.attention.layer_norm_rms_epsilon")),
+        rope=rope,
+        context_length=context,
+        tied="output.weight" not in header.tensors,
+        qkv_bias="blk.0.attn_q.bias" in header.tensors,
+        o_bias="blk.0.attn_output.bias" in header.tensors,
+        mlp_bias="blk.0.ffn_gate.bias" in header.tensors,
+        qk_norm="blk.0.attn_q_norm.weight" in header.tensors,
+        bos=bos[0] if bos else None,
+        eos=frozenset(eos),
+    )
+
+
+def _rounded(value: float) -> float:
+    """The decimal that a float32 in the file stands for: 1e-05, not 9.999999747378752e-06."""
+    return float(f"{value:.7g}")
+
+
+def _refuse_variants(fields: Fields, stated: str) -> None:
+    if fields.get(f"{stated}.expert_count") not in (None, 0):
+        raise UnsupportedModel(
+            f"{fields.origin} is a mixture of experts, which this engine does not run; {ELSEWHERE}"
+        )
+    for key in (
+        "attention.scale",
+        "logit_scale",
+        "residual_scale",
+        "embedding_scale",
+        "attention.sliding_window",
+    ):
+        if fields.get(f"{stated}.{key}") not in (None, 0, 1.0):
+            raise UnsupportedModel(
+                f"{fields.origin} sets {stated}.{key}, which this engine does not run; {ELSEWHERE}"
+            )
+
+
+def _rope(fields: Fields, stated: str, context: int) -> RopeSpec:
+    at = f"{stated}.rope"
+    theta = fields.number(f"{at}.freq_base", 10_000.0)
+    kind = fields.text(f"{at}.scaling.type", "none")
+    if kind == "none":
+        factor = fields.number(f"{at}.scale_linear", 1.0)  # how older files wrote it
+        return RopeSpec(theta, "linear", factor) if factor != 1.0 else RopeSpec(theta)
+    factor = fields.number(f"{at}.scaling.factor", 1.0)
+    if kind == "linear":
+        return RopeSpec(theta, "linear", factor)
+    if kind == "yarn":
+        original = fields.integer(f"{at}.scaling.original_context_length", 1 << 30, default=context)
+        return RopeSpec(
+            theta,
+            "yarn",
+            factor,
+            original,
+            beta_fast=fields.number(f"{at}.scaling.yarn_beta_fast", 32.0),
+            beta_slow=fields.number(f"{at}.scaling.yarn_beta_slow", 1.0),
+            attention_factor=yarn_attention_factor(factor) * fields.number(f"{at}.scaling.attn_factor", 1.0),
+        )
+    raise UnsupportedModel(f"the rotary scaling {kind!r} is not one this engine runs; {ELSEWHERE}")

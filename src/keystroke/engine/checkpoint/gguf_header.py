@@ -1,0 +1,231 @@
+"""The GGUF container: its metadata and where its tensors lie. Nothing about models.
+
+Law: every length is checked against the bytes that are there before it is used, and counts are capped, so
+a truncated or hostile file costs little time and memory and ends in ModelDamaged. Long arrays (a
+vocabulary) are walked over, and decoded only when asked for.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from keystroke.errors import ModelDamaged, UnsupportedModel
+
+_KEYS_LIMIT = 1 << 16
+_TENSORS_LIMIT = 1 << 16
+_ELEMENTS_LIMIT = 1 << 24
+_NAME_LIMIT = 1 << 16
+_STRING, _ARRAY = 8, 9
+_SCALARS = {
+    0: struct.Struct("<B"),
+    1: struct.Struct("<b"),
+    2: struct.Struct("<H"),
+    3: struct.Struct("<h"),
+    4: struct.Struct("<I"),
+    5: struct.Struct("<i"),
+    6: struct.Struct("<f"),
+    7: struct.Struct("<?"),
+    10: struct.Struct("<Q"),
+    11: struct.Struct("<q"),
+    12: struct.Struct("<d"),
+}
+_U32, _U64 = _SCALARS[4], _SCALARS[10]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    type: GGMLQuantizationType
+    shape: tuple[int, ...]  # rows first, as numpy has it
+    start: int  # in the file
+    size: int
+
+
+class Array:
+    """An array in the metadata, decoded by iterating over it."""
+
+    __slots__ = ("_cursor", "_type", "length")
+
+    def __init__(self, cursor: _Cursor, type_id: int, length: int) -> None:
+        self._cursor, self._type, self.length = cursor, type_id, length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[object]:
+        cursor = self._cursor.copy()
+        if self._type == _STRING:
+            return (cursor.text() for _ in range(self.length))
+        return (cursor.scalar(_SCALARS[self._type]) for _ in range(self.length))
+
+
+class GGUFHeader:
+    """`metadata` maps keys to int, float, bool, str or Array; `tensors` maps names to TensorInfo."""
+
+    metadata: Mapping[str, object]
+    tensors: Mapping[str, TensorInfo]
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                start = file.read(4)
+                if start != b"GGUF":
+                    raise _damaged(path, "does not begin as a GGUF file does")
+                self.view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise ModelDamaged(
+                f"{path} cannot be read ({error.strerror}); check the file and its permissions"
+            ) from error
+        cursor = _Cursor(path, self.view, 4)
+        _check_version(path, cursor.scalar(_U32))
+        tensors, keys = cursor.scalar(_U64), cursor.scalar(_U64)
+        if tensors > _TENSORS_LIMIT or keys > _KEYS_LIMIT:
+            raise _damaged(path, f"claims {tensors} tensors and {keys} keys, which no model has")
+        self.metadata = _metadata(path, cursor, keys)
+        self.tensors = _tensors(path, cursor, tensors, self.metadata)
+
+
+class _Cursor:
+    """A place in the file that only moves forward, and never past the end."""
+
+    __slots__ = ("_path", "_size", "_view", "at")
+
+    def __init__(self, path: Path, view: mmap.mmap, at: int) -> None:
+        self._path, self._view, self._size, self.at = path, view, len(view), at
+
+    def copy(self) -> _Cursor:
+        return _Cursor(self._path, self._view, self.at)
+
+    def take(self, length: int) -> int:
+        start, self.at = self.at, self.at + length
+        if self.at > self._size:
+            raise _damaged(self._path, "ends in the middle of its header")
+        return start
+
+    def scalar(self, kind: struct.Struct) -> int:
+        # Floats and booleans pass through here too; the metadata's readers check what they need.
+        value: int = kind.unpack_from(self._view, self.take(kind.size))[0]
+        return value
+
+    def bytes(self) -> bytes:
+        length = self.scalar(_U64)
+        start = self.take(length)
+        return self._view[start : start + length]
+
+    def text(self) -> str:
+        return self.bytes().decode("utf-8", errors="replace")
+
+    def name(self) -> str:
+        start = self.at
+        if self.scalar(_U64) > _NAME_LIMIT:
+            raise _damaged(self._path, "has a name longer than any name is")
+        self.at = start
+        return self.text()
+
+    def value(self, type_id: int) -> object:
+        if type_id == _STRING:
+            return self.text()
+        if type_id == _ARRAY:
+            return self._array()
+        kind = _SCALARS.get(type_id)
+        if kind is None:
+            raise _damaged(self._path, f"has a value of the unknown type {type_id}")
+        return self.scalar(kind)
+
+    def _array(self) -> Array:
+        type_id, length = self.scalar(_U32), self.scalar(_U64)
+        if type_id != _STRING and type_id not in _SCALARS:
+            raise _damaged(self._path, f"has an array of the unknown type {type_id}")
+        if length > _ELEMENTS_LIMIT:
+            raise _damaged(self._path, f"claims an array of {length} values")
+        array = Array(self.copy(), type_id, length)
+        if type_id == _STRING:
+            self._skip_strings(length)
+        else:
+            self.take(length * _SCALARS[type_id].size)
+        return array
+
+    def _skip_strings(self, count: int) -> None:
+        # The one long loop of the header (a vocabulary and its merges), so it avoids method calls.
+        view, size, at, unpack = self._view, self._size, self.at, _U64.unpack_from
+        for _ in range(count):
+            if at + 8 > size:
+                break
+            at += 8 + unpack(view, at)[0]
+        else:
+            self.at = at
+            self.take(0)
+            return
+        raise _damaged(self._path, "ends in the middle of its header")
+
+
+def _check_version(path: Path, version: int) -> None:
+    if version in (2, 3):
+        return
+    if version & 0xFFFF == 0 and version:
+        raise UnsupportedModel(
+            f"{path} is written for big-endian machines; use the usual little-endian version of it"
+        )
+    raise UnsupportedModel(
+        f"{path} is GGUF version {version}, but versions 2 and 3 are read; use a newer conversion of it"
+    )
+
+
+def _metadata(path: Path, cursor: _Cursor, count: int) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for _ in range(count):
+        key = cursor.name()
+        if key in found:
+            raise _damaged(path, f"has the key {key!r} twice")
+        found[key] = cursor.value(cursor.scalar(_U32))
+    return found
+
+
+def _tensors(
+    path: Path, cursor: _Cursor, count: int, metadata: Mapping[str, object]
+) -> dict[str, TensorInfo]:
+    described: dict[str, tuple[tuple[int, ...], int, int]] = {}
+    for _ in range(count):
+        name = cursor.name()
+        dimensions = cursor.scalar(_U32)
+        if name in described or not 1 <= dimensions <= 4:
+            raise _damaged(path, f"does not describe tensor {name!r}")
+        shape = tuple(cursor.scalar(_U64) for _ in range(dimensions))[::-1]  # innermost first in the file
+        described[name] = shape, cursor.scalar(_U32), cursor.scalar(_U64)
+    alignment = metadata.get("general.alignment", 32)
+    if type(alignment) is not int or not 1 <= alignment <= 1 << 20:
+        raise _damaged(path, f"asks for an alignment of {alignment!r}")
+    base = -(-cursor.at // alignment) * alignment
+    return {name: _tensor(path, cursor, name, base, *fields) for name, fields in described.items()}
+
+
+def _tensor(
+    path: Path, cursor: _Cursor, name: str, base: int, shape: tuple[int, ...], type_id: int, offset: int
+) -> TensorInfo:
+    try:
+        kind = GGMLQuantizationType(type_id)
+    except ValueError:
+        raise UnsupportedModel(
+            f"tensor {name} in {path} is quantised in a way this version does not read (type {type_id}); "
+            "use another quantisation of the model, such as Q4_K_M or Q8_0"
+        ) from None
+    block, block_bytes = GGML_QUANT_SIZES[kind]
+    if shape[-1] % block:
+        raise _damaged(
+            path, f"gives tensor {name!r} rows of {shape[-1]} values, which {kind.name} cannot hold"
+        )
+    size = math.prod(shape) // block * block_bytes
+    if base + offset + size > len(cursor._view):
+        raise _damaged(path, f"ends before tensor {name!r} does")
+    return TensorInfo(kind, shape, base + offset, size)
+
+
+def _damaged(path: Path, what: str) -> ModelDamaged:
+    return ModelDamaged(f"{path} {what}; download it again")

@@ -1,0 +1,255 @@
+"""A Hugging Face folder: config.json, generation_config.json and one or many safetensors files.
+
+Law: translates that layout into a ModelSpec and canonical tensors. It refuses, with a sentence that says
+what to do, every model whose arithmetic the spec cannot express; it never guesses.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from keystroke.engine.checkpoint.digest import full_digest, quick_digest
+from keystroke.engine.checkpoint.fields import Fields
+from keystroke.engine.checkpoint.rope import yarn_attention_factor
+from keystroke.engine.checkpoint.safetensors_file import SafetensorsFile
+from keystroke.engine.checkpoint.spec import (
+    HEAD,
+    Architecture,
+    Checkpoint,
+    ModelSpec,
+    Progress,
+    RopeSpec,
+    check_shapes,
+)
+from keystroke.errors import ModelDamaged, UnsupportedModel
+
+_ARCHITECTURES: dict[str, Architecture] = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "llama",  # the same arithmetic once no sliding window is active
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+_JSON_LIMIT = 64 << 20
+RUNNABLE = "Llama, Mistral, Qwen2 and Qwen3"
+ELSEWHERE = "serve it with llama.cpp's server, Ollama or vLLM and add it as a remote model"
+
+
+class HuggingFaceCheckpoint(Checkpoint):
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        config = Fields(_read_json(folder / "config.json"), str(folder / "config.json"))
+        generation = folder / "generation_config.json"
+        extra = Fields(_read_json(generation) if generation.exists() else {}, str(generation))
+        _architecture(config)  # the sentence about an unsupported model comes before any about its files
+        self._paths = _weight_files(folder)
+        self._home: dict[str, SafetensorsFile] = {}
+        for path in self._paths:
+            file = SafetensorsFile(path)
+            self._home.update(dict.fromkeys(file.entries, file))
+        self.spec = read_spec(config, extra, folder.name or "model", tied=HEAD not in self._home)
+        check_shapes(self.spec, self._shape)
+
+    def _shape(self, name: str) -> tuple[int, ...] | None:
+        file = self._home.get(name)
+        return file.entries[name].shape if file else None
+
+    def tensor(self, name: str) -> npt.NDArray[np.float32]:
+        return self._home[name].tensor(name)
+
+    def raw(self, name: str) -> tuple[npt.NDArray[np.generic], str]:
+        return self._home[name].raw(name)
+
+    def _files(self) -> list[Path]:
+        small = [self._folder / "config.json", self._folder / "generation_config.json"]
+        return [path for path in small if path.exists()] + self._paths
+
+    def fingerprint(self) -> str:
+        return quick_digest(self._files())
+
+    def verify(self, progress: Progress | None = None) -> str:
+        return full_digest(self._files(), progress)
+
+    def close(self) -> None:
+        self._home.clear()
+
+
+def read_spec(config: Fields, generation: Fields, name: str, *, tied: bool = False) -> ModelSpec:
+    """The spec that a config.json (and generation_config.json) describes. `tied` is what to believe of the
+    output head where the configuration is silent."""
+    architecture = _architecture(config)
+    hidden = config.integer("hidden_size", 1 << 20)
+    heads = config.integer("num_attention_heads", 4096)
+    derived = 128 if architecture == "qwen3" else max(hidden // heads, 1)
+    head_dim = config.integer("head_dim", 4096, default=derived)
+    if "head_dim" not in config and architecture != "qwen3" and hidden % heads:
+        raise ModelDamaged(
+            f"{config.origin} has {hidden} dimensions that {heads} heads cannot share; download it again"
+        )
+    layers = config.integer("num_hidden_layers", 1024)
+    vocab_size = config.integer("vocab_size", 1 << 24)
+    _refuse_variants(config, layers)
+    context = config.integer("max_position_embeddings", 1 << 30)
+    rope = _rope(config, context)
+    if (
+        rope.scaling == "yarn"
+    ):  # configurations differ in whether they state the context before or after the stretch
+        context = max(context, round(rope.factor * rope.original_context))
+    bias = config.flag("attention_bias", False) if architecture != "qwen2" else False
+    eos = {*config.tokens("eos_token_id", vocab_size), *generation.tokens("eos_token_id", vocab_size)}
+    bos = config.tokens("bos_token_id", vocab_size) or generation.tokens("bos_token_id", vocab_size)
+    return ModelSpec(
+        architecture=architecture,
+        name=name,
+        vocab_size=vocab_size,
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        kv_heads=config.integer("num_key_value_heads", 4096, default=heads),
+        head_dim=head_dim,
+        intermediate=config.integer("intermediate_size", 1 << 22),
+        norm_eps=config.number("rms_norm_eps", 1e-6),
+        rope=rope,
+        context_length=context,
+        tied=config.flag("tie_word_embeddings", tied),
+        qkv_bias=architecture == "qwen2" or bias,
+        o_bias=bias,
+        mlp_bias=config.flag("mlp_bias", False) if architecture == "llama" else False,
+        qk_norm=architecture == "qwen3",
+        bos=bos[0] if bos else None,
+        eos=frozenset(eos),
+    )
+
+
+def _architecture(config: Fields) -> Architecture:
+    names = config.get("architectures")
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        raise config.wrong("architectures", "a list that names the model's architecture")
+    architecture = _ARCHITECTURES.get(names[0])
+    if architecture is None:
+        raise UnsupportedModel(
+            f"{names[0]} is not an architecture this engine runs ({RUNNABLE} are); {ELSEWHERE}"
+        )
+    return architecture
+
+
+def _refuse_variants(config: Fields, layers: int) -> None:
+    if config.get("quantization_config") is not None:
+        raise UnsupportedModel(
+            f"{config.origin} describes weights that are already quantised in another program's format; "
+            f"use the original model or a GGUF file, or {ELSEWHERE}"
+        )
+    if (activation := config.text("hidden_act", "silu")) not in ("silu", "swish"):
+        raise UnsupportedModel(f"the activation {activation} is not one this engine runs; {ELSEWHERE}")
+    kinds = config.get("layer_types")
+    if isinstance(kinds, list):
+        windowed = any(kind != "full_attention" for kind in kinds)
+    elif config.get("architectures") == ["MistralForCausalLM"]:
+        windowed = not config.has("sliding_window") or (  # absent means 4096 there, null means none
+            "sliding_window" in config
+            and config.integer("sliding_window", 1 << 30) < config.integer("max_position_embeddings", 1 << 30)
+        )
+    else:
+        windowed = (
+            config.flag("use_sliding_window", False)
+            and config.integer("max_window_layers", 4096, layers) < layers
+        )
+    if windowed:
+        raise UnsupportedModel(
+            f"the model uses sliding-window attention, which this engine does not run; {ELSEWHERE}"
+        )
+
+
+def _rope(config: Fields, context: int) -> RopeSpec:
+    """Both generations of the configuration: `rope_theta` + `rope_scaling`, or one `rope_parameters`."""
+    table = config.table("rope_parameters" if "rope_parameters" in config else "rope_scaling")
+    theta = table.number("rope_theta", config.number("rope_theta", 10_000.0))
+    partial = table.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
+    if partial != 1.0:
+        raise UnsupportedModel(
+            f"the model rotates only a part of each head, which this engine does not run; {ELSEWHERE}"
+        )
+    kind = table.text("rope_type", table.text("type", "default"))
+    match kind:
+        case "default":
+            return RopeSpec(theta)
+        case "linear":
+            return RopeSpec(theta, "linear", table.number("factor"))
+        case "llama3":
+            low, high = table.number("low_freq_factor"), table.number("high_freq_factor")
+            if high <= low:
+                raise ModelDamaged(
+                    f"{config.origin} has high_freq_factor no larger than low_freq_factor; download it again"
+                )
+            original = table.integer("original_max_position_embeddings", 1 << 30, default=context)
+            return RopeSpec(
+                theta, "llama3", table.number("factor"), original, low_freq_factor=low, high_freq_factor=high
+            )
+        case "yarn":
+            original = table.integer("original_max_position_embeddings", 1 << 30, default=context)
+            factor = table.number("factor", context / original)
+            implied = yarn_attention_factor(
+                factor, _optional(table, "mscale"), _optional(table, "mscale_all_dim")
+            )
+            return RopeSpec(
+                theta,
+                "yarn",
+                factor,
+                original,
+                beta_fast=table.number("beta_fast", 32.0),
+                beta_slow=table.number("beta_slow", 1.0),
+                truncate=table.flag("truncate", True),
+                attention_factor=table.number("attention_factor", implied),
+            )
+        case _:
+            raise UnsupportedModel(f"the rotary scaling {kind!r} is not one this engine runs; {ELSEWHERE}")
+
+
+def _optional(table: Fields, key: str) -> float:
+    return table.number(key) if table.get(key) else 0.0
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        places = _read_json(index).get("weight_map")
+        if not isinstance(places, dict) or not all(isinstance(place, str) for place in places.values()):
+            raise ModelDamaged(f"{index} does not say which file holds which tensor; download it again")
+        names = sorted(set(places.values()))
+        for name in names:
+            # An index is foreign text: it may only point at its own folder's files.
+            if Path(name).name != name or not (folder / name).is_file():
+                raise ModelDamaged(
+                    f"{folder} lacks the file {name!r} that its index names; download the model again"
+                )
+        return [folder / name for name in names]
+    single = folder / "model.safetensors"
+    if single.is_file():
+        return [single]
+    if any(folder.glob("*.bin")) or any(folder.glob("*.pth")):
+        raise UnsupportedModel(
+            f"{folder} holds its weights as pickled PyTorch files, which can run code when opened; "
+            "use a version of the model with safetensors"
+        )
+    raise ModelDamaged(
+        f"{folder} has no model.safetensors and no model.safetensors.index.json; download the model again"
+    )
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    try:
+        if path.stat().st_size > _JSON_LIMIT:
+            raise ModelDamaged(f"{path} is far too large for a configuration; download the model again")
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ModelDamaged(
+            f"{path} cannot be read ({error.strerror}); check the file and its permissions"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise ModelDamaged(f"{path} is not valid JSON; download it again") from error
+    if not isinstance(value, dict):
+        raise ModelDamaged(f"{path} is not a table; download it again")
+    return value

@@ -1,0 +1,181 @@
+"""What a model is, whatever file it came from: its sizes, its rotary embedding, its tensors.
+
+Law: a spec is a frozen value; a checkpoint gives tensors under Hugging Face's names, row order and shapes.
+Nothing here knows a file format, and nothing here knows which engine will use the tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from keystroke.errors import ModelDamaged
+
+Architecture = Literal["llama", "qwen2", "qwen3"]
+Scaling = Literal["linear", "llama3", "yarn"]
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+
+EMBEDDING = "model.embed_tokens.weight"
+FINAL_NORM = "model.norm.weight"
+HEAD = "lm_head.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """Rotary embedding: base and, where the context was stretched, how. A scaling ignores fields it does not use."""
+
+    theta: float = 10_000.0
+    scaling: Scaling | None = None
+    factor: float = 1.0
+    original_context: int = 0  # llama3, yarn: the context the model was first trained on
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0  # llama3
+    beta_fast: float = 32.0  # yarn
+    beta_slow: float = 1.0  # yarn
+    truncate: bool = True  # yarn: round the correction range to whole dimensions
+    attention_factor: float = 1.0  # yarn: multiplies cos and sin
+    divisors: tuple[
+        float, ...
+    ] = ()  # per frequency, when a file carries them instead of the rule that made them
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A decoder of the Llama family: RMSNorm, rotary attention with grouped KV heads, SwiGLU."""
+
+    architecture: Architecture
+    name: str
+    vocab_size: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    norm_eps: float
+    rope: RopeSpec
+    context_length: int
+    tied: bool  # the output head is the embedding
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False  # RMSNorm over each head of Q and K, before the rotary embedding
+    bos: int | None = None
+    eos: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.heads % self.kv_heads:
+            raise ModelDamaged(
+                f"the model's {self.heads} attention heads cannot share {self.kv_heads} key-value heads; "
+                "its configuration is inconsistent, so download it again"
+            )
+        if self.head_dim % 2:
+            raise ModelDamaged(
+                f"the model's head size {self.head_dim} is odd, which rotary embedding cannot use"
+            )
+        if self.rope.divisors and len(self.rope.divisors) != self.head_dim // 2:
+            raise ModelDamaged(
+                f"the model carries {len(self.rope.divisors)} rotary factors where its head size "
+                f"{self.head_dim} needs {self.head_dim // 2}; download it again"
+            )
+
+    @property
+    def parameters(self) -> int:
+        return sum(math.prod(shape) for shape in tensor_shapes(self).values())
+
+
+def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Every tensor a model of this spec has, in the order a forward pass reads them."""
+    queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (spec.vocab_size, spec.hidden)}
+
+    def linear(name: str, rows: int, columns: int, bias: bool) -> None:
+        shapes[f"{name}.weight"] = (rows, columns)
+        if bias:
+            shapes[f"{name}.bias"] = (rows,)
+
+    for layer in range(spec.layers):
+        at = f"model.layers.{layer}"
+        shapes[f"{at}.input_layernorm.weight"] = (spec.hidden,)
+        linear(f"{at}.self_attn.q_proj", queries, spec.hidden, spec.qkv_bias)
+        linear(f"{at}.self_attn.k_proj", keys, spec.hidden, spec.qkv_bias)
+        linear(f"{at}.self_attn.v_proj", keys, spec.hidden, spec.qkv_bias)
+        if spec.qk_norm:
+            shapes[f"{at}.self_attn.q_norm.weight"] = (spec.head_dim,)
+            shapes[f"{at}.self_attn.k_norm.weight"] = (spec.head_dim,)
+        linear(f"{at}.self_attn.o_proj", spec.hidden, queries, spec.o_bias)
+        shapes[f"{at}.post_attention_layernorm.weight"] = (spec.hidden,)
+        linear(f"{at}.mlp.gate_proj", spec.intermediate, spec.hidden, spec.mlp_bias)
+        linear(f"{at}.mlp.up_proj", spec.intermediate, spec.hidden, spec.mlp_bias)
+        linear(f"{at}.mlp.down_proj", spec.hidden, spec.intermediate, spec.mlp_bias)
+    shapes[FINAL_NORM] = (spec.hidden,)
+    if not spec.tied:
+        shapes[HEAD] = (spec.vocab_size, spec.hidden)
+    return shapes
+
+
+class Checkpoint(ABC):
+    """A model's weights on disk, memory-mapped; a tensor costs memory only while the caller holds it."""
+
+    spec: ModelSpec
+
+    def names(self) -> tuple[str, ...]:
+        """The tensors of this model under Hugging Face's names. A tied head is not listed."""
+        return tuple(tensor_shapes(self.spec))
+
+    @abstractmethod
+    def tensor(self, name: str) -> npt.NDArray[np.float32]:
+        """One tensor as float32, rows in Hugging Face's order. The caller must not write to it: a float32
+        file is shared with the page cache."""
+
+    @abstractmethod
+    def raw(self, name: str) -> tuple[npt.NDArray[np.generic], str]:
+        """One tensor as stored, and its type: "F32", "F16", "BF16" (as uint16), or a GGUF block type such as
+        "Q4_K" (rows of bytes). Rows are in Hugging Face's order."""
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """A content hash that reads a few megabytes whatever the size: sizes, headers, and blocks spread over
+        each file. Equal files give equal fingerprints wherever they lie."""
+
+    @abstractmethod
+    def verify(self, progress: Progress | None = None) -> str:
+        """SHA-256 over every byte of the model's files."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the files. Arrays already handed out stay valid. Idempotent."""
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def check_shapes(spec: ModelSpec, found: Callable[[str], tuple[int, ...] | None]) -> None:
+    """Raise ModelDamaged unless every tensor of `spec` is there with its shape. `found` gives None for a
+    tensor that is missing."""
+    missing: list[str] = []
+    for name, shape in tensor_shapes(spec).items():
+        actual = found(name)
+        if actual is None:
+            missing.append(name)
+        elif actual != shape:
+            raise ModelDamaged(
+                f"tensor {name} of {spec.name} has shape {_shape(actual)} where its configuration asks for "
+                f"{_shape(shape)}; the files do not belong together, so download the model again"
+            )
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ModelDamaged(f"{spec.name} lacks tensor {missing[0]}{more}; download the model again")
+
+
+def _shape(shape: Iterable[int]) -> str:
+    return "x".join(map(str, shape)) or "scalar"
