@@ -1,0 +1,244 @@
+"""Everything the server may say on a stream, one tagged struct per event.
+
+Law: an event is written once and never changed afterwards. `stream_id` is present exactly when the request
+named a lane. Every response ends in one of TERMINAL, and in only one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import UNSET, Struct, UnsetType
+
+from keystroke.protocol.items import ChosenToken, Item, OutputItem, OutputText, ReasoningText
+from keystroke.protocol.response import ErrorDetail, Response
+
+Lane = str | UnsetType
+
+
+class ResponseEvent(Struct, tag_field="type", kw_only=True):
+    """Events that carry the whole response object."""
+
+    response: Response
+    sequence_number: int
+    stream_id: Lane = UNSET
+
+
+class Created(ResponseEvent, tag="response.created"):
+    pass
+
+
+class Queued(ResponseEvent, tag="response.queued"):
+    pass
+
+
+class InProgress(ResponseEvent, tag="response.in_progress"):
+    pass
+
+
+class Completed(ResponseEvent, tag="response.completed"):
+    pass
+
+
+class IncompleteEvent(ResponseEvent, tag="response.incomplete"):
+    pass
+
+
+class Failed(ResponseEvent, tag="response.failed"):
+    pass
+
+
+class Cancelled(ResponseEvent, tag="response.cancelled"):
+    pass
+
+
+class ItemAdded(Struct, tag_field="type", tag="response.output_item.added"):
+    item: OutputItem
+    output_index: int
+    sequence_number: int
+    stream_id: Lane = UNSET
+
+
+class ItemDone(Struct, tag_field="type", tag="response.output_item.done"):
+    item: OutputItem
+    output_index: int
+    sequence_number: int
+    stream_id: Lane = UNSET
+
+
+class PartAdded(Struct, tag_field="type", tag="response.content_part.added"):
+    item_id: str
+    output_index: int
+    content_index: int
+    part: OutputText | ReasoningText
+    sequence_number: int
+    stream_id: Lane = UNSET
+
+
+class PartDone(Struct, tag_field="type", tag="response.content_part.done"):
+    item_id: str
+    output_index: int
+    content_index: int
+    part: OutputText | ReasoningText
+    sequence_number: int
+    stream_id: Lane = UNSET
+
+
+class TextDelta(Struct, tag_field="type", tag="response.output_text.delta"):
+    item_id: str
+    output_index: int
+    content_index: int
+    delta: str
+    logprobs: list[ChosenToken]
+    sequence_number: int
+    stream_id: Lane = UNSET
+
+
+class TextDone(Struct, tag_field="type", tag="response.output_text.done"):
+    item_id: str
+    output_index: int
+    content_index: int
+    text: str
+    logprobs: list[ChosenToken]
+    sequence_number: int
+    stream_id: Lane = UNSET
+
+
+class ReasoningDelta(Struct, tag_field="type", tag="response.reasoning_text.delta"):
+    item_id: str
+    output_index: int
+    content_index: int
+    delta: str
+    sequence_number: int
+    stream_id: Lane = UNSET
+
+
+class ReasoningDone(Struct, tag_field="type", tag="response.reasoning_text.done"):
+    item_id: str
+    output_index: int
+    content_index: int
+    text: str
+    sequence_number: int
+    stream_id: Lane = UNSET
+
+
+class ArgumentsDelta(Struct, tag_field="type", tag="response.function_call_arguments.delta"):
+    item_id: str
+    output_index: int
+    delta: str
+    sequence_number: int
+    stream_id: Lane = UNSET
+
+
+class ArgumentsDone(Struct, tag_field="type", tag="response.function_call_arguments.done"):
+    item_id: str
+    output_index: int
+    name: str
+    arguments: str
+    sequence_number: int
+    stream_id: Lane = UNSET
+
+
+class ToolInputDelta(Struct, tag_field="type", tag="response.custom_tool_call_input.delta"):
+    item_id: str
+    output_index: int
+    delta: str
+    sequence_number: int
+    stream_id: Lane = UNSET
+
+
+class ToolInputDone(Struct, tag_field="type", tag="response.custom_tool_call_input.done"):
+    item_id: str
+    output_index: int
+    input: str
+    sequence_number: int
+    stream_id: Lane = UNSET
+
+
+class SteerRef(Struct, frozen=True):
+    id: str
+    previous_response_id: str
+
+
+class SteerReturned(Struct, frozen=True, omit_defaults=True):
+    """Steering input that was not used, given back."""
+
+    previous_response_id: str
+    input: str | list[Item]
+    id: str | None = None
+
+
+class RequiredInput(Struct, frozen=True, omit_defaults=True):
+    type: str
+    call_id: str
+    name: str | None = None
+
+
+class SteerAccepted(Struct, tag_field="type", tag="response.steer.accepted"):
+    steer: SteerRef
+    sequence_number: int
+    stream_id: Lane = UNSET
+
+
+class SteerPending(Struct, tag_field="type", tag="response.steer.pending"):
+    steer: SteerRef
+    required_input: list[RequiredInput]
+    sequence_number: int
+    reason: str = "waiting_for_required_input"
+    stream_id: Lane = UNSET
+
+
+class SteerError(Struct, frozen=True):
+    code: str
+    message: str
+    type: str = "invalid_request_error"
+
+
+class SteerFailed(Struct, tag_field="type", tag="response.steer.failed"):
+    steer: SteerReturned
+    error: SteerError
+    sequence_number: int
+    stream_id: Lane = UNSET
+
+
+class ErrorEvent(Struct, tag_field="type", tag="error"):
+    """A request that never became a response, or a frame that could not be read. `status` is always there."""
+
+    status: int
+    error: ErrorDetail
+    stream_id: Lane = UNSET
+    headers: dict[str, str] | UnsetType = UNSET
+
+
+Event = (
+    Created
+    | Queued
+    | InProgress
+    | Completed
+    | IncompleteEvent
+    | Failed
+    | Cancelled
+    | ItemAdded
+    | ItemDone
+    | PartAdded
+    | PartDone
+    | TextDelta
+    | TextDone
+    | ReasoningDelta
+    | ReasoningDone
+    | ArgumentsDelta
+    | ArgumentsDone
+    | ToolInputDelta
+    | ToolInputDone
+    | SteerAccepted
+    | SteerPending
+    | SteerFailed
+    | ErrorEvent
+)
+
+TERMINAL = (Completed, IncompleteEvent, Failed, Cancelled)
+
+
+def event_type(event: Any) -> str:
+    """The wire name of an event."""
+    return str(type(event).__struct_config__.tag)

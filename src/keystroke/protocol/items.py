@@ -1,0 +1,132 @@
+"""What a conversation is made of: the items a client sends and the items a response gives back.
+
+Law: these are values. Input is read leniently (one shape with optional fields; unknown fields and item
+types do no harm) because clients differ; output is written strictly, one tagged type per kind.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import UNSET, Struct, UnsetType
+
+
+class Part(Struct, omit_defaults=True, frozen=True):
+    """A piece of content. Only text is used, whether the part is input, output or a refusal."""
+
+    type: str = "input_text"
+    text: str | None = None
+    refusal: str | None = None
+
+
+class Item(Struct, omit_defaults=True, frozen=True):
+    """One input item. `type` decides which fields matter; a bare `{role, content}` is a message."""
+
+    type: str = "message"
+    id: str | None = None
+    role: str | None = None
+    content: str | list[Part] | None = None
+    status: str | None = None
+    call_id: str | None = None
+    name: str | None = None
+    namespace: str | None = None
+    arguments: str | None = None
+    input: str | None = None
+    output: str | list[Part] | dict[str, Any] | None = None
+    phase: str | None = None
+
+
+class Tool(Struct, omit_defaults=True, frozen=True):
+    """A tool on offer. `function` and `custom` are offered to the model; `namespace` holds more tools;
+    types the server does not run (`web_search`, ...) are accepted and left out of the prompt."""
+
+    type: str = "function"
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    format: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+
+
+class TokenChoice(Struct, frozen=True):
+    """A token the model could have chosen, with its log probability."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChosenToken(Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TokenChoice]
+
+
+class OutputText(Struct, tag_field="type", tag="output_text"):
+    text: str
+    annotations: list[Any] = []
+    logprobs: list[ChosenToken] = []
+
+
+class ReasoningText(Struct, tag_field="type", tag="reasoning_text"):
+    text: str
+
+
+class Message(Struct, tag_field="type", tag="message"):
+    id: str
+    status: str
+    content: list[OutputText]
+    role: str = "assistant"
+
+
+class Reasoning(Struct, tag_field="type", tag="reasoning"):
+    id: str
+    status: str
+    content: list[ReasoningText]
+    summary: list[Any] = []
+
+
+class FunctionCall(Struct, tag_field="type", tag="function_call"):
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: str
+    namespace: str | UnsetType = UNSET
+
+
+class CustomToolCall(Struct, tag_field="type", tag="custom_tool_call"):
+    id: str
+    call_id: str
+    name: str
+    input: str
+    status: str
+    namespace: str | UnsetType = UNSET
+
+
+OutputItem = Message | Reasoning | FunctionCall | CustomToolCall
+
+
+def text_of(content: str | list[Part] | None) -> str:
+    """The plain text of a content field, parts joined."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    return "".join(part.text or part.refusal or "" for part in content)
+
+
+def as_input(item: OutputItem) -> Item:
+    """The item as a client would send it back in a later turn."""
+    if isinstance(item, Message):
+        text = "".join(part.text for part in item.content)
+        return Item(role="assistant", content=[Part(type="output_text", text=text)])
+    if isinstance(item, Reasoning):
+        return Item(
+            type="reasoning", content=[Part(type="reasoning_text", text=p.text) for p in item.content]
+        )
+    if isinstance(item, FunctionCall):
+        return Item(type="function_call", call_id=item.call_id, name=item.name, arguments=item.arguments)
+    return Item(type="custom_tool_call", call_id=item.call_id, name=item.name, input=item.input)

@@ -1,0 +1,205 @@
+"""What clients may ask: Responses, chat, completions and infill bodies, and the WebSocket's client events.
+
+Law: bounds that do not depend on a model are part of the type, so the codec, the JSON Schema and the OpenAPI
+document state the same rule once. Unknown fields are ignored: clients are newer than servers.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from keystroke.protocol.items import Item, Part, Tool
+
+Temperature = Annotated[float, Meta(ge=0, le=2)]
+TopP = Annotated[float, Meta(gt=0, le=1)]
+TopK = Annotated[int, Meta(ge=0, le=1_000_000)]
+Tokens = Annotated[int, Meta(ge=1, le=10_000_000)]
+Logprobs = Annotated[int, Meta(ge=0, le=20)]
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Name = Annotated[str, Meta(max_length=256)]
+StopString = Annotated[str, Meta(min_length=1, max_length=256)]
+Stop = StopString | Annotated[list[StopString], Meta(max_length=16)]
+Tier = Literal["auto", "default", "priority", "flex"]
+LaneName = Literal["ghost", "next_edit", "edit", "audit", "chat", "background"]
+
+
+class Prediction(Struct, frozen=True):
+    """Output the client expects; it becomes the draft, so that what was right costs almost nothing."""
+
+    content: str | list[Part]
+    type: str = "content"
+
+
+class CreateRequest(Struct, kw_only=True):
+    """The body of `POST /v1/responses`. `stop`, `seed`, `top_k`, `lane` and `buffer` are extensions."""
+
+    model: Name = "auto"
+    input: str | list[Item] | None = None
+    instructions: str | None = None
+    previous_response_id: Name | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    seed: Seed | None = None
+    stop: Stop | None = None
+    max_output_tokens: Tokens | None = None
+    top_logprobs: Logprobs | None = None
+    include: list[str] | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    background: bool | None = None
+    conversation: Any = None
+    metadata: dict[str, str] | None = None
+    reasoning: dict[str, Any] | None = None
+    text: dict[str, Any] | None = None
+    truncation: str | None = None
+    service_tier: Tier | None = None
+    prediction: Prediction | None = None
+    prompt_cache_key: str | None = None
+    user: str | None = None
+    lane: LaneName | None = None
+    buffer: Name | None = None
+
+
+class ResponseCreate(CreateRequest, tag_field="type", tag="response.create", kw_only=True):
+    """`response.create` on the socket: the same body, plus warm-up and lanes."""
+
+    generate: bool | None = None
+    stream_id: str | None = None
+
+
+class ResponseSteer(Struct, tag_field="type", tag="response.steer", kw_only=True):
+    previous_response_id: Name
+    input: str | list[Item]
+
+
+class ResponseCancel(Struct, tag_field="type", tag="response.cancel", kw_only=True):
+    """Our extension: stop one response, or without an id every response of this connection."""
+
+    response_id: Name | None = None
+
+
+ClientEvent = ResponseCreate | ResponseSteer | ResponseCancel
+
+
+class ToolCallFunction(Struct, frozen=True):
+    name: str
+    arguments: str = ""
+
+
+class ChatToolCall(Struct, frozen=True):
+    function: ToolCallFunction
+    id: str | None = None
+    type: str = "function"
+
+
+class ChatMessage(Struct, frozen=True):
+    role: Annotated[str, Meta(max_length=32)]
+    content: str | list[Part] | None = None
+    name: str | None = None
+    tool_calls: list[ChatToolCall] | None = None
+    tool_call_id: str | None = None
+
+
+class ChatToolFunction(Struct, frozen=True):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class ChatTool(Struct, frozen=True):
+    type: str = "function"
+    function: ChatToolFunction | None = None
+
+
+class StreamOptions(Struct, frozen=True):
+    include_usage: bool | None = None
+
+
+class ChatRequest(Struct, kw_only=True):
+    """The body of `POST /v1/chat/completions`."""
+
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
+    model: Name = "auto"
+    tools: list[ChatTool] | None = None
+    tool_choice: Any = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    seed: Seed | None = None
+    stop: Stop | None = None
+    max_tokens: Tokens | None = None
+    max_completion_tokens: Tokens | None = None
+    n: Annotated[int, Meta(ge=1, le=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Logprobs | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    service_tier: Tier | None = None
+    prediction: Prediction | None = None
+    response_format: dict[str, Any] | None = None
+    user: str | None = None
+    lane: LaneName | None = None
+    buffer: Name | None = None
+
+
+class CompletionRequest(Struct, kw_only=True):
+    """The body of `POST /v1/completions`. With `suffix` the model fills the middle."""
+
+    prompt: str | Annotated[list[str], Meta(min_length=1, max_length=1)] = ""
+    suffix: str | None = None
+    model: Name = "auto"
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    seed: Seed | None = None
+    stop: Stop | None = None
+    max_tokens: Tokens | None = None
+    n: Annotated[int, Meta(ge=1, le=1)] | None = None
+    logprobs: Logprobs | None = None
+    echo: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    service_tier: Tier | None = None
+    prediction: Prediction | None = None
+    user: str | None = None
+    lane: LaneName | None = None
+    buffer: Name | None = None
+
+
+class InfillExtra(Struct, frozen=True):
+    text: str
+    filename: str = ""
+
+
+class InfillRequest(Struct, kw_only=True):
+    """The body of `POST /infill`, as llama.vim and llama.vscode send it."""
+
+    input_prefix: str = ""
+    input_suffix: str = ""
+    input_extra: list[InfillExtra] | None = None
+    prompt: str = ""
+    model: Name | None = None
+    n_predict: Annotated[int, Meta(ge=-1, le=1_000_000)] | None = None
+    n_indent: Annotated[int, Meta(ge=0, le=1000)] | None = None
+    t_max_prompt_ms: Annotated[float, Meta(ge=0)] | None = None
+    t_max_predict_ms: Annotated[float, Meta(ge=0)] | None = None
+    temperature: Temperature | None = None
+    top_k: TopK | None = None
+    top_p: TopP | None = None
+    seed: Seed | None = None
+    stop: Stop | None = None
+    stream: bool | None = None
+    cache_prompt: bool | None = None
+    buffer: Name | None = None
+
+
+def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
+    if stop is None:
+        return ()
+    return (stop,) if isinstance(stop, str) else tuple(stop)

@@ -1,0 +1,123 @@
+"""The response object and what hangs on it: usage, the receipt, the route taken, the error.
+
+Law: field names and nesting are those that OpenAI clients read; `receipt`, `routing` and `queue_position` are
+ours and ride along as extra fields that other clients ignore.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import UNSET, Struct, UnsetType, field
+
+from keystroke.protocol.items import OutputItem, Tool
+
+Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+
+
+class ErrorDetail(Struct, frozen=True):
+    type: str
+    code: str
+    message: str
+    param: str | None = None
+
+
+class ErrorBody(Struct, frozen=True):
+    """The body of every HTTP error."""
+
+    error: ErrorDetail
+
+
+class InputTokenDetails(Struct, frozen=True):
+    cached_tokens: int = 0
+    cache_write_tokens: int = 0
+
+
+class OutputTokenDetails(Struct, frozen=True):
+    reasoning_tokens: int = 0
+
+
+class Usage(Struct, frozen=True):
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+    input_tokens_details: InputTokenDetails = InputTokenDetails()
+    output_tokens_details: OutputTokenDetails = OutputTokenDetails()
+
+
+class Receipt(Struct, frozen=True):
+    """What a response cost and where its time went. Milliseconds unless the name says otherwise."""
+
+    model: str
+    lane: str
+    service_tier: str
+    queue_ms: float
+    prefill_ms: float
+    decode_ms: float
+    network_ms: float
+    first_token_ms: float
+    total_ms: float
+    input_tokens: int
+    reused_tokens: int
+    computed_tokens: int
+    output_tokens: int
+    steps: int
+    drafted_tokens: int
+    accepted_tokens: int
+    token_p50_ms: float
+    token_p99_ms: float
+    preemptions: int
+    cost: float
+    currency: str = "USD"
+
+
+class Routing(Struct, frozen=True):
+    """Which model answered and why."""
+
+    requested: str
+    model: str
+    role: str
+    reason: str
+
+
+class Incomplete(Struct, frozen=True):
+    reason: Literal["max_output_tokens", "steered", "content_filter"]
+
+
+class ResponseError(Struct, frozen=True):
+    code: str
+    message: str
+
+
+class Response(Struct):
+    id: str
+    created_at: int
+    model: str
+    status: Status
+    output: list[OutputItem] = []
+    object: Literal["response"] = "response"
+    background: bool = False
+    completed_at: int | None = None
+    error: ResponseError | None = None
+    incomplete_details: Incomplete | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    metadata: dict[str, str] = {}
+    parallel_tool_calls: bool = True
+    previous_response_id: str | None = None
+    prompt_cache_key: str | None = None
+    reasoning: dict[str, Any] | None = None
+    service_tier: str = "default"
+    store: bool = True
+    temperature: float = 0.0
+    text: dict[str, Any] = field(default_factory=lambda: {"format": {"type": "text"}})
+    tool_choice: Any = "auto"
+    tools: list[Tool] = []
+    top_logprobs: int = 0
+    top_p: float = 1.0
+    truncation: str = "disabled"
+    usage: Usage | None = None
+    user: str | None = None
+    queue_position: int | UnsetType = UNSET
+    receipt: Receipt | UnsetType = UNSET
+    routing: Routing | UnsetType = UNSET

@@ -1,0 +1,64 @@
+"""JSON Schema of the wire, generated from the types: `python -m keystroke.protocol.schema schema/`.
+
+Law: the types are the source. The files under `schema/` are written by this module and by nobody else; a test
+compares them, so they cannot drift.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from keystroke.protocol import chat, events, requests, response
+
+DOCUMENTS: dict[str, tuple[Any, ...]] = {
+    "client_events": (requests.ResponseCreate, requests.ResponseSteer, requests.ResponseCancel),
+    "server_events": (events.Event,),
+    "requests": (
+        requests.CreateRequest,
+        requests.ChatRequest,
+        requests.CompletionRequest,
+        requests.InfillRequest,
+    ),
+    "bodies": (
+        response.Response,
+        chat.ChatCompletion,
+        chat.ChatChunk,
+        chat.TextCompletion,
+        chat.Infill,
+        response.ErrorBody,
+    ),
+}
+
+
+def components(types: tuple[Any, ...], template: str = "#/$defs/{name}") -> tuple[list[Any], dict[str, Any]]:
+    schemas, definitions = msgspec.json.schema_components(types, ref_template=template)
+    return list(schemas), definitions
+
+
+def document(name: str) -> dict[str, Any]:
+    schemas, definitions = components(DOCUMENTS[name])
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"Keystroke {name.replace('_', ' ')}",
+        "anyOf": schemas,
+        "$defs": dict(sorted(definitions.items())),
+    }
+
+
+def render(name: str) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(document(name)), indent=2) + b"\n"
+
+
+def main(folder: str) -> None:
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    for name in DOCUMENTS:
+        (target / f"{name}.json").write_bytes(render(name))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "schema")

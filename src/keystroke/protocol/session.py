@@ -1,0 +1,187 @@
+"""One connection's memory and rules: lanes, their order, their limits, and what each lane said last.
+
+Law: sans-I/O. Frames and endings go in; actions come out (start this, stop that, send this event). Whoever
+owns the socket carries them out. It knows no model and no scheduler; what a finished turn is to the
+gateway stays an opaque value here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec import UNSET
+
+from keystroke.errors import KeystrokeError, QueueFull
+from keystroke.protocol import codec, events
+from keystroke.protocol.faults import InvalidStreamId, StreamLimitReached, detail
+from keystroke.protocol.requests import ResponseCancel, ResponseCreate, ResponseSteer
+
+STREAM_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Begin this response now. `lane` is the connection lane it occupies until `ended(lane)`."""
+
+    request: ResponseCreate
+    lane: str
+
+
+@dataclass(frozen=True, slots=True)
+class Steer:
+    request: ResponseSteer
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Stop this response; None: every response of the connection."""
+
+    response_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    event: events.Event
+
+
+Action = Start | Steer | Cancel | Send
+
+
+@dataclass(slots=True)
+class Lane:
+    """A FIFO of requests of which at most one runs, and the turn it finished last."""
+
+    stream_id: str | None
+    busy: bool = False
+    waiting: deque[ResponseCreate] = field(default_factory=deque)
+    latest: tuple[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    in_flight: int = 16  # responses at once on one connection; more wait
+    lanes: int = 32  # stream ids a connection may name
+    waiting: int = 64  # requests that may wait on one connection
+
+
+class ConnectionSession:
+    def __init__(self, limits: SessionLimits | None = None) -> None:
+        self.limits = limits or SessionLimits()
+        self._lanes: dict[str, Lane] = {"": Lane(None)}
+        self._running = 0
+        self._detached = 0
+
+    def receive(self, frame: str | bytes) -> list[Action]:
+        """One frame from the client. A frame that breaks a rule costs an error event, not the connection."""
+        try:
+            event = codec.decode_client_event(frame)
+            if isinstance(event, ResponseCreate):
+                return self._create(event)
+            if isinstance(event, ResponseSteer):
+                return [Steer(event)]
+            assert isinstance(event, ResponseCancel)
+            return self._cancel(event)
+        except KeystrokeError as error:
+            return [Send(error_event(error))]
+
+    def ended(self, lane: str, response_id: str | None, turn: Any) -> list[Action]:
+        """The response on `lane` ended. `turn` is what a continuation needs; None (it failed) forgets
+        what the lane remembered, so the client is told to send its full input again."""
+        state = self._lanes[lane]
+        state.busy = False
+        self._running -= 1
+        if response_id is not None:
+            state.latest = None if turn is None else (response_id, turn)
+        return self._start_waiting()
+
+    def recall(self, response_id: str) -> Any | None:
+        """The turn of a response this connection still remembers, from whichever lane."""
+        for state in self._lanes.values():
+            if state.latest is not None and state.latest[0] == response_id:
+                return state.latest[1]
+        return None
+
+    def forget(self, response_id: str) -> None:
+        for state in self._lanes.values():
+            if state.latest is not None and state.latest[0] == response_id:
+                state.latest = None
+
+    @property
+    def running(self) -> int:
+        return self._running
+
+    @property
+    def waiting(self) -> int:
+        return sum(len(state.waiting) for state in self._lanes.values())
+
+    def _create(self, request: ResponseCreate) -> list[Action]:
+        try:
+            name = self._lane_of(request)
+        except KeystrokeError as error:
+            return [Send(error_event(error, request.stream_id))]
+        state = self._lanes[name]
+        if self.waiting >= self.limits.waiting:
+            full = QueueFull(
+                f"{self.waiting} requests already wait on this connection; wait for one to end.",
+                retry_after=1.0,
+            )
+            return [Send(error_event(full, request.stream_id))]
+        state.waiting.append(request)
+        return self._start_waiting()
+
+    def _lane_of(self, request: ResponseCreate) -> str:
+        stream_id = request.stream_id
+        if stream_id is None and request.background:
+            # Work in the background takes a lane of its own, so that it never holds up the turns after it.
+            self._detached += 1
+            stream_id = request.stream_id = f"background_{self._detached}"
+        if stream_id is None:
+            return ""
+        if not STREAM_ID.fullmatch(stream_id):
+            raise InvalidStreamId(
+                "stream_id must be 1 to 64 letters, digits, '.', ':', '_' or '-'.", param="stream_id"
+            )
+        if stream_id not in self._lanes:
+            if len(self._lanes) > self.limits.lanes:
+                idle = next(
+                    (n for n, s in self._lanes.items() if n.startswith("background_") and not s.busy), None
+                )
+                if idle is None:
+                    raise StreamLimitReached(
+                        f"This connection already uses {self.limits.lanes} lanes; reuse one of them.",
+                        param="stream_id",
+                    )
+                del self._lanes[idle]
+            self._lanes[stream_id] = Lane(stream_id)
+        return stream_id
+
+    def _start_waiting(self) -> list[Action]:
+        started: list[Action] = []
+        for name, state in self._lanes.items():
+            if self._running >= self.limits.in_flight:
+                break
+            if state.waiting and not state.busy:
+                state.busy = True
+                self._running += 1
+                started.append(Start(state.waiting.popleft(), name))
+        return started
+
+    def _cancel(self, request: ResponseCancel) -> list[Action]:
+        if request.response_id is None:
+            for state in self._lanes.values():
+                state.waiting.clear()
+        return [Cancel(request.response_id)]
+
+
+def error_event(
+    error: KeystrokeError, stream_id: str | None = None, headers: dict[str, str] | None = None
+) -> events.ErrorEvent:
+    return events.ErrorEvent(
+        status=error.status,
+        error=detail(error),
+        stream_id=UNSET if stream_id is None else stream_id,
+        headers=UNSET if headers is None else headers,
+    )
