@@ -65,7 +65,7 @@ class Fields:
         return value
 
     def tokens(self, key: str, vocab_size: int) -> tuple[int, ...]:
-        """Token ids: none, one, or a list. Those outside the vocabulary can never be produced and are left out."""
+        """Token ids: none, one, or a list. Those outside the vocabulary cannot occur and are left out."""
         value = self._values.get(key)
         values: Iterable[object] = value if isinstance(value, list) else [value]
         found: list[int] = []

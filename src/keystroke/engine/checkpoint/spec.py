@@ -28,7 +28,7 @@ HEAD = "lm_head.weight"
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """Rotary embedding: base and, where the context was stretched, how. A scaling ignores fields it does not use."""
+    """Rotary embedding: its base and, if the context was stretched, how. A scaling ignores what it does not need."""
 
     theta: float = 10_000.0
     scaling: Scaling | None = None
