@@ -1,0 +1,23 @@
+"""Text to tokens and back: loaded from a model's folder or GGUF file, streamed, and kept up under edits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from keystroke.engine.tokenizer.base import Tokenizer
+from keystroke.engine.tokenizer.byte_tokens import ByteTokenizer
+from keystroke.engine.tokenizer.gguf import load_gguf_tokenizer
+from keystroke.engine.tokenizer.huggingface import LibraryTokenizer, load_tokenizer_json
+from keystroke.engine.tokenizer.stream import StreamDecoder
+from keystroke.errors import NotFound
+
+__all__ = ["ByteTokenizer", "LibraryTokenizer", "StreamDecoder", "Tokenizer", "load_tokenizer"]
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of a model: a Hugging Face folder, its tokenizer.json, or a GGUF file."""
+    if path.is_dir() or path.name == "tokenizer.json":
+        return load_tokenizer_json(path)
+    if path.is_file():
+        return load_gguf_tokenizer(path)
+    raise NotFound(f"there is no model at {path}")

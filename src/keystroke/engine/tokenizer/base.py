@@ -1,0 +1,56 @@
+"""What a tokenizer is to the rest of the engine: text to tokens and back, byte for byte.
+
+Law: every token stands for exact bytes, and text is the UTF-8 reading of their concatenation. Text of
+special tokens is plain text unless the caller says otherwise, so that nothing a user types or a model
+writes can pose as a control token. Knows nothing of prompts or models.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from keystroke.errors import InputError
+
+
+class Tokenizer(ABC):
+    vocab_size: int
+    bos: int | None = None  # put first in every sequence, where the model was trained so
+    eos: int | None = None
+
+    @abstractmethod
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        """The tokens of `text`. With `special`, text of special tokens becomes their ids.
+        Raises InputError for text that has no UTF-8 form (a lone surrogate)."""
+
+    @abstractmethod
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes a token stands for; a special token's are those of its name."""
+
+    @abstractmethod
+    def special(self, text: str) -> int | None:
+        """The id of the special token written `text`, if there is one."""
+
+    @abstractmethod
+    def is_special(self, token: int) -> bool: ...
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of `tokens`: special tokens left out, invalid UTF-8 as U+FFFD."""
+        return b"".join(self.token_bytes(t) for t in tokens if not self.is_special(t)).decode(
+            "utf-8", "replace"
+        )
+
+    def cuts(self, text: str, start: int, end: int) -> Sequence[int]:
+        """Offsets in [start, end) at which `text` may be cut and its parts encoded on their own with the
+        same result, whatever lies beyond the two characters around the cut. Empty where none are known."""
+        return ()
+
+
+def check_text(text: str) -> None:
+    """Refuse text that cannot be written as UTF-8."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"the text holds half of a surrogate pair at character {error.start}; send well-formed Unicode"
+        ) from None

@@ -1,0 +1,243 @@
+"""Tokenizers run by the `tokenizers` library: those of a `tokenizer.json`, and those built from a GGUF.
+
+Law: the library splits and merges plain text; special tokens are found here, before it sees them, and only
+when asked for. Unicode normalisation is taken out where tokens are bytes: an editor's text must come back
+exactly. Bytes of a token are read from the vocabulary, never guessed by decoding.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from keystroke.engine.tokenizer.base import Tokenizer, check_text
+from keystroke.engine.tokenizer.byte_tokens import special_pattern
+from keystroke.errors import ModelDamaged, NotFound, UnsupportedModel, UsageError
+
+SPACE_MARK = "▁"  # sentencepiece writes a space so
+_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+# Cuts that hold for every pre-tokenizer named in `CUTTABLE`: no pre-token goes on from a visible ASCII
+# character into a space, nor from an ASCII letter or digit into a newline, and none looks ahead past them.
+_CUT = re.compile(r"(?<=[!-~])(?= )|(?<=[0-9A-Za-z])(?=\n)")
+
+
+class LibraryTokenizer(Tokenizer):
+    """`machine` has no special tokens of its own, no normaliser that loses text and no post-processor."""
+
+    def __init__(
+        self,
+        machine: tokenizers.Tokenizer,
+        special: Mapping[str, int],
+        *,
+        bos: int | None = None,
+        eos: int | None = None,
+        byte_level: bool = True,
+        cuttable: bool = False,
+    ) -> None:
+        self._machine = machine
+        self._special = dict(special)
+        self._special_ids = frozenset(special.values())
+        self._split = special_pattern(self._special)
+        self._to_bytes = _byte_level if byte_level else _sentencepiece
+        self._cuttable = cuttable
+        self.bos, self.eos = bos, eos
+        highest = max(max(machine.get_vocab(True).values(), default=-1), max(special.values(), default=-1))
+        self.vocab_size = highest + 1
+
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        if special and self._split is not None:
+            tokens: list[int] = []
+            for part in self._split.split(text):
+                if part in self._special:
+                    tokens.append(self._special[part])
+                elif part:
+                    tokens.extend(self._plain(part))
+            return tokens
+        return self._plain(text)
+
+    def _plain(self, text: str) -> list[int]:
+        try:
+            ids: list[int] = self._machine.encode(text, add_special_tokens=False).ids
+            return ids
+        except (TypeError, UnicodeEncodeError):
+            check_text(text)
+            raise
+
+    def token_bytes(self, token: int) -> bytes:
+        try:
+            if token >= 0:
+                return self._bytes[token]
+        except IndexError:
+            pass
+        raise UsageError(f"token {token} is outside the vocabulary of {self.vocab_size}")
+
+    def special(self, text: str) -> int | None:
+        return self._special.get(text)
+
+    def is_special(self, token: int) -> bool:
+        return token in self._special_ids
+
+    def cuts(self, text: str, start: int, end: int) -> Sequence[int]:
+        return [m.start() for m in _CUT.finditer(text, start, end)] if self._cuttable else ()
+
+    @cached_property
+    def _bytes(self) -> list[bytes]:
+        table = [b""] * self.vocab_size
+        for piece, token in self._machine.get_vocab(with_added_tokens=False).items():
+            table[token] = self._to_bytes(piece)
+        for token, added in self._machine.get_added_tokens_decoder().items():
+            table[token] = added.content.encode()
+        for piece, token in self._special.items():
+            table[token] = piece.encode()
+        return table
+
+
+def load_tokenizer_json(folder: Path) -> LibraryTokenizer:
+    """The tokenizer of a Hugging Face folder, or of a `tokenizer.json` itself."""
+    file = folder if folder.is_file() else folder / "tokenizer.json"
+    try:
+        spec = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise NotFound(f"{folder} has no tokenizer.json; fetch the model's complete folder") from None
+    except (ValueError, OSError) as error:
+        raise ModelDamaged(f"{file} cannot be read as JSON; fetch it again") from error
+    if not isinstance(spec, dict) or not isinstance(spec.get("model"), dict):
+        raise ModelDamaged(f"{file} does not describe a tokenizer; fetch it again")
+    if spec["model"].get("type") not in (None, "BPE", "Unigram"):
+        raise UnsupportedModel(
+            f"{file} holds a {spec['model']['type']} tokenizer; BPE and Unigram ones can be used"
+        )
+    config = read_json(file.parent / "tokenizer_config.json")
+    return from_spec(spec, config)
+
+
+def from_spec(spec: dict[str, Any], config: Mapping[str, Any] | None = None) -> LibraryTokenizer:
+    """Build from the content of a tokenizer.json, adapted so that text keeps every byte."""
+    config = config or {}
+    special: dict[str, int] = {}
+    kept = []
+    for added in spec.get("added_tokens") or ():
+        # Runs of white space are ordinary text to some models; everything else is a control token.
+        if added["content"].isspace():
+            kept.append(added)
+        else:
+            special[added["content"]] = added["id"]
+    bos = _begins_with(spec.get("post_processor"), special)
+    spec = {**spec, "added_tokens": kept, "post_processor": None, "truncation": None, "padding": None}
+    if _is_byte_level(spec):
+        spec["normalizer"] = None
+    try:
+        machine = tokenizers.Tokenizer.from_str(json.dumps(spec))
+    except Exception as error:  # the library raises bare Exception
+        raise ModelDamaged(f"the tokenizer's description is not valid ({error}); fetch it again") from error
+    if config.get("add_bos_token") is True:
+        bos = special.get(_name(config.get("bos_token")) or "", bos)
+    elif config.get("add_bos_token") is False:
+        bos = None
+    eos = special.get(_name(config.get("eos_token")) or "")
+    byte_level, cuttable = _is_byte_level(spec), is_cuttable(spec)
+    return LibraryTokenizer(machine, special, bos=bos, eos=eos, byte_level=byte_level, cuttable=cuttable)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object beside the weights; empty where there is no such file."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (ValueError, OSError) as error:
+        raise ModelDamaged(f"{path} cannot be read as JSON; fetch it again") from error
+    return value if isinstance(value, dict) else {}
+
+
+GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+LLAMA3_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN2_PATTERN = LLAMA3_PATTERN.replace(r"\p{N}{1,3}", r"\p{N}")
+CUTTABLE = frozenset({GPT2_PATTERN, LLAMA3_PATTERN, QWEN2_PATTERN})
+
+
+def is_cuttable(spec: Mapping[str, Any]) -> bool:
+    """Whether the cuts above are proved for this pre-tokenizer: one that splits at digits and by a pattern
+    we know, over bytes, with nothing in front that changes text."""
+    if spec.get("normalizer") is not None or spec.get("added_tokens") or not _is_byte_level(spec):
+        return False
+    known = False
+    for stage in _stages(spec.get("pre_tokenizer")):
+        match stage:
+            case {"type": "Digits"}:
+                pass
+            case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": use_regex}:
+                known = known or bool(use_regex)
+            case {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"} if (
+                pattern in CUTTABLE
+            ):
+                known = True
+            case _:
+                return False
+    return known
+
+
+def _stages(node: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+    if node is None:
+        return []
+    if node.get("type") == "Sequence":
+        return [stage for child in node["pretokenizers"] for stage in _stages(child)]
+    return [node]
+
+
+def _is_byte_level(spec: Mapping[str, Any]) -> bool:
+    return any(stage.get("type") == "ByteLevel" for stage in _stages(spec.get("pre_tokenizer")))
+
+
+def _begins_with(processor: Mapping[str, Any] | None, special: Mapping[str, int]) -> int | None:
+    """The token a TemplateProcessing puts first, if any."""
+    if processor is None:
+        return None
+    if processor.get("type") == "Sequence":
+        found = [_begins_with(p, special) for p in processor.get("processors", ())]
+        return next((b for b in found if b is not None), None)
+    if processor.get("type") == "TemplateProcessing" and processor.get("single"):
+        first = processor["single"][0]
+        if "SpecialToken" in first:
+            return special.get(first["SpecialToken"]["id"])
+    return None
+
+
+def _name(token: object) -> str | None:
+    if isinstance(token, Mapping):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Byte-level vocabularies write bytes as printable characters: themselves where printable, else from
+    U+0100 on in order."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [b for b in range(256) if b not in set(printable)]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(hidden)}
+
+
+BYTE_OF = _byte_alphabet()
+
+
+def _byte_level(piece: str) -> bytes:
+    try:
+        return bytes([BYTE_OF[c] for c in piece])
+    except KeyError:
+        return piece.encode()
+
+
+def _sentencepiece(piece: str) -> bytes:
+    if match := _BYTE_PIECE.fullmatch(piece):
+        return bytes((int(match[1], 16),))
+    return piece.replace(SPACE_MARK, " ").encode()

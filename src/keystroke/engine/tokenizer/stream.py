@@ -1,0 +1,30 @@
+"""Tokens to text while they arrive.
+
+Law: what was given out is never taken back. A character whose bytes are spread over tokens is held until
+whole; bytes that can no longer become a character come out as U+FFFD, exactly as in a decode of everything.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable
+
+from keystroke.engine.tokenizer.base import Tokenizer
+
+
+class StreamDecoder:
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, tokens: Iterable[int]) -> str:
+        """The text that `tokens` complete."""
+        tokenizer = self._tokenizer
+        data = b"".join([tokenizer.token_bytes(t) for t in tokens if not tokenizer.is_special(t)])
+        return self._utf8.decode(data)
+
+    def flush(self) -> str:
+        """What an unfinished character at the end comes to; the decoder is fresh afterwards."""
+        rest = self._utf8.decode(b"", final=True)
+        self._utf8.reset()
+        return rest
