@@ -1,0 +1,56 @@
+"""Where the model that a name stands for lies on this machine.
+
+Law: turns a name or a path into a GGUF file or a folder, fetching a built-in model the first time it is
+wanted. Settings come first, then what this installation brings, then the library, then the file system.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from keystroke.config import Settings
+from keystroke.engine import builtin
+from keystroke.engine.library import EMBEDDED, Library, Progress, existing, silent
+from keystroke.errors import ConfigError, NotFound
+
+
+def resolve(model: str, settings: Settings, progress: Progress = silent) -> Path:
+    """The GGUF file or folder that `model` stands for: a `[models.NAME]` table, "embedded", a name in the
+    library, a built-in name (fetched the first time), or a path. NotFound says what was looked for."""
+    library = Library(settings.paths.models)
+    if (named := settings.models.get(model)) is not None:
+        if named.path is not None:
+            return existing(named.path)
+        if named.model and named.model not in settings.models:
+            return resolve(named.model, settings, progress)
+        raise ConfigError(
+            f"models.{model} names no local model; give it a path or the name of one", param="model"
+        )
+    if model == EMBEDDED:
+        return shipped() or builtin.provide(library, builtin.SMOLLM2, progress)
+    if model in builtin.BUILT_IN:
+        return builtin.provide(library, builtin.BUILT_IN[model], progress)
+    if model in library.names():
+        return library.path(library.get(model))
+    if "/" in model or model.startswith((".", "~")) or model.endswith(".gguf") or Path(model).exists():
+        return existing(Path(model).expanduser())
+    known = [EMBEDDED, *settings.models, *builtin.BUILT_IN, *library.names()]
+    near = difflib.get_close_matches(model, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else "add one with `keystroke models add`"
+    raise NotFound(f"there is no model called {model:.80}; {hint}", param="model")
+
+
+def shipped() -> Path | None:
+    """Weights of our own: inside the installed package, or in the checkout it runs from."""
+    package = Path(__file__).resolve().parents[1]
+    places = [package / "models"]
+    if (package.parents[1] / "pyproject.toml").is_file():
+        places.append(package.parents[1] / "models")
+    for place in places:
+        for folder in sorted(place.glob("keystroke-*")):
+            if (folder / "config.json").is_file() and any(folder.glob("*.safetensors")):
+                return folder
+            if file := next(iter(sorted(folder.glob("*.gguf"))), None):
+                return file
+    return None
