@@ -28,7 +28,7 @@ HEAD = "lm_head.weight"
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """Rotary embedding: its base and, if the context was stretched, how. A scaling ignores what it does not need."""
+    """Rotary embedding: its base and, if the context was stretched, how. Unneeded fields are ignored."""
 
     theta: float = 10_000.0
     scaling: Scaling | None = None

@@ -61,7 +61,7 @@ def quantise(weight: npt.NDArray[np.floating], *, bits: int, block: int, symmetr
             codes, scales[part] = _symmetric(values, bits)
         else:
             codes, scales[part], zeros[part] = _asymmetric(values, bits)
-        packed[part] = codes if bits == 8 else codes[..., 0::2] | (codes[..., 1::2] << 4)
+        packed[part] = codes if bits == 8 else _pairs(codes)
     return Quantised(bits, block, (rows, columns), packed, scales.ravel(), _packed_zeros(zeros, bits))
 
 
@@ -164,8 +164,14 @@ def _packed_zeros(zeros: UInt8 | None, bits: int) -> UInt8 | None:
         return None if zeros is None else zeros.ravel()
     if zeros.shape[1] % 2:
         zeros = np.pad(zeros, ((0, 0), (0, 1)))
-    pairs: UInt8 = (zeros[:, 0::2] | (zeros[:, 1::2] << 4)).ravel()
-    return pairs
+    return _pairs(zeros).ravel()
+
+
+def _pairs(codes: UInt8) -> UInt8:
+    """Two 4-bit codes to a byte, the first in the low half."""
+    high: UInt8 = np.left_shift(codes[..., 1::2], 4, dtype=np.uint8)
+    high |= codes[..., 0::2]
+    return high
 
 
 def _unpacked(packed: UInt8, bits: int) -> UInt8:

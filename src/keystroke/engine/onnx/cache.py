@@ -1,0 +1,191 @@
+"""A folder of things that were costly to make, each in a folder of its own.
+
+Law: an entry is whole or absent. It is made in a temporary folder, described by a manifest of sizes and
+hashes, and renamed into place; one process makes it while others wait. Knows nothing about models.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from keystroke.engine.checkpoint.digest import quick_digest
+from keystroke.errors import ModelError
+
+_MANIFEST = "manifest.json"
+_PARTIAL = ".partial"
+_LOCK = ".lock"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    path: Path
+    bytes: int
+    last_used: float  # seconds since the epoch
+
+
+class Cache:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def entry(self, name: str, key: str, make: Callable[[Path], None], needed: int) -> Path:
+        """The folder for `key`, made by `make(empty folder)` if it is not there or damaged. `needed` is about
+        how many bytes that takes. Whatever goes wrong in between leaves no entry."""
+        label = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-")[:60] or "model"
+        place = self.folder / f"{label}-{hashlib.sha256(key.encode()).hexdigest()[:20]}"
+        if _intact(place):
+            _touch(place)
+            return place
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with _locked(self.folder / (place.name + _LOCK)):
+                if not _intact(place):  # another process may have made it while we waited
+                    self._make(place, make, needed)
+        except OSError as error:
+            raise ModelError(
+                f"the converted model could not be written to {self.folder} ({error.strerror or error}); "
+                "free some space there or choose another cache folder"
+            ) from error
+        _touch(place)
+        return place
+
+    def _make(self, place: Path, make: Callable[[Path], None], needed: int) -> None:
+        for leftover in self.folder.glob(
+            f"{place.name}{_PARTIAL}*"
+        ):  # of a process that died; we hold the lock
+            shutil.rmtree(leftover, ignore_errors=True)
+        _check_space(self.folder, needed)
+        partial = self.folder / f"{place.name}{_PARTIAL}-{os.getpid()}"
+        partial.mkdir()
+        try:
+            make(partial)
+            _describe(partial)
+            _remove(place)  # a damaged one
+            partial.rename(place)
+            _sync(self.folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+    def entries(self) -> list[Entry]:
+        """Whole entries, the most recently used first."""
+        found = []
+        for manifest in self.folder.glob(f"*/{_MANIFEST}"):
+            if _PARTIAL in manifest.parent.name:
+                continue
+            with contextlib.suppress(OSError):  # removed by another process meanwhile
+                size = sum(file.stat().st_size for file in manifest.parent.iterdir())
+                found.append(Entry(manifest.parent, size, manifest.stat().st_mtime))
+        return sorted(found, key=lambda entry: -entry.last_used)
+
+    def prune(self, limit: int = 0) -> int:
+        """Remove the least recently used entries until at most `limit` bytes are left; returns the bytes
+        freed. A process that runs a removed model keeps running: its memory map holds the file."""
+        freed, kept = 0, 0
+        for entry in self.entries():
+            if kept + entry.bytes <= limit:
+                kept += entry.bytes
+                continue
+            _remove(entry.path)
+            freed += entry.bytes
+        for leftover in self.folder.glob(f"*{_PARTIAL}-*"):
+            lock = self.folder / (leftover.name.partition(_PARTIAL)[0] + _LOCK)
+            with contextlib.suppress(BlockingIOError), _locked(lock, wait=False):
+                size = sum(file.stat().st_size for file in leftover.iterdir())
+                shutil.rmtree(leftover, ignore_errors=True)
+                freed += size
+        return freed
+
+
+def _intact(place: Path) -> bool:
+    """Whether the entry is as its manifest says: every size and a hash of every file's ends and samples."""
+    try:
+        files = json.loads((place / _MANIFEST).read_bytes())["files"]
+        return bool(files) and all(
+            (place / name).stat().st_size == described["bytes"]
+            and quick_digest([place / name]) == described["digest"]
+            for name, described in files.items()
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def _describe(folder: Path) -> None:
+    files = {}
+    for path in sorted(folder.iterdir()):
+        _sync(path)
+        files[path.name] = {"bytes": path.stat().st_size, "digest": quick_digest([path])}
+    manifest = folder / _MANIFEST
+    manifest.write_text(json.dumps({"made": time.time(), "files": files}, indent=1))
+    _sync(manifest)
+    _sync(folder)
+
+
+def _remove(place: Path) -> None:
+    """Remove an entry; its manifest goes first, so that a half-removed one is never taken for whole."""
+    (place / _MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(place, ignore_errors=True)
+
+
+def _touch(place: Path) -> None:
+    with contextlib.suppress(OSError):  # a read-only cache works too; it only forgets when it was used
+        os.utime(place / _MANIFEST)
+
+
+def _check_space(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    wanted = needed + needed // 50 + (16 << 20)
+    if free < wanted:
+        raise ModelError(
+            f"the converted model needs {_size(wanted)} in {folder}, where {_size(free)} are free; "
+            "free some space or choose another cache folder"
+        )
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
+
+
+def _sync(path: Path) -> None:
+    if os.name == "nt" and path.is_dir():
+        return  # folders cannot be opened there
+    handle = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def _locked(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold a lock that the system gives back if this process dies. Raises BlockingIOError if it is taken and
+    we are not to wait."""
+    with path.open("ab") as file:
+        _acquire(file.fileno(), wait)
+        yield
+
+
+def _acquire(handle: int, wait: bool) -> None:
+    if sys.platform == "win32":
+        import msvcrt
+
+        while True:
+            try:
+                msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+                return
+            except OSError:
+                if not wait:
+                    raise BlockingIOError from None
+                time.sleep(0.2)
+    else:
+        import fcntl
+
+        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
