@@ -7,6 +7,7 @@ writes can pose as a control token. Knows nothing of prompts or models.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
@@ -17,6 +18,7 @@ class Tokenizer(ABC):
     vocab_size: int
     bos: int | None = None  # put first in every sequence, where the model was trained so
     eos: int | None = None
+    special_pattern: re.Pattern[str] | None = None  # one group: splits text around special tokens
 
     @abstractmethod
     def encode(self, text: str, *, special: bool = False) -> list[int]:

@@ -23,7 +23,7 @@ class ByteTokenizer(Tokenizer):
     ) -> None:
         self._special = dict(special)
         self._names = {token: name.encode() for name, token in special.items()}
-        self._split = special_pattern(self._special)
+        self.special_pattern = special_pattern(self._special)
         self.vocab_size = (
             max(vocab_size, 256, *(token + 1 for token in self._names)) if special else max(vocab_size, 256)
         )
@@ -31,10 +31,10 @@ class ByteTokenizer(Tokenizer):
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         check_text(text)
-        if not special or self._split is None:
+        if not special or self.special_pattern is None:
             return list(text.encode())
         tokens: list[int] = []
-        for part in self._split.split(text):
+        for part in self.special_pattern.split(text):
             tokens.extend((self._special[part],) if part in self._special else part.encode())
         return tokens
 

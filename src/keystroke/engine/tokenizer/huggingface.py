@@ -44,7 +44,7 @@ class LibraryTokenizer(Tokenizer):
         self._machine = machine
         self._special = dict(special)
         self._special_ids = frozenset(special.values())
-        self._split = special_pattern(self._special)
+        self.special_pattern = special_pattern(self._special)
         self._to_bytes = _byte_level if byte_level else _sentencepiece
         self._cuttable = cuttable
         self.bos, self.eos = bos, eos
@@ -52,9 +52,9 @@ class LibraryTokenizer(Tokenizer):
         self.vocab_size = highest + 1
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        if special and self._split is not None:
+        if special and self.special_pattern is not None:
             tokens: list[int] = []
-            for part in self._split.split(text):
+            for part in self.special_pattern.split(text):
                 if part in self._special:
                     tokens.append(self._special[part])
                 elif part:

@@ -1,0 +1,292 @@
+"""One answer being made: prompt in, chunks of text out, one engine step at a time.
+
+Law: pull-style and single-threaded, so a scheduler can interleave many. It owns neither the session nor the
+model. After every call `session.tokens` is exactly the prompt, what was emitted and what was spliced in: a
+draft that ran past the end is rolled back. Text given out never ends in half a character nor in the
+beginning of a stop string that may still come.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from keystroke.engine.base import (
+    GREEDY,
+    Extended,
+    Interrupt,
+    Sampling,
+    Session,
+    Step,
+    StepRequest,
+    TokenLogprob,
+)
+from keystroke.engine.model import Model
+from keystroke.engine.speculative.base import Drafter
+from keystroke.engine.tokenizer import StreamDecoder
+from keystroke.errors import Interrupted, UsageError
+
+MAX_DRAFT = 32  # beyond this no engine here verifies for less than it decodes
+
+
+class Finish(StrEnum):
+    STOP = "stop"  # the model ended its turn
+    STOP_STRING = "stop_string"
+    LENGTH = "length"  # max_tokens, or the end of the context
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationParams:
+    max_tokens: int | None = None
+    sampling: Sampling = GREEDY
+    stop: tuple[str, ...] = ()
+    stop_tokens: frozenset[int] = frozenset()  # end the answer as the model's own end does
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None and self.max_tokens < 0:
+            raise UsageError(f"max_tokens must be 0 or more, not {self.max_tokens}", param="max_tokens")
+        if not all(self.stop):
+            raise UsageError("a stop string must not be empty", param="stop")
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What one step added. `text` may lag behind `tokens` where text is held back; a token that is
+    part of a stop string belongs to `tokens` though its text is never given out."""
+
+    text: str
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish: Finish | None = None
+
+
+@dataclass(slots=True)
+class GenerationStats:
+    """What the receipt is made of. Seconds are wall clock."""
+
+    prompt_tokens: int = 0
+    prefill_seconds: float = 0.0
+    reused: int = 0
+    computed: int = 0
+    tokens: int = 0  # emitted
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    step_seconds: list[float] = field(default_factory=list)
+    draft_seconds: float = 0.0  # spent thinking of drafts, not verifying them
+
+    @property
+    def decode_seconds(self) -> float:
+        return sum(self.step_seconds) + self.draft_seconds
+
+    @property
+    def tokens_per_second(self) -> float:
+        seconds = self.decode_seconds
+        return self.tokens / seconds if seconds > 0 else 0.0
+
+
+class Generation:
+    def __init__(
+        self,
+        model: Model,
+        session: Session,
+        prompt: Sequence[int],
+        params: GenerationParams | None = None,
+        drafter: Drafter | None = None,
+        interrupt: Interrupt | None = None,
+    ) -> None:
+        if not prompt:
+            raise UsageError("the prompt is empty; a model needs at least one token to go on from")
+        self.model = model
+        self.session = session
+        self.params = params or GenerationParams()
+        self.interrupt = interrupt  # may be replaced between calls, so that a preempted prefill can go on
+        self.stats = GenerationStats(prompt_tokens=len(prompt))
+        self.finish: Finish | None = None
+        self.tokens: list[int] = []  # emitted so far
+        self._prompt = list(prompt)
+        self._drafter = drafter
+        self._decoder = StreamDecoder(model.tokenizer)
+        self._stops = StopStrings(self.params.stop)
+        ends = frozenset() if self.params.ignore_eos else model.engine.info.eos
+        self._eos = ends | self.params.stop_tokens
+        self._context = model.engine.info.context_length
+        self._carried = ""  # text to go out with the next chunk
+        self._parts: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """All text given out so far."""
+        return "".join(self._parts)
+
+    def prefill(self) -> Extended:
+        """Bring the prompt into the session. Raises Interrupted; calling again goes on from there."""
+        started = time.perf_counter()
+        try:
+            extended = self.session.extend(self._prompt, self.interrupt)
+        finally:
+            self.stats.prefill_seconds += time.perf_counter() - started
+        self.stats.reused += extended.reused
+        self.stats.computed += extended.computed
+        if self._drafter is not None:
+            self._drafter.observe(self._prompt)
+        return extended
+
+    def advance(self) -> Chunk:
+        """One engine step. An interrupt ends the answer with what it has; the session stays usable."""
+        request = self.next_step()
+        if request is None:
+            return self._ended(Finish.LENGTH)
+        started = time.perf_counter()
+        try:
+            step = self.session.step(request.draft, request.sampling, self.interrupt)
+        except Interrupted:
+            return self.stop()
+        return self.take(step, time.perf_counter() - started, len(request.draft))
+
+    def next_step(self) -> StepRequest | None:
+        """What to ask of the engine next; None where there is no room: then `advance` ends the answer.
+        For a scheduler that steps several sessions together; `take` receives the result."""
+        if self.finish is not None:
+            raise UsageError("this answer has ended; start another")
+        room = self._room()
+        if room <= 0:
+            return None
+        draft: Sequence[int] = ()
+        if self._drafter is not None and room > 1:
+            started = time.perf_counter()
+            draft = self._drafter.propose(self.session.tokens, min(room - 1, MAX_DRAFT))
+            self.stats.draft_seconds += time.perf_counter() - started
+        return StepRequest(self.session, draft, self.params.sampling)
+
+    def take(self, step: Step, seconds: float, drafted: int = 0) -> Chunk:
+        """Turn a step's tokens into a chunk, ending the answer where it ends."""
+        stats = self.stats
+        stats.steps += 1
+        stats.step_seconds.append(seconds)
+        stats.drafted += drafted
+        stats.accepted += step.accepted
+        tokens, text, finish = self._read(step.tokens)
+        if len(tokens) < len(step.tokens):
+            self.session.rollback(self.session.length - len(step.tokens) + len(tokens))
+        self.tokens.extend(tokens)
+        stats.tokens += len(tokens)
+        if self._drafter is not None:
+            self._drafter.verified(drafted, step.accepted, seconds)
+            self._drafter.observe(tokens)
+        if finish is None and self._room() <= 0:
+            finish = Finish.LENGTH
+        if finish is not None:
+            self.finish = finish
+            if finish is not Finish.STOP_STRING:
+                text += self._rest()
+        if self._carried:
+            text, self._carried = self._carried + text, ""
+        self._parts.append(text)
+        return Chunk(text, tokens, step.logprobs[: len(tokens)], finish)
+
+    def stop(self) -> Chunk:
+        """End the answer here, at a token boundary, with what it has."""
+        return self._ended(Finish.INTERRUPTED)
+
+    def redirect(self, tokens: Sequence[int]) -> None:
+        """Keep everything generated, put `tokens` after it, and go on from there. On ContextOverflow and on
+        Interrupted nothing has changed."""
+        if self.finish is not None:
+            raise UsageError("this answer has ended; start another")
+        before = self.session.length
+        started = time.perf_counter()
+        try:
+            self.session.extend([*self.session.tokens, *tokens], self.interrupt)
+        except Interrupted:
+            self.session.rollback(min(before, self.session.length))
+            raise
+        finally:
+            self.stats.prefill_seconds += time.perf_counter() - started
+        self.stats.computed += len(tokens)
+        self._carried += self._rest()
+        if self._drafter is not None:
+            self._drafter.observe(tokens)
+
+    def __iter__(self) -> Iterator[Chunk]:
+        try:
+            self.prefill()
+        except Interrupted:
+            yield self.stop()
+            return
+        while self.finish is None:
+            yield self.advance()
+
+    def _room(self) -> int:
+        """How many more tokens may be emitted."""
+        room = self._context - self.session.length
+        if self.params.max_tokens is not None:
+            room = min(room, self.params.max_tokens - len(self.tokens))
+        return room
+
+    def _read(self, step: tuple[int, ...]) -> tuple[tuple[int, ...], str, Finish | None]:
+        """The part of a step that belongs to the answer, its text, and why the answer ends there, if it does.
+        Token by token, so that the answer does not depend on how steps cut it."""
+        text = ""
+        if self.params.max_tokens is not None:
+            step = step[: self.params.max_tokens - len(self.tokens)]
+        for index, token in enumerate(step):
+            if token in self._eos:
+                return step[: index + 1], text, Finish.STOP
+            piece, stopped = self._stops.feed(self._decoder.feed((token,)))
+            text += piece
+            if stopped:
+                return step[: index + 1], text, Finish.STOP_STRING
+        return step, text, None
+
+    def _rest(self) -> str:
+        """Text held back, now that nothing can follow it."""
+        piece, stopped = self._stops.feed(self._decoder.flush())
+        return piece if stopped else piece + self._stops.flush()
+
+    def _ended(self, finish: Finish) -> Chunk:
+        if self.finish is not None:
+            raise UsageError("this answer has ended; start another")
+        self.finish = finish
+        text = self._carried + self._rest()
+        self._carried = ""
+        self._parts.append(text)
+        return Chunk(text, finish=finish)
+
+
+class StopStrings:
+    """Finds stop strings in a stream of text and holds back what may become one."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._longest = max(map(len, stops), default=0)
+        self._held = ""
+
+    def feed(self, text: str) -> tuple[str, bool]:
+        """Text that is safe to show, and whether a stop string came (it and all after it are dropped)."""
+        if not self._stops:
+            return text, False
+        text = self._held + text
+        found = [at for at in map(text.find, self._stops) if at >= 0]
+        if found:
+            self._held = ""
+            return text[: min(found)], True
+        keep = self._tail(text)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep], False
+
+    def flush(self) -> str:
+        held, self._held = self._held, ""
+        return held
+
+    def _tail(self, text: str) -> int:
+        """Length of the longest end of `text` that begins a stop string."""
+        for size in range(min(self._longest - 1, len(text)), 0, -1):
+            end = text[-size:]
+            if any(stop.startswith(end) for stop in self._stops):
+                return size
+        return 0

@@ -1,0 +1,28 @@
+"""A model as the rest of the program uses it: an engine with the text side that belongs to it.
+
+Law: a value that holds things together; it opens and closes nothing. Text becomes a prompt here, and
+nowhere is the text of a special token taken for the token itself unless the caller asks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from keystroke.engine.base import Engine
+from keystroke.engine.templates import ChatTemplate, FimTemplate
+from keystroke.engine.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Model:
+    name: str
+    engine: Engine
+    tokenizer: Tokenizer
+    chat: ChatTemplate | None = None
+    fim: FimTemplate | None = None
+
+    def prompt(self, text: str, *, special: bool = False) -> list[int]:
+        """The tokens of `text` at the beginning of a sequence, the model's first token included if it has one."""
+        tokens = self.tokenizer.encode(text, special=special)
+        first = self.tokenizer.bos
+        return tokens if first is None or tokens[:1] == [first] else [first, *tokens]

@@ -1,0 +1,1 @@
+"""Drafters: guesses at the tokens to come, which the engine verifies in one step."""

@@ -1,0 +1,295 @@
+"""How a model wants to be spoken to: its chat template, and its fill-in-the-middle tokens.
+
+Law: templates come with the weights and are not trusted: they run in a sandbox, and whatever they do wrong
+becomes one sentence. What users write goes between control tokens, never into them: text that looks like a
+control token stays text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from keystroke.engine.gguf_metadata import read_metadata
+from keystroke.engine.tokenizer.base import Tokenizer
+from keystroke.engine.tokenizer.huggingface import read_json
+from keystroke.errors import InputError, ModelDamaged
+
+Messages = Sequence[Mapping[str, Any]]
+Order = Literal["psm", "spm"]
+
+_LARGEST_TEMPLATE = 1 << 20  # characters; real ones are a few thousand
+_LARGEST_RENDER = 64 << 20
+
+
+class ChatTemplate:
+    """A jinja2 chat template, in a sandbox."""
+
+    def __init__(
+        self, source: str, *, bos: str = "", eos: str = "", clock: Callable[[], datetime] = datetime.now
+    ) -> None:
+        if len(source) > _LARGEST_TEMPLATE:
+            raise ModelDamaged(
+                f"the chat template is {len(source):,} characters long; that is no chat template"
+            )
+        self.source = source
+        self._names = {"bos_token": bos, "eos_token": eos}
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _refuse
+        environment.globals["strftime_now"] = lambda form: clock().strftime(form)
+        try:
+            self._template = environment.from_string(source)
+        except (jinja2.TemplateError, RecursionError) as error:
+            raise ModelDamaged(f"the model's chat template does not parse: {error}") from error
+
+    def render(
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> str:
+        """The conversation as one text, control tokens included. Raises InputError where the template
+        refuses the messages. To make a prompt use `tokens`, which keeps users' text out of the controls."""
+        try:
+            return self._template.render(
+                messages=[dict(m) for m in messages],
+                tools=[dict(t) for t in tools] if tools else None,
+                add_generation_prompt=add_generation_prompt,
+                **self._names,
+                **variables,
+            )
+        except RefusalError as refusal:
+            raise InputError(
+                f"the model's chat template refuses these messages: {refusal}", param="messages"
+            ) from None
+        except jinja2.exceptions.SecurityError as error:
+            raise ModelDamaged(f"the model's chat template tried something unsafe: {error}") from None
+        except Exception as error:  # a template is foreign code: it can raise anything
+            raise InputError(
+                f"the model's chat template cannot render these messages ({type(error).__name__}: {error})",
+                param="messages",
+            ) from error
+
+    def tokens(
+        self,
+        tokenizer: Tokenizer,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> list[int]:
+        """The conversation as tokens. Control tokens come from the template alone: where a message holds
+        the text of one, that text is encoded as text."""
+        veil = _Veil(tokenizer, (messages, tools))
+        text = self.render(
+            veil.cover(messages),
+            tools=veil.cover(tools) if tools else None,
+            add_generation_prompt=add_generation_prompt,
+            **variables,
+        )
+        return veil.encode(text)
+
+
+class RefusalError(Exception):
+    """Raised by a template through `raise_exception`."""
+
+
+def _refuse(message: str) -> NoReturn:
+    raise RefusalError(message)
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **_: Any) -> str:
+    # Chat templates want JSON as it is, not escaped for HTML as jinja2's own filter does.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+
+
+class _Veil:
+    """Keeps control-token look-alikes in messages from becoming control tokens: each is swapped for a marker
+    of private-use characters that no message holds, and put back as plain text when encoding."""
+
+    def __init__(self, tokenizer: Tokenizer, values: object) -> None:
+        self._tokenizer = tokenizer
+        self._hidden: list[str] = []
+        self._pattern = tokenizer.special_pattern
+        used = set(_characters(values))
+        self._open, self._close = [c for c in map(chr, range(0xE000, 0xF8FF)) if c not in used][:2]
+
+    def cover(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self._pattern.sub(self._hide, value) if self._pattern is not None else value
+        if isinstance(value, Mapping):
+            return {k: self.cover(v) for k, v in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.cover(v) for v in value]
+        return value
+
+    def encode(self, text: str) -> list[int]:
+        if not self._hidden:
+            return self._tokenizer.encode(text, special=True)
+        assert self._pattern is not None  # something was hidden
+        tokens: list[int] = []
+        for part in self._pattern.split(text):
+            control = self._tokenizer.special(part)
+            if control is not None:
+                tokens.append(control)
+            elif part:
+                tokens.extend(self._tokenizer.encode(self._reveal(part)))
+        return tokens
+
+    def _hide(self, match: re.Match[str]) -> str:
+        self._hidden.append(match[0])
+        return f"{self._open}{len(self._hidden) - 1}{self._close}"
+
+    def _reveal(self, text: str) -> str:
+        marker = f"{self._open}([0-9]+){self._close}"
+        return re.sub(marker, lambda m: self._hidden[int(m[1])], text)
+
+
+def _characters(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Mapping):
+        return "".join(map(_characters, value.values()))
+    if isinstance(value, (list, tuple)):
+        return "".join(map(_characters, value))
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class FimTemplate:
+    """Fill-in-the-middle: the text before and after the cursor between control tokens.
+
+    "psm": prefix P suffix S middle; "spm": suffix S prefix P middle. With "spm" what is typed comes last, so
+    the suffix's KV stays valid while typing. A model may have no middle token (then it is empty)."""
+
+    prefix: str
+    suffix: str
+    middle: str
+    order: Order = "psm"
+    file_sep: str | None = None
+    repo_name: str | None = None
+    stops: frozenset[int] = frozenset()  # tokens that end the middle, besides the model's eos
+
+    def prompt(self, prefix: str, suffix: str) -> str:
+        """The prompt as text; `tokens` is the one that keeps look-alikes apart."""
+        if self.order == "psm":
+            return f"{self.prefix}{prefix}{self.suffix}{suffix}{self.middle}"
+        return f"{self.suffix}{suffix}{self.prefix}{prefix}{self.middle}"
+
+    def tokens(self, tokenizer: Tokenizer, prefix: str, suffix: str) -> list[int]:
+        """The prompt as tokens, the model's first token included where it has one."""
+        return self.assemble(tokenizer, tokenizer.encode(prefix), tokenizer.encode(suffix))
+
+    def assemble(self, tokenizer: Tokenizer, prefix: Sequence[int], suffix: Sequence[int]) -> list[int]:
+        """The same from text already encoded, as an editor's buffer keeps it."""
+        before, after, middle = (
+            tokenizer.encode(t, special=True) for t in (self.prefix, self.suffix, self.middle)
+        )
+        first = [] if tokenizer.bos is None else [tokenizer.bos]
+        if self.order == "psm":
+            return [*first, *before, *prefix, *after, *suffix, *middle]
+        return [*first, *after, *suffix, *before, *prefix, *middle]
+
+
+# Families by their tokens: prefix, suffix, middle, order, file separator, repository name, and further tokens
+# that end a middle.
+_FIM_FAMILIES: tuple[tuple[str, str, str, Order, str, str, tuple[str, ...]], ...] = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "psm", "<|file_sep|>", "<|repo_name|>",
+     ("<|endoftext|>", "<|fim_pad|>", "<|file_separator|>", "<|edit|>")),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>", "psm", "<file_sep>", "<repo_name>",
+     ("<|endoftext|>", "<fim_pad>")),
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>", "psm", "<filename>", "<reponame>", ("<|endoftext|>",)),
+    ("▁<PRE>", "▁<SUF>", "▁<MID>", "psm", "", "", ("▁<EOT>",)),
+    ("<PRE>", "<SUF>", "<MID>", "psm", "", "", ("<EOT>", "<EOD>")),
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>", "psm", "", "", ("<|EOT|>",)),
+    ("[PREFIX]", "[SUFFIX]", "[MIDDLE]", "spm", "", "", ()),
+    ("[PREFIX]", "[SUFFIX]", "", "spm", "", "", ()),
+    ("<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>", "psm", "", "", ("<[end▁of▁sentence]>",)),
+)  # fmt: skip
+
+
+def detect_fim(tokenizer: Tokenizer, path: Path | None = None) -> FimTemplate | None:
+    """The fill-in-the-middle format that the tokenizer's special tokens belong to, or None: such a model
+    can only go on from the text before the cursor. A model of ours says its order beside its weights."""
+    for prefix, suffix, middle, order, file_sep, repo_name, ends in _FIM_FAMILIES:
+        names = [n for n in (prefix, suffix, middle) if n]
+        ids = [tokenizer.special(n) for n in names]
+        if None in ids:
+            continue
+        others = [tokenizer.special(n) for n in (*ends, file_sep, repo_name) if n]
+        template = FimTemplate(
+            prefix=prefix,
+            suffix=suffix,
+            middle=middle,
+            order=order,
+            file_sep=file_sep if file_sep and tokenizer.special(file_sep) is not None else None,
+            repo_name=repo_name if repo_name and tokenizer.special(repo_name) is not None else None,
+            stops=frozenset(i for i in (*ids, *others) if i is not None),
+        )
+        said = _said_order(path) if path is not None else None
+        return template if said is None else replace(template, order=said)
+    return None
+
+
+def detect_chat(path: Path) -> ChatTemplate | None:
+    """The chat template that comes with a model's folder or GGUF file, or None."""
+    if path.is_file() and path.suffix != ".json":
+        table = read_metadata(path, lambda key: key.startswith("tokenizer."))
+        pieces = table.get("tokenizer.ggml.tokens") or []
+        return _chat(
+            table.get("tokenizer.chat_template"),
+            _piece(pieces, table.get("tokenizer.ggml.bos_token_id")),
+            _piece(pieces, table.get("tokenizer.ggml.eos_token_id")),
+        )
+    folder = path if path.is_dir() else path.parent
+    config = read_json(folder / "tokenizer_config.json")
+    source: object = config.get("chat_template")
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        try:
+            source = file.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ModelDamaged(f"{file} cannot be read; fetch it again") from error
+    if isinstance(source, list):  # several, by name
+        named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
+        source = named.get("default")
+    return _chat(source, _token_text(config.get("bos_token")), _token_text(config.get("eos_token")))
+
+
+def _chat(source: object, bos: str, eos: str) -> ChatTemplate | None:
+    return ChatTemplate(source, bos=bos, eos=eos) if isinstance(source, str) and source else None
+
+
+def _piece(pieces: Sequence[str], token: object) -> str:
+    return pieces[token] if isinstance(token, int) and 0 <= token < len(pieces) else ""
+
+
+def _token_text(value: object) -> str:
+    if isinstance(value, Mapping):
+        value = value.get("content")
+    return value if isinstance(value, str) else ""
+
+
+def _said_order(path: Path) -> Order | None:
+    """`fim_order` in keystroke.json beside the weights, or the GGUF key `keystroke.fim_order`."""
+    folder = path if path.is_dir() else path.parent
+    said: object = read_json(folder / "keystroke.json").get("fim_order")
+    if said is None and path.is_file():
+        said = read_metadata(path, lambda key: key == "keystroke.fim_order").get("keystroke.fim_order")
+    if said in (None, "psm", "spm"):
+        return said
+    raise ModelDamaged(f"fim_order is '{said}'; it must be psm or spm")
