@@ -1,0 +1,23 @@
+"""Pure values about text: documents and positions, edits, differences, and edits that meet typing."""
+
+from keystroke.text.diff import minimal_diff, unified_diff
+from keystroke.text.document import Document, Encoding, Position
+from keystroke.text.edit import Edit, apply_edits, compose, invert, shift
+from keystroke.text.rebase import Dropped, Reason, rebase, rebase_all
+
+__all__ = [
+    "Document",
+    "Dropped",
+    "Edit",
+    "Encoding",
+    "Position",
+    "Reason",
+    "apply_edits",
+    "compose",
+    "invert",
+    "minimal_diff",
+    "rebase",
+    "rebase_all",
+    "shift",
+    "unified_diff",
+]

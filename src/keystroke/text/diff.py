@@ -1,0 +1,381 @@
+"""The smallest edits that turn one text into another.
+
+Law: first whole lines are compared, then the words inside lines that differ, then the ends of what is left.
+Work is bounded: where two texts differ too much to compare in the time allowed, a larger hunk is given, never
+a wrong one. A hunk never begins or ends inside a CRLF, a surrogate pair or a character with combining marks.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import isqrt
+
+from keystroke.text.edit import Edit
+
+_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
+_WORD = re.compile(r"\r\n|\w+|[ \t]+|.", re.DOTALL)
+_LINE_WORK = 2_000_000  # comparisons allowed over all lines: well under a second
+_WORD_WORK = 300_000  # and over the words of all changed lines
+_MAX_REGION = 100_000  # a changed region with more characters than this keeps its line hunks
+_BLOCK = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Hunk:
+    """`old[old_start:old_end]` became `new[new_start:new_end]`; everything between hunks is equal."""
+
+    old_start: int
+    old_end: int
+    new_start: int
+    new_end: int
+
+
+def minimal_diff(old: str, new: str) -> tuple[Edit, ...]:
+    """Edits with `apply_edits(old, edits) == new`, as small as the words of the texts allow."""
+    if old == new:
+        return ()
+    budget = _Budget(_WORD_WORK)
+    hunks: list[Hunk] = []
+    for block in _line_hunks(old, new):
+        hunks += _word_hunks(old, new, block, budget)
+    whole = _whole_characters(old, new, hunks)
+    return tuple(Edit(h.old_start, h.old_end, new[h.new_start : h.new_end]) for h in whole)
+
+
+def unified_diff(old: str, new: str, old_name: str = "a", new_name: str = "b", context: int = 3) -> str:
+    """The change as `diff -u` and `git` write it; empty if there is none."""
+    before, after = _plain_lines(old), _plain_lines(new)
+    hunks = [Hunk(*span) for span in _compare(before, after, _Budget(_LINE_WORK))]
+    out: list[str] = []
+    for group in _grouped(hunks, context):
+        first, last = group[0], group[-1]
+        old_start, old_end = max(0, first.old_start - context), min(len(before), last.old_end + context)
+        new_start, new_end = max(0, first.new_start - context), min(len(after), last.new_end + context)
+        out.append(f"@@ -{_range(old_start, old_end)} +{_range(new_start, new_end)} @@\n")
+        reached = old_start
+        for hunk in group:
+            out += _marked(" ", before[reached : hunk.old_start])
+            out += _marked("-", before[hunk.old_start : hunk.old_end])
+            out += _marked("+", after[hunk.new_start : hunk.new_end])
+            reached = hunk.old_end
+        out += _marked(" ", before[reached:old_end])
+    return "".join([f"--- {old_name}\n", f"+++ {new_name}\n", *out]) if out else ""
+
+
+# ── unified rendering ─────────────────────────────────────────────────────────────────────────
+
+
+def _plain_lines(text: str) -> list[str]:
+    """Lines as `diff` sees them: ended by LF alone."""
+    lines = text.split("\n")
+    last = lines.pop()
+    return [f"{line}\n" for line in lines] + ([last] if last else [])
+
+
+def _grouped(hunks: Sequence[Hunk], context: int) -> Iterator[list[Hunk]]:
+    group: list[Hunk] = []
+    for hunk in hunks:
+        if group and hunk.old_start - group[-1].old_end > 2 * context:
+            yield group
+            group = []
+        group.append(hunk)
+    if group:
+        yield group
+
+
+def _range(start: int, end: int) -> str:
+    length = end - start
+    if length == 1:
+        return str(start + 1)
+    return f"{start + 1 if length else start},{length}"
+
+
+def _marked(mark: str, lines: Sequence[str]) -> Iterator[str]:
+    for line in lines:
+        yield f"{mark}{line}" if line.endswith("\n") else f"{mark}{line}\n\\ No newline at end of file\n"
+
+
+# ── from lines to words to characters ─────────────────────────────────────────────────────────
+
+
+def _line_hunks(old: str, new: str) -> list[Hunk]:
+    """Hunks of whole lines. The equal head and tail of a large file are skipped without being split."""
+    head = _line_start(old, common_prefix(old, new))
+    tail = common_suffix(old[head:], new[head:])
+    # The tail begins after a line end that both texts share, or at the end of both.
+    cut = _LINE.match(old, len(old) - tail) if tail else None
+    tail = len(old) - cut.end() if cut else 0
+    before = _LINE.findall(old, head, len(old) - tail)
+    after = _LINE.findall(new, head, len(new) - tail)
+    spans = _compare(before, after, _Budget(_LINE_WORK))
+    return _measured(before, after, spans, head, head)
+
+
+def _word_hunks(old: str, new: str, block: Hunk, budget: _Budget) -> list[Hunk]:
+    """The hunks of words inside a hunk of lines."""
+    old_size, new_size = block.old_end - block.old_start, block.new_end - block.new_start
+    if not old_size or not new_size or old_size + new_size > _MAX_REGION or budget.left <= 0:
+        return [_trimmed(old, new, block)]
+    budget.left -= (old_size + new_size) // 8  # splitting is work too
+    before = _WORD.findall(old, block.old_start, block.old_end)
+    after = _WORD.findall(new, block.new_start, block.new_end)
+    spans = _compare(before, after, budget)
+    hunks = _measured(before, after, spans, block.old_start, block.new_start)
+    return [_trimmed(old, new, hunk) for hunk in hunks]
+
+
+def _measured(
+    before: Sequence[str],
+    after: Sequence[str],
+    spans: Sequence[tuple[int, int, int, int]],
+    old_at: int,
+    new_at: int,
+) -> list[Hunk]:
+    """Spans counted in pieces, as hunks counted in characters."""
+    hunks: list[Hunk] = []
+    i = j = 0
+    for a0, a1, b0, b1 in spans:
+        old_at += sum(map(len, before[i:a0]))
+        new_at += sum(map(len, after[j:b0]))
+        old_end = old_at + sum(map(len, before[a0:a1]))
+        new_end = new_at + sum(map(len, after[b0:b1]))
+        hunks.append(Hunk(old_at, old_end, new_at, new_end))
+        i, j, old_at, new_at = a1, b1, old_end, new_end
+    return hunks
+
+
+def _trimmed(old: str, new: str, hunk: Hunk) -> Hunk:
+    """The hunk without the characters that both sides begin and end with."""
+    before, after = old[hunk.old_start : hunk.old_end], new[hunk.new_start : hunk.new_end]
+    head = common_prefix(before, after)
+    tail = common_suffix(before[head:], after[head:])
+    return Hunk(hunk.old_start + head, hunk.old_end - tail, hunk.new_start + head, hunk.new_end - tail)
+
+
+def _whole_characters(old: str, new: str, hunks: Sequence[Hunk]) -> list[Hunk]:
+    """The hunks widened until none cuts what reads as one character; those that then touch become one."""
+    result: list[Hunk] = []
+    todo = list(reversed(hunks))
+    while todo:
+        hunk = todo.pop()
+        a0, a1, b0, b1 = hunk.old_start, hunk.old_end, hunk.new_start, hunk.new_end
+        floor = result[-1].old_end if result else 0
+        ceiling = todo[-1].old_start if todo else len(old)
+        # Between hunks both texts are equal, so both boundaries may move together, but not past a neighbour.
+        while a0 > floor and (_joined(old, a0) or _joined(new, b0)):
+            a0, b0 = a0 - 1, b0 - 1
+        while a1 < ceiling and (_joined(old, a1) or _joined(new, b1)):
+            a1, b1 = a1 + 1, b1 + 1
+        if todo and a1 == ceiling:
+            after = todo.pop()
+            todo.append(Hunk(a0, after.old_end, b0, after.new_end))
+        elif result and a0 == floor:
+            before = result.pop()
+            todo.append(Hunk(before.old_start, a1, before.new_start, b1))
+        else:
+            result.append(Hunk(a0, a1, b0, b1))
+    return result
+
+
+def _joined(text: str, at: int) -> bool:
+    """Whether the characters on both sides of `at` belong together."""
+    if not 0 < at < len(text):
+        return False
+    right = text[at]
+    if right < "\u0300":
+        return right == "\n" and text[at - 1] == "\r"
+    left = text[at - 1]
+    return (
+        ("\udc00" <= right <= "\udfff" and "\ud800" <= left <= "\udbff")
+        or left == "\u200d"
+        or right in "\u200d\ufe0e\ufe0f"
+        or "\U0001f3fb" <= right <= "\U0001f3ff"  # skin tones
+        or ("\U0001f1e6" <= right <= "\U0001f1ff" and "\U0001f1e6" <= left <= "\U0001f1ff")  # flags
+        or unicodedata.category(right) in ("Mn", "Me", "Mc")
+    )
+
+
+def _line_start(text: str, at: int) -> int:
+    """The nearest line start at or before `at`, judged by the characters before `at` alone."""
+    return max(text.rfind("\n", 0, at), text.rfind("\r", 0, max(0, at - 1))) + 1
+
+
+def common_prefix(a: str, b: str) -> int:
+    """How many characters both texts begin with; compares blocks, not characters."""
+    limit = min(len(a), len(b))
+    low = 0
+    while low < limit and a[low : low + _BLOCK] == b[low : low + _BLOCK] and low + _BLOCK <= limit:
+        low += _BLOCK
+    high = min(limit, low + _BLOCK)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def common_suffix(a: str, b: str) -> int:
+    """How many characters both texts end with."""
+    limit = min(len(a), len(b))
+    low = 0
+    while low + _BLOCK <= limit and _tail(a, low, low + _BLOCK) == _tail(b, low, low + _BLOCK):
+        low += _BLOCK
+    high = min(limit, low + _BLOCK)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if _tail(a, low, middle) == _tail(b, low, middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _tail(text: str, near: int, far: int) -> str:
+    return text[len(text) - far : len(text) - near]
+
+
+# ── comparing sequences ───────────────────────────────────────────────────────────────────────
+
+
+class _Budget:
+    """Work left. Spent together by all parts of one diff, so that the whole stays bounded."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, work: int) -> None:
+        self.left = work
+
+
+_Span = tuple[int, int, int, int]
+
+
+def _compare(before: Sequence[str], after: Sequence[str], budget: _Budget) -> list[_Span]:
+    """Spans (a0, a1, b0, b1) that differ, in order."""
+    numbers: dict[str, int] = {}
+    a = [numbers.setdefault(piece, len(numbers)) for piece in before]
+    b = [numbers.setdefault(piece, len(numbers)) for piece in after]
+    spans: list[_Span] = []
+    todo: list[_Span] = [(0, len(a), 0, len(b))]
+    while todo:
+        a0, a1, b0, b1 = todo.pop()
+        while a0 < a1 and b0 < b1 and a[a0] == b[b0]:
+            a0, b0 = a0 + 1, b0 + 1
+        while a0 < a1 and b0 < b1 and a[a1 - 1] == b[b1 - 1]:
+            a1, b1 = a1 - 1, b1 - 1
+        if a0 == a1 and b0 == b1:
+            continue
+        if a0 == a1 or b0 == b1:
+            found: list[_Span] | None = [(a0, a1, b0, b1)]
+        else:
+            found = _shortest(a, b, (a0, a1, b0, b1), budget)
+        if found is not None:
+            spans += found
+        elif budget.left > -_LINE_WORK and (parts := _anchored(a, b, (a0, a1, b0, b1))):
+            budget.left -= a1 - a0 + b1 - b0
+            todo += reversed(parts)
+        else:
+            spans.append((a0, a1, b0, b1))
+    return _merged(spans)
+
+
+def _merged(spans: Sequence[_Span]) -> list[_Span]:
+    """Neighbours that touch on both sides become one."""
+    result: list[_Span] = []
+    for span in spans:
+        if result and result[-1][1] == span[0] and result[-1][3] == span[2]:
+            a0, _, b0, _ = result.pop()
+            span = (a0, span[1], b0, span[3])
+        result.append(span)
+    return result
+
+
+def _shortest(a: Sequence[int], b: Sequence[int], span: _Span, budget: _Budget) -> list[_Span] | None:
+    """The shortest edit script by Myers' greedy search; None when its share of the budget ends first."""
+    a0, a1, b0, b1 = span
+    n, m = a1 - a0, b1 - b0
+    if budget.left <= 0:
+        return None
+    # Half of what is left: one hopeless region must not starve those after it.
+    floor = budget.left - budget.left // 2
+    most = min(n + m, isqrt(budget.left - floor))
+    zero = most + 1
+    reach = [-1] * (2 * most + 3)  # furthest x on diagonal k, at zero + k
+    reach[zero + 1] = 0
+    history: list[list[int]] = []
+    for d in range(most + 1):
+        history.append(reach[zero - d - 1 : zero + d + 2])
+        for k in range(-d + 2 * max(0, d - m), d - 2 * max(0, d - n) + 1, 2):
+            at = zero + k
+            x = reach[at + 1] if k == -d or (k != d and reach[at - 1] < reach[at + 1]) else reach[at - 1] + 1
+            start = x
+            y = x - k
+            while x < n and y < m and a[a0 + x] == b[b0 + y]:
+                x, y = x + 1, y + 1
+            reach[at] = x
+            budget.left -= x - start
+            if x >= n and y >= m:
+                return _traced(history, n, m, a0, b0)
+        budget.left -= 2 * d + 1
+        if budget.left < floor:
+            break
+    return None
+
+
+def _traced(history: Sequence[Sequence[int]], x: int, y: int, a0: int, b0: int) -> list[_Span]:
+    """The single steps of the search, walked back from its end."""
+    spans: list[_Span] = []
+    for d in range(len(history) - 1, 0, -1):
+        reach, k = history[d], x - y
+        at = d + 1 + k
+        if k == -d or (k != d and reach[at - 1] < reach[at + 1]):
+            x = reach[at + 1]
+            y = x - k - 1
+            spans.append((a0 + x, a0 + x, b0 + y, b0 + y + 1))
+        else:
+            x = reach[at - 1]
+            y = x - k + 1
+            spans.append((a0 + x, a0 + x + 1, b0 + y, b0 + y))
+    return _merged(spans[::-1])
+
+
+def _anchored(a: Sequence[int], b: Sequence[int], span: _Span) -> list[_Span]:
+    """Split a span at pieces that occur once on each side and keep their order; empty if there are none."""
+    a0, a1, b0, b1 = span
+    in_a, in_b = Counter(a[a0:a1]), Counter(b[b0:b1])
+    place = {piece: j for j, piece in enumerate(b[b0:b1], b0) if in_b[piece] == 1}
+    pairs = [(i, place[a[i]]) for i in range(a0, a1) if in_a[a[i]] == 1 and a[i] in place]
+    parts: list[_Span] = []
+    for i, j in _increasing(pairs):
+        parts.append((a0, i, b0, j))
+        a0, b0 = i + 1, j + 1
+    if parts:
+        parts.append((a0, a1, b0, b1))
+    return parts
+
+
+def _increasing(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The longest run of pairs whose second members increase (their first members already do)."""
+    tails: list[int] = []
+    ends: list[int] = []
+    previous: list[int] = []
+    for index, (_, j) in enumerate(pairs):
+        at = bisect_left(tails, j)
+        previous.append(ends[at - 1] if at else -1)
+        if at == len(tails):
+            tails.append(j)
+            ends.append(index)
+        else:
+            tails[at], ends[at] = j, index
+    result: list[tuple[int, int]] = []
+    index = ends[-1] if ends else -1
+    while index >= 0:
+        result.append(pairs[index])
+        index = previous[index]
+    return result[::-1]

@@ -1,0 +1,196 @@
+"""A document is one immutable snapshot of a text: its content, its version and where its lines begin.
+
+Law: offsets are code points; a position is a line and a column counted in UTF-8, UTF-16 or UTF-32 units, as
+the Language Server Protocol counts them (lines end in LF, CRLF or CR). The line index is made once, when
+first asked for, and carried through `apply` by rescanning only around the edits. No I/O.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from keystroke.errors import InputError
+from keystroke.text.edit import Edit, apply_edits, ordered
+
+Encoding = Literal["utf-8", "utf-16", "utf-32"]
+ENCODINGS: tuple[Encoding, ...] = ("utf-8", "utf-16", "utf-32")
+
+_LINE_END = re.compile(r"\r\n|\r|\n")
+_SMALL = 4096  # below this a regular expression beats the set-up cost of an array
+_Offsets = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A place as editors name it: both counted from 0, the column in the units of the encoding asked for."""
+
+    line: int
+    column: int
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """`time` is a monotonic clock's reading of when the snapshot was taken, where the owner keeps one."""
+
+    text: str
+    version: int = 0
+    time: float | None = None
+    _starts: _Offsets | None = field(default=None, repr=False, compare=False)
+
+    def __len__(self) -> int:
+        return len(self.text)
+
+    @property
+    def line_starts(self) -> _Offsets:
+        """The offset at which each line begins. The first is 0; a final line end opens one more line."""
+        if self._starts is None:
+            starts = np.concatenate((np.zeros(1, np.int64), _starts_within(self.text, 1, len(self.text))))
+            object.__setattr__(self, "_starts", starts)
+            return starts
+        return self._starts
+
+    @property
+    def line_count(self) -> int:
+        return len(self.line_starts)
+
+    def line_span(self, line: int) -> tuple[int, int]:
+        """Offsets of the line's first character and of its line end (or the end of the text)."""
+        starts = self.line_starts
+        if not 0 <= line < len(starts):
+            raise InputError(f"line {line} does not exist; the document has lines 0 to {len(starts) - 1}")
+        start = int(starts[line])
+        if line + 1 == len(starts):
+            return start, len(self.text)
+        end = int(starts[line + 1]) - 1
+        if end > start and self.text[end] == "\n" and self.text[end - 1] == "\r":
+            end -= 1
+        return start, end
+
+    def line(self, line: int) -> str:
+        """The text of a line without its line end."""
+        start, end = self.line_span(line)
+        return self.text[start:end]
+
+    def offset(self, line: int, column: int, encoding: Encoding = "utf-16", *, clamp: bool = False) -> int:
+        """The offset of a position. `clamp`: a column past the line's end means its end, a line past the last
+        means the end of the text, and a column inside a character means its start; otherwise each raises
+        InputError."""
+        if line < 0 or column < 0:
+            raise InputError(f"line {line}, column {column}: both must be 0 or more")
+        if clamp and line >= self.line_count:
+            return len(self.text)
+        start, end = self.line_span(line)
+        if encoding == "utf-32" or self.text.isascii():
+            inside, length = min(column, end - start), end - start
+        else:
+            # A column of n units lies within the first n characters: never look further along a long line.
+            before = _boundaries(self.text[start : min(end, start + column)], encoding)
+            inside = int(np.searchsorted(before, column, side="right")) - 1
+            length = int(before[-1])
+            if not clamp and before[inside] < column <= length:
+                raise InputError(
+                    f"column {column} of line {line} lies inside a character that takes several "
+                    f"{encoding} units; use the column where it begins"
+                )
+        if column > length and not clamp:
+            raise InputError(
+                f"column {column} is past the end of line {line}, which has {length} {encoding} units"
+            )
+        return start + inside
+
+    def position(self, offset: int, encoding: Encoding = "utf-16") -> Position:
+        """The position of an offset. Between CR and LF no position exists: the line's end stands for it."""
+        if not 0 <= offset <= len(self.text):
+            raise InputError(
+                f"offset {offset} is outside the document, which has {len(self.text)} characters"
+            )
+        line = int(np.searchsorted(self.line_starts, offset, side="right")) - 1
+        start, end = self.line_span(line)
+        before = min(offset, end)
+        if encoding == "utf-32" or self.text.isascii():
+            return Position(line, before - start)
+        return Position(line, int(_boundaries(self.text[start:before], encoding)[-1]))
+
+    def edit(
+        self, start: Position, end: Position, text: str, encoding: Encoding = "utf-16", *, clamp: bool = True
+    ) -> Edit:
+        """The edit an editor describes with two positions; LSP demands the clamping."""
+        first = self.offset(start.line, start.column, encoding, clamp=clamp)
+        last = self.offset(end.line, end.column, encoding, clamp=clamp)
+        if last < first:
+            raise InputError(f"a range must not end (line {end.line}) before it starts (line {start.line})")
+        return Edit(first, last, text)
+
+    def apply(self, edits: Iterable[Edit], time: float | None = None) -> Document:
+        """The next version: all edits made at once. A line index already made is updated, not made again."""
+        changes = ordered(edits, len(self.text))
+        text = apply_edits(self.text, changes)
+        starts = None if self._starts is None else _updated(self._starts, changes, text)
+        return Document(text, self.version + 1, time, starts)
+
+
+def _updated(starts: _Offsets, edits: tuple[Edit, ...], text: str) -> _Offsets:
+    """Line starts of the new text. Whether a line starts at p depends on the characters at p - 1 and p alone,
+    so only offsets from an edit's start to its end need a new look; the others move along."""
+    pieces: list[_Offsets] = []
+    kept = 0  # index of the first old start not yet dealt with
+    moved = 0
+    seen = 0  # first new offset not yet dealt with; 0 is a start whatever happens
+    for edit in edits:
+        upto = int(np.searchsorted(starts, edit.start, side="left")) if edit.start else 1
+        if upto > kept:
+            pieces.append(starts[kept:upto] + moved)
+        first = edit.start + moved
+        last = first + len(edit.text)
+        pieces.append(_starts_within(text, max(first, seen, 1), last))
+        seen = last + 1
+        kept = max(kept, int(np.searchsorted(starts, edit.end, side="right")))
+        moved += edit.delta
+    pieces.append(starts[kept:] + moved)
+    return np.concatenate(pieces)
+
+
+def _starts_within(text: str, first: int, last: int) -> _Offsets:
+    """Offsets p with first <= p <= last, first > 0, at which a line starts."""
+    if last < first:
+        return np.empty(0, np.int64)
+    window = text[first - 1 : last + 1]
+    if len(window) < _SMALL:
+        found = [first - 1 + match.end() for match in _LINE_END.finditer(window)]
+        if found and found[-1] > last:
+            found.pop()
+        return np.array(found, np.int64)
+    units = _code_units(window)
+    ends = units == 10
+    returns = units == 13
+    if returns.any():
+        returns[:-1] &= ~ends[1:]
+        ends |= returns
+    result: _Offsets = np.flatnonzero(ends) + first
+    return result[:-1] if len(result) and result[-1] > last else result
+
+
+def _code_units(text: str) -> NDArray[np.uint8] | NDArray[np.uint32]:
+    if text.isascii():
+        return np.frombuffer(text.encode("ascii"), np.uint8)
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+
+
+def _boundaries(text: str, encoding: Encoding) -> _Offsets:
+    """For i = 0 to len(text): how many units of the encoding the first i characters take. A lone surrogate
+    takes one UTF-16 unit and three UTF-8 bytes."""
+    points = _code_units(text)
+    result = np.zeros(len(points) + 1, np.int64)
+    widths = np.ones(len(points), np.int64)
+    if encoding == "utf-8":
+        widths += points > 0x7F
+        widths += points > 0x7FF
+    widths += points > 0xFFFF
+    np.cumsum(widths, out=result[1:])
+    return result

@@ -1,0 +1,81 @@
+"""A suggestion meets the typing that happened while it was made.
+
+Law: `rebase` moves an edit onto the text as it is now, or drops it with a named reason. It sees edits only,
+never the text: what was typed either lies elsewhere (the edit moves along), agrees with the suggestion (the
+suggestion gets shorter) or contradicts it (the suggestion goes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from keystroke.text.edit import Edit, ordered, shift
+
+_CLOSERS = frozenset(")]}>\"'`")  # what editors add by themselves after the cursor
+
+
+class Reason(StrEnum):
+    DIVERGED = "diverged"  # other text was typed where the suggestion goes
+    OVERLAPPED = "overlapped"  # text that the suggestion would replace was changed
+    OUTSIDE = "outside"  # the place of the suggestion was deleted
+    FULFILLED = "fulfilled"  # all of it has been typed
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    reason: Reason
+
+
+def rebase(edit: Edit, typed: Iterable[Edit]) -> Edit | Dropped:
+    """`edit`, made for the text before `typed`, as an edit of the text after it. The typed edits happened one
+    after another: each counts from the text that the one before it left."""
+    for change in typed:
+        result = _over(edit, change)
+        if isinstance(result, Dropped):
+            return result
+        edit = result
+    return Dropped(Reason.FULFILLED) if edit.is_empty else edit
+
+
+def rebase_all(edits: Sequence[Edit], typed: Sequence[Edit]) -> tuple[Edit, ...] | Dropped:
+    """A suggestion of several edits: those already typed fall away; one contradicted drops all."""
+    result: list[Edit] = []
+    for edit in edits:
+        moved = rebase(edit, typed)
+        if isinstance(moved, Edit):
+            result.append(moved)
+        elif moved.reason is not Reason.FULFILLED:
+            return moved
+    return (
+        ordered(result, max((edit.end for edit in result), default=0))
+        if result
+        else Dropped(Reason.FULFILLED)
+    )
+
+
+def _over(edit: Edit, change: Edit) -> Edit | Dropped:
+    if change.is_empty:
+        return edit
+    if change.is_insertion and change.start == edit.start and edit.text:
+        return _typed_through(edit, change.text)
+    if change.end <= edit.start:
+        return shift(edit, change.delta)
+    if change.start >= edit.end:
+        return edit
+    return Dropped(Reason.OUTSIDE if edit.is_insertion else Reason.OVERLAPPED)
+
+
+def _typed_through(edit: Edit, typed: str) -> Edit | Dropped:
+    """What is left when `typed` was inserted exactly where the suggestion begins."""
+    head, tail = typed, ""
+    while not edit.text.startswith(head):
+        # An editor that closes brackets inserts "()" for "(": the closers must then end the suggestion.
+        if not edit.is_insertion or not head or head[-1] not in _CLOSERS:
+            return Dropped(Reason.DIVERGED)
+        head, tail = head[:-1], head[-1] + tail
+    rest = edit.text[len(head) :]
+    if not head or not rest.endswith(tail):
+        return Dropped(Reason.DIVERGED)
+    return Edit(edit.start + len(head), edit.end + len(head), rest[: len(rest) - len(tail)])
