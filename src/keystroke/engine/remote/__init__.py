@@ -1,0 +1,21 @@
+"""Models behind OpenAI-compatible servers, streamed as text."""
+
+from keystroke.engine.remote.blocking import BlockingModel
+from keystroke.engine.remote.fim import RemoteFim, fim_for
+from keystroke.engine.remote.model import Health, Listed, RemoteModel
+from keystroke.engine.remote.transport import Endpoint
+from keystroke.engine.remote.wire import Reasoning, StreamItem, ToolCallDelta, Usage
+
+__all__ = [
+    "BlockingModel",
+    "Endpoint",
+    "Health",
+    "Listed",
+    "Reasoning",
+    "RemoteFim",
+    "RemoteModel",
+    "StreamItem",
+    "ToolCallDelta",
+    "Usage",
+    "fim_for",
+]

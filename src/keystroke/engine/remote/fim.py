@@ -1,0 +1,49 @@
+"""Fill-in-the-middle formats by model name, for servers that show no tokenizer.
+
+Law: a guess from the name alone, used only after a server refused `suffix`. A name that is not known
+gives None rather than a wrong format.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from keystroke.engine.templates import FimTemplate
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFim:
+    """A format, and the texts that end a middle: a server takes stop strings, not token ids."""
+
+    template: FimTemplate
+    stop: tuple[str, ...]
+
+
+_PIPES = RemoteFim(
+    FimTemplate("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<|endoftext|>", "<|file_sep|>", "<|fim_pad|>"),
+)
+_ANGLES = RemoteFim(
+    FimTemplate("<fim_prefix>", "<fim_suffix>", "<fim_middle>"), ("<|endoftext|>", "<file_sep>")
+)
+_CODELLAMA = RemoteFim(FimTemplate("<PRE> ", " <SUF>", " <MID>"), ("<EOT>",))
+_DEEPSEEK = RemoteFim(
+    FimTemplate("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"), ("<|EOT|>", "<｜end▁of▁sentence｜>")
+)
+_CODESTRAL = RemoteFim(FimTemplate("[PREFIX]", "[SUFFIX]", "", order="spm"), ("</s>",))
+_SEED = RemoteFim(FimTemplate("<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>"), ("<[end▁of▁sentence]>",))
+
+_BY_NAME: tuple[tuple[str, RemoteFim], ...] = (
+    (r"qwen.*coder|codeqwen|codegemma|granite", _PIPES),
+    (r"starcoder|stable-?code|refact", _ANGLES),
+    (r"code-?llama", _CODELLAMA),
+    (r"deepseek-?coder", _DEEPSEEK),
+    (r"codestral", _CODESTRAL),
+    (r"seed-?coder", _SEED),
+)
+
+
+def fim_for(model: str) -> RemoteFim | None:
+    """The format of the family that `model` names."""
+    return next((fim for pattern, fim in _BY_NAME if re.search(pattern, model.lower())), None)
