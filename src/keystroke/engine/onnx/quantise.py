@@ -8,17 +8,22 @@ Work goes in slices of rows, so memory stays bounded whatever the matrix.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
+from keystroke.errors import ModelDamaged
 
 Float32 = npt.NDArray[np.float32]
 UInt8 = npt.NDArray[np.uint8]
 
 _SLICE = 1 << 18  # values worked on at once: temporaries of a megabyte each stay in the cache
 # Shrinking the range a little costs the extremes and gains all others; how much pays differs per block.
-_SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
+_SHRINKS = (1.0, 0.93, 0.87, 0.8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +58,21 @@ def quantise(weight: npt.NDArray[np.floating], *, bits: int, block: int, symmetr
     packed = np.empty((rows, blocks, block * bits // 8), np.uint8)
     scales = np.empty((rows, blocks), np.float32)
     zeros = None if symmetric else np.empty((rows, blocks), np.uint8)
-    step = max(1, _SLICE // (blocks * block))
-    for start in range(0, rows, step):
-        part = slice(start, min(start + step, rows))
+
+    def work(part: slice) -> None:
         values = _blocked(weight[part], blocks, block)
-        if zeros is None:
-            codes, scales[part] = _symmetric(values, bits)
-        else:
-            codes, scales[part], zeros[part] = _asymmetric(values, bits)
+        candidates = _symmetric(values, bits) if symmetric else _asymmetric(values, bits)
+        codes, scales[part], zero = _fitted(values, candidates, (1 << bits) - 1)
         packed[part] = codes if bits == 8 else _pairs(codes)
+        if zeros is not None:
+            zeros[part] = zero
+
+    step = max(1, _SLICE // (blocks * block))
+    parts = [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # numpy lets go of the interpreter's lock
+        list(pool.map(work, parts))
+    if not np.isfinite(scales).all():
+        raise ModelDamaged("the model has weights that are not finite numbers; download it again")
     return Quantised(bits, block, (rows, columns), packed, scales.ravel(), _packed_zeros(zeros, bits))
 
 
@@ -89,68 +100,67 @@ def _blocked(weight: npt.NDArray[np.floating], blocks: int, block: int) -> Float
     return padded.reshape(rows, blocks, block)
 
 
-def _symmetric(values: Float32, bits: int) -> tuple[UInt8, Float32]:
-    """Codes around the fixed zero point 2 ** (bits - 1). The range is one code longer below than above, so
-    the extreme value, whatever its sign, is given the longer side."""
+Candidates = Iterator[tuple[Float32, Float32]]  # scale and zero point, [rows, blocks, 1] each
+
+
+def _symmetric(values: Float32, bits: int) -> Candidates:
+    """Ranges around the fixed zero point. There is one code more below than above it, so the extreme value,
+    whatever its sign, gets the longer side; at 8 bits the shorter side is also tried."""
     half = 1 << (bits - 1)
     largest = np.take_along_axis(values, np.abs(values).argmax(-1)[..., None], -1)
-    best = -largest / np.float32(half)
-    if bits == 4:
-        best = _best(values, [best * np.float32(shrink) for shrink in _SHRINKS], -half, half - 1)
-    codes = _rounded(values, best, -half, half - 1)
-    codes += half
-    return codes.astype(np.uint8), best[..., 0]
+    zero = np.full_like(largest, half)
+    if bits == 8:
+        yield largest / np.float32(half - 1), zero
+    for shrink in _SHRINKS if bits == 4 else _SHRINKS[:1]:
+        yield largest * np.float32(-shrink / half), zero
 
 
-def _asymmetric(values: Float32, bits: int) -> tuple[UInt8, Float32, UInt8]:
-    """Codes over the block's own range; zero stays exactly representable."""
+def _asymmetric(values: Float32, bits: int) -> Candidates:
+    """Ranges from the block's least to its greatest value; zero stays exactly representable."""
     top = (1 << bits) - 1
     low = np.minimum(values.min(-1, keepdims=True), 0)
-    high = np.maximum(values.max(-1, keepdims=True), 0)
-    best_error: Float32 | None = None
-    best_codes = best_scale = best_zero = low
-    for shrink in _SHRINKS if bits == 4 else (1.0,):
-        scale = (high - low) * np.float32(shrink / top)
-        inverse = _inverse(scale)
-        zero = np.clip(np.rint(-low * np.float32(shrink) * inverse), 0, top)
-        codes = values * inverse
-        codes += zero
-        np.rint(codes, out=codes)
-        np.clip(codes, 0, top, out=codes)
-        error = codes - zero
-        error *= scale
-        error -= values
-        total = np.einsum("...i,...i->...", error, error)[..., None]
-        if best_error is None:
-            best_error, best_codes, best_scale, best_zero = total, codes, scale, zero
-            continue
-        better = total < best_error
-        best_codes = np.where(better, codes, best_codes)
-        best_scale = np.where(better, scale, best_scale)
-        best_zero = np.where(better, zero, best_zero)
-        best_error = np.minimum(total, best_error)
-    return best_codes.astype(np.uint8), best_scale[..., 0], best_zero[..., 0].astype(np.uint8)
+    span = np.maximum(values.max(-1, keepdims=True), 0) - low
+    for shrink in _SHRINKS if bits == 4 else _SHRINKS[:1]:
+        scale = span * np.float32(shrink / top)
+        yield scale, np.clip(np.rint(low * np.float32(-shrink) * _inverse(scale)), 0, top)
 
 
-def _best(values: Float32, scales: list[Float32], low: int, high: int) -> Float32:
-    """Of several scales per block, the one with the smallest squared error."""
-    best = scales[0]
+def _fitted(values: Float32, candidates: Candidates, top: int) -> tuple[UInt8, Float32, UInt8]:
+    """Codes, scales and zero points: of the candidates the one with the least squared error in each block,
+    its scale then set to the best one for those very codes."""
+    scale, zero = next(candidates)
     least: Float32 | None = None
-    for scale in scales:
-        error = _rounded(values, scale, low, high)
-        error *= scale
-        error -= values
-        total = np.einsum("...i,...i->...", error, error)[..., None]
-        best = scale if least is None else np.where(total < least, scale, best)
-        least = total if least is None else np.minimum(total, least)
-    return best
+    for other, other_zero in candidates:
+        if least is None:
+            least = _error(values, scale, zero, top)
+        error = _error(values, other, other_zero, top)
+        better = error < least
+        scale, zero, least = (
+            np.where(better, other, scale),
+            np.where(better, other_zero, zero),
+            np.minimum(error, least),
+        )
+    steps = _steps(values, scale, zero, top)
+    weight = np.einsum("...i,...i->...", steps, steps)[..., None]
+    product = np.einsum("...i,...i->...", steps, values)[..., None]
+    scale = np.where(weight > 0, product / np.maximum(weight, 1), scale)
+    steps += zero
+    return steps.astype(np.uint8), scale[..., 0], zero[..., 0].astype(np.uint8)
 
 
-def _rounded(values: Float32, scale: Float32, low: int, high: int) -> Float32:
-    codes = values * _inverse(scale)
-    np.rint(codes, out=codes)
-    np.clip(codes, low, high, out=codes)
-    return codes
+def _error(values: Float32, scale: Float32, zero: Float32, top: int) -> Float32:
+    steps = _steps(values, scale, zero, top)
+    steps *= scale
+    steps -= values
+    error: Float32 = np.einsum("...i,...i->...", steps, steps)[..., None]
+    return error
+
+
+def _steps(values: Float32, scale: Float32, zero: Float32, top: int) -> Float32:
+    """How many scales each value lies from zero: its code less the zero point."""
+    steps = values * _inverse(scale)
+    np.rint(steps, out=steps)
+    return np.clip(steps, -zero, top - zero, out=steps)
 
 
 def _inverse(scale: Float32) -> Float32:
