@@ -24,11 +24,9 @@ from keystroke.engine.base import (
     TokenLogprob,
 )
 from keystroke.engine.model import Model
-from keystroke.engine.speculative.base import Drafter
+from keystroke.engine.speculative.base import MAX_DRAFT, Drafter
 from keystroke.engine.tokenizer import StreamDecoder
 from keystroke.errors import Interrupted, UsageError
-
-MAX_DRAFT = 32  # beyond this no engine here verifies for less than it decodes
 
 
 class Finish(StrEnum):
@@ -133,7 +131,7 @@ class Generation:
         self.stats.reused += extended.reused
         self.stats.computed += extended.computed
         if self._drafter is not None:
-            self._drafter.observe(self._prompt)
+            self._drafter.begin(self._prompt)
         return extended
 
     def advance(self) -> Chunk:

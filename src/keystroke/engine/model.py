@@ -22,7 +22,7 @@ class Model:
     fim: FimTemplate | None = None
 
     def prompt(self, text: str, *, special: bool = False) -> list[int]:
-        """The tokens of `text` at the beginning of a sequence, the model's first token included if it has one."""
+        """The tokens of `text` at the start of a sequence, after the model's first token if it has one."""
         tokens = self.tokenizer.encode(text, special=special)
         first = self.tokenizer.bos
         return tokens if first is None or tokens[:1] == [first] else [first, *tokens]

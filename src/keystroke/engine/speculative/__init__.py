@@ -1,1 +1,25 @@
 """Drafters: guesses at the tokens to come, which the engine verifies in one step."""
+
+from __future__ import annotations
+
+from keystroke.engine.speculative.adaptive import AdaptiveDrafter
+from keystroke.engine.speculative.base import MAX_DRAFT, Drafter
+from keystroke.engine.speculative.combined import CombinedDrafter
+from keystroke.engine.speculative.cost import cost_table, measure_verify_cost
+from keystroke.engine.speculative.draft_model import ModelDrafter
+from keystroke.engine.speculative.file_draft import FileDrafter
+from keystroke.engine.speculative.ngram import NgramDrafter
+from keystroke.engine.speculative.suffix_automaton import SuffixDrafter
+
+__all__ = [
+    "MAX_DRAFT",
+    "AdaptiveDrafter",
+    "CombinedDrafter",
+    "Drafter",
+    "FileDrafter",
+    "ModelDrafter",
+    "NgramDrafter",
+    "SuffixDrafter",
+    "cost_table",
+    "measure_verify_cost",
+]

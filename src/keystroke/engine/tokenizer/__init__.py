@@ -8,10 +8,19 @@ from keystroke.engine.tokenizer.base import Tokenizer
 from keystroke.engine.tokenizer.byte_tokens import ByteTokenizer
 from keystroke.engine.tokenizer.gguf import load_gguf_tokenizer
 from keystroke.engine.tokenizer.huggingface import LibraryTokenizer, load_tokenizer_json
+from keystroke.engine.tokenizer.incremental import IncrementalEncoder, TokenEdit
 from keystroke.engine.tokenizer.stream import StreamDecoder
 from keystroke.errors import NotFound
 
-__all__ = ["ByteTokenizer", "LibraryTokenizer", "StreamDecoder", "Tokenizer", "load_tokenizer"]
+__all__ = [
+    "ByteTokenizer",
+    "IncrementalEncoder",
+    "LibraryTokenizer",
+    "StreamDecoder",
+    "TokenEdit",
+    "Tokenizer",
+    "load_tokenizer",
+]
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
