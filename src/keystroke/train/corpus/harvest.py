@@ -1,0 +1,218 @@
+"""From project names to cleaned files on disk, one compressed file per project.
+
+Law: a project is done when its file exists, so a harvest can stop at any moment and go on later. The first line of
+that file is the project's record (licence, dates, why files were refused); each further line is one source file.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from keystroke.errors import InputError, KeystrokeError
+from keystroke.train.corpus.archives import python_files
+from keystroke.train.corpus.filters import Refusal, clean, is_test
+from keystroke.train.corpus.index import PackageIndex, Project, normalised
+from keystroke.train.corpus.licences import permissive_licence
+
+PROJECT_LIMIT = 4 << 20  # characters kept of one project: no single style may dominate
+TEST_SHARE = 0.25  # of what is kept
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    path: str
+    sha256: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectRecord:
+    """What is known of one harvested project. `outcome` is "kept" or the reason it was not."""
+
+    name: str
+    outcome: str
+    version: str = ""
+    licence: str = ""
+    first_released: str = ""
+    archive: str = ""
+    archive_sha256: str = ""
+    requires: list[str] = field(default_factory=list)
+    refused: dict[str, int] = field(default_factory=dict)
+    characters: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a harvest asks of a project."""
+
+    first_released_from: datetime | None = None  # only projects at least this young
+    min_files: int = 1
+    min_releases: int = 1
+    try_variants: bool = True  # "python-NAME" and "pyNAME" where NAME is unknown
+
+
+def harvested_path(folder: Path, name: str) -> Path:
+    return folder / f"{normalised(name)}.jsonl.gz"
+
+
+def read_project(path: Path) -> tuple[ProjectRecord, list[SourceFile]]:
+    """A harvested project. Raises InputError if the file is damaged."""
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as stream:
+            record = ProjectRecord(**json.loads(next(stream)))
+            return record, [SourceFile(**json.loads(line)) for line in stream]
+    except (OSError, EOFError, StopIteration, ValueError, TypeError) as error:
+        raise InputError(
+            f"{path} is not a harvested project ({error}); delete it and harvest again"
+        ) from error
+
+
+def read_record(path: Path) -> ProjectRecord:
+    """The project's record alone, without reading its files."""
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as stream:
+            return ProjectRecord(**json.loads(next(stream)))
+    except (OSError, EOFError, StopIteration, ValueError, TypeError) as error:
+        raise InputError(
+            f"{path} is not a harvested project ({error}); delete it and harvest again"
+        ) from error
+
+
+def _write(path: Path, record: ProjectRecord, files: list[SourceFile]) -> None:
+    partial = path.with_suffix(".partial")
+    with gzip.open(partial, "wt", encoding="utf-8", compresslevel=1) as stream:
+        for row in (record, *files):
+            stream.write(json.dumps(asdict(row), ensure_ascii=False) + "\n")
+    os.replace(partial, path)
+
+
+def select_files(contents: Iterable[tuple[str, bytes]]) -> tuple[list[SourceFile], dict[str, int]]:
+    """Clean files in path order, exact repeats left out, tests capped, and how many were refused for what."""
+    refused: Counter[str] = Counter()
+    code: list[SourceFile] = []
+    tests: list[SourceFile] = []
+    seen: set[str] = set()
+    for path, data in contents:
+        text = clean(path, data)
+        if isinstance(text, Refusal):
+            refused[text] += 1
+            continue
+        sha256 = hashlib.sha256(text.encode()).hexdigest()
+        if sha256 in seen:
+            refused["repeat"] += 1
+            continue
+        seen.add(sha256)
+        (tests if is_test(path) else code).append(SourceFile(path, sha256, text))
+    kept: list[SourceFile] = []
+    room = PROJECT_LIMIT
+    # Hash order: a cap then takes an even sample of the project, the same one every time.
+    for file in sorted(code, key=lambda f: f.sha256):
+        if len(file.text) <= room:
+            kept.append(file)
+            room -= len(file.text)
+        else:
+            refused["over_cap"] += 1
+    test_room = min(room, int(TEST_SHARE / (1 - TEST_SHARE) * (PROJECT_LIMIT - room)))
+    for file in sorted(tests, key=lambda f: f.sha256):
+        if len(file.text) <= test_room:
+            kept.append(file)
+            test_room -= len(file.text)
+        else:
+            refused["over_cap"] += 1
+    return sorted(kept, key=lambda f: f.path), dict(refused)
+
+
+def _find(index: PackageIndex, name: str, limits: Limits) -> Project | None:
+    names = (name, f"python-{name}", f"py{name}") if limits.try_variants else (name,)
+    return next((project for each in names if (project := index.project(each))), None)
+
+
+def harvest_project(index: PackageIndex, name: str, folder: Path, limits: Limits) -> ProjectRecord:
+    """Fetch, clean and store one project; its record says what came of it."""
+    path = harvested_path(folder, name)
+    if path.exists():
+        return read_record(path)
+    record, files = _gather(index, name, limits)
+    _write(path, record, files)
+    return record
+
+
+def _gather(index: PackageIndex, name: str, limits: Limits) -> tuple[ProjectRecord, list[SourceFile]]:
+    key = normalised(name)
+    project = _find(index, name, limits)
+    if project is None:
+        return ProjectRecord(key, "absent"), []
+    facts: dict[str, Any] = {
+        "name": project.name,
+        "first_released": project.first_released.isoformat(),
+        "requires": sorted(project.requirements),
+    }
+    licence = permissive_licence(project.info)
+    if licence is None:
+        return ProjectRecord(**facts, outcome="licence"), []
+    if limits.first_released_from and project.first_released < limits.first_released_from:
+        return ProjectRecord(**facts, outcome="too_old", licence=licence), []
+    if len(project.releases) < limits.min_releases:
+        return ProjectRecord(**facts, outcome="few_releases", licence=licence), []
+    release = project.releases[-1]
+    facts |= {"licence": licence, "version": release.version}
+    facts |= {"archive": release.download.filename, "archive_sha256": release.download.sha256}
+    data = index.fetch(release.download)
+    files, refused = select_files(python_files(data, release.download.filename, sdist=release.download.sdist))
+    if len(files) < limits.min_files:
+        return ProjectRecord(**facts, outcome="few_files", refused=refused), []
+    return ProjectRecord(
+        **facts, outcome="kept", refused=refused, characters=sum(len(f.text) for f in files)
+    ), files
+
+
+def harvest(
+    index: PackageIndex,
+    names: Iterable[str],
+    folder: Path,
+    *,
+    limits: Limits | None = None,
+    workers: int = 6,
+    report: Callable[[ProjectRecord], None] = lambda record: None,
+) -> Counter[str]:
+    """Harvest every name not yet in `folder`; counts of outcomes. A project that fails is counted and tried again next time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    limits = limits or Limits()
+    outcomes: Counter[str] = Counter()
+
+    def one(name: str) -> ProjectRecord:
+        try:
+            return harvest_project(index, name, folder, limits)
+        except (KeystrokeError, OSError, ValueError, ArithmeticError) as error:
+            return ProjectRecord(normalised(name), f"failed: {type(error).__name__}")
+
+    with ThreadPoolExecutor(workers) as pool:
+        for record in _bounded(pool, one, names, workers * 2):
+            outcomes[record.outcome] += 1
+            report(record)
+    return outcomes
+
+
+def _bounded(
+    pool: ThreadPoolExecutor, work: Callable[[str], ProjectRecord], names: Iterable[str], limit: int
+) -> Iterator[ProjectRecord]:
+    """Results as they come, with at most `limit` names under way."""
+    waiting: set[Future[ProjectRecord]] = set()
+    for name in names:
+        waiting.add(pool.submit(work, name))
+        if len(waiting) >= limit:
+            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+            yield from (future.result() for future in done)
+    while waiting:
+        done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+        yield from (future.result() for future in done)

@@ -1,0 +1,47 @@
+"""Which projects to ask the index for.
+
+Law: gives names only. The curated list is Debian's: a package there had a person check that it is real, kept
+software. `dependencies` widens it by what curated projects themselves rely on; `sampled` draws from the
+whole index by a seed, for projects too young to be in any list.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable
+
+from keystroke.errors import NotFound
+
+_NOT_PROJECTS = re.compile(r"(-doc|-dbg|-dev|-examples|-data|-common|-all)$|\.")
+# Debian drops a prefix or renames; the rest carry over as they are.
+_RENAMED = {"yaml": "pyyaml", "opengl": "pyopengl", "dateutil": "python-dateutil", "magic": "python-magic", "git": "gitpython",
+            "jose": "python-jose", "ldap": "python-ldap", "xapp": "xapp", "bs4": "beautifulsoup4", "sklearn": "scikit-learn",
+            "skimage": "scikit-image", "cairo": "pycairo", "pil": "pillow", "openssl": "pyopenssl", "jwt": "pyjwt",
+            "usb": "pyusb", "serial": "pyserial", "github": "pygithub", "nacl": "pynacl", "zmq": "pyzmq"}  # fmt: skip
+
+
+def debian_packages() -> list[str]:
+    """Debian's python3-* package names, from this machine's apt lists."""
+    if shutil.which("apt-cache") is None:
+        raise NotFound("apt-cache is not here; give the project names in a file instead (--names)")
+    listed = subprocess.run(["apt-cache", "pkgnames", "python3-"], capture_output=True, text=True, check=True)
+    return sorted(listed.stdout.split())
+
+
+def project_names(packages: Iterable[str]) -> list[str]:
+    """Index names for Debian package names, in a stable order without repeats."""
+    found: dict[str, None] = {}
+    for package in packages:
+        name = package.removeprefix("python3-")
+        if name and not _NOT_PROJECTS.search(name):
+            found[_RENAMED.get(name, name)] = None
+    return list(found)
+
+
+def sampled(names: Iterable[str], count: int, seed: int = 0) -> list[str]:
+    """`count` names drawn from the index by `seed`; the order of `names` does not matter."""
+    ordered = sorted(names)
+    return random.Random(seed).sample(ordered, min(count, len(ordered)))

@@ -1,0 +1,166 @@
+"""From source files to fixed windows of tokens.
+
+Law: given files, a tokenizer and a seed, always the same windows; no clock, no device. A fill-in-the-middle sequence is never
+cut by a window's edge: plain files, which may be cut anywhere, fill what is left. Files of one project follow
+each other, so a window holds several of them: that is how the model learns to use a repository.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from keystroke.train import special
+from keystroke.train.fim import Order, Parts, TokenParts, choose, cut, join
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One file to learn from."""
+
+    project: str
+    path: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """What a document becomes."""
+
+    fim: float = 0.6  # share of excerpts with a part taken out
+    spm: float = 0.8  # of those, in the live order
+    path: float = 0.5  # share that begins with the file's path
+    longest: int = 5200  # characters of an excerpt, so that it fits one window
+    shortest: int = 900
+
+
+PLAIN = Mix(fim=0.0, path=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    tokens: list[int]
+    whole: bool  # must not be cut by a window's edge
+
+
+def excerpts(text: str, mix: Mix, rng: random.Random) -> Iterator[str]:
+    """`text` in runs of whole lines of random length."""
+    start = 0
+    while start < len(text):
+        limit = rng.randint(mix.shortest, mix.longest)
+        end = text.rfind("\n", start, start + limit) + 1 if len(text) - start > limit else len(text)
+        if end <= start:
+            end = min(len(text), start + limit)
+        yield text[start:end]
+        start = end
+
+
+def documents(sources: Iterable[Source], tokenizer: Any, mix: Mix, rng: random.Random) -> Iterator[Document]:
+    """Documents of the sources, in their order. `tokenizer` must know no special tokens."""
+    for source in sources:
+        if rng.random() >= mix.fim:
+            head = _head(source, tokenizer, mix, rng)
+            yield Document(
+                [*head, *tokenizer.encode(source.text, add_special_tokens=False).ids, special.END], False
+            )
+            continue
+        for piece in excerpts(source.text, mix, rng):
+            head = _head(source, tokenizer, mix, rng)
+            parts = cut(piece, choose(rng), rng)
+            if parts is None:
+                yield Document(
+                    [*head, *tokenizer.encode(piece, add_special_tokens=False).ids, special.END], False
+                )
+                continue
+            order = Order.SPM if rng.random() < mix.spm else Order.PSM
+            yield Document([*head, *join(tokenised(parts, tokenizer), order)], True)
+
+
+def tokenised(parts: Parts, tokenizer: Any) -> TokenParts:
+    """Each part on its own: that is how an editor's text arrives, cut in mid-word or not."""
+    prefix, middle, suffix = tokenizer.encode_batch(
+        [parts.prefix, parts.middle, parts.suffix], add_special_tokens=False
+    )
+    return TokenParts(tuple(prefix.ids), tuple(middle.ids), tuple(suffix.ids))
+
+
+def _head(source: Source, tokenizer: Any, mix: Mix, rng: random.Random) -> list[int]:
+    if rng.random() >= mix.path:
+        return []
+    return [special.FILE_SEP, *tokenizer.encode(source.path + "\n", add_special_tokens=False).ids]
+
+
+def windows(stream: Iterable[Document], length: int) -> Iterator[list[int]]:
+    """Windows of exactly `length` tokens; the last partial one is left out."""
+    packer = _Packer(length)
+    for document in stream:
+        packer.add(document)
+        while packer.held >= 4 * length:  # enough at hand to find pieces that fit
+            if packer.fill():
+                yield packer.take()
+    while packer.held >= length:
+        if packer.fill():
+            yield packer.take()
+
+
+class _Packer:
+    """First fit for what must stay whole; plain tokens fill the gaps."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.held = 0
+        self._window: list[int] = []
+        self._plain: deque[int] = deque()
+        self._whole: deque[list[int]] = deque()
+
+    def add(self, document: Document) -> None:
+        self.held += len(document.tokens)
+        if document.whole and len(document.tokens) <= self.length:
+            self._whole.append(document.tokens)
+        else:
+            self._plain.extend(document.tokens)
+
+    def fill(self) -> bool:
+        """Put one more thing into the window; whether it is full now."""
+        room = self.length - len(self._window)
+        fitting = next((i for i, tokens in enumerate(self._whole) if len(tokens) <= room), None)
+        if fitting is not None:
+            self._window.extend(self._whole[fitting])
+            del self._whole[fitting]
+        elif self._plain:
+            self._window.extend(self._plain.popleft() for _ in range(min(room, len(self._plain))))
+        else:  # nothing plain is left: the one case in which the window's edge cuts a whole document
+            tokens = self._whole.popleft()
+            self._window.extend(tokens[:room])
+            self.held -= len(tokens) - room
+        return len(self._window) == self.length
+
+    def take(self) -> list[int]:
+        window, self._window = self._window, []
+        self.held -= self.length
+        return window
+
+
+def token_windows(
+    sources: Sequence[Source], tokenizer: Any, mix: Mix, length: int, seed: int
+) -> NDArray[np.uint16]:
+    """Every window of `sources`, [n, length]. Projects are visited in an order the seed decides."""
+    rng = random.Random(seed)
+    projects: dict[str, list[Source]] = {}
+    for source in sources:
+        projects.setdefault(source.project, []).append(source)
+    names = sorted(projects)
+    rng.shuffle(names)
+    ordered: list[Source] = []
+    for name in names:
+        files = projects[name]
+        rng.shuffle(files)
+        ordered.extend(files)
+    found = list(windows(documents(ordered, tokenizer, mix, rng), length))
+    return np.asarray(found, dtype=np.uint16).reshape(len(found), length)

@@ -1,0 +1,150 @@
+"""Fill-in-the-middle: where a file is cut, and how the three parts become one token sequence.
+
+Law: pure functions of text, ids and a random generator; every sequence built here can be taken apart again.
+The live order is suffix first ("spm"): while someone types, only the prefix grows, at the end of the prompt, so the
+cached work on everything before it stays valid. The other order ("psm") is learned beside it.
+
+    spm:  <|fim_suffix|>SUFFIX<|fim_prefix|>PREFIX<|fim_middle|>MIDDLE<|endoftext|>
+    psm:  <|fim_prefix|>PREFIX<|fim_suffix|>SUFFIX<|fim_middle|>MIDDLE<|endoftext|>
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from keystroke.errors import InputError
+from keystroke.train import special
+
+
+class Order(StrEnum):
+    SPM = "spm"
+    PSM = "psm"
+
+
+class Cut(StrEnum):
+    """What is taken out: exactly what an editor will ask for, and the classic random span."""
+
+    REST_OF_LINE = "rest_of_line"  # the cursor is somewhere in a line
+    LINE = "line"  # the cursor is at the start of a line, after its indentation
+    LINES = "lines"  # the next few lines
+    BLOCK = "block"  # to the end of the indented block
+    SPAN = "span"  # anything
+
+
+MIX = {Cut.REST_OF_LINE: 0.36, Cut.LINE: 0.22, Cut.LINES: 0.10, Cut.BLOCK: 0.22, Cut.SPAN: 0.10}
+_INVITING = frozenset(" .(,=[{:\"'@")  # signs after which people wait for a suggestion
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A text cut in three; their concatenation is the text."""
+
+    prefix: str
+    middle: str
+    suffix: str
+
+    @property
+    def text(self) -> str:
+        return self.prefix + self.middle + self.suffix
+
+
+@dataclass(frozen=True, slots=True)
+class TokenParts:
+    prefix: tuple[int, ...]
+    middle: tuple[int, ...]
+    suffix: tuple[int, ...]
+
+
+def indentation(line: str) -> int:
+    return len(line) - len(line.lstrip(" \t"))
+
+
+def _line_end(text: str, offset: int) -> int:
+    end = text.find("\n", offset)
+    return len(text) if end < 0 else end
+
+
+def block_end(text: str, offset: int) -> int:
+    """Where the block that the line at `offset` stands in ends: before the next line that is indented less."""
+    start = text.rfind("\n", 0, offset) + 1
+    depth = indentation(text[start : _line_end(text, start)])
+    end = _line_end(text, offset)
+    while end < len(text):
+        following = _line_end(text, end + 1)
+        line = text[end + 1 : following]
+        if line.strip() and indentation(line) < max(depth, 1):
+            break
+        end = following
+    return len(text[:end].rstrip("\n ")) if end > offset else end
+
+
+def cut(text: str, kind: Cut, rng: random.Random) -> Parts | None:
+    """`text` cut at a random place in the way of `kind`; None where no such place was found."""
+    for _ in range(8):
+        start, end = _place(text, kind, rng)
+        if start < end <= len(text) and text[start:end].strip():
+            return Parts(text[:start], text[start:end], text[end:])
+    return None
+
+
+def _place(text: str, kind: Cut, rng: random.Random) -> tuple[int, int]:
+    offset = rng.randrange(len(text))
+    if kind is Cut.SPAN:
+        return offset, min(len(text), offset + 1 + int(rng.expovariate(1 / 160)))
+    line_start = text.rfind("\n", 0, offset) + 1
+    line_end = _line_end(text, offset)
+    content = line_start + indentation(text[line_start:line_end])
+    if content >= line_end:
+        return 0, 0  # an empty line
+    if kind is Cut.REST_OF_LINE:
+        inviting = [i + 1 for i in range(content, line_end - 1) if text[i] in _INVITING]
+        start = rng.choice(inviting) if inviting and rng.random() < 0.5 else max(offset, content + 1)
+        return start, line_end
+    if kind is Cut.LINE:
+        return content, line_end
+    start = content if rng.random() < 0.7 else max(offset, content)
+    if kind is Cut.BLOCK:
+        return start, block_end(text, start)
+    end = line_end
+    for _ in range(rng.randint(1, 5)):
+        end = _line_end(text, min(end + 1, len(text)))
+    return start, len(text[:end].rstrip("\n "))
+
+
+def choose(rng: random.Random) -> Cut:
+    return rng.choices(list(MIX), weights=list(MIX.values()))[0]
+
+
+def prompt_tokens(prefix: Sequence[int], suffix: Sequence[int], order: Order) -> list[int]:
+    """What the model is given; it answers with the middle and then END."""
+    if order is Order.SPM:
+        return [special.FIM_SUFFIX, *suffix, special.FIM_PREFIX, *prefix, special.FIM_MIDDLE]
+    return [special.FIM_PREFIX, *prefix, special.FIM_SUFFIX, *suffix, special.FIM_MIDDLE]
+
+
+def join(parts: TokenParts, order: Order) -> list[int]:
+    """The whole training sequence."""
+    return [*prompt_tokens(parts.prefix, parts.suffix, order), *parts.middle, special.END]
+
+
+def take_apart(tokens: Sequence[int]) -> tuple[TokenParts, Order]:
+    """The inverse of `join`. Raises InputError if `tokens` is no such sequence."""
+    try:
+        first, second = (
+            (special.FIM_SUFFIX, special.FIM_PREFIX)
+            if tokens[0] == special.FIM_SUFFIX
+            else (special.FIM_PREFIX, special.FIM_SUFFIX)
+        )
+        split, middle = tokens.index(second), tokens.index(special.FIM_MIDDLE)
+        if tokens[0] != first or tokens[-1] != special.END or not split < middle:
+            raise ValueError
+    except (ValueError, IndexError) as error:
+        raise InputError("these tokens are not a fill-in-the-middle sequence") from error
+    a, b = tuple(tokens[1:split]), tuple(tokens[split + 1 : middle])
+    rest = tuple(tokens[middle + 1 : -1])
+    if first == special.FIM_SUFFIX:
+        return TokenParts(b, rest, a), Order.SPM
+    return TokenParts(a, rest, b), Order.PSM

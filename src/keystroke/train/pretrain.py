@@ -1,0 +1,255 @@
+"""Training: the loop, its clock and its checkpoints.
+
+Law: a run is a folder. It holds the shape, a log line per report, a checkpoint to go on from, and the weights. The end is a
+moment in time that may be moved while training runs (the folder's `deadline` file), and the learning rate reaches
+zero exactly then; or a number of steps. A run that was stopped goes on from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from keystroke.errors import InputError, ModelDamaged
+from keystroke.train.feed import Feed
+from keystroke.train.model import CodeModel, Shape
+from keystroke.train.muon import Optimiser
+from keystroke.train.schedule import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Everything that decides what a run learns, besides its data."""
+
+    batch: int = 128  # windows a step
+    micro_batch: int = 32  # windows at once
+    steps: int = 0  # 0: until the deadline
+    matrix_rate: float = 0.02
+    other_rate: float = 0.003
+    weight_decay: float = 0.05
+    schedule: Schedule = Schedule()
+    final_fim: float = 0.75  # share of fill-in-the-middle while the rate decays
+    seed: int = 0
+    report_every: int = 20
+    checkpoint_seconds: float = 120.0
+    heldout_every: int = 200
+
+    def __post_init__(self) -> None:
+        if self.batch % self.micro_batch:
+            raise InputError(
+                f"a batch of {self.batch} is not a whole number of micro-batches of {self.micro_batch}"
+            )
+
+
+class Clock:
+    """How much of the run is over. `deadline` in the run's folder holds the end as seconds since the epoch."""
+
+    def __init__(self, run: Path, recipe: Recipe, *, done_before: float = 0.0) -> None:
+        self._file = run / "deadline"
+        self._steps = recipe.steps
+        self._started = time.time()
+        self._before = done_before
+        if not self._steps and not self._file.exists():
+            raise InputError(
+                f"{self._file} does not say when to end; write a Unix time there or give a number of steps"
+            )
+
+    def done(self, step: int) -> float:
+        if self._steps:
+            return step / self._steps
+        end = float(self._file.read_text())
+        spent = (time.time() - self._started) / max(1e-9, end - self._started)
+        return min(1.0, self._before + (1 - self._before) * spent)
+
+
+def move(batch: NDArray[np.uint16], device: torch.device) -> torch.Tensor:
+    tensor = torch.from_numpy(batch.astype(np.int32))
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True).long()
+    return tensor.long()
+
+
+class Trainer:
+    """One run. `train` returns when the clock says so."""
+
+    def __init__(
+        self,
+        run: Path,
+        shape: Shape,
+        recipe: Recipe,
+        feed: Feed,
+        *,
+        device: str = "cuda",
+        compile_model: bool = True,
+    ) -> None:
+        self.run, self.shape, self.recipe, self.feed = run, shape, recipe, feed
+        run.mkdir(parents=True, exist_ok=True)
+        self.device = torch.device(device)
+        torch.manual_seed(recipe.seed)
+        if self.device.type == "cuda":
+            torch.set_float32_matmul_precision("high")
+        self.model = CodeModel(shape, seed=recipe.seed).to(self.device)
+        self.optimiser = Optimiser(
+            self.model,
+            matrix_rate=recipe.matrix_rate,
+            other_rate=recipe.other_rate,
+            decay=recipe.weight_decay,
+        )
+        self.step = 0
+        self.tokens = 0
+        self._loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = self.model.loss
+        if compile_model:
+            self._loss = torch.compile(self.model.loss, dynamic=False)
+        self._resume()
+        (run / "shape.json").write_text(shape.to_json() + "\n")
+        (run / "recipe.json").write_text(json.dumps(asdict(recipe)) + "\n")
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        return torch.autocast("cuda", torch.bfloat16) if self.device.type == "cuda" else nullcontext()
+
+    def train(self, heldout: NDArray[np.uint16] | None = None) -> None:
+        recipe = self.recipe
+        self._warm_up_compiler()
+        clock = Clock(self.run, recipe, done_before=0.0)
+        reported, since, saved = self.tokens, time.time(), time.time()
+        while (done := clock.done(self.step)) < 1.0:
+            if recipe.schedule.decaying(done) and self.feed.mix.fim < recipe.final_fim:
+                self.feed.mix = type(self.feed.mix)(fim=recipe.final_fim, spm=0.9)
+                self.save_weights(self.run / "stable.pt")
+            factor = recipe.schedule.factor(done)
+            loss = self._one_step(factor)
+            if self.step % recipe.report_every == 0:
+                value = float(loss)
+                now = time.time()
+                rate = (self.tokens - reported) / (now - since)
+                self._log(
+                    step=self.step,
+                    tokens=self.tokens,
+                    loss=round(value, 4),
+                    factor=round(factor, 4),
+                    tokens_per_second=round(rate),
+                    time=round(now, 1),
+                    passes=self.feed.passes,
+                    stock=self.feed.available,
+                )
+                if not np.isfinite(value):
+                    raise ModelDamaged(
+                        f"the loss is {value} at step {self.step}; start again with a lower learning rate"
+                    )
+                reported, since = self.tokens, now
+            if heldout is not None and self.step % recipe.heldout_every == 0:
+                self._log(
+                    step=self.step,
+                    tokens=self.tokens,
+                    heldout=round(self.evaluate(heldout), 4),
+                    time=round(time.time(), 1),
+                )
+            if time.time() - saved > recipe.checkpoint_seconds:
+                self.checkpoint()
+                saved = time.time()
+        self.save_weights(self.run / "final.pt")
+        if heldout is not None:
+            self._log(
+                step=self.step,
+                tokens=self.tokens,
+                heldout=round(self.evaluate(heldout), 4),
+                final=True,
+                time=round(time.time(), 1),
+            )
+
+    def _warm_up_compiler(self) -> None:
+        """Compile before the clock starts: the first step is then as quick as the others."""
+        window = np.zeros((self.recipe.micro_batch, self.shape.context + 1), dtype=np.uint16)
+        tokens = move(window, self.device)
+        with self._autocast():
+            self._loss(tokens[:, :-1], tokens[:, 1:]).backward()  # type: ignore[no-untyped-call]
+        self.model.zero_grad(set_to_none=True)
+
+    def _one_step(self, factor: float) -> torch.Tensor:
+        recipe = self.recipe
+        batch = move(self.feed.batch(recipe.batch), self.device)
+        parts = recipe.batch // recipe.micro_batch
+        total = torch.zeros((), device=self.device)
+        for i in range(parts):
+            window = batch[i * recipe.micro_batch : (i + 1) * recipe.micro_batch]
+            with self._autocast():
+                loss = self._loss(window[:, :-1].contiguous(), window[:, 1:].contiguous()) / parts
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        self.optimiser.step(factor, momentum=0.85 + 0.10 * min(1.0, self.step / 200))
+        self.model.zero_grad(set_to_none=True)
+        self.step += 1
+        self.tokens += batch.size(0) * (batch.size(1) - 1)
+        return total
+
+    @torch.no_grad()
+    def evaluate(self, heldout: NDArray[np.uint16]) -> float:
+        """Mean loss over whole micro-batches of held-out windows."""
+        size, losses = self.recipe.micro_batch, []
+        for start in range(0, len(heldout) - size + 1, size):
+            window = move(heldout[start : start + size], self.device)
+            with self._autocast():
+                losses.append(float(self._loss(window[:, :-1].contiguous(), window[:, 1:].contiguous())))
+        return float(np.mean(losses))
+
+    def _log(self, **values: Any) -> None:
+        with (self.run / "log.jsonl").open("a") as stream:
+            stream.write(json.dumps(values) + "\n")
+
+    def save_weights(self, path: Path) -> None:
+        """The weights alone, in bfloat16: what is shipped and what a next run may start from."""
+        weights = {name: p.detach().to(torch.bfloat16).cpu() for name, p in self.model.named_parameters()}
+        _save(
+            path,
+            {"shape": self.shape.to_json(), "step": self.step, "tokens": self.tokens, "weights": weights},
+        )
+
+    def checkpoint(self) -> None:
+        state = {"model": self.model.state_dict(), "optimiser": self.optimiser.state_dict()}
+        _save(
+            self.run / "checkpoint.pt",
+            {"shape": self.shape.to_json(), "step": self.step, "tokens": self.tokens, **state},
+        )
+
+    def _resume(self) -> None:
+        path = self.run / "checkpoint.pt"
+        if not path.exists():
+            return
+        state = read_state(path, self.shape)
+        self.model.load_state_dict(state["model"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.step, self.tokens = state["step"], state["tokens"]
+
+
+def _save(path: Path, state: dict[str, Any]) -> None:
+    partial = path.with_suffix(".partial")
+    torch.save(state, partial)
+    os.replace(partial, path)
+
+
+def read_state(path: Path, shape: Shape | None = None) -> dict[str, Any]:
+    """A checkpoint or weights file. Raises ModelDamaged if it cannot be read or is of another shape than `shape`."""
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        found = Shape.from_json(state["shape"])
+    except FileNotFoundError as error:
+        raise InputError(f"{path} does not exist; train a model first or name another file") from error
+    except Exception as error:  # torch raises many kinds for a truncated or foreign file
+        raise ModelDamaged(
+            f"{path} is not a checkpoint of ours or is cut short; delete it or fetch it again"
+        ) from error
+    if shape is not None and found != shape:
+        raise ModelDamaged(
+            f"{path} holds a model of another shape ({found}); use its own run folder or delete it"
+        )
+    return state

@@ -1,0 +1,29 @@
+"""The special tokens: their spelling, and their ids, which never change.
+
+Law: names and numbers only. The first `RESERVED` ids of every vocabulary we train are these, in this order, so that
+data, models and prompts agree without asking a tokenizer.
+"""
+
+from __future__ import annotations
+
+NAMED = (
+    "<|endoftext|>", "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>", "<|repo_name|>",
+    "<|edit|>", "<|edit_before|>", "<|edit_after|>", "<|cursor|>", "<|im_start|>", "<|im_end|>", "<|pad|>",
+)  # fmt: skip
+(
+    END,
+    FIM_PREFIX,
+    FIM_SUFFIX,
+    FIM_MIDDLE,
+    FILE_SEP,
+    REPO_NAME,
+    EDIT,
+    EDIT_BEFORE,
+    EDIT_AFTER,
+    CURSOR,
+    IM_START,
+    IM_END,
+    PAD,
+) = range(len(NAMED))
+RESERVED = 32  # room for later ones without new embedding rows
+SPELLING = NAMED + tuple(f"<|reserved_{i}|>" for i in range(RESERVED - len(NAMED)))
