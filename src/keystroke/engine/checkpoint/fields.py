@@ -60,7 +60,7 @@ class Fields:
         value = self._values.get(key)
         if value is None and default is not None:
             return default
-        if not isinstance(value, str):
+        if not isinstance(value, str) or not value.isprintable():  # it may reach a terminal
             raise self.wrong(key, "a text")
         return value
 

@@ -213,7 +213,7 @@ def _tensor(
         kind = GGMLQuantizationType(type_id)
     except ValueError:
         raise UnsupportedModel(
-            f"tensor {name} in {path} is quantised in a way this version does not read (type {type_id}); "
+            f"tensor {name!r} in {path} is quantised in a way this version does not read (type {type_id}); "
             "use another quantisation of the model, such as Q4_K_M or Q8_0"
         ) from None
     block, block_bytes = GGML_QUANT_SIZES[kind]

@@ -126,7 +126,12 @@ def read_spec(config: Fields, generation: Fields, name: str, *, tied: bool = Fal
 
 def _architecture(config: Fields) -> Architecture:
     names = config.get("architectures")
-    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+    if (
+        not isinstance(names, list)
+        or not names
+        or not isinstance(names[0], str)
+        or not names[0].isprintable()
+    ):
         raise config.wrong("architectures", "a list that names the model's architecture")
     architecture = _ARCHITECTURES.get(names[0])
     if architecture is None:

@@ -86,16 +86,16 @@ def _header(path: Path, data: npt.NDArray[np.uint8], size: int) -> dict[str, Ent
 
 def _entry(path: Path, name: str, value: object, base: int, size: int) -> Entry:
     if not isinstance(value, dict):
-        raise _damaged(path, f"does not describe tensor {name}")
+        raise _damaged(path, f"does not describe tensor {name!r}")
     type_name, shape, offsets = value.get("dtype"), value.get("shape"), value.get("data_offsets")
     if not isinstance(type_name, str) or not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2:
-        raise _damaged(path, f"does not describe tensor {name}")
+        raise _damaged(path, f"does not describe tensor {name!r}")
     start, end = base + offsets[0], base + offsets[1]
     if not start <= end <= size:
-        raise _damaged(path, f"ends before tensor {name} does")
+        raise _damaged(path, f"ends before tensor {name!r} does")
     dtype = _TYPES.get(type_name)
     if dtype is not None and math.prod(shape) * dtype.itemsize != end - start:
-        raise _damaged(path, f"gives tensor {name} {end - start} bytes, which its shape does not need")
+        raise _damaged(path, f"gives tensor {name!r} {end - start} bytes, which its shape does not need")
     return Entry(type_name, tuple(shape), start, end)
 
 

@@ -1,0 +1,299 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from checkpoint_models import FAMILIES, saved
+
+from keystroke.engine.checkpoint import ModelSpec, RopeSpec, open_checkpoint
+from keystroke.errors import KeystrokeError, ModelDamaged, UnsupportedModel
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_every_tensor_reads_back_exactly(tmp_path: Path, family: str, dtype: torch.dtype) -> None:
+    model = saved(tmp_path, family, dtype)
+    with open_checkpoint(tmp_path) as checkpoint:
+        expected = {name: value.float().numpy() for name, value in model.state_dict().items()}
+        actual = {name: checkpoint.tensor(name) for name in checkpoint.names()}
+    assert actual.keys() == expected.keys()
+    for name, value in expected.items():
+        assert actual[name].dtype == np.float32
+        np.testing.assert_array_equal(actual[name], value, err_msg=name)
+
+
+def test_the_spec_says_what_the_configuration_says(tmp_path: Path) -> None:
+    saved(tmp_path / "tiny", "qwen3", tie_word_embeddings=True, num_attention_heads=8)
+    with open_checkpoint(tmp_path / "tiny") as checkpoint:
+        assert checkpoint.spec == ModelSpec(
+            architecture="qwen3",
+            name="tiny",
+            vocab_size=96,
+            hidden=64,
+            layers=2,
+            heads=8,
+            kv_heads=2,
+            head_dim=16,
+            intermediate=128,
+            norm_eps=1e-5,
+            rope=RopeSpec(10_000.0),
+            context_length=256,
+            tied=True,
+            qk_norm=True,
+            bos=1,
+            eos=frozenset({2}),
+        )
+        assert "lm_head.weight" not in checkpoint.names()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_parameter_count_is_the_model_s_own(tmp_path: Path, family: str) -> None:
+    model = saved(tmp_path, family)
+    assert open_checkpoint(tmp_path).spec.parameters == sum(p.numel() for p in model.parameters())
+
+
+def test_shards_read_like_one_file(tmp_path: Path) -> None:
+    model = saved(tmp_path, "llama", shard="40KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 3
+    with open_checkpoint(tmp_path) as checkpoint:
+        for name, value in model.state_dict().items():
+            np.testing.assert_array_equal(checkpoint.tensor(name), value.numpy())
+
+
+def test_raw_is_the_stored_type_without_a_copy(tmp_path: Path) -> None:
+    model = saved(tmp_path, "llama", torch.bfloat16)
+    with open_checkpoint(tmp_path) as checkpoint:
+        values, kind = checkpoint.raw("model.norm.weight")
+    assert kind == "BF16"
+    np.testing.assert_array_equal(values, model.state_dict()["model.norm.weight"].view(torch.uint16).numpy())
+    assert not values.flags.writeable
+    assert not values.flags.owndata
+
+
+def test_ends_come_from_both_configurations(tmp_path: Path) -> None:
+    saved(tmp_path, "qwen2")
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 8, 100000]}')
+    assert open_checkpoint(tmp_path).spec.eos == {2, 7, 8}
+
+
+def test_llama_biases_follow_the_configuration(tmp_path: Path) -> None:
+    model = saved(tmp_path, "llama", attention_bias=True, mlp_bias=True)
+    with open_checkpoint(tmp_path) as checkpoint:
+        spec = checkpoint.spec
+        assert (spec.qkv_bias, spec.o_bias, spec.mlp_bias) == (True, True, True)
+        name = "model.layers.1.self_attn.o_proj.bias"
+        np.testing.assert_array_equal(checkpoint.tensor(name), model.state_dict()[name].numpy())
+
+
+def _edit(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    config = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({key: value for key, value in config.items() if value != "absent"}))
+
+
+YARN = {"factor": 4.0, "original_max_position_embeddings": 256}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"rope_theta": 5e5, "rope_scaling": None}, RopeSpec(5e5)),
+        (
+            {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}},
+            RopeSpec(5e5, "linear", 2.0),
+        ),
+        (
+            {"rope_parameters": {"rope_type": "linear", "rope_theta": 7e3, "factor": 3}},
+            RopeSpec(7e3, "linear", 3.0),
+        ),
+        (
+            {"rope_theta": 1e6, "rope_scaling": {"type": "yarn", **YARN}},
+            RopeSpec(1e6, "yarn", 4.0, 256, attention_factor=pytest.approx(1.1386294361)),  # type: ignore[arg-type]
+        ),
+    ],
+)
+def test_both_generations_of_rope_configuration_are_read(
+    tmp_path: Path, changes: dict[str, Any], expected: RopeSpec
+) -> None:
+    saved(tmp_path, "qwen2")
+    _edit(tmp_path, **{"rope_parameters": "absent", **changes})
+    assert open_checkpoint(tmp_path).spec.rope == expected
+
+
+def test_a_yarn_model_has_its_stretched_context(tmp_path: Path) -> None:
+    saved(tmp_path, "qwen2")
+    _edit(tmp_path, rope_parameters="absent", rope_theta=1e6, rope_scaling={"type": "yarn", **YARN})
+    assert open_checkpoint(tmp_path).spec.context_length == 1024
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"architectures": ["MixtralForCausalLM"]},
+        {"quantization_config": {"quant_method": "gptq"}},
+        {"hidden_act": "gelu"},
+        {"layer_types": ["full_attention", "sliding_attention"]},
+        {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0}},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+        {"use_sliding_window": True, "max_window_layers": 1, "layer_types": None},
+    ],
+)
+def test_a_model_we_cannot_compute_is_refused_with_a_way_out(tmp_path: Path, changes: dict[str, Any]) -> None:
+    saved(tmp_path, "qwen2")
+    _edit(tmp_path, **changes)
+    with pytest.raises(UnsupportedModel, match="remote model"):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_size": 0},
+        {"hidden_size": "64"},
+        {"hidden_size": 128},
+        {"hidden_size": "absent"},
+        {"num_hidden_layers": 10**9},
+        {"num_hidden_layers": 3},
+        {"num_attention_heads": 3},
+        {"num_key_value_heads": 3},
+        {"vocab_size": 1 << 60},
+        {"vocab_size": True},
+        {"head_dim": 15},
+        {"head_dim": 32},
+        {"rms_norm_eps": -1},
+        {"rms_norm_eps": float("nan")},
+        {"tie_word_embeddings": "yes"},
+        {"architectures": []},
+        {"architectures": "Qwen2ForCausalLM"},
+        {"eos_token_id": "</s>"},
+        {"rope_parameters": []},
+        {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8}},
+        {"max_position_embeddings": 1.5},
+    ],
+)
+def test_a_configuration_that_does_not_fit_is_damage_in_one_sentence(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    saved(tmp_path, "qwen2")
+    _edit(tmp_path, **changes)
+    with pytest.raises(ModelDamaged) as caught:
+        open_checkpoint(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_mistral_with_an_active_window_is_refused(tmp_path: Path) -> None:
+    saved(tmp_path, "mistral", sliding_window=64)
+    with pytest.raises(UnsupportedModel, match="sliding-window"):
+        open_checkpoint(tmp_path)
+    _edit(tmp_path, sliding_window=256, layer_types=None)  # as wide as the context: never active
+    assert open_checkpoint(tmp_path).spec.architecture == "llama"
+
+
+def test_missing_files_are_named(tmp_path: Path) -> None:
+    for place in ("nowhere", "."):
+        with pytest.raises(KeystrokeError, match=r"config\.json"):
+            open_checkpoint(tmp_path / place)
+    saved(tmp_path, "llama", shard="40KB")
+    victim = sorted(tmp_path.glob("*.safetensors"))[1]
+    victim.unlink()
+    with pytest.raises(ModelDamaged, match=victim.name):
+        open_checkpoint(tmp_path)
+    for path in tmp_path.glob("model*"):
+        path.unlink()
+    with pytest.raises(ModelDamaged, match=r"no model\.safetensors"):
+        open_checkpoint(tmp_path)
+    (tmp_path / "pytorch_model.bin").touch()
+    with pytest.raises(UnsupportedModel, match="pickled"):
+        open_checkpoint(tmp_path)
+
+
+def test_an_index_cannot_point_outside_its_folder(tmp_path: Path) -> None:
+    saved(tmp_path / "good", "llama")
+    saved(tmp_path / "bad", "llama")
+    index = tmp_path / "bad" / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"lm_head.weight": "../good/model.safetensors"}}))
+    with pytest.raises(ModelDamaged, match="index"):
+        open_checkpoint(tmp_path / "bad")
+
+
+def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
+    saved(tmp_path, "llama")
+    _edit(tmp_path, attention_bias=True)
+    with pytest.raises(ModelDamaged, match=r"model\.layers\.0\.self_attn\.q_proj\.bias and 7 more"):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "generation_config.json"])
+def test_a_cut_file_never_raises_anything_but_our_errors(tmp_path: Path, name: str) -> None:
+    saved(tmp_path, "llama")
+    path = tmp_path / name
+    whole = path.read_bytes()
+    end = whole.rindex(b"}") if name.endswith("json") else len(whole)  # a final line break is not missed
+    for cut in {*range(0, min(end, 400), 7), *range(0, end, end // 60 + 1), end - 1}:
+        path.write_bytes(whole[:cut])
+        with pytest.raises(ModelDamaged):
+            open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"[]",
+        b"\xff\xfe",
+        b'{"a": 1}',
+        b'{"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 99999999]}}',
+        b'{"a": {"dtype": "F32", "shape": [4], "data_offsets": [8, 0]}}',
+        b'{"a": {"dtype": "F32", "shape": [-4], "data_offsets": [0, 16]}}',
+        b'{"a": {"dtype": "F32", "shape": [4611686018427387903, 4], "data_offsets": [0, 16]}}',
+        b'{"a": {"dtype": "F32", "shape": [5], "data_offsets": [0, 16]}}',
+        b'{"a": {"dtype": "F32", "shape": [true], "data_offsets": [0, 4]}}',
+        b'{"a": {"dtype": 3, "shape": [4], "data_offsets": [0, 16]}}',
+        b"[" * 100_000,
+    ],
+)
+def test_a_hostile_safetensors_header_is_damage(tmp_path: Path, header: bytes) -> None:
+    saved(tmp_path, "llama")
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(64))
+    with pytest.raises(ModelDamaged):
+        open_checkpoint(tmp_path)
+
+
+def test_a_header_length_beyond_the_file_allocates_nothing(tmp_path: Path) -> None:
+    saved(tmp_path, "llama")
+    (tmp_path / "model.safetensors").write_bytes((1 << 63).to_bytes(8, "little") + bytes(100))
+    with pytest.raises(ModelDamaged, match="header"):
+        open_checkpoint(tmp_path)
+
+
+def test_a_type_we_do_not_read_is_refused_when_asked_for(tmp_path: Path) -> None:
+    saved(tmp_path, "llama")
+    path = tmp_path / "model.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b'"dtype":"F32"', b'"dtype":"I32"'))
+    with pytest.raises(UnsupportedModel, match="I32"):
+        open_checkpoint(tmp_path).tensor("model.norm.weight")
+
+
+def test_equal_content_has_an_equal_fingerprint_and_any_change_another(tmp_path: Path) -> None:
+    for folder in ("a", "b", "c"):
+        saved(tmp_path / folder, "llama")
+    _edit(tmp_path / "c", bos_token_id=3)
+    a, b, c = (open_checkpoint(tmp_path / folder) for folder in "abc")
+    assert a.fingerprint() == b.fingerprint() != c.fingerprint()
+    assert a.verify() == b.verify() != c.verify()
+
+
+def test_verification_reports_every_byte(tmp_path: Path) -> None:
+    saved(tmp_path, "llama")
+    seen: list[tuple[int, int]] = []
+    open_checkpoint(tmp_path).verify(lambda done, total: seen.append((done, total)))
+    size = sum(
+        (tmp_path / name).stat().st_size
+        for name in ("config.json", "generation_config.json", "model.safetensors")
+    )
+    assert seen[-1] == (size, size)
+    assert seen == sorted(seen)
