@@ -38,13 +38,18 @@ def philox(counters: npt.NDArray[Any], position: int, seed: int) -> tuple[Bits, 
     c2 = np.zeros_like(c0)
     c3 = np.zeros_like(c0)
     key_a, key_b = seed & _MASK32, (seed >> 32) & _MASK32
-    for _ in range(_ROUNDS):
-        product_a = c0 * _MULTIPLIER_A
-        product_b = c2 * _MULTIPLIER_B
-        c0 = (product_b >> _HIGH_SHIFT) ^ c1 ^ np.uint64(key_a)
-        c2 = (product_a >> _HIGH_SHIFT) ^ c3 ^ np.uint64(key_b)
-        c1 = product_b & _LOW
-        c3 = product_a & _LOW
+    a, b = np.empty_like(c0), np.empty_like(c0)
+    for _ in range(_ROUNDS):  # in place: this is the whole cost of sampling from a large vocabulary
+        np.multiply(c0, _MULTIPLIER_A, out=a)
+        np.multiply(c2, _MULTIPLIER_B, out=b)
+        np.right_shift(b, _HIGH_SHIFT, out=c0)
+        c0 ^= c1
+        c0 ^= np.uint64(key_a)
+        np.right_shift(a, _HIGH_SHIFT, out=c2)
+        c2 ^= c3
+        c2 ^= np.uint64(key_b)
+        np.bitwise_and(b, _LOW, out=c1)
+        np.bitwise_and(a, _LOW, out=c3)
         key_a = (key_a + _WEYL_A) & _MASK32
         key_b = (key_b + _WEYL_B) & _MASK32
     return c0.astype(np.uint32), c1.astype(np.uint32), c2.astype(np.uint32), c3.astype(np.uint32)

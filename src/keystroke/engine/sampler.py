@@ -27,6 +27,8 @@ Ids = npt.NDArray[np.intp]
 
 # A token this far (in natural log) behind the best can never win: the noise's range is bounded.
 _HOPELESS = LARGEST_GUMBEL + 4.0
+_NEAR = 8.0
+_COLD = 0.5  # below this temperature most of a vocabulary is hopeless, and looking for the rest pays
 _BOUND_SLACK = 1.001  # float32 rounding of the bound below, generously
 
 
@@ -41,7 +43,8 @@ def choose(logits: Logits, sampling: Sampling = GREEDY, position: int = 0) -> in
     if sampling.temperature == 0.0 or sampling.top_k == 1:
         return best
     relative = (logits - np.float32(top)) * np.float32(1.0 / sampling.temperature)
-    return _draw(relative, _survivors(relative, sampling), sampling.seed, position)
+    filtered = sampling.top_k or sampling.top_p < 1.0 or sampling.min_p > 0.0 or sampling.temperature < _COLD
+    return _draw(relative, _survivors(relative, sampling) if filtered else None, sampling.seed, position)
 
 
 class Choices(Sequence[int]):
@@ -157,51 +160,58 @@ def _largest(values: Logits, count: int) -> Ids:
 
 def _survivors(relative: Logits, sampling: Sampling) -> Ids:
     """Ids that the filters leave, in id order. `relative`: scaled logits, the best at 0."""
+    ids: Ids | None = None
     if 0 < sampling.top_k < len(relative):
-        ids = _largest(relative, sampling.top_k)
-    else:
-        ids = np.flatnonzero(relative > -_HOPELESS)
+        ids = np.flatnonzero(relative > -_NEAR)  # a small part of a vocabulary, and nearly always enough
+        if len(ids) < sampling.top_k:
+            ids = np.arange(len(relative))
+        ids = ids[_largest(relative[ids], sampling.top_k)]
     if sampling.top_p < 1.0:
-        ids = _nucleus(relative, ids, sampling)
-    if sampling.min_p > 0.0:
-        ids = ids[relative[ids] >= math.log(sampling.min_p)]
-    return ids
+        ids = _nucleus(relative, ids, sampling.top_p)
+    floor = math.log(sampling.min_p) if sampling.min_p > 0.0 else -_HOPELESS
+    return np.flatnonzero(relative >= floor) if ids is None else ids[relative[ids] >= floor]
 
 
-def _nucleus(relative: Logits, ids: Ids, sampling: Sampling) -> Ids:
-    """The smallest set of best tokens that holds `top_p` of the mass."""
-    weights = np.exp(relative[ids].astype(np.float64))
-    wanted = sampling.top_p * weights.sum()
-    # Sorting the whole vocabulary is dear: sort only as deep as the mass asks for.
-    for floor in (1e-2, 1e-4, 1e-6, 0.0):
-        deep = weights >= floor
-        if floor == 0.0 or weights[deep].sum() >= wanted:
+def _nucleus(relative: Logits, ids: Ids | None, top_p: float) -> Ids:
+    """The smallest set of best tokens, out of `ids` or all, that holds `top_p` of the mass."""
+    wanted = top_p * float(np.exp(relative if ids is None else relative[ids]).sum(dtype=np.float64))
+    # Sorting the whole vocabulary is dear: look only as deep as the mass asks for.
+    for floor in (-5.0, -10.0, -15.0, -math.inf):
+        deep = np.flatnonzero(relative >= floor) if ids is None else ids[relative[ids] >= floor]
+        weights = np.exp(relative[deep].astype(np.float64))
+        if weights.sum() >= wanted:
             break
-    ids, weights = ids[deep], weights[deep]
     order = np.argsort(-weights, kind="stable")
     count = int(np.searchsorted(np.cumsum(weights[order]), wanted)) + 1
-    return np.sort(ids[order[:count]])
+    return np.sort(deep[order[:count]])
 
 
-def _draw(relative: Logits, ids: Ids, seed: int, position: int) -> int:
+def _draw(relative: Logits, ids: Ids | None, seed: int, position: int) -> int:
     """The survivor with the largest log p + Gumbel.
 
     That is the largest weight / rate, and rate >= v, so weight / v bounds it from above. Only the few
     tokens whose bound reaches the score of the bound's own winner need the exact, double-precision score."""
-    if len(ids) == 1:
+    if ids is not None and len(ids) == 1:
         return int(ids[0])
-    scaled = relative[ids]
-    if len(ids) * 4 > len(relative):
-        bits = all_noise_bits(seed, position, len(relative))[ids]
+    if ids is None or len(ids) * 4 > len(relative):
+        # So many that leaving some out would cost more than taking all; those left out bid nothing.
+        bits = all_noise_bits(seed, position, len(relative))
+        scaled = relative
+        if ids is not None and len(ids) < len(relative):
+            scaled = np.full_like(relative, -np.inf)
+            scaled[ids] = relative[ids]
+        ids = None
     else:
         bits = noise_bits(seed, position, ids)
-    bound = np.exp(scaled) / (bits.astype(np.float32) + np.float32(0.5))
+        scaled = relative[ids]
+    bound = np.exp(scaled)
+    bound /= bits.astype(np.float32) + np.float32(0.5)
     leader = int(bound.argmax())
     score = float(_score(scaled[leader : leader + 1], bits[leader : leader + 1])[0])
     reach = math.exp(score) * 2.0**-32 / _BOUND_SLACK
     contenders = np.flatnonzero(bound >= np.float32(reach))
     winner = contenders[_score(scaled[contenders], bits[contenders]).argmax()]
-    return int(ids[winner])
+    return int(winner if ids is None else ids[winner])
 
 
 def _score(scaled: Logits, bits: npt.NDArray[np.uint32]) -> npt.NDArray[Any]:
