@@ -1,0 +1,203 @@
+"""The application: what listens where, what starts and what stops.
+
+Law: composition only. Sockets go straight to their connection (nothing between a token and the wire), HTTP
+goes through Starlette. Starting starts the engines; stopping lets running answers end, then ends them, then
+commits what is to be kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response as HttpResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from keystroke.config import ServerSettings, Settings
+from keystroke.errors import ConfigError, KeystrokeError, NotFound, ProtocolError, Unavailable
+from keystroke.gateway.endpoints import Endpoints
+from keystroke.gateway.http import error_response
+from keystroke.gateway.registry import Registry
+from keystroke.gateway.security import is_loopback, key_ring
+from keystroke.gateway.service import Service
+from keystroke.gateway.store import Store, default_url
+from keystroke.gateway.websocket import Connection, SocketLimits, deny
+
+log = logging.getLogger("keystroke.app")
+
+SocketHandler = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class Gateway:
+    """An ASGI application. `sockets` maps a path to whoever serves WebSockets there."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        settings: Settings | None = None,
+        *,
+        store: Store | None = None,
+        origins: tuple[str, ...] = (),
+        socket_limits: SocketLimits | None = None,
+    ) -> None:
+        self.settings = settings or Settings()
+        server = self.settings.server
+        self.store = store
+        speculation = self.settings.speculation
+        self.service = Service(
+            registry,
+            store,
+            generation=self.settings.generation,
+            speculation=speculation.enabled,
+        )
+        self.keys = key_ring(server)
+        if store is not None:
+            self.keys.replace(store.keys())
+        self.endpoints = Endpoints(
+            self.service, self.keys, host=server.host, origins=origins, max_body=server.max_frame_bytes
+        )
+        self.sockets: dict[str, SocketHandler] = {"/v1/responses": self._serve_socket}
+        self._socket_limits = socket_limits or SocketLimits(max_frame_bytes=server.max_frame_bytes)
+        self._connections: set[Connection] = set()
+        self._http = self._starlette()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "websocket":
+            await self._http(scope, receive, send)
+            return
+        handler = self.sockets.get(scope["path"])
+        await receive()  # websocket.connect
+        if handler is None:
+            await deny(send, NotFound(f"There is no socket at {scope['path']:.100}."), scope)
+            return
+        await handler(scope, receive, send)
+
+    # Sockets
+
+    async def _serve_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            caller = self.endpoints.admit(Headers(scope=scope))
+            if len(self._connections) >= self.settings.server.max_connections:
+                raise Unavailable(f"{len(self._connections)} connections are open; try again shortly.")
+        except KeystrokeError as error:
+            await deny(send, error, scope)
+            return
+        connection = Connection(self.endpoints.responses, caller, receive, send, self._socket_limits)
+        self._connections.add(connection)
+        self.service.metrics.connections.set(len(self._connections))
+        try:
+            await connection.serve()
+        finally:
+            self._connections.discard(connection)
+            self.service.metrics.connections.set(len(self._connections))
+
+    # HTTP
+
+    def _starlette(self) -> Starlette:
+        e = self.endpoints
+        routes = [
+            Route("/v1/responses", e.create_response, methods=["POST"]),
+            Route("/v1/responses/{response_id}", e.fetch_response, methods=["GET"]),
+            Route("/v1/responses/{response_id}", e.delete_response, methods=["DELETE"]),
+            Route("/v1/responses/{response_id}/cancel", e.cancel_response, methods=["POST"]),
+            Route("/v1/chat/completions", e.chat, methods=["POST"]),
+            Route("/v1/completions", e.completions, methods=["POST"]),
+            Route("/infill", e.infill, methods=["POST"]),
+            Route("/v1/models", e.models, methods=["GET"]),
+            Route("/health", e.health, methods=["GET"]),
+            Route("/metrics", e.metrics, methods=["GET"]),
+            Route("/openapi.json", e.openapi, methods=["GET"]),
+        ]
+        handlers = {KeystrokeError: e.failed, HTTPException: _http_failed, Exception: _crashed}
+        return Starlette(routes=routes, exception_handlers=handlers, lifespan=self._lifespan)
+
+    @asynccontextmanager
+    async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+        self.service.registry.start()
+        refresh = asyncio.create_task(self._refresh_keys())
+        try:
+            yield
+        finally:
+            refresh.cancel()
+            await self._drain()
+            await self.service.registry.stop()
+            if self.store is not None:
+                await asyncio.to_thread(self.store.close)
+
+    async def _drain(self) -> None:
+        """Give running answers a little time to end by themselves."""
+        for _ in range(round(self.settings.server.drain_s / 0.02)):
+            if not self.service.live:
+                return
+            await asyncio.sleep(0.02)
+
+    async def _refresh_keys(self) -> None:
+        """Keys made or revoked by the command line take effect within seconds, without a restart."""
+        while self.store is not None:
+            await asyncio.sleep(2.0)
+            try:
+                self.keys.replace(await asyncio.to_thread(self.store.keys))
+            except Exception:
+                log.exception("keys could not be read")
+
+
+async def _http_failed(_request: Request, error: Exception) -> HttpResponse:
+    assert isinstance(error, HTTPException)
+    kind = NotFound if error.status_code == 404 else ProtocolError
+    wrapped = kind(
+        "There is nothing at this address; see /openapi.json." if kind is NotFound else error.detail
+    )
+    response = error_response(wrapped)
+    response.status_code = error.status_code
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _crashed(_request: Request, error: Exception) -> HttpResponse:
+    log.error("a request failed", exc_info=error)
+    return error_response(KeystrokeError("The server failed on this request; its log says how."))
+
+
+def open_store(settings: Settings) -> Store:
+    url = settings.server.database or default_url(settings.paths.state)
+    return Store(url, retention_days=settings.server.retention_days)
+
+
+def check_exposure(server: ServerSettings, gateway: Gateway) -> None:
+    """Beyond loopback there must be a key to ask for. Raises ConfigError."""
+    if not is_loopback(server.host) and gateway.keys.empty:
+        raise ConfigError(
+            f"{server.host} can be reached from other machines, so a key is needed; "
+            "make one with `keystroke keys create NAME`, or listen on 127.0.0.1"
+        )
+
+
+def uvicorn_config(
+    gateway: Gateway, *, certificate: str | None = None, private_key: str | None = None
+) -> uvicorn.Config:
+    server = gateway.settings.server
+    return uvicorn.Config(
+        gateway,
+        host=server.host,
+        port=server.port,
+        loop="auto",  # uvloop where there is one
+        ws="websockets-sansio",
+        ws_max_size=2 * server.max_frame_bytes,  # a frame over the limit, but not far, gets a typed answer
+        ws_per_message_deflate=False,  # costs more time per token than it saves on any network
+        ws_ping_interval=20.0,
+        ws_ping_timeout=20.0,
+        timeout_graceful_shutdown=max(1, round(server.drain_s) + 1),
+        log_config=None,
+        access_log=False,  # addresses and paths only invite secrets into logs
+        server_header=False,
+        ssl_certfile=certificate,
+        ssl_keyfile=private_key,
+    )

@@ -1,0 +1,75 @@
+"""Counters for Prometheus.
+
+Law: touched when a response begins or ends, never per token. Labels are model, lane and status only: nothing
+a caller can multiply, and nothing of what was said.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from keystroke.engine.base import EngineStats
+from keystroke.protocol.response import Receipt
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+class Metrics:
+    """One registry of its own, so that several servers can live in one process (tests do)."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.responses = Counter(
+            "keystroke_responses", "Responses ended", ["model", "lane", "status"], registry=registry
+        )
+        self.tokens = Counter("keystroke_tokens", "Tokens", ["model", "kind"], registry=registry)
+        self.first_token = Histogram(
+            "keystroke_first_token_seconds",
+            "Arrival to first token",
+            ["model", "lane"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.queue = Histogram(
+            "keystroke_queue_seconds", "Waiting for a place", ["model"], buckets=_SECONDS, registry=registry
+        )
+        self.token_gap = Histogram(
+            "keystroke_token_p99_seconds",
+            "99th percentile token time of each response",
+            ["model"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.rejected = Counter("keystroke_rejected", "Requests refused", ["code"], registry=registry)
+        self.connections = Gauge("keystroke_connections", "Open WebSocket connections", registry=registry)
+        self.waiting = Gauge("keystroke_waiting", "Requests waiting", ["model"], registry=registry)
+        self.running = Gauge("keystroke_running", "Responses running", ["model"], registry=registry)
+        self.sessions = Gauge("keystroke_sessions", "Engine sessions open", ["model"], registry=registry)
+        self.kv_bytes = Gauge("keystroke_kv_bytes", "KV cache bytes", ["model", "kind"], registry=registry)
+
+    def ended(self, paid: Receipt, status: str) -> None:
+        model, lane = paid.model, paid.lane
+        self.responses.labels(model, lane, status).inc()
+        self.tokens.labels(model, "input").inc(paid.computed_tokens)
+        self.tokens.labels(model, "reused").inc(paid.reused_tokens)
+        self.tokens.labels(model, "output").inc(paid.output_tokens)
+        self.tokens.labels(model, "drafted").inc(paid.drafted_tokens)
+        self.tokens.labels(model, "accepted").inc(paid.accepted_tokens)
+        self.queue.labels(model).observe(paid.queue_ms / 1e3)
+        if paid.first_token_ms:
+            self.first_token.labels(model, lane).observe(paid.first_token_ms / 1e3)
+            self.token_gap.labels(model).observe(paid.token_p99_ms / 1e3)
+
+    def sample(self, model: str, waiting: int, running: int, stats: EngineStats | None) -> None:
+        """Gauges are read when asked for, not kept up to date."""
+        self.waiting.labels(model).set(waiting)
+        self.running.labels(model).set(running)
+        if stats is not None:
+            self.sessions.labels(model).set(stats.sessions)
+            self.kv_bytes.labels(model, "live").set(stats.kv_bytes)
+            self.kv_bytes.labels(model, "cached").set(stats.cached_bytes)
+
+    def render(self) -> bytes:
+        return generate_latest(self.registry)

@@ -1,0 +1,125 @@
+"""The OpenAPI document, from the same types the codec reads and writes.
+
+Law: nothing is described by hand that a type already says. Every operation lists the errors it can give, so
+that generated clients and fuzzers know them.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import version
+from typing import Any
+
+from keystroke.protocol import chat, requests, response
+from keystroke.protocol.schema import components
+
+_TYPES = (
+    requests.CreateRequest,
+    requests.ChatRequest,
+    requests.CompletionRequest,
+    requests.InfillRequest,
+    response.Response,
+    chat.ChatCompletion,
+    chat.TextCompletion,
+    chat.Infill,
+    response.ErrorBody,
+)
+
+_ERRORS = {
+    "400": "The request cannot be understood or fulfilled as it stands",
+    "401": "A key is needed, or this one is not accepted",
+    "403": "The caller may not do this",
+    "404": "The model or response does not exist",
+    "408": "The client stopped reading",
+    "409": "A newer request of the same buffer took its place",
+    "413": "The body is too large",
+    "429": "A limit is reached or the queue is full; retry-after says when to come back",
+    "499": "The answer was stopped on request",
+    "500": "The engine or the server failed",
+    "503": "The model cannot be reached or does not fit",
+}
+
+
+@cache
+def document() -> dict[str, Any]:
+    _, schemas = components(_TYPES, "#/components/schemas/{name}")
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Keystroke",
+            "version": version("keystroke"),
+            "description": "OpenAI-compatible endpoints. `GET /v1/responses` also upgrades to a WebSocket.",
+        },
+        "security": [{}, {"key": []}],
+        "paths": {
+            "/v1/responses": {
+                "post": _post("createResponse", "CreateRequest", "Response", "Create a response", stream=True)
+            },
+            "/v1/responses/{response_id}": {
+                "get": _by_id("getResponse", "A stored or running response"),
+                "delete": _by_id("deleteResponse", "Delete a stored response", schema=None),
+            },
+            "/v1/responses/{response_id}/cancel": {"post": _by_id("cancelResponse", "Stop a response")},
+            "/v1/chat/completions": {
+                "post": _post("createChat", "ChatRequest", "ChatCompletion", "Chat", stream=True)
+            },
+            "/v1/completions": {
+                "post": _post(
+                    "createCompletion", "CompletionRequest", "TextCompletion", "Complete or fill in",
+                    stream=True,
+                )
+            },
+            "/infill": {"post": _post("infill", "InfillRequest", "Infill", "Fill in the middle (llama.vim)")},
+            "/v1/models": {"get": _get("listModels", "Models on offer")},
+            "/health": {"get": _get("health", "Whether the server runs")},
+            "/metrics": {"get": _get("metrics", "Prometheus metrics", "text/plain")},
+        },
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }  # fmt: skip
+
+
+def _ref(name: str) -> dict[str, Any]:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _errors() -> dict[str, Any]:
+    content = {"application/json": {"schema": _ref("ErrorBody")}}
+    return {status: {"description": words, "content": content} for status, words in _ERRORS.items()}
+
+
+def _post(operation: str, body: str, answer: str, words: str, *, stream: bool = False) -> dict[str, Any]:
+    content: dict[str, Any] = {"application/json": {"schema": _ref(answer)}}
+    if stream:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    return {
+        "operationId": operation,
+        "summary": words,
+        "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(body)}}},
+        "responses": {"200": {"description": words, "content": content}, **_errors()},
+    }
+
+
+def _by_id(operation: str, words: str, schema: str | None = "Response") -> dict[str, Any]:
+    shape = _ref(schema) if schema else {"type": "object"}
+    parameter = {"name": "response_id", "in": "path", "required": True, "schema": {"type": "string"}}
+    return {
+        "operationId": operation,
+        "summary": words,
+        "parameters": [parameter],
+        "responses": {
+            "200": {"description": words, "content": {"application/json": {"schema": shape}}},
+            **_errors(),
+        },
+    }
+
+
+def _get(operation: str, words: str, media: str = "application/json") -> dict[str, Any]:
+    shape = {"type": "object"} if media == "application/json" else {"type": "string"}
+    return {
+        "operationId": operation,
+        "summary": words,
+        "responses": {"200": {"description": words, "content": {media: {"schema": shape}}}, **_errors()},
+    }

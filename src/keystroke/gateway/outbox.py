@@ -1,0 +1,99 @@
+"""What is on its way to one client: a bounded buffer with back-pressure.
+
+Law: messages keep their order; nothing is dropped. While the client keeps up, each goes out as it came. When
+it falls behind, text deltas that follow each other become one; when it falls further behind, its answers are
+paused, and only its answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from keystroke.protocol.events import TextDelta
+
+HIGH, LOW = 512, 64  # waiting messages at which answers are paused, and go on
+BEHIND = 8  # messages that may wait before deltas are joined
+
+
+class Outbox:
+    def __init__(self, pause: Callable[[], None], resume: Callable[[], None]) -> None:
+        self._messages: deque[tuple[Any, Any]] = deque()  # (answer or None, message)
+        self._pause, self._resume = pause, resume
+        self._waiter: asyncio.Future[None] | None = None
+        self.paused = False
+        self.closed = False
+
+    def put(self, owner: Any, messages: list[Any]) -> None:
+        """Queue messages of one answer. After `close` they are let go."""
+        if self.closed:
+            return
+        queue = self._messages
+        for message in messages:
+            queue.append((owner, message))
+        if not self.paused and len(queue) > HIGH:
+            self.paused = True
+            self._pause()
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def close(self) -> None:
+        self.closed = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def take(self) -> list[tuple[Any, Any]] | None:
+        """What waits now, joined where the client is behind; None once closed and empty."""
+        while not self._messages:
+            if self.closed:
+                return None
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        taken = list(self._messages)
+        self._messages.clear()
+        return taken if len(taken) <= BEHIND else _joined(taken)
+
+    def written(self) -> None:
+        """The last batch is on the wire: go on where answers were paused."""
+        if self.paused and len(self._messages) <= LOW:
+            self.paused = False
+            self._resume()
+
+
+def _joined(batch: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    out: list[tuple[Any, Any]] = []
+    run: list[TextDelta] = []  # deltas of one item that follow each other
+    owner: Any = None
+    for who, message in batch:
+        if type(message) is TextDelta:
+            if run and (message.item_id != run[0].item_id):
+                out.append((owner, _one(run)))
+                run = []
+            run.append(message)
+            owner = who
+            continue
+        if run:
+            out.append((owner, _one(run)))
+            run = []
+        out.append((who, message))
+    if run:
+        out.append((owner, _one(run)))
+    return out
+
+
+def _one(run: list[TextDelta]) -> TextDelta:
+    if len(run) == 1:
+        return run[0]
+    last = run[-1]
+    return TextDelta(
+        last.item_id,
+        last.output_index,
+        last.content_index,
+        "".join(d.delta for d in run),
+        [c for d in run for c in d.logprobs],
+        last.sequence_number,
+        last.stream_id,
+    )

@@ -1,0 +1,483 @@
+"""The Responses API: create, continue, steer, cancel, fetch.
+
+Law: everything a response is, whichever transport asked. A Run is one place in a conversation that may become
+several responses (a steered one is followed by its successor); each of them ends exactly once and leaves a
+Turn from which the next can go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec import UNSET
+
+from keystroke.errors import Forbidden, InputError, KeystrokeError
+from keystroke.gateway import prompts
+from keystroke.gateway.answer import Answer, Sink
+from keystroke.gateway.keys import Caller
+from keystroke.gateway.lanes import Lane, lane_named, tier_named
+from keystroke.gateway.prompts import Prompt, Turn
+from keystroke.gateway.registry import Entry
+from keystroke.gateway.remote import RemoteJob
+from keystroke.gateway.routing import Task
+from keystroke.gateway.scheduler import Job
+from keystroke.gateway.service import Service, Wish, new_id, refuse_format
+from keystroke.gateway.ticket import Ended, Redirected, Steered
+from keystroke.gateway.toolcalls import Offered
+from keystroke.gateway.voices import Outcome, ResponseVoice
+from keystroke.protocol import events
+from keystroke.protocol.faults import PreviousResponseNotFound, ResponseNotFound
+from keystroke.protocol.items import CustomToolCall, FunctionCall, Item, as_input, text_of
+from keystroke.protocol.requests import CreateRequest, ResponseCreate
+from keystroke.protocol.response import Response, Routing, Usage
+
+Recall = Callable[[str], Turn | None]
+OnTurn = Callable[[tuple[str, Turn | None]], None]
+
+
+@dataclass(slots=True)
+class PendingSteer:
+    id: str
+    items: list[Item]
+
+
+class Run:
+    """One request under way. `on_turn` is told of every response that ended: its id, and its turn or None
+    where nothing can be continued. `on_done` is told once, when no successor follows."""
+
+    def __init__(self, owner: Responses, request: CreateRequest, caller: Caller, sink: Sink) -> None:
+        self.owner = owner
+        self.request = request
+        self.caller = caller
+        self.sink = sink
+        self.answer: Answer | None = None
+        self.voice: ResponseVoice
+        self.entry: Entry
+        self.routing: Routing
+        self.items: list[Item] = []  # the conversation up to the answer
+        self.own_items: list[Item] = []  # what this turn added to it
+        self.pending: list[PendingSteer] = []
+        self.over = asyncio.Event()  # no successor follows
+        self.task: asyncio.Task[None] | None = None  # a successor being prepared
+        self.on_turn: OnTurn = lambda _turn: None
+        self.on_done: Callable[[], None] = lambda: None
+
+    @property
+    def id(self) -> str:
+        return self.voice.id
+
+    @property
+    def response(self) -> Response:
+        return self.voice.response
+
+    @property
+    def stream_id(self) -> str | None:
+        return self.request.stream_id if isinstance(self.request, ResponseCreate) else None
+
+    def cancel(self, reason: KeystrokeError | None = None) -> None:
+        self.pending.clear()
+        if self.answer is not None:
+            self.answer.cancel(reason)
+
+    # Steering
+
+    def steer(self, content: str | list[Item]) -> list[Any]:
+        """Take input for the answer under way; says `accepted`. Raises InputError for what cannot steer."""
+        items = prompts.items_of(content)
+        if not items or any(i.type != "message" or (i.role or "user") != "user" for i in items):
+            raise InputError("Only user messages can steer a response.", param="input")
+        steer = PendingSteer(new_id("steer"), items)
+        self.pending.append(steer)
+        said = events.SteerAccepted(
+            events.SteerRef(steer.id, self.id), self.voice.stream.number(), self._lane()
+        )
+        assert self.answer is not None
+        model = self.entry.model
+        joint = None if model is None else prompts.join(model, prompts.messages_of(None, items, self.items))
+        if joint is not None:
+            self.answer.ticket.redirect(steer.id, joint)
+        elif model is None:
+            self.answer.cancel(Redirected("steered"))  # a remote stream cannot be spliced: stop, then go on
+        return [said]
+
+    def steered(self, _answer: Answer, item: Steered) -> ResponseVoice:
+        """The engine spliced the input in: the successor begins."""
+        steer = next(s for s in self.pending if s.id == item.steer_id)
+        self.pending.remove(steer)
+        previous = self.voice.response
+        self.items = [*self.items, *map(as_input, previous.output), *steer.items]
+        self.own_items = steer.items
+        self.voice = self.owner.successor_voice(self, previous)
+        self.owner.service.live[self.id] = _answer
+        self.owner.runs[self.id] = self
+        return self.voice
+
+    def ended(self, answer: Answer, outcome: Outcome, item: Ended | Steered) -> None:
+        """One response is over: keep its books, tell who needs to know, go on where input is waiting."""
+        response = self.voice.response
+        self.owner.service.closed(response.id, self.caller, outcome)
+        self.owner.runs.pop(response.id, None)
+        if isinstance(item, Steered):
+            self._leave_turn(response, outcome, item.tokens)
+            return
+        tokens = list(item.tokens)
+        if tokens and self.entry.model is not None and tokens[-1] in self.entry.model.engine.info.eos:
+            tokens.pop()
+        turn = self._leave_turn(response, outcome, tokens)
+        if self.pending and turn is not None and outcome.status in ("completed", "incomplete"):
+            self._go_on(response, turn)
+        else:
+            self._return_pending()
+        if not self.pending:
+            self.finish()
+
+    def _leave_turn(self, response: Response, outcome: Outcome, tokens: Any) -> Turn | None:
+        turn = None
+        if outcome.status != "failed":
+            turn = Turn(
+                response.id,
+                self.entry.name,
+                [*self.items, *map(as_input, response.output)],
+                self.request.instructions,
+                self.request.tools,
+                list(tokens) if self.entry.model is not None and tokens else None,
+            )
+            if response.store:
+                self.owner.service.remember(self.caller, turn)
+        if response.store and self.owner.service.store is not None:
+            self.owner.service.store.save_response(self.caller.id, self.own_items, response)
+        self.on_turn((response.id, turn))
+        return turn
+
+    def _go_on(self, response: Response, turn: Turn) -> None:
+        """The answer ended before the steering input reached it: a successor takes it, or, where the client
+        owes tool results, the client's next request does."""
+        owed = [c for c in response.output if isinstance(c, FunctionCall | CustomToolCall)]
+        waiting, self.pending = self.pending, []
+        if owed:
+            required = [
+                events.RequiredInput("function_call_output", c.call_id, c.name)
+                if isinstance(c, FunctionCall)
+                else events.RequiredInput("custom_tool_call_output", c.call_id)
+                for c in owed
+            ]
+            said: list[Any] = []
+            for steer in waiting:
+                turn.steers += steer.items
+                ref = events.SteerRef(steer.id, response.id)
+                number = self.voice.stream.number()
+                said.append(events.SteerPending(ref, required, number, stream_id=self._lane()))
+            self.owner.later(lambda: self.sink(said))
+            return
+        items = [item for steer in waiting for item in steer.items]
+        self.pending = waiting
+        self.owner.later(lambda: self.owner.succeed(self, turn, items))
+
+    def _return_pending(self) -> None:
+        waiting, self.pending = self.pending, []
+        said = [
+            steer_failed(
+                self.id,
+                s.items,
+                "response_not_active",
+                "The response ended before the input was used; send it with response.create.",
+                s.id,
+                self.voice.stream.number(),
+                self.stream_id,
+            )
+            for s in waiting
+        ]
+        if said:
+            self.owner.later(lambda: self.sink(list(said)))
+
+    def finish(self) -> None:
+        if not self.over.is_set():
+            self.over.set()
+            self.owner.later(self.on_done)
+
+    def _lane(self) -> Any:
+        return UNSET if self.stream_id is None else self.stream_id
+
+
+class Responses:
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.runs: dict[str, Run] = {}
+
+    async def create(
+        self,
+        request: CreateRequest,
+        caller: Caller,
+        sink: Sink,
+        *,
+        recall: Recall | None = None,
+        on_turn: OnTurn | None = None,
+        on_done: Callable[[], None] | None = None,
+    ) -> Run:
+        """Begin a response. Everything that can be refused is raised from here, before any event."""
+        _check(request)
+        previous = await self._previous(request, caller, recall)
+        run = Run(self, request, caller, sink)
+        run.on_turn, run.on_done = on_turn or run.on_turn, on_done or run.on_done
+        steers = previous.steers if previous is not None else []
+        run.own_items = [*steers, *prompts.items_of(request.input)]
+        run.items = [*previous.items, *run.own_items] if previous is not None else run.own_items
+        if not run.items:
+            raise InputError("input is missing; send a text or a list of items.", param="input")
+        await self._begin(run, previous)
+        return run
+
+    async def fetch(self, response_id: str, caller: Caller) -> Response:
+        run = self.runs.get(response_id)
+        if run is not None and run.caller.id == caller.id:
+            return run.response
+        if self.service.store is not None and run is None:
+            await self.service.store.flush()
+            stored = await self.service.store.response(response_id)
+            if stored is not None and stored.key_id == caller.id:
+                return stored.response
+        raise ResponseNotFound(f"There is no response {response_id:.80}.", param="response_id")
+
+    async def cancel(self, response_id: str, caller: Caller) -> Response:
+        """Stop a response. One that already ended is given as it is."""
+        run = self.runs.get(response_id)
+        if run is None:
+            return await self.fetch(response_id, caller)
+        if run.caller.id != caller.id:
+            raise ResponseNotFound(f"There is no response {response_id:.80}.", param="response_id")
+        response = run.response
+        run.cancel()
+        await run.over.wait()
+        return response
+
+    async def forget(self, response_id: str, caller: Caller) -> None:
+        """Delete a stored response. Raises ResponseNotFound."""
+        await self.fetch(response_id, caller)
+        self.service.forget(response_id)
+        if self.service.store is not None:
+            await asyncio.to_thread(self.service.store.delete_response, response_id)
+
+    # Inside
+
+    async def _previous(self, request: CreateRequest, caller: Caller, recall: Recall | None) -> Turn | None:
+        wanted = request.previous_response_id
+        if wanted is None:
+            return None
+        turn = recall(wanted) if recall is not None else None
+        if turn is None:
+            turn = await self.service.recall(caller, wanted)
+        if turn is None:
+            raise PreviousResponseNotFound(
+                f"Response {wanted:.80} is not known here; send the whole input without it.",
+                param="previous_response_id",
+            )
+        return turn
+
+    async def _begin(self, run: Run, previous: Turn | None) -> None:
+        request, service = run.request, self.service
+        background = bool(request.background)
+        lane = lane_named(request.lane, Lane.BACKGROUND if background else Lane.CHAT)
+        run.entry, run.routing = service.route(request.model, lambda: _task(run, lane))
+        entry = run.entry
+        warm = isinstance(request, ResponseCreate) and request.generate is False
+        offered = prompts.offered_tools(request.tools, request.tool_choice)
+        params = service.params(_wish(request))
+        job: Job | RemoteJob
+        forced, size = "", 0
+        if entry.model is not None:
+            length = _length(run.own_items if previous is not None and previous.tokens else run.items)
+            prompt: Prompt = await service.off_loop(
+                length, lambda: self._prompt(run, previous, offered, generate=not warm)
+            )
+            service.check_room(entry, prompt.tokens)
+            forced, size = prompt.forced, len(prompt.tokens)
+            drafter = service.draft(entry.model, request.prediction)
+            job = Job(prompt.tokens, params, drafter, warm=warm)
+        else:
+            messages = prompts.messages_of(request.instructions, run.items)
+            job = RemoteJob(params, messages, prompts.tool_specs(request.tools, offered) or None)
+            size = _length(run.items) // 4  # the server counts for itself; this only guards the budget
+        tier = tier_named(request.service_tier)
+        response = _response(run, tier.label)
+        run.voice = ResponseVoice(response, run.stream_id)
+        if warm:
+            self._warm(run, job, size)
+            return
+        ticket, permit = service.submit(
+            entry, job, run.caller, lane=lane, tier=tier, tokens=size, buffer=request.buffer
+        )
+        run.answer = service.answer(
+            entry,
+            ticket,
+            permit,
+            run.voice,
+            run.sink,
+            input_tokens=size if entry.model is not None else 0,
+            offered=offered,
+            forced=forced,
+            on_end=run.ended,
+            on_steered=run.steered,
+        )
+        self.runs[run.id] = run
+        service.live[run.id] = run.answer
+        run.sink(run.voice.began())
+
+    def _prompt(
+        self, run: Run, previous: Turn | None, offered: dict[str, Offered], *, generate: bool
+    ) -> Prompt:
+        request, model = run.request, run.entry.model
+        assert model is not None
+        force = prompts.forced_call(request.tool_choice, offered) if generate else ""
+        if (
+            generate
+            and previous is not None
+            and previous.tokens is not None
+            and previous.model == run.entry.name
+            and previous.instructions == request.instructions
+            and previous.tools == request.tools
+        ):
+            new = prompts.messages_of(None, run.own_items, previous.items)
+            joined = prompts.continued(model, previous.tokens, new, force=force) if new else None
+            if joined is not None:
+                return joined
+        messages = prompts.messages_of(request.instructions, run.items)
+        specs = prompts.tool_specs(request.tools, offered)
+        return prompts.whole(model, messages, specs, force=force, generate=generate)
+
+    def _warm(self, run: Run, job: Job | RemoteJob, size: int) -> None:
+        """`generate: false`: answer at once, so the client can go on; fill the cache behind its back."""
+        run.sink([*run.voice.began(), *run.voice.stream.completed(Usage(size, 0, size))])
+        if isinstance(job, Job):
+            try:
+                ticket = run.entry.scheduler.submit(job, lane=Lane.BACKGROUND, key=run.caller.id)  # type: ignore[arg-type]
+                ticket.on_items = lambda _items: None
+            except KeystrokeError:
+                pass  # a full queue only costs the head start
+        turn = Turn(run.id, run.entry.name, run.items, run.request.instructions, run.request.tools)
+        if run.response.store:
+            self.service.remember(run.caller, turn)
+        run.on_turn((run.id, turn))
+        run.finish()
+
+    def succeed(self, run: Run, turn: Turn, items: list[Item]) -> None:
+        """An automatic successor for input that came too late to be spliced in."""
+        run.pending = []
+        previous = run.voice.response
+        run.own_items = items
+        run.items = [*turn.items, *items]
+
+        async def begin() -> None:
+            try:
+                run.request.previous_response_id = previous.id
+                await self._begin(run, turn)
+            except KeystrokeError as error:
+                failed = steer_failed(
+                    previous.id, items, "successor_creation_failed", error.message, None, 0, run.stream_id
+                )
+                run.sink([failed])
+                run.finish()
+
+        run.task = asyncio.create_task(begin())
+
+    def successor_voice(self, run: Run, previous: Response) -> ResponseVoice:
+        response = _response(run, previous.service_tier)
+        response.previous_response_id = previous.id
+        return ResponseVoice(response, run.stream_id)
+
+    @staticmethod
+    def later(act: Callable[[], None]) -> None:
+        """After the event being written: endings call back from inside it."""
+        asyncio.get_running_loop().call_soon(act)
+
+
+def steer_failed(
+    response_id: str,
+    content: str | list[Item],
+    code: str,
+    message: str,
+    steer_id: str | None,
+    number: int,
+    stream_id: str | None,
+) -> events.SteerFailed:
+    return events.SteerFailed(
+        events.SteerReturned(response_id, content, steer_id),
+        events.SteerError(code, message),
+        number,
+        UNSET if stream_id is None else stream_id,
+    )
+
+
+def _check(request: CreateRequest) -> None:
+    if request.conversation is not None:
+        raise InputError(
+            "conversation is not supported; chain turns by previous_response_id.", param="conversation"
+        )
+    refuse_format((request.text or {}).get("format"), "text.format")
+    if request.background and request.store is False:
+        raise Forbidden(
+            "A background response must be stored to be found again; leave store out.", param="store"
+        )
+
+
+def _wish(request: CreateRequest) -> Wish:
+    wanted = request.include or []
+    logprobs = request.top_logprobs
+    if logprobs is None and "message.output_text.logprobs" in wanted:
+        logprobs = 0
+    return Wish(
+        request.max_output_tokens,
+        request.temperature,
+        request.top_p,
+        request.top_k,
+        request.seed,
+        request.stop,
+        logprobs,
+    )
+
+
+def _response(run: Run, tier: str) -> Response:
+    request = run.request
+    return Response(
+        id=new_id("resp"),
+        created_at=int(time.time()),
+        model=run.entry.name,
+        status="queued" if request.background else "in_progress",
+        background=bool(request.background),
+        instructions=request.instructions,
+        max_output_tokens=request.max_output_tokens,
+        metadata=request.metadata or {},
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        previous_response_id=request.previous_response_id,
+        prompt_cache_key=request.prompt_cache_key,
+        reasoning=request.reasoning,
+        service_tier=tier,
+        store=request.store is not False,
+        temperature=request.temperature or 0.0,
+        text=request.text or {"format": {"type": "text"}},
+        tool_choice="auto" if request.tool_choice is None else request.tool_choice,
+        tools=request.tools or [],
+        top_logprobs=request.top_logprobs or 0,
+        top_p=1.0 if request.top_p is None else request.top_p,
+        user=request.user,
+        routing=run.routing,
+    )
+
+
+def _task(run: Run, lane: Lane) -> Task:
+    words = next((text_of(i.content) for i in reversed(run.own_items) if i.role == "user"), "")
+    effort = (run.request.reasoning or {}).get("effort")
+    return Task(lane, words, _length(run.items), bool(run.request.background), effort)
+
+
+def _length(items: list[Item]) -> int:
+    total = 0
+    for item in items:
+        content = item.content
+        total += len(content) if isinstance(content, str) else sum(len(p.text or "") for p in content or ())
+        total += len(item.arguments or "") + len(item.input or "")
+        total += len(item.output) if isinstance(item.output, str) else 0
+    return total

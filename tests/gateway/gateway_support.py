@@ -1,0 +1,120 @@
+"""What gateway tests share: a fake model with a template, and a real server in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from keystroke.config import NamedModel, PathSettings, ServerSettings, Settings
+from keystroke.engine.fake import END_OF_TURN, EOS, SPECIAL, FakeEngine
+from keystroke.engine.model import Model
+from keystroke.engine.templates import ChatTemplate, FimTemplate
+from keystroke.engine.tokenizer.byte_tokens import ByteTokenizer
+from keystroke.gateway.app import Gateway, uvicorn_config
+from keystroke.gateway.registry import Registry, local_entry
+from keystroke.gateway.store import Store, default_url
+from keystroke.gateway.websocket import SocketLimits
+
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}]\n{{ m.content }}<end>\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]\n{% endif %}"
+)
+FIM = {"<fim_prefix>": 259, "<fim_suffix>": 260, "<fim_middle>": 261}
+
+
+def fake_model(script: Callable[[str], str] | None = None, name: str = "fake", **costs: Any) -> Model:
+    """A byte-level model that answers by `script`, with a chat template and fill-in-the-middle."""
+    return Model(
+        name=name,
+        engine=FakeEngine(script, **costs),
+        tokenizer=ByteTokenizer({**SPECIAL, **FIM}, eos=EOS, vocab_size=320),
+        chat=ChatTemplate(TEMPLATE),
+        fim=FimTemplate("<fim_prefix>", "<fim_suffix>", "<fim_middle>", stops=frozenset({EOS, END_OF_TURN})),
+    )
+
+
+def last_user(prompt: str) -> str:
+    """What the user said last, read back from a rendered prompt."""
+    return prompt.rsplit("[user]\n", 1)[-1].split("\n[assistant]", 1)[0]
+
+
+def echo(prompt: str) -> str:
+    return f"You said: {last_user(prompt)}"
+
+
+@dataclass
+class RunningServer:
+    gateway: Gateway
+    port: int
+    engines: dict[str, FakeEngine]
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def ws(self) -> str:
+        return f"ws://127.0.0.1:{self.port}/v1/responses"
+
+    def settled(self, timeout: float = 5.0) -> bool:
+        """Wait until nothing runs; True when every session was given back."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            if not any(e.live for e in self.engines.values()) and not self.gateway.service.live:
+                return True
+            time.sleep(0.005)
+        return False
+
+
+@contextmanager
+def serving(
+    *models: Model,
+    roles: dict[str, str] | None = None,
+    tables: dict[str, NamedModel] | None = None,
+    server: ServerSettings | None = None,
+    folder: Path | None = None,
+    socket_limits: SocketLimits | None = None,
+    concurrent: int = 8,
+) -> Iterator[RunningServer]:
+    """A real server on a free port, in a thread with a loop of its own."""
+    settings = Settings(
+        server=replace(server or ServerSettings(), port=0, drain_s=0.2),
+        paths=PathSettings(state=folder) if folder else PathSettings(),
+    )
+    entries = [
+        local_entry(
+            m.name,
+            m,
+            role=(roles or {}).get(m.name, "fast"),
+            named=(tables or {}).get(m.name, NamedModel(concurrent=concurrent)),
+            max_queue=settings.server.max_queue,
+        )
+        for m in models
+    ]
+    store = Store(default_url(folder)) if folder is not None else None
+    gateway = Gateway(Registry(entries), settings, store=store, socket_limits=socket_limits)
+    config = uvicorn_config(gateway)
+    config.lifespan = "on"
+    uv = uvicorn.Server(config)
+    thread = threading.Thread(target=lambda: asyncio.run(uv.serve()), daemon=True)
+    thread.start()
+    while not uv.started:
+        if not thread.is_alive():
+            raise RuntimeError("the server did not start")
+        time.sleep(0.005)
+    port = uv.servers[0].sockets[0].getsockname()[1]
+    engines = {m.name: m.engine for m in models if isinstance(m.engine, FakeEngine)}
+    try:
+        yield RunningServer(gateway, port, engines)
+    finally:
+        uv.should_exit = True
+        thread.join(10)
+        assert not thread.is_alive(), "the server did not stop"
