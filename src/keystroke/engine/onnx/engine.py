@@ -1,0 +1,281 @@
+"""The embedded engine: the contract of `engine.base` on ONNX Runtime.
+
+Law: one thread calls it, runs release the GIL, a run appends KV in place. Positions are inputs, so a
+rollback is a length, a verification is a run of several rows, and a fork shares memory until written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+
+from keystroke.engine.base import Engine, EngineStats, Interrupt, ModelInfo
+from keystroke.engine.checkpoint import ModelSpec
+from keystroke.engine.host import HostSession
+from keystroke.engine.onnx.graph import PRECISIONS
+from keystroke.engine.onnx.kv import Buffers, Pool
+from keystroke.engine.prefix import PrefixCache, common_prefix
+from keystroke.errors import EngineError, Interrupted, ModelDamaged, NotEnoughMemory
+
+PREFILL_CHUNK = 128  # rows; larger is hardly faster and answers an interrupt later
+TAIL = 16  # an extension up to this long rides along with the next step
+# Attention kernels choose their order of summation by the number of rows. With at least three, a row's result
+# does not depend on its company, so a token's KV and logits are a function of the tokens before it alone:
+# speculation, prefix reuse and forks give the very text of plain decoding. Single rows are padded, in attention only.
+MIN_ATTENTION_ROWS = 3
+WORTH_COPYING = 16  # tokens: below this, recomputing is as quick as looking further
+
+
+class OnnxEngine(Engine):
+    def __init__(
+        self,
+        model: Path,
+        spec: ModelSpec,
+        *,
+        precision: str,
+        threads: int = 0,
+        kv_budget: int = 4 << 30,
+        context_length: int | None = None,
+        exact: bool = True,
+    ) -> None:
+        self.spec = spec
+        self.exact = exact
+        self._runtime = _open(model, threads)
+        kv = np.dtype(PRECISIONS[precision].kv)
+        self.pool = Pool(spec, kv, kv_budget)
+        width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
+        self._pads = [np.zeros((1, rows, width), dtype=kv) for rows in range(MIN_ATTENTION_ROWS)]
+        self._pad_values = [ort.OrtValue.ortvalue_from_numpy(pad) for pad in self._pads]
+        self.cache: PrefixCache[Buffers] = PrefixCache(kv_budget // 2, drop=self.pool.release)
+        self.live: set[OnnxSession] = set()
+        self._scratch: dict[int, _Rows] = {}
+        self._logits: dict[int, tuple[np.ndarray, ort.OrtValue]] = {}
+        self._asked: dict[tuple[int, int], ort.OrtValue] = {}
+        self.last = np.zeros(1, dtype=np.int32)
+        self.total = np.zeros(1, dtype=np.int32)
+        self.last_value = ort.OrtValue.ortvalue_from_numpy(self.last)
+        self.total_value = ort.OrtValue.ortvalue_from_numpy(self.total)
+        self._closed = False
+        self.info = ModelInfo(
+            name=spec.name,
+            architecture=spec.architecture,
+            context_length=min(context_length or spec.context_length, spec.context_length),
+            vocab_size=spec.vocab_size,
+            layers=spec.layers,
+            parameters=spec.parameters,
+            weight_bytes=sum(file.stat().st_size for file in model.parent.iterdir() if file.is_file()),
+            kv_bytes_per_token=self.pool.bytes_for(1),
+            precision=precision,
+            bos=spec.bos,
+            eos=spec.eos,
+        )
+
+    def session(self) -> OnnxSession:
+        if self._closed:
+            raise EngineError("this engine was closed; load the model again")
+        return OnnxSession(self)
+
+    def stats(self) -> EngineStats:
+        held = {id(s.buffers): s.buffers.nbytes for s in self.live if s.buffers is not None}
+        return EngineStats(
+            sessions=len(self.live),
+            kv_bytes=sum(held.values()),
+            cached_bytes=self.cache.nbytes,
+            cached_tokens=self.cache.tokens,
+        )
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for session in tuple(self.live):
+            session.close()
+        self.cache.clear()
+        self._scratch.clear()
+        self._logits.clear()
+        del self._runtime
+
+    # For sessions
+
+    def allocate(self, length: int) -> Buffers:
+        self._make_room(length)
+        return self.pool.allocate(length)
+
+    def copy(self, buffers: Buffers, keep: int, length: int) -> Buffers:
+        self._make_room(length)
+        return self.pool.copy(buffers, keep, length)
+
+    def _make_room(self, length: int) -> None:
+        need = self.pool.bytes_for(self.pool.capacity_for(length))
+        excess = self.pool.used + need - self.pool.budget
+        if excess > 0:
+            self.cache.shrink(max(self.cache.nbytes - excess, 0))
+
+    def binding(self, buffers: Buffers) -> ort.IOBinding:
+        binding = self._runtime.io_binding()
+        binding.bind_ortvalue_input("last", self.last_value)
+        binding.bind_ortvalue_input("total", self.total_value)
+        for layer in range(self.spec.layers):
+            for kind, value in (("key", buffers.values[2 * layer]), ("value", buffers.values[2 * layer + 1])):
+                binding.bind_ortvalue_input(f"{kind}.{layer}", value)
+                binding.bind_ortvalue_output(f"new_{kind}.{layer}", value)
+        return binding
+
+    def padding(self, rows: int) -> int:
+        return max(MIN_ATTENTION_ROWS - rows, 0) if self.exact else 0
+
+    def run(
+        self, binding: ort.IOBinding, tokens: Sequence[int], start: int, rows: int, interrupt: Interrupt | None
+    ) -> np.ndarray:
+        """One run of the graph. The logits returned are valid until the next run."""
+        count = len(tokens)
+        scratch = self._scratch.get(count)
+        if scratch is None:
+            scratch = self._scratch[count] = _Rows(count)
+        scratch.ids[0, :] = tokens
+        asked = self._asked.get((count, rows))
+        if asked is None:
+            indices = np.arange(count - rows, count, dtype=np.int64)
+            asked = self._asked[count, rows] = ort.OrtValue.ortvalue_from_numpy(indices)
+        found = self._logits.get(rows)
+        if found is None:
+            array = np.empty((rows, self.spec.vocab_size), dtype=np.float32)
+            found = self._logits[rows] = (array, ort.OrtValue.ortvalue_from_numpy(array))
+        padding = self.padding(count)
+        self.last[0] = start + count + padding - 1
+        self.total[0] = start + count + padding
+        binding.bind_ortvalue_input("input_ids", scratch.value)
+        binding.bind_ortvalue_input("count", scratch.count)
+        binding.bind_ortvalue_input("pad", self._pad_values[padding])
+        binding.bind_ortvalue_input("logit_rows", asked)
+        binding.bind_ortvalue_output("logits", found[1])
+        if interrupt is None:
+            self._execute(binding, None)
+            return found[0]
+        options = ort.RunOptions()
+
+        def terminate() -> None:
+            options.terminate = True
+
+        interrupt.add_callback(terminate)
+        try:
+            self._execute(binding, options)
+        except EngineError:
+            if interrupt.is_set:
+                raise Interrupted("stopped on request") from None
+            raise
+        finally:
+            interrupt.remove_callback(terminate)
+        return found[0]
+
+    def _execute(self, binding: ort.IOBinding, options: ort.RunOptions | None) -> None:
+        try:
+            self._runtime.run_with_iobinding(binding, options)
+        except MemoryError:
+            raise NotEnoughMemory("the system ran out of memory during a run; shorten the prompt") from None
+        except Exception as error:
+            raise EngineError(f"ONNX Runtime could not run the model: {_first_line(error)}") from error
+
+
+class OnnxSession(HostSession):
+    def __init__(self, engine: OnnxEngine) -> None:
+        super().__init__(engine.info.context_length, chunk=PREFILL_CHUNK, tail=TAIL)
+        self._engine = engine
+        self.buffers: Buffers | None = None
+        self._binding: ort.IOBinding | None = None
+        engine.live.add(self)
+
+    def fork(self) -> OnnxSession:
+        self._check_open()
+        other = OnnxSession(self._engine)
+        if self.buffers is not None:
+            other.buffers = self._engine.pool.share(self.buffers)
+        self._copy_state_to(other)
+        return other
+
+    def _forward(self, tokens: Sequence[int], start: int, rows: int, interrupt: Interrupt | None) -> np.ndarray:
+        self._own(start, start + len(tokens) + self._engine.padding(len(tokens)))
+        assert self.buffers is not None
+        if self._binding is None:
+            self._binding = self._engine.binding(self.buffers)
+        return self._engine.run(self._binding, tokens, start, rows, interrupt)
+
+    def _own(self, keep: int, length: int) -> None:
+        """Make the buffers this session's alone and long enough, keeping the first `keep` tokens."""
+        held = self.buffers
+        if held is None:
+            self.buffers = self._engine.allocate(length)
+        elif held.owners > 1 or held.capacity < length:
+            self.buffers = self._engine.copy(held, keep, length)
+            self._engine.pool.release(held)
+        else:
+            return
+        self._binding = None
+
+    def _adopt(self, tokens: Sequence[int], own: int) -> int:
+        engine = self._engine
+        entry, shared = engine.cache.find(tokens)
+        donor: OnnxSession | None = None
+        for other in engine.live:
+            if other is not self and (length := common_prefix(other._held, tokens)) > shared:
+                donor, shared = other, length
+        if shared < own + WORTH_COPYING:
+            return own
+        if donor is not None:
+            assert donor.buffers is not None
+            buffers = engine.pool.share(donor.buffers)
+        elif entry is not None and 2 * shared >= len(entry.tokens):
+            buffers = engine.cache.take(entry)
+        else:
+            assert entry is not None
+            buffers = engine.pool.share(entry.payload)
+        self._let_go()
+        self.buffers = buffers
+        self._held = list(tokens[:shared])
+        return shared
+
+    def _release(self) -> None:
+        self._engine.live.discard(self)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Part with the current buffers: into the cache if worth keeping, back to the pool otherwise."""
+        buffers, self.buffers, self._binding = self.buffers, None, None
+        if buffers is None:
+            return
+        if buffers.owners == 1 and len(self._held) >= WORTH_COPYING:
+            self._engine.cache.put(self._held, buffers, buffers.nbytes)
+            self._held = []
+        else:
+            self._engine.pool.release(buffers)
+
+
+class _Rows:
+    """The token input for runs of one size: allocated once, written in place."""
+
+    __slots__ = ("count", "ids", "value")
+
+    def __init__(self, count: int) -> None:
+        self.ids = np.zeros((1, count), dtype=np.int64)
+        self.value = ort.OrtValue.ortvalue_from_numpy(self.ids)
+        self.count = ort.OrtValue.ortvalue_from_numpy(np.array([count], dtype=np.int64))
+
+
+def _open(model: Path, threads: int) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    # Threads may spin inside a run but not between runs: an idle editor must not cost a core.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    try:
+        return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise ModelDamaged(f"ONNX Runtime could not open the converted model {model}: {_first_line(error)}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

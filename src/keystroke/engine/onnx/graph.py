@@ -1,0 +1,282 @@
+"""From a checkpoint to one ONNX graph that decodes.
+
+Law: knows the shape of the network and nothing of sessions, files or caches. One graph serves prefill,
+decode and verification: any number of rows in, logits only for the rows asked for. KV buffers are inputs
+and outputs at once (the same memory), so a run appends in place and a rollback is just a smaller length.
+
+Inputs   input_ids int64 [1, rows] · logit_rows int64 [n] (indices into the rows) · count int64 [1] (rows)
+         pad [1, p, qkv width] (p rows of zeros that only attention sees: see `engine.MIN_ATTENTION_ROWS`)
+         last int32 [1] (position of the last row, padding included) · total int32 [1] (last + 1)
+         key.i / value.i [1, kv_heads, capacity, head_dim]
+Outputs  logits float32 [n, vocab] · new_key.i / new_value.i, to be bound to the input's own memory
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from keystroke.engine.checkpoint import Checkpoint, ModelSpec, rope_tables
+from keystroke.engine.onnx.quantise import quantise
+
+MICROSOFT = "com.microsoft"
+# Half-precision attention has kernels of its own on 64-bit ARM: half the memory and twice as fast. Elsewhere
+# the operator would convert to single precision and back at every step.
+KV_DTYPE: type[np.float16] | type[np.float32] = np.float16 if platform.machine() in ("aarch64", "arm64") else np.float32
+FORMAT = 1  # part of the cache key: raise it whenever the graph changes
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """How weights are stored. 0 bits means 16-bit floats on disk, 32-bit in memory (the reference)."""
+
+    name: str
+    body_bits: int
+    head_bits: int
+    block: int
+    symmetric: bool
+    # 4 lets the kernels quantise activations to 8 bits, which is where the speed comes from; 0 keeps them float.
+    accuracy_level: int = 4
+
+    @property
+    def kv(self) -> type[np.float16] | type[np.float32]:
+        """What keys and values are kept in. The reference precisions keep everything."""
+        return KV_DTYPE if self.body_bits else np.float32
+
+
+PRECISIONS = {
+    # The head decides between near-ties, and below 3B parameters it is a large share of the weights: 8 bits there.
+    "int4": Precision("int4", body_bits=4, head_bits=8, block=32, symmetric=False),
+    "int8": Precision("int8", body_bits=8, head_bits=8, block=32, symmetric=True),
+    "fp16": Precision("fp16", body_bits=0, head_bits=0, block=0, symmetric=True),
+    "fp32": Precision("fp32", body_bits=0, head_bits=0, block=0, symmetric=True),
+}
+
+
+class WeightSink(Protocol):
+    """Where arrays go (external data on disk, or inline for small tests); returns the initializer to put in the graph."""
+
+    def add(self, name: str, array: np.ndarray) -> TensorProto: ...
+
+
+Progress = Callable[[int, int], None]
+
+
+def build(checkpoint: Checkpoint, precision: Precision, sink: WeightSink, progress: Progress | None = None) -> onnx.ModelProto:
+    return _Builder(checkpoint, precision, sink, progress).model()
+
+
+class _Builder:
+    def __init__(self, checkpoint: Checkpoint, precision: Precision, sink: WeightSink, progress: Progress | None) -> None:
+        self.checkpoint = checkpoint
+        self.spec: ModelSpec = checkpoint.spec
+        self.precision = precision
+        self.sink = sink
+        self.progress = progress
+        self.nodes: list[onnx.NodeProto] = []
+        self.initializers: list[TensorProto] = []
+        self._done = 0
+
+    def model(self) -> onnx.ModelProto:
+        spec = self.spec
+        self._tables()
+        self._constant("zero", [0])
+        self._constant("one", [1])
+        residual = self._embed("input_ids")
+        normed = self._norm("norm.first", residual, "model.layers.0.input_layernorm.weight")
+        for layer in range(spec.layers):
+            prefix = f"model.layers.{layer}"
+            attention = self._attention(layer, prefix, normed)
+            normed, residual = self._skip_norm(
+                f"l{layer}.norm.mlp", attention, residual, f"{prefix}.post_attention_layernorm.weight"
+            )
+            mlp = self._mlp(layer, prefix, normed)
+            if layer + 1 < spec.layers:
+                following = f"model.layers.{layer + 1}.input_layernorm.weight"
+                normed, residual = self._skip_norm(f"l{layer}.norm.next", mlp, residual, following)
+        self._head(mlp, residual)
+        return self._assemble()
+
+    # Parts of the network
+
+    def _tables(self) -> None:
+        cos, sin = rope_tables(self.spec, self.spec.context_length)
+        self._weight("rope.cos", cos.astype(self.precision.kv))
+        self._weight("rope.sin", sin.astype(self.precision.kv))
+
+    def _embed(self, ids: str) -> str:
+        # 16-bit floats, gathered by row: the table is memory-mapped, so only rows in use are ever read.
+        table = self.checkpoint.tensor("model.embed_tokens.weight")
+        kind = np.float32 if self.precision.name == "fp32" else np.float16
+        self._weight("embed", table.astype(kind))
+        self._advance(table.size)
+        (rows,) = self._node("Gather", ["embed", ids], ["embed.rows"], axis=0)
+        if kind is np.float32:
+            return rows
+        return self._node("Cast", [rows], ["embed.float"], to=TensorProto.FLOAT)[0]
+
+    def _attention(self, layer: int, prefix: str, x: str) -> str:
+        spec, name = self.spec, f"l{layer}.attn"
+        projections = [f"{prefix}.self_attn.{p}_proj" for p in "qkv"]
+        qkv = self._linear(f"{name}.qkv", x, projections, bias=spec.qkv_bias)
+        if spec.qk_norm:
+            qkv = self._normed_heads(name, prefix, qkv)
+        half = self.precision.kv is np.float16
+        if half:
+            (qkv,) = self._node("Cast", [qkv], [f"{name}.half"], to=TensorProto.FLOAT16)
+        (qkv,) = self._node("Concat", [qkv, "pad"], [f"{name}.padded"], axis=1)
+        (out, _, _) = self._node(
+            "GroupQueryAttention",
+            [qkv, "", "", f"key.{layer}", f"value.{layer}", "last", "total", "rope.cos", "rope.sin"],
+            [f"{name}.out", f"new_key.{layer}", f"new_value.{layer}"],
+            domain=MICROSOFT,
+            num_heads=spec.heads,
+            kv_num_heads=spec.kv_heads,
+            scale=float(spec.head_dim**-0.5),
+            do_rotary=1,
+            rotary_interleaved=0,
+        )
+        (out,) = self._node("Slice", [out, "zero", "count", "one"], [f"{name}.rows"])
+        if half:
+            (out,) = self._node("Cast", [out], [f"{name}.float"], to=TensorProto.FLOAT)
+        return self._linear(f"{name}.o", out, [f"{prefix}.self_attn.o_proj"], bias=spec.o_bias)
+
+    def _normed_heads(self, name: str, prefix: str, qkv: str) -> str:
+        """Qwen3 normalises each query and key head before the rotation."""
+        spec = self.spec
+        sizes = [spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim, spec.kv_heads * spec.head_dim]
+        self._constant(f"{name}.sizes", sizes)
+        q, k, v = self._node("Split", [qkv, f"{name}.sizes"], [f"{name}.q", f"{name}.k", f"{name}.v"], axis=-1)
+        normed = []
+        for part, heads, letter in ((q, spec.heads, "q"), (k, spec.kv_heads, "k")):
+            self._constant(f"{part}.split", [0, 0, heads, spec.head_dim])
+            self._constant(f"{part}.join", [0, 0, heads * spec.head_dim])
+            (split,) = self._node("Reshape", [part, f"{part}.split"], [f"{part}.heads"])
+            scaled = self._norm(f"{part}.norm", split, f"{prefix}.self_attn.{letter}_norm.weight")
+            normed += self._node("Reshape", [scaled, f"{part}.join"], [f"{part}.normed"])
+        return self._node("Concat", [*normed, v], [f"{name}.qkv.normed"], axis=-1)[0]
+
+    def _mlp(self, layer: int, prefix: str, x: str) -> str:
+        name = f"l{layer}.mlp"
+        bias = self.spec.mlp_bias
+        both = self._linear(f"{name}.in", x, [f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj"], bias=bias)
+        gate, up = self._node("Split", [both], [f"{name}.gate", f"{name}.up"], axis=-1, num_outputs=2)
+        (silu,) = self._node("QuickGelu", [gate], [f"{name}.silu"], domain=MICROSOFT, alpha=1.0)
+        (hidden,) = self._node("Mul", [silu, up], [f"{name}.hidden"])
+        return self._linear(f"{name}.down", hidden, [f"{prefix}.mlp.down_proj"], bias=bias)
+
+    def _head(self, mlp: str, residual: str) -> None:
+        (last_mlp,) = self._node("Gather", [mlp, "logit_rows"], ["head.mlp"], axis=1)
+        (last_residual,) = self._node("Gather", [residual, "logit_rows"], ["head.residual"], axis=1)
+        normed, _ = self._skip_norm("head.norm", last_mlp, last_residual, "model.norm.weight", last=True)
+        source = "model.embed_tokens" if self.spec.tied else "lm_head"
+        logits = self._linear("head", normed, [source], bias=False, bits=self.precision.head_bits)
+        self._constant("logits.shape", [-1, self.spec.vocab_size])
+        self._node("Reshape", [logits, "logits.shape"], ["logits"])
+
+    # Nodes and weights
+
+    def _linear(self, name: str, x: str, sources: Sequence[str], *, bias: bool, bits: int | None = None) -> str:
+        """x @ W.T (+ b), W being the named projections stacked by rows: one fat product instead of three."""
+        bits = self.precision.body_bits if bits is None else bits
+        weight = np.concatenate([self.checkpoint.tensor(f"{s}.weight") for s in sources])
+        added = ""
+        if bias:
+            added = f"{name}.bias"
+            self._weight(added, np.concatenate([self.checkpoint.tensor(f"{s}.bias") for s in sources]))
+        rows, columns = weight.shape
+        if bits:
+            packed = quantise(weight, bits=bits, block=self.precision.block, symmetric=self.precision.symmetric or bits == 8)
+            self._weight(f"{name}.q", packed.packed)
+            self._weight(f"{name}.s", packed.scales)
+            zeros = ""
+            if packed.zero_points is not None:
+                zeros = f"{name}.z"
+                self._weight(zeros, packed.zero_points)
+            (out,) = self._node(
+                "MatMulNBits",
+                [x, f"{name}.q", f"{name}.s", zeros, "", added],
+                [f"{name}.y"],
+                domain=MICROSOFT,
+                K=columns,
+                N=rows,
+                bits=bits,
+                block_size=self.precision.block,
+                accuracy_level=self.precision.accuracy_level,
+            )
+        else:
+            out = self._float_linear(name, x, weight, added)
+        self._advance(weight.size)
+        return out
+
+    def _float_linear(self, name: str, x: str, weight: np.ndarray, bias: str) -> str:
+        kind = np.float32 if self.precision.name == "fp32" else np.float16
+        self._weight(f"{name}.w", np.ascontiguousarray(weight.T.astype(kind)))
+        matrix = f"{name}.w"
+        if kind is np.float16:
+            (matrix,) = self._node("Cast", [matrix], [f"{name}.w32"], to=TensorProto.FLOAT)
+        (out,) = self._node("MatMul", [x, matrix], [f"{name}.y"])
+        return self._node("Add", [out, bias], [f"{name}.yb"])[0] if bias else out
+
+    def _norm(self, name: str, x: str, source: str) -> str:
+        self._weight(f"{name}.g", self.checkpoint.tensor(source).astype(np.float32))
+        return self._node(
+            "SimplifiedLayerNormalization", [x, f"{name}.g"], [f"{name}.y"], axis=-1, epsilon=float(self.spec.norm_eps)
+        )[0]
+
+    def _skip_norm(self, name: str, x: str, skip: str, source: str, *, last: bool = False) -> tuple[str, str]:
+        """Normalised (x + skip), and x + skip itself, in one operator."""
+        self._weight(f"{name}.g", self.checkpoint.tensor(source).astype(np.float32))
+        outputs = [f"{name}.y"] if last else [f"{name}.y", "", "", f"{name}.sum"]
+        self._node(
+            "SkipSimplifiedLayerNormalization",
+            [x, skip, f"{name}.g"],
+            outputs,
+            domain=MICROSOFT,
+            epsilon=float(self.spec.norm_eps),
+        )
+        return f"{name}.y", f"{name}.sum"
+
+    def _node(self, op: str, inputs: Sequence[str], outputs: Sequence[str], domain: str = "", **attributes: object) -> list[str]:
+        self.nodes.append(helper.make_node(op, list(inputs), list(outputs), name=outputs[0], domain=domain, **attributes))
+        return list(outputs)
+
+    def _weight(self, name: str, array: np.ndarray) -> None:
+        self.initializers.append(self.sink.add(name, np.ascontiguousarray(array)))
+
+    def _constant(self, name: str, values: Sequence[int]) -> None:
+        self.initializers.append(helper.make_tensor(name, TensorProto.INT64, [len(values)], list(values)))
+
+    def _advance(self, parameters: int) -> None:
+        self._done += parameters
+        if self.progress is not None:
+            total = self.spec.parameters + (self.spec.vocab_size * self.spec.hidden if self.spec.tied else 0)
+            self.progress(min(self._done, total), total)
+
+    def _assemble(self) -> onnx.ModelProto:
+        spec = self.spec
+        cache = [1, spec.kv_heads, "capacity", spec.head_dim]
+        width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
+        kv = helper.np_dtype_to_tensor_dtype(np.dtype(self.precision.kv))
+        inputs = [
+            helper.make_tensor_value_info("input_ids", TensorProto.INT64, [1, "rows"]),
+            helper.make_tensor_value_info("last", TensorProto.INT32, [1]),
+            helper.make_tensor_value_info("total", TensorProto.INT32, [1]),
+            helper.make_tensor_value_info("logit_rows", TensorProto.INT64, ["asked"]),
+            helper.make_tensor_value_info("count", TensorProto.INT64, [1]),
+            helper.make_tensor_value_info("pad", kv, [1, "padding", width]),
+        ]
+        outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["asked", spec.vocab_size])]
+        for layer in range(spec.layers):
+            for kind in ("key", "value"):
+                inputs.append(helper.make_tensor_value_info(f"{kind}.{layer}", kv, cache))
+                outputs.append(helper.make_tensor_value_info(f"new_{kind}.{layer}", kv, cache))
+        graph = helper.make_graph(self.nodes, spec.name or spec.architecture, inputs, outputs, self.initializers)
+        opsets = [helper.make_opsetid("", 21), helper.make_opsetid(MICROSOFT, 1)]
+        return helper.make_model(graph, opset_imports=opsets, ir_version=10)

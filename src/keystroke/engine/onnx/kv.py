@@ -1,0 +1,84 @@
+"""KV memory of the embedded engine: growable, shared until written.
+
+Law: knows buffers, lengths and bytes; never tokens. A buffer may have several owners (a fork, a
+prefix borrowed from another session); whoever writes while others look copies first.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnxruntime as ort
+
+from keystroke.engine.checkpoint import ModelSpec
+from keystroke.errors import NotEnoughMemory
+
+SLACK = 8  # slots past the last token, for rows of padding
+FIRST_CAPACITY = 256  # tokens; small enough that an idle session costs little
+
+
+class Buffers:
+    """Keys and values of every layer, [1, kv_heads, capacity, head_dim] each."""
+
+    __slots__ = ("arrays", "capacity", "nbytes", "owners", "values")
+
+    def __init__(self, spec: ModelSpec, dtype: np.dtype[np.floating], capacity: int) -> None:
+        shape = (1, spec.kv_heads, capacity, spec.head_dim)
+        # Zeroed pages come from the system on first touch: capacity costs address space, not memory.
+        self.arrays = [np.zeros(shape, dtype=dtype) for _ in range(2 * spec.layers)]
+        self.values = [ort.OrtValue.ortvalue_from_numpy(array) for array in self.arrays]
+        self.capacity = capacity
+        self.nbytes = sum(array.nbytes for array in self.arrays)
+        self.owners = 1
+
+
+class Pool:
+    """Hands out buffers within a budget of bytes; `make_room` is asked to free some when it runs out."""
+
+    def __init__(self, spec: ModelSpec, dtype: np.dtype[np.floating], budget: int) -> None:
+        self.spec = spec
+        self.dtype = dtype
+        self.budget = budget
+        self.used = 0
+
+    def bytes_for(self, capacity: int) -> int:
+        return 2 * self.spec.layers * self.spec.kv_heads * self.spec.head_dim * self.dtype.itemsize * capacity
+
+    def capacity_for(self, length: int) -> int:
+        """Grow by half, so that a long session copies each token at most a few times."""
+        capacity = FIRST_CAPACITY
+        while capacity < length:
+            capacity += max(capacity // 2, FIRST_CAPACITY)
+        return min(capacity, max(self.spec.context_length + SLACK, length))
+
+    def allocate(self, length: int) -> Buffers:
+        capacity = self.capacity_for(length)
+        need = self.bytes_for(capacity)
+        if self.used + need > self.budget:
+            raise NotEnoughMemory(
+                f"a session of {length:,} tokens needs {need / 2**20:,.0f} MB of KV cache and "
+                f"{max(self.budget - self.used, 0) / 2**20:,.0f} MB of the budget are left; close sessions or raise engine.kv_budget_mb"
+            )
+        try:
+            buffers = Buffers(self.spec, self.dtype, capacity)
+        except MemoryError:
+            raise NotEnoughMemory(
+                f"the system refused {need / 2**20:,.0f} MB for the KV cache; close other programs or shorten the context"
+            ) from None
+        self.used += need
+        return buffers
+
+    def share(self, buffers: Buffers) -> Buffers:
+        buffers.owners += 1
+        return buffers
+
+    def release(self, buffers: Buffers) -> None:
+        buffers.owners -= 1
+        if buffers.owners == 0:
+            self.used -= buffers.nbytes
+
+    def copy(self, buffers: Buffers, keep: int, length: int) -> Buffers:
+        """Buffers of its own for `length` tokens, the first `keep` copied."""
+        fresh = self.allocate(length)
+        for source, target in zip(buffers.arrays, fresh.arrays, strict=True):
+            target[:, :, :keep] = source[:, :, :keep]
+        return fresh
