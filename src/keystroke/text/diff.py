@@ -256,6 +256,11 @@ class _Budget:
 _Span = tuple[int, int, int, int]
 
 
+def compare(before: Sequence[str], after: Sequence[str]) -> list[_Span]:
+    """Spans (a0, a1, b0, b1) in which two sequences of lines or words differ, in order."""
+    return _compare(before, after, _Budget(_LINE_WORK))
+
+
 def _compare(before: Sequence[str], after: Sequence[str], budget: _Budget) -> list[_Span]:
     """Spans (a0, a1, b0, b1) that differ, in order."""
     numbers: dict[str, int] = {}

@@ -1,0 +1,1 @@
+"""What the models are asked for: each feature with its prompt and its parser side by side."""

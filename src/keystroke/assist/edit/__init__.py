@@ -1,0 +1,26 @@
+"""Minimal, precise edits to files: asked of a model, taken from a patch, and taken back."""
+
+from keystroke.assist.edit.journal import Entry, Journal
+from keystroke.assist.edit.operations import Failure, Reason
+from keystroke.assist.edit.plan import EditPlan, FileChange, Proposal, plan_edit, plan_patch, propose_edit
+from keystroke.assist.edit.rewrite import Region
+from keystroke.assist.edit.workspace import Workspace
+from keystroke.assist.edit.writer import ModelWriter, RemoteWriter, Writer
+
+__all__ = [
+    "EditPlan",
+    "Entry",
+    "Failure",
+    "FileChange",
+    "Journal",
+    "ModelWriter",
+    "Proposal",
+    "Reason",
+    "Region",
+    "RemoteWriter",
+    "Workspace",
+    "Writer",
+    "plan_edit",
+    "plan_patch",
+    "propose_edit",
+]

@@ -1,0 +1,124 @@
+"""The undo journal: what each applied edit replaced, kept under the user's state folder.
+
+Law: an entry is written before the files are, and holds inverse edits with the digests of both sides. Undo
+takes back the newest entry, whole or not at all, and only while every file is still as the edit left it.
+Entries hold source text, so only the user may read them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from keystroke.assist.edit.fileio import decode, digest
+from keystroke.assist.edit.workspace import Workspace, Write
+from keystroke.errors import InputError, NotFound
+from keystroke.text import Edit, apply_edits
+
+KEPT = 100  # entries per workspace; nobody walks further back by hand
+
+
+class Inverse(msgspec.Struct, frozen=True):
+    """How one file is taken back. `before` or `after` is None where there was or is no file. `edits` undo a
+    change of text; `data` and `mode` are the whole file where it was removed."""
+
+    path: str
+    before: str | None
+    after: str | None
+    edits: tuple[tuple[int, int, str], ...] = ()
+    data: bytes | None = None
+    mode: int | None = None
+
+
+class Entry(msgspec.Struct, frozen=True):
+    id: str
+    time: float
+    instruction: str
+    workspace: str
+    files: tuple[Inverse, ...]
+
+
+class Journal:
+    def __init__(self, state: Path, workspace: Workspace) -> None:
+        self._workspace = workspace
+        self._folder = state / "undo" / digest(os.fsencode(workspace.root))[:16]
+
+    def record(self, instruction: str, files: Sequence[Inverse]) -> Entry:
+        """Write an entry, durable before it returns."""
+        now = time.time_ns()
+        entry = Entry(f"{now:020d}", now / 1e9, instruction, str(self._workspace.root), tuple(files))
+        path = self._path(entry.id)
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(handle, "wb") as file:
+                file.write(msgspec.json.encode(entry))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise InputError(
+                f"the undo journal {path} cannot be written: {error.strerror}; nothing was changed"
+            ) from None
+        for old in self._ids()[KEPT:]:
+            self.forget(old)
+        return entry
+
+    def forget(self, entry_id: str) -> None:
+        with contextlib.suppress(OSError):
+            self._path(entry_id).unlink()
+
+    def entries(self) -> Iterator[Entry]:
+        """Newest first."""
+        return (self._load(entry_id) for entry_id in self._ids())
+
+    def undo(self) -> Entry:
+        """Take the newest edit back and forget it. NotFound if there is none; InputError if a file changed
+        since: then nothing is touched."""
+        for entry in self.entries():
+            writes = [write for inverse in entry.files if (write := self._taken_back(inverse)) is not None]
+            if writes:
+                self._workspace.write(writes)
+            self.forget(entry.id)
+            if writes:
+                return entry
+            # All files are as before: the edit never got past its entry. Go on to the one before.
+        raise NotFound("there is nothing to undo in this workspace")
+
+    def _taken_back(self, inverse: Inverse) -> Write | None:
+        path = inverse.path
+        data = self._workspace.read_bytes(path)
+        now = None if data is None else digest(data)
+        if now == inverse.before:
+            return None
+        if now != inverse.after:
+            raise InputError(
+                f"{path} was changed after the edit; undo would lose that, so nothing was undone"
+            )
+        if inverse.before is None:
+            return Write(path, None, now)
+        if data is None:
+            restored = inverse.data or b""
+        else:
+            old = decode(data, path)
+            restored = old.encode(apply_edits(old.text, [Edit(*edit) for edit in inverse.edits]), path)
+        if digest(restored) != inverse.before:
+            raise InputError(f"the undo journal does not fit {path}; nothing was undone")
+        return Write(path, restored, now, inverse.mode)
+
+    def _path(self, entry_id: str) -> Path:
+        return self._folder / f"{entry_id}.json"
+
+    def _ids(self) -> list[str]:
+        return sorted((path.stem for path in self._folder.glob("*.json")), reverse=True)
+
+    def _load(self, entry_id: str) -> Entry:
+        path = self._path(entry_id)
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=Entry)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise InputError(f"the undo entry {path} cannot be read ({error}); delete it to go on") from None

@@ -1,0 +1,217 @@
+"""Patches written by others: the `apply_patch` envelope and unified diffs.
+
+Law: read by their structure, not by their line counts, which models get wrong; a line number is a hint
+that only chooses between equal places. Reading changes nothing and knows no files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+
+from keystroke.assist.edit.operations import (
+    Addition,
+    Failure,
+    Move,
+    Operation,
+    Reason,
+    Removal,
+    Replacement,
+    Split,
+)
+
+_BEGIN, _END = "*** Begin Patch", "*** End Patch"
+_FILE = re.compile(r"^\*\*\* (Add|Delete|Update) File: (.+?)\s*$")
+_MOVE = re.compile(r"^\*\*\* Move to: (.+?)\s*$")
+_HUNK = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
+_OLD = re.compile(r"^--- (.+?)(?:\t.*)?\s*$")
+_NEW = re.compile(r"^\+\+\+ (.+?)(?:\t.*)?\s*$")
+_NO_NEWLINE = "\\ No newline"
+_NOWHERE = "/dev/null"
+
+
+def is_envelope(answer: str) -> bool:
+    return any(line.strip() == _BEGIN for line in answer.splitlines())
+
+
+def is_unified(answer: str) -> bool:
+    return any(_OLD.match(a) and _NEW.match(b) for a, b in pairwise(answer.splitlines()))
+
+
+# ── the envelope ──────────────────────────────────────────────────────────────────────────────
+
+
+def parse_envelope(answer: str) -> list[Operation] | Failure:
+    lines = answer.replace("\r\n", "\n").split("\n")
+    start = next(i for i, line in enumerate(lines) if line.strip() == _BEGIN)
+    end = next((i for i, line in enumerate(lines) if i > start and line.strip() == _END), None)
+    if end is None:
+        return Failure(Reason.TRUNCATED, "", f"the patch has no {_END!r} line; write it completely")
+    operations: list[Operation] = []
+    body = lines[start + 1 : end]
+    heads = [i for i, line in enumerate(body) if _FILE.match(line)]
+    for head, after in zip(heads, [*heads[1:], len(body)], strict=False):
+        found = _FILE.match(body[head])
+        assert found is not None  # heads are the lines that match
+        kind, path, section = found[1], found[2], body[head + 1 : after]
+        if kind == "Delete":
+            operations.append(Removal(path))
+        elif kind == "Add":
+            text = "".join(f"{line[1:]}\n" for line in section if line.startswith("+"))
+            operations.append(Addition(path, text))
+        else:
+            updated = _updates(path, section)
+            if isinstance(updated, Failure):
+                return updated
+            operations += updated
+    if not operations:
+        return Failure(
+            Reason.NO_HUNKS, "", "the patch names no file; begin each part with *** Update File: PATH"
+        )
+    return operations
+
+
+def _updates(path: str, section: Sequence[str]) -> list[Operation] | Failure:
+    """The hunks of one file. Several @@ lines one below the other narrow the place down step by step."""
+    operations: list[Operation] = []
+    to: str | None = None
+    within: list[str] = []
+    hunk: list[str] = []
+    at_end = False
+
+    def close() -> Failure | None:
+        nonlocal within, hunk, at_end
+        if hunk:
+            split = _split(hunk)
+            if split is None:
+                return Failure(
+                    Reason.TRUNCATED, path, "a hunk line begins with neither ' ', '-' nor '+'; correct it"
+                )
+            operations.append(Replacement(path, (split,), within=tuple(within), at_end=at_end, in_order=True))
+            within, hunk, at_end = [], [], False
+        return None
+
+    for line in section:
+        if found := _MOVE.match(line):
+            to = found[1]
+        elif line.startswith("@@"):
+            if problem := close():
+                return problem
+            if header := re.sub(r"^@@\s?|\s*@@\s*$", "", line):
+                within.append(header)
+        elif line.strip() == "*** End of File":
+            at_end = True
+        else:
+            hunk.append(line)
+    # A blank line before the next file belongs to the layout, not to the hunk.
+    while hunk and not hunk[-1]:
+        hunk.pop()
+    if problem := close():
+        return problem
+    if to is not None:
+        operations.append(Move(path, to))
+    if not operations:
+        return Failure(Reason.NO_HUNKS, path, "the patch changes nothing in this file")
+    return operations
+
+
+def _split(hunk: Sequence[str]) -> Split | None:
+    """The two sides of a hunk; an empty line stands for an empty context line whose blank was lost."""
+    if any(line[:1] not in ("", " ", "-", "+") for line in hunk):
+        return None
+    search = tuple(line[1:] for line in hunk if line[:1] != "+")
+    replace = tuple(line[1:] for line in hunk if line[:1] != "-")
+    return Split(search, replace)
+
+
+# ── unified diffs ─────────────────────────────────────────────────────────────────────────────
+
+
+def parse_unified(answer: str) -> list[Operation] | Failure:
+    lines = answer.replace("\r\n", "\n").split("\n")
+    operations: list[Operation] = []
+    index = 0
+    while index < len(lines):
+        old = _OLD.match(lines[index])
+        new = _NEW.match(lines[index + 1]) if index + 1 < len(lines) else None
+        if old is None or new is None:
+            index += 1
+            continue
+        index, hunks = _hunks(lines, index + 2)
+        before, after = _stripped(old[1], "a/"), _stripped(new[1], "b/")
+        if not hunks:
+            return Failure(
+                Reason.TRUNCATED, after, "the diff of this file holds no @@ hunk; write it completely"
+            )
+        if before == _NOWHERE:
+            operations.append(_added(after, hunks))
+        elif after == _NOWHERE:
+            operations.append(Removal(before))
+        else:
+            for start, hunk in hunks:
+                changed = _changed(before, start, hunk)
+                if changed is None:
+                    return Failure(
+                        Reason.TRUNCATED, before, "a hunk line begins with neither ' ', '-' nor '+'"
+                    )
+                operations.append(changed)
+            if after != before:
+                operations.append(Move(before, after))
+    return operations
+
+
+def _stripped(path: str, prefix: str) -> str:
+    path = path.strip('"')
+    return path if path == _NOWHERE else path.removeprefix(prefix)
+
+
+def _hunks(lines: Sequence[str], index: int) -> tuple[int, list[tuple[int, list[str]]]]:
+    """Hunks from `index` on: the old line number each claims, and its lines."""
+    hunks: list[tuple[int, list[str]]] = []
+    while index < len(lines) and lines[index].startswith("@@"):
+        found = _HUNK.match(lines[index])
+        start, old_left, new_left = 0, 0, 0
+        if found:
+            old_left, new_left = (int(found[n]) if found[n] is not None else 1 for n in (2, 4))
+            # A hunk that removes nothing goes after the line it names.
+            start = int(found[1]) - (1 if old_left else 0)
+        index += 1
+        body: list[str] = []
+        while index < len(lines):
+            line = lines[index]
+            unfinished = old_left > 0 or new_left > 0
+            if not line.startswith((" ", "+", "-", "\\")) and not (line == "" and unfinished):
+                break
+            # Counts are trusted only to tell a removed "-- x" line from the next file's header.
+            following = lines[index + 1] if index + 1 < len(lines) else ""
+            if not unfinished and _OLD.match(line) and _NEW.match(following):
+                break
+            old_left -= line[:1] != "+" and line[:1] != "\\"
+            new_left -= line[:1] != "-" and line[:1] != "\\"
+            body.append(line)
+            index += 1
+        hunks.append((max(0, start), body))
+        while index < len(lines) and lines[index] == "" and lines[index + 1 : index + 2] == ["@@"]:
+            index += 1
+    return index, hunks
+
+
+def _added(path: str, hunks: Sequence[tuple[int, list[str]]]) -> Addition:
+    lines = [line for _, hunk in hunks for line in hunk]
+    text = "".join(f"{line[1:]}\n" for line in lines if line.startswith("+"))
+    return Addition(path, text.removesuffix("\n") if lines and lines[-1].startswith(_NO_NEWLINE) else text)
+
+
+def _changed(path: str, start: int, hunk: Sequence[str]) -> Replacement | None:
+    final_newline: bool | None = None
+    for line, following in zip(hunk, [*hunk[1:], ""], strict=True):
+        if following.startswith(_NO_NEWLINE):
+            # The remark counts for the new file where it follows a line that the new file has.
+            final_newline = line[:1] == "-"
+            if not final_newline:
+                break
+    split = _split([line for line in hunk if not line.startswith("\\")])
+    if split is None:
+        return None
+    return Replacement(path, (split,), near=start, in_order=True, final_newline=final_newline)

@@ -1,0 +1,263 @@
+"""From an instruction to a plan: which files change, by which smallest edits, and nothing else.
+
+Law: a plan is a value until `apply`. It is complete or it is empty with named failures: nothing is half done.
+Model output is data here: it is parsed, matched and compared, never run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from keystroke.assist.edit.blocks import Message, block_messages, fenced, retry_messages
+from keystroke.assist.edit.fileio import Decoded, digest
+from keystroke.assist.edit.journal import Entry, Inverse, Journal
+from keystroke.assist.edit.operations import Failure, Reason
+from keystroke.assist.edit.resolve import Resolution, parse_answer, resolve
+from keystroke.assist.edit.rewrite import Region, parse_rewrite, rewrite_messages
+from keystroke.assist.edit.workspace import SourceFile, Workspace, Write
+from keystroke.assist.edit.writer import Writer
+from keystroke.errors import InputError
+from keystroke.text import Edit, invert, minimal_diff, unified_diff
+
+MAX_ANSWER = 4 << 20  # characters; a model that writes more has lost its way
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What a model proposes for some texts: new ones by path (None: remove it), or why there are none."""
+
+    files: Mapping[str, str]
+    answer: str
+    texts: Mapping[str, str | None] = field(default_factory=dict)
+    moves: Mapping[str, str] = field(default_factory=dict)
+    failures: tuple[Failure, ...] = ()
+
+    def edits(self, path: str) -> tuple[Edit, ...]:
+        """The smallest edits of one of the files."""
+        after = self.texts.get(path, self.files.get(path, ""))
+        return minimal_diff(self.files.get(path, ""), after or "")
+
+
+def propose_edit(
+    files: Mapping[str, str],
+    instruction: str,
+    writer: Writer,
+    *,
+    region: Region | None = None,
+    rules: str = "",
+    retries: int = 1,
+    on_text: Callable[[str], None] | None = None,
+    exists: Callable[[str], bool] = lambda path: False,
+) -> Proposal:
+    """Ask a model to change texts that are in memory (open buffers, or files that `plan_edit` read).
+
+    With a `region` the model rewrites those lines; without, it writes search/replace blocks. An answer that
+    does not fit is given back to it `retries` times, with the reasons. `exists` says which other paths are
+    taken."""
+    if not instruction.strip():
+        raise InputError("the instruction is empty; say what to change")
+    if region is not None and region.path not in files:
+        raise InputError(f"the region's file {region.path} is not among the files given")
+    if not files:
+        raise InputError("no file was given; name at least one")
+    if region is not None:
+        text = files[region.path]
+        messages = rewrite_messages(region, text, instruction, rules)
+        prediction = fenced(region.parts(text)[1])
+    else:
+        messages = block_messages(files, instruction, rules)
+        prediction = "\n".join(files.values())
+    for attempt in range(retries + 1):
+        answer = _written(writer, messages, prediction, on_text)
+        resolution = _resolved(answer, files, region, exists)
+        if not resolution.failures or attempt == retries:
+            break
+        messages = [*messages, *retry_messages(answer, resolution.failures)]
+    return Proposal(dict(files), answer, resolution.texts, resolution.moves, resolution.failures)
+
+
+def _written(
+    writer: Writer, messages: Sequence[Message], prediction: str, on_text: Callable[[str], None] | None
+) -> str:
+    pieces: list[str] = []
+    size = 0
+    for piece in writer.write(messages, prediction):
+        pieces.append(piece)
+        size += len(piece)
+        if on_text is not None:
+            on_text(piece)
+        if size > MAX_ANSWER:
+            raise InputError(f"the model wrote more than {MAX_ANSWER:,} characters; ask for a smaller change")
+    return "".join(pieces)
+
+
+def _resolved(
+    answer: str, files: Mapping[str, str], region: Region | None, exists: Callable[[str], bool]
+) -> Resolution:
+    if region is not None:
+        text = parse_rewrite(answer, region, files[region.path])
+        if isinstance(text, Failure):
+            return Resolution(failures=(text,))
+        if text == files[region.path]:
+            return Resolution(
+                failures=(Failure(Reason.UNCHANGED, region.path, "the answer changes nothing"),)
+            )
+        return Resolution({region.path: text})
+    operations = parse_answer(answer, tuple(files))
+    if isinstance(operations, Failure):
+        return Resolution(failures=(operations,))
+    unseen = [op.path for op in operations if op.path not in files and exists(op.path)]
+    if unseen:
+        return Resolution(
+            failures=(Failure(Reason.UNKNOWN_FILE, unseen[0], "this file is not part of the task"),)
+        )
+    return resolve(operations, files.get)
+
+
+@dataclass(frozen=True, slots=True)
+class FileChange:
+    """One file's part in a plan. `before` is None for a new file, `after` for one to be removed."""
+
+    path: str
+    before: SourceFile | None
+    after: str | None
+    edits: tuple[Edit, ...]
+    moved_from: SourceFile | None = None
+
+    def data(self) -> bytes | None:
+        """The bytes to write, in the manner of the file they replace."""
+        if self.after is None:
+            return None
+        manner = self.before or self.moved_from
+        return (manner.decoded if manner else Decoded("")).encode(self.after, self.path)
+
+
+@dataclass(frozen=True)
+class EditPlan:
+    """What would change. `failures` is empty exactly if there is something to apply."""
+
+    workspace: Workspace
+    instruction: str
+    changes: tuple[FileChange, ...]
+    failures: tuple[Failure, ...] = ()
+    answer: str = ""
+
+    @cached_property
+    def _writes(self) -> tuple[Write, ...]:
+        return tuple(
+            Write(
+                change.path,
+                change.data(),
+                change.before.digest if change.before else None,
+                change.moved_from.mode if change.moved_from else None,
+            )
+            for change in self.changes
+        )
+
+    def diff(self) -> str:
+        """The change as a unified diff, as `git apply` takes it."""
+        parts = []
+        for change in self.changes:
+            old, new = change.before.text if change.before else "", change.after or ""
+            old_name = f"a/{change.path}" if change.before else "/dev/null"
+            new_name = f"b/{change.path}" if change.after is not None else "/dev/null"
+            parts.append(unified_diff(old, new, old_name, new_name))
+        return "".join(parts)
+
+    def explain(self) -> str:
+        """The failures, one line each; empty if there are none."""
+        return "\n".join(f"{f.path or 'answer'}: {f.message} ({f.reason})" for f in self.failures)
+
+    def apply(self, journal: Journal | None = None) -> Entry | None:
+        """Write all files or none, and note in the journal how to undo it. InputError or Forbidden if a file
+        changed since it was read, is read-only or cannot be written: then nothing was changed."""
+        if self.failures:
+            first = self.failures[0]
+            raise InputError(f"nothing was changed: {first.path or 'the answer'}: {first.message}")
+        entry = journal.record(self.instruction, self._inverses()) if journal else None
+        try:
+            self.workspace.write(self._writes)
+        except BaseException:
+            if journal and entry:
+                journal.forget(entry.id)
+            raise
+        return entry
+
+    def _inverses(self) -> list[Inverse]:
+        result = []
+        for change, write in zip(self.changes, self._writes, strict=True):
+            before = change.before
+            edits = invert(before.text, change.edits) if before and change.after is not None else ()
+            result.append(
+                Inverse(
+                    change.path,
+                    write.expected,
+                    None if write.data is None else digest(write.data),
+                    tuple((edit.start, edit.end, edit.text) for edit in edits),
+                    before.decoded.encode(before.text) if before and write.data is None else None,
+                    before.mode if before and write.data is None else None,
+                )
+            )
+        return result
+
+
+def plan_edit(
+    workspace: Workspace,
+    paths: Sequence[str],
+    instruction: str,
+    writer: Writer,
+    *,
+    region: Region | None = None,
+    rules: str = "",
+    retries: int = 1,
+    on_text: Callable[[str], None] | None = None,
+) -> EditPlan:
+    """Plan a change of files on disk. `paths` are workspace names (`workspace.name` makes them)."""
+    sources = {source.path: source for source in (workspace.read(path) for path in paths)}
+    proposal = propose_edit(
+        {path: source.text for path, source in sources.items()},
+        instruction,
+        writer,
+        region=region,
+        rules=rules,
+        retries=retries,
+        on_text=on_text,
+        exists=lambda path: workspace.locate(path).exists(),
+    )
+    resolution = Resolution(proposal.texts, proposal.moves, proposal.failures)
+    return _planned(workspace, instruction, resolution, sources, proposal.answer)
+
+
+def plan_patch(workspace: Workspace, patch: str, instruction: str = "apply a patch") -> EditPlan:
+    """Plan a patch somebody wrote: search/replace blocks, an `apply_patch` envelope or a unified diff."""
+    sources: dict[str, SourceFile] = {}
+
+    def read(path: str) -> str | None:
+        if workspace.read_bytes(path) is None:
+            return None
+        sources[path] = workspace.read(path)
+        return sources[path].text
+
+    operations = parse_answer(patch, ())
+    if isinstance(operations, Failure):
+        return EditPlan(workspace, instruction, (), (operations,), patch)
+    return _planned(workspace, instruction, resolve(operations, read), sources, patch)
+
+
+def _planned(
+    workspace: Workspace,
+    instruction: str,
+    resolution: Resolution,
+    sources: Mapping[str, SourceFile],
+    answer: str,
+) -> EditPlan:
+    came_from = {new: old for old, new in resolution.moves.items()}
+    changes = []
+    for path, after in resolution.texts.items():
+        workspace.locate(path)  # an answer that names a path outside is refused as a whole
+        before = sources.get(path)
+        edits = minimal_diff(before.text if before else "", after or "")
+        changes.append(FileChange(path, before, after, edits, sources.get(came_from.get(path, ""))))
+    return EditPlan(workspace, instruction, tuple(changes), resolution.failures, answer)

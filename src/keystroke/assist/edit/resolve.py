@@ -1,0 +1,127 @@
+"""An answer and the texts it is about become new texts, all of them or none.
+
+Law: pure. Recognises the format, makes every operation on copies, and gives either the complete result or the
+named failures. Which files exist is known only through `read`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+from keystroke.assist.edit.blocks import has_blocks, parse_blocks
+from keystroke.assist.edit.matching import Unmatched, replace
+from keystroke.assist.edit.operations import (
+    Addition,
+    Failure,
+    Move,
+    Operation,
+    Reason,
+    Removal,
+    Replacement,
+)
+from keystroke.assist.edit.patch import is_envelope, is_unified, parse_envelope, parse_unified
+
+Read = Callable[[str], str | None]  # the text of a file, None where there is none
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """New texts by path (None: removed), or why there are none. `moves` maps old names to new ones."""
+
+    texts: Mapping[str, str | None] = field(default_factory=dict)
+    moves: Mapping[str, str] = field(default_factory=dict)
+    failures: tuple[Failure, ...] = ()
+
+
+def parse_answer(answer: str, paths: Sequence[str]) -> list[Operation] | Failure:
+    """The operations of an answer in any known format. `paths` are the files the model was shown."""
+    if is_envelope(answer):
+        found = parse_envelope(answer)
+    elif has_blocks(answer):
+        found = parse_blocks(answer, paths)
+    elif is_unified(answer):
+        found = parse_unified(answer)
+    else:
+        found = Failure(Reason.NO_HUNKS, "", "the answer holds no search/replace block and no patch")
+    return found if isinstance(found, Failure) else [_tidy(operation) for operation in found]
+
+
+def _tidy(operation: Operation) -> Operation:
+    """The operation with its path in plain form: `./a//b` is `a/b`. `..` stays, to be refused."""
+    tidy = dataclasses.replace(operation, path=PurePosixPath(operation.path).as_posix())
+    return dataclasses.replace(tidy, to=PurePosixPath(tidy.to).as_posix()) if isinstance(tidy, Move) else tidy
+
+
+def resolve(operations: Sequence[Operation], read: Read) -> Resolution:
+    """Make every operation, each on what the ones before it left."""
+    state = _State(read)
+    for operation in operations:
+        state.make(operation)
+    if state.failures:
+        return Resolution(failures=tuple(state.failures))
+    texts = {path: text for path, text in state.texts.items() if text != state.originals[path]}
+    if not texts:
+        path = operations[0].path if operations else ""
+        return Resolution(failures=(Failure(Reason.UNCHANGED, path, "the answer changes nothing"),))
+    return Resolution(texts, state.moves)
+
+
+class _State:
+    def __init__(self, read: Read) -> None:
+        self._read = read
+        self.originals: dict[str, str | None] = {}
+        self.texts: dict[str, str | None] = {}
+        self.moves: dict[str, str] = {}
+        self.failures: list[Failure] = []
+        self._resume: dict[str, int] = {}  # the line after the last hunk
+        self._drift: dict[str, int] = {}  # lines gained by the hunks so far
+
+    def make(self, operation: Operation) -> None:
+        path = operation.path
+        text = self._text(path)
+        if isinstance(operation, Addition):
+            if text is not None and not operation.overwrite:
+                self._fail(Reason.FILE_EXISTS, path, "the file to add exists already; change it instead")
+            else:
+                self.texts[path] = operation.text
+            return
+        if text is None:
+            self._fail(Reason.UNKNOWN_FILE, path, "there is no such file among those that may be changed")
+        elif isinstance(operation, Removal):
+            self.texts[path] = None
+        elif isinstance(operation, Move):
+            self._move(path, operation.to, text)
+        else:
+            self._replace(operation, text)
+
+    def _replace(self, operation: Replacement, text: str) -> None:
+        path = operation.path
+        drift = self._drift.get(path, 0)
+        if operation.near is not None:
+            # Line numbers count in the file as it was; the hunks before have moved what follows.
+            operation = dataclasses.replace(operation, near=max(0, operation.near + drift))
+        result = replace(text, operation, self._resume.get(path, 0) if operation.in_order else 0)
+        if isinstance(result, Unmatched):
+            self._fail(result.reason, path, result.message)
+        else:
+            self.texts[path] = result.text
+            self._resume[path] = result.resume
+            self._drift[path] = drift + result.text.count("\n") - text.count("\n")
+
+    def _move(self, path: str, to: str, text: str) -> None:
+        if self._text(to) is not None:
+            self._fail(Reason.FILE_EXISTS, to, f"{path} cannot be moved there: the file exists already")
+            return
+        self.texts[path], self.texts[to] = None, text
+        self.moves[path] = to
+
+    def _text(self, path: str) -> str | None:
+        if path not in self.texts:
+            self.originals[path] = self.texts[path] = self._read(path)
+        return self.texts[path]
+
+    def _fail(self, reason: Reason, path: str, message: str) -> None:
+        self.failures.append(Failure(reason, path, message))

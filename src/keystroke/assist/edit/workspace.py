@@ -1,0 +1,221 @@
+"""The folder a user opened: reads files in it and writes several at once, all or none.
+
+Law: nothing outside the folder is read or written, however a path is spelled and wherever a link leads, and
+nothing of the repository's own machinery (`.git`). A file that changed since it was read is not written.
+It moves bytes; what they mean is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path, PurePosixPath
+
+from keystroke.assist.edit.fileio import Decoded, decode, digest
+from keystroke.errors import Forbidden, InputError, NotFound
+
+MAX_BYTES = 8 << 20  # larger files are data; no model edits them and no person reads the diff
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """A file as it was read. `path` is relative to the workspace, with forward slashes."""
+
+    path: str
+    decoded: Decoded
+    digest: str
+    mode: int
+
+    @property
+    def text(self) -> str:
+        return self.decoded.text
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """What a file shall hold (None: be removed), and the digest of what it holds now (None: no file)."""
+
+    path: str
+    data: bytes | None
+    expected: str | None
+    mode: int | None = None  # of a file that does not exist yet
+
+
+class Workspace:
+    def __init__(self, root: Path, *, exclude: Sequence[str] = (), max_bytes: int = MAX_BYTES) -> None:
+        """`exclude` are file name patterns never read here, so that secrets stay out of prompts."""
+        if not root.is_dir():
+            raise NotFound(f"the workspace {root} is not a folder")
+        self.root = root.resolve()
+        self._exclude = tuple(exclude)
+        self._max_bytes = max_bytes
+
+    def name(self, path: str | Path) -> str:
+        """The workspace name of a path given by the user, relative to the current folder or absolute."""
+        absolute = Path(os.path.abspath(path))
+        for root in (self.root, Path(os.path.abspath(self.root))):
+            if absolute.is_relative_to(root):
+                return absolute.relative_to(root).as_posix()
+        real = absolute.resolve()
+        if real.is_relative_to(self.root):
+            return real.relative_to(self.root).as_posix()
+        raise Forbidden(f"{path} is outside the workspace {self.root}; open the folder that holds it")
+
+    def locate(self, path: str) -> Path:
+        """The real file behind a workspace path. Forbidden where it would leave the workspace."""
+        pure = PurePosixPath(path)
+        if not path or "\0" in path or pure.is_absolute() or path.startswith("~") or Path(path).drive:
+            raise Forbidden(f"{path!r} is not a path inside the workspace; give one relative to {self.root}")
+        if ".." in pure.parts or "\\" in path:
+            raise Forbidden(f"{path} must name a file inside the workspace, without '..' or backslashes")
+        try:
+            real = (self.root / pure).resolve()
+        except (OSError, RuntimeError):  # a loop of links
+            raise Forbidden(f"{path} cannot be followed to a file; it is not touched") from None
+        if not real.is_relative_to(self.root) or real == self.root:
+            raise Forbidden(f"{path} leads outside the workspace {self.root}; it is not touched")
+        if any(part.lower() == ".git" for part in (*pure.parts, *real.relative_to(self.root).parts)):
+            raise Forbidden(f"{path} belongs to the repository's own files; it is not touched")
+        if any(fnmatch(name, pattern) for name in (pure.name, real.name) for pattern in self._exclude):
+            raise Forbidden(f"{path} may hold secrets (assist.exclude); it is neither read nor written")
+        return real
+
+    def read(self, path: str) -> SourceFile:
+        """Read one file. NotFound, Forbidden, or InputError for what is no text or too large."""
+        data = self.read_bytes(path)
+        if data is None:
+            raise NotFound(f"{path} does not exist in the workspace {self.root}")
+        mode = _mode(self.locate(path))
+        return SourceFile(PurePosixPath(path).as_posix(), decode(data, path), digest(data), mode)
+
+    def read_bytes(self, path: str) -> bytes | None:
+        """The bytes of a file, None where there is none."""
+        real = self.locate(path)
+        try:
+            info = real.stat()
+            if not stat.S_ISREG(info.st_mode):
+                raise InputError(f"{path} is not a regular file; only text files can be edited")
+            if info.st_size > self._max_bytes:
+                raise InputError(
+                    f"{path} has {info.st_size:,} bytes; files above {self._max_bytes:,} bytes are not edited"
+                )
+            return real.read_bytes()
+        except FileNotFoundError:
+            return None
+        except NotADirectoryError:
+            return None
+        except OSError as error:
+            raise InputError(f"{path} cannot be read: {error.strerror}; check its permissions") from None
+
+    def write(self, writes: Sequence[Write]) -> None:
+        """Make all writes or none. Every new content lies complete on disk beside its target before the first
+        file is replaced; if a replacement fails, those already made are taken back."""
+        targets = {write.path: self.locate(write.path) for write in writes}
+        if len(set(targets.values())) < len(writes):
+            raise InputError("two of the files to write are the same file under two names; name it once")
+        before = {write.path: self._unchanged(write, targets[write.path]) for write in writes}
+        modes = {
+            write.path: write.mode if before[write.path] is None else _mode(targets[write.path])
+            for write in writes
+        }
+        with contextlib.ExitStack() as cleanup:
+            staged = {
+                write.path: self._staged(targets[write.path], write.data, modes[write.path], cleanup)
+                for write in writes
+                if write.data is not None
+            }
+            done: list[str] = []
+            try:
+                for write in writes:
+                    # Staging took time: look once more, right before the replacement.
+                    self._unchanged(write, targets[write.path])
+                    done.append(write.path)
+                    _put(targets[write.path], staged.get(write.path))
+            except BaseException as error:
+                for path in reversed(done):
+                    self._take_back(targets[path], before[path], modes[path])
+                if isinstance(error, OSError):
+                    raise InputError(
+                        f"{done[-1]} cannot be written: {error.strerror}; no file was changed"
+                    ) from None
+                raise
+            cleanup.pop_all()
+        for folder in {target.parent for target in targets.values()}:
+            _sync_folder(folder)
+
+    def _unchanged(self, write: Write, target: Path) -> bytes | None:
+        data = self.read_bytes(write.path)
+        if (None if data is None else digest(data)) != write.expected:
+            raise InputError(
+                f"{write.path} changed on disk since it was read; nothing was written, try again"
+            )
+        if data is not None and not (target.stat().st_mode & 0o222 and os.access(target, os.W_OK)):
+            raise Forbidden(f"{write.path} is read-only; make it writable first")
+        return data
+
+    def _staged(self, target: Path, data: bytes, mode: int | None, cleanup: contextlib.ExitStack) -> Path:
+        """The new content under a name of its own in the target's folder, with the target's mode, on disk."""
+        name = target.with_name(f".{target.name[:80]}.{secrets.token_hex(6)}.keystroke")
+        try:
+            for folder in _missing_folders(target.parent):
+                folder.mkdir()
+                cleanup.callback(_quietly, folder.rmdir)
+            # Made anew: a link planted under this name makes it fail instead of being written through.
+            handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+            cleanup.callback(_quietly, name.unlink)
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            if mode is not None:
+                name.chmod(mode)
+        except OSError as error:
+            raise InputError(f"{target} cannot be written: {error.strerror}; no file was changed") from None
+        return name
+
+    def _take_back(self, target: Path, data: bytes | None, mode: int | None) -> None:
+        """Restore what was replaced. Best effort by nature: the disk may be failing."""
+        with contextlib.suppress(OSError, InputError), contextlib.ExitStack() as cleanup:
+            if data is None:
+                target.unlink(missing_ok=True)
+            elif not target.exists() or target.read_bytes() != data:
+                _put(target, self._staged(target, data, mode, cleanup))
+
+
+def _mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def _put(target: Path, staged: Path | None) -> None:
+    if staged is None:
+        target.unlink()
+    else:
+        os.replace(staged, target)
+
+
+def _missing_folders(folder: Path) -> Iterator[Path]:
+    missing = []
+    while not folder.exists():
+        missing.append(folder)
+        folder = folder.parent
+    yield from reversed(missing)
+
+
+def _quietly(action: Callable[[], None]) -> None:
+    with contextlib.suppress(OSError):
+        action()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make renames durable where the system lets a folder be synced."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,81 @@
+"""Who writes the answer: a model on this machine, or any chat model that streams.
+
+Law: a `Writer` turns messages into text, piece by piece. `prediction` is text that the answer will probably
+repeat; it may make the answer faster and never changes it. Nothing here knows the format of an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from keystroke.engine.base import Interrupt
+from keystroke.engine.generation import Chunk, Finish, Generation, GenerationParams
+from keystroke.engine.model import Model
+from keystroke.engine.speculative import CombinedDrafter, Drafter, FileDrafter, SuffixDrafter
+from keystroke.errors import Interrupted, UsageError
+
+Messages = Sequence[Mapping[str, str]]
+
+
+class Writer(Protocol):
+    def write(self, messages: Messages, prediction: str | None) -> Iterator[str]: ...
+
+
+class ModelWriter:
+    """A loaded model with a chat template. Call it on the engine's thread."""
+
+    def __init__(
+        self, model: Model, params: GenerationParams | None = None, interrupt: Interrupt | None = None
+    ) -> None:
+        if model.chat is None:
+            raise UsageError(
+                f"{model.name} has no chat template, so it cannot follow instructions; choose another model"
+            )
+        self._model, self._chat = model, model.chat
+        self._params = params or GenerationParams()
+        self._interrupt = interrupt
+        self.last: Generation | None = None  # its stats tell what the prediction saved
+
+    def write(self, messages: Messages, prediction: str | None) -> Iterator[str]:
+        tokenizer = self._model.tokenizer
+        prompt = self._chat.tokens(tokenizer, messages)
+        drafters: list[Drafter] = [SuffixDrafter()]
+        if prediction:
+            drafters.insert(0, FileDrafter(tokenizer.encode(prediction)))
+        with self._model.engine.session() as session:
+            self.last = Generation(
+                self._model, session, prompt, self._params, CombinedDrafter(drafters), self._interrupt
+            )
+            for chunk in self.last:
+                yield chunk.text
+                if chunk.finish is Finish.INTERRUPTED:
+                    raise Interrupted("stopped on request; nothing was changed")
+
+
+class ChatStream(Protocol):
+    """What a remote chat model offers; `keystroke.engine.remote.BlockingModel` is one."""
+
+    def stream_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: GenerationParams | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        interrupt: Interrupt | None = None,
+    ) -> Iterable[object]: ...
+
+
+class RemoteWriter:
+    """A chat model behind a server. Servers differ in whether they take a prediction, so none is sent."""
+
+    def __init__(
+        self, model: ChatStream, params: GenerationParams | None = None, interrupt: Interrupt | None = None
+    ) -> None:
+        self._model, self._params, self._interrupt = model, params, interrupt
+
+    def write(self, messages: Messages, prediction: str | None) -> Iterator[str]:
+        for item in self._model.stream_chat(messages, self._params, None, self._interrupt):
+            if isinstance(item, Chunk):
+                yield item.text
+                if item.finish is Finish.INTERRUPTED:
+                    raise Interrupted("stopped on request; nothing was changed")

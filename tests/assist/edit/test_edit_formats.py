@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keystroke.assist.edit.blocks import block_messages, fenced
+from keystroke.assist.edit.operations import Addition, Failure, Move, Reason, Removal, Replacement
+from keystroke.assist.edit.resolve import Resolution, parse_answer, resolve
+from keystroke.assist.edit.rewrite import Region, parse_rewrite, rewrite_messages
+from keystroke.text import unified_diff
+
+FILES = {"src/app.py": "import os\n\n\ndef main():\n    print(1)\n", "notes.rst": "Title\n=======\n\ntext\n"}
+
+
+def block(path: str, search: str, new: str) -> str:
+    return f"{path}\n<<<<<<< SEARCH\n{search}\n=======\n{new}\n>>>>>>> REPLACE\n"
+
+
+def made(answer: str, files: dict[str, str] | None = None) -> Resolution:
+    texts = FILES if files is None else files
+    operations = parse_answer(answer, tuple(texts))
+    if isinstance(operations, Failure):
+        return Resolution(failures=(operations,))
+    return resolve(operations, texts.get)
+
+
+def reasons(answer: str, files: dict[str, str] | None = None) -> list[Reason]:
+    return [failure.reason for failure in made(answer, files).failures]
+
+
+PRINTED = "import os\n\n\ndef main():\n    print(2)\n"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        block("src/app.py", "    print(1)", "    print(2)"),
+        "Sure! Here it is:\n\n```python\n"
+        + block("src/app.py", "    print(1)", "    print(2)")
+        + "```\nDone.",
+        block("`src/app.py`:", "    print(1)", "    print(2)"),
+        block("### File: src/app.py", "    print(1)", "    print(2)"),
+        block("**src/app.py**", "    print(1)", "    print(2)"),
+        "src/app.py\n```python\n<<<<<<< SEARCH\n    print(1)\n=======\n    print(2)\n>>>>>>> REPLACE\n```",
+        block("./src/app.py", "    print(1)", "    print(2)").replace("\n", "\r\n"),
+        "<<<<< ORIGINAL\n".join(["src/app.py\n", "    print(1)\n======\n    print(2)\n>>>>> UPDATED"]),
+        "*** Begin Patch\n*** Update File: src/app.py\n@@ def main():\n"
+        "-    print(1)\n+    print(2)\n*** End Patch",
+        "--- a/src/app.py\n+++ b/src/app.py\n@@ -4,2 +4,2 @@\n def main():\n-    print(1)\n+    print(2)\n",
+        # Counts and line numbers are wrong, as models write them.
+        "```diff\n--- src/app.py\n+++ src/app.py\n@@ -90,7 +1,9 @@\n"
+        " def main():\n-    print(1)\n+    print(2)\n```",
+        "--- a/src/app.py\n+++ b/src/app.py\n@@ ... @@\n-    print(1)\n+    print(2)\n",
+    ],
+)
+def test_every_way_of_writing_one_change_gives_the_same_file(answer: str) -> None:
+    assert made(answer) == Resolution({"src/app.py": PRINTED})
+
+
+def test_a_block_without_a_path_means_the_only_file() -> None:
+    files = {"a.py": "x = 1\n"}
+    answer = "<<<<<<< SEARCH\nx = 1\n=======\nx = 2\n>>>>>>> REPLACE"
+    assert made(answer, files).texts == {"a.py": "x = 2\n"}
+    assert reasons(answer) == [Reason.NO_PATH]
+
+
+def test_a_heading_underlined_like_a_divider_survives() -> None:
+    answer = block("notes.rst", "Title\n=======\n\ntext", "Title\n=======\n\nmore text")
+    assert made(answer).texts == {"notes.rst": "Title\n=======\n\nmore text\n"}
+
+
+def test_conflict_markers_in_a_file_can_be_edited() -> None:
+    files = {"a.txt": "1\n<<<<<<< HEAD\nours\n=======\ntheirs\n>>>>>>> topic\n2\n"}
+    answer = block("a.txt", "<<<<<<< HEAD\nours\n=======\ntheirs\n>>>>>>> topic", "ours")
+    assert made(answer, files).texts == {"a.txt": "1\nours\n2\n"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ("I would rather not.", Reason.NO_HUNKS),
+        ("src/app.py\n<<<<<<< SEARCH\n    print(1)\n=======\n    pri", Reason.TRUNCATED),
+        ("src/app.py\n<<<<<<< SEARCH\n    print(1)\n>>>>>>> REPLACE", Reason.TRUNCATED),
+        (block("src/app.py", "    print(9999, 'x')", "x"), Reason.NOT_FOUND),
+        (block("src/app.py", "", "x"), Reason.EMPTY_SEARCH),
+        (block("src/app.py", "import os", "import os"), Reason.UNCHANGED),
+        (block("other.py", "import os", "x"), Reason.UNKNOWN_FILE),
+        ("*** Begin Patch\n*** Update File: src/app.py\n-import os", Reason.TRUNCATED),
+        ("*** Begin Patch\n*** End Patch", Reason.NO_HUNKS),
+        ("*** Begin Patch\n*** Update File: src/app.py\n*** End Patch", Reason.NO_HUNKS),
+        ("*** Begin Patch\n*** Add File: src/app.py\n+x\n*** End Patch", Reason.FILE_EXISTS),
+        ("*** Begin Patch\n*** Delete File: nope\n*** End Patch", Reason.UNKNOWN_FILE),
+        ("--- a/src/app.py\n+++ b/src/app.py\n", Reason.TRUNCATED),
+    ],
+)
+def test_a_bad_answer_has_a_named_reason(answer: str, reason: Reason) -> None:
+    assert reasons(answer) == [reason]
+
+
+def test_one_failed_block_leaves_every_file_untouched() -> None:
+    answer = block("src/app.py", "import os", "import sys") + block("notes.rst", "not there at all", "x")
+    assert made(answer).texts == {}
+    assert reasons(answer) == [Reason.NOT_FOUND]
+
+
+def test_later_blocks_see_what_earlier_ones_did() -> None:
+    answer = block("src/app.py", "import os", "import sys") + block("src/app.py", "import sys", "import re")
+    assert made(answer).texts == {"src/app.py": FILES["src/app.py"].replace("os", "re")}
+
+
+def test_an_envelope_adds_deletes_and_moves() -> None:
+    patch = """*** Begin Patch
+*** Add File: new/mod.py
++a = 1
++
+*** Delete File: notes.rst
+*** Update File: src/app.py
+*** Move to: src/main.py
+@@
+-import os
++import sys
+*** End Patch"""
+    operations = parse_answer(patch, ())
+    assert isinstance(operations, list)
+    assert [type(op) for op in operations] == [Addition, Removal, Replacement, Move]
+    assert made(patch) == Resolution(
+        {
+            "new/mod.py": "a = 1\n\n",
+            "notes.rst": None,
+            "src/app.py": None,
+            "src/main.py": FILES["src/app.py"].replace("os", "sys"),
+        },
+        {"src/app.py": "src/main.py"},
+    )
+
+
+def test_nested_headers_narrow_the_place_down() -> None:
+    text = "class A:\n    def f(self):\n        return 0\n\nclass B:\n    def f(self):\n        return 0\n"
+    hunk = "@@ class B:\n@@     def f(self):\n-        return 0\n+        return 1\n"
+    patch = f"*** Begin Patch\n*** Update File: a\n{hunk}*** End Patch"
+    assert made(patch, {"a": text}).texts == {"a": text[:-2] + "1\n"}
+
+
+def test_end_of_file_marks_the_last_of_equal_places() -> None:
+    patch = "*** Begin Patch\n*** Update File: a\n@@\n-x\n+y\n*** End of File\n*** End Patch"
+    assert made(patch, {"a": "x\nb\nx\n"}).texts == {"a": "x\nb\ny\n"}
+
+
+def test_removed_lines_that_look_like_headers_are_content() -> None:
+    old = "-- old comment\nselect 1\n"
+    new = "++ new comment\nselect 1\n"
+    assert made(unified_diff(old, new, "a/q.sql", "b/q.sql"), {"q.sql": old}).texts == {"q.sql": new}
+
+
+def test_unified_diffs_create_and_remove_files() -> None:
+    assert made(
+        "--- /dev/null\n+++ b/n.txt\n@@ -0,0 +1,2 @@\n+a\n+b\n\\ No newline at end of file\n"
+    ).texts == {"n.txt": "a\nb"}
+    assert made("--- a/notes.rst\n+++ /dev/null\n@@ -1,4 +0,0 @@\n-Title\n").texts == {"notes.rst": None}
+
+
+@given(
+    st.lists(st.sampled_from("abc"), max_size=14),
+    st.lists(st.sampled_from("abc"), max_size=14),
+    st.booleans(),
+)
+def test_our_own_unified_diffs_are_read_back_exactly(old: list[str], new: list[str], ended: bool) -> None:
+    before = "".join(f"{x}\n" for x in old)
+    after = "\n".join(new) + ("\n" if ended and new else "")
+    if before == after or not before or not after:
+        return
+    diff = unified_diff(before, after, "a/f", "b/f", context=3)
+    result = made(diff, {"f": before})
+    # Repetitive files can make a hunk truly ambiguous; then it is refused, never misplaced.
+    if [failure.reason for failure in result.failures] != [Reason.AMBIGUOUS]:
+        assert result.texts == {"f": after}
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+@pytest.mark.parametrize("seed", range(8))
+def test_diffs_written_by_git_are_read_exactly(seed: int, tmp_path: Path) -> None:
+    chance = random.Random(seed)
+    old = "".join(f"line {i}\n" for i in range(60))
+    lines = old.splitlines(keepends=True)
+    for _ in range(4):
+        lines[chance.randrange(len(lines))] = f"changed {chance.random()}\n"
+        del lines[chance.randrange(len(lines))]
+        lines.insert(chance.randrange(len(lines)), "inserted\n")
+    new = "".join(lines) + chance.choice(["", "no newline"])
+    (tmp_path / "a").write_text(old)
+    (tmp_path / "b").write_text(new)
+    command = ["git", "diff", "--no-index", f"-U{chance.choice([0, 1, 3])}", "a", "b"]
+    diff = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout.replace("b/b", "b/a")
+    assert made(diff, {"a": old}).texts == {"a": new}
+
+
+# ── rewriting a region ────────────────────────────────────────────────────────────────────────
+
+
+def test_a_rewritten_region_leaves_the_rest_of_the_file_alone() -> None:
+    text = "a\r\nb\r\nc\r\n"
+    assert parse_rewrite("```\nB\nB2\n```", Region("f", 1, 2), text) == "a\r\nB\r\nB2\r\nc\r\n"
+    assert parse_rewrite("```py\nC\n```\nas you wished", Region("f", 2), "a\nb\nc") == "a\nb\nC"
+    assert parse_rewrite("A\n", Region("f", 0, 1), "a\nb\n") == "A\nb\n"
+
+
+def test_a_rewrite_that_leaves_code_out_is_refused() -> None:
+    text = "def f():\n    pass\n\ndef g():\n    pass\n"
+    for remark in (
+        "# ... rest of the code unchanged ...",
+        "# existing code here",
+        "... remaining functions same",
+    ):
+        result = parse_rewrite(f"```\ndef f():\n    return 1\n{remark}\n```", Region("f"), text)
+        assert isinstance(result, Failure)
+        assert result.reason is Reason.ELIDED
+    assert isinstance(parse_rewrite("```\nother.methods(existing_code)\n```", Region("f"), text), str)
+
+
+def test_an_unfinished_rewrite_is_refused() -> None:
+    result = parse_rewrite("```\ndef f():", Region("f"), "x\n")
+    assert isinstance(result, Failure)
+    assert result.reason is Reason.TRUNCATED
+
+
+def test_fences_inside_a_region_survive() -> None:
+    text = "# Doc\n```sh\nls\n```\nend\n"
+    assert parse_rewrite("````\n# Doc\n```sh\nls -l\n```\nend\n````", Region("f"), text) == text.replace(
+        "ls", "ls -l"
+    )
+    assert parse_rewrite("```\n# Doc\n```sh\nls -l\n```\nend\n```", Region("f"), text) == text.replace(
+        "ls", "ls -l"
+    )
+
+
+def test_prompts_hold_the_files_the_task_and_the_rules() -> None:
+    messages = block_messages(FILES, "do it", "no tabs")
+    assert all(text in messages[1]["content"] for text in (*FILES, *FILES.values(), "do it"))
+    assert "no tabs" in messages[0]["content"]
+    part = rewrite_messages(Region("a", 1, 2), "x\ny\nz\n", "do it")[1]["content"]
+    assert all(line in part for line in ("x\n", "y\n", "z\n", "do it"))
+
+
+@given(st.text(st.sampled_from("`a\n"), max_size=30))
+def test_a_fence_is_longer_than_any_inside(text: str) -> None:
+    wrapped = fenced(text)
+    fence = wrapped.split("\n")[0]
+    assert fence not in text
