@@ -1,0 +1,1017 @@
+// One launch is one step of the whole model: embedding, every layer, the head, the choice of tokens.
+// Law: one block per multiprocessor stays for the step. In each, one warp streams this block's share of every
+// weight matrix, in the order of use, through a ring in shared memory; it never waits for results, so memory
+// stays busy while the other eight warps synchronise, normalise and attend. A row's result depends on that
+// row's own tokens alone: every sum has a fixed order, whatever rows are computed beside it.
+//
+// Sizes come as macros (plan.py): HIDDEN HEADS KV_HEADS HEAD_DIM INTERMEDIATE VOCAB LAYERS TILES_N FORMAT
+// HEAD_FORMAT O_SPLIT DOWN_SPLIT QK_NORM NORM_EPS.
+
+constexpr int WARPS = 8;
+constexpr int COMPUTE = 256;
+constexpr int MAX_ROWS = 32;
+constexpr int PAGE = 64;
+constexpr int CHUNK = 256;  // keys one block attends to at a time: 32 for each warp
+constexpr int PAD = 32;     // staggers the rows of an operand over the banks of shared memory
+constexpr int GROUP = HEADS / KV_HEADS;
+constexpr int QUERY_WIDTH = HEADS * HEAD_DIM;
+constexpr int QKV_ROWS = (HEADS + 2 * KV_HEADS) * HEAD_DIM;
+constexpr int COLUMNS = 8 * TILES_N;
+constexpr float FIXED_ONE = 4294967296.0f;  // the residual stream counts in units of 2**-32
+constexpr float LARGEST = 1.0e9f;
+constexpr bool HALF = FORMAT != 0;            // quantised weights meet float16 activations
+constexpr float ACTIVATION_SCALE = HALF ? 0.015625f : 1.0f;  // keeps float16 far from overflow
+
+// Packed weights. A unit is 16 output rows over a range of the inner dimension, cut into blocks whose
+// bytes lie in the order in which a warp's registers want them, then 16 scales and 16 biases.
+constexpr int TAIL = 128;
+constexpr int STAGE = 16384 + TAIL;
+constexpr int block_k(int format) { return format == 2 ? 64 : 32; }
+constexpr int block_bytes(int format) { return format == 0 ? 1024 : format == 1 ? 512 : 576; }
+constexpr int blocks_per_stage(int format) { return 16384 / block_bytes(format); }
+
+template <int UNITS, int INNER, int FMT>
+struct Matrix {
+  static constexpr int units = UNITS;
+  static constexpr int inner = INNER;
+  static constexpr int format = FMT;
+  static constexpr int blocks = INNER / block_k(FMT);
+  static constexpr int chunks = (blocks + blocks_per_stage(FMT) - 1) / blocks_per_stage(FMT);
+  static constexpr int per_chunk = (blocks + chunks - 1) / chunks;
+  static constexpr s64 unit_bytes = (s64)blocks * block_bytes(FMT) + TAIL;
+  static constexpr s64 bytes = unit_bytes * UNITS;
+};
+typedef Matrix<QKV_ROWS / 16, HIDDEN, FORMAT> Qkv;
+typedef Matrix<HIDDEN / 16 * O_SPLIT, QUERY_WIDTH / O_SPLIT, FORMAT> Output;
+typedef Matrix<INTERMEDIATE / 8, HIDDEN, FORMAT> GateUp;  // 8 rows of gate, then the same 8 of up
+typedef Matrix<HIDDEN / 16 * DOWN_SPLIT, INTERMEDIATE / DOWN_SPLIT, FORMAT> Down;
+typedef Matrix<(VOCAB + 15) / 16, HIDDEN, HEAD_FORMAT> Head;
+constexpr s64 LAYER_BYTES = Qkv::bytes + Output::bytes + GateUp::bytes + Down::bytes;
+
+struct Control {
+  int rows, sequences, sampled, ticket;
+  int token[MAX_ROWS], position[MAX_ROWS], sequence[MAX_ROWS];
+  int first[MAX_ROWS], count[MAX_ROWS], pending[MAX_ROWS], table[MAX_ROWS];  // of each sequence
+  float inverse_temperature[MAX_ROWS], log_min_p[MAX_ROWS];
+  u32 seed_low[MAX_ROWS], seed_high[MAX_ROWS];
+};
+constexpr int CONTROL_WORDS = sizeof(Control) / 4;
+
+struct Parameters {
+  const u8* layers;
+  const u8* head;
+  const u16* embedding;
+  const float* norms;     // [2 LAYERS + 1][HIDDEN]
+  const float* qk_norms;  // [LAYERS][2][HEAD_DIM]
+  const float2* rope;     // [context][HEAD_DIM / 2] cosine, sine
+  const int* tables;      // [slots][table_stride] pages of each sequence
+  u16* keys;              // [LAYERS][pages][KV_HEADS][PAGE][HEAD_DIM]
+  u16* values;            // [LAYERS][pages][KV_HEADS][HEAD_DIM][PAGE]
+  s64* residual;          // [MAX_ROWS][HIDDEN]
+  u16* normed;            // [MAX_ROWS][HIDDEN]
+  float* raw;             // [MAX_ROWS][QKV_ROWS]
+  u16* queries;           // [MAX_ROWS][QUERY_WIDTH]
+  float* partial;         // [MAX_ROWS][HEADS][partial_stride][HEAD_DIM]
+  float2* partial_norm;   // [MAX_ROWS][HEADS][partial_stride] largest score, sum
+  u16* attended;          // [MAX_ROWS][QUERY_WIDTH]
+  u16* activated;         // [MAX_ROWS][INTERMEDIATE]
+  float* logits;          // [MAX_ROWS][VOCAB]
+  float* best_value;      // [blocks][MAX_ROWS]
+  int* best_token;        // [blocks][MAX_ROWS]
+  double* best_score;     // [blocks][MAX_ROWS]
+  u32* barrier;           // arrivals, departures, fault
+  const Control* control;
+  Control* next;          // where the step after this one finds its rows, if it follows without the host
+  int* result;            // host memory: ticket, fault, accepted[MAX_ROWS], chosen[MAX_ROWS]
+  const int* stop;        // host memory
+  s64 kv_layer_stride;
+  int table_stride, partial_stride;
+  int x_stride, stages, ring_offset;
+  int direct_rows;   // up to this many rows every block normalises for itself
+  int fused_chunks;  // up to this many partial results every block combines for itself
+};
+
+// Shared memory, in this order: control, page of each row, barriers, rotary table, scratch, operand, ring.
+constexpr int PAGES_AT = (CONTROL_WORDS * 4 + 127) / 128 * 128;
+constexpr int BARRIERS_AT = PAGES_AT + 128;
+constexpr int SMALL_AT = BARRIERS_AT + 256;
+constexpr int ROPE_AT = SMALL_AT + 512;
+constexpr int SCRATCH_AT = ROPE_AT + COLUMNS * HEAD_DIM / 2 * 8;
+constexpr int REDUCTION = WARPS * 16 * COLUMNS;  // floats, twice
+constexpr int SCORE_STRIDE = CHUNK + PAD;
+constexpr int ATTENTION_BYTES = 16 * SCORE_STRIDE * 2 + 2 * WARPS * 16 * 4;
+constexpr int SCRATCH_BYTES = (2 * REDUCTION * 4 > ATTENTION_BYTES ? 2 * REDUCTION * 4 : ATTENTION_BYTES);
+constexpr int OPERAND_AT = (SCRATCH_AT + SCRATCH_BYTES + 127) / 128 * 128;
+
+DEVICE void mma_weights(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  if (HALF) mma_f16(c, a0, a1, a2, a3, b0, b1);
+  else mma_bf16(c, a0, a1, a2, a3, b0, b1);
+}
+DEVICE u32 pack_activation(float low, float high) {
+  if (HALF) return pack_f16(low * ACTIVATION_SCALE, high * ACTIVATION_SCALE);
+  return pack_bf16(low, high);
+}
+DEVICE u16 activation(float v) { return (u16)pack_activation(v, 0.0f); }
+DEVICE u16 bf16(float v) { return (u16)pack_bf16(v, 0.0f); }
+
+// The share of `units` that falls to this block; `salt` moves the larger shares around between matrices.
+struct Span { int low, high; };
+DEVICE Span share(int units, int salt) {
+  const int blocks = gridDim.x, at = (blockIdx.x + salt * 29) % blocks;
+  Span s;
+  s.low = (int)((s64)at * units / blocks);
+  s.high = (int)((s64)(at + 1) * units / blocks);
+  return s;
+}
+
+// The ring between the streaming warp and the computing ones.
+struct Ring {
+  u8* stages;
+  u64* full;
+  u64* empty;
+  int count, stage;
+  u32 phase;
+  DEVICE_METHOD void advance() {
+    if (++stage == count) { stage = 0; phase ^= 1; }
+  }
+};
+
+template <class M>
+DEVICE void stream(Ring& ring, const u8* matrix, int salt, u64 policy) {
+  const Span span = share(M::units, salt);
+  for (int unit = span.low; unit < span.high; ++unit) {
+    const u8* from = matrix + unit * M::unit_bytes;
+    for (int chunk = 0; chunk < M::chunks; ++chunk) {
+      const bool last = chunk == M::chunks - 1;
+      const int blocks = last ? M::blocks - chunk * M::per_chunk : M::per_chunk;
+      const u32 bytes = blocks * block_bytes(M::format) + (last ? TAIL : 0);
+      barrier_wait(&ring.empty[ring.stage], ring.phase ^ 1);
+      barrier_expect(&ring.full[ring.stage], bytes);
+      bulk_copy(ring.stages + ring.stage * STAGE, from, bytes, &ring.full[ring.stage], policy);
+      from += bytes;
+      ring.advance();
+    }
+  }
+}
+
+// Everything a computing warp carries through the step.
+struct Worker {
+  const Parameters* p;
+  Control* control;
+  int* pages;
+  float* small;
+  float2* rope;
+  float* scratch;
+  u16* operand;
+  Ring ring;
+  u32 arrivals;  // barriers passed
+  int rows, thread, warp, lane, g, j, toggle;
+};
+
+DEVICE void arrive(Worker& w) {
+  compute_sync();
+  if (w.thread == 0) { fence_device(); release_add(&w.p->barrier[0], 1); }
+  w.arrivals += gridDim.x;
+}
+DEVICE void wait(Worker& w) {
+  if (w.thread == 0)
+    while (acquire_load(&w.p->barrier[0]) < w.arrivals) spin();
+  compute_sync();
+}
+
+// One block of packed weights against the operand: acc[16 x COLUMNS] += W[16 x k] x[k x COLUMNS].
+template <int F>
+DEVICE void multiply_block(const u8* block, const u16* const (&x)[TILES_N], const bool (&live)[TILES_N], int k, int lane,
+                           float (&acc)[TILES_N][4]) {
+  const uint4 zero = {0, 0, 0, 0};
+  if (F == 0) {
+    const uint4 a = *(const uint4*)(block + lane * 16), b = *(const uint4*)(block + 512 + lane * 16);
+#pragma unroll
+    for (int n = 0; n < TILES_N; ++n) {
+      const uint4 v = live[n] ? *(const uint4*)(x[n] + k) : zero;
+      mma_weights(acc[n], a.x, a.y, a.z, a.w, v.x, v.y);
+      mma_weights(acc[n], b.x, b.y, b.z, b.w, v.z, v.w);
+    }
+  } else if (F == 1) {
+    const uint4 q = *(const uint4*)(block + lane * 16);
+    const u32 offset = 0x64806480u;  // 1024 + 128 in both halves: bytes are stored plus 128
+    u32 a[8];
+    const u32 words[4] = {q.x, q.y, q.z, q.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      a[2 * i] = sub_f16x2(permute_bytes(words[i], 0x64u, 0x4140u), offset);
+      a[2 * i + 1] = sub_f16x2(permute_bytes(words[i], 0x64u, 0x4342u), offset);
+    }
+#pragma unroll
+    for (int n = 0; n < TILES_N; ++n) {
+      const uint4 v = live[n] ? *(const uint4*)(x[n] + k) : zero;
+      mma_weights(acc[n], a[0], a[1], a[2], a[3], v.x, v.y);
+      mma_weights(acc[n], a[4], a[5], a[6], a[7], v.z, v.w);
+    }
+  } else {
+    const uint4 q = *(const uint4*)(block + lane * 16);
+    const uint2 grid = *(const uint2*)(block + 512 + (lane >> 2) * 8);  // scale, zero of row g; of row g + 8
+    const u32 words[4] = {q.x, q.y, q.z, q.w};
+    const u32 zero_low = permute_bytes(grid.x, 0, 0x3232), zero_high = permute_bytes(grid.y, 0, 0x3232);
+    // A nibble under these bits is the float16 1024 + q, or 1024 + 16 q where it lies four bits higher; zeros
+    // are stored as 1024 + z. So row g needs one subtraction, row g + 8 one multiply-add; both are exact.
+    const u32 unit = 0x64006400u, sixteenth = 0x2c002c00u;
+    const u32 offset_high = sub_f16x2(0x63806380u, zero_high);  // 960 - (1024 + z)
+    float part[TILES_N][4];
+#pragma unroll
+    for (int n = 0; n < TILES_N; ++n) part[n][0] = part[n][1] = part[n][2] = part[n][3] = 0.0f;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      u32 a[8];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const u32 w0 = words[half * 2 + i], w1 = w0 >> 8;
+        a[4 * i] = sub_f16x2((w0 & 0x000f000fu) | unit, zero_low);
+        a[4 * i + 1] = fma_f16x2((w0 & 0x00f000f0u) | unit, sixteenth, offset_high);
+        a[4 * i + 2] = sub_f16x2((w1 & 0x000f000fu) | unit, zero_low);
+        a[4 * i + 3] = fma_f16x2((w1 & 0x00f000f0u) | unit, sixteenth, offset_high);
+      }
+#pragma unroll
+      for (int n = 0; n < TILES_N; ++n) {
+        const uint4 v = live[n] ? *(const uint4*)(x[n] + k + half * 32) : zero;
+        mma_weights(part[n], a[0], a[1], a[2], a[3], v.x, v.y);
+        mma_weights(part[n], a[4], a[5], a[6], a[7], v.z, v.w);
+      }
+    }
+    const float scale_low = f16_value((u16)grid.x), scale_high = f16_value((u16)grid.y);
+#pragma unroll
+    for (int n = 0; n < TILES_N; ++n) {
+      acc[n][0] += part[n][0] * scale_low;
+      acc[n][1] += part[n][1] * scale_low;
+      acc[n][2] += part[n][2] * scale_high;
+      acc[n][3] += part[n][3] * scale_high;
+    }
+  }
+}
+
+// One unit: the warps share its blocks, then meet. The caller's thread gets rows g and g + 8 of the tile
+// (g = thread % 8) for row thread / 8 of the operand, scaled and biased.
+template <class M>
+DEVICE float2 multiply_unit(Worker& w, int column) {
+  constexpr int F = M::format;
+  float acc[TILES_N][4];
+  const u16* x[TILES_N];
+  bool live[TILES_N];
+#pragma unroll
+  for (int n = 0; n < TILES_N; ++n) {
+    acc[n][0] = acc[n][1] = acc[n][2] = acc[n][3] = 0.0f;
+    live[n] = n * 8 + w.g < w.rows;
+    x[n] = w.operand + (s64)(n * 8 + w.g) * w.p->x_stride + column + w.j * 8;
+  }
+  float scale_low = 0, scale_high = 0, bias_low = 0, bias_high = 0;
+#pragma unroll 1
+  for (int chunk = 0; chunk < M::chunks; ++chunk) {
+    const bool last = chunk == M::chunks - 1;
+    const int blocks = last ? M::blocks - chunk * M::per_chunk : M::per_chunk;
+    const u8* stage = w.ring.stages + w.ring.stage * STAGE;
+    barrier_wait(&w.ring.full[w.ring.stage], w.ring.phase);
+#pragma unroll 4
+    for (int b = w.warp; b < blocks; b += WARPS)
+      multiply_block<F>(stage + b * block_bytes(F), x, live, (chunk * M::per_chunk + b) * block_k(F), w.lane, acc);
+    if (last) {
+      const float* tail = (const float*)(stage + blocks * block_bytes(F));
+      const int g = w.thread & 7;
+      scale_low = tail[g]; scale_high = tail[g + 8]; bias_low = tail[g + 16]; bias_high = tail[g + 24];
+    }
+    warp_sync();
+    if (w.lane == 0) barrier_arrive(&w.ring.empty[w.ring.stage]);
+    w.ring.advance();
+  }
+  float* sums = w.scratch + w.toggle * REDUCTION;
+  w.toggle ^= 1;
+#pragma unroll
+  for (int n = 0; n < TILES_N; ++n) {
+    const int at = (w.warp * 16 + w.g) * COLUMNS + n * 8 + w.j * 2;
+    *(float2*)(sums + at) = make_float2(acc[n][0], acc[n][1]);
+    *(float2*)(sums + at + 8 * COLUMNS) = make_float2(acc[n][2], acc[n][3]);
+  }
+  compute_sync();
+  float low = 0, high = 0;
+  const int g = w.thread & 7, m = w.thread >> 3;
+  if (m < w.rows) {
+#pragma unroll
+    for (int i = 0; i < WARPS; ++i) {
+      low += sums[(i * 16 + g) * COLUMNS + m];
+      high += sums[(i * 16 + g + 8) * COLUMNS + m];
+    }
+  }
+  return make_float2(low * scale_low + bias_low, high * scale_high + bias_high);
+}
+
+// Residual stream: fixed-point sums do not depend on the order in which blocks add to them.
+DEVICE void add_residual(Worker& w, int m, int row, float v) {
+  if (!(fabsf(v) < LARGEST)) { w.p->barrier[2] = 1; v = 0.0f; }
+  add_s64(w.p->residual + (s64)m * HIDDEN + row, to_s64(v * FIXED_ONE));
+}
+
+constexpr int NORM_PAIRS = (HIDDEN / 2 + COMPUTE - 1) / COMPUTE;
+struct NormWeights { float2 v[NORM_PAIRS]; };
+DEVICE NormWeights load_norm(Worker& w, int index) {
+  NormWeights n;
+#pragma unroll
+  for (int i = 0; i < NORM_PAIRS; ++i) {
+    const int at = i * COMPUTE + w.thread;
+    n.v[i] = at < HIDDEN / 2 ? ((const float2*)(w.p->norms + (s64)index * HIDDEN))[at] : make_float2(0, 0);
+  }
+  return n;
+}
+DEVICE void normalise_row(Worker& w, const NormWeights& weights, int m, u16* to) {
+  float2 v[NORM_PAIRS];
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < NORM_PAIRS; ++i) {
+    const int at = i * COMPUTE + w.thread;
+    v[i] = make_float2(0, 0);
+    if (at < HIDDEN / 2) {
+      const uint4 raw = load16(w.p->residual + (s64)m * HIDDEN + at * 2);
+      v[i].x = from_s64((s64)(((u64)raw.y << 32) | raw.x)) * (1.0f / FIXED_ONE);
+      v[i].y = from_s64((s64)(((u64)raw.w << 32) | raw.z)) * (1.0f / FIXED_ONE);
+    }
+    sum += v[i].x * v[i].x + v[i].y * v[i].y;
+  }
+#pragma unroll
+  for (int mask = 16; mask; mask >>= 1) sum += shuffle_xor(sum, mask);
+  float* sums = w.small + (m & 1) * WARPS;
+  if (w.lane == 0) sums[w.warp] = sum;
+  compute_sync();
+  sum = 0;
+#pragma unroll
+  for (int i = 0; i < WARPS; ++i) sum += sums[i];
+  const float inverse = 1.0f / sqrtf(sum / HIDDEN + NORM_EPS);
+#pragma unroll
+  for (int i = 0; i < NORM_PAIRS; ++i) {
+    const int at = i * COMPUTE + w.thread;
+    if (at < HIDDEN / 2)
+      ((u32*)to)[at] = pack_activation(v[i].x * inverse * weights.v[i].x, v[i].y * inverse * weights.v[i].y);
+  }
+}
+
+// Rows of 16-bit activations from device memory into the operand.
+DEVICE void load_rows(Worker& w, const u16* from, int stride, int width) {
+  const int vectors = width / 8;
+  for (int m = 0; m < w.rows; ++m) {
+    const u16* row = from + (s64)m * stride;
+    u16* to = w.operand + (s64)m * w.p->x_stride;
+#pragma unroll 4
+    for (int i = w.thread; i < vectors; i += COMPUTE) *(uint4*)(to + i * 8) = load16(row + i * 8);
+  }
+}
+
+// After this the operand holds the normalised residual rows. Waits for the previous phase.
+DEVICE void normalise(Worker& w, int index) {
+  const NormWeights weights = load_norm(w, index);
+  wait(w);
+  if (w.rows <= w.p->direct_rows) {
+    for (int m = 0; m < w.rows; ++m) normalise_row(w, weights, m, w.operand + (s64)m * w.p->x_stride);
+  } else {
+    for (int m = blockIdx.x; m < w.rows; m += gridDim.x)
+      normalise_row(w, weights, m, w.p->normed + (s64)m * HIDDEN);
+    arrive(w);
+    wait(w);
+    load_rows(w, w.p->normed, HIDDEN, HIDDEN);
+  }
+  compute_sync();
+}
+
+DEVICE void store_key(Worker& w, int layer, int m, int head, int d, float v) {
+  const int slot = w.control->position[m] % PAGE;
+  w.p->keys[layer * w.p->kv_layer_stride + (((s64)w.pages[m] * KV_HEADS + head) * PAGE + slot) * HEAD_DIM + d] = bf16(v);
+}
+DEVICE void store_value(Worker& w, int layer, int m, int head, int d, float v) {
+  const int slot = w.control->position[m] % PAGE;
+  w.p->values[layer * w.p->kv_layer_stride + (((s64)w.pages[m] * KV_HEADS + head) * HEAD_DIM + d) * PAGE + slot] = bf16(v);
+}
+DEVICE float2 rotate(float2 v, float2 angle) {
+  return make_float2(v.x * angle.x - v.y * angle.y, v.y * angle.x + v.x * angle.y);
+}
+
+DEVICE void project_qkv(Worker& w, int layer) {
+  const Span span = share(Qkv::units, 0);
+  for (int unit = span.low; unit < span.high; ++unit) {
+    float2 v = multiply_unit<Qkv>(w, 0);
+    const int g = w.thread & 7, m = w.thread >> 3;
+    if (m >= w.rows) continue;
+    const int head = unit / (HEAD_DIM / 16), tile = unit % (HEAD_DIM / 16);
+    if (head >= HEADS + KV_HEADS) {
+      store_value(w, layer, m, head - HEADS - KV_HEADS, tile * 16 + g, v.x);
+      store_value(w, layer, m, head - HEADS - KV_HEADS, tile * 16 + g + 8, v.y);
+      continue;
+    }
+    const int d = tile * 8 + g;  // a tile of Q or K holds eight dimensions and their rotary partners
+    if (QK_NORM) {
+      float* to = w.p->raw + (s64)m * QKV_ROWS + head * HEAD_DIM + d;
+      to[0] = v.x;
+      to[HEAD_DIM / 2] = v.y;
+      continue;
+    }
+    v = rotate(v, w.rope[m * (HEAD_DIM / 2) + d]);
+    if (head < HEADS) {
+      u16* to = w.p->queries + (s64)m * QUERY_WIDTH + head * HEAD_DIM + d;
+      to[0] = bf16(v.x);
+      to[HEAD_DIM / 2] = bf16(v.y);
+    } else {
+      store_key(w, layer, m, head - HEADS, d, v.x);
+      store_key(w, layer, m, head - HEADS, d + HEAD_DIM / 2, v.y);
+    }
+  }
+}
+
+// Models that normalise each head of Q and K: one warp per head, between the projection and attention.
+DEVICE void normalise_heads(Worker& w, int layer) {
+  constexpr int EACH = HEAD_DIM / 64;
+  const int total = w.rows * (HEADS + KV_HEADS);
+  for (int at = blockIdx.x + w.warp * gridDim.x; at < total; at += gridDim.x * WARPS) {
+    const int m = at / (HEADS + KV_HEADS), head = at % (HEADS + KV_HEADS);
+    const float* from = w.p->raw + (s64)m * QKV_ROWS + head * HEAD_DIM;
+    const float* weights = w.p->qk_norms + (s64)(layer * 2 + (head >= HEADS)) * HEAD_DIM;
+    float2 v[EACH];
+    float sum = 0;
+#pragma unroll
+    for (int e = 0; e < EACH; ++e) {
+      const int d = w.lane * EACH + e;
+      v[e] = make_float2(load4(from + d), load4(from + d + HEAD_DIM / 2));
+      sum += v[e].x * v[e].x + v[e].y * v[e].y;
+    }
+#pragma unroll
+    for (int mask = 16; mask; mask >>= 1) sum += shuffle_xor(sum, mask);
+    const float inverse = 1.0f / sqrtf(sum / HEAD_DIM + NORM_EPS);
+#pragma unroll
+    for (int e = 0; e < EACH; ++e) {
+      const int d = w.lane * EACH + e;
+      v[e] = make_float2(v[e].x * inverse * weights[d], v[e].y * inverse * weights[d + HEAD_DIM / 2]);
+      v[e] = rotate(v[e], w.rope[m * (HEAD_DIM / 2) + d]);
+      if (head < HEADS) {
+        u16* to = w.p->queries + (s64)m * QUERY_WIDTH + head * HEAD_DIM + d;
+        to[0] = bf16(v[e].x);
+        to[HEAD_DIM / 2] = bf16(v[e].y);
+      } else {
+        store_key(w, layer, m, head - HEADS, d, v[e].x);
+        store_key(w, layer, m, head - HEADS, d + HEAD_DIM / 2, v[e].y);
+      }
+    }
+  }
+}
+
+// Attention: a block takes one KV head of one sequence over CHUNK keys. Each warp scores 32 keys, then
+// gathers an eighth of the head's dimensions over all of them. Keys and values go straight to registers.
+constexpr int K_STEPS = HEAD_DIM / 32;
+constexpr int V_TILES = HEAD_DIM / 64;
+struct Unit { int sequence, head, chunk, last; };  // last: position of the sequence's last row
+struct KeyTile { uint4 v[4][K_STEPS]; };
+struct ValueTile { uint4 v[8][V_TILES]; };
+
+DEVICE bool find_unit(Worker& w, int index, Unit& unit) {
+  const Control& c = *w.control;
+  for (int s = 0; s < c.sequences; ++s) {
+    const int last = c.position[c.first[s] + c.count[s] - 1];
+    const int chunks = last / CHUNK + 1;
+    if (index < chunks * KV_HEADS) {
+      unit.sequence = s;
+      unit.head = index / chunks;
+      unit.chunk = index % chunks;
+      unit.last = last;
+      return true;
+    }
+    index -= chunks * KV_HEADS;
+  }
+  return false;
+}
+DEVICE s64 page_of(Worker& w, const Unit& unit, int index) {
+  if (index * PAGE > unit.last) return -1;
+  return w.p->tables[(s64)w.control->table[unit.sequence] * w.p->table_stride + index];
+}
+DEVICE void load_keys(Worker& w, int layer, const Unit& unit, KeyTile& k) {
+  const s64 page = page_of(w, unit, unit.chunk * (CHUNK / PAGE) + w.warp / 2);
+  const u16* from = w.p->keys + layer * w.p->kv_layer_stride +
+                    ((page * KV_HEADS + unit.head) * PAGE + (w.warp & 1) * 32) * HEAD_DIM + w.j * 8;
+  const uint4 zero = {0, 0, 0, 0};
+#pragma unroll
+  for (int t = 0; t < 4; ++t) {
+    const int key = (w.g / 2) * 8 + t * 2 + (w.g & 1);  // so that a thread's scores belong to eight adjacent keys
+#pragma unroll
+    for (int s = 0; s < K_STEPS; ++s) k.v[t][s] = page >= 0 ? load16(from + key * HEAD_DIM + s * 32) : zero;
+  }
+}
+DEVICE void load_values(Worker& w, int layer, const Unit& unit, ValueTile& v) {
+  const uint4 zero = {0, 0, 0, 0};
+#pragma unroll
+  for (int s = 0; s < 8; ++s) {
+    const s64 page = page_of(w, unit, unit.chunk * (CHUNK / PAGE) + s / 2);
+    const u16* from = w.p->values + layer * w.p->kv_layer_stride +
+                      ((page * KV_HEADS + unit.head) * HEAD_DIM + w.warp * (HEAD_DIM / 8) + w.g) * PAGE + (s & 1) * 32 + w.j * 8;
+#pragma unroll
+    for (int n = 0; n < V_TILES; ++n) v.v[s][n] = page >= 0 ? load16(from + n * 8 * PAGE) : zero;
+  }
+}
+
+DEVICE void attend(Worker& w, int layer) {
+  const float score_scale = 1.4426950408889634f / sqrtf((float)HEAD_DIM);
+  u16* scores = (u16*)w.scratch;
+  float* largest = (float*)(scores + 16 * SCORE_STRIDE);
+  float* totals = largest + WARPS * 16;
+  const float nothing = -INFINITY;
+  Unit unit;
+  KeyTile k;
+  ValueTile v;
+  int index = blockIdx.x;
+  bool more = find_unit(w, index, unit);
+  // Keys from before this step are in place already: fetch them while the projection finishes elsewhere.
+  bool early = more && (unit.chunk + 1) * CHUNK <= w.control->position[w.control->first[unit.sequence]];
+  if (early) load_keys(w, layer, unit, k);
+  wait(w);
+  if (more && !early) load_keys(w, layer, unit, k);
+  while (more) {
+    load_values(w, layer, unit, v);
+    const int first = w.control->first[unit.sequence];
+    const int live = w.control->count[unit.sequence] * GROUP;
+    Unit next;
+    bool another = find_unit(w, index + gridDim.x, next);
+    for (int base = 0; base < live; base += 16) {
+      const int r0 = base + w.g, r1 = r0 + 8;
+      const bool has0 = r0 < live, has1 = r1 < live;
+      const int m0 = first + (has0 ? r0 / GROUP : 0), m1 = first + (has1 ? r1 / GROUP : 0);
+      const int h0 = unit.head * GROUP + r0 % GROUP, h1 = unit.head * GROUP + r1 % GROUP;
+      const uint4 zero = {0, 0, 0, 0};
+      float s[4][4];
+#pragma unroll
+      for (int t = 0; t < 4; ++t) s[t][0] = s[t][1] = s[t][2] = s[t][3] = 0.0f;
+#pragma unroll
+      for (int step = 0; step < K_STEPS; ++step) {
+        const int d = step * 32 + w.j * 8;
+        const uint4 a = has0 ? load16(w.p->queries + (s64)m0 * QUERY_WIDTH + h0 * HEAD_DIM + d) : zero;
+        const uint4 b = has1 ? load16(w.p->queries + (s64)m1 * QUERY_WIDTH + h1 * HEAD_DIM + d) : zero;
+#pragma unroll
+        for (int t = 0; t < 4; ++t) {
+          mma_bf16(s[t], a.x, b.x, a.y, b.y, k.v[t][step].x, k.v[t][step].y);
+          mma_bf16(s[t], a.z, b.z, a.w, b.w, k.v[t][step].z, k.v[t][step].w);
+        }
+      }
+      if (base + 16 >= live && another) load_keys(w, layer, next, k);  // another unit's keys arrive during what follows
+      const int key = unit.chunk * CHUNK + w.warp * 32 + w.j * 8;
+      const int limit0 = has0 ? w.control->position[m0] : -1, limit1 = has1 ? w.control->position[m1] : -1;
+      float top0 = nothing, top1 = nothing;
+#pragma unroll
+      for (int t = 0; t < 4; ++t)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          s[t][e] = key + t * 2 + e <= limit0 ? s[t][e] * score_scale : nothing;
+          s[t][e + 2] = key + t * 2 + e <= limit1 ? s[t][e + 2] * score_scale : nothing;
+          top0 = fmaxf(top0, s[t][e]);
+          top1 = fmaxf(top1, s[t][e + 2]);
+        }
+      top0 = fmaxf(top0, shuffle_xor(top0, 1)); top0 = fmaxf(top0, shuffle_xor(top0, 2));
+      top1 = fmaxf(top1, shuffle_xor(top1, 1)); top1 = fmaxf(top1, shuffle_xor(top1, 2));
+      if (w.j == 0) { largest[w.warp * 16 + w.g] = top0; largest[w.warp * 16 + w.g + 8] = top1; }
+      compute_sync();
+      top0 = top1 = nothing;
+#pragma unroll
+      for (int i = 0; i < WARPS; ++i) {
+        top0 = fmaxf(top0, largest[i * 16 + w.g]);
+        top1 = fmaxf(top1, largest[i * 16 + w.g + 8]);
+      }
+      const float from0 = top0 == nothing ? 0.0f : top0, from1 = top1 == nothing ? 0.0f : top1;
+      float sum0 = 0, sum1 = 0;
+      u32 packed0[4], packed1[4];
+#pragma unroll
+      for (int t = 0; t < 4; ++t) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s[t][e] = power_of_two(s[t][e] - (e < 2 ? from0 : from1));
+        sum0 += s[t][0] + s[t][1];
+        sum1 += s[t][2] + s[t][3];
+        packed0[t] = pack_bf16(s[t][0], s[t][1]);
+        packed1[t] = pack_bf16(s[t][2], s[t][3]);
+      }
+      sum0 += shuffle_xor(sum0, 1); sum0 += shuffle_xor(sum0, 2);
+      sum1 += shuffle_xor(sum1, 1); sum1 += shuffle_xor(sum1, 2);
+      if (w.j == 0) { totals[w.warp * 16 + w.g] = sum0; totals[w.warp * 16 + w.g + 8] = sum1; }
+      u16* mine = scores + w.g * SCORE_STRIDE + w.warp * 32 + w.j * 8;
+      *(uint4*)mine = make_uint4(packed0[0], packed0[1], packed0[2], packed0[3]);
+      *(uint4*)(mine + 8 * SCORE_STRIDE) = make_uint4(packed1[0], packed1[1], packed1[2], packed1[3]);
+      compute_sync();
+      float out[V_TILES][4];
+#pragma unroll
+      for (int n = 0; n < V_TILES; ++n) out[n][0] = out[n][1] = out[n][2] = out[n][3] = 0.0f;
+#pragma unroll
+      for (int step = 0; step < 8; ++step) {
+        const u16* row = scores + w.g * SCORE_STRIDE + step * 32 + w.j * 8;
+        const uint4 a = *(const uint4*)row, b = *(const uint4*)(row + 8 * SCORE_STRIDE);
+#pragma unroll
+        for (int n = 0; n < V_TILES; ++n) {
+          mma_bf16(out[n], a.x, b.x, a.y, b.y, v.v[step][n].x, v.v[step][n].y);
+          mma_bf16(out[n], a.z, b.z, a.w, b.w, v.v[step][n].z, v.v[step][n].w);
+        }
+      }
+      const s64 at0 = ((s64)m0 * HEADS + h0) * w.p->partial_stride + unit.chunk;
+      const s64 at1 = ((s64)m1 * HEADS + h1) * w.p->partial_stride + unit.chunk;
+      const int d = w.warp * (HEAD_DIM / 8) + w.j * 2;
+#pragma unroll
+      for (int n = 0; n < V_TILES; ++n) {
+        if (has0) *(float2*)(w.p->partial + at0 * HEAD_DIM + d + n * 8) = make_float2(out[n][0], out[n][1]);
+        if (has1) *(float2*)(w.p->partial + at1 * HEAD_DIM + d + n * 8) = make_float2(out[n][2], out[n][3]);
+      }
+      if (w.warp == 0 && w.j == 0) {
+        sum0 = sum1 = 0;
+#pragma unroll
+        for (int i = 0; i < WARPS; ++i) { sum0 += totals[i * 16 + w.g]; sum1 += totals[i * 16 + w.g + 8]; }
+        if (has0) w.p->partial_norm[at0] = make_float2(top0, sum0);
+        if (has1) w.p->partial_norm[at1] = make_float2(top1, sum1);
+      }
+    }
+    unit = next;
+    more = another;
+    index += gridDim.x;
+  }
+}
+
+// Four dimensions of one head of one row, summed over the chunks of its context.
+DEVICE uint2 combine(Worker& w, int m, int head, int d) {
+  const int chunks = w.control->position[m] / CHUNK + 1;
+  const s64 base = ((s64)m * HEADS + head) * w.p->partial_stride;
+  const float2* norms = w.p->partial_norm + base;
+  const float* parts = w.p->partial + base * HEAD_DIM + d;
+  float top = -INFINITY;
+#pragma unroll 8
+  for (int c = 0; c < chunks; ++c) top = fmaxf(top, load8(norms + c).x);
+  float total = 0, x = 0, y = 0, z = 0, u = 0;
+#pragma unroll 8
+  for (int c = 0; c < chunks; ++c) {
+    const float2 n = load8(norms + c);
+    const uint4 raw = load16(parts + (s64)c * HEAD_DIM);
+    const float weight = power_of_two(n.x - top);
+    total += weight * n.y;
+    x += weight * __uint_as_float(raw.x);
+    y += weight * __uint_as_float(raw.y);
+    z += weight * __uint_as_float(raw.z);
+    u += weight * __uint_as_float(raw.w);
+  }
+  const float inverse = 1.0f / total;
+  return make_uint2(pack_activation(x * inverse, y * inverse), pack_activation(z * inverse, u * inverse));
+}
+
+// After this the operand holds the attended rows. Waits for the previous phase.
+DEVICE void gather(Worker& w) {
+  const Control& c = *w.control;
+  int most = 0;
+  for (int m = 0; m < w.rows; ++m) {
+    const int chunks = c.position[m] / CHUNK + 1;
+    most = chunks > most ? chunks : most;
+  }
+  constexpr int EACH = QUERY_WIDTH / 4;
+  const int total = w.rows * EACH;
+  wait(w);
+  if (most * w.rows <= w.p->fused_chunks) {
+    for (int i = w.thread; i < total; i += COMPUTE) {
+      const int m = i / EACH, q = i % EACH;
+      *(uint2*)(w.operand + (s64)m * w.p->x_stride + q * 4) = combine(w, m, q / (HEAD_DIM / 4), q % (HEAD_DIM / 4) * 4);
+    }
+  } else {
+    for (int i = blockIdx.x * 32 + (w.thread & 31) + (w.thread >> 5) * gridDim.x * 32; i < total; i += gridDim.x * COMPUTE) {
+      const int m = i / EACH, q = i % EACH;
+      *(uint2*)(w.p->attended + (s64)m * QUERY_WIDTH + q * 4) = combine(w, m, q / (HEAD_DIM / 4), q % (HEAD_DIM / 4) * 4);
+    }
+    arrive(w);
+    wait(w);
+    load_rows(w, w.p->attended, QUERY_WIDTH, QUERY_WIDTH);
+  }
+  compute_sync();
+}
+
+DEVICE void project_output(Worker& w) {
+  const Span span = share(Output::units, 1);
+  for (int unit = span.low; unit < span.high; ++unit) {
+    const float2 v = multiply_unit<Output>(w, unit / (HIDDEN / 16) * Output::inner);
+    const int row = unit % (HIDDEN / 16) * 16 + (w.thread & 7), m = w.thread >> 3;
+    if (m >= w.rows) continue;
+    add_residual(w, m, row, v.x);
+    add_residual(w, m, row + 8, v.y);
+  }
+}
+DEVICE void project_gate_up(Worker& w) {
+  const Span span = share(GateUp::units, 2);
+  for (int unit = span.low; unit < span.high; ++unit) {
+    const float2 v = multiply_unit<GateUp>(w, 0);
+    const int m = w.thread >> 3;
+    if (m >= w.rows) continue;
+    w.p->activated[(s64)m * INTERMEDIATE + unit * 8 + (w.thread & 7)] = activation(v.x / (1.0f + __expf(-v.x)) * v.y);
+  }
+}
+DEVICE void project_down(Worker& w) {
+  const Span span = share(Down::units, 3);
+  const bool whole = w.p->x_stride >= INTERMEDIATE + PAD;
+  int loaded = -1;
+  if (whole && span.low < span.high) {
+    load_rows(w, w.p->activated, INTERMEDIATE, INTERMEDIATE);
+    compute_sync();
+  }
+  for (int unit = span.low; unit < span.high; ++unit) {
+    const int split = unit / (HIDDEN / 16);
+    if (!whole && split != loaded) {
+      compute_sync();
+      load_rows(w, w.p->activated + split * Down::inner, INTERMEDIATE, Down::inner);
+      compute_sync();
+      loaded = split;
+    }
+    const float2 v = multiply_unit<Down>(w, whole ? split * Down::inner : 0);
+    const int row = unit % (HIDDEN / 16) * 16 + (w.thread & 7), m = w.thread >> 3;
+    if (m >= w.rows) continue;
+    add_residual(w, m, row, v.x);
+    add_residual(w, m, row + 8, v.y);
+  }
+}
+
+DEVICE bool better(float value, int token, float best, int best_token) {
+  return value > best || (value == best && token < best_token);
+}
+
+// Logits of every row, and this block's best of each.
+DEVICE void project_head(Worker& w) {
+  const Span span = share(Head::units, 4);
+  const int m = w.thread >> 3;
+  float best = -INFINITY;
+  int token = 0x7fffffff;
+  for (int unit = span.low; unit < span.high; ++unit) {
+    const float2 v = multiply_unit<Head>(w, 0);
+    const int id = unit * 16 + (w.thread & 7);
+    if (m >= w.rows) continue;
+    float* logits = w.p->logits + (s64)m * VOCAB;
+    if (id < VOCAB) {
+      logits[id] = v.x;
+      if (better(v.x, id, best, token)) { best = v.x; token = id; }
+    }
+    if (id + 8 < VOCAB) {
+      logits[id + 8] = v.y;
+      if (better(v.y, id + 8, best, token)) { best = v.y; token = id + 8; }
+    }
+  }
+#pragma unroll
+  for (int mask = 4; mask; mask >>= 1) {
+    const float other = shuffle_xor(best, mask);
+    const int other_token = shuffle_xor_int(token, mask);
+    if (better(other, other_token, best, token)) { best = other; token = other_token; }
+  }
+  if ((w.thread & 7) == 0 && m < w.rows) {
+    w.p->best_value[blockIdx.x * MAX_ROWS + m] = best;
+    w.p->best_token[blockIdx.x * MAX_ROWS + m] = token;
+  }
+}
+
+// The best of all blocks for row m, by one warp.
+DEVICE void best_of_all(Worker& w, int m, float& best, int& token) {
+  best = -INFINITY;
+  token = 0x7fffffff;
+  for (int i = w.lane; i < gridDim.x; i += 32) {
+    const float other = load4(w.p->best_value + i * MAX_ROWS + m);
+    const int other_token = __float_as_int(load4((const float*)w.p->best_token + i * MAX_ROWS + m));
+    if (better(other, other_token, best, token)) { best = other; token = other_token; }
+  }
+#pragma unroll
+  for (int mask = 16; mask; mask >>= 1) {
+    const float other = shuffle_xor(best, mask);
+    const int other_token = shuffle_xor_int(token, mask);
+    if (better(other, other_token, best, token)) { best = other; token = other_token; }
+  }
+}
+
+// The noise of engine/noise.py: Philox4x32-10, counter (token / 4, position), key seed.
+DEVICE u32 noise_bits(int token, u32 position, u32 key_a, u32 key_b) {
+  u32 c0 = token >> 2, c1 = position, c2 = 0, c3 = 0;
+#pragma unroll
+  for (int round = 0; round < 10; ++round) {
+    const u64 a = (u64)c0 * 0xD2511F53u, b = (u64)c2 * 0xCD9E8D57u;
+    c0 = (u32)(b >> 32) ^ c1 ^ key_a;
+    c2 = (u32)(a >> 32) ^ c3 ^ key_b;
+    c1 = (u32)b;
+    c3 = (u32)a;
+    key_a += 0x9E3779B9u;
+    key_b += 0xBB67AE85u;
+  }
+  const int word = token & 3;
+  return word == 0 ? c0 : word == 1 ? c1 : word == 2 ? c2 : c3;
+}
+
+// Rows with a temperature: each block scores its slice of the vocabulary with the noise of that place.
+DEVICE void draw(Worker& w) {
+  const Control& c = *w.control;
+  const int low = (int)((s64)blockIdx.x * VOCAB / gridDim.x), high = (int)((s64)(blockIdx.x + 1) * VOCAB / gridDim.x);
+  for (int m = w.warp; m < w.rows; m += WARPS) {
+    const int s = c.sequence[m];
+    const float inverse = c.inverse_temperature[s];
+    if (inverse == 0.0f) continue;
+    float top;
+    int ignored;
+    best_of_all(w, m, top, ignored);
+    double best = -INFINITY;
+    int token = 0x7fffffff;
+    for (int id = low + w.lane; id < high; id += 32) {
+      const float relative = (load4(w.p->logits + (s64)m * VOCAB + id) - top) * inverse;
+      if (!(relative > -26.8738f) || relative < c.log_min_p[s]) continue;
+      const u32 bits = noise_bits(id, (u32)(c.position[m] + 1), c.seed_low[s], c.seed_high[s]);
+      const double uniform = ((double)bits + 0.5) * 2.3283064365386963e-10;
+      const double score = (double)relative - log(-log1p(-uniform));
+      if (score > best || (score == best && id < token)) { best = score; token = id; }
+    }
+#pragma unroll
+    for (int mask = 16; mask; mask >>= 1) {
+      const double other = shuffle_xor_double(best, mask);
+      const int other_token = shuffle_xor_int(token, mask);
+      if (other > best || (other == best && other_token < token)) { best = other; token = other_token; }
+    }
+    if (w.lane == 0) {
+      w.p->best_score[blockIdx.x * MAX_ROWS + m] = best;
+      w.p->best_token[gridDim.x * MAX_ROWS + blockIdx.x * MAX_ROWS + m] = token;
+    }
+  }
+}
+
+// One block ends the step: tokens of all rows, drafts accepted, news for the host, rows of the next step.
+DEVICE void conclude(Worker& w) {
+  const Control& c = *w.control;
+  int* chosen = (int*)w.small;  // MAX_ROWS
+  int* accepted = chosen + MAX_ROWS;
+  for (int m = w.warp; m < w.rows; m += WARPS) {
+    float best;
+    int token;
+    best_of_all(w, m, best, token);
+    if (!(fabsf(best) < LARGEST)) { token = -1; w.p->barrier[2] = 1; }
+    if (c.inverse_temperature[c.sequence[m]] != 0.0f && token >= 0) {
+      double score = -INFINITY;
+      token = 0x7fffffff;
+      for (int i = w.lane; i < gridDim.x; i += 32) {
+        const double other = *(const volatile double*)(w.p->best_score + i * MAX_ROWS + m);
+        const int other_token = *(const volatile int*)(w.p->best_token + (gridDim.x + i) * MAX_ROWS + m);
+        if (other > score || (other == score && other_token < token)) { score = other; token = other_token; }
+      }
+#pragma unroll
+      for (int mask = 16; mask; mask >>= 1) {
+        const double other = shuffle_xor_double(score, mask);
+        const int other_token = shuffle_xor_int(token, mask);
+        if (other > score || (other == score && other_token < token)) { score = other; token = other_token; }
+      }
+    }
+    if (w.lane == 0) chosen[m] = token;
+  }
+  compute_sync();
+  const int s = w.thread;
+  Control* next = w.p->next;
+  if (s < c.sequences) {
+    const int first = c.first[s], end = first + c.count[s];
+    int row = first + c.pending[s] - 1, taken = 0;
+    while (row + 1 < end && chosen[row] == c.token[row + 1]) { ++row; ++taken; }
+    accepted[s] = taken;
+    next->token[s] = chosen[row] < 0 ? 0 : chosen[row];
+    next->position[s] = c.position[row] + 1;
+    next->sequence[s] = s;
+    next->first[s] = s;
+    next->count[s] = 1;
+    next->pending[s] = 1;
+    next->table[s] = c.table[s];
+    next->inverse_temperature[s] = c.inverse_temperature[s];
+    next->log_min_p[s] = c.log_min_p[s];
+    next->seed_low[s] = c.seed_low[s];
+    next->seed_high[s] = c.seed_high[s];
+  }
+  compute_sync();
+  const u32 fault = *(volatile u32*)&w.p->barrier[2];
+  if (w.thread == 0) {
+    const bool stopped = load_system(w.p->stop) != 0 || fault;
+    next->rows = stopped ? 0 : c.sequences;
+    next->sequences = c.sequences;
+    next->sampled = c.sampled;
+    next->ticket = c.ticket + 1;
+  }
+  int* result = w.p->result;
+  if (w.thread < MAX_ROWS) {
+    store_system(result + 2 + w.thread, w.thread < c.sequences ? accepted[w.thread] : 0);
+    store_system(result + 2 + MAX_ROWS + w.thread, w.thread < w.rows ? chosen[w.thread] : -1);
+    fence_system();
+  }
+  compute_sync();
+  if (w.thread == 0) {
+    store_system(result + 1, (int)fault);
+    fence_system();
+    store_system(result, c.ticket);
+    w.p->barrier[2] = 0;
+  }
+}
+
+DEVICE void compute(Worker& w) {
+  const Parameters& p = *w.p;
+  const Control& c = *w.control;
+  for (int i = blockIdx.x * COMPUTE + w.thread; i < w.rows * HIDDEN; i += gridDim.x * COMPUTE) {
+    const int m = i / HIDDEN, d = i % HIDDEN;
+    p.residual[i] = to_s64(bf16_value(p.embedding[(s64)c.token[m] * HIDDEN + d]) * FIXED_ONE);
+  }
+  for (int i = w.thread; i < w.rows * (HEAD_DIM / 2); i += COMPUTE)
+    w.rope[i] = p.rope[(s64)c.position[i / (HEAD_DIM / 2)] * (HEAD_DIM / 2) + i % (HEAD_DIM / 2)];
+  if (w.thread < w.rows)
+    w.pages[w.thread] = p.tables[(s64)c.table[c.sequence[w.thread]] * p.table_stride + c.position[w.thread] / PAGE];
+  arrive(w);
+  for (int layer = 0; layer < LAYERS; ++layer) {
+    normalise(w, layer * 2);
+    project_qkv(w, layer);
+    arrive(w);
+    if (QK_NORM) {
+      wait(w);
+      normalise_heads(w, layer);
+      arrive(w);
+    }
+    attend(w, layer);
+    arrive(w);
+    gather(w);
+    project_output(w);
+    arrive(w);
+    normalise(w, layer * 2 + 1);
+    project_gate_up(w);
+    arrive(w);
+    wait(w);
+    project_down(w);
+    arrive(w);
+  }
+  normalise(w, LAYERS * 2);
+  project_head(w);
+  arrive(w);
+  if (c.sampled) {
+    wait(w);
+    draw(w);
+    arrive(w);
+  }
+  if (blockIdx.x == 0) {
+    wait(w);
+    conclude(w);
+  }
+}
+
+KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
+  SHARED_MEMORY(memory);
+  const Parameters& p = parameters;
+  const int thread = threadIdx.x;
+  Control* control = (Control*)memory;
+  u64* barriers = (u64*)(memory + BARRIERS_AT);
+  for (int i = thread; i < CONTROL_WORDS; i += 288) ((int*)control)[i] = ((const volatile int*)p.control)[i];
+  if (thread == 0) {
+    for (int i = 0; i < p.stages; ++i) {
+      barrier_init(&barriers[i], 1);
+      barrier_init(&barriers[16 + i], WARPS);
+    }
+    barrier_init_visible();
+  }
+  __syncthreads();
+  if (control->rows == 0) {  // stopped before this step began: say so, touch nothing
+    if (blockIdx.x == 0 && thread == 0) {
+      p.next->rows = 0;
+      p.next->ticket = control->ticket + 1;
+      store_system(p.result + 1, -1);
+      fence_system();
+      store_system(p.result, control->ticket);
+    }
+    return;
+  }
+  Ring ring;
+  ring.stages = memory + p.ring_offset;
+  ring.full = barriers;
+  ring.empty = barriers + 16;
+  ring.count = p.stages;
+  ring.stage = 0;
+  ring.phase = 0;
+  if (thread >= COMPUTE) {
+    if (thread == COMPUTE) {
+      const u64 policy = streaming_policy();
+      for (int layer = 0; layer < LAYERS; ++layer) {
+        const u8* at = p.layers + layer * LAYER_BYTES;
+        stream<Qkv>(ring, at, 0, policy);
+        stream<Output>(ring, at + Qkv::bytes, 1, policy);
+        stream<GateUp>(ring, at + Qkv::bytes + Output::bytes, 2, policy);
+        stream<Down>(ring, at + Qkv::bytes + Output::bytes + GateUp::bytes, 3, policy);
+      }
+      stream<Head>(ring, p.head, 4, policy);
+    }
+  } else {
+    Worker w;
+    w.p = &p;
+    w.control = control;
+    w.pages = (int*)(memory + PAGES_AT);
+    w.small = (float*)(memory + SMALL_AT);
+    w.rope = (float2*)(memory + ROPE_AT);
+    w.scratch = (float*)(memory + SCRATCH_AT);
+    w.operand = (u16*)(memory + OPERAND_AT);
+    w.ring = ring;
+    w.arrivals = 0;
+    w.rows = control->rows;
+    w.thread = thread;
+    w.warp = thread / 32;
+    w.lane = thread % 32;
+    w.g = w.lane / 4;
+    w.j = w.lane % 4;
+    w.toggle = 0;
+    compute(w);
+    if (thread == 0 && exchange_add(&p.barrier[1], 1) == gridDim.x - 1) {
+      p.barrier[0] = 0;
+      p.barrier[1] = 0;
+    }
+  }
+}

@@ -1,0 +1,120 @@
+// The instructions the decode kernel needs beyond plain C++, one function each.
+// Law: knows PTX for compute capability 9.0, knows nothing of models. The tests put an emulator with the
+// same functions in this file's place, so that the kernel's logic also runs on a CPU.
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long s64;
+
+#define DEVICE static __device__ __forceinline__
+#define DEVICE_METHOD __device__ __forceinline__
+#define KERNEL extern "C" __global__ __launch_bounds__(288, 1)
+#define SHARED_MEMORY(name) extern __shared__ __align__(1024) u8 name[]
+
+#define INFINITY __int_as_float(0x7f800000)
+
+DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+// Synchronisation inside a block: the eight computing warps meet at barrier 1.
+DEVICE void compute_sync() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
+DEVICE void warp_sync() { __syncwarp(); }
+
+// Synchronisation between blocks.
+DEVICE void release_add(u32* p, u32 v) { asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
+DEVICE u32 acquire_load(const u32* p) {
+  u32 v;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+DEVICE u32 exchange_add(u32* p, u32 v) { return atomicAdd(p, v); }
+DEVICE void add_s64(s64* p, s64 v) { asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory"); }
+DEVICE void fence_device() { __threadfence(); }
+DEVICE void fence_system() { __threadfence_system(); }
+DEVICE int load_system(const int* p) { return *(const volatile int*)p; }
+DEVICE void store_system(int* p, int v) { *(volatile int*)p = v; }
+DEVICE void spin() {}
+
+// Memory barriers that count bytes, and the copy engine that fills shared memory behind the warps' back.
+DEVICE void barrier_init(u64* b, u32 count) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(count) : "memory"); }
+DEVICE void barrier_init_visible() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+DEVICE void barrier_expect(u64* b, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)), "r"(bytes) : "memory");
+}
+DEVICE void barrier_arrive(u64* b) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(b)) : "memory"); }
+DEVICE void barrier_wait(u64* b, u32 parity) {
+  asm volatile(
+      "{\n.reg .pred done;\nAGAIN:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra FINISHED;\nbra AGAIN;\nFINISHED:\n}" ::"r"(shared_address(b)), "r"(parity) : "memory");
+}
+DEVICE u64 streaming_policy() {
+  u64 policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+DEVICE void bulk_copy(void* to, const void* from, u32 bytes, u64* b, u64 policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+          shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(b)), "l"(policy) : "memory");
+}
+
+// Loads that skip the first-level cache: what another block wrote is seen.
+DEVICE uint4 load16(const void* p) { return __ldcg((const uint4*)p); }
+DEVICE float2 load8(const float2* p) { return __ldcg(p); }
+DEVICE float load4(const float* p) { return __ldcg(p); }
+
+// Across a warp.
+DEVICE float shuffle_xor(float v, int mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
+DEVICE int shuffle_xor_int(int v, int mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
+DEVICE double shuffle_xor_double(double v, int mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
+
+// Tensor cores: c[16 x 8] += a[16 x 16] b[16 x 8].
+DEVICE void mma_bf16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+DEVICE void mma_f16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// Number formats.
+DEVICE u32 pack_bf16(float low, float high) {
+  u32 d;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+  return d;
+}
+DEVICE u32 pack_f16(float low, float high) {
+  u32 d;
+  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+  return d;
+}
+DEVICE float bf16_value(u16 bits) { return __uint_as_float((u32)bits << 16); }
+DEVICE u32 sub_f16x2(u32 a, u32 b) {
+  u32 d;
+  asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+DEVICE u32 fma_f16x2(u32 a, u32 b, u32 c) {
+  u32 d;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+DEVICE float f16_value(u16 bits) {
+  float v;
+  asm("{.reg .b16 h; mov.b16 h, %1; cvt.f32.f16 %0, h;}" : "=f"(v) : "h"(bits));
+  return v;
+}
+DEVICE u32 permute_bytes(u32 a, u32 b, u32 selector) { return __byte_perm(a, b, selector); }
+DEVICE s64 to_s64(float v) { return __float2ll_rn(v); }
+DEVICE float from_s64(s64 v) { return __ll2float_rn(v); }
+DEVICE float power_of_two(float v) {
+  float d;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(v));
+  return d;
+}

@@ -1,0 +1,184 @@
+"""A model's weights on the device, packed for the decode kernel.
+
+Law: knows where tensors come from (a checkpoint, or chance for speed measurements) and the order in which they
+lie. It computes nothing with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from keystroke.engine.base import ModelInfo
+from keystroke.engine.checkpoint.rope import rope_tables
+from keystroke.engine.checkpoint.spec import EMBEDDING, FINAL_NORM, HEAD, Checkpoint, ModelSpec
+from keystroke.engine.cuda.packing import gate_up_order, pack, plain_order, qkv_order, unpack
+from keystroke.engine.cuda.plan import Matrix, Plan, Precision
+from keystroke.errors import NotEnoughMemory
+
+Source = Callable[[str, tuple[int, ...]], Tensor]  # a tensor by its Hugging Face name, on the device
+
+
+@dataclass(frozen=True)
+class DenseLayer:
+    """One layer as plain matrices, for prefill."""
+
+    qkv: Tensor
+    output: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
+@dataclass
+class Weights:
+    plan: Plan
+    layers: Tensor  # uint8, all layers' packed matrices
+    head: Tensor
+    embedding: Tensor  # bf16 [vocab, hidden]
+    norms: Tensor  # float32 [2 layers + 1, hidden]
+    qk_norms: Tensor  # float32 [layers, 2, head_dim]
+    biases: list[dict[str, Tensor]]  # float32, by matrix, for prefill; the kernel has its own beside the weights
+    rope: Tensor  # float32 [context, head_dim / 2, 2]
+
+    def __post_init__(self) -> None:
+        spec, device = self.plan.spec, self.layers.device
+        self._orders = {
+            "qkv": qkv_order(spec.heads, spec.kv_heads, spec.head_dim).to(device),
+            "output": plain_order(spec.hidden).to(device),
+            "gate_up": gate_up_order(spec.intermediate).to(device),
+            "down": plain_order(spec.hidden).to(device),
+        }
+
+    def dense(self, layer: int) -> DenseLayer:
+        """The matrices of one layer, unpacked. Costs one pass over its bytes."""
+        plan, spec = self.plan, self.plan.spec
+        at = layer * plan.layer_bytes
+        found = {}
+        rows = {
+            "qkv": (spec.heads + 2 * spec.kv_heads) * spec.head_dim,
+            "output": spec.hidden,
+            "gate_up": 2 * spec.intermediate,
+            "down": spec.hidden,
+        }
+        for name, count in rows.items():
+            matrix: Matrix = getattr(plan, name)
+            found[name] = unpack(self.layers[at : at + matrix.bytes], self._orders[name], matrix, count)
+            at += matrix.bytes
+        return DenseLayer(**found)
+
+    @property
+    def nbytes(self) -> int:
+        tensors = (self.layers, self.head, self.embedding, self.norms, self.qk_norms, self.rope)
+        return sum(t.numel() * t.element_size() for t in tensors)
+
+    def info(self) -> ModelInfo:
+        spec = self.plan.spec
+        return ModelInfo(
+            name=spec.name,
+            architecture=spec.architecture,
+            context_length=spec.context_length,
+            vocab_size=spec.vocab_size,
+            layers=spec.layers,
+            parameters=spec.parameters,
+            weight_bytes=self.nbytes,
+            kv_bytes_per_token=self.plan.kv_bytes_per_token,
+            precision=self.plan.precision,
+            bos=spec.bos,
+            eos=spec.eos,
+        )
+
+
+def load_weights(checkpoint: Checkpoint, precision: Precision, device: torch.device, blocks: int) -> Weights:
+    """Read, convert and pack every tensor of `checkpoint`, one at a time."""
+
+    def source(name: str, shape: tuple[int, ...]) -> Tensor:
+        array, kind = checkpoint.raw(name)
+        if kind == "BF16":
+            return torch.from_numpy(np.array(array).view(np.int16)).view(torch.bfloat16).to(device).view(shape)
+        return torch.from_numpy(np.array(checkpoint.tensor(name))).to(device).view(shape)
+
+    return build_weights(Plan(checkpoint.spec, precision, blocks), source, device)
+
+
+def random_weights(
+    spec: ModelSpec, precision: Precision, device: torch.device, blocks: int, seed: int = 0
+) -> Weights:
+    """A model of this shape whose weights mean nothing: speed does not depend on them."""
+    generator = torch.Generator(device=device).manual_seed(seed)
+
+    def source(name: str, shape: tuple[int, ...]) -> Tensor:
+        noise = torch.randn(shape, generator=generator, device=device)
+        if name.endswith("norm.weight"):
+            return noise * 0.1 + 1
+        return (noise * (shape[-1] ** -0.5 if len(shape) == 2 else 0.1)).to(torch.bfloat16)
+
+    return build_weights(Plan(spec, precision, blocks), source, device)
+
+
+def build_weights(plan: Plan, source: Source, device: torch.device) -> Weights:
+    try:
+        return _build(plan, source, device)
+    except torch.cuda.OutOfMemoryError as error:
+        raise NotEnoughMemory(
+            f"{plan.spec.name} needs {plan.streamed_bytes / 1e9:.1f} GB of GPU memory for its weights in "
+            f"{plan.precision}; choose 8 or 4 bits, or a smaller model"
+        ) from error
+
+
+def _build(plan: Plan, source: Source, device: torch.device) -> Weights:
+    spec = plan.spec
+    embedding = source(EMBEDDING, (spec.vocab_size, spec.hidden)).to(torch.bfloat16)
+    layers = torch.empty(spec.layers * plan.layer_bytes, dtype=torch.uint8, device=device)
+    norms = torch.empty(2 * spec.layers + 1, spec.hidden, device=device)
+    qk_norms = torch.ones(spec.layers, 2, spec.head_dim, device=device)
+    orders = {
+        "qkv": qkv_order(spec.heads, spec.kv_heads, spec.head_dim),
+        "output": plain_order(spec.hidden),
+        "gate_up": gate_up_order(spec.intermediate),
+        "down": plain_order(spec.hidden),
+    }
+    queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    all_biases = []
+    for layer in range(spec.layers):
+        at = f"model.layers.{layer}"
+        parts: dict[str, tuple[tuple[str, int, int], ...]] = {
+            "qkv": (
+                (f"{at}.self_attn.q_proj", queries, spec.hidden),
+                (f"{at}.self_attn.k_proj", keys, spec.hidden),
+                (f"{at}.self_attn.v_proj", keys, spec.hidden),
+            ),
+            "output": ((f"{at}.self_attn.o_proj", spec.hidden, queries),),
+            "gate_up": (
+                (f"{at}.mlp.gate_proj", spec.intermediate, spec.hidden),
+                (f"{at}.mlp.up_proj", spec.intermediate, spec.hidden),
+            ),
+            "down": ((f"{at}.mlp.down_proj", spec.hidden, spec.intermediate),),
+        }
+        biased = {"qkv": spec.qkv_bias, "output": spec.o_bias, "gate_up": spec.mlp_bias, "down": spec.mlp_bias}
+        biases: dict[str, Tensor] = {}
+        offset = layer * plan.layer_bytes
+        for name, members in parts.items():
+            matrix: Matrix = getattr(plan, name)
+            weight = torch.cat([source(f"{m}.weight", (rows, columns)) for m, rows, columns in members])
+            bias = None
+            if biased[name]:
+                bias = torch.cat([source(f"{m}.bias", (rows,)).float() for m, rows, _ in members])
+                biases[name] = bias
+            layers[offset : offset + matrix.bytes] = pack(weight, bias, orders[name], matrix)
+            offset += matrix.bytes
+        all_biases.append(biases)
+        norms[2 * layer] = source(f"{at}.input_layernorm.weight", (spec.hidden,)).float()
+        norms[2 * layer + 1] = source(f"{at}.post_attention_layernorm.weight", (spec.hidden,)).float()
+        if spec.qk_norm:
+            qk_norms[layer, 0] = source(f"{at}.self_attn.q_norm.weight", (spec.head_dim,)).float()
+            qk_norms[layer, 1] = source(f"{at}.self_attn.k_norm.weight", (spec.head_dim,)).float()
+    norms[-1] = source(FINAL_NORM, (spec.hidden,)).float()
+    head = embedding if spec.tied else source(HEAD, (spec.vocab_size, spec.hidden))
+    cosines, sines = rope_tables(spec, spec.context_length)
+    rope = torch.from_numpy(np.stack((cosines, sines), 2)).contiguous().to(device)
+    packed_head = pack(head, None, plain_order(spec.vocab_size), plan.head)
+    return Weights(plan, layers, packed_head, embedding, norms, qk_norms, all_biases, rope)

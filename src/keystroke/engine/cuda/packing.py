@@ -1,0 +1,140 @@
+"""Weights in the order in which the decode kernel reads them, and back.
+
+Law: knows the byte layout of kernels/decode.cu. `pack` turns rows into units, `unpack` gives the very values
+the kernel multiplies with, so prefill and decode use one copy of the weights and the same numbers.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from keystroke.engine.cuda.plan import BLOCK_BYTES, TAIL_BYTES, Matrix
+from keystroke.engine.cuda.quantisation import grouped_int4, rowwise_int8
+
+_UNSCALED = 64.0  # quantised weights meet activations that were divided by this
+
+
+def pack(weight: Tensor, bias: Tensor | None, order: Tensor, matrix: Matrix) -> Tensor:
+    """`weight` [rows, columns] as uint8 bytes. `order` [tiles * 16] names the row at each place of each tile;
+    -1 is a row of zeros."""
+    rows = _gathered(weight, order)
+    units = rows.view(matrix.tiles, 16, matrix.split, matrix.inner).permute(2, 0, 1, 3)
+    units = units.reshape(matrix.units, 16, matrix.inner)
+    scale = torch.ones(matrix.units, 16, device=weight.device)
+    match matrix.format:
+        case 0:
+            body = _fragments(units.to(torch.bfloat16)).view(torch.uint8)
+        case 1:
+            values, scale = rowwise_int8(units)
+            body = _fragments(values + 128, together=True).to(torch.uint8)
+            scale = scale * _UNSCALED
+        case _:
+            values, zeros, scales = grouped_int4(units)
+            body, scale = _nibbles(values, zeros, scales)
+            scale = scale * _UNSCALED
+    biases = torch.zeros_like(scale)
+    if bias is not None:
+        biases[: matrix.tiles] = _gathered(bias[:, None], order).view(matrix.tiles, 16).float()
+    tail = torch.cat((scale, biases), 1).contiguous().view(torch.uint8)
+    return torch.cat((body.reshape(matrix.units, -1), tail.reshape(matrix.units, TAIL_BYTES)), 1).reshape(-1)
+
+
+def unpack(packed: Tensor, order: Tensor, matrix: Matrix, rows: int) -> Tensor:
+    """The bf16 weight [rows, columns] that `packed` stands for."""
+    data = packed.view(matrix.units, matrix.unit_bytes)
+    body = data[:, : matrix.blocks * BLOCK_BYTES[matrix.format]]
+    if matrix.format == 0:
+        units = _rows(body.contiguous().view(torch.bfloat16), matrix)
+    else:
+        tail = data[:, -TAIL_BYTES:].contiguous().view(torch.float32)
+        scale = tail[:, :16, None] / _UNSCALED
+        if matrix.format == 1:
+            units = _rows(body.contiguous(), matrix, together=True).float().sub_(128).mul_(scale)
+        else:
+            units = _from_nibbles(body, matrix).mul_(scale)
+        units = units.to(torch.bfloat16)
+    table = units.view(matrix.split, matrix.tiles, 16, matrix.inner).permute(1, 2, 0, 3)
+    table = table.reshape(matrix.tiles * 16, matrix.split * matrix.inner)
+    where = torch.empty(rows, dtype=torch.int64, device=packed.device)
+    live = order >= 0
+    where[order[live]] = torch.arange(len(order), device=packed.device)[live]
+    return table[where]
+
+
+def plain_order(rows: int) -> Tensor:
+    """Rows as they come, padded to whole tiles."""
+    order = torch.arange(-(-rows // 16) * 16)
+    order[rows:] = -1
+    return order
+
+
+def qkv_order(heads: int, kv_heads: int, head_dim: int) -> Tensor:
+    """Eight dimensions of a query or key head beside their rotary partners; value heads as they come."""
+    rotary = torch.arange(head_dim).view(2, head_dim // 16, 8).permute(1, 0, 2).reshape(-1)
+    count = heads + kv_heads
+    rotated = (torch.arange(count)[:, None] * head_dim + rotary[None]).reshape(-1)
+    return torch.cat((rotated, torch.arange(count * head_dim, (count + kv_heads) * head_dim)))
+
+
+def gate_up_order(intermediate: int) -> Tensor:
+    """Eight rows of gate beside the same eight of up, of the two stacked."""
+    gate = torch.arange(intermediate).view(-1, 1, 8)
+    return torch.cat((gate, gate + intermediate), 1).reshape(-1)
+
+
+def _gathered(weight: Tensor, order: Tensor) -> Tensor:
+    order = order.to(weight.device)
+    rows = weight[order.clamp(min=0)]
+    if bool((order < 0).any()):
+        rows[order < 0] = 0
+    return rows
+
+
+def _fragments(units: Tensor, *, together: bool = False) -> Tensor:
+    """Rows [units, 16, inner] in register order. In a block of 32 columns, lane (g, j) multiplies columns
+    8 j ... 8 j + 7 of rows g and g + 8, over two steps of the tensor cores; `together` keeps a lane's two steps
+    adjacent, otherwise each step's lanes are."""
+    count, _, inner = units.shape
+    view = units.reshape(count, 2, 8, inner // 32, 4, 2, 2, 2)  # unit, h, g, block, j, step, r, e
+    order = (0, 3, 2, 4, 5, 6, 1, 7) if together else (0, 3, 5, 2, 4, 6, 1, 7)
+    return view.permute(order).contiguous()
+
+
+def _rows(body: Tensor, matrix: Matrix, *, together: bool = False) -> Tensor:
+    count, blocks = matrix.units, matrix.inner // 32
+    if together:  # unit, block, g, j, step, r, h, e
+        view = body.reshape(count, blocks, 8, 4, 2, 2, 2, 2).permute(0, 6, 2, 1, 3, 4, 5, 7)
+    else:  # unit, block, step, g, j, r, h, e
+        view = body.reshape(count, blocks, 2, 8, 4, 2, 2, 2).permute(0, 6, 3, 1, 4, 2, 5, 7)
+    return view.reshape(count, 16, matrix.inner)
+
+
+def _nibbles(values: Tensor, zeros: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    """Blocks of 64 columns: 32 lanes of 32 nibbles, then (scale, 1024 + zero) of rows g and g + 8."""
+    count, _, inner = values.shape
+    row_scale = scales.amax(2, keepdim=True).clamp(min=1e-30)
+    words = _fragments(values, together=True).reshape(count, inner // 64, 2, 8, 4, 2, 4, 2)
+    # unit, block, half, g, j, step, i = 2 r + h, e -> nibble i + 4 e of the word (half, step) of lane (g, j)
+    shifts = (torch.arange(4)[:, None] + 4 * torch.arange(2)[None, :]).to(values.device) * 4
+    packed = (words.to(torch.int64) << shifts).sum((6, 7)).permute(0, 1, 3, 4, 2, 5)
+    packed = (packed - ((packed >> 31) << 32)).to(torch.int32)
+    body = packed.reshape(count, inner // 64, 128).contiguous().view(torch.uint8)
+    grid = torch.stack(((scales / row_scale).half(), (zeros + 1024).half()), 3)  # unit, row, block, 2
+    grid = grid.view(count, 2, 8, inner // 64, 2).permute(0, 3, 2, 1, 4).reshape(count, inner // 64, 32)
+    whole = torch.cat((body, grid.contiguous().view(torch.uint8)), 2)
+    return whole, row_scale[:, :, 0]
+
+
+def _from_nibbles(body: Tensor, matrix: Matrix) -> Tensor:
+    count, blocks = matrix.units, matrix.blocks
+    data = body.reshape(count, blocks, 576)
+    words = data[..., :512].contiguous().view(torch.int32).view(count, blocks, 8, 4, 2, 2, 1, 1)
+    shifts = (torch.arange(4)[:, None] + 4 * torch.arange(2)[None, :]).to(body.device) * 4
+    lanes = (words >> shifts) & 15  # unit, block, g, j, half, step, i, e
+    lanes = lanes.view(count, blocks, 8, 4, 2, 2, 2, 2, 2)  # ..., r, h, e
+    values = lanes.permute(0, 7, 2, 1, 4, 3, 5, 6, 8).reshape(count, 16, blocks, 64).float()
+    grid = data[..., 512:].contiguous().view(torch.float16).view(count, blocks, 8, 2, 2)
+    grid = grid.permute(0, 3, 2, 1, 4).reshape(count, 16, blocks, 2).float()
+    values = (values - (grid[..., 1:] - 1024)) * grid[..., :1]
+    return values.reshape(count, 16, matrix.inner)

@@ -1,0 +1,215 @@
+"""How a model's work is cut: sizes, splits and the layout of shared memory, decided before anything runs.
+
+Law: pure arithmetic on a spec; the one place where Python and kernels/decode.cu must agree, and nothing here
+touches a device. A model the kernel cannot run is refused here, in one sentence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from keystroke.engine.checkpoint.spec import ModelSpec
+from keystroke.errors import UnsupportedModel
+
+Precision = Literal["bf16", "int8", "int4"]
+
+FORMATS: dict[Precision, int] = {"bf16": 0, "int8": 1, "int4": 2}
+BLOCK_K = (32, 32, 64)  # inner dimension of one packed block, by format
+BLOCK_BYTES = (1024, 512, 576)
+TAIL_BYTES = 128  # 16 scales and 16 biases end every unit
+MAX_ROWS = 32
+PAGE = 64
+CHUNK = 256
+PAD = 32
+SHARED_BYTES = 232_448  # what one block may have on compute capability 9.0
+STAGE_BYTES = 16_384 + TAIL_BYTES
+FEWEST_STAGES = 3
+CONTROL_WORDS = 4 + 11 * MAX_ROWS
+_LONGEST_INNER = 3_712  # of a split unit: 16 rows of it still leave room for the ring
+_BUCKETS = (1, 2, 4, 8, 16, 32)
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A packed weight matrix: `units` of 16 output rows over `inner` columns."""
+
+    tiles: int
+    split: int
+    inner: int
+    format: int
+
+    @property
+    def units(self) -> int:
+        return self.tiles * self.split
+
+    @property
+    def blocks(self) -> int:
+        return self.inner // BLOCK_K[self.format]
+
+    @property
+    def unit_bytes(self) -> int:
+        return self.blocks * BLOCK_BYTES[self.format] + TAIL_BYTES
+
+    @property
+    def bytes(self) -> int:
+        return self.units * self.unit_bytes
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """One size of step: how many rows fit and how shared memory is divided for them."""
+
+    rows: int
+    tiles_n: int
+    x_stride: int
+    ring_offset: int
+    stages: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    spec: ModelSpec
+    precision: Precision
+    blocks: int  # multiprocessors, one block each
+
+    def __post_init__(self) -> None:
+        spec = self.spec
+        wrong = [
+            name
+            for name, value, multiple in (
+                ("hidden size", spec.hidden, 64),
+                ("intermediate size", spec.intermediate, 64),
+                ("attention width", spec.heads * spec.head_dim, 64),
+            )
+            if value % multiple
+        ]
+        if spec.head_dim not in (64, 128):
+            wrong.append("head size")
+        if wrong:
+            raise UnsupportedModel(
+                f"the CUDA engine cannot cut the {wrong[0]} of {spec.name} into tiles (heads of 64 or 128, sizes "
+                "in multiples of 64); use the CPU engine for this model"
+            )
+
+    @property
+    def format(self) -> int:
+        return FORMATS[self.precision]
+
+    @property
+    def head_format(self) -> int:
+        return min(self.format, 1)  # the head decides the token: it is never below 8 bits
+
+    @cached_property
+    def qkv(self) -> Matrix:
+        spec = self.spec
+        return Matrix((spec.heads + 2 * spec.kv_heads) * spec.head_dim // 16, 1, spec.hidden, self.format)
+
+    @cached_property
+    def output(self) -> Matrix:
+        width = self.spec.heads * self.spec.head_dim
+        split = self._split(width)
+        return Matrix(self.spec.hidden // 16, split, width // split, self.format)
+
+    @cached_property
+    def gate_up(self) -> Matrix:
+        return Matrix(self.spec.intermediate // 8, 1, self.spec.hidden, self.format)
+
+    @cached_property
+    def down(self) -> Matrix:
+        split = self._split(self.spec.intermediate)
+        return Matrix(self.spec.hidden // 16, split, self.spec.intermediate // split, self.format)
+
+    @cached_property
+    def head(self) -> Matrix:
+        return Matrix((self.spec.vocab_size + 15) // 16, 1, self.spec.hidden, self.head_format)
+
+    @property
+    def layer_bytes(self) -> int:
+        return self.qkv.bytes + self.output.bytes + self.gate_up.bytes + self.down.bytes
+
+    @property
+    def streamed_bytes(self) -> int:
+        """Weight bytes that one step reads."""
+        return self.spec.layers * self.layer_bytes + self.head.bytes
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return self.spec.layers * self.spec.kv_heads * self.spec.head_dim * 4
+
+    @cached_property
+    def buckets(self) -> tuple[Bucket, ...]:
+        found = []
+        for rows in _BUCKETS:
+            bucket = self._bucket(rows)
+            if bucket.stages < FEWEST_STAGES:
+                break
+            found.append(bucket)
+        if not found:
+            raise UnsupportedModel(
+                f"one row of {self.spec.name} does not fit beside its weights in a multiprocessor's memory; "
+                "use a smaller model"
+            )
+        return tuple(found)
+
+    @property
+    def max_rows(self) -> int:
+        return self.buckets[-1].rows
+
+    def bucket(self, rows: int) -> Bucket:
+        return next(bucket for bucket in self.buckets if bucket.rows >= rows)
+
+    def macros(self, tiles_n: int) -> dict[str, str]:
+        spec = self.spec
+        return {
+            "HIDDEN": str(spec.hidden),
+            "HEADS": str(spec.heads),
+            "KV_HEADS": str(spec.kv_heads),
+            "HEAD_DIM": str(spec.head_dim),
+            "INTERMEDIATE": str(spec.intermediate),
+            "VOCAB": str(spec.vocab_size),
+            "LAYERS": str(spec.layers),
+            "TILES_N": str(tiles_n),
+            "FORMAT": str(self.format),
+            "HEAD_FORMAT": str(self.head_format),
+            "O_SPLIT": str(self.output.split),
+            "DOWN_SPLIT": str(self.down.split),
+            "QK_NORM": str(int(spec.qk_norm)),
+            "NORM_EPS": f"{spec.norm_eps!r}f",
+        }
+
+    def _split(self, width: int) -> int:
+        """Into how many parts the inner dimension of a matrix that adds to the residual stream is cut: the
+        blocks' shares should be even, and few partial sums should meet."""
+        tiles = self.spec.hidden // 16
+        best, lowest = 1, float("inf")
+        for split in range(1, width // 64 + 1):
+            inner = width // split
+            if width % (split * 64) or (inner > _LONGEST_INNER and split < width // 64):
+                continue
+            rounds = -(-tiles * split // self.blocks)
+            cost = rounds * inner / (tiles * width / self.blocks) + 0.01 * split
+            if cost < lowest:
+                best, lowest = split, cost
+        return best
+
+    def _bucket(self, rows: int) -> Bucket:
+        spec = self.spec
+        tiles_n = -(-rows // 8)
+        tiles_n = 4 if tiles_n > 2 else tiles_n
+        columns = 8 * tiles_n
+        rope_at = _up(CONTROL_WORDS * 4) + 128 + 256 + 512
+        scratch_at = rope_at + columns * spec.head_dim // 2 * 8
+        scratch = max(2 * 8 * 16 * columns * 4, 16 * (CHUNK + PAD) * 2 + 2 * 8 * 16 * 4)
+        operand_at = _up(scratch_at + scratch)
+        need = max(spec.hidden, spec.heads * spec.head_dim, self.down.inner)
+        whole = max(need, spec.intermediate)
+        stride = (whole if rows * (whole + PAD) * 2 <= 49_152 else need) + PAD
+        ring_offset = _up(operand_at + rows * stride * 2)
+        stages = min(16, (SHARED_BYTES - ring_offset) // STAGE_BYTES)
+        return Bucket(rows, tiles_n, stride, ring_offset, stages)
+
+
+def _up(value: int) -> int:
+    return -(-value // 128) * 128

@@ -1,0 +1,41 @@
+"""Weight-only quantisation at load time: eight bits a row, or four bits a group of 64.
+
+Law: plain arithmetic on tensors, no layout. Ranges are searched, not assumed: for four bits each group keeps
+the clipping that leaves the smallest squared error.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+GROUP = 64
+_SHRINK = (1.0, 0.95, 0.9, 0.85, 0.8)
+
+
+def rowwise_int8(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Integers in -127 ... 127 and one scale for each row (the last dimension is the row)."""
+    wide = rows.float()
+    scale = wide.abs().amax(-1).clamp(min=1e-30) / 127
+    return (wide / scale[..., None]).round().clamp_(-127, 127).to(torch.int16), scale
+
+
+def grouped_int4(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Integers in 0 ... 15, the zero point and the scale of each group of 64 columns."""
+    wide = rows.float().reshape(*rows.shape[:-1], -1, GROUP)
+    low, high = wide.amin(-1).clamp(max=0.0), wide.amax(-1).clamp(min=0.0)
+    best = torch.full_like(low, float("inf"))
+    scale, zero = torch.ones_like(low), torch.zeros_like(low)
+    for shrink in _SHRINK:
+        step = ((high - low) * (shrink / 15)).clamp(min=1e-30)
+        origin = (-low * shrink / step).round().clamp_(0, 15)
+        error = (_snapped(wide, step, origin).sub_(origin[..., None]) * step[..., None] - wide).square_().sum(-1)
+        better = error < best
+        best = torch.where(better, error, best)
+        scale, zero = torch.where(better, step, scale), torch.where(better, origin, zero)
+    values = _snapped(wide, scale, zero)
+    return values.to(torch.int16).reshape(rows.shape), zero, scale
+
+
+def _snapped(wide: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    return (wide / scale[..., None]).round_().add_(zero[..., None]).clamp_(0, 15)

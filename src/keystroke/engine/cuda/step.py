@@ -1,0 +1,223 @@
+"""One step of the decode kernel: its buffers, its arguments, its results.
+
+Law: knows the structures of kernels/decode.cu and how a launch follows another without the host. What runs the
+kernel (a GPU, or the emulator of the tests) is a `Launcher`; what sessions are is none of its business.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from keystroke.engine.base import Sampling
+from keystroke.engine.cuda.model import Weights
+from keystroke.engine.cuda.plan import CHUNK, CONTROL_WORDS, MAX_ROWS, Bucket, Plan
+from keystroke.errors import EngineError
+
+_POINTERS = (
+    "layers head embedding norms qk_norms rope tables keys values residual normed raw queries partial "
+    "partial_norm attended activated logits best_value best_token best_score barrier control next result stop"
+).split()
+_NUMBERS = "table_stride partial_stride x_stride stages ring_offset direct_rows fused_chunks".split()
+_RESULT_WORDS = 2 + 2 * MAX_ROWS
+_SLOTS = 8  # launches whose control and result may be alive at once; at most two are
+_STOPPED = -1
+_POLLS_BETWEEN_CHECKS = 200_000
+
+
+class Parameters(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in _POINTERS),
+        ("kv_layer_stride", ctypes.c_int64),
+        *((name, ctypes.c_int) for name in _NUMBERS),
+    ]
+
+
+class Launcher(Protocol):
+    blocks: int
+
+    def launch(self, parameters: Parameters, bucket: Bucket) -> None:
+        """Start one step. Returns at once where the device works by itself."""
+
+    def check(self) -> None:
+        """Raise EngineError if the device has failed."""
+
+    def host_buffer(self, words: int) -> Tensor:
+        """int32 zeros that host and device both reach."""
+
+
+@dataclass(frozen=True)
+class SequenceRows:
+    """One sequence's part of a step: its inputs from `position` on, the first `pending` of which are given
+    and the rest drafted."""
+
+    table: int
+    tokens: Sequence[int]
+    position: int
+    pending: int
+    sampling: Sampling
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a step chose after each row, and how much of each sequence's draft it accepted."""
+
+    chosen: tuple[int, ...]
+    accepted: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Launch:
+    ticket: int
+    slot: int
+    rows: int
+    sequences: int
+
+
+class Stepper:
+    """Owns the kernel's buffers. `start` launches a step; `follow` launches the next one of the same
+    sequences, whose input the device already has; `finish` waits for a launch's result."""
+
+    def __init__(
+        self, weights: Weights, keys: Tensor, values: Tensor, tables: Tensor, launcher: Launcher
+    ) -> None:
+        self.plan: Plan = weights.plan
+        self._launcher = launcher
+        spec, device = self.plan.spec, weights.layers.device
+        rows, blocks = self.plan.max_rows, launcher.blocks
+        chunks = -(-spec.context_length // CHUNK) + 1
+        width = spec.heads * spec.head_dim
+
+        def floats(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.float32, device=device)
+
+        def halves(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.int16, device=device)
+
+        def integers(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.int32, device=device)
+
+        self.logits = floats(rows, spec.vocab_size)
+        self._buffers = {
+            "layers": weights.layers,
+            "head": weights.head,
+            "embedding": weights.embedding,
+            "norms": weights.norms,
+            "qk_norms": weights.qk_norms,
+            "rope": weights.rope,
+            "tables": tables,
+            "keys": keys,
+            "values": values,
+            "residual": torch.zeros(rows, spec.hidden, dtype=torch.int64, device=device),
+            "normed": halves(rows, spec.hidden),
+            "raw": floats(rows, width + 2 * spec.kv_heads * spec.head_dim),
+            "queries": halves(rows, width),
+            "partial": floats(rows * spec.heads * chunks, spec.head_dim),
+            "partial_norm": floats(rows * spec.heads * chunks, 2),
+            "attended": halves(rows, width),
+            "activated": halves(rows, spec.intermediate),
+            "logits": self.logits,
+            "best_value": floats(blocks, MAX_ROWS),
+            "best_token": integers(2 * blocks, MAX_ROWS),
+            "best_score": torch.zeros(blocks, MAX_ROWS, dtype=torch.float64, device=device),
+            "barrier": integers(4),
+        }
+        self._controls = integers(_SLOTS, CONTROL_WORDS)
+        self._staging = launcher.host_buffer(_SLOTS * CONTROL_WORDS).view(_SLOTS, CONTROL_WORDS)
+        self._staged: npt.NDArray[np.int32] = self._staging.numpy()
+        self._results = launcher.host_buffer(_SLOTS * _RESULT_WORDS).view(_SLOTS, _RESULT_WORDS)
+        self._read: npt.NDArray[np.int32] = self._results.numpy()
+        self._stop = launcher.host_buffer(16)
+        self._parameters = Parameters()
+        for name, tensor in self._buffers.items():
+            setattr(self._parameters, name, tensor.data_ptr())
+        self._parameters.stop = self._stop.data_ptr()
+        self._parameters.kv_layer_stride = keys.stride(0)
+        self._parameters.table_stride = tables.stride(0)
+        self._parameters.partial_stride = chunks
+        self._parameters.direct_rows = 2
+        self._parameters.fused_chunks = 8
+        self._ticket = 0
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in self._buffers.values())
+
+    def tune(self, *, direct_rows: int, fused_chunks: int) -> None:
+        """Where sharing work between blocks begins to pay; results are the same either way."""
+        self._parameters.direct_rows = direct_rows
+        self._parameters.fused_chunks = fused_chunks
+
+    def start(self, parts: Sequence[SequenceRows]) -> Launch:
+        slot = self._ticket % _SLOTS
+        rows = self._write_control(self._staged[slot], parts)
+        self._controls[slot].copy_(self._staging[slot], non_blocking=True)
+        return self._launch(slot, rows, len(parts))
+
+    def follow(self, launch: Launch) -> Launch:
+        """The step after `launch`: every sequence goes on from the token that `launch` chooses."""
+        return self._launch(self._ticket % _SLOTS, launch.sequences, launch.sequences)
+
+    def stop(self) -> None:
+        """Let followers that have not begun end without work."""
+        self._stop[0] = 1
+
+    def resume(self) -> None:
+        self._stop[0] = 0
+
+    def finish(self, launch: Launch) -> Outcome | None:
+        """The result, or None if the launch was stopped before it began."""
+        words = self._read[launch.slot]
+        polls = 0
+        while words[0] != launch.ticket:
+            polls += 1
+            if polls % _POLLS_BETWEEN_CHECKS == 0:
+                self._launcher.check()
+                time.sleep(0)
+        fault = int(words[1])
+        if fault == _STOPPED:
+            return None
+        if fault:
+            raise EngineError("the model produced numbers that are not finite; its weights may be damaged")
+        accepted = tuple(words[2 : 2 + launch.sequences].tolist())
+        chosen = tuple(words[2 + MAX_ROWS : 2 + MAX_ROWS + launch.rows].tolist())
+        return Outcome(chosen, accepted)
+
+    def _launch(self, slot: int, rows: int, sequences: int) -> Launch:
+        bucket = self.plan.bucket(rows)
+        self._ticket += 1
+        p = self._parameters
+        p.control = self._controls[slot].data_ptr()
+        p.next = self._controls[(slot + 1) % _SLOTS].data_ptr()
+        p.result = self._results[slot].data_ptr()
+        p.x_stride, p.stages, p.ring_offset = bucket.x_stride, bucket.stages, bucket.ring_offset
+        self._launcher.launch(p, bucket)
+        return Launch(self._ticket, slot, rows, sequences)
+
+    def _write_control(self, words: npt.NDArray[np.int32], parts: Sequence[SequenceRows]) -> int:
+        arrays = words[4:].reshape(11, MAX_ROWS)
+        token, position, owner, first, count, pending, table, inverse, floor, low, high = arrays
+        row = 0
+        for s, part in enumerate(parts):
+            size, sampling = len(part.tokens), part.sampling
+            token[row : row + size] = part.tokens
+            position[row : row + size] = np.arange(part.position, part.position + size)
+            owner[row : row + size] = s
+            first[s], count[s], pending[s], table[s] = row, size, part.pending, part.table
+            hot = sampling.temperature > 0.0 and sampling.top_k != 1
+            inverse.view(np.float32)[s] = 1.0 / sampling.temperature if hot else 0.0
+            floor.view(np.float32)[s] = np.log(sampling.min_p) if sampling.min_p > 0 else -np.inf
+            low.view(np.uint32)[s] = sampling.seed & 0xFFFFFFFF
+            high.view(np.uint32)[s] = (sampling.seed >> 32) & 0xFFFFFFFF
+            row += size
+        hot_rows = bool((inverse.view(np.float32)[: len(parts)] != 0).any())
+        words[:4] = (row, len(parts), int(hot_rows), self._ticket + 1)
+        return row

@@ -1,0 +1,65 @@
+"""Runs the decode kernel's own source on a CPU: compiled with g++ against emulator.hpp, launched like the GPU's.
+
+Law: a `Launcher` for tests. Slow by a factor of thousands, so models must be tiny; exact in everything but the
+last bits of exponentials.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import shutil
+import subprocess
+import tempfile
+from importlib import resources
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from keystroke.engine.cuda.plan import SHARED_BYTES, Bucket, Plan
+from keystroke.engine.cuda.step import Parameters
+
+_HERE = Path(__file__).parent
+_BUILDS = Path(tempfile.gettempdir()) / "keystroke-emulated-kernels"
+
+
+class EmulatedLauncher:
+    def __init__(self, plan: Plan) -> None:
+        if shutil.which("g++") is None:
+            pytest.skip("the emulator needs g++")
+        self.blocks = plan.blocks
+        self._plan = plan
+        self._kernels: dict[int, ctypes.CDLL] = {}
+
+    def launch(self, parameters: Parameters, bucket: Bucket) -> None:
+        kernel = self._kernels.get(bucket.tiles_n)
+        if kernel is None:
+            kernel = self._kernels[bucket.tiles_n] = _build(self._plan.macros(bucket.tiles_n))
+        assert bucket.ring_offset + bucket.stages * (16_384 + 128) <= SHARED_BYTES
+        stuck = kernel.launch(ctypes.byref(parameters), self.blocks, SHARED_BYTES)
+        assert not stuck, "the kernel's threads wait for each other"
+
+    def check(self) -> None:
+        raise AssertionError("the kernel ended without a result")
+
+    def host_buffer(self, words: int) -> Tensor:
+        return torch.zeros(words, dtype=torch.int32)
+
+
+def _build(macros: dict[str, str]) -> ctypes.CDLL:
+    kernel = (resources.files("keystroke.engine.cuda") / "kernels" / "decode.cu").read_text()
+    source = (_HERE / "emulator.hpp").read_text() + kernel + (_HERE / "emulator_main.hpp").read_text()
+    flags = ["-std=c++17", "-O2", "-fPIC", "-shared", "-ffp-contract=off", "-w"]
+    flags += [f"-D{name}={value}" for name, value in macros.items()]
+    name = hashlib.sha256("\0".join([source, *flags]).encode()).hexdigest()[:24]
+    library = _BUILDS / f"{name}.so"
+    if not library.exists():
+        _BUILDS.mkdir(exist_ok=True)
+        text = library.with_suffix(".cpp")
+        text.write_text(source)
+        partial = library.with_suffix(f".{id(macros)}.partial")
+        subprocess.run(["g++", *flags, str(text), "-o", str(partial)], check=True)
+        partial.replace(library)
+    return ctypes.CDLL(str(library))

@@ -1,0 +1,49 @@
+// Runs decode_step over a grid of fibres. Returns 0, or 1 if all threads wait for each other.
+static const Parameters* launched;
+static void enter() {
+  decode_step(*launched);
+  emulator::me->done = true;
+  ++emulator::progress;
+  emulator::leave();
+}
+extern "C" int launch(const Parameters* parameters, int blocks, int shared_bytes) {
+  using namespace emulator;
+  const int threads = 288, stack = 96 << 10;
+  launched = parameters;
+  emulator::blocks = blocks;
+  std::vector<std::unique_ptr<Block>> all;
+  std::vector<std::unique_ptr<Fibre>> fibres;
+  for (int b = 0; b < blocks; ++b) {
+    all.emplace_back(new Block());
+    all.back()->index = b;
+    all.back()->memory.reset(new u8[shared_bytes + 1024]);
+    memset(all.back()->memory.get(), 0xa5, shared_bytes + 1024);
+    for (int t = 0; t < threads; ++t) {
+      fibres.emplace_back(new Fibre());
+      Fibre& f = *fibres.back();
+      f.block = all.back().get();
+      f.thread = t;
+      f.stack.reset(new u8[stack]);
+      getcontext(&f.context);
+      f.context.uc_stack.ss_sp = f.stack.get();
+      f.context.uc_stack.ss_size = stack;
+      f.context.uc_link = nullptr;
+      makecontext(&f.context, enter, 0);
+    }
+  }
+  size_t left = fibres.size();
+  int idle = 0;
+  while (left) {
+    const u64 before = progress;
+    for (auto& f : fibres) {
+      if (f->done || (f->watched && *f->watched == f->seen)) continue;
+      f->watched = nullptr;
+      me = f.get();
+      swapcontext(&scheduler, &f->context);
+      if (f->done) --left;
+    }
+    idle = progress == before ? idle + 1 : 0;
+    if (idle > 1000) return 1;
+  }
+  return 0;
+}
