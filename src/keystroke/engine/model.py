@@ -23,6 +23,7 @@ class Model:
 
     def prompt(self, text: str, *, special: bool = False) -> list[int]:
         """The tokens of `text` at the start of a sequence, after the model's first token if it has one."""
-        tokens = self.tokenizer.encode(text, special=special)
+        lead = " " if self.tokenizer.starts_with_space and text and not text.startswith(" ") else ""
+        tokens = self.tokenizer.encode(lead + text, special=special)
         first = self.tokenizer.bos
         return tokens if first is None or tokens[:1] == [first] else [first, *tokens]

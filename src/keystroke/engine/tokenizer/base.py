@@ -18,6 +18,7 @@ class Tokenizer(ABC):
     vocab_size: int
     bos: int | None = None  # put first in every sequence, where the model was trained so
     eos: int | None = None
+    starts_with_space: bool = False  # the model knows a text's first word only with a space before it
     special_pattern: re.Pattern[str] | None = None  # one group: splits text around special tokens
 
     @abstractmethod

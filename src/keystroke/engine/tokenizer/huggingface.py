@@ -131,8 +131,7 @@ def from_spec(spec: dict[str, Any], config: Mapping[str, Any] | None = None) -> 
             special[added["content"]] = added["id"]
     bos = _begins_with(spec.get("post_processor"), special)
     spec = {**spec, "added_tokens": kept, "post_processor": None, "truncation": None, "padding": None}
-    if _is_byte_level(spec):
-        spec["normalizer"] = None
+    spec, spaced = _faithful(spec)
     try:
         machine = tokenizers.Tokenizer.from_str(json.dumps(spec))
     except Exception as error:  # the library raises bare Exception
@@ -143,7 +142,33 @@ def from_spec(spec: dict[str, Any], config: Mapping[str, Any] | None = None) -> 
         bos = None
     eos = special.get(_name(config.get("eos_token")) or "")
     byte_level, cuttable = _is_byte_level(spec), is_cuttable(spec)
-    return LibraryTokenizer(machine, special, bos=bos, eos=eos, byte_level=byte_level, cuttable=cuttable)
+    tokenizer = LibraryTokenizer(machine, special, bos=bos, eos=eos, byte_level=byte_level, cuttable=cuttable)
+    tokenizer.starts_with_space = spaced
+    return tokenizer
+
+
+def _faithful(spec: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+    """The description less what would change text: normalisation in front of bytes, and the space that
+    sentencepiece puts before the first word (whether it did is returned: a sequence's beginning needs it)."""
+    if _is_byte_level(spec):
+        return {**spec, "normalizer": None}, False
+    spaced = False
+    normaliser, before = spec.get("normalizer"), spec.get("pre_tokenizer")
+    stages = (
+        normaliser["normalizers"] if normaliser and normaliser.get("type") == "Sequence" else [normaliser]
+    )
+    kept = [s for s in stages if s and s.get("type") != "Prepend"]
+    spaced = len(kept) < len([s for s in stages if s])
+    if before and before.get("type") == "Metaspace":
+        spaced = (
+            spaced
+            or before.get("prepend_scheme", "always") != "never"
+            or before.get("add_prefix_space") is True
+        )
+        before = {**before, "prepend_scheme": "never"}
+        before.pop("add_prefix_space", None)
+    normaliser = {"type": "Sequence", "normalizers": kept} if kept else None
+    return {**spec, "normalizer": normaliser, "pre_tokenizer": before}, spaced
 
 
 def read_json(path: Path) -> dict[str, Any]:
