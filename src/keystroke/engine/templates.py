@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import jinja2
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from keystroke.engine.gguf_metadata import read_metadata
@@ -27,7 +28,22 @@ Messages = Sequence[Mapping[str, Any]]
 Order = Literal["psm", "spm"]
 
 _LARGEST_TEMPLATE = 1 << 20  # characters; real ones are a few thousand
-_LARGEST_RENDER = 64 << 20
+_LARGEST_RENDER = 64 << 20  # characters, of a whole conversation or of any text a template multiplies
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Also refuses arithmetic that would fill the memory."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        for value, times in ((left, right), (right, left)):
+            repeats = isinstance(value, (str, bytes, list, tuple)) and isinstance(times, int)
+            if repeats and len(value) * times > _LARGEST_RENDER:
+                raise jinja2.exceptions.SecurityError("a text multiplied beyond all use")
+        if operator == "**" and (abs(left) > 1 << 16 or abs(right) > 64):
+            raise jinja2.exceptions.SecurityError("a power beyond all use")
+        return super().call_binop(context, operator, left, right)
 
 
 class ChatTemplate:
@@ -42,9 +58,7 @@ class ChatTemplate:
             )
         self.source = source
         self._names = {"bos_token": bos, "eos_token": eos}
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
+        environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = lambda form: clock().strftime(form)
@@ -64,13 +78,14 @@ class ChatTemplate:
         """The conversation as one text, control tokens included. Raises InputError where the template
         refuses the messages. To make a prompt use `tokens`, which keeps users' text out of the controls."""
         try:
-            return self._template.render(
+            pieces = self._template.generate(
                 messages=[dict(m) for m in messages],
                 tools=[dict(t) for t in tools] if tools else None,
                 add_generation_prompt=add_generation_prompt,
                 **self._names,
                 **variables,
             )
+            return _joined(pieces)
         except RefusalError as refusal:
             raise InputError(
                 f"the model's chat template refuses these messages: {refusal}", param="messages"
@@ -102,6 +117,16 @@ class ChatTemplate:
             **variables,
         )
         return veil.encode(text)
+
+
+def _joined(pieces: Iterable[str]) -> str:
+    parts, size = [], 0
+    for piece in pieces:
+        size += len(piece)
+        if size > _LARGEST_RENDER:
+            raise jinja2.exceptions.SecurityError("it writes without end")
+        parts.append(piece)
+    return "".join(parts)
 
 
 class RefusalError(Exception):

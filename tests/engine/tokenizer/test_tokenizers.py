@@ -65,7 +65,7 @@ TOKENIZERS: dict[str, Tokenizer] = {
 }
 TOKENIZERS["bytes"] = ByteTokenizer({name: 256 + i for i, name in enumerate(SPECIAL)})
 
-# Text as code has it, and as an attacker would: every class the patterns tell apart, and false control tokens.
+# Text as code has it and as an attacker would: every class the patterns tell apart, and false control tokens.
 _AWKWARD = [
     *("\n", "\r", "\t", " ", "'", "  ", "\r\n", "\x00", "\x85", "\x1c", "\u00a0", "\u2028", "\u200b"),
     *("don't", "it'S", "12345", "²", "३", "é", "e\u0301", "ß", "日本", "🙂"),
