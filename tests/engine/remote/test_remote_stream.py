@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 
 import pytest
-from openai_server import DONE, USAGE, OpenAIServer, answer, chat, delta, event, stream, text
+from openai_server import DONE, USAGE, OpenAIServer, answer, chat, delta, event, running, stream, text
 
 from keystroke.engine.base import Interrupt, Sampling
 from keystroke.engine.generation import Chunk, Finish, GenerationParams
@@ -36,6 +36,12 @@ from keystroke.errors import (
 
 HELLO = [{"role": "user", "content": "hi"}]
 QUICK = {"connect_timeout": 2.0, "first_token_timeout": 20.0, "read_timeout": 20.0}
+
+
+@pytest.fixture
+def server() -> Iterator[OpenAIServer]:
+    with running() as started:
+        yield started
 
 
 def remote(server: OpenAIServer, model: str = "test-model", **settings: object) -> RemoteModel:

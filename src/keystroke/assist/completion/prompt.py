@@ -1,0 +1,120 @@
+"""The prompt for a completion: as much around the cursor as fits, cut between lines.
+
+Law: text before the cursor matters most, then text after it; what is farthest from the cursor goes first.
+A model that can fill in the middle gets both sides in its own order; any other goes on from the text before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from keystroke.engine.model import Model
+from keystroke.engine.tokenizer import Tokenizer
+from keystroke.errors import ContextOverflow, InputError
+
+AFTER_SHARE = 4  # at most one token in four is for the text after the cursor, unless there is room to spare
+CONTROL_TOKENS = 8  # room for a format's own tokens
+LONGEST_TOKEN = 16  # characters; a first cut that spares encoding a whole large file
+CHARACTERS_PER_TOKEN = 3  # of code, where no tokenizer is at hand
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionPrompt:
+    """`held` is white space left of the cursor that is not in the prompt: the model says it again."""
+
+    tokens: tuple[int, ...]
+    stops: frozenset[int]
+    held: str
+    trimmed: bool
+
+
+def build_prompt(model: Model, prefix: str, suffix: str, *, budget: int, max_tokens: int) -> CompletionPrompt:
+    """At most `budget` tokens around the cursor, and never more than leaves `max_tokens` of the context.
+    ContextOverflow if nothing would be left; InputError if there is nothing to go on from."""
+    room = min(budget, model.engine.info.context_length - max_tokens) - CONTROL_TOKENS
+    if room <= 0:
+        raise ContextOverflow(
+            f"{max_tokens} tokens of answer leave no room for a prompt in a context of "
+            f"{model.engine.info.context_length}; ask for fewer tokens"
+        )
+    fim = model.fim
+    if fim is None:
+        # Tokens mostly begin with their space: a prompt that ends in one makes the model stumble.
+        body = prefix.rstrip(" \t")
+        held, suffix = prefix[len(body) :], ""
+        prefix = body
+    else:
+        held = ""
+    if not prefix.strip() and not suffix.strip():
+        raise InputError("there is no text before the cursor to go on from; write a line first")
+    after = _head(model.tokenizer, suffix, room // AFTER_SHARE)
+    before = _tail(model.tokenizer, prefix, room - len(after.tokens))
+    if after.trimmed and len(before.tokens) + len(after.tokens) < room:
+        after = _head(model.tokenizer, suffix, room - len(before.tokens))
+    if fim is not None:
+        tokens = fim.assemble(model.tokenizer, before.tokens, after.tokens)
+        return CompletionPrompt(tuple(tokens), fim.stops, held, before.trimmed or after.trimmed)
+    first = [] if model.tokenizer.bos is None else [model.tokenizer.bos]
+    return CompletionPrompt((*first, *before.tokens), frozenset(), held, before.trimmed)
+
+
+def trim_text(prefix: str, suffix: str, *, budget: int) -> tuple[str, str]:
+    """The same cut for a model whose tokenizer is elsewhere: by characters, between lines."""
+    room = budget * CHARACTERS_PER_TOKEN
+    after = _joined(suffix.splitlines(keepends=True), room // AFTER_SHARE) or suffix[: room // AFTER_SHARE]
+    left = room - len(after)
+    lines = prefix.splitlines(keepends=True)
+    before = _joined(reversed(lines), left, backwards=True) or prefix[-left:]
+    return before, after
+
+
+def _joined(lines: Iterable[str], room: int, *, backwards: bool = False) -> str:
+    kept: list[str] = []
+    for line in lines:
+        room -= len(line)
+        if room < 0:
+            break
+        kept.append(line)
+    return "".join(reversed(kept) if backwards else kept)
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    tokens: list[int]
+    trimmed: bool
+
+
+def _tail(tokenizer: Tokenizer, text: str, room: int) -> _Side:
+    """The last whole lines of `text` that fit; the last tokens of the last line where even that does not."""
+    near = text[-room * LONGEST_TOKEN :] if room else ""
+    tokens = tokenizer.encode(near)
+    if len(tokens) <= room and len(near) == len(text):
+        return _Side(tokens, False)
+    lines = near.splitlines(keepends=True)
+    if len(near) < len(text) and len(lines) > 1:
+        lines = lines[1:]
+    kept = _fitting(tokenizer, reversed(lines), room)
+    if not kept:
+        return _Side(tokens[-room:] if room else [], True)
+    tokens = tokenizer.encode("".join(reversed(kept)))
+    return _Side(tokens[-room:], True)
+
+
+def _head(tokenizer: Tokenizer, text: str, room: int) -> _Side:
+    near = text[: room * LONGEST_TOKEN]
+    tokens = tokenizer.encode(near)
+    if len(tokens) <= room and len(near) == len(text):
+        return _Side(tokens, False)
+    kept = _fitting(tokenizer, near.splitlines(keepends=True), room)
+    return _Side((tokenizer.encode("".join(kept)) if kept else tokens)[:room], True)
+
+
+def _fitting(tokenizer: Tokenizer, lines: Iterable[str], room: int) -> list[str]:
+    kept: list[str] = []
+    for line in lines:
+        room -= len(tokenizer.encode(line))
+        if room < 0:
+            break
+        kept.append(line)
+    return kept

@@ -1,0 +1,1 @@
+"""What people and editors hold in their hands."""

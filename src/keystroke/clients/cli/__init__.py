@@ -1,0 +1,79 @@
+"""The `keystroke` command.
+
+Law: this file turns whatever ends a command into an exit code: an error of the tree is one sentence on
+standard error and its own code, Ctrl-C is 130, a reader that went away is silence. Nothing heavy is
+imported here; each command imports what it needs when it runs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+INTERRUPTED = 130
+DEBUG = "KEYSTROKE_DEBUG"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The entry point: runs the command and leaves with its exit code."""
+    try:
+        code = _run(list(sys.argv[1:] if arguments is None else arguments))
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        _mute()
+    sys.exit(code)
+
+
+def _run(arguments: list[str]) -> int:
+    from keystroke.clients.cli.app import command, missing
+    from keystroke.clients.cli.console import complain
+    from keystroke.errors import KeystrokeError
+
+    try:
+        code = command().main(args=arguments, prog_name="keystroke", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except KeystrokeError as error:
+        if os.environ.get(DEBUG):
+            raise
+        complain(str(error))
+        return error.exit_code
+    except BrokenPipeError:
+        _mute()
+        return 0
+    except Exception as error:
+        if os.environ.get(DEBUG):
+            raise
+        # What the option parser raises; its classes have moved between releases, its methods have not.
+        if hasattr(error, "format_message") and hasattr(error, "exit_code"):
+            complain(_usage_sentence(error))
+            return int(error.exit_code)
+        if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("keystroke"):
+            complain(missing(arguments, error.name or "a package"))
+            return 2
+        if isinstance(error, OSError) and error.strerror:
+            complain(
+                f"the system refused: {error.strerror}{f' ({error.filename})' if error.filename else ''}"
+            )
+            return 1
+        if isinstance(error, MemoryError):
+            complain("this machine has not enough memory for that; choose a smaller model or context")
+            return 1
+        complain(f"unexpected failure ({type(error).__name__}: {error}); set {DEBUG}=1 to see where")
+        return 1
+
+
+def _usage_sentence(error: Exception) -> str:
+    message = " ".join(str(error.format_message()).split())  # type: ignore[attr-defined]
+    context = getattr(error, "ctx", None)
+    if context is None or message.endswith("?"):  # it already says what to do
+        return message
+    return f"{message.rstrip('.')}; see `{context.command_path} --help`"
+
+
+def _mute() -> None:
+    """Point standard output at nothing, so that the interpreter's own last flush stays silent."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

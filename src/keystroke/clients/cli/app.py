@@ -1,0 +1,124 @@
+"""The table of commands, and the options they share.
+
+Law: a command is a line in `COMMANDS`: its name, where its Typer app or function is, one line of help, and
+the optional extra it needs, if any. Its module is imported only when the command runs, so `--help` and
+shell completion stay quick however many commands there are.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from keystroke.clients.cli.invocation import Invocation
+from keystroke.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """`target` is "module:attribute", a Typer app or a plain function."""
+
+    target: str
+    help: str
+    extra: str | None = None
+
+
+_HERE = "keystroke.clients.cli"
+COMMANDS: dict[str, Entry] = {
+    "complete": Entry(
+        f"{_HERE}.complete:complete", "Complete code at a position in a file, or after standard input."
+    ),
+    "generate": Entry(f"{_HERE}.generate:generate", "Continue a prompt, streaming the text."),
+    "chat": Entry(f"{_HERE}.chat:chat", "Talk with a model; interrupt or redirect it while it answers."),
+    "models": Entry(f"{_HERE}.models:app", "List, add, check and remove models on this machine."),
+    "config": Entry(f"{_HERE}.settings:app", "Show where settings come from, and edit them."),
+    "doctor": Entry(f"{_HERE}.doctor:doctor", "Look at this machine, its model and its speed."),
+    "bench": Entry(f"{_HERE}.bench:bench", "Run a benchmark."),
+    "version": Entry(f"{_HERE}.version:version", "Print the version."),
+}
+
+
+class LazyGroup(TyperGroup):
+    """Knows its commands by name and help; loads one when it is to run."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        entry = COMMANDS.get(cmd_name)
+        return TyperCommand(name=cmd_name, help=entry.help) if entry else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        self.commands = {name: self.get_command(ctx, name) for name in COMMANDS}  # for "did you mean"
+        name, found, rest = super().resolve_command(ctx, args)
+        return name, load(name) if found is not None and name else found, rest
+
+
+def load(name: str) -> Any:
+    """Import the command called `name`."""
+    entry = COMMANDS[name]
+    module, _, attribute = entry.target.partition(":")
+    target = getattr(importlib.import_module(module), attribute)
+    if not isinstance(target, typer.Typer):
+        single = typer.Typer(add_completion=False, rich_markup_mode=None)
+        single.command(name, help=entry.help, epilog=None)(target)
+        target = single
+    loaded = typer.main.get_command(target)
+    loaded.name = name
+    return loaded
+
+
+def missing(arguments: list[str], package: str) -> str:
+    """The sentence for a command whose optional extra is not installed."""
+    name = next((a for a in arguments if a in COMMANDS), None)
+    extra = COMMANDS[name].extra if name else None
+    what = f"`keystroke {name}`" if name else "this"
+    cure = f"; install it with: pip install 'keystroke[{extra}]'" if extra else ""
+    return f"{what} needs {package}, which is not installed{cure}"
+
+
+@cache
+def command() -> Any:
+    """The whole command line as one click command."""
+    return typer.main.get_command(app)
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    name="keystroke",
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+@app.callback()
+def options(
+    ctx: typer.Context,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors only.")] = False,
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="FILE", help="Use this configuration file.")
+    ] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override one setting; may be repeated."),
+    ] = None,
+) -> None:
+    """Code completion and chat at the speed of typing, on the hardware you have."""
+    ctx.obj = Invocation(
+        json=json, quiet=quiet, config=config, flags=dict(map(_assignment, assignments or ()))
+    )
+
+
+def _assignment(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set wants KEY=VALUE, for example engine.threads=2, not {text!r:.80}")
+    return key.strip(), value

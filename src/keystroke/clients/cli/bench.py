@@ -1,0 +1,93 @@
+"""`keystroke bench`: the repository's benchmarks where there is a checkout, a quick one anywhere.
+
+Law: runs a benchmark's own file unchanged, with this Python, and leaves with its exit code. The quick one
+measures the default model and says so.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from keystroke.clients.cli import options
+from keystroke.clients.cli.invocation import Invocation, of
+from keystroke.errors import NotFound, UnsupportedModel
+
+QUICK = "quick"
+
+
+def bench(
+    ctx: typer.Context,
+    name: Annotated[str | None, typer.Argument(help="A benchmark; the list of them if left out.")] = None,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="Passed on to the benchmark, after --.")
+    ] = None,
+    model: options.Model = None,
+    json: options.Json = False,
+) -> None:
+    run = of(ctx)
+    found = benchmarks()
+    if name is None:
+        rows = [(QUICK, "prefill and decode of the default model, about two seconds")]
+        rows += [(known, _about(file)) for known, file in found.items()]
+        if run.wants_json(json):
+            run.console.json([{"name": known, "about": about} for known, about in rows])
+        else:
+            run.console.table(("name", "what it measures"), rows)
+    elif name == QUICK:
+        _quick(model, run, as_json=run.wants_json(json))
+    elif name in found:
+        done = subprocess.run([sys.executable, str(found[name]), *(arguments or ())], check=False)
+        raise typer.Exit(done.returncode)
+    else:
+        where = (
+            f"there are {', '.join((QUICK, *found))}"
+            if found
+            else f"outside a checkout there is only {QUICK}"
+        )
+        raise NotFound(f"there is no benchmark called {name:.60}; {where}")
+
+
+def benchmarks() -> dict[str, Path]:
+    """The files of `bench/` in the checkout this package runs from, by name; none in an installation."""
+    root = Path(__file__).resolve().parents[4]
+    if not (root / "pyproject.toml").is_file():
+        return {}
+    return {
+        file.stem: file for file in sorted((root / "bench").glob("*.py")) if not file.name.startswith("_")
+    }
+
+
+def _about(file: Path) -> str:
+    try:
+        text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+    except (OSError, SyntaxError, ValueError):
+        return ""
+    return text.partition("\n")[0]
+
+
+def _quick(model: str | None, run: Invocation, *, as_json: bool) -> None:
+    from keystroke.clients.cli.local_speaker import LocalSpeaker
+    from keystroke.clients.cli.measure import measure
+    from keystroke.clients.cli.speaker import open_speaker
+
+    with open_speaker(model, run) as speaker:
+        if not isinstance(speaker, LocalSpeaker):
+            raise UnsupportedModel(
+                f"{speaker.name} runs on a server; the quick benchmark is for models on this machine"
+            )
+        speed = measure(speaker.model.engine)
+    if as_json:
+        run.console.json({"model": speaker.name, **asdict(speed)})
+    else:
+        costs = ", ".join(f"{rows}: {cost:.1f}" for rows, cost in speed.verify.items())
+        run.console.table(
+            ("model", "prefill tok/s", "decode tok/s", "verify rows: cost in steps"),
+            [(speaker.name, f"{speed.prefill:.0f}", f"{speed.decode:.0f}", costs)],
+        )

@@ -1,0 +1,74 @@
+"""`keystroke complete`: the text that belongs at a cursor.
+
+Law: standard output carries the completion and nothing else, so it can be piped; with `--apply` the
+file gets it instead, all or nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import Annotated
+
+import typer
+
+from keystroke.clients.cli import options
+from keystroke.clients.cli.invocation import of
+from keystroke.errors import InputError, Interrupted, UsageError
+
+
+def complete(
+    ctx: typer.Context,
+    place: Annotated[
+        str,
+        typer.Argument(metavar="FILE[:LINE[:COLUMN]]", help="Where the cursor is; - reads standard input."),
+    ],
+    suffix: Annotated[str, typer.Option(help="Text after the cursor, when reading standard input.")] = "",
+    lines: Annotated[int, typer.Option(min=0, help="Complete this many lines at most; 0 means a block.")] = 0,
+    apply: Annotated[bool, typer.Option("--apply", help="Write the completion into the file.")] = False,
+    context: Annotated[
+        int, typer.Option(min=16, help="Tokens around the cursor that the model sees.")
+    ] = 1024,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest completion in tokens.")] = 128,
+    model: options.Model = None,
+    temperature: options.Temperature = None,
+    seed: options.Seed = None,
+    json: options.Json = False,
+) -> None:
+    from keystroke.clients.cli.interruption import interruptible
+    from keystroke.clients.cli.source import Place, Source, decode
+    from keystroke.clients.cli.speaker import open_speaker, params
+
+    run = of(ctx)
+    source = None
+    offset = 0
+    where = Place.parse(place)
+    if place == "-":
+        if apply:
+            raise UsageError("--apply needs a file; standard input cannot be written back")
+        before, after = decode(sys.stdin.buffer.read(), "standard input").replace("\r\n", "\n"), suffix
+    else:
+        if suffix:
+            raise UsageError("--suffix goes with standard input; a file has its own text after the cursor")
+        source = Source.read(where.path)
+        offset = source.offset(where)
+        before, after = source.text[:offset], source.text[offset:]
+    if not before.strip() and not after.strip():
+        raise InputError(
+            f"{'standard input' if place == '-' else where.path} is empty; write a line to complete first"
+        )
+    chosen = params(run.settings, max_tokens=max_tokens, temperature=temperature, seed=seed)
+    with open_speaker(model, run) as speaker, interruptible() as interrupt:
+        text, report = speaker.complete(before, after, lines, context, chosen, interrupt)
+    if interrupt.is_set:
+        raise Interrupted("stopped; nothing was written") if apply else KeyboardInterrupt
+    if apply and source is not None and text:
+        source.insert(offset, text)
+        run.console.note(f"{where.path}: {len(text)} characters added")
+    if run.wants_json(json):
+        applied = apply and bool(text)
+        run.console.json({"completion": text, "applied": applied, **dataclasses.asdict(report)})
+    elif not apply:
+        run.console.line(text)
+    if not text:
+        run.console.note("the model had nothing to add here")

@@ -1,0 +1,136 @@
+"""What is printed where: answers on standard output, everything else on standard error.
+
+Law: colours and moving bars appear on a terminal only, and never with NO_COLOR; a file or a pipe gets plain
+lines. The rest of the command line writes through this file and knows no escape codes. Rich is imported when
+something is drawn, not before.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from keystroke.engine.library import Progress
+
+SPARSE = 5.0  # seconds between progress lines where there is no terminal
+
+
+def complain(sentence: str) -> None:
+    """The one line on standard error that an error ends in."""
+    try:
+        red = colourful(sys.stderr)
+        line = "".join(c if c.isprintable() else " " for c in sentence)
+        _say(f"\x1b[31mkeystroke:\x1b[0m {line}" if red else f"keystroke: {line}")
+    except (BrokenPipeError, ValueError):
+        pass
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+def colourful(stream: TextIO) -> bool:
+    """Whether `stream` may be coloured."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and stream.isatty()
+
+
+class Console:
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.quiet = quiet
+
+    def write(self, text: str) -> None:
+        """Part of an answer, at once."""
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    def line(self, text: str = "") -> None:
+        self.write(f"{text}\n")
+
+    def json(self, value: Any) -> None:
+        """One JSON document on one line."""
+        import msgspec
+
+        self.line(msgspec.json.encode(value).decode())
+
+    def note(self, text: str) -> None:
+        """A remark for a person; silent with --quiet."""
+        if not self.quiet:
+            dim = colourful(sys.stderr)
+            _say(f"\x1b[2m{text}\x1b[0m" if dim else text)
+
+    def table(self, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Columns as wide as their widest cell; the last one is free."""
+        widths = [max(len(row[i]) for row in (headings, *rows)) for i in range(len(headings) - 1)]
+        bold = colourful(sys.stdout)
+        for number, row in enumerate((headings, *rows)):
+            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+            text = "  ".join((*cells, row[-1])).rstrip()
+            self.line(f"\x1b[1m{text}\x1b[0m" if bold and number == 0 else text)
+
+    @contextmanager
+    def progress(self) -> Iterator[Progress]:
+        """A function that shows how far long work has come: a bar on a terminal, sparse lines otherwise."""
+        if self.quiet:
+            yield lambda _what, _done, _total: None
+        elif colourful(sys.stderr) or (sys.stderr.isatty() and os.environ.get("TERM") != "dumb"):
+            with _Bar() as bar:
+                yield bar
+        else:
+            yield _Lines()
+
+
+class _Lines:
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if (now := time.monotonic()) - self._last >= SPARSE:
+            self._last = now
+            _say(f"{what}: {done * 100 // total} %" if total else f"{what} …")
+
+
+class _Bar:
+    """A Rich bar that appears with the first report, so quick work draws nothing."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+        self._tasks: dict[str, Any] = {}
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if self._bar is None:
+            from rich.console import Console as RichConsole
+            from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TaskProgressColumn(),
+                TimeRemainingColumn(),
+            )
+            self._bar = Progress(*columns, console=RichConsole(stderr=True), transient=True)
+            self._bar.start()
+        if what not in self._tasks:
+            self._tasks[what] = self._bar.add_task(what, total=total or None)
+        self._bar.update(self._tasks[what], completed=done, total=total or None)
+
+
+def size(count: float) -> str:
+    """A number of bytes for people."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"

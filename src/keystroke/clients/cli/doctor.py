@@ -1,0 +1,203 @@
+"""`keystroke doctor`: one screen about this machine, its model and its speed.
+
+Law: looks, measures for about two seconds and changes nothing but caches. Whatever is missing is a line
+of the report; only a model that cannot be used makes the command fail.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from keystroke.clients.cli import options
+from keystroke.clients.cli.invocation import Invocation, of
+from keystroke.errors import KeystrokeError
+
+if TYPE_CHECKING:
+    from keystroke.clients.cli.speaker import Speaker
+
+PACKAGES = ("onnxruntime", "onnx", "numpy", "tokenizers", "gguf", "torch")
+
+
+def doctor(
+    ctx: typer.Context,
+    model: options.Model = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Do not load a model or measure.")] = False,
+    json: options.Json = False,
+) -> None:
+    from keystroke.clients.cli.version import release
+
+    run = of(ctx)
+    facts: dict[str, Any] = {
+        "keystroke": release(),
+        "machine": machine(),
+        "packages": packages(),
+        "gpu": gpu(),
+    }
+    settings = run.settings
+    facts["folders"] = {
+        name: {"path": str(path), "bytes": _folder_bytes(path)}
+        for name, path in (("models", settings.paths.models), ("cache", settings.paths.cache))
+    }
+    problem: KeystrokeError | None = None
+    if not quick:
+        try:
+            facts["model"] = examine(model, run)
+        except KeystrokeError as error:
+            problem = error
+            facts["model"] = {"name": model or settings.model.default, "error": str(error)}
+    if run.wants_json(json):
+        run.console.json(facts)
+    else:
+        _print(run, facts)
+    if problem is not None:
+        raise problem
+
+
+def machine() -> dict[str, Any]:
+    return {
+        "system": f"{platform.system()} {platform.release()}",
+        "processor": _processor(),
+        "architecture": platform.machine(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_bytes": _sysconf("SC_PHYS_PAGES") * _sysconf("SC_PAGE_SIZE"),
+        "free_bytes": _sysconf("SC_AVPHYS_PAGES") * _sysconf("SC_PAGE_SIZE"),
+        "python": platform.python_version(),
+    }
+
+
+def packages() -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def gpu() -> str | None:
+    """The first NVIDIA GPU as its own driver names it; None where there is none."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return None
+    query = [tool, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    lines = done.stdout.strip().splitlines()
+    return lines[0].strip() if lines else None
+
+
+def examine(name: str | None, run: Invocation) -> dict[str, Any]:
+    from keystroke.clients.cli.speaker import open_speaker
+
+    with open_speaker(name, run) as speaker:
+        return _examined(speaker)
+
+
+def _examined(speaker: Speaker) -> dict[str, Any]:
+    from keystroke.clients.cli.local_speaker import LocalSpeaker
+    from keystroke.clients.cli.remote_speaker import RemoteSpeaker
+
+    if isinstance(speaker, RemoteSpeaker):
+        health = speaker.model.probe()
+        found: dict[str, Any] = {"name": speaker.name, "server": speaker.model.model.endpoint.base_url}
+        found |= {"ok": health.ok, "answer_ms": round(health.seconds * 1000, 1)}
+        return found | ({"error": health.detail} if health.detail else {})
+    assert isinstance(speaker, LocalSpeaker)
+    from keystroke.clients.cli.measure import measure
+
+    engine, model = speaker.model.engine, speaker.model
+    speed = measure(engine)
+    info = engine.info
+    return {
+        "name": speaker.name,
+        "engine": type(engine).__name__,
+        "architecture": info.architecture,
+        "parameters": info.parameters,
+        "precision": info.precision,
+        "weight_bytes": info.weight_bytes,
+        "context": info.context_length,
+        "kv_bytes_per_token": info.kv_bytes_per_token,
+        "chat": model.chat is not None,
+        "fill_in_the_middle": model.fim.order if model.fim is not None else None,
+        "speed": asdict(speed),
+        "cached_bytes": engine.stats().cached_bytes,
+    }
+
+
+def _print(run: Invocation, facts: dict[str, Any]) -> None:
+    from keystroke.clients.cli.console import size
+
+    box, out = facts["machine"], run.console
+
+    def row(label: str, text: str) -> None:
+        out.line(f"{label:12}{text}")
+
+    row("keystroke", f"{facts['keystroke']} on Python {box['python']}")
+    row("machine", f"{box['processor']}, {box['architecture']}, {box['system']}")
+    row("cores", f"{box['cores']} usable; memory {size(box['memory_bytes'])}, {size(box['free_bytes'])} free")
+    row("packages", ", ".join(f"{name} {v}" for name, v in facts["packages"].items() if v))
+    row("gpu", facts["gpu"] or "none found")
+    for name, folder in facts["folders"].items():
+        row(name, f"{size(folder['bytes'])} in {folder['path']}")
+    model = facts.get("model")
+    if model is None:
+        return
+    if "server" in model:
+        state = (
+            f"answers in {model['answer_ms']} ms" if model["ok"] else model.get("error", "does not answer")
+        )
+        row("model", f"{model['name']} at {model['server']}: {state}")
+    elif "speed" in model:
+        speed = model["speed"]
+        row(
+            "model", f"{model['name']}: {model['architecture']}, {model['parameters'] / 1e6:.0f} M parameters"
+        )
+        row("engine", f"{model['engine']}, {model['precision']}, {size(model['weight_bytes'])} of weights")
+        kv = f"{size(model['kv_bytes_per_token'] * 1000)} of cache for 1000"
+        row("context", f"{model['context']} tokens, {kv}")
+        fim = model["fill_in_the_middle"]
+        row("formats", f"chat {'yes' if model['chat'] else 'no'}, fill in the middle {fim or 'no'}")
+        row("prefill", f"{speed['prefill']:.0f} tokens/s")
+        row("decode", f"{speed['decode']:.0f} tokens/s ({speed['step_ms']:.1f} ms a step)")
+        costs = ", ".join(f"{rows} rows {cost:.1f}x" for rows, cost in speed["verify"].items())
+        row("verify", f"{costs} of one step")
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.lower().startswith(("model name", "hardware")):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _sysconf(name: str) -> int:
+    try:
+        return os.sysconf(name)
+    except (ValueError, OSError):
+        return 0
+
+
+def _folder_bytes(path: Path) -> int:
+    total = 0
+    for folder, _, files in os.walk(path):
+        for file in files:
+            try:
+                total += os.lstat(os.path.join(folder, file)).st_size
+            except OSError:  # gone meanwhile
+                continue
+    return total

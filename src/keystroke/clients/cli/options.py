@@ -1,0 +1,19 @@
+"""Options that several commands share, worded once."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Model = Annotated[
+    str | None,
+    typer.Option("--model", "-m", metavar="MODEL", help="A name, a path, or URL#NAME of a server's model."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+Temperature = Annotated[
+    float | None, typer.Option(min=0.0, max=5.0, help="0 is greedy; higher is more varied.")
+]
+Seed = Annotated[int | None, typer.Option(min=0, help="Seed of the random choice.")]
+MaxTokens = Annotated[int | None, typer.Option(min=1, help="Longest answer in tokens.")]
+Stop = Annotated[list[str] | None, typer.Option(help="End the answer before this text; may be repeated.")]

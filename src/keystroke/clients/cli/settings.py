@@ -1,0 +1,104 @@
+"""`keystroke config`: what is set, where it comes from, and the file to change it in.
+
+Law: shows and opens; it never rewrites a file itself. A broken file can still be found and edited.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from keystroke.clients.cli import options
+from keystroke.clients.cli.invocation import Invocation, of
+from keystroke.errors import ConfigError, InputError
+
+app = typer.Typer(
+    name="config",
+    help="Show where settings come from, and edit them.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+_NEW = """# Settings of Keystroke. `keystroke config show` lists every key, its value and where it comes from.
+#
+# [model]
+# default = "embedded"
+#
+# [models.deep]              # a model behind an OpenAI-compatible server
+# engine = "remote"
+# base_url = "http://localhost:8000/v1"
+# model = "qwen2.5-coder-7b-instruct"
+# api_key_env = "MY_KEY"     # the variable that holds the key, not the key
+# role = "deep"
+"""
+
+
+@app.command()
+def show(
+    ctx: typer.Context,
+    keys: Annotated[list[str] | None, typer.Argument(help="Keys or sections; all if left out.")] = None,
+    json: options.Json = False,
+) -> None:
+    """Print every setting with its value and origin."""
+    run = of(ctx)
+    rows = [r for r in run.settings.describe() if not keys or any(_under(r.key, k) for k in keys)]
+    if not rows:
+        raise ConfigError(f"{', '.join(keys or ())} is not a setting; see `keystroke config show`")
+    if run.wants_json(json):
+        run.console.json({r.key: {"value": r.value, "origin": str(r.origin), "help": r.help} for r in rows})
+    else:
+        run.console.table(("key", "value", "from"), [(r.key, r.value, str(r.origin)) for r in rows])
+
+
+@app.command()
+def path(ctx: typer.Context, json: options.Json = False) -> None:
+    """Print where the configuration files are."""
+    from keystroke.config import project_file
+
+    run = of(ctx)
+    own, project = _own(run), project_file(Path.cwd())
+    if run.wants_json(json):
+        run.console.json(
+            {"user": str(own), "exists": own.exists(), "project": str(project) if project else None}
+        )
+    else:
+        run.console.line(str(own))
+        if project is not None:
+            run.console.note(f"also read here: {project}")
+
+
+@app.command()
+def edit(ctx: typer.Context) -> None:
+    """Open your configuration in $VISUAL or $EDITOR, and check it afterwards."""
+    run = of(ctx)
+    file = _own(run)
+    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
+    try:
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(_NEW, encoding="utf-8")
+        done = subprocess.run([*shlex.split(editor), str(file)], check=False)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{editor} cannot be started ({error}); set EDITOR, or edit {file} yourself"
+        ) from None
+    if done.returncode != 0:
+        raise InputError(f"{editor} ended with status {done.returncode}; {file} may be unchanged")
+    settings = Invocation(config=run.config, flags=run.flags).settings
+    assert settings is not None  # it was read, so it is valid
+    run.console.note(f"{file} is valid")
+
+
+def _own(run: Invocation) -> Path:
+    from keystroke.config import user_file
+
+    return user_file(run.environ)
+
+
+def _under(key: str, wanted: str) -> bool:
+    return key == wanted or key.startswith(f"{wanted}.")

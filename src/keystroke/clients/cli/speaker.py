@@ -1,0 +1,174 @@
+"""Something that answers: a model on this machine or one behind a server, opened by name.
+
+Law: commands ask and read text; they never see which kind it is. An answer is pulled piece by piece by one
+thread, may be stopped from any, and may be redirected between two pieces: what was said stays said.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from keystroke.errors import ConfigError
+
+if TYPE_CHECKING:
+    from keystroke.clients.cli.invocation import Invocation
+    from keystroke.config import Settings
+    from keystroke.engine.base import Interrupt
+    from keystroke.engine.generation import Finish, GenerationParams
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What an answer cost. A server may not say how many tokens it spent: then they are 0."""
+
+    model: str
+    finish: str
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    tokens: int = 0
+    first_text_seconds: float = 0.0
+    seconds: float = 0.0
+    tokens_per_second: float = 0.0
+    drafted: int = 0
+    accepted: int = 0
+
+
+class Answer(ABC):
+    """Iterate for the pieces of text; `report` is complete afterwards."""
+
+    def __init__(self) -> None:
+        self.finish: Finish | None = None
+        self._began = time.perf_counter()
+        self._first: float | None = None
+        self._ended = self._began
+
+    def __iter__(self) -> Iterator[str]:
+        for piece in self._pieces():
+            self._ended = time.perf_counter()
+            if piece:
+                if self._first is None:
+                    self._first = self._ended
+                yield piece
+
+    @abstractmethod
+    def _pieces(self) -> Iterator[str]: ...
+
+    @abstractmethod
+    def redirect(self, messages: Sequence[Message], line: str) -> None:
+        """Go on with `line` as the next thing the user said. `messages` is the conversation so far, the part
+        of this answer already given included. Called by the thread that iterates."""
+
+    @abstractmethod
+    def report(self) -> Report: ...
+
+    @property
+    def seconds(self) -> float:
+        return self._ended - self._began
+
+    @property
+    def first_text_seconds(self) -> float:
+        return (self._first or self._ended) - self._began
+
+
+class Speaker(ABC):
+    name: str
+
+    @abstractmethod
+    def chat(self, messages: Sequence[Message], params: GenerationParams, interrupt: Interrupt) -> Answer: ...
+
+    @abstractmethod
+    def generate(self, prompt: str, params: GenerationParams, interrupt: Interrupt) -> Answer: ...
+
+    @abstractmethod
+    def complete(
+        self,
+        prefix: str,
+        suffix: str,
+        lines: int,
+        budget: int,
+        params: GenerationParams,
+        interrupt: Interrupt,
+    ) -> tuple[str, Report]:
+        """The text to insert between `prefix` and `suffix`."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Speaker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_speaker(name: str | None, run: Invocation) -> Speaker:
+    """The model called `name`: a `[models.NAME]` table, a name of the library, a path, or URL#MODEL."""
+    settings = run.settings
+    name = name or settings.model.default
+    if (remote := _remote(name, settings)) is not None:
+        from keystroke.clients.cli.remote_speaker import RemoteSpeaker
+
+        return RemoteSpeaker(*remote)
+    from keystroke.clients.cli.local_speaker import LocalSpeaker
+
+    with run.console.progress() as progress:
+        return LocalSpeaker.load(name, settings, progress)
+
+
+def params(
+    settings: Settings,
+    *,
+    max_tokens: int | None,
+    temperature: float | None,
+    seed: int | None,
+    stop: Sequence[str] = (),
+) -> GenerationParams:
+    """Settings, and what the command line says instead."""
+    from keystroke.engine.base import Sampling
+    from keystroke.engine.generation import GenerationParams
+
+    chosen = settings.generation
+    limit = chosen.max_tokens if max_tokens is None else max_tokens
+    sampling = Sampling(
+        temperature=chosen.temperature if temperature is None else temperature,
+        top_k=chosen.top_k,
+        top_p=chosen.top_p,
+        min_p=chosen.min_p,
+        seed=chosen.seed if seed is None else seed,
+    )
+    return GenerationParams(max_tokens=limit or None, sampling=sampling, stop=tuple(stop))
+
+
+def _remote(name: str, settings: Settings) -> tuple[str, Any, str] | None:
+    """Name, endpoint and the server's own name of a remote model; None for one on this machine."""
+    from keystroke.engine.remote import Endpoint
+
+    patience = settings.remote.timeout_s
+    if name.startswith(("http://", "https://")):
+        url, _, model = name.partition("#")
+        if not model:
+            raise ConfigError(f"write the model's name after the address, like {url}#MODEL", param="model")
+        return model, Endpoint(url, settings.remote.api_key_env, first_token_timeout=patience), model
+    table = settings.models.get(name)
+    if table is not None and (table.engine == "remote" or table.base_url):
+        url, model = table.base_url or settings.remote.base_url or "", table.model or ""
+        key = table.api_key_env or settings.remote.api_key_env
+        return name, Endpoint(url, key, first_token_timeout=patience), model
+    if settings.engine.kind == "remote" and name == settings.model.default:
+        shared = settings.remote
+        if not shared.base_url or not shared.model:
+            raise ConfigError(
+                "engine.kind is remote, but remote.base_url or remote.model is not set; set both"
+            )
+        return (
+            shared.model,
+            Endpoint(shared.base_url, shared.api_key_env, first_token_timeout=patience),
+            shared.model,
+        )
+    return None
