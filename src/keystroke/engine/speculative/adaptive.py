@@ -19,6 +19,7 @@ SAVINGS = 24.0  # the most that gains are remembered
 _DECAY = 0.9
 _FORGET = 0.98
 _PRIOR_WEIGHT = 2.0
+_HOPED = 0.8  # what a try assumes of its draft, and so how long it is
 
 
 class AdaptiveDrafter(Drafter):
@@ -50,6 +51,8 @@ class AdaptiveDrafter(Drafter):
             return ()
         self._asked = (self._inner.speaker, _bucket(self._inner.strength))
         length = self._best(self.likelihood(*self._asked), len(draft))
+        if length == 0 and self._account >= OPENING:  # enough is saved to see whether it would do better now
+            length = self._best(_HOPED, len(draft))
         return draft[:length]
 
     def verified(self, drafted: int, accepted: int, seconds: float) -> None:

@@ -20,7 +20,9 @@ _CONTEXT = 32
 def measure_verify_cost(engine: Engine, seconds: float = 0.4) -> tuple[float, ...]:
     """`cost[n]`: the time of a step over n rows in units of a step over one; cost[0] is 0. When `seconds`
     run out it stops, and extrapolates from what it has."""
-    limit = min(engine.info.context_length - 1, _CONTEXT)
+    limit = min(engine.info.context_length // 2, _CONTEXT)
+    if limit < 2:
+        return cost_table({1: 1.0})
     measured: dict[int, float] = {}
     deadline = time.perf_counter() + seconds
     with engine.session() as session:
