@@ -10,6 +10,8 @@ import torch
 from checkpoint_models import FAMILIES, saved
 
 from keystroke.engine.checkpoint import ModelSpec, RopeSpec, open_checkpoint
+from keystroke.engine.checkpoint.fields import Fields
+from keystroke.engine.checkpoint.huggingface import read_spec
 from keystroke.errors import KeystrokeError, ModelDamaged, UnsupportedModel
 
 
@@ -122,6 +124,119 @@ def test_both_generations_of_rope_configuration_are_read(
     saved(tmp_path, "qwen2")
     _edit(tmp_path, **{"rope_parameters": "absent", **changes})
     assert open_checkpoint(tmp_path).spec.rope == expected
+
+
+_QWEN = {
+    "tie_word_embeddings": True,
+    "use_sliding_window": False,
+    "rope_theta": 1_000_000.0,
+    "hidden_act": "silu",
+}
+PUBLISHED: dict[str, tuple[dict[str, Any], int, RopeSpec, set[int]]] = {
+    # The configurations people will bring: sizes, parameter count, rotary embedding, ends.
+    "Qwen2.5-Coder-0.5B": (
+        {
+            **_QWEN,
+            "architectures": ["Qwen2ForCausalLM"],
+            "hidden_size": 896,
+            "intermediate_size": 4864,
+            "max_position_embeddings": 32768,
+            "max_window_layers": 24,
+            "num_attention_heads": 14,
+            "num_hidden_layers": 24,
+            "num_key_value_heads": 2,
+            "rms_norm_eps": 1e-06,
+            "sliding_window": 32768,
+            "vocab_size": 151936,
+            "eos_token_id": 151643,
+        },
+        494_032_768,
+        RopeSpec(1_000_000.0),
+        {151643},
+    ),
+    "Qwen3-0.6B": (
+        {
+            **_QWEN,
+            "architectures": ["Qwen3ForCausalLM"],
+            "attention_bias": False,
+            "head_dim": 128,
+            "hidden_size": 1024,
+            "intermediate_size": 3072,
+            "max_position_embeddings": 40960,
+            "max_window_layers": 28,
+            "num_attention_heads": 16,
+            "num_hidden_layers": 28,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-06,
+            "rope_scaling": None,
+            "sliding_window": None,
+            "vocab_size": 151936,
+            "eos_token_id": 151645,
+        },
+        596_049_920,
+        RopeSpec(1_000_000.0),
+        {151645},
+    ),
+    "Llama-3.2-1B": (
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "attention_bias": False,
+            "mlp_bias": False,
+            "head_dim": 64,
+            "hidden_act": "silu",
+            "hidden_size": 2048,
+            "intermediate_size": 8192,
+            "max_position_embeddings": 131072,
+            "num_attention_heads": 32,
+            "num_hidden_layers": 16,
+            "num_key_value_heads": 8,
+            "pretraining_tp": 1,
+            "rms_norm_eps": 1e-05,
+            "rope_scaling": {
+                "factor": 32.0,
+                "high_freq_factor": 4.0,
+                "low_freq_factor": 1.0,
+                "original_max_position_embeddings": 8192,
+                "rope_type": "llama3",
+            },
+            "rope_theta": 500000.0,
+            "tie_word_embeddings": True,
+            "vocab_size": 128256,
+            "eos_token_id": [128001, 128008, 128009],
+        },
+        1_235_814_400,
+        RopeSpec(500_000.0, "llama3", 32.0, 8192, low_freq_factor=1.0, high_freq_factor=4.0),
+        {128001, 128008, 128009},
+    ),
+    "DeepSeek-Coder-1.3B": (
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "hidden_act": "silu",
+            "hidden_size": 2048,
+            "intermediate_size": 5504,
+            "max_position_embeddings": 16384,
+            "num_attention_heads": 16,
+            "num_hidden_layers": 24,
+            "num_key_value_heads": 16,
+            "rms_norm_eps": 1e-06,
+            "rope_scaling": {"factor": 4.0, "type": "linear"},
+            "rope_theta": 100000,
+            "tie_word_embeddings": False,
+            "vocab_size": 32256,
+            "eos_token_id": 32014,
+        },
+        1_346_471_936,
+        RopeSpec(100_000.0, "linear", 4.0),
+        {32014},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configurations_are_understood(name: str) -> None:
+    config, parameters, rope, ends = PUBLISHED[name]
+    spec = read_spec(Fields(config, "config.json"), Fields({}, ""), name)
+    assert (spec.parameters, spec.rope, set(spec.eos)) == (parameters, rope, ends)
 
 
 def test_a_yarn_model_has_its_stretched_context(tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ def converted(
             replace(checkpoint.spec, name="")
         ),  # an extended context changes the graph, a name does not
         "precision": asdict(chosen),
+        "kv": np.dtype(chosen.kv).name,  # differs between machines, which may share a home folder
         "format": graph.FORMAT,
     }
     place = model_cache(cache).entry(
