@@ -210,6 +210,19 @@ def test_a_rewritten_region_leaves_the_rest_of_the_file_alone() -> None:
     assert parse_rewrite("A\n", Region("f", 0, 1), "a\nb\n") == "A\nb\n"
 
 
+@given(st.text(st.sampled_from("ab\t\r\n"), max_size=30), st.integers(0, 6), st.integers(0, 6))
+def test_a_region_written_anew_unchanged_changes_no_byte(text: str, start: int, length: int) -> None:
+    region = Region("f", start, start + length)
+    answer = fenced(region.parts(text)[1])
+    result = parse_rewrite(answer, region, text)
+    # A region of nothing but white space reads like no answer.
+    assert result == text or (isinstance(result, Failure) and not answer.strip("`\r\n\t "))
+
+
+def test_mixed_line_ends_survive_a_rewrite() -> None:
+    assert parse_rewrite("```\na\nB\nc\nd\n```", Region("f"), "a\r\nb\nc\rd") == "a\r\nB\nc\rd"
+
+
 def test_a_rewrite_that_leaves_code_out_is_refused() -> None:
     text = "def f():\n    pass\n\ndef g():\n    pass\n"
     for remark in (

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keystroke.assist.edit import (
+    EditTask,
     Journal,
     ModelWriter,
-    Proposal,
     Reason,
     Region,
     RemoteWriter,
@@ -138,8 +138,9 @@ def test_a_region_is_rewritten_with_its_own_text_as_prediction(workspace: Worksp
 
 
 def test_buffers_in_memory_are_edited_without_a_workspace() -> None:
-    proposal = propose_edit({"a": "x = 1\ny = 2\n"}, "x", Script(block("a", "y = 2", "y = 3")))
-    assert isinstance(proposal, Proposal)
+    task = EditTask({"a": "x = 1\ny = 2\n"}, "x")
+    proposal = propose_edit(task, Script(answer := block("a", "y = 2", "y = 3")))
+    assert proposal == task.read(answer)
     assert proposal.edits("a") == (Edit(10, 11, "3"),)
 
 
@@ -179,7 +180,9 @@ EVERYTHING = """*** Begin Patch
 def test_undo_takes_back_every_kind_of_change(workspace: Workspace, journal: Journal) -> None:
     (workspace.root / "a.py").chmod(0o755)
     before = content(workspace)
-    plan_patch(workspace, EVERYTHING).apply(journal)
+    plan = plan_patch(workspace, EVERYTHING)
+    assert plan.summary() == ("add new/n.py", "remove b.py", "move a.py to moved.py")
+    plan.apply(journal)
     assert sorted(content(workspace)) == ["moved.py", "new/n.py"]
     assert os.access(workspace.root / "moved.py", os.X_OK)
     assert journal.undo().instruction == "apply a patch"

@@ -33,6 +33,7 @@ Rules:
 _OPEN = re.compile(r"^<{5,9}\s*(?:SEARCH|ORIGINAL)\b.*$")
 _DIVIDER = re.compile(r"^={5,9}\s*$")
 _CLOSE = re.compile(r"^>{5,9}\s*(?:REPLACE|UPDATED)\b.*$")
+_MAX_READINGS = 16  # divider lines tried in one block
 _FENCE = re.compile(r"^\s*(?:```|~~~)")
 _DECORATION = re.compile(
     r"^(?:#+\s+|[-*]\s+|\*\*|//\s*|#\s*)?(?:(?:File(?:name)?|Path)\s*:\s*)?", re.IGNORECASE
@@ -65,7 +66,7 @@ def fenced(text: str) -> str:
     """The text between fences longer than any inside it."""
     longest = max((len(run) for run in re.findall(r"`{3,}", text)), default=2)
     fence = "`" * (longest + 1)
-    return f"{fence}\n{text}{'' if text.endswith(chr(10)) else chr(10)}{fence}"
+    return f"{fence}\n{text}{'' if not text or text.endswith(chr(10)) else chr(10)}{fence}"
 
 
 def has_blocks(answer: str) -> bool:
@@ -95,12 +96,9 @@ def parse_blocks(answer: str, paths: Sequence[str]) -> list[Operation] | Failure
                 Reason.NO_PATH, "", "a block does not name its file; put the path on the line before it"
             )
         body = lines[index + 1 : close]
+        cuts = [cut for cut, line in enumerate(body) if _DIVIDER.match(line)][:_MAX_READINGS]
         # The longest search first: where more than one fits, a shorter one would leave divider lines behind.
-        readings = tuple(
-            Split(tuple(body[:cut]), tuple(body[cut + 1 :]))
-            for cut, line in reversed(list(enumerate(body)))
-            if _DIVIDER.match(line)
-        )
+        readings = tuple(Split(tuple(body[:cut]), tuple(body[cut + 1 :])) for cut in reversed(cuts))
         if not readings:
             return Failure(
                 Reason.TRUNCATED, path, "a block has no ======= between its two parts; write it completely"

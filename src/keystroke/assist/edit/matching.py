@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from math import gcd
@@ -21,7 +21,8 @@ _LINE = re.compile(r"([^\r\n]*)(\r\n|\r|\n|$)")
 _ALIKE = 0.85  # mean likeness that a nearly equal place needs
 _MARGIN = 0.05  # and how much better than any other place it must be
 _MAX_FUZZY_LINES = 400
-_MAX_CANDIDATES = 32
+_MAX_FUZZY_WIDTH = 1_000  # comparing two lines costs the product of their lengths
+_MAX_CANDIDATES = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,16 @@ def replace(text: str, change: Replacement, start: int = 0) -> Replaced | Unmatc
     return problem or Unmatched(Reason.NOT_FOUND, "the block holds no lines to look for")
 
 
+def rewritten(text: str, start: int, end: int, new: str) -> str:
+    """The text with lines `start` to `end` written anew. Lines that stay keep their own line ends, and the
+    file its final newline or the lack of one."""
+    lines = split_lines(text)
+    split = Split(
+        tuple(_bare(line) for line in lines[start:end]), tuple(_bare(line) for line in split_lines(new))
+    )
+    return "".join(_written(lines, start, split, lambda line: line, None))
+
+
 def split_lines(text: str) -> list[str]:
     """Lines with their ends. Only LF, CRLF and CR end a line."""
     return [found[0] for found in _LINE.finditer(text) if found[0]]
@@ -71,6 +82,10 @@ def split_lines(text: str) -> list[str]:
 
 def _bare(line: str) -> str:
     return line.rstrip("\r\n")
+
+
+def _end(line: str) -> str:
+    return line[len(_bare(line)) :]
 
 
 # ── finding ───────────────────────────────────────────────────────────────────────────────────
@@ -215,6 +230,8 @@ def _likeness(flat: list[str], start: int, block: list[str]) -> float:
         if line == wanted:
             total += size
             continue
+        if size > _MAX_FUZZY_WIDTH:
+            continue
         matcher = SequenceMatcher(None, line, wanted, autojunk=False)
         if matcher.real_quick_ratio() < 0.5 or matcher.quick_ratio() < 0.5:
             continue
@@ -226,7 +243,7 @@ def _likeness(flat: list[str], start: int, block: list[str]) -> float:
 
 
 def _spliced(lines: list[str], at: int, split: Split, change: Replacement) -> list[str] | Unmatched:
-    """The file's lines with the block replaced. Lines common to both sides of the block stay untouched."""
+    """The file's lines with the block replaced and its indentation repaired."""
     old = lines[at : at + len(split.search)]
     indents = _Indents.learned([_bare(line) for line in old], split.search, lines)
     if indents is None:
@@ -234,16 +251,26 @@ def _spliced(lines: list[str], at: int, split: Split, change: Replacement) -> li
             Reason.INDENTATION,
             "the block's indentation does not follow the file's; copy the lines with theirs",
         )
+    return _written(lines, at, split, indents.repaired, change.final_newline)
+
+
+def _written(
+    lines: list[str], at: int, split: Split, repaired: Callable[[str], str], final_newline: bool | None
+) -> list[str]:
+    """The file's lines with the block replaced. Lines common to both sides of the block stay untouched."""
+    old = lines[at : at + len(split.search)]
     end = _line_end(lines, at)
     new: list[str] = []
     reached = 0
     for a0, a1, b0, b1 in compare(split.search, split.replace):
         new += old[reached:a0]
-        new += [indents.repaired(line) + end for line in split.replace[b0:b1]]
+        # A line that takes another's place takes its line end too; further lines follow the last of them.
+        ends = [_end(line) or end for line in old[a0:a1]] or [end]
+        new += [repaired(line) + ends[min(i, len(ends) - 1)] for i, line in enumerate(split.replace[b0:b1])]
         reached = a1
     new += old[reached:]
     head, tail = lines[:at], lines[at + len(split.search) :]
-    _settle_final_line(lines, head, new, tail, end, change.final_newline)
+    _settle_final_line(lines, head, new, tail, end, final_newline)
     return head + new + tail
 
 
@@ -266,7 +293,7 @@ def _settle_final_line(
 def _line_end(lines: list[str], at: int) -> str:
     """How lines end around `at`; a file that mixes ends keeps its local habit."""
     for line in lines[at : at + 3] + lines[max(0, at - 3) : at][::-1] + lines[:1]:
-        if end := line[len(_bare(line)) :]:
+        if end := _end(line):
             return end
     return "\n"
 

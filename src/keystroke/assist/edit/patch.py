@@ -22,11 +22,11 @@ from keystroke.assist.edit.operations import (
 )
 
 _BEGIN, _END = "*** Begin Patch", "*** End Patch"
-_FILE = re.compile(r"^\*\*\* (Add|Delete|Update) File: (.+?)\s*$")
-_MOVE = re.compile(r"^\*\*\* Move to: (.+?)\s*$")
+_FILE = re.compile(r"^\*\*\* (Add|Delete|Update) File: (.*\S)")
+_MOVE = re.compile(r"^\*\*\* Move to: (.*\S)")
 _HUNK = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
-_OLD = re.compile(r"^--- (.+?)(?:\t.*)?\s*$")
-_NEW = re.compile(r"^\+\+\+ (.+?)(?:\t.*)?\s*$")
+_OLD = re.compile(r"^--- ([^\t]*[^\t\s])")  # a tab ends the name; a time stamp may follow
+_NEW = re.compile(r"^\+\+\+ ([^\t]*[^\t\s])")
 _NO_NEWLINE = "\\ No newline"
 _NOWHERE = "/dev/null"
 

@@ -40,45 +40,83 @@ class Proposal:
         return minimal_diff(self.files.get(path, ""), after or "")
 
 
+@dataclass(frozen=True, slots=True)
+class EditTask:
+    """A change asked of a model, for texts that are in memory: what to send it and how to read its answer.
+
+    With a `region` the model rewrites those lines; without, it writes search/replace blocks.
+    """
+
+    files: Mapping[str, str]
+    instruction: str
+    region: Region | None = None
+    rules: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.instruction.strip():
+            raise InputError("the instruction is empty; say what to change")
+        if not self.files:
+            raise InputError("no file was given; name at least one")
+        if self.region is not None and self.region.path not in self.files:
+            raise InputError(f"the region's file {self.region.path} is not among the files given")
+
+    def messages(self) -> list[Message]:
+        if self.region is None:
+            return block_messages(self.files, self.instruction, self.rules)
+        return rewrite_messages(self.region, self.files[self.region.path], self.instruction, self.rules)
+
+    def prediction(self) -> str:
+        """Text that the answer will mostly repeat: the draft for speculative decoding."""
+        if self.region is None:
+            return "\n".join(self.files.values())
+        return fenced(self.region.parts(self.files[self.region.path])[1])
+
+    def read(self, answer: str, exists: Callable[[str], bool] = lambda path: False) -> Proposal:
+        """The proposal an answer makes. `exists` says which paths beyond `files` are taken."""
+        found = self._resolved(answer, exists)
+        return Proposal(self.files, answer, found.texts, found.moves, found.failures)
+
+    def _resolved(self, answer: str, exists: Callable[[str], bool]) -> Resolution:
+        if (region := self.region) is not None:
+            text = parse_rewrite(answer, region, self.files[region.path])
+            if isinstance(text, Failure):
+                return Resolution(failures=(text,))
+            if text == self.files[region.path]:
+                return Resolution(
+                    failures=(Failure(Reason.UNCHANGED, region.path, "the answer changes nothing"),)
+                )
+            return Resolution({region.path: text})
+        operations = parse_answer(answer, tuple(self.files))
+        if isinstance(operations, Failure):
+            return Resolution(failures=(operations,))
+        for operation in operations:
+            if operation.path not in self.files and exists(operation.path):
+                unseen = Failure(Reason.UNKNOWN_FILE, operation.path, "this file is not part of the task")
+                return Resolution(failures=(unseen,))
+        return resolve(operations, self.files.get)
+
+
 def propose_edit(
-    files: Mapping[str, str],
-    instruction: str,
+    task: EditTask,
     writer: Writer,
     *,
-    region: Region | None = None,
-    rules: str = "",
     retries: int = 1,
     on_text: Callable[[str], None] | None = None,
     exists: Callable[[str], bool] = lambda path: False,
 ) -> Proposal:
-    """Ask a model to change texts that are in memory (open buffers, or files that `plan_edit` read).
-
-    With a `region` the model rewrites those lines; without, it writes search/replace blocks. An answer that
-    does not fit is given back to it `retries` times, with the reasons. `exists` says which other paths are
-    taken."""
-    if not instruction.strip():
-        raise InputError("the instruction is empty; say what to change")
-    if region is not None and region.path not in files:
-        raise InputError(f"the region's file {region.path} is not among the files given")
-    if not files:
-        raise InputError("no file was given; name at least one")
-    if region is not None:
-        text = files[region.path]
-        messages = rewrite_messages(region, text, instruction, rules)
-        prediction = fenced(region.parts(text)[1])
-    else:
-        messages = block_messages(files, instruction, rules)
-        prediction = "\n".join(files.values())
+    """Let a model do a task. An answer that does not fit goes back to it `retries` times, with reasons."""
+    messages = task.messages()
+    prediction = task.prediction()
     for attempt in range(retries + 1):
-        answer = _written(writer, messages, prediction, on_text)
-        resolution = _resolved(answer, files, region, exists)
-        if not resolution.failures or attempt == retries:
+        answer = _answered(writer, messages, prediction, on_text)
+        proposal = task.read(answer, exists)
+        if not proposal.failures or attempt == retries:
             break
-        messages = [*messages, *retry_messages(answer, resolution.failures)]
-    return Proposal(dict(files), answer, resolution.texts, resolution.moves, resolution.failures)
+        messages = [*messages, *retry_messages(answer, proposal.failures)]
+    return proposal
 
 
-def _written(
+def _answered(
     writer: Writer, messages: Sequence[Message], prediction: str, on_text: Callable[[str], None] | None
 ) -> str:
     pieces: list[str] = []
@@ -91,29 +129,6 @@ def _written(
         if size > MAX_ANSWER:
             raise InputError(f"the model wrote more than {MAX_ANSWER:,} characters; ask for a smaller change")
     return "".join(pieces)
-
-
-def _resolved(
-    answer: str, files: Mapping[str, str], region: Region | None, exists: Callable[[str], bool]
-) -> Resolution:
-    if region is not None:
-        text = parse_rewrite(answer, region, files[region.path])
-        if isinstance(text, Failure):
-            return Resolution(failures=(text,))
-        if text == files[region.path]:
-            return Resolution(
-                failures=(Failure(Reason.UNCHANGED, region.path, "the answer changes nothing"),)
-            )
-        return Resolution({region.path: text})
-    operations = parse_answer(answer, tuple(files))
-    if isinstance(operations, Failure):
-        return Resolution(failures=(operations,))
-    unseen = [op.path for op in operations if op.path not in files and exists(op.path)]
-    if unseen:
-        return Resolution(
-            failures=(Failure(Reason.UNKNOWN_FILE, unseen[0], "this file is not part of the task"),)
-        )
-    return resolve(operations, files.get)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +181,23 @@ class EditPlan:
             parts.append(unified_diff(old, new, old_name, new_name))
         return "".join(parts)
 
+    def summary(self) -> tuple[str, ...]:
+        """One line a file: what happens to it."""
+        lines = []
+        gone = {change.moved_from.path for change in self.changes if change.moved_from}
+        for change in self.changes:
+            if change.moved_from is not None:
+                lines.append(f"move {change.moved_from.path} to {change.path}")
+            elif change.before is None:
+                lines.append(f"add {change.path}")
+            elif change.after is not None:
+                lines.append(
+                    f"change {change.path} in {len(change.edits)} place{'s'[: len(change.edits) > 1]}"
+                )
+            elif change.path not in gone:
+                lines.append(f"remove {change.path}")
+        return tuple(lines)
+
     def explain(self) -> str:
         """The failures, one line each; empty if there are none."""
         return "\n".join(f"{f.path or 'answer'}: {f.message} ({f.reason})" for f in self.failures)
@@ -216,12 +248,10 @@ def plan_edit(
 ) -> EditPlan:
     """Plan a change of files on disk. `paths` are workspace names (`workspace.name` makes them)."""
     sources = {source.path: source for source in (workspace.read(path) for path in paths)}
+    texts = {path: source.text for path, source in sources.items()}
     proposal = propose_edit(
-        {path: source.text for path, source in sources.items()},
-        instruction,
+        EditTask(texts, instruction, region, rules),
         writer,
-        region=region,
-        rules=rules,
         retries=retries,
         on_text=on_text,
         exists=lambda path: workspace.locate(path).exists(),

@@ -10,17 +10,15 @@ import re
 from dataclasses import dataclass
 
 from keystroke.assist.edit.blocks import Message, fenced
-from keystroke.assist.edit.matching import split_lines
+from keystroke.assist.edit.matching import rewritten, split_lines
 from keystroke.assist.edit.operations import Failure, Reason
 
 _SYSTEM = """You rewrite a part of a source file. Answer with the new text of that part between ``` lines and
 nothing else. Keep every line that need not change exactly as it is, and leave nothing out."""
 
-_FENCED = re.compile(r"^[ \t]*(`{3,}|~{3,})[^\n`]*\n(.*?)^[ \t]*\1[ \t]*$", re.DOTALL | re.MULTILINE)
-_FENCED_FENCES = re.compile(_FENCED.pattern.replace("*?", "*"), _FENCED.flags)  # up to the last fence
-_OPENED = re.compile(r"^[ \t]*(?:`{3,}|~{3,})", re.MULTILINE)
+_FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})")
 _ELISION = re.compile(
-    r"^\s*(?:#|//|--|/\*|<!--|;|%|\.\.\.|…)\s*(?:\.\.\.|…)?\s*\(?(?:the )?"
+    r"^[ \t]*(?:#|//|--|/\*|<!--|;|%|\.\.\.|…)[ \t]*(?:\.\.\.|…)?[ \t]*\(?(?:the )?"
     r"(?:rest|remainder|remaining|existing|other|previous|same)\b[^\n]*?"
     r"\b(?:code|unchanged|same|as before|here|implementation|functions|methods|file|above|below|remains?)\b",
     re.IGNORECASE | re.MULTILINE,
@@ -57,30 +55,30 @@ def rewrite_messages(region: Region, text: str, instruction: str, rules: str = "
 
 def parse_rewrite(answer: str, region: Region, text: str) -> str | Failure:
     """The whole file with the region replaced by what the answer holds."""
-    before, inside, after = region.parts(text)
-    answer = answer.replace("\r\n", "\n")
-    pattern = _FENCED_FENCES if _OPENED.search(inside) else _FENCED
-    if found := pattern.search(answer):
-        written = found[2]
-    elif _OPENED.search(answer):
+    before, inside, _ = region.parts(text)
+    written = _unfenced(answer, nested=any(map(_FENCE.match, inside.splitlines())))
+    if written is None:
         return Failure(Reason.TRUNCATED, region.path, "the rewritten part begins but does not end")
-    else:
-        written = answer.strip("\n")
     if not written.strip() and inside.strip():
         return Failure(Reason.NO_HUNKS, region.path, "the answer holds no text for the part to rewrite")
     if (remark := _ELISION.search(written)) and remark[0] not in inside:
         return Failure(
             Reason.ELIDED, region.path, f"the answer leaves code out ({remark[0].strip()!r}); write all of it"
         )
-    return before + _in_the_manner_of(inside, written, bool(after)) + after
+    start = len(split_lines(before))
+    return rewritten(text, start, start + len(split_lines(inside)), written)
 
 
-def _in_the_manner_of(old: str, new: str, followed: bool) -> str:
-    """`new` (lines ended by LF) with the old text's line ends and its final newline or the lack of one."""
-    ends = [line[len(line.rstrip("\r\n")) :] for line in split_lines(old)]
-    lines = new.split("\n")
-    if lines and not lines[-1]:
-        lines.pop()
-    habit = max(set(ends), key=ends.count) if any(ends) else "\n"
-    ended = followed or not ends or bool(ends[-1])
-    return (habit or "\n").join(lines) + ((habit or "\n") if lines and ended else "")
+def _unfenced(answer: str, *, nested: bool) -> str | None:
+    """What stands between the first fence and the one that ends it: the next of its kind, or the last where
+    the text has fences of its own. The whole answer if there is none; None if it never ends."""
+    lines = answer.split("\n")
+    start = next((i for i, line in enumerate(lines) if _FENCE.match(line)), None)
+    if start is None:
+        return answer.strip("\r\n")
+    found = _FENCE.match(lines[start])
+    fence = found[1] if found else ""
+    ends = [i for i in range(start + 1, len(lines)) if lines[i].strip() == fence]
+    if not ends:
+        return None
+    return "".join(f"{line}\n" for line in lines[start + 1 : ends[-1] if nested else ends[0]])

@@ -172,6 +172,10 @@ class Workspace:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
+            if target.exists():
+                # Whoever owned the file owns it afterwards, also when root edits it in a container.
+                with contextlib.suppress(PermissionError):
+                    os.chown(name, target.stat().st_uid, target.stat().st_gid)
             if mode is not None:
                 name.chmod(mode)
         except OSError as error:
