@@ -58,6 +58,9 @@ class Array:
     def __len__(self) -> int:
         return self.length
 
+    def __repr__(self) -> str:
+        return f"an array of {self.length} values"
+
     def __iter__(self) -> Iterator[object]:
         cursor = self._cursor.copy()
         if self._type == _STRING:
