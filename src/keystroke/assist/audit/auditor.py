@@ -1,0 +1,278 @@
+"""The audit of one text: afresh, or kept up to date while it is edited.
+
+Law: a text is audited unit by unit and a unit's result depends only on its own text and on the facts its names have
+outside it (imports, constants, fields). So a result may be kept as long as both are the same, and the audit of an
+edited text equals the audit of the same text from scratch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ast_grep_py import SgRoot
+
+from keystroke.assist.audit import ir
+from keystroke.assist.audit.finding import Finding, Fix
+from keystroke.assist.audit.fixes import build
+from keystroke.assist.audit.flow import Env, Exhausted, Flow
+from keystroke.assist.audit.knowledge import load_knowledge
+from keystroke.assist.audit.lower import Lowering
+from keystroke.assist.audit.lower.c import CLowering
+from keystroke.assist.audit.lower.go import GoLowering
+from keystroke.assist.audit.lower.java import JavaLowering
+from keystroke.assist.audit.lower.javascript import ScriptLowering
+from keystroke.assist.audit.lower.python import PythonLowering
+from keystroke.assist.audit.detectors import Detectors, MemoryDetectors
+from keystroke.assist.audit.match import Match, Matcher, index_of
+from keystroke.assist.audit.rules import LANGUAGES
+from keystroke.assist.audit.suppress import suppress
+from keystroke.assist.audit.units import Skeleton, Unit, resplit, skeleton, split
+from keystroke.assist.audit.values import Value
+from keystroke.errors import InputError, NotFound
+from keystroke.text import Edit, apply_edits
+
+MAX_TEXT = 4_000_000  # characters; beyond this a file is data, not source
+MAX_LINE = 20_000  # a longer line is minified or generated
+KEPT = 400  # results of units no longer in the text that are kept for undo
+_WORD = re.compile(r"[A-Za-z_$][\w$]*")
+_LOWERINGS: dict[str, type[Lowering]] = {
+    "python": PythonLowering,
+    "javascript": ScriptLowering,
+    "typescript": ScriptLowering,
+    "tsx": ScriptLowering,
+    "c": CLowering,
+    "cpp": CLowering,
+    "go": GoLowering,
+    "java": JavaLowering,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A finding placed in its unit; each fix with the imports it needs at the top of the file."""
+
+    finding: Finding
+    needs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    found: tuple[_Found, ...]
+    names: frozenset[str]
+
+
+class Auditor:
+    """Audits texts of one language."""
+
+    def __init__(self, language: str, *, honour_others: bool = False) -> None:
+        if language not in LANGUAGES:
+            raise NotFound(f"cannot audit {language!r}; known languages: {', '.join(LANGUAGES)}")
+        self.language = language
+        self.honour_others = honour_others
+
+    def audit(self, text: str) -> tuple[Finding, ...]:
+        return LiveAudit(self.language, text, honour_others=self.honour_others).findings
+
+
+class LiveAudit:
+    """The audit of one buffer, brought up to date by each edit."""
+
+    def __init__(self, language: str, text: str = "", *, honour_others: bool = False) -> None:
+        if language not in LANGUAGES:
+            raise NotFound(f"cannot audit {language!r}; known languages: {', '.join(LANGUAGES)}")
+        self.language = language
+        self.honour_others = honour_others
+        self._lowering = _LOWERINGS[language]()
+        self._index = index_of(language)
+        self._knowledge = load_knowledge(language)
+        self._results: OrderedDict[tuple[str, str], _Result] = OrderedDict()
+        self._context: Env = {}
+        self._outline = Skeleton("", (0,), (0,))
+        self._outline_found: tuple[_Found, ...] = ()
+        self._units: list[Unit] = []
+        self.text = ""
+        self.findings: tuple[Finding, ...] = ()
+        self.replace(text)
+
+    def replace(self, text: str) -> tuple[Finding, ...]:
+        """Take a whole new text; results of units it still has are kept."""
+        check_text(text)
+        self.text = text
+        self._units = split(text, self.language)
+        return self._refresh()
+
+    def edit(self, start: int, end: int, replacement: str) -> tuple[Finding, ...]:
+        """Replace `[start, end)` and audit what that touched."""
+        if not 0 <= start <= end <= len(self.text):
+            raise InputError(f"an edit of {start} to {end} does not lie in a text of {len(self.text)} characters")
+        text = self.text[:start] + replacement + self.text[end:]
+        check_text(text)
+        self.text = text
+        self._units = resplit(text, self.language, self._units, start, end, len(replacement) - (end - start))
+        return self._refresh()
+
+    # One pass over the units
+
+    def _refresh(self) -> tuple[Finding, ...]:
+        text = self.text
+        outline = skeleton(text, self._units, self.language)
+        if outline.text != self._outline.text:
+            self._read_outline(outline)
+        self._outline = outline
+        placed: list[tuple[_Found, int]] = []
+        for unit in self._units:
+            source = text[unit.start : unit.end]
+            key = (source, unit.before)
+            result = self._results.get(key)
+            if result is None:
+                result = self._audit_unit(source, unit)
+                self._results[key] = result
+            else:
+                self._results.move_to_end(key)
+            placed.extend((found, unit.start) for found in result.found)
+        while len(self._results) > len(self._units) + KEPT:
+            self._results.popitem(last=False)
+        findings = [self._place(found, at) for found, at in placed]
+        findings += [item for found in self._outline_found if (item := self._place_outline(found, outline)) is not None]
+        findings.sort(key=lambda item: (item.start, item.end, item.rule))
+        self.findings = suppress(text, findings, self.honour_others)
+        return self.findings
+
+    def _read_outline(self, outline: Skeleton) -> None:
+        before = self._context
+        matches, env, _ = self._walk(outline.text, {}, 0)
+        self._context = env
+        changed = {name for name in before.keys() | env.keys() if before.get(name) != env.get(name)}
+        if changed:
+            for key in [key for key, result in self._results.items() if result.names & changed]:
+                del self._results[key]
+        self._outline_found = self._with_fixes(matches, outline.text, {}, 0)
+
+    def _audit_unit(self, source: str, unit: Unit) -> _Result:
+        whole = unit.before + source + unit.after
+        shift = len(unit.before)
+        matches, _, _ = self._walk(whole, self._context, shift)
+        return _Result(self._with_fixes(matches, whole, self._context, shift), frozenset(_WORD.findall(source)))
+
+    def _walk(self, source: str, env: Env, shift: int) -> tuple[list[Match], Env, Any]:
+        root = SgRoot(source, self.language).root()
+        memory = self.language in ("c", "cpp")
+        matcher: Matcher = (MemoryDetectors if memory else Detectors)(self.language, self._index)
+        flow = Flow(self.language, self._knowledge, matcher, env)
+        matcher.flow = flow
+        try:
+            flow.run(self._lowering.stmt(root))
+        except (Exhausted, RecursionError):
+            flow.quiet = 0  # machine-made code: what was found so far stands
+        finally:
+            self._lowering.depth = 0
+        flow.quiet = 0
+        matcher.patterns(root, source)
+        matcher.source(root, source)
+        matches = [match for match in matcher.matches.values() if match.start >= shift]
+        return _distinct(matches), flow.env, root
+
+    # Fixes
+
+    def _with_fixes(self, matches: list[Match], source: str, env: Env, shift: int) -> tuple[_Found, ...]:
+        out: list[_Found] = []
+        errors: int | None = None
+        for match in matches:
+            fixes: list[Fix] = []
+            needs: list[str] = []
+            for spec in match.rule.fixes:
+                edits = build(match, spec, self.language, source)
+                if not edits or edits[0].start < shift:
+                    continue
+                if errors is None:
+                    errors = _errors(SgRoot(source, self.language).root())
+                if self._proved(match, edits, spec.imports, source, env, errors):
+                    fixes.append(Fix(spec.title, tuple(Edit(edit.start - shift, edit.end - shift, edit.text) for edit in edits)))
+                    needs.append(spec.imports)
+            finding = Finding(
+                match.rule.id, match.cwe, match.severity, match.message, match.start - shift, match.end - shift, match.origin, tuple(fixes)
+            )
+            out.append(_Found(finding, tuple(needs)))
+        return tuple(out)
+
+    def _proved(self, match: Match, edits: tuple[Edit, ...], imports: str, source: str, env: Env, errors: int) -> bool:
+        fixed = apply_edits(source, edits)
+        known = dict(env)
+        if imports:
+            name = imports.split()[-1]
+            known[name] = Value(path=name if imports.startswith("import") else f"{imports.split()[1]}.{name}")
+        matches, _, root = self._walk(fixed, known, 0)
+        if _errors(root) > errors:
+            return False
+        end = match.end + sum(edit.delta for edit in edits)
+        return not any(other.rule.id == match.rule.id and other.start < end and other.end > match.start for other in matches)
+
+    def _place(self, found: _Found, at: int) -> Finding:
+        return self._imported(found.finding.moved(at), found.needs)
+
+    def _place_outline(self, found: _Found, outline: Skeleton) -> Finding | None:
+        finding = found.finding
+        start = outline.origin(finding.start)
+        end = outline.origin(max(finding.end - 1, finding.start)) + 1
+        fixes: list[Fix] = []
+        needs: list[str] = []
+        for fix, need in zip(finding.fixes, found.needs, strict=True):
+            edits = [Edit(outline.origin(edit.start), outline.origin(edit.start) + edit.end - edit.start, edit.text) for edit in fix.edits]
+            if all(self.text[new.start : new.end] == outline.text[old.start : old.end] for new, old in zip(edits, fix.edits, strict=True)):
+                fixes.append(Fix(fix.title, tuple(edits)))
+                needs.append(need)
+        return self._imported(replace(finding, start=start, end=max(end, start), fixes=tuple(fixes)), tuple(needs))
+
+    def _imported(self, finding: Finding, needs: tuple[str, ...]) -> Finding:
+        """Fixes that need an import get the edit that adds it, where the file lacks it."""
+        if not any(needs):
+            return finding
+        fixes = []
+        for fix, need in zip(finding.fixes, needs, strict=True):
+            if need and need.split()[-1] not in self._context:
+                at = _import_place(self.text)
+                fix = Fix(fix.title, (Edit(at, at, need + "\n"), *fix.edits))
+            fixes.append(fix)
+        return replace(finding, fixes=tuple(fixes))
+
+
+def check_text(text: str) -> None:
+    """Refuse what is not source a person edits, saying why."""
+    if len(text) > MAX_TEXT:
+        raise InputError(f"the text has {len(text)} characters; the audit reads at most {MAX_TEXT}")
+    if "\0" in text:
+        raise InputError("the text holds NUL characters: it is binary, not source")
+
+
+def _errors(root: ir.Syntax) -> int:
+    return len(root.find_all(kind="ERROR"))
+
+
+def _distinct(matches: list[Match]) -> list[Match]:
+    """One finding per weakness and place: the most severe, then the first by rule id."""
+    best: dict[tuple[int, int], Match] = {}
+    for match in matches:
+        key = (match.start, match.cwe)
+        known = best.get(key)
+        if known is None or (-match.severity.rank, match.rule.id) < (-known.severity.rank, known.rule.id):
+            best[key] = match
+    return sorted(best.values(), key=lambda match: (match.start, match.end, match.rule.id))
+
+
+_IMPORT = re.compile(r"^(?:import|from)\s(?!__future__)", re.MULTILINE)
+
+
+def _import_place(text: str) -> int:
+    found = _IMPORT.search(text)
+    if found and not text.startswith("from __future__", found.start()):
+        return found.start()
+    at = 0
+    for line in text.splitlines(keepends=True):
+        if not line.startswith("#"):
+            break
+        at += len(line)
+    doc = re.compile(r'\s*[rR]?("""|\'\'\').*?\1[^\n]*\n?', re.DOTALL).match(text, at)
+    return doc.end() if doc else at

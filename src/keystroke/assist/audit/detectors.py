@@ -1,0 +1,71 @@
+"""Detectors in code: what a rule's conditions cannot say.
+
+Law: a detector hears the walk and names the rule that describes what it found; the rule decides severity and words.
+"""
+
+from __future__ import annotations
+
+from keystroke.assist.audit import ir
+from keystroke.assist.audit.flow import CallEvent
+from keystroke.assist.audit.match import Matcher
+from keystroke.assist.audit.memory import MemoryMatcher
+from keystroke.assist.audit.secrets import FORMATS, is_secret
+from keystroke.assist.audit.values import Value
+
+
+class _Secrets(Matcher):
+    def bind(self, path: str, key: str, value: Value, node: ir.Syntax, target: ir.Expr) -> None:
+        super().bind(path, key, value, node, target)
+        name = path.rsplit(".", 1)[-1]
+        if name.endswith("[]") and isinstance(target, ir.Index) and isinstance(target.key, ir.Const):
+            name = str(target.key.value)
+        self.named(name, value, node)
+
+    def call(self, event: CallEvent) -> Value | None:
+        for name, value in event.kwargs.items():
+            self.named(name, value, event.call.kwargs[name].node)
+        return super().call(event)
+
+    def literal(self, value: Value, node: ir.Syntax, coll: ir.Coll) -> None:
+        super().literal(value, node, coll)
+        if coll.keys is not None:
+            for key, item in zip(coll.keys, coll.items, strict=True):
+                if isinstance(key, ir.Const) and isinstance(key.value, str) and isinstance(item, ir.Const):
+                    self.named(key.value, Value(item.value), item.node)
+
+    def tested(self, test: ir.Op, args: list[Value]) -> None:
+        for side, other in ((0, 1), (1, 0)):
+            expr = test.args[side]
+            name = expr.id if isinstance(expr, ir.Name) else expr.name if isinstance(expr, ir.Attr) else ""
+            if name and isinstance(test.args[other], ir.Const):
+                self.named(name, args[other], test.node)
+
+    def define(self, function: ir.Function, handler: bool) -> None:
+        super().define(function, handler)
+        for param in function.params:
+            if isinstance(param.default, ir.Const) and isinstance(param.default.value, str):
+                self.named(param.name, Value(param.default.value), param.default.node)
+
+    def named(self, name: str, value: Value, node: ir.Syntax) -> None:
+        text = value.const
+        if isinstance(text, bytes):
+            text = text.decode("latin-1")
+        if isinstance(text, str) and is_secret(name, text):
+            self.detected("named-secret", node)
+
+    def source(self, root: ir.Syntax, text: str) -> None:
+        """Keys recognised by their form, wherever they stand."""
+        pair = self.rules.detectors.get("secret-format")
+        if pair is None:
+            return
+        for found in FORMATS.finditer(text):
+            if "EXAMPLE" not in found.group():
+                self.place(pair[0], pair[1], found.start(), found.end())
+
+
+class Detectors(_Secrets):
+    pass
+
+
+class MemoryDetectors(_Secrets, MemoryMatcher):
+    pass

@@ -1,0 +1,317 @@
+"""Rules held against what the data flow sees.
+
+Law: the matcher hears the walk's events, finds the rules they may concern by name, asks each rule's conditions of
+the values, and keeps one match per rule and place. It edits nothing and knows no language's syntax.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Any
+
+from keystroke.assist.audit import ir
+from keystroke.assist.audit.finding import Severity
+from keystroke.assist.audit.flow import CallEvent, Flow, Listener, key_of
+from keystroke.assist.audit.rules import Rule, When, load_rules
+from keystroke.assist.audit.values import CONSTANT, LOCAL, PARAMETER, REMOTE, Value
+
+
+@dataclass(slots=True)
+class Match:
+    rule: Rule
+    start: int
+    end: int
+    severity: Severity
+    message: str
+    cwe: int
+    origin: str
+    subject: ir.Expr | None  # what a fix works on
+    value: Value | None
+    args: list[Value]
+
+
+class Index:
+    """One language's rules by what can trigger them."""
+
+    def __init__(self, rules: Iterable[Rule]) -> None:
+        self.calls: dict[str, list[tuple[Rule, When]]] = defaultdict(list)
+        self.any_call: list[tuple[Rule, When]] = []
+        self.binds: list[tuple[Rule, When]] = []
+        self.literals: list[tuple[Rule, When]] = []
+        self.imports: list[tuple[Rule, When]] = []
+        self.returns: list[tuple[Rule, When]] = []
+        self.patterns: list[tuple[Rule, When]] = []
+        self.detectors: dict[str, tuple[Rule, When]] = {}
+        for rule in rules:
+            for when in rule.whens:
+                pair = (rule, when)
+                if when.call is not None:
+                    for last in {pattern.rsplit(".", 1)[-1] for pattern in when.call.patterns}:
+                        (self.any_call if "*" in last else self.calls[last]).append(pair)
+                for condition, place in (
+                    (when.bind, self.binds),
+                    (when.literal, self.literals),
+                    (when.imports, self.imports),
+                    (when.ast, self.patterns),
+                    (when.returns, self.returns),
+                ):
+                    if condition:
+                        place.append(pair)
+                if when.detector:
+                    self.detectors[when.detector] = pair
+        self.binds_for = lru_cache(maxsize=4096)(self._binds_for)
+
+    def _binds_for(self, path: str) -> list[tuple[Rule, When]]:
+        return [pair for pair in self.binds if pair[1].bind is not None and pair[1].bind.match(path)]
+
+
+@cache
+def index_of(language: str) -> Index:
+    return Index(load_rules(language))
+
+
+class Matcher(Listener):
+    def __init__(self, language: str, index: Index) -> None:
+        self.language = language
+        self.rules = index
+        self.matches: dict[tuple[str, int], Match] = {}
+        self.flow: Flow | None = None
+        self.handlers: dict[int, bool] = {}
+
+    # Events
+
+    def call(self, event: CallEvent) -> Value | None:
+        path = event.path
+        last = path.rsplit(".", 1)[-1]
+        for rule, when in [*self.rules.calls.get(last, ()), *self.rules.any_call]:
+            if when.call is None or not when.call.match(path) or (when.excluded is not None and when.excluded.match(path)):
+                continue
+            subject, value = self.argument(event, when.arg)
+            if self.holds(rule, when, value, event.args, event.kwargs, event.function):
+                self.add(rule, when, event.call.node, value, event.call, event.args)
+        return None
+
+    def bind(self, path: str, key: str, value: Value, node: ir.Syntax, target: ir.Expr) -> None:
+        for rule, when in self.rules.binds_for(path):
+            if self.holds(rule, when, value, [value], {}, self.function):
+                self.add(rule, when, node, value, target, [value])
+
+    def returned(self, value: Value, node: ir.Syntax, function: ir.Function | None) -> None:
+        for rule, when in self.rules.returns:
+            if self.holds(rule, when, value, [value], {}, function):
+                self.add(rule, when, node, value, None, [value])
+
+    def literal(self, value: Value, node: ir.Syntax, coll: ir.Coll) -> None:
+        for rule, when in self.rules.literals:
+            if when.literal is not None and when.literal.match(value.path) and self.holds(rule, when, value, [value], {}, self.function):
+                self.add(rule, when, node, value, coll, [value])
+
+    def imported(self, path: str, node: ir.Syntax) -> None:
+        for rule, when in self.rules.imports:
+            if when.imports is not None and when.imports.match(path):
+                self.add(rule, when, node, None, None, [])
+
+    def define(self, function: ir.Function, handler: bool) -> None:
+        self.handlers[id(function)] = handler
+
+    @property
+    def function(self) -> ir.Function | None:
+        return self.flow.functions[-1] if self.flow is not None and self.flow.functions else None
+
+    def patterns(self, root: Any, text: str) -> None:
+        """Syntax rules, on the units whose text can match at all."""
+        for rule, when in self.rules.patterns:
+            if when.ast is None or (when.needs and when.needs not in text):
+                continue
+            for node in root.find_all({"rule": when.ast}):
+                self.add(rule, when, node, None, None, [])
+
+    def detected(self, detector: str, node: ir.Syntax, message: str = "", origin: str = "", subject: ir.Expr | None = None, args: list[Value] | None = None) -> None:
+        """A detector in code found what its rule describes."""
+        pair = self.rules.detectors.get(detector)
+        if pair is not None:
+            self.add(pair[0], pair[1], node, None, subject, args or [], message, origin)
+
+    # Conditions
+
+    def argument(self, event: CallEvent, places: tuple[str, ...]) -> tuple[ir.Expr | None, Value | None]:
+        if places == ("receiver",):
+            return event.call.func, event.receiver
+        if places == ("*",):
+            worst: Value | None = None
+            for value in [*event.args, *event.kwargs.values()]:
+                if worst is None or (value.level, value.built) > (worst.level, worst.built):
+                    worst = value
+            return None, worst
+        for place in places:
+            value = self.option(place, event.args, event.kwargs)
+            if value is not None:
+                return None, value
+        return None, None
+
+    def option(self, place: str, args: list[Value], kwargs: dict[str, Value]) -> Value | None:
+        """An argument by position, by keyword, or by name inside an options object."""
+        if place.lstrip("-").isdigit():
+            at = int(place)
+            return args[at] if -len(args) <= at < len(args) else None
+        if place in kwargs:
+            return kwargs[place]
+        outer, dotted, inside = place.partition(".")
+        if dotted and outer in kwargs:
+            return self.option(inside, [kwargs[outer]], {})
+        for value in args:
+            if value.items is not None:
+                found = value.item(place)
+                if found is not None:
+                    return found
+                head, dot, rest = place.partition(".")
+                if dot:
+                    inner = value.item(head)
+                    if inner is not None:
+                        deeper = self.option(rest, [inner], {})
+                        if deeper is not None:
+                            return deeper
+        return None
+
+    def holds(self, rule: Rule, when: When, value: Value | None, args: list[Value], kwargs: dict[str, Value], function: ir.Function | None) -> bool:
+        if when.handler and not (function is not None and self.handlers.get(id(function))):
+            return False
+        if when.function is not None and not (function is not None and when.function.search(function.name)):
+            return False
+        if not satisfies(value, when.test, rule.use):
+            return False
+        if when.text is not None:
+            text = value.text if value is not None else None
+            if text is None or not when.text.search(text):
+                return False
+        for names, test in when.options:
+            found = next((item for name in names if (item := self.option(name, args, kwargs)) is not None), None)
+            if not satisfies(found, test, rule.use):
+                return False
+        if when.without and "**" not in kwargs:
+            return all(self.option(name, args, kwargs) is None for name in when.without)
+        return not when.without
+
+    def add(
+        self,
+        rule: Rule,
+        when: When,
+        node: ir.Syntax,
+        value: Value | None,
+        subject: ir.Expr | None,
+        args: list[Value],
+        message: str = "",
+        origin: str = "",
+    ) -> None:
+        if self.flow is not None and self.flow.quiet:
+            return
+        span = node.range()
+        self.place(rule, when, span.start.index, span.end.index, value, subject, args, message, origin)
+
+    def place(
+        self,
+        rule: Rule,
+        when: When,
+        start: int,
+        end: int,
+        value: Value | None = None,
+        subject: ir.Expr | None = None,
+        args: list[Value] | None = None,
+        message: str = "",
+        origin: str = "",
+    ) -> None:
+        key = (rule.id, start)
+        if key in self.matches and self.matches[key].end >= end:
+            return
+        self.matches[key] = Match(
+            rule,
+            start,
+            end,
+            when.severity or rule.severity,
+            message or when.message or rule.message,
+            when.cwe or rule.cwe,
+            origin or (value.origin if value is not None else ""),
+            subject,
+            value,
+            args or [],
+        )
+
+    def source(self, root: Any, text: str) -> None:
+        """Checks of the text itself."""
+
+
+_LEVELS = {"dynamic": LOCAL, "tainted": PARAMETER, "remote": REMOTE}
+
+
+def satisfies(value: Value | None, test: str, use: str) -> bool:
+    """The conditions' little language; see docs/audit for its words."""
+    if "||" in test:
+        return any(satisfies(value, part.strip(), use) for part in test.split("||"))
+    if "&&" in test:
+        return all(satisfies(value, part.strip(), use) for part in test.split("&&"))
+    if test.startswith("not:"):
+        return not satisfies(value, test[4:], use)
+    if test == "any":
+        return True
+    if test == "missing":
+        return value is None
+    if value is None:
+        return False
+    if test == "present":
+        return True
+    level = _LEVELS.get(test)
+    if level is not None:
+        return value.level >= level and not value.numeric and not value.safe(use)
+    if test.startswith("built"):
+        wanted = _LEVELS.get(test[6:], LOCAL)
+        return value.built and value.level >= wanted and not value.safe(use)
+    return _constant(value, test)
+
+
+def _constant(value: Value, test: str) -> bool:
+    const = value.const
+    if test == "const":
+        return value.level == CONSTANT and not value.known or value.known
+    if test == "literal":
+        return value.known
+    if test == "true":
+        return const is True
+    if test == "false":
+        return const is False
+    if test == "none":
+        return value.known and const is None
+    if test == "falsy":
+        return value.known and not const
+    if test == "truthy":
+        return value.known and bool(const)
+    if test == "numeric":
+        return value.numeric
+    if test == "text":
+        return isinstance(const, str | bytes) and len(const) > 0
+    if test[0] == "~":
+        text = value.text
+        return text is not None and _search(test[1:], text)
+    if test[0] == "@":  # what the value refers to
+        return _search(test[1:], value.path)
+    if test[0] == "=":
+        return value.known and str(const) == test[1:]
+    if test[0] in "<>" and isinstance(const, int | float) and not isinstance(const, bool):
+        bound = int(test[1:], 0)
+        return const < bound if test[0] == "<" else const > bound
+    return False
+
+
+@lru_cache(maxsize=512)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.DOTALL)
+
+
+def _search(pattern: str, text: str) -> bool:
+    return _compiled(pattern).search(text) is not None
+
+
+__all__ = ["Index", "Match", "Matcher", "index_of", "key_of", "satisfies"]

@@ -1,0 +1,47 @@
+"""Secrets written into source: by the name they are given, and by the form providers give their keys.
+
+Law: a name alone is not enough; the value must look like a secret and not like a placeholder, a label or a path.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+
+_NAME = re.compile(
+    r"(?i)(?:^|[\W_]|(?<=[a-z]))(pass(?:word|wd|phrase|code)?|pwd|secret(?:_?key)?|api_?key|apikey|access_?key|auth_?(?:key|token)"
+    r"|access_?token|token|private_?key|encryption_?key|signing_?key|client_?secret|credentials?|aes_?key|crypt(?:o)?_?key|jwt_?(?:key|secret))(?:_?\d)?$"
+)
+_STRONG = re.compile(r"(?i)pass|pwd|secret")
+_PLACEHOLDER = re.compile(
+    r"(?i)^[\W_]*$|^<.*>$|^\$?\{.*\}|^%[(\w]|x{4,}|\*{3,}|\.\.\.|your[_\- ]|change[_\- ]?me|placeholder|example|dummy|redacted|^none$|^null$"
+    r"|^(?:true|false|yes|no|bearer|basic|string|text|required|optional|hidden|plain|enabled|disabled|default)$|^env[.:]|process\.env|os\.environ|^todo"
+)
+_LABEL = re.compile(r"(?i)^[\w\-. /:]*(?:password|passwd|pwd|secret|token|api[_\- ]?key|credential|passphrase|_key|auth)s?[\w\-.:/ ]*$")
+FORMATS = re.compile(
+    r"(?<![A-Za-z0-9])(?:(?:AKIA|ASIA)[0-9A-Z]{16}|gh[pousr]_[A-Za-z0-9]{36}|github_pat_[A-Za-z0-9_]{40,}|glpat-[A-Za-z0-9_\-]{20}"
+    r"|xox[abprs]-[0-9A-Za-z\-]{20,}|sk_live_[0-9A-Za-z]{20,}|rk_live_[0-9A-Za-z]{20,}|AIza[0-9A-Za-z_\-]{35}|npm_[A-Za-z0-9]{36}"
+    r"|SG\.[\w\-]{20,}\.[\w\-]{30,}|ya29\.[\w\-]{40,}|sk-(?:proj-|ant-)?[A-Za-z0-9_\-]{40,}|pypi-AgEIcHlwaS[\w\-]{50,})"
+    r"|-----BEGIN (?:RSA |EC |DSA |OPENSSH |PGP )?PRIVATE KEY(?: BLOCK)?-----"
+)
+
+
+def entropy(text: str) -> float:
+    """Shannon entropy in bits per character."""
+    counts = Counter(text)
+    return -sum(count / len(text) * math.log2(count / len(text)) for count in counts.values()) if text else 0.0
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Whether `name = value` writes a secret down."""
+    found = _NAME.search(name)
+    if found is None or not 3 <= len(value) <= 400 or _PLACEHOLDER.search(value):
+        return False
+    if _LABEL.match(value) and not re.search(r"\d", value):
+        return False
+    if value.count(" ") > 1 or value.startswith(("/", "http://", "https://", "--", "./")) or "{" in value or "%s" in value:
+        return False
+    if _STRONG.search(found[1]):
+        return not value[0].isspace() and not (re.fullmatch(r"[A-Z][a-z]+(?: [a-z]+)*", value) and " " in value)
+    return len(value) >= 8 and " " not in value and (entropy(value) >= 3.0 or bool(re.search(r"\d", value))) and bool(re.search(r"[0-9]|[A-Z].*[a-z]|[a-z].*[A-Z]", value))

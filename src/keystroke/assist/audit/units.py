@@ -1,0 +1,303 @@
+"""A text cut into the pieces that are audited alone: each outermost function or method, and the rest.
+
+Law: cutting is lexical and a function of the text alone, so that auditing after an edit and auditing afresh
+see the same pieces. Broken text may be cut badly; it is never cut differently the second time.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """`text[start:end]`, parsed behind `before` and in front of `after` to make it whole."""
+
+    start: int
+    end: int
+    before: str = ""
+    after: str = ""
+    outer: int = 0  # containers (classes, namespaces) open around it
+    recovered: bool = False  # its own braces never close: where it ends depends on all that follows
+
+
+@dataclass(frozen=True, slots=True)
+class Skeleton:
+    """The text with each unit replaced by an empty statement; `origin` maps its offsets back."""
+
+    text: str
+    starts: tuple[int, ...]
+    origins: tuple[int, ...]
+
+    def origin(self, offset: int) -> int:
+        at = bisect_right(self.starts, offset) - 1
+        return self.origins[at] + offset - self.starts[at]
+
+
+Stop = Callable[[int, int], bool]  # (start of a unit, containers around it): the rest is known already
+
+
+def split(text: str, language: str, at: int = 0, outer: int = 0, stop: Stop | None = None) -> list[Unit]:
+    """The units from `at` on, which must be 0 or the start of a unit inside `outer` containers."""
+    if language == "python":
+        return _split_python(text, at, stop or _never)
+    if language in ("javascript", "typescript", "tsx"):
+        return _split_script(text, at, outer, stop or _never)
+    return _split_braces(text, language, at, outer, stop or _never)
+
+
+def resplit(text: str, language: str, old: list[Unit], start: int, end: int, delta: int) -> list[Unit]:
+    """What `split(text)` gives, from the units before an edit of `[start, end)` that added `delta` characters.
+
+    A unit's start is a clean state of the cutter, so cutting resumes one unit before the edit and stops where
+    a unit starts that the old text had too.
+    """
+    resume = 0
+    while resume < len(old) and old[resume].end < start and not old[resume].recovered:
+        resume += 1
+    resume = max(0, resume - 1)
+    first = old[resume] if old and resume and old[resume].end < start else None
+    kept = old[:resume] if first else []
+    later = {(unit.start + delta, unit.outer): at for at, unit in enumerate(old) if unit.start > end}
+    tail: list[int] = []
+
+    def known(at: int, outer: int) -> bool:
+        found = later.get((at, outer))
+        if found is None:
+            return False
+        tail.append(found)
+        return True
+
+    fresh = split(text, language, first.start if first else 0, first.outer if first else 0, known)
+    rest = old[tail[0] :] if tail else []
+    moved = [Unit(u.start + delta, u.end + delta, u.before, u.after, u.outer, u.recovered) for u in rest] if delta else rest
+    return kept + fresh + moved
+
+
+def _never(at: int, outer: int) -> bool:
+    return False
+
+
+def skeleton(text: str, units: list[Unit], language: str) -> Skeleton:
+    pieces: list[str] = []
+    starts: list[int] = []
+    origins: list[int] = []
+    at = length = 0
+    for unit in units:
+        kept = text[at : unit.start]
+        # `pass` needs the unit's own indentation: a unit starts at the start of its line.
+        filler = _indent(text, unit.start) + "pass\n" if language == "python" else ";\n"
+        starts += [length, length + len(kept)]
+        origins += [at, unit.start]
+        pieces += [kept, filler]
+        length += len(kept) + len(filler)
+        at = unit.end
+    starts.append(length)
+    origins.append(at)
+    pieces.append(text[at:])
+    return Skeleton("".join(pieces), tuple(starts), tuple(origins))
+
+
+def _indent(text: str, at: int) -> str:
+    end = at
+    while end < len(text) and text[end] in " \t":
+        end += 1
+    return text[at:end]
+
+
+_PYTHON = re.compile(
+    r"""(?P<long>'''|\"\"\")"""
+    r"""|"(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'?"""
+    r"""|\#[^\n]*"""
+    r"""|^(?P<indent>[ \t]*)(?:(?P<define>async[ \t]+def\b|def\b)|(?P<mark>@)|(?P<class>class\b)|[^\s\#)\]}"'])""",
+    re.MULTILINE | re.DOTALL,
+)
+_LONG_END = {quote: re.compile(rf"(?:[^\\]|\\.)*?{quote}", re.DOTALL) for quote in ("'''", '"""')}
+
+
+def _split_python(text: str, at: int, stop: Stop) -> list[Unit]:
+    units: list[Unit] = []
+    inside = -1  # the indentation of the unit being read, -1 between units
+    start = 0
+    mark: tuple[int, int] | None = None  # first decorator waiting for its definition: (offset, indentation)
+    scan = _PYTHON.search
+    while found := scan(text, at):
+        at = found.end()
+        if found["long"]:
+            closed = _LONG_END[found["long"]].match(text, at)
+            at = closed.end() if closed else len(text)
+            continue
+        indent = found["indent"]
+        if indent is None:
+            continue
+        depth = len(indent)
+        if inside >= 0:
+            if depth > inside:
+                continue
+            units.append(_python_unit(text, start, found.start(), inside))
+            inside = -1
+        if found["define"]:
+            start = mark[0] if mark and mark[1] == depth else found.start()
+            inside, mark = depth, None
+            if stop(start, 0):
+                return units
+        elif found["mark"]:
+            mark = mark or (found.start(), depth)
+        else:
+            mark = None
+    if inside >= 0:
+        units.append(_python_unit(text, start, len(text), inside))
+    return units
+
+
+def _python_unit(text: str, start: int, end: int, indent: int) -> Unit:
+    return Unit(start, end, "class _:\n" if indent else "")
+
+
+_BRACES = re.compile(
+    r"""//[^\n]*|/\*.*?(?:\*/|\Z)|"(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'?|`[^`]*`?|^[ \t]*\#(?:[^\n\\]|\\.)*|[{};]|^\}|^func\b""",
+    re.MULTILINE | re.DOTALL,
+)
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
+_CONTAINER = {
+    "java": re.compile(r"\b(?:class|interface|enum|record)\s+\w"),
+    "c": re.compile(r'\bextern\s*"C"\s*$'),
+    "cpp": re.compile(r'\bextern\s*"C"\s*$|\bnamespace\b[^()=;]*$|^(?!.*\()(?!.*=).*\b(?:class|struct)\s+\w', re.DOTALL),
+    "go": re.compile(r"(?!)"),
+}
+
+
+def _split_braces(text: str, language: str, at: int, outer: int, stop: Stop) -> list[Unit]:
+    container = _CONTAINER[language]
+    wrap = ("class _ {", "}") if language == "java" else ("", "")
+    units: list[Unit] = []
+    depth = outer  # braces open now; `outer` of them are containers
+    head = at  # where the current declaration starts
+    start = -1  # start of the unit being read
+    recover = False  # the unit has no end of its own: a closing brace in the first column ends it
+    while True:
+        found = _BRACES.search(text, at)
+        if found is None:
+            if start < 0:
+                break
+            if not recover and depth > outer:
+                recover, depth, at = True, outer, start
+                continue
+            units.append(Unit(start, len(text), *wrap, outer, recover))
+            break
+        at = found.end()
+        mark = text[found.start()]
+        if mark == "{":
+            if depth == outer and start < 0:
+                header = _COMMENT.sub(" ", text[head : found.start()])
+                if container.search(header):
+                    depth += 1
+                    outer += 1
+                    head = at
+                    continue
+                if header.startswith("func") if language == "go" else _defines(header):
+                    start = _skip_space(text, head)
+                if start >= 0 and stop(start, outer):
+                    return units
+            depth += 1
+        elif mark == "}":
+            depth -= 1
+            if recover and start >= 0 and (found.start() == 0 or text[found.start() - 1] == "\n"):
+                depth = outer
+            if depth < outer:
+                outer = depth = max(depth, 0)
+                head = at
+            elif depth == outer:
+                if start >= 0:
+                    units.append(Unit(start, at, *wrap, outer, recover))
+                    start, recover = -1, False
+                head = at
+        elif mark == "f":
+            if depth == outer and start < 0 and language == "go":
+                head = found.start()
+        elif depth == outer and start < 0 and (mark == ";" or text[found.start() : at].lstrip().startswith("#")):
+            head = at
+    return units
+
+
+def _defines(header: str) -> bool:
+    opening = header.find("(")
+    if opening < 0:
+        return False
+    assigned = header.find("=")
+    if 0 <= assigned < opening and "operator" not in header:
+        return False
+    return ")" in header
+
+
+def _skip_space(text: str, at: int) -> int:
+    while at < len(text) and text[at].isspace():
+        at += 1
+    return at
+
+
+_SCRIPT = re.compile(
+    r"""//[^\n]*|/\*.*?(?:\*/|\Z)|"(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'?"""
+    r"""|`(?:\\.|\$\{(?:[^{}`]|\{[^{}]*\}|`[^`]*`)*\}|[^`\\])*`?"""
+    r"""|(?:(?<=[=(,:;!&|?{}\[\n])|(?<=return))[ \t]*/(?![/*])(?:\\.|\[(?:\\.|[^\]\n\\])*\]|[^/\n\\\[])+/"""
+    r"""|[(){}\[\];]|^[ \t]*(?=[\w$@'"(])""",
+    re.MULTILINE | re.DOTALL,
+)
+_SCRIPT_CLASS = re.compile(r"^\s*(?:export\s+)?(?:default\s+)?(?:abstract\s+)?class\b(?!.*[({=]).*$", re.DOTALL)
+
+
+def _split_script(text: str, at: int, outer: int, stop: Stop) -> list[Unit]:
+    units: list[Unit] = []
+    depth, head = outer, at
+    kept = False  # the statement being read holds a function: it becomes a unit
+    wrap = ("class _ {", "}") if outer else ("", "")
+
+    def close(end: int) -> bool:
+        """End the statement at `end`; True where the rest is known."""
+        nonlocal head, kept
+        start = _skip_space(text, head)
+        head, was, kept = end, kept, False
+        if not was or start >= end:
+            return False
+        if stop(start, outer):
+            return True
+        units.append(Unit(start, end, *wrap, outer))
+        return False
+
+    while found := _SCRIPT.search(text, at):
+        at = found.end() if found.end() > found.start() else found.start() + 1
+        piece = found.group()
+        mark = piece.lstrip()[:1]
+        single = len(piece) == 1
+        done = False
+        if not mark:
+            done = depth == outer and close(found.start())
+        elif single and mark in "([":
+            depth += 1
+        elif single and mark == "{":
+            if depth == outer == 0 and _SCRIPT_CLASS.match(_COMMENT.sub(" ", text[head : found.start()])):
+                depth = outer = 1
+                wrap = ("class _ {", "}")
+                head, kept = at, False
+                continue
+            if not kept:
+                before = text[max(head, found.start() - 160) : found.start()].rstrip()
+                kept = before.endswith((")", "=>")) or "function" in before
+            depth += 1
+        elif single and mark in ")]}":
+            depth -= 1
+            if depth < outer:
+                done = outer > 0 and close(found.start())
+                outer = depth = 0
+                wrap, kept, head = ("", ""), False, at
+            elif depth == outer and mark == "}" and outer:
+                done = close(at)
+        elif single and mark == ";" and depth == outer:
+            done = close(at)
+        if done:
+            return units
+    close(len(text))
+    return units

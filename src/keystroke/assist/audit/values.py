@@ -1,0 +1,201 @@
+"""What data flow knows of a value.
+
+Law: a value is immutable and says four things: is it a known constant, how foreign is the data in it, for which
+uses has it been made safe, and what is known of its text or memory. Joining two values keeps only what holds of both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+CONSTANT, LOCAL, PARAMETER, REMOTE = range(4)  # how foreign: written here, unknown, the caller's, the outside world's
+HOLE = "\0"  # stands for an unknown part in a skeleton
+ALL = frozenset({"*"})
+NONE: frozenset[str] = frozenset()
+MAX_TEXT = 2000  # skeletons longer than this are cut: rules look at the beginning
+
+
+class _Unknown:
+    def __repr__(self) -> str:
+        return "UNKNOWN"
+
+
+UNKNOWN: Any = _Unknown()
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """A block of memory: capacity and string length in bytes where known."""
+
+    capacity: int | None = None
+    unit: int = 1  # bytes per element
+    length: int | None = None  # longest string it can hold now, without the terminator
+    block: int = 0  # identity of the allocation, 0 where it is no heap block
+    nullable: bool = False
+    fits: str = ""  # allocated for the string in this variable
+    array: bool = False  # sizeof tells its capacity
+    kind: str = ""  # malloc, new, new[]
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    const: Any = UNKNOWN
+    level: int = CONSTANT
+    clean: frozenset[str] = NONE
+    skeleton: str | None = None  # its text with HOLEs
+    path: str = ""  # dotted name of what it refers to, "()" for results of calls
+    numeric: bool = False
+    items: tuple[tuple[Any, Value], ...] | None = None  # contents by constant key
+    origin: str = ""  # path of the source
+    roots: frozenset[str] = NONE  # variables that flowed into it
+    low: int | None = None
+    high: int | None = None
+    bounded: bool = False  # compared with an upper bound we cannot evaluate
+    memory: Memory | None = None
+    function: Any = field(default=None, compare=False)
+
+    @property
+    def known(self) -> bool:
+        return self.const is not UNKNOWN
+
+    @property
+    def built(self) -> bool:
+        """Text put together here from constant and other parts."""
+        return self.skeleton is not None and HOLE in self.skeleton
+
+    @property
+    def text(self) -> str | None:
+        """The constant text or the skeleton."""
+        if isinstance(self.const, str):
+            return self.const
+        if isinstance(self.const, bytes):
+            return self.const.decode("latin-1")
+        return self.skeleton
+
+    def safe(self, use: str) -> bool:
+        return self.level == CONSTANT or (bool(self.clean) and (use in self.clean or "*" in self.clean))
+
+    def cleaned(self, uses: frozenset[str]) -> Value:
+        return replace(self, clean=self.clean | uses)
+
+    def item(self, key: Any) -> Value | None:
+        if self.items is not None and key is not UNKNOWN:
+            for name, value in self.items:
+                if name == key and type(name) is type(key):
+                    return value
+        return None
+
+
+PLAIN = Value()
+
+
+def constant(value: Any) -> Value:
+    if isinstance(value, bool) or not isinstance(value, int):
+        return Value(value)
+    return Value(value, numeric=True, low=value, high=value)
+
+
+def join(a: Value, b: Value) -> Value:
+    """What holds whichever of the two it is."""
+    if a is b or a == b:
+        return a
+    if a.level == CONSTANT and b.level > CONSTANT:
+        clean = b.clean
+    elif b.level == CONSTANT and a.level > CONSTANT:
+        clean = a.clean
+    elif "*" in a.clean:
+        clean = b.clean
+    elif "*" in b.clean:
+        clean = a.clean
+    else:
+        clean = a.clean & b.clean
+    same = a.known and b.known and type(a.const) is type(b.const) and a.const == b.const
+    worse = a if a.level >= b.level else b
+    built = a if a.built else b
+    return Value(
+        a.const if same else UNKNOWN,
+        worse.level,
+        clean,
+        built.skeleton if built.built else (a.skeleton if a.skeleton == b.skeleton else None),
+        a.path if a.path == b.path or not b.path else (b.path if not a.path else worse.path),
+        a.numeric and b.numeric,
+        a.items if a.items == b.items else None,
+        worse.origin,
+        a.roots | b.roots,
+        min(a.low, b.low) if a.low is not None and b.low is not None else None,
+        max(a.high, b.high) if a.high is not None and b.high is not None else None,
+        (a.bounded or a.high is not None) and (b.bounded or b.high is not None) and (a.bounded or b.bounded),
+        _join_memory(a.memory, b.memory),
+        a.function or b.function,
+    )
+
+
+def _join_memory(a: Memory | None, b: Memory | None) -> Memory | None:
+    if a is None or b is None:
+        return a or b
+    if a == b:
+        return a
+    capacity = min(a.capacity, b.capacity) if a.capacity is not None and b.capacity is not None else None
+    length = max(a.length, b.length) if a.length is not None and b.length is not None else None
+    return Memory(
+        capacity,
+        max(a.unit, b.unit),
+        length,
+        a.block if a.block == b.block else 0,
+        a.nullable or b.nullable,
+        a.fits if a.fits == b.fits else "",
+        a.array and b.array,
+        a.kind if a.kind == b.kind else "",
+    )
+
+
+def text_of(parts: list[Value]) -> Value:
+    """The value of parts put together as text."""
+    if parts and all(isinstance(part.const, str | int | float) and not isinstance(part.const, bool) for part in parts):
+        whole = "".join(str(part.const) for part in parts)
+        if len(whole) <= 1_000_000:
+            return Value(whole)
+    mixed = mix(parts)
+    pieces: list[str] = []
+    size = 0
+    for part in parts:
+        known = part.text
+        if known is None and isinstance(part.const, int | float):
+            known = str(part.const)
+        piece = known if known is not None else ("" if part.level == CONSTANT and part.path == "" and part.known else HOLE)
+        pieces.append(piece)
+        size += len(piece)
+        if size > MAX_TEXT:
+            break
+    skeleton = "".join(pieces)
+    if mixed.level == CONSTANT:
+        skeleton = skeleton.replace(HOLE, "")  # parts we cannot read but that are not foreign: no hole to fill
+    return replace(mixed, skeleton=skeleton, numeric=False, path="", const=UNKNOWN, items=None)
+
+
+def mix(parts: list[Value]) -> Value:
+    """Data of all parts flows together: as foreign as the worst, as safe as the least safe."""
+    level = CONSTANT
+    worst: Value | None = None
+    clean: frozenset[str] | None = None
+    roots: frozenset[str] = NONE
+    for part in parts:
+        roots = roots | part.roots if part.roots else roots
+        if part.level == CONSTANT or part.numeric:
+            continue
+        if "*" not in part.clean:
+            clean = part.clean if clean is None else clean & part.clean
+        if worst is None or (part.level, "*" not in part.clean) > (worst.level, "*" not in worst.clean):
+            worst = part
+        level = max(level, part.level)
+    if worst is None:
+        return Value(roots=roots) if roots else PLAIN
+    # A fully cleaned part must not hide how foreign an unclean one is, nor raise its level.
+    dirty = [part for part in parts if part.level and not part.numeric and "*" not in part.clean]
+    if dirty:
+        worst = max(dirty, key=lambda part: part.level)
+        level = worst.level
+    else:
+        clean = ALL
+    return Value(level=level, clean=clean if clean is not None else NONE, origin=worst.origin, roots=roots)
