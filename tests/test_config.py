@@ -87,7 +87,7 @@ def test_every_key_has_help_and_can_be_asked_for(home: Home) -> None:
         ("[engine]\nthreads = true\n", "engine.threads must be a whole number, not True"),
         ("[engine]\nthreads = {}\nx = 1\n", "must be a whole number, not {}"),
         ("[engine]\n\nthreads = -1\n", "line 3: engine.threads must be between 0 and 1024, not -1"),
-        ("[generation]\ntemperature = nan\n", "must be between 0 and 5, not nan"),
+        ("[generation]\ntemperature = nan\n", "must be a finite number, not nan"),
         ("[generation]\ntop_k = -1\n", "must be 0 or more"),
         ("[model]\nprecision = 'int44'\n", "one of auto, int4, int8, fp16, fp32 (did you mean int4?)"),
         ("[speculation]\nenabled = 1\n", "must be true or false, not 1"),
@@ -208,6 +208,26 @@ def test_settings_are_frozen_and_travel_between_processes(home: Home) -> None:
     copy = pickle.loads(pickle.dumps(settings))
     assert copy == settings
     assert copy.origin("engine.threads") == settings.origin("engine.threads")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a = " + "[" * 50_000,
+        ".".join("a" * 5_000) + " = 1",
+        "[engine]\nthreads = " + "9" * 5_000,
+        "[engine]\nthreads = " + "9" * 300,
+        "[model]\ndefault = '../evil.gguf'",
+        "[server.host]\nx = 1",
+        "[[models]]\nname = 'x'",
+        "\x00",
+    ],
+)
+def test_a_hostile_project_file_is_refused_in_one_short_sentence(home: Home, text: str) -> None:
+    message = home.refusal(project=text)
+    assert str(home.project) in message
+    assert "\n" not in message
+    assert len(message) < 500 + len(str(home.project)) + len(str(home.user))
 
 
 def test_an_unknown_flag_is_refused_with_the_nearest_key(home: Home) -> None:

@@ -8,6 +8,7 @@ redirect: guarded options are refused there. Every refusal names the place, the 
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import re
 import tomllib
@@ -62,6 +63,8 @@ def _value(known: Known, raw: Any, where: str, base: Path, *, parse: bool) -> An
     if known.choices and value not in known.choices:
         near = difflib.get_close_matches(str(value), known.choices, n=1)
         raise refuse(f"one of {', '.join(known.choices)}" + (f" (did you mean {near[0]}?)" if near else ""))
+    if isinstance(value, float) and not math.isfinite(value):
+        raise refuse("a finite number")
     low, high = known.least, known.most
     if isinstance(value, (int, float)) and (
         (low is not None and not value >= low) or (high is not None and not value <= high)
@@ -143,12 +146,14 @@ def load_settings(
 def _from_file(path: Path, source: Source, own: Path | None = None) -> Iterator[tuple[str, Any, Origin]]:
     text = _read(path)
     try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        given = list(_flattened(tomllib.loads(text)))
+    except RecursionError:
+        raise ConfigError(f"{path}: tables are nested too deeply; this is no configuration") from None
+    except ValueError as error:  # not TOML, or a number with thousands of digits
         match = re.search(r"^(.*?) \(at line (\d+)", str(error))
         line, why = (f", line {match[2]}", match[1]) if match else ("", str(error))
         raise ConfigError(f"{path}{line}: not valid TOML: {why}; correct that line") from None
-    for key, raw in _flattened(table):
+    for key, raw in given:
         line_number = _line_of(text, key)
         where = f"{path}, line {line_number}: " if line_number else f"{path}: "
         known = find(key, where=where)
@@ -161,6 +166,10 @@ def _from_file(path: Path, source: Source, own: Path | None = None) -> Iterator[
                 f"{where}a project may not set {key}, because it could redirect your code or your keys; "
                 f"put it in {own}",
                 param=key,
+            )
+        if source is Source.PROJECT and key == "model.default" and not MODEL_NAME.fullmatch(str(raw)):
+            raise ConfigError(
+                f"{where}a project may name a model, not a path; add the model on this machine first"
             )
         origin = Origin(source, str(path), line_number)
         yield key, _value(known, raw, where, path.parent, parse=False), origin

@@ -200,6 +200,54 @@ def test_diffs_written_by_git_are_read_exactly(seed: int, tmp_path: Path) -> Non
     assert made(diff, {"a": old}).texts == {"a": new}
 
 
+PIECES = [
+    "src/app.py",
+    "notes.rst",
+    "```",
+    "```python",
+    "<<<<<<< SEARCH",
+    "=======",
+    ">>>>>>> REPLACE",
+    "import os",
+    "",
+    "    print(1)",
+    "Title",
+    "*** Begin Patch",
+    "*** End Patch",
+    "*** Update File: src/app.py",
+    "*** Add File: n",
+    "*** Delete File: notes.rst",
+    "*** Move to: m",
+    "*** End of File",
+    "@@",
+    "@@ def main():",
+    "@@ -1,2 +1,2 @@",
+    "--- a/src/app.py",
+    "+++ b/src/app.py",
+    "--- /dev/null",
+    "+++ /dev/null",
+    "-import os",
+    "+import sys",
+    " import os",
+    "\\ No newline at end of file",
+    "@@ -99999999999999999999 +0,0 @@",
+    "+",
+    "-",
+    " ",
+    "\r",
+    "\u2028",
+]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=16).map("\n".join))
+def test_no_answer_whatever_breaks_the_parser_or_half_applies(answer: str) -> None:
+    result = made(answer)
+    assert bool(result.failures) != bool(result.texts)
+    region = Region("src/app.py", 3, 5)
+    rewritten = parse_rewrite(answer, region, FILES["src/app.py"])
+    assert isinstance(rewritten, Failure) or rewritten.startswith("import os\n\n\n")
+
+
 # ── rewriting a region ────────────────────────────────────────────────────────────────────────
 
 

@@ -144,6 +144,13 @@ def test_buffers_in_memory_are_edited_without_a_workspace() -> None:
     assert proposal.edits("a") == (Edit(10, 11, "3"),)
 
 
+def test_a_shortened_path_means_the_only_file_it_can_mean() -> None:
+    files = {"src/a.py": "x = 1\n", "src/b.py": "x = 1\n", "lib/b.py": "x = 1\n"}
+    assert EditTask(files, "x").read(block("a.py", "x = 1", "x = 2")).texts == {"src/a.py": "x = 2\n"}
+    ambiguous = EditTask(files, "x").read(block("b.py", "x = 1", "x = 2"))
+    assert [failure.reason for failure in ambiguous.failures] == [Reason.UNKNOWN_FILE]
+
+
 def test_an_endless_answer_is_cut_off(workspace: Workspace) -> None:
     class Endless:
         def write(self, messages: Messages, prediction: str | None) -> Iterator[str]:
@@ -222,6 +229,17 @@ def test_an_entry_whose_edit_never_happened_is_skipped(workspace: Workspace, jou
     journal.record("second", second._inverses())  # the machine stopped before the files were written
     assert content(workspace) == after_first
     assert journal.undo().instruction == "first"
+
+
+def test_an_edit_cut_short_by_a_crash_can_be_taken_back(workspace: Workspace, journal: Journal) -> None:
+    before = content(workspace)
+    answer = TWO_TO_THREE + block("b.py", "x = 1", "x = 2")
+    plan = plan_edit(workspace, ["a.py", "b.py"], "x", Script(answer))
+    journal.record("x", plan._inverses())
+    workspace.write(plan._writes[:1])  # the machine stopped between the two files
+    assert content(workspace) != before
+    journal.undo()
+    assert content(workspace) == before
 
 
 def test_a_failed_apply_leaves_no_entry(workspace: Workspace, journal: Journal) -> None:

@@ -57,7 +57,7 @@ def retry_messages(answer: str, failures: Sequence[Failure]) -> list[Message]:
         {"role": "assistant", "content": answer},
         {
             "role": "user",
-            "content": f"Nothing was changed, because:\n{problems}\nWrite all blocks again, corrected.",
+            "content": f"Nothing was changed, because:\n{problems}\nAnswer again, completely and corrected.",
         },
     ]
 

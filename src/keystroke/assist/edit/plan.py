@@ -6,6 +6,7 @@ Model output is data here: it is parsed, matched and compared, never run.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,7 +14,7 @@ from functools import cached_property
 from keystroke.assist.edit.blocks import Message, block_messages, fenced, retry_messages
 from keystroke.assist.edit.fileio import Decoded, digest
 from keystroke.assist.edit.journal import Entry, Inverse, Journal
-from keystroke.assist.edit.operations import Failure, Reason
+from keystroke.assist.edit.operations import Addition, Failure, Operation, Reason
 from keystroke.assist.edit.resolve import Resolution, parse_answer, resolve
 from keystroke.assist.edit.rewrite import Region, parse_rewrite, rewrite_messages
 from keystroke.assist.edit.workspace import SourceFile, Workspace, Write
@@ -89,11 +90,20 @@ class EditTask:
         operations = parse_answer(answer, tuple(self.files))
         if isinstance(operations, Failure):
             return Resolution(failures=(operations,))
+        operations = [self._meant(operation, exists) for operation in operations]
         for operation in operations:
             if operation.path not in self.files and exists(operation.path):
                 unseen = Failure(Reason.UNKNOWN_FILE, operation.path, "this file is not part of the task")
                 return Resolution(failures=(unseen,))
         return resolve(operations, self.files.get)
+
+    def _meant(self, operation: Operation, exists: Callable[[str], bool]) -> Operation:
+        """Models shorten paths: `app.py` means `src/app.py` where that is the only file it can mean."""
+        path = operation.path
+        if isinstance(operation, Addition) or path in self.files or exists(path):
+            return operation
+        longer = [name for name in self.files if name.endswith(f"/{path}")]
+        return dataclasses.replace(operation, path=longer[0]) if len(longer) == 1 else operation
 
 
 def propose_edit(
