@@ -53,7 +53,7 @@ class Precision:
 PRECISIONS = {
     # The head decides between near-ties, and below 3B parameters it is a large share of the weights: 8 bits there.
     "int4": Precision("int4", body_bits=4, head_bits=8, block=32, symmetric=False),
-    "int8": Precision("int8", body_bits=8, head_bits=8, block=32, symmetric=True),
+    "int8": Precision("int8", body_bits=8, head_bits=8, block=64, symmetric=True),
     "fp16": Precision("fp16", body_bits=0, head_bits=0, block=0, symmetric=True),
     "fp32": Precision("fp32", body_bits=0, head_bits=0, block=0, symmetric=True),
 }

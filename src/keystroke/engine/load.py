@@ -1,0 +1,106 @@
+"""From a name or a path to a model that answers: the one place that chooses a backend.
+
+Law: knows every local backend and imports only the one it needs. Everything that can be wrong with a model
+is found here, before the first token, and said in one sentence.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from pathlib import Path
+
+from keystroke.config import Settings, load_settings
+from keystroke.engine.base import Engine
+from keystroke.engine.checkpoint import Checkpoint, ModelSpec, extended, open_checkpoint
+from keystroke.engine.library import Progress, silent
+from keystroke.engine.locate import resolve
+from keystroke.engine.memory import available_bytes
+from keystroke.engine.model import Model
+from keystroke.engine.templates import detect_chat, detect_fim
+from keystroke.engine.tokenizer import load_tokenizer
+from keystroke.errors import ConfigError, NotEnoughMemory
+
+# Below this, four bits cost more quality than they save time; above, memory traffic decides.
+FOUR_BITS_FROM = 3_000_000_000
+
+
+def load_model(model: str | Path, settings: Settings | None = None, progress: Progress = silent) -> Model:
+    """Load the model a name or a path stands for. Converts it the first time, which takes seconds and
+    is shown through `progress`. Raises from the error tree: NotFound, ModelDamaged, UnsupportedModel, NotEnoughMemory, ConfigError."""
+    settings = settings or load_settings()
+    path = model if isinstance(model, Path) else resolve(model, settings, progress)
+    named = settings.models.get(str(model))
+    kind = named.engine if named is not None and named.engine != "auto" else settings.engine.kind
+    precision = named.precision if named is not None and named.precision != "auto" else settings.model.precision
+    with open_checkpoint(path) as checkpoint:
+        if settings.engine.context > checkpoint.spec.context_length:
+            checkpoint.spec = extended(checkpoint.spec, settings.engine.context)
+        if _backend(kind) == "cuda":
+            engine = _cuda(path, checkpoint, precision, settings)
+        else:
+            engine = _onnx(checkpoint, precision, settings, progress)
+    tokenizer = load_tokenizer(path)
+    name = model if isinstance(model, str) else checkpoint.spec.name
+    return Model(name, engine, tokenizer, detect_chat(path), detect_fim(tokenizer, path))
+
+
+def _backend(kind: str) -> str:
+    if kind == "remote":
+        raise ConfigError("engine.kind is remote, which loads no local model; name a [models.NAME] with a base_url")
+    if kind == "auto":
+        return "cuda" if _has_gpu() else "onnx"
+    return kind
+
+
+@functools.cache
+def _has_gpu() -> bool:
+    """Looks for the package first: importing torch takes seconds that a laptop without a GPU need not spend."""
+    if not Path("/proc/driver/nvidia/version").exists() or importlib.util.find_spec("torch") is None:
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _onnx(checkpoint: Checkpoint, precision: str, settings: Settings, progress: Progress) -> Engine:
+    from keystroke.engine.onnx.convert import converted, stored_bytes
+    from keystroke.engine.onnx.engine import OnnxEngine
+    from keystroke.engine.onnx.graph import PRECISIONS
+
+    spec = checkpoint.spec
+    if precision == "auto":
+        precision = "int4" if spec.parameters >= FOUR_BITS_FROM else "int8"
+    _check_memory(spec, stored_bytes(spec, PRECISIONS[precision]), precision)
+    model = converted(
+        checkpoint,
+        precision=precision,
+        progress=lambda done, total: progress(f"converting {spec.name} to {precision}", done, total),
+        cache=settings.paths.cache,
+    )
+    return OnnxEngine(
+        model,
+        spec,
+        precision=precision,
+        threads=settings.engine.threads,
+        kv_budget=settings.engine.kv_budget_mb << 20,
+        context_length=settings.engine.context or None,
+        exact=settings.engine.exact,
+    )
+
+
+def _check_memory(spec: ModelSpec, need: int, precision: str) -> None:
+    have = available_bytes()
+    if have is not None and need > have:
+        raise NotEnoughMemory(
+            f"{spec.name} needs about {need / 2**30:.1f} GB at {precision} and {have / 2**30:.1f} GB are free; "
+            "close other programs, choose a smaller model, or set model.precision to int4"
+        )
+
+
+def _cuda(path: Path, checkpoint: Checkpoint, precision: str, settings: Settings) -> Engine:
+    if importlib.util.find_spec("torch") is None:
+        raise ConfigError("the CUDA engine needs the extra packages: pip install 'keystroke[cuda]'")
+    from keystroke.engine.cuda import load_engine
+
+    return load_engine(path, checkpoint, precision=precision, settings=settings.engine)
