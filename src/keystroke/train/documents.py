@@ -1,8 +1,9 @@
 """From source files to fixed windows of tokens.
 
-Law: given files, a tokenizer and a seed, always the same windows; no clock, no device. A fill-in-the-middle sequence is never
-cut by a window's edge: plain files, which may be cut anywhere, fill what is left. Files of one project follow
-each other, so a window holds several of them: that is how the model learns to use a repository.
+Law: given files, a tokenizer and a seed, always the same windows; no clock, no device. A
+fill-in-the-middle sequence is never cut by a window's edge: plain files, which may be cut anywhere, fill
+what is left. Files of one project follow each other, so a window holds several of them: that is how the
+model learns to use a repository.
 """
 
 from __future__ import annotations
@@ -159,7 +160,7 @@ def token_windows(
     rng.shuffle(names)
     ordered: list[Source] = []
     for name in names:
-        files = projects[name]
+        files = sorted(projects[name], key=lambda s: s.path)
         rng.shuffle(files)
         ordered.extend(files)
     found = list(windows(documents(ordered, tokenizer, mix, rng), length))

@@ -1,7 +1,8 @@
 """From trained weights to files others load: a Hugging Face folder and a GGUF.
 
-Law: the numbers are the trained ones (bfloat16) or their nearest 8-bit blocks; names and row order are what transformers
-and llama.cpp expect. What does not fit together (tokenizer, shape, missing tensors) is refused before anything is written.
+Law: the numbers are the trained ones (bfloat16) or their nearest 8-bit blocks; names and row order are
+what transformers and llama.cpp expect. What does not fit together (tokenizer, shape, missing tensors) is
+refused before anything is written.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ def expected(shape: Shape) -> dict[str, tuple[int, ...]]:
 
 
 def trained(path: Path) -> tuple[Shape, Weights]:
-    """The weights of a run (final.pt, stable.pt). Raises ModelDamaged if one is missing, misshapen or not finite."""
+    """The weights of a run (final.pt, stable.pt). Raises ModelDamaged if one is missing, misshapen or
+    not finite."""
     state = read_state(path)
     shape = Shape.from_json(state["shape"])
     weights: Weights = state.get("weights") or state.get("model") or {}
@@ -85,7 +87,8 @@ def _checked_tokenizer(tokenizer: Path, shape: Shape) -> Any:
     size = loaded.get_vocab_size(with_added_tokens=True)
     if size != shape.vocab:
         raise InputError(
-            f"the tokenizer at {tokenizer} has {size:,} tokens, the model {shape.vocab:,}; export with the one it was trained with"
+            f"the tokenizer at {tokenizer} has {size:,} tokens, the model {shape.vocab:,}; "
+            "export with the one it was trained with"
         )
     return loaded
 

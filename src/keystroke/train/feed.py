@@ -1,8 +1,8 @@
 """Windows for the trainer, made by worker processes while it trains.
 
-Law: pieces may arrive in the folder while training runs; each is transformed anew for every pass, with its own
-seed, so no two passes cut a file the same way. A window is drawn once. The trainer never waits unless the
-workers are slower than it, and a damaged piece stops the run with its name.
+Law: pieces may arrive in the folder while training runs; each is transformed anew for every pass, with its
+own seed, so no two passes cut a file the same way. A window is drawn once. The trainer never waits unless
+the workers are slower than it, and a damaged piece stops the run with its name.
 """
 
 from __future__ import annotations
@@ -55,6 +55,10 @@ class Feed:
         self._rng = np.random.default_rng(seed)
         self._stock: list[Windows] = []  # shuffled on arrival; drawn from their ends
         self._seed = seed * 1_000_003
+
+    def start(self) -> None:
+        """Set the workers going before the first batch is wanted."""
+        self._order()
 
     def _order(self) -> None:
         """Keep the workers busy while the stock is low: new pieces first, then another pass."""

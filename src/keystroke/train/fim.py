@@ -1,8 +1,9 @@
 """Fill-in-the-middle: where a file is cut, and how the three parts become one token sequence.
 
-Law: pure functions of text, ids and a random generator; every sequence built here can be taken apart again.
-The live order is suffix first ("spm"): while someone types, only the prefix grows, at the end of the prompt, so the
-cached work on everything before it stays valid. The other order ("psm") is learned beside it.
+Law: pure functions of text, ids and a random generator; every sequence built here can be taken apart
+again. The live order is suffix first ("spm"): while someone types, only the prefix grows, at the end of
+the prompt, so the cached work on everything before it stays valid. The other order ("psm") is learned
+beside it.
 
     spm:  <|fim_suffix|>SUFFIX<|fim_prefix|>PREFIX<|fim_middle|>MIDDLE<|endoftext|>
     psm:  <|fim_prefix|>PREFIX<|fim_suffix|>SUFFIX<|fim_middle|>MIDDLE<|endoftext|>
@@ -68,7 +69,8 @@ def _line_end(text: str, offset: int) -> int:
 
 
 def block_end(text: str, offset: int) -> int:
-    """Where the block that the line at `offset` stands in ends: before the next line that is indented less."""
+    """Where the block that the line at `offset` stands in ends: before the next line that is indented
+    less."""
     start = text.rfind("\n", 0, offset) + 1
     depth = indentation(text[start : _line_end(text, start)])
     end = _line_end(text, offset)

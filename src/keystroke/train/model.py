@@ -20,7 +20,8 @@ from keystroke.train.special import END
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The model's dimensions. Wide and shallow: on a CPU each layer costs a fixed time besides its weights."""
+    """The model's dimensions. Wide and shallow: on a CPU each layer costs a fixed time besides its
+    weights."""
 
     vocab: int = 32_768
     hidden: int = 768
@@ -177,7 +178,8 @@ class CodeModel(nn.Module):
         self._start(torch.Generator().manual_seed(seed))
 
     def _start(self, generator: torch.Generator) -> None:
-        """Small random weights; what writes to the residual stream starts at zero, so depth starts harmless."""
+        """Small random weights; what writes to the residual stream starts at zero, so depth starts
+        harmless."""
         for name, parameter in self.named_parameters():
             if parameter.ndim < 2:
                 continue

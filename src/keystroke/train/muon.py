@@ -1,7 +1,8 @@
 """Muon for the matrices, AdamW for the rest.
 
-Law: two optimisers behind one step. Matrices of one shape are orthogonalised together in one batched product, so a
-step costs a few milliseconds whatever the number of layers. The learning rate arrives as a factor from the schedule.
+Law: two optimisers behind one step. Matrices of one shape are orthogonalised together in one batched
+product, so a step costs a few milliseconds whatever the number of layers. The learning rate arrives as a
+factor from the schedule.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Muon:
         *,
         rate: float = 0.02,
         momentum: float = 0.95,
-        decay: float = 0.05,
+        decay: float = 0.01,
     ):
         groups: dict[tuple[int, ...], list[nn.Parameter]] = defaultdict(list)
         for parameter in parameters:
@@ -66,7 +67,7 @@ class Optimiser:
     """Muon over the layers' matrices, AdamW over embeddings and norms."""
 
     def __init__(
-        self, model: nn.Module, *, matrix_rate: float = 0.02, other_rate: float = 0.003, decay: float = 0.05
+        self, model: nn.Module, *, matrix_rate: float = 0.02, other_rate: float = 0.003, decay: float = 0.01
     ) -> None:
         named = list(model.named_parameters())
         matrices = [p for n, p in named if p.ndim == 2 and "embed_tokens" not in n]

@@ -16,11 +16,14 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from keystroke.errors import InputError, ModelDamaged
 from keystroke.train.special import END, NAMED, PAD, RESERVED, SPELLING
 
-# How text is cut before merging. This is the "qwen2" way, which stock llama.cpp and the engine's incremental encoder
-# know: a word keeps the one sign before it (".append", "(self", "_name", " return"), a digit stands alone, closing
-# punctuation takes its newline along ("):\n"), and indentation is one piece.
+# How text is cut before merging. This is the "qwen2" way, which stock llama.cpp and the engine's
+# incremental encoder know: a word keeps the one sign before it (".append", "(self", "_name", " return"), a
+# digit stands alone, closing punctuation takes its newline along ("):\n"), and indentation is one piece.
 PRE_TOKENIZER = "qwen2"
-PATTERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 @dataclass(frozen=True, slots=True)

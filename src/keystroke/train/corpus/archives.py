@@ -1,7 +1,7 @@
 """Python files out of a source archive or a wheel, in memory.
 
-Law: nothing is written or executed. An archive is hostile until read: entries, sizes and the total are bounded,
-and a damaged one gives what could be read before the damage.
+Law: nothing is written or executed. An archive is hostile until read: entries, sizes and the total are
+bounded, and a damaged one gives what could be read before the damage.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ MAX_ENTRIES = 20_000
 
 
 def python_files(data: bytes, filename: str, *, sdist: bool) -> Iterator[tuple[str, bytes]]:
-    """(path inside the project, bytes) of each .py file. A source archive's top folder is left out of the path."""
+    """(path inside the project, bytes) of each .py file. A source archive's top folder is left out of
+    the path."""
     entries = _zip_entries(data) if filename.endswith((".zip", ".whl")) else _tar_entries(data)
     total = 0
     try:

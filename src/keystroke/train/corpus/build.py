@@ -1,7 +1,8 @@
 """From harvested projects to pieces ready for training, and the manifest that accounts for every file.
 
-Law: the same harvest gives the same corpus, byte for byte. Near-copies go to the older project; a held-out file
-that resembles a training file is dropped from the held-out part, never the other way round. Nothing is downloaded here.
+Law: the same harvest gives the same corpus, byte for byte. Near-copies go to the older project; a held-out
+file that resembles a training file is dropped from the held-out part, never the other way round. Nothing
+is downloaded here.
 """
 
 from __future__ import annotations

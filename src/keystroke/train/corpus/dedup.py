@@ -1,7 +1,8 @@
 """Near-duplicate files, found by MinHash over pairs of neighbouring lines.
 
-Law: knows texts and their order, nothing else. The first of a group of near-copies is kept. One hash per line pair and one
-permutation (bins of the hash's range) make a signature, so a file costs about as much as reading it.
+Law: knows texts and their order, nothing else. The first of a group of near-copies is kept. One hash per
+line pair and one permutation (bins of the hash's range) make a signature, so a file costs about as much as
+reading it.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def signature(text: str) -> Signature:
     np.minimum.at(
         found, (mixed >> np.uint64(57)).astype(np.int64), (mixed & np.uint64(0xFFFFFFFE)).astype(np.uint32)
     )
-    # An empty bin borrows from the next filled one, changed by the distance, so that only equal texts borrow equally.
+    # An empty bin borrows from the next filled one, changed by the distance, so that only equal texts
+    # borrow equally.
     filled = np.flatnonzero(found != empty)
     where = np.searchsorted(filled, np.arange(BINS))
     source = filled[where % len(filled)]

@@ -1,7 +1,8 @@
 """From project names to cleaned files on disk, one compressed file per project.
 
-Law: a project is done when its file exists, so a harvest can stop at any moment and go on later. The first line of
-that file is the project's record (licence, dates, why files were refused); each further line is one source file.
+Law: a project is done when its file exists, so a harvest can stop at any moment and go on later. The first
+line of that file is the project's record (licence, dates, why files were refused); each further line is
+one source file.
 """
 
 from __future__ import annotations
@@ -185,7 +186,8 @@ def harvest(
     workers: int = 6,
     report: Callable[[ProjectRecord], None] = lambda record: None,
 ) -> Counter[str]:
-    """Harvest every name not yet in `folder`; counts of outcomes. A project that fails is counted and tried again next time."""
+    """Harvest every name not yet in `folder`; counts of outcomes. A project that fails is counted and
+    tried again next time."""
     folder.mkdir(parents=True, exist_ok=True)
     limits = limits or Limits()
     outcomes: Counter[str] = Counter()

@@ -93,7 +93,8 @@ LARGEST = 16 << 20
 
 
 def _suitable(files: list[Mapping[str, Any]], page: str) -> Download | None:
-    """A source archive if it is small (it has the tests), else the smallest wheel, else a larger source archive."""
+    """A source archive if it is small (it has the tests), else the smallest wheel, else a larger source
+    archive."""
     sdists, wheels = [], []
     for file in files:
         size, sha256 = file.get("size"), (file.get("digests") or {}).get("sha256")

@@ -27,40 +27,55 @@ _CLASSIFIERS = {
     "Historical Permission Notice and Disclaimer (HPND)": "HPND",
     "Academic Free License (AFL)": "AFL-3.0",
 }
-_SPDX = {
-    "mit", "mit-0", "mit-cmu", "bsd-2-clause", "bsd-3-clause", "bsd-3-clause-clear", "0bsd", "apache-2.0", "psf-2.0",
-    "python-2.0", "python-2.0.1", "cnri-python", "isc", "unlicense", "zlib", "zpl-2.1", "bsl-1.0", "cc0-1.0", "hpnd",
-    "bsd-2-clause-patent", "blueoak-1.0.0", "wtfpl", "afl-3.0", "postgresql", "upl-1.0", "x11", "ncsa",
-}  # fmt: skip
-_FREE_TEXT = (
-    (re.compile(r"^(the )?(mit|expat)( license| licence)?$", re.I), "MIT"),
-    (
-        re.compile(
-            r"^(the )?(new |simplified |modified |revised )?bsd([ -]?[23]([ -]clause)?)?( license| licence)?$",
-            re.I,
+_SPDX = frozenset(
+    [
+        "mit",
+        "mit-0",
+        "mit-cmu",
+        "bsd-2-clause",
+        "bsd-3-clause",
+        "bsd-3-clause-clear",
+        "bsd-2-clause-patent",
+        "0bsd",
+        "apache-2.0",
+        "psf-2.0",
+        "python-2.0",
+        "python-2.0.1",
+        "cnri-python",
+        "isc",
+        "unlicense",
+        "zlib",
+        "zpl-2.1",
+        "bsl-1.0",
+        "cc0-1.0",
+        "hpnd",
+        "blueoak-1.0.0",
+        "wtfpl",
+        "afl-3.0",
+        "postgresql",
+        "upl-1.0",
+        "x11",
+        "ncsa",
+    ]
+)
+_WORD = r"( licen[sc]e)?"
+_FREE_TEXT = tuple(
+    (re.compile(pattern, re.I), name)
+    for pattern, name in (
+        (rf"^(the )?(mit|expat){_WORD}$", "MIT"),
+        (rf"^(the )?(new |simplified |modified |revised )?bsd([ -]?[23]([ -]clause)?)?{_WORD}$", "BSD"),
+        (rf"^([23][ -]clause )?bsd([ -][23][ -]clause)?( \"?(new|simplified)\"?)?{_WORD}$", "BSD"),
+        (
+            rf"^(the )?apache([ -]?(software )?licen[sc]e)?,?( ?-?v?(version )?2(\.0)?)?{_WORD}$",
+            "Apache-2.0",
         ),
-        "BSD",
-    ),
-    (
-        re.compile(
-            r"^([23][ -]clause )?bsd([ -][23][ -]clause)?( \"?(new|simplified)\"?)?( license| licence)?$",
-            re.I,
-        ),
-        "BSD",
-    ),
-    (
-        re.compile(
-            r"^(the )?apache([ -]?(software )?(license|licence))?,?( ?-?v?(version )?2(\.0)?)?( license| licence)?$",
-            re.I,
-        ),
-        "Apache-2.0",
-    ),
-    (re.compile(r"^apache-?2(\.0)?$", re.I), "Apache-2.0"),
-    (re.compile(r"^isc( license| licence)?$", re.I), "ISC"),
-    (re.compile(r"^(psf|python|python software foundation)( license| licence)?$", re.I), "PSF-2.0"),
-    (re.compile(r"^(the )?unlicense$", re.I), "Unlicense"),
-    (re.compile(r"^public domain$", re.I), "Public-Domain"),
-    (re.compile(r"^zpl ?2\.1$", re.I), "ZPL-2.1"),
+        (r"^apache-?2(\.0)?$", "Apache-2.0"),
+        (rf"^isc{_WORD}$", "ISC"),
+        (rf"^(psf|python|python software foundation){_WORD}$", "PSF-2.0"),
+        (r"^(the )?unlicense$", "Unlicense"),
+        (r"^public domain$", "Public-Domain"),
+        (r"^zpl ?2\.1$", "ZPL-2.1"),
+    )
 )
 _COPYLEFT = re.compile(
     r"gpl|general public|affero|mozilla|mpl|eupl|cecill|eclipse|sleepycat|proprietary|non-?commercial", re.I

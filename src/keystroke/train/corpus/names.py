@@ -17,10 +17,13 @@ from keystroke.errors import NotFound
 
 _NOT_PROJECTS = re.compile(r"(-doc|-dbg|-dev|-examples|-data|-common|-all)$|\.")
 # Debian drops a prefix or renames; the rest carry over as they are.
-_RENAMED = {"yaml": "pyyaml", "opengl": "pyopengl", "dateutil": "python-dateutil", "magic": "python-magic", "git": "gitpython",
-            "jose": "python-jose", "ldap": "python-ldap", "xapp": "xapp", "bs4": "beautifulsoup4", "sklearn": "scikit-learn",
-            "skimage": "scikit-image", "cairo": "pycairo", "pil": "pillow", "openssl": "pyopenssl", "jwt": "pyjwt",
-            "usb": "pyusb", "serial": "pyserial", "github": "pygithub", "nacl": "pynacl", "zmq": "pyzmq"}  # fmt: skip
+_RENAMED = {
+    "bs4": "beautifulsoup4", "cairo": "pycairo", "dateutil": "python-dateutil", "git": "gitpython",
+    "github": "pygithub", "jose": "python-jose", "jwt": "pyjwt", "ldap": "python-ldap",
+    "magic": "python-magic", "nacl": "pynacl", "opengl": "pyopengl", "openssl": "pyopenssl",
+    "pil": "pillow", "serial": "pyserial", "skimage": "scikit-image", "sklearn": "scikit-learn",
+    "usb": "pyusb", "yaml": "pyyaml", "zmq": "pyzmq",
+}  # fmt: skip
 
 
 def debian_packages() -> list[str]:

@@ -1,0 +1,225 @@
+"""`keystroke train`: the steps that make the model we ship, from a corpus to its evaluation.
+
+Law: each command is one step, can be stopped and run again, and leaves files the next one reads. It asks
+`keystroke.train` to do the work and shows how far it has come; torch is loaded only by the steps that need
+it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from keystroke.clients.cli import options
+from keystroke.clients.cli.invocation import of
+from keystroke.errors import InputError, NotFound, UsageError
+
+app = typer.Typer(
+    name="train",
+    help="Make a model: corpus, tokenizer, pretraining, export, evaluation.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+Folder = Annotated[Path, typer.Argument(help="The folder to work in.")]
+Tokenizer = Annotated[Path, typer.Option(help="Folder of the tokenizer.")]
+
+
+@app.command()
+def corpus(
+    ctx: typer.Context,
+    folder: Folder,
+    names: Annotated[
+        Path | None, typer.Option(help="Project names, one a line; Debian's curated list if left out.")
+    ] = None,
+    late: Annotated[int, typer.Option(help="Names to draw from the whole index for the late part.")] = 5000,
+    workers: Annotated[int, typer.Option(min=1, max=16, help="Downloads at a time.")] = 6,
+    build: Annotated[bool, typer.Option(help="Compare, split and write the pieces afterwards.")] = True,
+    json: options.Json = False,
+) -> None:
+    """Harvest projects from the package index and build the corpus. Goes on where it stopped."""
+    from keystroke.train.corpus import names as lists
+    from keystroke.train.corpus.build import build as build_corpus
+    from keystroke.train.corpus.harvest import Limits, ProjectRecord, harvest
+    from keystroke.train.corpus.index import PackageIndex
+    from keystroke.train.corpus.split import LATE
+
+    run = of(ctx)
+    if names is None:
+        wanted = lists.project_names(lists.debian_packages())
+    else:
+        try:
+            wanted = names.read_text(encoding="utf-8").split()
+        except (OSError, ValueError) as error:
+            raise InputError(f"{names} cannot be read as a list of names: {error}") from error
+    index = PackageIndex(connections=workers)
+    outcomes: dict[str, dict[str, int]] = {}
+    with run.console.progress() as progress:
+        young = lists.sampled(index.names(), late, seed=7) if late else []
+        for what, some, limits in (
+            ("projects", wanted, Limits()),
+            ("late projects", young, Limits(LATE, min_files=5, min_releases=3, try_variants=False)),
+        ):
+            done = [0]
+
+            def count(
+                _: ProjectRecord, what: str = what, total: int = len(some), done: list[int] = done
+            ) -> None:
+                done[0] += 1
+                progress(what, done[0], total)
+
+            place = folder / what.replace(" ", "-")
+            outcomes[what] = dict(harvest(index, some, place, limits=limits, workers=workers, report=count))
+        index.close()
+        if build:
+            places = [folder / "projects", folder / "late-projects"]
+            summary = build_corpus(places, folder / "corpus", report=progress)
+            outcomes["files"] = summary["files"]
+            outcomes["characters"] = summary["characters"]
+    if run.wants_json(json):
+        run.console.json(outcomes)
+    else:
+        run.console.table(
+            ("what", "outcome", "number"),
+            [(what, name, f"{n:,}") for what, counts in outcomes.items() for name, n in counts.items()],
+        )
+
+
+@app.command()
+def edits(
+    ctx: typer.Context,
+    folder: Folder,
+    projects: Annotated[int, typer.Option(help="How many of the harvested projects.")] = 100,
+    releases: Annotated[int, typer.Option(min=2, help="Latest releases of each to compare.")] = 4,
+) -> None:
+    """Collect edits: what changed in each file between consecutive releases of the harvested projects."""
+    from keystroke.train.corpus.edits import collect
+    from keystroke.train.corpus.index import PackageIndex
+
+    run = of(ctx)
+    index = PackageIndex()
+    with run.console.progress() as progress:
+        summary = collect(
+            index,
+            folder / "projects",
+            folder / "edits",
+            projects=projects,
+            releases=releases,
+            report=progress,
+        )
+    index.close()
+    run.console.json(summary)
+
+
+@app.command()
+def tokenizer(
+    ctx: typer.Context,
+    folder: Folder,
+    out: Annotated[Path, typer.Option(help="Where to write it.")],
+    vocabulary: Annotated[int, typer.Option(min=320, max=65_536, help="Tokens.")] = 32_768,
+    characters: Annotated[int, typer.Option(help="Characters of the corpus to learn from.")] = 80_000_000,
+) -> None:
+    """Train the tokenizer on the corpus and measure it on held-out code."""
+    from keystroke.train import tokenizer as code
+    from keystroke.train.pieces import piece_paths, read_piece
+
+    run = of(ctx)
+    texts: list[str] = []
+    size = 0
+    for piece in piece_paths(folder / "corpus" / "train"):
+        for source in read_piece(piece):
+            texts.append(source.text)
+            size += len(source.text)
+        if size >= characters:
+            break
+    if not texts:
+        raise NotFound(f"{folder} holds no corpus; make one with `keystroke train corpus {folder}`")
+    trained = code.train(texts, vocabulary)
+    code.save(trained, out)
+    heldout = [s.text for p in piece_paths(folder / "corpus" / "heldout") for s in read_piece(p)][:2000]
+    measured = code.measure(trained, heldout)
+    run.console.json({"vocabulary": vocabulary, "characters_per_token": measured.characters_per_token})
+
+
+@app.command()
+def pretrain(
+    data: Annotated[Path, typer.Argument(help="Folder of corpus pieces; may still be filling.")],
+    tokenizer: Tokenizer,
+    run: Annotated[Path, typer.Option(help="Folder of this run; a stopped run goes on.")],
+    heldout: Annotated[Path | None, typer.Option(help="A piece that is never trained on.")] = None,
+    minutes: Annotated[float, typer.Option(min=0.1, help="How long, by the clock.")] = 10.0,
+    steps: Annotated[int, typer.Option(min=0, help="This many steps instead.")] = 0,
+    shape: Annotated[str, typer.Option(help="JSON of what differs from the default shape.")] = "{}",
+    device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
+    workers: Annotated[int, typer.Option(min=1, help="Processes that prepare data.")] = 8,
+) -> None:
+    """Train a model on prepared pieces."""
+    train = _with_torch("keystroke.train.__main__")
+    model = _with_torch("keystroke.train.model")
+    recipe = _with_torch("keystroke.train.pretrain").Recipe(steps=steps)
+    train.pretrain(
+        data,
+        tokenizer,
+        run,
+        heldout=heldout,
+        minutes=minutes,
+        shape=model.Shape.from_json(shape),
+        recipe=recipe,
+        device=device,
+        workers=workers,
+    )
+
+
+@app.command()
+def export(
+    ctx: typer.Context,
+    weights: Annotated[Path, typer.Argument(help="final.pt of a run.")],
+    tokenizer: Tokenizer,
+    out: Annotated[Path, typer.Option(help="A .gguf file, or a folder for transformers.")],
+    name: Annotated[str, typer.Option(help="What the model calls itself.")] = "keystroke",
+    quantisation: Annotated[str, typer.Option(help="Of a GGUF: Q8_0, F16, BF16 or F32.")] = "Q8_0",
+) -> None:
+    """Write trained weights as a GGUF file or as a folder for transformers."""
+    exporter = _with_torch("keystroke.train.export")
+    if out.suffix == ".gguf":
+        exporter.export_gguf(weights, tokenizer, out, name=name, quantisation=quantisation)
+    else:
+        exporter.export_huggingface(weights, tokenizer, out)
+    of(ctx).console.note(f"wrote {out}")
+
+
+@app.command()
+def evaluate(
+    ctx: typer.Context,
+    models: Annotated[list[str], typer.Argument(help="Models by name or path.")],
+    cases: Annotated[Path, typer.Option(help="Evaluation cases.")],
+    limit: Annotated[int, typer.Option(min=0, help="Cases of each kind; 0 is all.")] = 0,
+) -> None:
+    """Ask models the same completions and print their scores as JSON."""
+    from keystroke.engine.load import load_model
+    from keystroke.engine.locate import resolve
+    from keystroke.train.cases import read_cases
+    from keystroke.train.evaluate import ModelSuggester, evaluate, limited, summary
+
+    run = of(ctx)
+    asked = limited(read_cases(cases), limit)
+    results: dict[str, Any] = {}
+    for name in models:
+        model = load_model(resolve(name, run.settings))
+        try:
+            results[name] = summary(evaluate(ModelSuggester(model), asked))
+        finally:
+            model.engine.close()
+    run.console.json({"cases": len(asked), "models": results})
+
+
+def _with_torch(module: str) -> Any:
+    import importlib
+
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != "torch":
+            raise
+        raise UsageError("training needs torch; install it with `pip install 'keystroke[train]'`") from error

@@ -1,0 +1,86 @@
+"""Pretraining on a bare machine: torch, numpy and tokenizers are all it needs.
+
+Law: flags in, a run folder out. `keystroke train pretrain` is the same with the program's own manners.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from keystroke.errors import KeystrokeError
+from keystroke.train.documents import PLAIN, token_windows
+from keystroke.train.feed import Feed
+from keystroke.train.model import Shape
+from keystroke.train.pieces import read_piece
+from keystroke.train.pretrain import Recipe, Trainer
+from keystroke.train.tokenizer import load, plain
+
+
+def pretrain(
+    data: Path,
+    tokenizer: Path,
+    run: Path,
+    *,
+    heldout: Path | None,
+    minutes: float,
+    shape: Shape,
+    recipe: Recipe,
+    device: str,
+    workers: int,
+) -> None:
+    """Train until the deadline (or for the recipe's steps) and leave the weights in `run`."""
+    run.mkdir(parents=True, exist_ok=True)
+    if not recipe.steps and not (run / "deadline").exists():
+        (run / "deadline").write_text(str(time.time() + 60 * minutes))
+    length = shape.context + 1
+    feed = Feed(data, tokenizer, length=length, workers=workers, seed=recipe.seed)
+    try:
+        feed.start()
+        kept = None
+        if heldout is not None:
+            kept = token_windows(read_piece(heldout), plain(load(tokenizer)), PLAIN, length, 0)[:128]
+        trainer = Trainer(run, shape, recipe, feed, device=device, compile_model=device == "cuda")
+        trainer.train(kept)
+    finally:
+        feed.close()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m keystroke.train", description=__doc__)
+    parser.add_argument(
+        "--data", type=Path, required=True, help="folder of corpus pieces; may still be filling"
+    )
+    parser.add_argument("--tokenizer", type=Path, required=True)
+    parser.add_argument("--run", type=Path, required=True, help="folder of this run")
+    parser.add_argument("--heldout", type=Path, help="a piece that is never trained on")
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--steps", type=int, default=0)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--micro-batch", type=int, default=32)
+    parser.add_argument("--shape", default="{}", help="JSON of what differs from the default shape")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--workers", type=int, default=12)
+    given = parser.parse_args(arguments)
+    try:
+        pretrain(
+            given.data,
+            given.tokenizer,
+            given.run,
+            heldout=given.heldout,
+            minutes=given.minutes,
+            shape=Shape.from_json(given.shape),
+            recipe=Recipe(steps=given.steps, batch=given.batch, micro_batch=given.micro_batch),
+            device=given.device,
+            workers=given.workers,
+        )
+    except KeystrokeError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
