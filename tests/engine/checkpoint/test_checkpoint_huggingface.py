@@ -58,6 +58,17 @@ def test_the_parameter_count_is_the_model_s_own(tmp_path: Path, family: str) -> 
     assert open_checkpoint(tmp_path).spec.parameters == sum(p.numel() for p in model.parameters())
 
 
+def test_a_model_in_the_hub_s_cache_is_named_after_its_repository(tmp_path: Path) -> None:
+    folder = (
+        tmp_path
+        / "models--Qwen--Qwen2.5-Coder-0.5B"
+        / "snapshots"
+        / "8123ea2e9354afb7ffcc6c8641d1b2f5ecf18301"
+    )
+    saved(folder, "qwen2")
+    assert open_checkpoint(folder).spec.name == "Qwen2.5-Coder-0.5B"
+
+
 def test_shards_read_like_one_file(tmp_path: Path) -> None:
     model = saved(tmp_path, "llama", shard="40KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 3

@@ -50,7 +50,7 @@ class HuggingFaceCheckpoint(Checkpoint):
         for path in self._paths:
             file = SafetensorsFile(path)
             self._home.update(dict.fromkeys(file.entries, file))
-        self.spec = read_spec(config, extra, folder.name or "model", tied=HEAD not in self._home)
+        self.spec = read_spec(config, extra, _name(folder), tied=HEAD not in self._home)
         check_shapes(self.spec, self._shape)
 
     def _shape(self, name: str) -> tuple[int, ...] | None:
@@ -215,6 +215,13 @@ def _rope(config: Fields, context: int) -> RopeSpec:
 
 def _optional(table: Fields, key: str) -> float:
     return table.number(key) if table.get(key) else 0.0
+
+
+def _name(folder: Path) -> str:
+    """The folder's name; inside the hub's cache, where folders are named by revision, the repository's."""
+    if folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--"):
+        return folder.parent.parent.name.rpartition("--")[2]
+    return folder.name or "model"
 
 
 def _weight_files(folder: Path) -> list[Path]:
