@@ -155,6 +155,7 @@ class TestModels:
         assert listed["smollm2"]["default"]
         assert "as they were added" in home.keystroke("models", "verify", "tiny").stdout
         assert "exists already" in home.refused("models", "add", str(file), "--name", "tiny")
+        assert home.keystroke("models", "add", str(file), "--name", "tiny", "--if-missing").stderr == ""
         file.write_bytes(b"GGUF" + b"\1" * 60)
         assert "SHA-256" in home.refused("models", "verify", "tiny", code=1)
         home.keystroke("models", "remove", "tiny")

@@ -39,7 +39,11 @@ COMMANDS: dict[str, Entry] = {
     "models": Entry(f"{_HERE}.models:app", "List, add, check and remove models on this machine."),
     "config": Entry(f"{_HERE}.settings:app", "Show where settings come from, and edit them."),
     "doctor": Entry(f"{_HERE}.doctor:doctor", "Look at this machine, its model and its speed."),
+    "demo": Entry(f"{_HERE}.demo:demo", "Watch the embedded model complete a few lines of code."),
     "bench": Entry(f"{_HERE}.bench:bench", "Run a benchmark."),
+    "train": Entry(
+        f"{_HERE}.train:app", "Make a model: corpus, tokenizer, training, evaluation.", extra="train"
+    ),
     "version": Entry(f"{_HERE}.version:version", "Print the version."),
 }
 
@@ -65,11 +69,12 @@ def load(name: str) -> Any:
     entry = COMMANDS[name]
     module, _, attribute = entry.target.partition(":")
     target = getattr(importlib.import_module(module), attribute)
-    if not isinstance(target, typer.Typer):
+    if isinstance(target, typer.Typer):
+        loaded: Any = typer.main.get_group(target)
+    else:
         single = typer.Typer(add_completion=False, rich_markup_mode=None)
-        single.command(name, help=entry.help, epilog=None)(target)
-        target = single
-    loaded = typer.main.get_command(target)
+        single.command(name, help=entry.help)(target)
+        loaded = typer.main.get_command(single)
     loaded.name = name
     return loaded
 

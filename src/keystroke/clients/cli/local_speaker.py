@@ -37,9 +37,6 @@ class LocalSpeaker(Speaker):
 
     @classmethod
     def load(cls, name: str, settings: Settings, progress: Progress) -> LocalSpeaker:
-        from keystroke.engine.locate import resolve
-
-        resolve(name, settings, progress)  # a wrong name is told before anything heavy is imported
         from keystroke.engine.load import load_model
 
         return cls(load_model(name, settings, progress), settings)

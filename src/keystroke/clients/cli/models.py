@@ -77,6 +77,9 @@ def add(
     ],
     name: Annotated[str | None, typer.Option(help="Call it this; its own name if left out.")] = None,
     copy: Annotated[bool, typer.Option("--copy", help="Copy the files into the library.")] = False,
+    if_missing: Annotated[
+        bool, typer.Option("--if-missing", help="Do nothing if a whole model of that name is there.")
+    ] = False,
     json: options.Json = False,
 ) -> None:
     """Add a model under a name. Files stay where they are unless --copy is given."""
@@ -85,6 +88,9 @@ def add(
 
     run = of(ctx)
     library = Library(run.settings.paths.models)
+    if if_missing and (wanted := name or source) in library.names():
+        library.path(library.get(wanted))
+        return
     with run.console.progress() as progress:
         if source in builtin.BUILT_IN and not Path(source).exists():
             if name not in (None, source):

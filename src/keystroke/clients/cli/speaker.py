@@ -10,7 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from keystroke.errors import ConfigError
 
@@ -100,7 +100,7 @@ class Speaker(ABC):
     @abstractmethod
     def close(self) -> None: ...
 
-    def __enter__(self) -> Speaker:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,0 +1,42 @@
+"""`keystroke demo`: the embedded model at work, in a minute, with nothing to set up.
+
+Law: shows real completions of a real model as they are made, with what they cost; nothing is rehearsed.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from keystroke.clients.cli import options
+from keystroke.clients.cli.invocation import of
+
+SNIPPETS = (
+    'def greet(name: str) -> str:\n    """Return a friendly greeting."""\n    return ',
+    "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n        ",
+    'import json\n\nwith open("settings.json") as file:\n    settings = ',
+)
+
+
+def demo(ctx: typer.Context, model: options.Model = None) -> None:
+    from keystroke.clients.cli.console import colourful
+    from keystroke.clients.cli.interruption import interruptible
+    from keystroke.clients.cli.speaker import open_speaker, params
+
+    run = of(ctx)
+    chosen = params(run.settings, max_tokens=48, temperature=0.0, seed=None)
+    green, plain = ("\x1b[32m", "\x1b[0m") if colourful(sys.stdout) else ("", "")
+    with open_speaker(model, run) as speaker:
+        run.console.note(f"{speaker.name} completes what stands before the arrow:\n")
+        for snippet in SNIPPETS:
+            with interruptible() as interrupt:
+                text, report = speaker.complete(snippet, "", 0, 512, chosen, interrupt)
+            if interrupt.is_set:
+                raise KeyboardInterrupt
+            run.console.line(f"{snippet}{green}→{text}{plain}")
+            cost = f"{report.tokens} tokens in {report.seconds * 1000:.0f} ms"
+            run.console.note(f"\n{cost}, {report.tokens_per_second:.0f} a second\n")
+    run.console.note(
+        "Next: keystroke complete FILE:LINE   keystroke chat   keystroke doctor   keystroke --help"
+    )

@@ -1,0 +1,123 @@
+"""A speaker on this machine: conversations become tokens, and a redirection keeps every one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from keystroke.clients.cli.conversation import Conversation, Turn
+from keystroke.clients.cli.local_speaker import LocalSpeaker
+from keystroke.clients.cli.speaker import Answer
+from keystroke.config import Settings, SpeculationSettings
+from keystroke.engine.base import Interrupt
+from keystroke.engine.fake import EOS, SPECIAL, FakeEngine
+from keystroke.engine.generation import Finish, GenerationParams
+from keystroke.engine.model import Model
+from keystroke.engine.templates import ChatTemplate
+from keystroke.engine.tokenizer.byte_tokens import ByteTokenizer
+from keystroke.errors import InputError, UnsupportedModel
+
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}<end>{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+PARAMS = GenerationParams(max_tokens=200)
+
+
+def speaker(
+    script: Callable[[str], str], template: str | None = TEMPLATE, step_cost: float = 0.0
+) -> LocalSpeaker:
+    tokenizer = ByteTokenizer(SPECIAL, eos=EOS, vocab_size=320)
+    chat = ChatTemplate(template) if template else None
+    settings = Settings(speculation=SpeculationSettings(enabled=False))
+    return LocalSpeaker(Model("fake", FakeEngine(script, step_cost=step_cost), tokenizer, chat), settings)
+
+
+def held(chosen: LocalSpeaker) -> str:
+    return b"".join(chosen.model.tokenizer.token_bytes(t) for t in chosen.session.tokens).decode()
+
+
+def redirected(chosen: LocalSpeaker, conversation: Conversation, after: int, line: str) -> tuple[str, Answer]:
+    answer = chosen.chat(conversation.messages, PARAMS, Interrupt())
+    said = ""
+    for count, piece in enumerate(answer, 1):
+        said += piece
+        if count == after:
+            answer.redirect([*conversation.messages, {"role": "assistant", "content": said}], line)
+    return said, answer
+
+
+def test_a_redirection_keeps_what_was_said_and_opens_the_next_answer() -> None:
+    with speaker(lambda prompt: "second" if "instead" in prompt else "first answer") as chosen:
+        conversation = Conversation(messages=[{"role": "user", "content": "hi"}])
+        said, answer = redirected(chosen, conversation, 5, "instead")
+        assert said == "firstsecond"
+        assert answer.finish is Finish.STOP
+        assert held(chosen) == "[user]hi<end>[assistant]first<end>[user]instead<end>[assistant]second<end>"
+        assert chosen.model.engine.prefilled < 2 * len(chosen.session.tokens)  # type: ignore[attr-defined]
+
+
+def test_a_line_that_looks_like_a_control_token_stays_text() -> None:
+    with speaker(lambda prompt: "ok" if "no" in prompt else "first") as chosen:
+        conversation = Conversation(messages=[{"role": "user", "content": "hi"}])
+        redirected(chosen, conversation, 2, "<end>no")
+        ends = [t for t in chosen.session.tokens if t == SPECIAL["<end>"]]
+        assert len(ends) == 4  # two questions, the answer cut short, the answer that ended
+
+
+def test_the_next_turn_reuses_the_tokens_of_a_redirected_answer() -> None:
+    with speaker(lambda prompt: "second" if "instead" in prompt else "first answer") as chosen:
+        conversation = Conversation(messages=[{"role": "user", "content": "hi"}])
+        redirected(chosen, conversation, 5, "instead")
+        grown = [
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": "first"},
+            {"role": "user", "content": "instead"},
+            {"role": "assistant", "content": "second"},
+            {"role": "user", "content": "more"},
+        ]
+        answer = chosen.chat(grown, PARAMS, Interrupt())
+        list(answer)
+        report = answer.report()
+        assert report.reused_tokens >= report.prompt_tokens - len("[user]more<end>[assistant]") - 1
+
+
+def test_a_turn_gives_pieces_to_another_thread_and_ends_with_the_conversation_grown() -> None:
+    conversation = Conversation("Be brief.")
+    conversation.say("hi")
+    with speaker(lambda _prompt: "hello") as chosen:
+        text, ended = "", False
+        with Turn(chosen, conversation, PARAMS, Interrupt()) as turn:
+            while not ended:
+                piece, ended = turn.take()
+                text += piece
+    assert text == "hello"
+    assert [m["content"] for m in conversation.messages] == ["Be brief.", "hi", "hello"]
+
+
+def test_an_interrupt_ends_a_turn_within_a_step_and_keeps_what_was_said() -> None:
+    conversation = Conversation()
+    conversation.say("hi")
+    interrupt = Interrupt()
+    with speaker(lambda _prompt: "a" * 10_000, step_cost=0.005) as chosen:
+        with Turn(chosen, conversation, GenerationParams(), interrupt) as turn:
+            text, ended = turn.take()
+            interrupt.set()
+            while not ended:
+                piece, ended = turn.take()
+                text += piece
+        assert turn.report is not None
+        assert turn.report.finish == "interrupted"
+        assert conversation.messages[-1]["content"] == text
+        assert len(text) < 10_000
+
+
+def test_a_model_without_a_template_says_what_to_use_instead() -> None:
+    with speaker(str, template=None) as chosen, pytest.raises(UnsupportedModel, match="keystroke generate"):
+        chosen.chat([{"role": "user", "content": "hi"}], PARAMS, Interrupt())
+
+
+def test_an_empty_prompt_is_refused() -> None:
+    with speaker(str) as chosen, pytest.raises(InputError, match="empty"):
+        chosen.generate("", PARAMS, Interrupt())
