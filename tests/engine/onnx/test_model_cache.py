@@ -154,6 +154,37 @@ def test_pruning_keeps_what_was_used_last_within_the_limit(tmp_path: Path) -> No
     assert cache.entries() == []
 
 
+def test_pruning_spares_a_model_that_another_process_is_making(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def make(folder: Path) -> None:
+        Maker()(folder)
+        context = multiprocessing.get_context("fork")
+        process = context.Process(target=Cache(tmp_path).prune)
+        process.start()
+        process.join()
+        seen.append(len(list(folder.iterdir())))
+
+    place = Cache(tmp_path).entry("model", "key", make, 0)
+    assert seen == [2]
+    assert (place / "weights.bin").is_file()
+
+
+def test_pruning_removes_what_a_killed_process_left(tmp_path: Path) -> None:
+    process = multiprocessing.get_context("fork").Process(
+        target=Cache(tmp_path).entry, args=("model", "key", _die_half_way, 0)
+    )
+    process.start()
+    process.join()
+    assert Cache(tmp_path).prune() == len(b"half")
+    assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
+
+
+def test_an_absent_cache_is_an_empty_one(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "none")
+    assert (cache.entries(), cache.prune()) == ([], 0)
+
+
 def test_using_an_entry_makes_it_recent(tmp_path: Path) -> None:
     cache = Cache(tmp_path)
     first, second = (cache.entry("model", key, Maker(), 0) for key in "ab")

@@ -89,19 +89,31 @@ class Cache:
     def prune(self, limit: int = 0) -> int:
         """Remove the least recently used entries until at most `limit` bytes are left; returns the bytes
         freed. A process that runs a removed model keeps running: its memory map holds the file."""
+        try:
+            return self._prune_entries(limit) + self._prune_leftovers()
+        except OSError as error:
+            raise ModelError(
+                f"{self.folder} could not be cleared ({error.strerror or error}); check its permissions"
+            ) from error
+
+    def _prune_entries(self, limit: int) -> int:
         freed, kept = 0, 0
         for entry in self.entries():
             if kept + entry.bytes <= limit:
                 kept += entry.bytes
-                continue
-            _remove(entry.path)
-            freed += entry.bytes
+            else:
+                _remove(entry.path)
+                freed += entry.bytes
+        return freed
+
+    def _prune_leftovers(self) -> int:
+        """Remove what dead processes left. One at work holds its lock, and is left alone."""
+        freed = 0
         for leftover in self.folder.glob(f"*{_PARTIAL}-*"):
             lock = self.folder / (leftover.name.partition(_PARTIAL)[0] + _LOCK)
             with contextlib.suppress(BlockingIOError), _locked(lock, wait=False):
-                size = sum(file.stat().st_size for file in leftover.iterdir())
+                freed += sum(file.stat().st_size for file in leftover.iterdir())
                 shutil.rmtree(leftover, ignore_errors=True)
-                freed += size
         return freed
 
 
