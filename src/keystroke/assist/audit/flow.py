@@ -205,10 +205,11 @@ class Flow:
             value = replace(value, path=kind.replace("::", ".").split("<", 1)[0])
         if kind in self.know.numeric_types and not stmt.pointer and stmt.size is None:
             value = replace(value, numeric=True)
+        written = value
         value = self.hear.let(stmt, value)
         self.store(stmt.name, value)
         if not self.quiet and stmt.value is not None:
-            self.hear.bind(stmt.name, stmt.name, value, stmt.node, ir.Name(stmt.node, stmt.name))
+            self.hear.bind(stmt.name, stmt.name, written, stmt.node, ir.Name(stmt.node, stmt.name))
 
     def typed(self, kind: str) -> str:
         base = kind.lstrip("*[]&")
@@ -607,7 +608,7 @@ class Flow:
             high, low = b.const - 1, (0 if a.low is not None and a.low >= 0 else None)
         if op == "&" and isinstance(b.const, int) and b.const >= 0:
             low, high = 0, b.const
-        bounded = all(arg.bounded or arg.known for arg in args) or high is not None or (op == "%" and not b.level)
+        bounded = all(arg.bounded or arg.known or arg.high is not None or not arg.level for arg in args) or high is not None or (op == "%" and not b.level)
         return Value(level=worst.level, numeric=True, origin=worst.origin, roots=a.roots | b.roots, low=low, high=high, bounded=bounded)
 
     def offset(self, args: list[Value]) -> Value:
@@ -862,7 +863,8 @@ class Flow:
             target = key_of(expr.args[copies[0]])
             if target is not None:
                 known = self.env.get(target, PLAIN)
-                whole = text_of(args[copies[1] :]) if last.startswith(("sprintf", "snprintf", "swprintf")) else args[copies[1]]
+                printed = "printf" in last and args[copies[1]].text is not None
+                whole = formatted(args[copies[1]], args[copies[1] + 1 :]) if printed else args[copies[1]]
                 if "cat" in last:
                     whole = text_of([known, whole])
                 level = max(known.level if "cat" in last else CONSTANT, mix(args[copies[1] :]).level)

@@ -233,6 +233,9 @@ class MemoryMatcher(Matcher):
             if owner is not None and key_of(whole.args[0]) == owner:
                 self.detected("overflow", event.call.node, "the size of the whole structure is copied into one of its fields", subject=event.call)
                 return
+        if count.level >= REMOTE and count.numeric and count.high is not None and count.low is None and name in ("memcpy", "memmove", "strncpy", "memset", "wcsncpy"):
+            self.detected("signed-length", event.call.node, origin=count.origin, subject=event.call)
+            return
         if memory is not None and memory.capacity is not None:
             size = count.const if isinstance(count.const, int) else count.high
             if isinstance(size, int):
