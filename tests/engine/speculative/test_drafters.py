@@ -24,7 +24,9 @@ from keystroke.engine.speculative import (
     NgramDrafter,
     SuffixDrafter,
     cost_table,
+    drafter_for,
     measure_verify_cost,
+    verify_cost,
 )
 from keystroke.engine.speculative.suffix_automaton import SuffixAutomaton
 from keystroke.engine.tokenizer import ByteTokenizer
@@ -269,6 +271,31 @@ def test_a_drafter_that_begins_to_be_right_is_tried_again() -> None:
     output = words(4000, seed=11)
     replay = Replay(AdaptiveDrafter([Late()], LAPTOP), [9], output, LAPTOP)
     assert replay.speed > 1.3
+
+
+def test_a_table_that_flatters_the_machine_is_corrected_by_the_clock() -> None:
+    """Rows cost ten times what the table says, and two of three tokens are right: drafting soon stops."""
+    drafter = AdaptiveDrafter([SuffixDrafter([SOURCE])], FLAT)
+    drafter.begin(SOURCE[:10])
+    drafted = []
+    for _ in range(300):
+        draft = drafter.propose(SOURCE[:10], 16)
+        drafter.verified(len(draft), len(draft) * 2 // 3, 0.01 + 0.03 * len(draft))
+        drafted.append(len(draft))
+    assert max(drafted[:5]) > 0
+    assert sum(drafted[-100:]) <= 16
+
+
+def test_the_drafter_for_an_engine_uses_its_measured_costs() -> None:
+    engine = FakeEngine(step_cost=0.002)
+    assert verify_cost(engine)[2] == pytest.approx(2.1)
+    assert verify_cost(engine) == verify_cost(FakeEngine())
+    measured = measure_verify_cost(engine)
+    assert verify_cost(engine) == measured
+    drafter = drafter_for(engine, source=[1, 2, 3, 4])
+    drafter.begin([9])
+    assert list(drafter.propose([9], 2)) == [1, 2]
+    assert list(drafter_for(engine).propose([9], 2)) == []
 
 
 def test_no_draft_is_longer_than_the_table_of_costs() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from keystroke.engine.speculative.adaptive import AdaptiveDrafter
+from keystroke.engine.speculative.adaptive import AdaptiveDrafter, drafter_for
 from keystroke.engine.speculative.base import MAX_DRAFT, Drafter
 from keystroke.engine.speculative.combined import CombinedDrafter
-from keystroke.engine.speculative.cost import cost_table, measure_verify_cost
+from keystroke.engine.speculative.cost import cost_table, measure_verify_cost, verify_cost
 from keystroke.engine.speculative.draft_model import ModelDrafter
 from keystroke.engine.speculative.file_draft import FileDrafter
 from keystroke.engine.speculative.ngram import NgramDrafter
@@ -21,5 +21,7 @@ __all__ = [
     "NgramDrafter",
     "SuffixDrafter",
     "cost_table",
+    "drafter_for",
     "measure_verify_cost",
+    "verify_cost",
 ]

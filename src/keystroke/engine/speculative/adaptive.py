@@ -8,10 +8,14 @@ decoded at about its plain speed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from keystroke.engine.base import Engine
 from keystroke.engine.speculative.base import Drafter
 from keystroke.engine.speculative.combined import CombinedDrafter
+from keystroke.engine.speculative.cost import verify_cost
+from keystroke.engine.speculative.file_draft import FileDrafter
+from keystroke.engine.speculative.suffix_automaton import SuffixDrafter
 
 ALLOWANCE = 0.012  # of each plain step, saved up for trying: the most that hopeless drafting can cost
 OPENING = 3.0  # steps an account starts with, for a first try
@@ -19,6 +23,8 @@ SAVINGS = 24.0  # the most that gains are remembered
 _DECAY = 0.9
 _FORGET = 0.98
 _PRIOR_WEIGHT = 2.0
+_PACE = 0.1
+_UNIT_EVERY = 64
 _HOPED = 0.8  # what a try assumes of its draft, and so how long it is
 
 
@@ -29,6 +35,7 @@ class AdaptiveDrafter(Drafter):
     def __init__(self, drafters: Sequence[Drafter], cost: Sequence[float]) -> None:
         self._inner = CombinedDrafter(drafters)
         self._cost = tuple(cost)
+        self._clock = _Clock(self._cost)
         self._longest = len(self._cost) - 2  # a draft of n tokens is a step over n + 1 rows
         self._account = OPENING
         self._hits: dict[tuple[int, int], float] = {}
@@ -43,6 +50,8 @@ class AdaptiveDrafter(Drafter):
 
     def propose(self, tokens: Sequence[int], limit: int) -> Sequence[int]:
         self._asked = None
+        if self._clock.wants_a_plain_step:
+            return ()
         affordable = self._affordable(min(limit, self._longest))
         if affordable < 1:
             return ()
@@ -56,6 +65,7 @@ class AdaptiveDrafter(Drafter):
         return draft[:length]
 
     def verified(self, drafted: int, accepted: int, seconds: float) -> None:
+        self._clock.saw(drafted + 1, seconds)
         key = self._asked
         if drafted == 0 or key is None:
             self._account = min(self._account + ALLOWANCE, SAVINGS)
@@ -63,7 +73,7 @@ class AdaptiveDrafter(Drafter):
                 self._hits[key] = self._hits.get(key, 0.0) * _FORGET
                 self._misses[key] = self._misses.get(key, 0.0) * _FORGET
             return
-        self._account = min(self._account + accepted + 1 - self._cost[drafted + 1], SAVINGS)
+        self._account = min(self._account + accepted + 1 - self._clock.cost(drafted + 1), SAVINGS)
         self._hits[key] = self._hits.get(key, 0.0) * _DECAY + accepted
         self._misses[key] = self._misses.get(key, 0.0) * _DECAY + (accepted < drafted)
         self._inner.verified(drafted, accepted, seconds)
@@ -78,7 +88,7 @@ class AdaptiveDrafter(Drafter):
     def _affordable(self, limit: int) -> int:
         """The longest draft whose total loss the account can bear."""
         length = 0
-        while length < limit and self._cost[length + 2] - 1.0 <= self._account:
+        while length < limit and self._clock.cost(length + 2) - 1.0 <= self._account:
             length += 1
         return length
 
@@ -89,10 +99,43 @@ class AdaptiveDrafter(Drafter):
         for length in range(1, limit + 1):
             power *= likelihood
             expected += power
-            rate = expected / self._cost[length + 1]
+            rate = expected / self._clock.cost(length + 1)
             if rate > best_rate:
                 best, best_rate = length, rate
         return best
+
+
+class _Clock:
+    """Corrects the table of costs by what steps take here and now. A step held up by something else counts
+    for little: each observation is bounded and moves its estimate by a tenth."""
+
+    def __init__(self, table: tuple[float, ...]) -> None:
+        self._table = table
+        self._unit = 0.0  # seconds of a step over one row
+        self._scale: dict[int, float] = {}  # real cost against the table's, by size of step
+        self._latest = 1.0  # for sizes not seen yet
+        self._since = 0  # steps since the unit was seen
+
+    @property
+    def wants_a_plain_step(self) -> bool:
+        """Whether it is time to see again what one row takes."""
+        return self._since > _UNIT_EVERY or (self._since > 1 and not self._unit)
+
+    def cost(self, rows: int) -> float:
+        if rows < 2:
+            return self._table[rows]
+        return max(1.0, self._table[rows] * self._scale.get(rows.bit_length(), self._latest))
+
+    def saw(self, rows: int, seconds: float) -> None:
+        if seconds <= 0.0 or rows >= len(self._table):
+            return
+        self._since = 0 if rows == 1 else self._since + 1
+        if rows == 1:
+            self._unit += _PACE * (min(seconds, 3.0 * self._unit) - self._unit) if self._unit else seconds
+        elif self._unit:
+            known = self._scale.get(rows.bit_length(), self._latest)
+            ratio = min(max(seconds / self._unit / self._table[rows], known / 8.0), known * 8.0)
+            self._latest = self._scale[rows.bit_length()] = known + _PACE * (ratio - known)
 
 
 # What to expect of a draft by the bucket of its strength, before anything is learned.
@@ -102,3 +145,14 @@ _PRIOR = (0.5, 0.6, 0.75, 0.85, 0.92, 0.96)
 def _bucket(strength: int) -> int:
     """0, 1-2, 3-4, 5-8, 9-16, more."""
     return 0 if strength <= 0 else min(max((strength - 1).bit_length(), 1), 5)
+
+
+def drafter_for(
+    engine: Engine, source: Sequence[int] | None = None, history: Iterable[Sequence[int]] = ()
+) -> AdaptiveDrafter:
+    """The drafter for `engine`: first the original file, where the answer is an edit of one (`source`),
+    then what was seen before: in the prompt, in `history` and in the answer itself."""
+    drafters: list[Drafter] = [SuffixDrafter(history)]
+    if source:
+        drafters.insert(0, FileDrafter(source))
+    return AdaptiveDrafter(drafters, verify_cost(engine))

@@ -7,44 +7,50 @@ session behind. The result is a plain tuple, to be kept beside the model.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from statistics import median
+from collections.abc import Mapping, Sequence
+from weakref import WeakKeyDictionary
 
-from keystroke.engine.base import Engine
+from keystroke.engine.base import Engine, Session
 from keystroke.engine.speculative.base import MAX_DRAFT
 
-_ROWS = (1, 2, 4, 8, 16, MAX_DRAFT + 1)
+# In an order that tells most first, should time run out: the cost of the smallest drafts, and the slope.
+_ROWS = (1, 4, 16, 2, 8, MAX_DRAFT + 1)
+_ENOUGH = 3
 _CONTEXT = 32
+
+_measured: WeakKeyDictionary[Engine, tuple[float, ...]] = WeakKeyDictionary()
+
+
+def verify_cost(engine: Engine) -> tuple[float, ...]:
+    """The costs measured for this engine, or until they are, those of a small model on two laptop cores:
+    dearer than most, so that drafts are short rather than slow."""
+    return _measured.get(engine, CAUTIOUS)
 
 
 def measure_verify_cost(engine: Engine, seconds: float = 0.4) -> tuple[float, ...]:
     """`cost[n]`: the time of a step over n rows in units of a step over one; cost[0] is 0. When `seconds`
-    run out it stops, and extrapolates from what it has."""
+    run out it stops, and extrapolates from what it has. Remembered for `verify_cost`."""
     limit = min(engine.info.context_length // 2, _CONTEXT)
-    if limit < 2:
-        return cost_table({1: 1.0})
-    measured: dict[int, float] = {}
+    measured: dict[int, float] = {1: 1.0} if limit < 2 else {}
     deadline = time.perf_counter() + seconds
     with engine.session() as session:
-        session.extend([i % engine.info.vocab_size for i in range(1, limit + 1)])
-        session.step()  # warm
+        session.extend([i % engine.info.vocab_size for i in range(1, max(limit, 1) + 1)])
         for rows in _ROWS:
             if limit + rows >= engine.info.context_length:
-                break
-            times = []
-            for _ in range(5 if rows == 1 else 3):
-                session.rollback(limit)
-                # Tokens no model would choose: what is measured is the rows, not luck.
-                draft = [(7 * i + 3) % engine.info.vocab_size for i in range(rows - 1)]
-                started = time.perf_counter()
-                session.step(draft)
-                times.append(time.perf_counter() - started)
-                if len(measured) > 2 and time.perf_counter() > deadline:
-                    break
-            measured[rows] = median(times)
-            if len(measured) > 2 and time.perf_counter() > deadline:
-                break
-    return cost_table(measured)
+                continue
+            # Tokens no model would choose: what is measured is the rows, not luck.
+            draft = [(7 * i + 3) % engine.info.vocab_size for i in range(rows - 1)]
+            if len(measured) < _ENOUGH or time.perf_counter() < deadline:
+                measured[rows] = min(_timed(session, limit, draft) for _ in range(4 if rows == 1 else 2))
+    table = _measured[engine] = cost_table(measured)
+    return table
+
+
+def _timed(session: Session, length: int, draft: Sequence[int]) -> float:
+    session.rollback(length)
+    started = time.perf_counter()
+    session.step(draft)
+    return time.perf_counter() - started
 
 
 def cost_table(seconds: Mapping[int, float]) -> tuple[float, ...]:
@@ -63,3 +69,6 @@ def cost_table(seconds: Mapping[int, float]) -> tuple[float, ...]:
             value = c0 + (c1 - c0) * (rows - r0) / (r1 - r0)
         table.append(max(value, table[-1]))
     return tuple(table)
+
+
+CAUTIOUS = cost_table({1: 1.0, 2: 2.1, 4: 2.3, 8: 3.7, 16: 6.0, 32: 11.2})
