@@ -183,7 +183,8 @@ class Answer:
             status, finish = "incomplete", "length"
         outcome = self._settle(status, error, finish)
         out += self.voice.ended(outcome)
-        self._on_end(self, outcome, item)
+        # The books can wait until the client has its answer.
+        asyncio.get_running_loop().call_soon(self._on_end, self, outcome, item)
 
     def _flush(self, out: list[Any]) -> None:
         for segment in self._parser.finish() if self._parser is not None else ():

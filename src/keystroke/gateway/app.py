@@ -8,7 +8,10 @@ commits what is to be kept.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
+import socket
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -24,6 +27,7 @@ from starlette.types import Receive, Scope, Send
 from keystroke.config import ServerSettings, Settings
 from keystroke.errors import ConfigError, KeystrokeError, NotFound, ProtocolError, Unavailable
 from keystroke.gateway.endpoints import Endpoints
+from keystroke.gateway.frames import EXTENSION, FrameProtocol
 from keystroke.gateway.http import error_response
 from keystroke.gateway.registry import Registry
 from keystroke.gateway.security import is_loopback, key_ring
@@ -90,7 +94,10 @@ class Gateway:
         except KeystrokeError as error:
             await deny(send, error, scope)
             return
-        connection = Connection(self.endpoints.responses, caller, receive, send, self._socket_limits)
+        write_now = scope.get("extensions", {}).get(EXTENSION, {}).get("write")
+        connection = Connection(
+            self.endpoints.responses, caller, receive, send, self._socket_limits, write_now=write_now
+        )
         self._connections.add(connection)
         self.service.metrics.connections.set(len(self._connections))
         try:
@@ -189,7 +196,7 @@ def uvicorn_config(
         host=server.host,
         port=server.port,
         loop="auto",  # uvloop where there is one
-        ws="websockets-sansio",
+        ws=FrameProtocol,
         ws_max_size=2 * server.max_frame_bytes,  # a frame over the limit, but not far, gets a typed answer
         ws_per_message_deflate=False,  # costs more time per token than it saves on any network
         ws_ping_interval=20.0,
@@ -201,3 +208,33 @@ def uvicorn_config(
         ssl_certfile=certificate,
         ssl_keyfile=private_key,
     )
+
+
+def run_server(
+    gateway: Gateway,
+    *,
+    certificate: str | None = None,
+    private_key: str | None = None,
+    on_ready: Callable[[int], None] | None = None,
+) -> None:
+    """Serve until interrupted. `on_ready` is told the port once the server listens."""
+    # Engine threads hand tokens to the loop many times a second: a waiting thread must not sit out
+    # the interpreter's usual five milliseconds.
+    sys.setswitchinterval(0.0005)
+    # Conversations are long lists of tokens: what lives long need not be looked through again and again.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+    server = _Server(uvicorn_config(gateway, certificate=certificate, private_key=private_key))
+    server.on_ready = on_ready
+    with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+        runner.run(server.serve())
+
+
+class _Server(uvicorn.Server):
+    on_ready: Callable[[int], None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started and self.on_ready is not None:
+            self.on_ready(self.servers[0].sockets[0].getsockname()[1])

@@ -23,6 +23,7 @@ class Outbox:
         self._messages: deque[tuple[Any, Any]] = deque()  # (answer or None, message)
         self._pause, self._resume = pause, resume
         self._waiter: asyncio.Future[None] | None = None
+        self._busy = False  # a batch was taken and is not yet written
         self.paused = False
         self.closed = False
 
@@ -40,6 +41,11 @@ class Outbox:
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
+    @property
+    def idle(self) -> bool:
+        """Nothing waits and nothing is being written."""
+        return not self._messages and not self._busy
+
     def close(self) -> None:
         self.closed = True
         if self._waiter is not None and not self._waiter.done():
@@ -52,12 +58,14 @@ class Outbox:
                 return None
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
+        self._busy = True
         taken = list(self._messages)
         self._messages.clear()
         return taken if len(taken) <= BEHIND else _joined(taken)
 
     def written(self) -> None:
         """The last batch is on the wire: go on where answers were paused."""
+        self._busy = False
         if self.paused and len(self._messages) <= LOW:
             self.paused = False
             self._resume()

@@ -27,15 +27,15 @@ _IMAGES = ("input_image", "image_url", "input_file", "input_audio")
 
 @dataclass(slots=True)
 class Turn:
-    """What a later turn needs of this one. `tokens` is prompt and answer as the cache holds them, without
-    the token that ended the answer; None where no local engine held them."""
+    """What a later turn needs of this one. `tokens` is prompt and answer as the cache holds them;
+    None where no local engine held them."""
 
     response_id: str
     model: str
     items: list[Item]
     instructions: str | None = None
     tools: list[Tool] | None = None
-    tokens: list[int] | None = None
+    tokens: Sequence[int] | None = None
     steers: list[Item] = field(default_factory=list)  # accepted input still to be put before the next
 
 
@@ -204,7 +204,13 @@ def whole(
 def continued(model: Model, held: Sequence[int], new: list[Message], *, force: str = "") -> Prompt | None:
     """The held tokens and the new messages after them; None where the template does not join this way."""
     joint = join(model, new)
-    return None if joint is None else _forced(model, [*held, *joint], force)
+    if joint is None:
+        return None
+    tokens = list(held)
+    if tokens and tokens[-1] in model.engine.info.eos:
+        tokens.pop()  # the join closes the answer itself
+    tokens += joint
+    return _forced(model, tokens, force)
 
 
 def join(model: Model, new: list[Message]) -> list[int] | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,10 +124,7 @@ class Run:
         if isinstance(item, Steered):
             self._leave_turn(response, outcome, item.tokens)
             return
-        tokens = list(item.tokens)
-        if tokens and self.entry.model is not None and tokens[-1] in self.entry.model.engine.info.eos:
-            tokens.pop()
-        turn = self._leave_turn(response, outcome, tokens)
+        turn = self._leave_turn(response, outcome, item.tokens)
         if self.pending and turn is not None and outcome.status in ("completed", "incomplete"):
             self._go_on(response, turn)
         else:
@@ -135,7 +132,7 @@ class Run:
         if not self.pending:
             self.finish()
 
-    def _leave_turn(self, response: Response, outcome: Outcome, tokens: Any) -> Turn | None:
+    def _leave_turn(self, response: Response, outcome: Outcome, tokens: Sequence[int]) -> Turn | None:
         turn = None
         if outcome.status != "failed":
             turn = Turn(
@@ -144,7 +141,7 @@ class Run:
                 [*self.items, *map(as_input, response.output)],
                 self.request.instructions,
                 self.request.tools,
-                list(tokens) if self.entry.model is not None and tokens else None,
+                tokens or None,
             )
             if response.store:
                 self.owner.service.remember(self.caller, turn)

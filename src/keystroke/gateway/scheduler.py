@@ -311,13 +311,14 @@ class Scheduler:
     def _finish(self, running: Running, error: KeystrokeError | None) -> None:
         with self._lock:
             self._running.remove(running)
+        session = running.session
+        # The end is told first: giving the KV back is nothing the client should wait for. Its tokens are
+        # handed over, not copied: nobody changes them once the session is closed.
+        self._end(running.ticket, error, session.tokens)
         try:
-            held = list(running.session.tokens)
-            running.session.close()
-        except Exception as failure:
+            session.close()
+        except Exception:
             log.exception("closing a session failed")
-            held, error = [], error or _as_keystroke(failure)
-        self._end(running.ticket, error, held)
 
     def _end(self, ticket: Ticket, error: KeystrokeError | None, held: Sequence[int] = ()) -> None:
         ticket.timing.ended = time.perf_counter()

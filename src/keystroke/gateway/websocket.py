@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from keystroke.errors import Interrupted, KeystrokeError, ProtocolError, RateLimited
+from keystroke.gateway.answer import Answer
 from keystroke.gateway.keys import Caller
 from keystroke.gateway.outbox import Outbox
 from keystroke.gateway.prompts import Turn
@@ -47,10 +48,13 @@ class Connection:
         receive: Receive,
         send: SendMessage,
         limits: SocketLimits | None = None,
+        *,
+        write_now: Callable[[Sequence[bytes]], bool] | None = None,
     ) -> None:
         self._responses = responses
         self._caller = caller
         self._receive, self._send = receive, send
+        self._write_now = write_now
         self._limits = limits or SocketLimits()
         self._session = ConnectionSession()
         self._runs: dict[str, Run] = {}
@@ -120,7 +124,7 @@ class Connection:
         run: Run | None = None
 
         def sink(messages: list[Any]) -> None:
-            self._outbox.put(run.answer if run is not None else None, messages)
+            self._put(run.answer if run is not None else None, messages)
             if run is not None and run.answer is not None:
                 self._runs[run.id] = run
                 if self._outbox.paused:
@@ -183,16 +187,27 @@ class Connection:
     # Out
 
     def _say(self, messages: list[Any]) -> None:
-        self._outbox.put(None, messages)
+        self._put(None, messages)
+
+    def _put(self, owner: Answer | None, messages: list[Any]) -> None:
+        """Out at once where nothing waits and the socket takes it; else in order behind what waits."""
+        if self._write_now is not None and self._outbox.idle and not self._closed:
+            payloads = [encode(message) for message in messages]
+            began = time.perf_counter()
+            if self._write_now(payloads):
+                if owner is not None:
+                    owner.network_seconds += time.perf_counter() - began
+                return
+        self._outbox.put(owner, messages)
 
     async def _write(self) -> None:
-        send, outbox, clock = self._send, self._outbox, time.perf_counter
+        """The writer of a client that is behind."""
+        outbox, clock = self._outbox, time.perf_counter
         try:
             while (batch := await outbox.take()) is not None:
                 for owner, message in batch:
-                    text = encode(message).decode()
                     began = self._writing_since = clock()
-                    await send({"type": "websocket.send", "text": text})
+                    await self._send({"type": "websocket.send", "text": encode(message).decode()})
                     if owner is not None:
                         owner.network_seconds += clock() - began
                 self._writing_since = 0.0
