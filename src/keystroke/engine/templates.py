@@ -151,7 +151,8 @@ class _Veil:
         self._hidden: list[str] = []
         self._pattern = tokenizer.special_pattern
         used = set(_characters(values))
-        self._open, self._close = [c for c in map(chr, range(0xE000, 0xF8FF)) if c not in used][:2]
+        free = (c for c in map(chr, range(0xE000, 0xF8FF)) if c not in used)
+        self._open, self._close = next(free), next(free)
 
     def cover(self, value: Any) -> Any:
         if isinstance(value, str):
