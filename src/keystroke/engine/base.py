@@ -12,6 +12,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 from keystroke.errors import Interrupted, UsageError
 
@@ -79,7 +80,9 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature <= 5.0:
-            raise UsageError(f"temperature must be between 0 and 5, not {self.temperature}", param="temperature")
+            raise UsageError(
+                f"temperature must be between 0 and 5, not {self.temperature}", param="temperature"
+            )
         if self.top_k < 0:
             raise UsageError(f"top_k must be 0 (off) or more, not {self.top_k}", param="top_k")
         if not 0.0 < self.top_p <= 1.0:
@@ -171,7 +174,9 @@ class Session(ABC):
         holds the part computed so far and may be extended again."""
 
     @abstractmethod
-    def step(self, draft: Sequence[int] = (), sampling: Sampling = GREEDY, interrupt: Interrupt | None = None) -> Step:
+    def step(
+        self, draft: Sequence[int] = (), sampling: Sampling = GREEDY, interrupt: Interrupt | None = None
+    ) -> Step:
         """Compute the pending tail and the draft in one run, accept the draft up to its first token that
         differs from the one `sampling` chooses there, append what was accepted plus the model's own next
         token to `tokens`, and return them. Needs at least one token held. On Interrupted or any
@@ -190,7 +195,7 @@ class Session(ABC):
         """Give the KV back (the engine may keep it for content-keyed reuse). Idempotent; any other call
         afterwards raises SessionClosed."""
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -227,7 +232,7 @@ class Engine(ABC):
     def close(self) -> None:
         """Free weights and KV. Idempotent; sessions of this engine become unusable."""
 
-    def __enter__(self) -> Engine:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -97,7 +97,9 @@ class FakeSession(HostSession):
         other._prompt, other._answer = self._prompt, self._answer
         return other
 
-    def _forward(self, tokens: Sequence[int], start: int, rows: int, interrupt: Interrupt | None) -> np.ndarray:
+    def _forward(
+        self, tokens: Sequence[int], start: int, rows: int, interrupt: Interrupt | None
+    ) -> np.ndarray:
         engine = self._engine
         if rows:
             engine.steps += 1

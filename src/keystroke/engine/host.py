@@ -26,13 +26,17 @@ class HostSession(Session):
         self._tail = tail  # at most this many tokens are left for the next step to compute
         self._tokens: list[int] = []
         self._held: list[int] = []  # content of the KV buffer
-        self._resident = 0  # how much of _held agrees with _tokens; always < len(_tokens) unless both are empty
+        self._resident = (
+            0  # how much of _held agrees with _tokens; always < len(_tokens) unless both are empty
+        )
         self._closed = False
 
     # What a backend supplies
 
     @abstractmethod
-    def _forward(self, tokens: Sequence[int], start: int, rows: int, interrupt: Interrupt | None) -> np.ndarray:
+    def _forward(
+        self, tokens: Sequence[int], start: int, rows: int, interrupt: Interrupt | None
+    ) -> np.ndarray:
         """Compute KV for `tokens` at positions start, start+1, ... over the KV of positions before
         `start`; return float32 logits of the last `rows` of them, [rows, vocab]. Raises Interrupted."""
 
@@ -88,7 +92,9 @@ class HostSession(Session):
             raise UsageError("a step needs at least one token; extend the session first")
         room = self._context_length - len(self._tokens)
         if room <= 0:
-            raise ContextOverflow(f"the context of {self._context_length:,} tokens is full; start a new conversation")
+            raise ContextOverflow(
+                f"the context of {self._context_length:,} tokens is full; start a new conversation"
+            )
         if interrupt is not None:
             interrupt.check()
         draft = list(draft[: room - 1])

@@ -32,7 +32,9 @@ def load_model(model: str | Path, settings: Settings | None = None, progress: Pr
     path = model if isinstance(model, Path) else resolve(model, settings, progress)
     named = settings.models.get(str(model))
     kind = named.engine if named is not None and named.engine != "auto" else settings.engine.kind
-    precision = named.precision if named is not None and named.precision != "auto" else settings.model.precision
+    precision = (
+        named.precision if named is not None and named.precision != "auto" else settings.model.precision
+    )
     with open_checkpoint(path) as checkpoint:
         if settings.engine.context > checkpoint.spec.context_length:
             checkpoint.spec = extended(checkpoint.spec, settings.engine.context)
@@ -47,7 +49,9 @@ def load_model(model: str | Path, settings: Settings | None = None, progress: Pr
 
 def _backend(kind: str) -> str:
     if kind == "remote":
-        raise ConfigError("engine.kind is remote, which loads no local model; name a [models.NAME] with a base_url")
+        raise ConfigError(
+            "engine.kind is remote, which loads no local model; name a [models.NAME] with a base_url"
+        )
     if kind == "auto":
         return "cuda" if _has_gpu() else "onnx"
     return kind

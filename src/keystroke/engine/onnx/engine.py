@@ -15,17 +15,13 @@ import onnxruntime as ort
 from keystroke.engine.base import Engine, EngineStats, Interrupt, ModelInfo
 from keystroke.engine.checkpoint import ModelSpec
 from keystroke.engine.host import HostSession
-from keystroke.engine.onnx.graph import PRECISIONS
+from keystroke.engine.onnx.graph import MIN_ATTENTION_ROWS, PRECISIONS
 from keystroke.engine.onnx.kv import Buffers, Pool
 from keystroke.engine.prefix import PrefixCache, common_prefix
 from keystroke.errors import EngineError, Interrupted, ModelDamaged, NotEnoughMemory
 
 PREFILL_CHUNK = 128  # rows; larger is hardly faster and answers an interrupt later
 TAIL = 16  # an extension up to this long rides along with the next step
-# Attention kernels choose their order of summation by the number of rows. With at least three, a row's result
-# does not depend on its company, so a token's KV and logits are a function of the tokens before it alone:
-# speculation, prefix reuse and forks give the very text of plain decoding. Single rows are padded, in attention only.
-MIN_ATTENTION_ROWS = 3
 WORTH_COPYING = 16  # tokens: below this, recomputing is as quick as looking further
 
 
@@ -44,7 +40,7 @@ class OnnxEngine(Engine):
         self.spec = spec
         self.exact = exact
         self._runtime = _open(model, threads)
-        kv = np.dtype(PRECISIONS[precision].kv)
+        kv: np.dtype[np.floating] = np.dtype(PRECISIONS[precision].kv)
         self.pool = Pool(spec, kv, kv_budget)
         width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
         self._pads = [np.zeros((1, rows, width), dtype=kv) for rows in range(MIN_ATTENTION_ROWS)]
@@ -128,7 +124,12 @@ class OnnxEngine(Engine):
         return max(MIN_ATTENTION_ROWS - rows, 0) if self.exact else 0
 
     def run(
-        self, binding: ort.IOBinding, tokens: Sequence[int], start: int, rows: int, interrupt: Interrupt | None
+        self,
+        binding: ort.IOBinding,
+        tokens: Sequence[int],
+        start: int,
+        rows: int,
+        interrupt: Interrupt | None,
     ) -> np.ndarray:
         """One run of the graph. The logits returned are valid until the next run."""
         count = len(tokens)
@@ -196,7 +197,9 @@ class OnnxSession(HostSession):
         self._copy_state_to(other)
         return other
 
-    def _forward(self, tokens: Sequence[int], start: int, rows: int, interrupt: Interrupt | None) -> np.ndarray:
+    def _forward(
+        self, tokens: Sequence[int], start: int, rows: int, interrupt: Interrupt | None
+    ) -> np.ndarray:
         self._own(start, start + len(tokens) + self._engine.padding(len(tokens)))
         assert self.buffers is not None
         if self._binding is None:
@@ -274,7 +277,9 @@ def _open(model: Path, threads: int) -> ort.InferenceSession:
     try:
         return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
     except Exception as error:
-        raise ModelDamaged(f"ONNX Runtime could not open the converted model {model}: {_first_line(error)}") from error
+        raise ModelDamaged(
+            f"ONNX Runtime could not open the converted model {model}: {_first_line(error)}"
+        ) from error
 
 
 def _first_line(error: BaseException) -> str:

@@ -5,7 +5,7 @@ decode and verification: any number of rows in, logits only for the rows asked f
 and outputs at once (the same memory), so a run appends in place and a rollback is just a smaller length.
 
 Inputs   input_ids int64 [1, rows] · logit_rows int64 [n] (indices into the rows) · count int64 [1] (rows)
-         pad [1, p, qkv width] (p rows of zeros that only attention sees: see `engine.MIN_ATTENTION_ROWS`)
+         pad [1, p, qkv width] (p rows of zeros that only attention sees: see MIN_ATTENTION_ROWS)
          last int32 [1] (position of the last row, padding included) · total int32 [1] (last + 1)
          key.i / value.i [1, kv_heads, capacity, head_dim]
 Outputs  logits float32 [n, vocab] · new_key.i / new_value.i, to be bound to the input's own memory
@@ -28,8 +28,14 @@ from keystroke.engine.onnx.quantise import quantise
 MICROSOFT = "com.microsoft"
 # Half-precision attention has kernels of its own on 64-bit ARM: half the memory and twice as fast. Elsewhere
 # the operator would convert to single precision and back at every step.
-KV_DTYPE: type[np.float16] | type[np.float32] = np.float16 if platform.machine() in ("aarch64", "arm64") else np.float32
-FORMAT = 1  # part of the cache key: raise it whenever the graph changes
+KV_DTYPE: type[np.float16] | type[np.float32] = (
+    np.float16 if platform.machine() in ("aarch64", "arm64") else np.float32
+)
+# Attention kernels choose their order of summation by the number of rows. With at least three, a row's result
+# does not depend on its company, so a token's KV and logits are a function of the tokens before it alone:
+# speculation, prefix reuse and forks give the very text of plain decoding. Fewer rows are padded, in attention only.
+MIN_ATTENTION_ROWS = 3
+FORMAT = 2  # part of the cache key: raise it whenever the graph changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +74,16 @@ class WeightSink(Protocol):
 Progress = Callable[[int, int], None]
 
 
-def build(checkpoint: Checkpoint, precision: Precision, sink: WeightSink, progress: Progress | None = None) -> onnx.ModelProto:
+def build(
+    checkpoint: Checkpoint, precision: Precision, sink: WeightSink, progress: Progress | None = None
+) -> onnx.ModelProto:
     return _Builder(checkpoint, precision, sink, progress).model()
 
 
 class _Builder:
-    def __init__(self, checkpoint: Checkpoint, precision: Precision, sink: WeightSink, progress: Progress | None) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, precision: Precision, sink: WeightSink, progress: Progress | None
+    ) -> None:
         self.checkpoint = checkpoint
         self.spec: ModelSpec = checkpoint.spec
         self.precision = precision
@@ -106,7 +116,7 @@ class _Builder:
     # Parts of the network
 
     def _tables(self) -> None:
-        cos, sin = rope_tables(self.spec, self.spec.context_length)
+        cos, sin = rope_tables(self.spec, self.spec.context_length + MIN_ATTENTION_ROWS)
         self._weight("rope.cos", cos.astype(self.precision.kv))
         self._weight("rope.sin", sin.astype(self.precision.kv))
 
@@ -152,7 +162,9 @@ class _Builder:
         spec = self.spec
         sizes = [spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim, spec.kv_heads * spec.head_dim]
         self._constant(f"{name}.sizes", sizes)
-        q, k, v = self._node("Split", [qkv, f"{name}.sizes"], [f"{name}.q", f"{name}.k", f"{name}.v"], axis=-1)
+        q, k, v = self._node(
+            "Split", [qkv, f"{name}.sizes"], [f"{name}.q", f"{name}.k", f"{name}.v"], axis=-1
+        )
         normed = []
         for part, heads, letter in ((q, spec.heads, "q"), (k, spec.kv_heads, "k")):
             self._constant(f"{part}.split", [0, 0, heads, spec.head_dim])
@@ -182,7 +194,9 @@ class _Builder:
 
     # Nodes and weights
 
-    def _linear(self, name: str, x: str, sources: Sequence[str], *, bias: bool, bits: int | None = None) -> str:
+    def _linear(
+        self, name: str, x: str, sources: Sequence[str], *, bias: bool, bits: int | None = None
+    ) -> str:
         """x @ W.T (+ b), W being the named projections stacked by rows: one fat product instead of three."""
         bits = self.precision.body_bits if bits is None else bits
         weight = np.concatenate([self.checkpoint.tensor(f"{s}.weight") for s in sources])
@@ -192,7 +206,9 @@ class _Builder:
             self._weight(added, np.concatenate([self.checkpoint.tensor(f"{s}.bias") for s in sources]))
         rows, columns = weight.shape
         if bits:
-            packed = quantise(weight, bits=bits, block=self.precision.block, symmetric=self.precision.symmetric or bits == 8)
+            packed = quantise(
+                weight, bits=bits, block=self.precision.block, symmetric=self.precision.symmetric or bits == 8
+            )
             self._weight(f"{name}.q", packed.packed)
             self._weight(f"{name}.s", packed.scales)
             zeros = ""
@@ -227,7 +243,11 @@ class _Builder:
     def _norm(self, name: str, x: str, source: str) -> str:
         self._weight(f"{name}.g", self.checkpoint.tensor(source).astype(np.float32))
         return self._node(
-            "SimplifiedLayerNormalization", [x, f"{name}.g"], [f"{name}.y"], axis=-1, epsilon=float(self.spec.norm_eps)
+            "SimplifiedLayerNormalization",
+            [x, f"{name}.g"],
+            [f"{name}.y"],
+            axis=-1,
+            epsilon=float(self.spec.norm_eps),
         )[0]
 
     def _skip_norm(self, name: str, x: str, skip: str, source: str, *, last: bool = False) -> tuple[str, str]:
@@ -243,8 +263,12 @@ class _Builder:
         )
         return f"{name}.y", f"{name}.sum"
 
-    def _node(self, op: str, inputs: Sequence[str], outputs: Sequence[str], domain: str = "", **attributes: object) -> list[str]:
-        self.nodes.append(helper.make_node(op, list(inputs), list(outputs), name=outputs[0], domain=domain, **attributes))
+    def _node(
+        self, op: str, inputs: Sequence[str], outputs: Sequence[str], domain: str = "", **attributes: object
+    ) -> list[str]:
+        self.nodes.append(
+            helper.make_node(op, list(inputs), list(outputs), name=outputs[0], domain=domain, **attributes)
+        )
         return list(outputs)
 
     def _weight(self, name: str, array: np.ndarray) -> None:
@@ -277,6 +301,8 @@ class _Builder:
             for kind in ("key", "value"):
                 inputs.append(helper.make_tensor_value_info(f"{kind}.{layer}", kv, cache))
                 outputs.append(helper.make_tensor_value_info(f"new_{kind}.{layer}", kv, cache))
-        graph = helper.make_graph(self.nodes, spec.name or spec.architecture, inputs, outputs, self.initializers)
+        graph = helper.make_graph(
+            self.nodes, spec.name or spec.architecture, inputs, outputs, self.initializers
+        )
         opsets = [helper.make_opsetid("", 21), helper.make_opsetid(MICROSOFT, 1)]
         return helper.make_model(graph, opset_imports=opsets, ir_version=10)

@@ -10,9 +10,9 @@ import numpy as np
 import onnxruntime as ort
 
 from keystroke.engine.checkpoint import ModelSpec
+from keystroke.engine.onnx.graph import MIN_ATTENTION_ROWS
 from keystroke.errors import NotEnoughMemory
 
-SLACK = 8  # slots past the last token, for rows of padding
 FIRST_CAPACITY = 256  # tokens; small enough that an idle session costs little
 
 
@@ -48,7 +48,7 @@ class Pool:
         capacity = FIRST_CAPACITY
         while capacity < length:
             capacity += max(capacity // 2, FIRST_CAPACITY)
-        return min(capacity, max(self.spec.context_length + SLACK, length))
+        return min(capacity, max(self.spec.context_length + MIN_ATTENTION_ROWS, length))
 
     def allocate(self, length: int) -> Buffers:
         capacity = self.capacity_for(length)
