@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from keystroke.assist.edit.blocks import block_messages, fenced
 from keystroke.assist.edit.operations import Addition, Failure, Move, Reason, Removal, Replacement
 from keystroke.assist.edit.resolve import Resolution, parse_answer, resolve
-from keystroke.assist.edit.rewrite import Region, parse_rewrite, rewrite_messages
+from keystroke.assist.edit.rewrite import FenceWatch, Region, parse_rewrite, rewrite_messages
 from keystroke.text import unified_diff
 
 FILES = {"src/app.py": "import os\n\n\ndef main():\n    print(1)\n", "notes.rst": "Title\n=======\n\ntext\n"}
@@ -282,6 +282,34 @@ def test_a_rewrite_that_leaves_code_out_is_refused() -> None:
         assert isinstance(result, Failure)
         assert result.reason is Reason.ELIDED
     assert isinstance(parse_rewrite("```\nother.methods(existing_code)\n```", Region("f"), text), str)
+
+
+def test_blank_lines_lost_in_passing_are_kept_unless_they_are_the_point() -> None:
+    text = "import re\n\n\ndef f():  \n    return 1\n\n\ndef g():\n    pass\n"
+    answer = "```\nimport re\n\ndef f():\n    return 2\n\ndef g():\n    pass\n```"
+    assert parse_rewrite(answer, Region("f"), text) == text.replace("return 1", "return 2")
+    inserted = answer.replace("def g", "x = 1\n\n\ndef g")
+    assert parse_rewrite(inserted, Region("f"), text) == (
+        "import re\n\n\ndef f():  \n    return 2\n\nx = 1\n\n\ndef g():\n    pass\n"
+    )
+    removed = "```\nimport re\n\ndef g():\n    pass\n```"
+    assert parse_rewrite(removed, Region("f"), text) == "import re\n\n\ndef g():\n    pass\n"
+    only_blanks = "```\nimport re\n\ndef f():\n    return 1\n\ndef g():\n    pass\n```"
+    assert parse_rewrite(only_blanks, Region("f"), text) == only_blanks[4:-3]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
+def test_the_end_of_a_rewrite_is_seen_however_it_streams(size: int) -> None:
+    answer = "Here:\n```py\nx = 1\n```\nI changed x."
+    watch = FenceWatch("x = 0\n")
+    seen = ""
+    for start in range(0, len(answer), size):
+        seen += answer[start : start + size]
+        if watch.ended(answer[start : start + size]):
+            break
+    assert seen.startswith("Here:\n```py\nx = 1\n```\n")
+    assert len(seen) < len("Here:\n```py\nx = 1\n```\n") + size
+    assert not any(map(FenceWatch("```\n").ended, answer))
 
 
 def test_an_unfinished_rewrite_is_refused() -> None:

@@ -137,6 +137,23 @@ def test_a_region_is_rewritten_with_its_own_text_as_prediction(workspace: Worksp
     assert (workspace.root / "a.py").read_bytes() == CODE.replace("one", "ONE").encode("utf-8-sig")
 
 
+def test_a_writer_is_stopped_once_its_rewrite_is_complete(workspace: Workspace) -> None:
+    closed: list[bool] = []
+
+    class Talker:
+        def write(self, messages: Messages, prediction: str | None) -> Iterator[str]:
+            try:
+                yield "```\nx = 2\n```\n"
+                while True:
+                    yield "As you can see, "
+            finally:
+                closed.append(True)
+
+    plan = plan_edit(workspace, ["b.py"], "x", Talker(), region=Region("b.py"))
+    assert plan.changes[0].after == "x = 2\n"
+    assert closed == [True]
+
+
 def test_buffers_in_memory_are_edited_without_a_workspace() -> None:
     task = EditTask({"a": "x = 1\ny = 2\n"}, "x")
     proposal = propose_edit(task, Script(answer := block("a", "y = 2", "y = 3")))

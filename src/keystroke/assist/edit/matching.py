@@ -69,10 +69,45 @@ def rewritten(text: str, start: int, end: int, new: str) -> str:
     """The text with lines `start` to `end` written anew. Lines that stay keep their own line ends, and the
     file its final newline or the lack of one."""
     lines = split_lines(text)
-    split = Split(
-        tuple(_bare(line) for line in lines[start:end]), tuple(_bare(line) for line in split_lines(new))
-    )
+    old = [_bare(line) for line in lines[start:end]]
+    split = Split(tuple(old), tuple(_quietened(old, [_bare(line) for line in split_lines(new)])))
     return "".join(_written(lines, start, split, lambda line: line, None))
+
+
+def _quietened(old: list[str], new: list[str]) -> list[str]:
+    """The new lines without changes of blank lines and trailing blanks, which come of writing a text anew and
+    were not asked for; unless nothing else changes: then they were."""
+    before, tail = _spaced(old)
+    after, _ = _spaced(new)
+    spans = compare([line.rstrip() for _, line in before], [line.rstrip() for _, line in after])
+    if not spans:
+        return new
+    result: list[str] = []
+    i = j = 0
+    inserted = False
+    for a0, a1, b0, b1 in [*spans, (len(before), len(before), len(after), len(after))]:
+        for k in range(i, a0):
+            # What follows an insertion stands as far from it as the model put it.
+            blanks = after[j][0] if inserted and k == i else before[k][0]
+            result += [*blanks, before[k][1]]
+        for k in range(b0, b1):
+            blanks = before[a0][0] if k == b0 and a0 < a1 else after[k][0]
+            result += [*blanks, after[k][1]]
+        i, j, inserted = a1, b1, a0 == a1
+    return result + tail
+
+
+def _spaced(lines: list[str]) -> tuple[list[tuple[list[str], str]], list[str]]:
+    """Each line that shows something, with the blank lines above it; and the blank lines at the end."""
+    result: list[tuple[list[str], str]] = []
+    blanks: list[str] = []
+    for line in lines:
+        if line.strip():
+            result.append((blanks, line))
+            blanks = []
+        else:
+            blanks.append(line)
+    return result, blanks
 
 
 def split_lines(text: str) -> list[str]:

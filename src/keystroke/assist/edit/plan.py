@@ -7,7 +7,7 @@ Model output is data here: it is parsed, matched and compared, never run.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -16,7 +16,7 @@ from keystroke.assist.edit.fileio import Decoded, digest
 from keystroke.assist.edit.journal import Entry, Inverse, Journal
 from keystroke.assist.edit.operations import Addition, Failure, Operation, Reason
 from keystroke.assist.edit.resolve import Resolution, parse_answer, resolve
-from keystroke.assist.edit.rewrite import Region, parse_rewrite, rewrite_messages
+from keystroke.assist.edit.rewrite import FenceWatch, Region, parse_rewrite, rewrite_messages
 from keystroke.assist.edit.workspace import SourceFile, Workspace, Write
 from keystroke.assist.edit.writer import Writer
 from keystroke.errors import InputError
@@ -72,6 +72,12 @@ class EditTask:
             return "\n".join(self.files.values())
         return fenced(self.region.parts(self.files[self.region.path])[1])
 
+    def watch(self) -> Callable[[str], bool]:
+        """Called with each piece of a streamed answer: True once nothing of use can follow."""
+        if self.region is None:
+            return lambda piece: False
+        return FenceWatch(self.region.parts(self.files[self.region.path])[1]).ended
+
     def read(self, answer: str, exists: Callable[[str], bool] = lambda path: False) -> Proposal:
         """The proposal an answer makes. `exists` says which paths beyond `files` are taken."""
         found = self._resolved(answer, exists)
@@ -118,7 +124,7 @@ def propose_edit(
     messages = task.messages()
     prediction = task.prediction()
     for attempt in range(retries + 1):
-        answer = _answered(writer, messages, prediction, on_text)
+        answer = _answered(writer.write(messages, prediction), task.watch(), on_text)
         proposal = task.read(answer, exists)
         if not proposal.failures or attempt == retries:
             break
@@ -127,17 +133,21 @@ def propose_edit(
 
 
 def _answered(
-    writer: Writer, messages: Sequence[Message], prediction: str, on_text: Callable[[str], None] | None
+    stream: Iterator[str], ended: Callable[[str], bool], on_text: Callable[[str], None] | None
 ) -> str:
     pieces: list[str] = []
     size = 0
-    for piece in writer.write(messages, prediction):
+    for piece in stream:
         pieces.append(piece)
         size += len(piece)
         if on_text is not None:
             on_text(piece)
         if size > MAX_ANSWER:
             raise InputError(f"the model wrote more than {MAX_ANSWER:,} characters; ask for a smaller change")
+        if ended(piece):
+            break
+    if isinstance(stream, Generator):
+        stream.close()  # gives the model's session or connection back now, not when memory is collected
     return "".join(pieces)
 
 

@@ -69,6 +69,26 @@ def parse_rewrite(answer: str, region: Region, text: str) -> str | Failure:
     return rewritten(text, start, start + len(split_lines(inside)), written)
 
 
+class FenceWatch:
+    """Tells, while an answer streams, that its fenced text has ended and what follows is talk."""
+
+    def __init__(self, inside: str) -> None:
+        # A text with fences of its own ends at the last one, which only the end of the answer shows.
+        self._blind = any(map(_FENCE.match, inside.splitlines()))
+        self._line = ""
+        self._fence: str | None = None
+
+    def ended(self, piece: str) -> bool:
+        *complete, rest = (self._line + piece).split("\n")
+        self._line = rest
+        for line in complete:
+            if self._fence is None:
+                self._fence = found[1] if (found := _FENCE.match(line)) else None
+            elif line.strip() == self._fence:
+                return not self._blind
+        return False
+
+
 def _unfenced(answer: str, *, nested: bool) -> str | None:
     """What stands between the first fence and the one that ends it: the next of its kind, or the last where
     the text has fences of its own. The whole answer if there is none; None if it never ends."""
