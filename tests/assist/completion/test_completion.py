@@ -61,6 +61,8 @@ class TestEnding:
             ("def f():\n    ", "\n    return x\n", 0, "x = 1\n    return x\n", "x = 1"),
             ("if (x) {\n  ", "\n}\n", 0, "y();\n}\nz();\n", "y();"),
             ("x", "", 0, "   \n\n", ""),
+            # a fence is not code
+            ("def f():\n", "", 0, "    return 1\n```\nThis returns 1", "    return 1"),
         ],
     )
     def test_what_is_kept_of_an_answer(

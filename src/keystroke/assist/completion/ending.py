@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 _OPENERS = (":", "{", "(", "[", "=>", "->", " do", " then")
 _CLOSERS = ("}", ")", "]", "end", "fi", "done", "esac")
+_FENCE = "```"  # an instructed model closes the code block it imagines; that is never code
 _LONGEST_BLOCK = 40  # lines; a model that repeats itself must end somewhere
 
 
@@ -44,7 +45,7 @@ class Ending:
         kept: list[str] = []
         for index, line in enumerate(lines):
             whole = final or index + 1 < len(lines)
-            if whole and self._repeats(line, index):
+            if line.lstrip().startswith(_FENCE) or (whole and self._repeats(line, index)):
                 return Cut(self._tidied(kept), True)
             if not self.lines and index and self._outside(line, kept, whole):
                 if self._closes(line, kept):

@@ -39,6 +39,9 @@ COMMANDS: dict[str, Entry] = {
     "models": Entry(f"{_HERE}.models:app", "List, add, check and remove models on this machine."),
     "config": Entry(f"{_HERE}.settings:app", "Show where settings come from, and edit them."),
     "doctor": Entry(f"{_HERE}.doctor:doctor", "Look at this machine, its model and its speed."),
+    "serve": Entry(f"{_HERE}.serve:serve", "Serve models to editors, the OpenAI SDK and Codex."),
+    "keys": Entry(f"{_HERE}.keys:app", "Create, list and revoke the keys of a server."),
+    "usage": Entry(f"{_HERE}.usage:usage", "Show tokens, time and cost by key and model."),
     "demo": Entry(f"{_HERE}.demo:demo", "Watch the embedded model complete a few lines of code."),
     "bench": Entry(f"{_HERE}.bench:bench", "Run a benchmark."),
     "train": Entry(

@@ -15,13 +15,10 @@ from keystroke.engine.base import Interrupt
 from keystroke.engine.generation import Finish, Generation, GenerationParams, GenerationStats
 from keystroke.engine.library import Progress
 from keystroke.engine.model import Model
-from keystroke.engine.speculative import AdaptiveDrafter, Drafter, SuffixDrafter, cost_table
+from keystroke.engine.speculative import Drafter, drafter_for
 from keystroke.engine.templates import ChatTemplate
 from keystroke.errors import InputError, UnsupportedModel
 
-# What verifying several rows costs on a small CPU, in single steps. Measuring it would take longer than a
-# short answer; a machine on which drafts are cheaper loses a little by this, none loses much.
-_COST = cost_table({1: 1.0, 2: 2.1, 4: 2.3, 8: 3.7, 16: 6.0, 33: 11.5})
 # Two marks that no conversation holds: they show where a template puts the texts around a redirection.
 _SAID, _LINE = "\ue3f0\ue3f1", "\ue3f2\ue3f3"
 
@@ -33,7 +30,7 @@ class LocalSpeaker(Speaker):
         self.session = model.engine.session()
         # One for all answers: it learns from each.
         enabled = settings.speculation.enabled
-        self.drafter: Drafter | None = AdaptiveDrafter([SuffixDrafter()], _COST) if enabled else None
+        self.drafter: Drafter | None = drafter_for(model.engine) if enabled else None
 
     @classmethod
     def load(cls, name: str, settings: Settings, progress: Progress) -> LocalSpeaker:
