@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keystroke.assist.edit.matching import Replaced, Unmatched, replace, split_lines
+from keystroke.assist.edit.matching import Replaced, Unmatched, replace
 from keystroke.assist.edit.operations import Reason, Replacement, Split
+from keystroke.assist.edit.splice import split_lines
 
 
 def change(text: str, search: str, new: str, **more: object) -> str | Reason:
@@ -102,6 +103,8 @@ def test_lines_remembered_wrongly_but_not_changed_keep_the_files_text() -> None:
 
 def test_part_of_a_line_can_be_replaced_where_it_occurs_once() -> None:
     assert change("x = foo(1) + bar(2)\r\n", "foo(1)", "baz(3)") == "x = baz(3) + bar(2)\r\n"
+    assert change("foobar = compute(everything)\n", "foo", "baz") is Reason.NOT_FOUND
+    assert change("x = foo(1) + bar(2)\n", "foo(1)", "baz(3)", in_order=True) is Reason.NOT_FOUND
 
 
 def test_an_empty_search_is_refused_unless_the_file_is_empty() -> None:

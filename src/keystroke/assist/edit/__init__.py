@@ -2,16 +2,9 @@
 
 from keystroke.assist.edit.journal import Entry, Journal
 from keystroke.assist.edit.operations import Failure, Reason
-from keystroke.assist.edit.plan import (
-    EditPlan,
-    EditTask,
-    FileChange,
-    Proposal,
-    plan_edit,
-    plan_patch,
-    propose_edit,
-)
+from keystroke.assist.edit.plan import EditPlan, FileChange, plan_edit, plan_patch
 from keystroke.assist.edit.rewrite import Region
+from keystroke.assist.edit.task import EditTask, Proposal, propose_edit
 from keystroke.assist.edit.workspace import Workspace
 from keystroke.assist.edit.writer import ModelWriter, RemoteWriter, Writer
 

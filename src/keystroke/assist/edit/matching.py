@@ -1,23 +1,19 @@
-"""Where a search block is in a file, and the file with the block replaced.
+"""Where a search block is in a file.
 
 Law: exact lines first, then lines that differ in white space only, then part of one line, then the one place
-that is nearly the same; each step counts only if exactly one place fits. Lines the block merely repeats keep
-the file's own characters: only lines the block changes are written, with the file's line ends and indents.
+that is nearly the same; each step counts only if exactly one place fits. Never guesses between two.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from math import gcd
 
 from keystroke.assist.edit.operations import Reason, Replacement, Split
-from keystroke.text.diff import compare
+from keystroke.assist.edit.splice import bare, line_end, spliced, split_lines
 
-_LINE = re.compile(r"([^\r\n]*)(\r\n|\r|\n|$)")
 _ALIKE = 0.85  # mean likeness that a nearly equal place needs
 _MARGIN = 0.05  # and how much better than any other place it must be
 _MAX_FUZZY_LINES = 400
@@ -42,119 +38,60 @@ class Replaced:
 def replace(text: str, change: Replacement, start: int = 0) -> Replaced | Unmatched:
     """Make one replacement. Lines before `start` are looked at only if nothing fits after it."""
     lines = split_lines(text)
-    bare = [_bare(line) for line in lines]
-    inside = _narrowed(bare, change.within, start)
+    plain = [bare(line) for line in lines]
+    inside = _narrowed(plain, change.within, start)
     if isinstance(inside, Unmatched):
         return inside
     problem: Unmatched | None = None
     for reading in change.readings:
-        found = _find(bare, reading, change, inside)
+        found = _find(plain, reading, change, inside)
         if isinstance(found, Unmatched) and found.reason is Reason.NOT_FOUND and len(change.readings) == 1:
-            if (inline := _inline(text, reading)) is not None:
+            # The lines of a patch are whole lines; a block may quote part of one.
+            if not change.in_order and (inline := _inline(text, reading)) is not None:
                 return Replaced(inline, start)
-            found = _nearly(bare, reading)
+            found = _nearly(plain, reading)
         if isinstance(found, Unmatched):
             problem = problem or found
             continue
         at, split = found
-        written = _spliced(lines, at, split, change)
-        if isinstance(written, Unmatched):
-            problem = problem or written
+        written = spliced(lines, at, split, change.final_newline)
+        if written is None:
+            message = "the block's indentation does not follow the file's; copy the lines with theirs"
+            problem = problem or Unmatched(Reason.INDENTATION, message)
             continue
         return Replaced("".join(written), at + len(split.replace))
     return problem or Unmatched(Reason.NOT_FOUND, "the block holds no lines to look for")
 
 
-def rewritten(text: str, start: int, end: int, new: str) -> str:
-    """The text with lines `start` to `end` written anew. Lines that stay keep their own line ends, and the
-    file its final newline or the lack of one."""
-    lines = split_lines(text)
-    old = [_bare(line) for line in lines[start:end]]
-    split = Split(tuple(old), tuple(_quietened(old, [_bare(line) for line in split_lines(new)])))
-    return "".join(_written(lines, start, split, lambda line: line, None))
-
-
-def _quietened(old: list[str], new: list[str]) -> list[str]:
-    """The new lines without changes of blank lines and trailing blanks, which come of writing a text anew and
-    were not asked for; unless nothing else changes: then they were."""
-    before, tail = _spaced(old)
-    after, _ = _spaced(new)
-    spans = compare([line.rstrip() for _, line in before], [line.rstrip() for _, line in after])
-    if not spans:
-        return new
-    result: list[str] = []
-    i = j = 0
-    inserted = False
-    for a0, a1, b0, b1 in [*spans, (len(before), len(before), len(after), len(after))]:
-        for k in range(i, a0):
-            # What follows an insertion stands as far from it as the model put it.
-            blanks = after[j][0] if inserted and k == i else before[k][0]
-            result += [*blanks, before[k][1]]
-        for k in range(b0, b1):
-            blanks = before[a0][0] if k == b0 and a0 < a1 else after[k][0]
-            result += [*blanks, after[k][1]]
-        i, j, inserted = a1, b1, a0 == a1
-    return result + tail
-
-
-def _spaced(lines: list[str]) -> tuple[list[tuple[list[str], str]], list[str]]:
-    """Each line that shows something, with the blank lines above it; and the blank lines at the end."""
-    result: list[tuple[list[str], str]] = []
-    blanks: list[str] = []
-    for line in lines:
-        if line.strip():
-            result.append((blanks, line))
-            blanks = []
-        else:
-            blanks.append(line)
-    return result, blanks
-
-
-def split_lines(text: str) -> list[str]:
-    """Lines with their ends. Only LF, CRLF and CR end a line."""
-    return [found[0] for found in _LINE.finditer(text) if found[0]]
-
-
-def _bare(line: str) -> str:
-    return line.rstrip("\r\n")
-
-
-def _end(line: str) -> str:
-    return line[len(_bare(line)) :]
-
-
-# ── finding ───────────────────────────────────────────────────────────────────────────────────
-
-
-def _narrowed(bare: list[str], headers: Sequence[str], start: int) -> int | Unmatched:
+def _narrowed(lines: list[str], headers: Sequence[str], start: int) -> int | Unmatched:
     """The line after the last header, each looked for below the one before."""
     for header in headers:
-        inside = _header(bare, header, start)
+        inside = _header(lines, header, start)
         if inside is None:
             return Unmatched(Reason.NOT_FOUND, f"the header line {header.strip()!r} is not in the file")
         start = inside + 1
     return start
 
 
-def _find(bare: list[str], split: Split, change: Replacement, start: int) -> tuple[int, Split] | Unmatched:
+def _find(lines: list[str], split: Split, change: Replacement, start: int) -> tuple[int, Split] | Unmatched:
     """The line where the block begins, and the block without blank lines around it if those do not fit."""
     placed = change.near is not None or change.within or change.at_end
     if not split.search or not (placed or any(line.strip() for line in split.search)):
         insertion = Split((), split.replace)
-        if not bare or change.near is not None:
-            return min(change.near or 0, len(bare)), insertion
+        if not lines or change.near is not None:
+            return min(change.near or 0, len(lines)), insertion
         if change.within:
             return start, insertion
         if change.at_end:
-            return len(bare), insertion
+            return len(lines), insertion
         return Unmatched(Reason.EMPTY_SEARCH, "the block does not say what to replace; repeat those lines")
     ambiguous: list[int] = []
     for trial in _trials(split):
         if not trial.search:
             continue
         for key in (str, str.rstrip, _spaceless):
-            places = _places([key(line) for line in bare], [key(line) for line in trial.search])
-            chosen = _chosen(places, change, start, len(bare) - len(trial.search))
+            places = _places([key(line) for line in lines], [key(line) for line in trial.search])
+            chosen = _chosen(places, change, start, len(lines) - len(trial.search))
             if chosen is not None:
                 return chosen, trial
             ambiguous = ambiguous or places
@@ -171,9 +108,19 @@ def _find(bare: list[str], split: Split, change: Replacement, start: int) -> tup
 
 def _inline(text: str, split: Split) -> str | None:
     """The text with part of one line replaced, where the block is that part and stands there only once."""
-    if len(split.search) != 1 or not split.search[0].strip() or text.count(split.search[0]) != 1:
+    wanted = split.search[0]
+    if len(split.search) != 1 or not wanted.strip() or text.count(wanted) != 1:
         return None
-    return text.replace(split.search[0], _line_end(split_lines(text), 0).join(split.replace))
+    start = text.index(wanted)
+    end = start + len(wanted)
+    if _same_word(text, start) or _same_word(text, end):
+        return None
+    return text[:start] + line_end(split_lines(text), 0).join(split.replace) + text[end:]
+
+
+def _same_word(text: str, at: int) -> bool:
+    """Whether a word goes on across `at`: "foo" is no part of "foobar" that anyone means."""
+    return all(c.isalnum() or c == "_" for c in text[at - 1 : at + 1]) and 0 < at < len(text)
 
 
 def _trials(split: Split) -> Sequence[Split]:
@@ -187,11 +134,11 @@ def _trials(split: Split) -> Sequence[Split]:
     return (split,) if trimmed == split else (split, trimmed)
 
 
-def _header(bare: list[str], header: str, start: int) -> int | None:
+def _header(lines: list[str], header: str, start: int) -> int | None:
     for key in (str, _spaceless):
         wanted = key(header)
-        for index in range(start, len(bare)):
-            if key(bare[index]) == wanted:
+        for index in range(start, len(lines)):
+            if key(lines[index]) == wanted:
                 return index
     return None
 
@@ -222,16 +169,16 @@ def _chosen(places: list[int], change: Replacement, start: int, last: int) -> in
     return None
 
 
-def _nearly(bare: list[str], split: Split) -> tuple[int, Split] | Unmatched:
+def _nearly(lines: list[str], split: Split) -> tuple[int, Split] | Unmatched:
     """The one place that is almost the block. Lines found elsewhere vote for where the block would begin."""
     missing = Unmatched(
         Reason.NOT_FOUND, "the lines to replace are not in the file; copy them from it exactly"
     )
     block = [_spaceless(line) for line in split.search]
     size = len(block)
-    if size > _MAX_FUZZY_LINES or size > len(bare) or not any(block):
+    if size > _MAX_FUZZY_LINES or size > len(lines) or not any(block):
         return missing
-    flat = [_spaceless(line) for line in bare]
+    flat = [_spaceless(line) for line in lines]
     wanted: dict[str, list[int]] = {}
     for offset, line in enumerate(block):
         if line:
@@ -272,123 +219,3 @@ def _likeness(flat: list[str], start: int, block: list[str]) -> float:
             continue
         total += size * matcher.ratio()
     return total / weight
-
-
-# ── writing ───────────────────────────────────────────────────────────────────────────────────
-
-
-def _spliced(lines: list[str], at: int, split: Split, change: Replacement) -> list[str] | Unmatched:
-    """The file's lines with the block replaced and its indentation repaired."""
-    old = lines[at : at + len(split.search)]
-    indents = _Indents.learned([_bare(line) for line in old], split.search, lines)
-    if indents is None:
-        return Unmatched(
-            Reason.INDENTATION,
-            "the block's indentation does not follow the file's; copy the lines with theirs",
-        )
-    return _written(lines, at, split, indents.repaired, change.final_newline)
-
-
-def _written(
-    lines: list[str], at: int, split: Split, repaired: Callable[[str], str], final_newline: bool | None
-) -> list[str]:
-    """The file's lines with the block replaced. Lines common to both sides of the block stay untouched."""
-    old = lines[at : at + len(split.search)]
-    end = _line_end(lines, at)
-    new: list[str] = []
-    reached = 0
-    for a0, a1, b0, b1 in compare(split.search, split.replace):
-        new += old[reached:a0]
-        # A line that takes another's place takes its line end too; further lines follow the last of them.
-        ends = [_end(line) or end for line in old[a0:a1]] or [end]
-        new += [repaired(line) + ends[min(i, len(ends) - 1)] for i, line in enumerate(split.replace[b0:b1])]
-        reached = a1
-    new += old[reached:]
-    head, tail = lines[:at], lines[at + len(split.search) :]
-    _settle_final_line(lines, head, new, tail, end, final_newline)
-    return head + new + tail
-
-
-def _settle_final_line(
-    lines: list[str], head: list[str], new: list[str], tail: list[str], end: str, final_newline: bool | None
-) -> None:
-    """Only the last line of a file may lack a line end, and it does exactly if it did before."""
-    wanted = final_newline
-    if wanted is None or tail:
-        wanted = not lines or lines[-1] != _bare(lines[-1])
-    for part in (head, new, tail):
-        for index, line in enumerate(part):
-            if line == _bare(line):
-                part[index] = line + end
-    last = tail or new or head
-    if last and not wanted:
-        last[-1] = _bare(last[-1])
-
-
-def _line_end(lines: list[str], at: int) -> str:
-    """How lines end around `at`; a file that mixes ends keeps its local habit."""
-    for line in lines[at : at + 3] + lines[max(0, at - 3) : at][::-1] + lines[:1]:
-        if end := _end(line):
-            return end
-    return "\n"
-
-
-@dataclass(frozen=True, slots=True)
-class _Indents:
-    """Maps the block's indentation to the file's."""
-
-    known: dict[str, str]
-    unit_of_block: int
-    unit_of_file: int
-    tabs: bool
-
-    @staticmethod
-    def learned(old: Sequence[str], search: Sequence[str], lines: Sequence[str]) -> _Indents | None:
-        known: dict[str, str] = {}
-        for file_line, block_line in zip(old, search, strict=True):
-            if block_line.strip() and known.setdefault(_indent(block_line), _indent(file_line)) != _indent(
-                file_line
-            ):
-                return None
-        file_indents = [_indent(line) for line in lines if line[:1] in (" ", "\t") and line.strip()]
-        tabs = any("\t" in indent for indent in known.values()) or (
-            not any(known.values()) and bool(file_indents) and file_indents[0].startswith("\t")
-        )
-        return _Indents(known, _unit(known), _unit(file_indents), tabs)
-
-    def repaired(self, line: str) -> str:
-        if not line.strip() or all(key == value for key, value in self.known.items()):
-            return line
-        indent = _indent(line)
-        return self._mapped(indent) + line[len(indent) :]
-
-    def _mapped(self, indent: str) -> str:
-        if indent in self.known:
-            return self.known[indent]
-        shorter = [key for key in self.known if indent.startswith(key)]
-        if shorter:
-            base = max(shorter, key=len)
-            return self.known[base] + self._translated(indent[len(base) :])
-        longer = [key for key in self.known if key.startswith(indent)]
-        if longer:
-            base = min(longer, key=len)
-            mapped, extra = self.known[base], self._translated(base[len(indent) :])
-            return mapped[: len(mapped) - len(extra)] if mapped.endswith(extra) else mapped
-        return indent
-
-    def _translated(self, extra: str) -> str:
-        """Further indentation in the file's own unit."""
-        if self.tabs and extra.strip("\t"):
-            return "\t" * round(len(extra.expandtabs(self.unit_of_block)) / self.unit_of_block)
-        return extra if self.tabs else extra.replace("\t", " " * self.unit_of_file)
-
-
-def _indent(line: str) -> str:
-    return line[: len(line) - len(line.lstrip(" \t"))]
-
-
-def _unit(indents: Sequence[str] | dict[str, str]) -> int:
-    """The number of spaces one level takes, as far as these indentations show it."""
-    sizes = [len(indent) for indent in indents if indent and "\t" not in indent]
-    unit = gcd(*sizes) if sizes else 4  # four is the commonest habit
-    return unit if unit > 1 else 4

@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass
 
 from keystroke.assist.edit.blocks import Message, fenced
-from keystroke.assist.edit.matching import rewritten, split_lines
 from keystroke.assist.edit.operations import Failure, Reason
+from keystroke.assist.edit.splice import rewritten, split_lines
 
 _SYSTEM = """You rewrite a part of a source file. Answer with the new text of that part between ``` lines and
 nothing else. Keep every line that need not change exactly as it is, and leave nothing out."""

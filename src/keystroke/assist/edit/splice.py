@@ -1,0 +1,187 @@
+"""Lines written into a file in the file's own manner: its line ends, its indentation, its final newline.
+
+Law: lines that stay are the file's own, to the last character. Where to write is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import gcd
+
+from keystroke.assist.edit.operations import Split
+from keystroke.text.diff import compare
+
+_LINE = re.compile(r"([^\r\n]*)(\r\n|\r|\n|$)")
+
+
+def split_lines(text: str) -> list[str]:
+    """Lines with their ends. Only LF, CRLF and CR end a line."""
+    return [found[0] for found in _LINE.finditer(text) if found[0]]
+
+
+def bare(line: str) -> str:
+    return line.rstrip("\r\n")
+
+
+def _end(line: str) -> str:
+    return line[len(bare(line)) :]
+
+
+def rewritten(text: str, start: int, end: int, new: str) -> str:
+    """The text with lines `start` to `end` written anew. Lines that stay keep their own line ends, and the
+    file its final newline or the lack of one."""
+    lines = split_lines(text)
+    old = [bare(line) for line in lines[start:end]]
+    split = Split(tuple(old), tuple(_quietened(old, [bare(line) for line in split_lines(new)])))
+    return "".join(_written(lines, start, split, lambda line: line, None))
+
+
+def _quietened(old: list[str], new: list[str]) -> list[str]:
+    """The new lines without changes of blank lines and trailing blanks, which come of writing a text anew and
+    were not asked for; unless nothing else changes: then they were."""
+    before, tail = _spaced(old)
+    after, _ = _spaced(new)
+    spans = compare([line.rstrip() for _, line in before], [line.rstrip() for _, line in after])
+    if not spans:
+        return new
+    result: list[str] = []
+    i = j = 0
+    inserted = False
+    for a0, a1, b0, b1 in [*spans, (len(before), len(before), len(after), len(after))]:
+        for k in range(i, a0):
+            # What follows an insertion stands as far from it as the model put it.
+            blanks = after[j][0] if inserted and k == i else before[k][0]
+            result += [*blanks, before[k][1]]
+        for k in range(b0, b1):
+            blanks = before[a0][0] if k == b0 and a0 < a1 else after[k][0]
+            result += [*blanks, after[k][1]]
+        i, j, inserted = a1, b1, a0 == a1
+    return result + tail
+
+
+def _spaced(lines: list[str]) -> tuple[list[tuple[list[str], str]], list[str]]:
+    """Each line that shows something, with the blank lines above it; and the blank lines at the end."""
+    result: list[tuple[list[str], str]] = []
+    blanks: list[str] = []
+    for line in lines:
+        if line.strip():
+            result.append((blanks, line))
+            blanks = []
+        else:
+            blanks.append(line)
+    return result, blanks
+
+
+def spliced(lines: list[str], at: int, split: Split, final_newline: bool | None = None) -> list[str] | None:
+    """The file's lines with the block at line `at` replaced and its indentation repaired; None where the
+    block's indentation follows no rule. `final_newline` overrides the file's."""
+    old = lines[at : at + len(split.search)]
+    indents = _Indents.learned([bare(line) for line in old], split.search, lines)
+    return None if indents is None else _written(lines, at, split, indents.repaired, final_newline)
+
+
+def _written(
+    lines: list[str], at: int, split: Split, repaired: Callable[[str], str], final_newline: bool | None
+) -> list[str]:
+    """The file's lines with the block replaced. Lines common to both sides of the block stay untouched."""
+    old = lines[at : at + len(split.search)]
+    end = line_end(lines, at)
+    new: list[str] = []
+    reached = 0
+    for a0, a1, b0, b1 in compare(split.search, split.replace):
+        new += old[reached:a0]
+        # A line that takes another's place takes its line end too; further lines follow the last of them.
+        ends = [_end(line) or end for line in old[a0:a1]] or [end]
+        new += [repaired(line) + ends[min(i, len(ends) - 1)] for i, line in enumerate(split.replace[b0:b1])]
+        reached = a1
+    new += old[reached:]
+    head, tail = lines[:at], lines[at + len(split.search) :]
+    _settle_final_line(lines, head, new, tail, end, final_newline)
+    return head + new + tail
+
+
+def _settle_final_line(
+    lines: list[str], head: list[str], new: list[str], tail: list[str], end: str, final_newline: bool | None
+) -> None:
+    """Only the last line of a file may lack a line end, and it does exactly if it did before."""
+    wanted = final_newline
+    if wanted is None or tail:
+        wanted = not lines or lines[-1] != bare(lines[-1])
+    for part in (head, new, tail):
+        for index, line in enumerate(part):
+            if line == bare(line):
+                part[index] = line + end
+    last = tail or new or head
+    if last and not wanted:
+        last[-1] = bare(last[-1])
+
+
+def line_end(lines: list[str], at: int) -> str:
+    """How lines end around `at`; a file that mixes ends keeps its local habit."""
+    for line in lines[at : at + 3] + lines[max(0, at - 3) : at][::-1] + lines[:1]:
+        if end := _end(line):
+            return end
+    return "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class _Indents:
+    """Maps the block's indentation to the file's."""
+
+    known: dict[str, str]
+    unit_of_block: int
+    unit_of_file: int
+    tabs: bool
+
+    @staticmethod
+    def learned(old: Sequence[str], search: Sequence[str], lines: Sequence[str]) -> _Indents | None:
+        known: dict[str, str] = {}
+        for file_line, block_line in zip(old, search, strict=True):
+            if block_line.strip() and known.setdefault(_indent(block_line), _indent(file_line)) != _indent(
+                file_line
+            ):
+                return None
+        file_indents = [_indent(line) for line in lines if line[:1] in (" ", "\t") and line.strip()]
+        tabs = any("\t" in indent for indent in known.values()) or (
+            not any(known.values()) and bool(file_indents) and file_indents[0].startswith("\t")
+        )
+        return _Indents(known, _unit(known), _unit(file_indents), tabs)
+
+    def repaired(self, line: str) -> str:
+        if not line.strip() or all(key == value for key, value in self.known.items()):
+            return line
+        indent = _indent(line)
+        return self._mapped(indent) + line[len(indent) :]
+
+    def _mapped(self, indent: str) -> str:
+        if indent in self.known:
+            return self.known[indent]
+        shorter = [key for key in self.known if indent.startswith(key)]
+        if shorter:
+            base = max(shorter, key=len)
+            return self.known[base] + self._translated(indent[len(base) :])
+        longer = [key for key in self.known if key.startswith(indent)]
+        if longer:
+            base = min(longer, key=len)
+            mapped, extra = self.known[base], self._translated(base[len(indent) :])
+            return mapped[: len(mapped) - len(extra)] if mapped.endswith(extra) else mapped
+        return indent
+
+    def _translated(self, extra: str) -> str:
+        """Further indentation in the file's own unit."""
+        if self.tabs and extra.strip("\t"):
+            return "\t" * round(len(extra.expandtabs(self.unit_of_block)) / self.unit_of_block)
+        return extra if self.tabs else extra.replace("\t", " " * self.unit_of_file)
+
+
+def _indent(line: str) -> str:
+    return line[: len(line) - len(line.lstrip(" \t"))]
+
+
+def _unit(indents: Sequence[str] | dict[str, str]) -> int:
+    """The number of spaces one level takes, as far as these indentations show it."""
+    sizes = [len(indent) for indent in indents if indent and "\t" not in indent]
+    unit = gcd(*sizes) if sizes else 4  # four is the commonest habit
+    return unit if unit > 1 else 4
