@@ -23,7 +23,13 @@ from keystroke.engine.tokenizer import (
     load_tokenizer,
 )
 from keystroke.engine.tokenizer.gguf import PRE_TOKENIZERS, build
-from keystroke.engine.tokenizer.huggingface import LLAMA3_PATTERN, QWEN2_PATTERN, from_spec
+from keystroke.engine.tokenizer.huggingface import (
+    DEEPSEEK_PATTERNS,
+    LLAMA3_PATTERN,
+    QWEN2_PATTERN,
+    SEED_PATTERN,
+    from_spec,
+)
 from keystroke.errors import InputError, ModelDamaged, NotFound, UnsupportedModel, UsageError
 
 CORPUS = [
@@ -58,6 +64,8 @@ MACHINES = {
     "smollm": trained([pre_tokenizers.Digits(individual_digits=True), byte_level(use_regex=True)]),
     "llama-bpe": trained([split(LLAMA3_PATTERN), byte_level()]),
     "qwen2": trained([split(QWEN2_PATTERN), byte_level()]),
+    "seed-coder": trained([split(SEED_PATTERN), byte_level()]),
+    "deepseek-coder": trained([*map(split, DEEPSEEK_PATTERNS), byte_level()]),
 }
 TOKENIZERS: dict[str, Tokenizer] = {
     name: from_spec(json.loads(machine.to_str()), {"eos_token": "<|im_end|>"})
@@ -160,7 +168,14 @@ def test_tokens_after_any_edits_are_those_of_a_fresh_encode(
     # Filler makes the text long enough to be kept in several pieces.
     filler = data.draw(
         st.sampled_from(
-            ["", "def f(a, b):\n    return a\n\n\n" * 12, "x" * 300, "\n \n" * 120, "a  b\n" * 70]
+            [
+                "",
+                "def f(a, b):\n    return a\n\n\n" * 12,
+                "x" * 300,
+                "\n \n" * 120,
+                "a  b\n" * 70,
+                "x1 = = 2\n" * 40,
+            ]
         )
     )
     encoder = IncrementalEncoder(tokenizer, filler + start + filler)
@@ -200,6 +215,18 @@ def test_text_that_is_not_normalised_comes_back_as_it_was() -> None:
     spec = json.loads(MACHINES["qwen2"].to_str()) | {"normalizer": {"type": "NFC"}}
     tokenizer = from_spec(spec)
     assert tokenizer.decode(tokenizer.encode("e\u0301")) == "e\u0301"
+
+
+def test_no_cuts_are_offered_where_words_are_not_split_apart() -> None:
+    spec = json.loads(MACHINES["gpt-2"].to_str())
+    for stages in (
+        [split(r"\p{N}"), byte_level()],
+        [split(r"\s?\p{L}+"), byte_level()],
+        [split("x"), byte_level()],
+    ):
+        machine = tokenizers.Tokenizer.from_str(json.dumps(spec))
+        machine.pre_tokenizer = pre_tokenizers.Sequence(stages)
+        assert from_spec(json.loads(machine.to_str())).cuts("a b c", 0, 5) == ()
 
 
 def test_a_prefix_space_makes_cuts_unsafe_and_none_are_offered() -> None:

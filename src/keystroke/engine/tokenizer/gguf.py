@@ -11,9 +11,11 @@ from typing import Any
 
 from keystroke.engine.gguf_metadata import read_metadata
 from keystroke.engine.tokenizer.huggingface import (
+    DEEPSEEK_PATTERNS,
     GPT2_PATTERN,
     LLAMA3_PATTERN,
     QWEN2_PATTERN,
+    SEED_PATTERN,
     SPACE_MARK,
     LibraryTokenizer,
     from_spec,
@@ -39,6 +41,8 @@ _GPT2 = [_split(GPT2_PATTERN), _BYTES]
 _CODE = [_DIGITS, _split(GPT2_PATTERN), _BYTES]
 _LLAMA3 = [_split(LLAMA3_PATTERN), _BYTES]
 _QWEN2 = [_split(QWEN2_PATTERN), _BYTES]
+_SEED = [_split(SEED_PATTERN), _BYTES]
+_DEEPSEEK = [*map(_split, DEEPSEEK_PATTERNS), _BYTES]
 
 PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
     "gpt-2": _GPT2,
@@ -62,6 +66,8 @@ PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": _QWEN2,
     "stablelm2": _QWEN2,
+    "seed-coder": _SEED,
+    "deepseek-coder": _DEEPSEEK,
 }
 
 

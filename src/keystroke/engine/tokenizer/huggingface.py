@@ -23,9 +23,9 @@ from keystroke.errors import ModelDamaged, NotFound, UnsupportedModel, UsageErro
 SPACE_MARK = "▁"  # sentencepiece writes a space so
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
-# Cuts that hold for every pre-tokenizer named in `CUTTABLE`: no pre-token goes on from a visible ASCII
-# character into a space, nor from an ASCII letter or digit into a newline, and none looks ahead past them.
-_CUT = re.compile(r"(?<=[!-~])(?= )|(?<=[0-9A-Za-z])(?=\n)")
+# Cuts that hold for all patterns known below: no pre-token goes on from an ASCII letter or digit into a space
+# or a newline, nor does one that ends there depend on what follows.
+_CUT = re.compile(r"(?<=[0-9A-Za-z])(?=[ \n])")
 
 
 class LibraryTokenizer(Tokenizer):
@@ -152,7 +152,6 @@ def _faithful(spec: dict[str, Any]) -> tuple[dict[str, Any], bool]:
     sentencepiece puts before the first word (whether it did is returned: a sequence's beginning needs it)."""
     if _is_byte_level(spec):
         return {**spec, "normalizer": None}, False
-    spaced = False
     normaliser, before = spec.get("normalizer"), spec.get("pre_tokenizer")
     stages = (
         normaliser["normalizers"] if normaliser and normaliser.get("type") == "Sequence" else [normaliser]
@@ -188,7 +187,9 @@ LLAMA3_PATTERN = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN2_PATTERN = LLAMA3_PATTERN.replace(r"\p{N}{1,3}", r"\p{N}")
-CUTTABLE = frozenset({GPT2_PATTERN, LLAMA3_PATTERN, QWEN2_PATTERN})
+SEED_PATTERN = QWEN2_PATTERN.replace(r" ?[^\s\p{L}\p{N}]+[\r\n]*", r" ?[^\s\p{L}\p{N}\r\n]+")
+DEEPSEEK_PATTERNS = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-퟿]+", r"\p{N}")
+_WHOLE = frozenset({GPT2_PATTERN, LLAMA3_PATTERN, QWEN2_PATTERN, SEED_PATTERN})  # each splits all by itself
 
 
 def is_cuttable(spec: Mapping[str, Any]) -> bool:
@@ -196,20 +197,22 @@ def is_cuttable(spec: Mapping[str, Any]) -> bool:
     we know, over bytes, with nothing in front that changes text."""
     if spec.get("normalizer") is not None or spec.get("added_tokens") or not _is_byte_level(spec):
         return False
-    known = False
+    seen: set[str] = set()
     for stage in _stages(spec.get("pre_tokenizer")):
         match stage:
             case {"type": "Digits"}:
+                seen.add(r"\p{N}")
+            case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
+                seen.add(GPT2_PATTERN)
+            case {"type": "ByteLevel", "add_prefix_space": False}:
                 pass
-            case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": use_regex}:
-                known = known or bool(use_regex)
-            case {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"} if (
-                pattern in CUTTABLE
-            ):
-                known = True
+            case {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}:
+                seen.add(pattern)
             case _:
                 return False
-    return known
+    if not seen <= _WHOLE | set(DEEPSEEK_PATTERNS):
+        return False
+    return bool(seen & _WHOLE) or seen.issuperset({r"\s?\p{L}+", r"\p{N}"})
 
 
 def _stages(node: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:

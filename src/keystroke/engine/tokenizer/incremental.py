@@ -16,9 +16,8 @@ import numpy as np
 from keystroke.engine.tokenizer.base import Tokenizer, check_text
 from keystroke.errors import InputError
 
-PIECE = (
-    96  # characters a piece has at least: small enough to re-encode in microseconds, large enough to be few
-)
+# Characters a piece has at least: few enough to encode in microseconds, enough that pieces are not too many.
+PIECE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,52 +30,62 @@ class TokenEdit:
 
 
 class IncrementalEncoder:
-    """Holds `text` and its `tokens`. Both are read-only to callers; `tokens` is the same list throughout."""
+    """Holds a text and its `tokens`: the same list throughout, changed in place, read-only to callers."""
 
     def __init__(self, tokenizer: Tokenizer, text: str = "") -> None:
         self._tokenizer = tokenizer
-        self.text = ""
         self.tokens: list[int] = []
+        self._pieces = [""]
         # Where piece i begins, in characters and in tokens; a last entry marks the end of all.
         self._chars = np.zeros(2, dtype=np.int64)
         self._counts = np.zeros(2, dtype=np.int64)
         if text:
             self.edit(0, 0, text)
 
+    @property
+    def text(self) -> str:
+        return "".join(self._pieces)
+
+    def __len__(self) -> int:
+        """Characters of the text."""
+        return int(self._chars[-1])
+
     def edit(self, start: int, end: int, replacement: str) -> TokenEdit:
         """Replace text[start:end]. Raises InputError (nothing changed) for a range outside the text or
         a replacement that is not well-formed Unicode."""
-        size = len(self.text)
+        size = len(self)
         if not 0 <= start <= end <= size:
             raise InputError(f"cannot replace [{start}, {end}) in a text of {size} characters")
         check_text(replacement)
-        text = self.text[:start] + replacement + self.text[end:]
-        shift = len(replacement) - (end - start)
         chars, counts = self._chars, self._counts
         # The first piece whose beginning the edit cannot move: it holds the character before the edit.
         first = int(np.searchsorted(chars[:-1], max(start - 1, 0), side="right")) - 1
-        # The last piece it reaches: the one that holds the character after it.
-        last = int(np.searchsorted(chars[:-1], min(end, max(size - 1, 0)), side="right")) - 1
-        begin, stop = int(chars[first]), int(chars[last + 1]) + shift
-        borders = self._borders(text, begin, stop)
-        encode = self._tokenizer.encode
-        pieces = [encode(text[a:b]) for a, b in pairwise(borders)]
-        tokens = [token for piece in pieces for token in piece]
-        token_start, token_end = int(counts[first]), int(counts[last + 1])
+        # The end of what it reaches: the piece that holds the character after it is the last.
+        stop = int(np.searchsorted(chars[:-1], min(end, max(size - 1, 0)), side="right"))
+        begin = int(chars[first])
+        old = "".join(self._pieces[first:stop])
+        new = old[: start - begin] + replacement + old[end - begin :]
+        borders = self._borders(new)
+        pieces = [new[a:b] for a, b in pairwise(borders)]
+        encoded = [self._tokenizer.encode(piece) for piece in pieces]
 
-        ends = np.cumsum([len(piece) for piece in pieces], dtype=np.int64) + token_start
-        drift = len(tokens) - (token_end - token_start)
-        self._chars = np.concatenate((chars[: first + 1], borders[1:], chars[last + 2 :] + shift))
-        self._counts = np.concatenate((counts[: first + 1], ends, counts[last + 2 :] + drift))
-        self.text = text
+        tokens = [token for piece in encoded for token in piece]
+        token_start, token_end = int(counts[first]), int(counts[stop])
+        grown, drift = len(new) - len(old), len(tokens) - (token_end - token_start)
+        ends = np.cumsum([len(piece) for piece in encoded], dtype=np.int64)
+        self._pieces[first:stop] = pieces
+        self._chars = np.concatenate(
+            (chars[: first + 1], begin + np.array(borders[1:]), chars[stop + 1 :] + grown)
+        )
+        self._counts = np.concatenate((counts[: first + 1], token_start + ends, counts[stop + 1 :] + drift))
         self.tokens[token_start:token_end] = tokens
         return TokenEdit(token_start, token_end, tokens)
 
-    def _borders(self, text: str, begin: int, stop: int) -> list[int]:
-        """`begin`, some cuts at least PIECE characters apart, and `stop`."""
-        borders = [begin]
-        for cut in self._tokenizer.cuts(text, begin + PIECE, stop - PIECE):
+    def _borders(self, text: str) -> list[int]:
+        """0, some cuts at least PIECE characters apart, and the end."""
+        borders = [0]
+        for cut in self._tokenizer.cuts(text, PIECE, len(text) - PIECE):
             if cut - borders[-1] >= PIECE:
                 borders.append(cut)
-        borders.append(stop)
+        borders.append(len(text))
         return borders
