@@ -10,7 +10,7 @@ from keystroke.assist.audit.flow import CallEvent
 from keystroke.assist.audit.match import Matcher
 from keystroke.assist.audit.memory import MemoryMatcher
 from keystroke.assist.audit.secrets import FORMATS, is_secret
-from keystroke.assist.audit.values import Value
+from keystroke.assist.audit.values import PARAMETER, Value
 
 
 class _Secrets(Matcher):
@@ -64,7 +64,18 @@ class _Secrets(Matcher):
 
 
 class Detectors(_Secrets):
-    pass
+    def index(self, base: Value, key: Value, node: ir.Syntax, expr: ir.Index) -> None:
+        """`target[key] = value` with a foreign key: JavaScript objects answer to __proto__."""
+        if self.language not in ("javascript", "typescript", "tsx") or key.numeric or key.level < PARAMETER or key.safe("proto"):
+            return
+        parent = node.parent()
+        if parent is None or parent.kind() != "assignment_expression" or parent.field("left").range().start.index != node.range().start.index:
+            return
+        nested = isinstance(expr.base, ir.Index) and self.flow is not None and self.flow.eval_quiet(expr.base.key).level >= PARAMETER
+        right = parent.field("right")
+        copied = right is not None and right.kind() == "subscript_expression" and "Object.keys" in key.path
+        if nested or copied:
+            self.detected("foreign-property", parent, origin=key.origin)
 
 
 class MemoryDetectors(_Secrets, MemoryMatcher):

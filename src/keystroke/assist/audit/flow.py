@@ -805,7 +805,8 @@ class Flow:
             joined = self.path_joined(args) if args else mixed
             return replace(joined, path=out)
         if know.transparent.match(out):
-            single = inputs[0] if len(inputs) == 1 else None
+            told = [item for item in inputs if item.level or item.known or item.items is not None or item.text is not None]
+            single = told[0] if len(told) == 1 else None
             if single is not None:
                 return replace(single, path=out, memory=None, items=None, const=single.const if isinstance(single.const, str | bytes) else UNKNOWN)
             text = receiver.skeleton if receiver is not None else (args[0].skeleton if args else None)
@@ -963,6 +964,8 @@ class Flow:
                         self.clean(side, ALL if whole and not value.numeric else frozenset({"path", "url", "redirect"}))
                     elif value.level <= LOCAL and isinstance(side, ir.Call | ir.Attr):
                         self.clean(side, frozenset({"path", "url", "redirect"}))
+            elif isinstance(right, ir.Const) and right.value in ("__proto__", "constructor", "prototype"):
+                self.clean(left, frozenset({"proto"}))
             elif isinstance(left, ir.Call) and self.eval_quiet(right).const == -1:
                 self.clean(left, frozenset({"path"}))  # indexOf("..") != -1 was false
 
