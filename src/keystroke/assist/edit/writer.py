@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from keystroke.engine.base import Interrupt
 from keystroke.engine.generation import Chunk, Finish, Generation, GenerationParams
 from keystroke.engine.model import Model
-from keystroke.engine.speculative import CombinedDrafter, Drafter, FileDrafter, SuffixDrafter
+from keystroke.engine.speculative import AdaptiveDrafter, Drafter, FileDrafter, SuffixDrafter, verify_cost
 from keystroke.errors import Interrupted, UsageError
 
 Messages = Sequence[Mapping[str, str]]
@@ -43,10 +43,11 @@ class ModelWriter:
         drafters: list[Drafter] = [SuffixDrafter()]
         if prediction:
             drafters.insert(0, FileDrafter(tokenizer.encode(prediction)))
-        with self._model.engine.session() as session:
-            self.last = Generation(
-                self._model, session, prompt, self._params, CombinedDrafter(drafters), self._interrupt
-            )
+        engine = self._model.engine
+        # A prediction may turn out wrong: drafts stay only as long as they earn what verifying them costs.
+        drafter = AdaptiveDrafter(drafters, verify_cost(engine))
+        with engine.session() as session:
+            self.last = Generation(self._model, session, prompt, self._params, drafter, self._interrupt)
             for chunk in self.last:
                 yield chunk.text
                 if chunk.finish is Finish.INTERRUPTED:
