@@ -139,6 +139,11 @@ class ServerSettings:
         64, "requests waiting for one model before more are refused", least=1, guarded=True
     )
     max_connections: int = option(256, "open connections at a time", least=1, guarded=True)
+    # None: plain HTTP, which is right for loopback and behind a proxy that ends TLS.
+    tls_certificate: Path | None = option(None, "PEM certificate chain; serve HTTPS with it", guarded=True)
+    tls_key: Path | None = option(None, "PEM private key of that certificate", guarded=True)
+    # Empty: pages of this machine only. A browser acts for whatever page is open.
+    origins: tuple[str, ...] = option((), "web origins whose pages may use the server", guarded=True)
     # Long enough to come back to a conversation, short enough not to be an archive.
     retention_days: int = option(
         30, "responses older than this are deleted; 0 stores none", least=0, guarded=True

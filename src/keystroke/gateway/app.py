@@ -12,7 +12,7 @@ import gc
 import logging
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 
 import uvicorn
@@ -29,10 +29,11 @@ from keystroke.errors import ConfigError, KeystrokeError, NotFound, ProtocolErro
 from keystroke.gateway.endpoints import Endpoints
 from keystroke.gateway.frames import EXTENSION, FrameProtocol
 from keystroke.gateway.http import error_response
+from keystroke.gateway.keys import Key
 from keystroke.gateway.registry import Registry
 from keystroke.gateway.security import is_loopback, key_ring
 from keystroke.gateway.service import Service
-from keystroke.gateway.store import Store, default_url
+from keystroke.gateway.store import Store
 from keystroke.gateway.websocket import Connection, SocketLimits, deny
 
 log = logging.getLogger("keystroke.app")
@@ -49,7 +50,6 @@ class Gateway:
         settings: Settings | None = None,
         *,
         store: Store | None = None,
-        origins: tuple[str, ...] = (),
         socket_limits: SocketLimits | None = None,
     ) -> None:
         self.settings = settings or Settings()
@@ -66,7 +66,7 @@ class Gateway:
         if store is not None:
             self.keys.replace(store.keys())
         self.endpoints = Endpoints(
-            self.service, self.keys, host=server.host, origins=origins, max_body=server.max_frame_bytes
+            self.service, self.keys, host=server.host, origins=server.origins, max_body=server.max_frame_bytes
         )
         self.sockets: dict[str, SocketHandler] = {"/v1/responses": self._serve_socket}
         self._socket_limits = socket_limits or SocketLimits(max_frame_bytes=server.max_frame_bytes)
@@ -173,23 +173,18 @@ async def _crashed(_request: Request, error: Exception) -> HttpResponse:
     return error_response(KeystrokeError("The server failed on this request; its log says how."))
 
 
-def open_store(settings: Settings) -> Store:
-    url = settings.server.database or default_url(settings.paths.state)
-    return Store(url, retention_days=settings.server.retention_days)
-
-
-def check_exposure(server: ServerSettings, gateway: Gateway) -> None:
+def check_exposure(server: ServerSettings, stored: Iterable[Key]) -> None:
     """Beyond loopback there must be a key to ask for. Raises ConfigError."""
-    if not is_loopback(server.host) and gateway.keys.empty:
+    keys = key_ring(server)
+    keys.replace(stored)
+    if not is_loopback(server.host) and keys.empty:
         raise ConfigError(
             f"{server.host} can be reached from other machines, so a key is needed; "
             "make one with `keystroke keys create NAME`, or listen on 127.0.0.1"
         )
 
 
-def uvicorn_config(
-    gateway: Gateway, *, certificate: str | None = None, private_key: str | None = None
-) -> uvicorn.Config:
+def uvicorn_config(gateway: Gateway) -> uvicorn.Config:
     server = gateway.settings.server
     return uvicorn.Config(
         gateway,
@@ -205,16 +200,14 @@ def uvicorn_config(
         log_config=None,
         access_log=False,  # addresses and paths only invite secrets into logs
         server_header=False,
-        ssl_certfile=certificate,
-        ssl_keyfile=private_key,
+        ssl_certfile=server.tls_certificate,
+        ssl_keyfile=server.tls_key,
     )
 
 
 def run_server(
     gateway: Gateway,
     *,
-    certificate: str | None = None,
-    private_key: str | None = None,
     on_ready: Callable[[int], None] | None = None,
 ) -> None:
     """Serve until interrupted. `on_ready` is told the port once the server listens."""
@@ -225,7 +218,7 @@ def run_server(
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
-    server = _Server(uvicorn_config(gateway, certificate=certificate, private_key=private_key))
+    server = _Server(uvicorn_config(gateway))
     server.on_ready = on_ready
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         runner.run(server.serve())

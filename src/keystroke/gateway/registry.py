@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from keystroke.config import NamedModel, Settings
 from keystroke.engine.base import EngineStats
+from keystroke.engine.library import Progress, silent
 from keystroke.engine.model import Model
 from keystroke.errors import ConfigError
 from keystroke.gateway.limits import Budget
@@ -97,20 +98,20 @@ def local_entry(
     )
 
 
-def from_settings(settings: Settings) -> Registry:
+def from_settings(settings: Settings, progress: Progress = silent) -> Registry:
     """Load every configured model; without any, the default one. Blocking, and may take seconds."""
     tables = dict(settings.models)
     if settings.model.default not in tables and not any(t.role == "fast" for t in tables.values()):
         tables = {settings.model.default: NamedModel(), **tables}
-    return Registry([_entry(name, table, settings) for name, table in tables.items()])
+    return Registry([_entry(name, table, settings, progress) for name, table in tables.items()])
 
 
-def _entry(name: str, table: NamedModel, settings: Settings) -> Entry:
+def _entry(name: str, table: NamedModel, settings: Settings, progress: Progress) -> Entry:
     if table.engine == "remote":
         return _remote_entry(name, table, settings)
     from keystroke.engine.load import load_model  # brings in a whole backend; only servers with one need it
 
-    model = load_model(name, settings)
+    model = load_model(name, settings, progress)
     return local_entry(name, model, role=table.role, named=table, max_queue=settings.server.max_queue)
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
+from keystroke.config import Settings
 from keystroke.errors import ConfigError, NotFound
 from keystroke.gateway.keys import Key
 from keystroke.protocol.items import Item
@@ -304,6 +305,12 @@ class Store:
                 connection.execute(sa.delete(RESPONSES).where(RESPONSES.c.created_at < oldest))
         except Exception:
             log.exception("old responses could not be deleted")
+
+
+def open_store(settings: Settings) -> Store:
+    """The store that settings name; by default a file under paths.state."""
+    url = settings.server.database or default_url(settings.paths.state)
+    return Store(url, retention_days=settings.server.retention_days)
 
 
 def _tune_sqlite(connection: Any, _record: Any) -> None:

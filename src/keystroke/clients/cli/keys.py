@@ -1,0 +1,82 @@
+"""`keystroke keys`: who may use a server beyond this machine.
+
+Law: a key's text is printed once, when it is made; after that there is only its hash.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from keystroke.clients.cli import options
+from keystroke.clients.cli.invocation import Invocation, of
+
+if TYPE_CHECKING:
+    from keystroke.gateway.store import Store
+
+app = typer.Typer(
+    name="keys",
+    help="Create, list and revoke the keys of a server.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+@app.command()
+def create(
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(help="Whose key it is; shown in `keystroke usage`.")],
+    json: options.Json = False,
+) -> None:
+    """Make a key and print it, once."""
+    from keystroke.gateway.keys import make_key
+
+    run = of(ctx)
+    with _store(run) as store:
+        key, token = make_key(name)
+        store.add_key(key)
+    if run.wants_json(json):
+        run.console.json({"id": key.id, "name": key.name, "key": token})
+        return
+    run.console.line(token)
+    run.console.note("Keep it: only its hash is stored. Servers accept it within seconds.")
+
+
+@app.command("list")
+def list_(ctx: typer.Context, json: options.Json = False) -> None:
+    """List keys, without their text."""
+    run = of(ctx)
+    with _store(run) as store:
+        keys = store.keys()
+    if run.wants_json(json):
+        run.console.json(
+            [
+                {"id": k.id, "name": k.name, "created_at": k.created_at, "revoked_at": k.revoked_at}
+                for k in keys
+            ]
+        )
+        return
+    rows = [(k.id, k.name, _day(k.created_at), _day(k.revoked_at) if k.revoked_at else "") for k in keys]
+    run.console.table(("id", "name", "created", "revoked"), rows)
+
+
+@app.command()
+def revoke(ctx: typer.Context, name: Annotated[str, typer.Argument(help="The key's id or name.")]) -> None:
+    """Revoke a key; servers stop accepting it within seconds."""
+    run = of(ctx)
+    with _store(run) as store:
+        key = store.revoke_key(name)
+    run.console.note(f"revoked {key.name} ({key.id})")
+
+
+def _store(run: Invocation) -> closing[Store]:
+    from keystroke.gateway.store import open_store
+
+    return closing(open_store(run.settings))
+
+
+def _day(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))

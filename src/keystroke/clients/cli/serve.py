@@ -1,0 +1,119 @@
+"""`keystroke serve`: the gateway in this process.
+
+Law: turns flags into settings, opens what the gateway needs, and runs it until it is interrupted. What
+cannot work is said before the first model is loaded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from keystroke.clients.cli.invocation import Invocation, of
+from keystroke.errors import ConfigError
+
+if TYPE_CHECKING:
+    from keystroke.config import Settings
+    from keystroke.gateway.registry import Registry
+
+
+def serve(
+    ctx: typer.Context,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on; beyond loopback a key is needed.")
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 picks a free one.")] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model", "-m", metavar="MODEL", help="Serve this model; may be repeated. Default: settings."
+        ),
+    ] = None,
+    certificate: Annotated[
+        str | None, typer.Option("--tls-certificate", metavar="FILE", help="Serve HTTPS with this PEM chain.")
+    ] = None,
+    private_key: Annotated[
+        str | None, typer.Option("--tls-key", metavar="FILE", help="The certificate's private key.")
+    ] = None,
+    origins: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-origin", metavar="ORIGIN", help="Let pages of this origin in; may be repeated."
+        ),
+    ] = None,
+    fake: Annotated[
+        bool, typer.Option("--fake", help="Serve a model that only repeats; to try a client without weights.")
+    ] = False,
+) -> None:
+    """Serve models to editors, the OpenAI SDK and Codex."""
+    from keystroke.gateway.app import Gateway, check_exposure, run_server
+    from keystroke.gateway.store import open_store
+
+    run = of(ctx)
+    settings = _settings(run, host, port, certificate, private_key, origins)
+    server = settings.server
+    if (server.tls_certificate is None) != (server.tls_key is None):
+        raise ConfigError("TLS needs both a certificate and its key; give --tls-certificate and --tls-key")
+    for file in (server.tls_certificate, server.tls_key):
+        if file is not None and not file.is_file():
+            raise ConfigError(f"{file} does not exist; check the TLS options")
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    store = open_store(settings)
+    try:
+        check_exposure(server, store.keys())
+        gateway = Gateway(_registry(run, settings, model, fake), settings, store=store)
+    except BaseException:
+        store.close()
+        raise
+    scheme = "https" if server.tls_certificate else "http"
+
+    def ready(listening: int) -> None:
+        address = f"{scheme}://{server.host}:{listening}"
+        names = ", ".join(gateway.service.registry.entries)
+        if run.json:
+            run.console.json({"url": address, "models": list(gateway.service.registry.entries)})
+        else:
+            run.console.note(f"serving {names} at {address} (OpenAI base URL: {address}/v1); Ctrl-C stops")
+
+    run_server(gateway, on_ready=ready)
+
+
+def _settings(
+    run: Invocation,
+    host: str | None,
+    port: int | None,
+    certificate: str | None,
+    private_key: str | None,
+    origins: list[str] | None,
+) -> Settings:
+    from keystroke.config import load_settings
+
+    flags = {
+        **run.flags,
+        "server.host": host,
+        "server.port": port,
+        "server.tls_certificate": certificate,
+        "server.tls_key": private_key,
+        "server.origins": origins,
+    }
+    given = {key: value for key, value in flags.items() if value is not None}
+    return load_settings(given, environ=run.environ)
+
+
+def _registry(run: Invocation, settings: Settings, models: list[str] | None, fake: bool) -> Registry:
+    from keystroke.config import NamedModel
+    from keystroke.gateway.registry import Registry, from_settings, local_entry
+
+    if fake:
+        from keystroke.gateway.rehearsal import rehearsal_model
+
+        return Registry([local_entry("fake", rehearsal_model(), named=NamedModel(concurrent=8))])
+    if models:
+        tables = {name: settings.models.get(name, NamedModel()) for name in models}
+        first = dataclasses.replace(settings.model, default=models[0])
+        settings = dataclasses.replace(settings, model=first, models=tables)
+    with run.console.progress() as progress:
+        return from_settings(settings, progress)

@@ -1,0 +1,53 @@
+"""`keystroke usage`: what was spent, by key and model.
+
+Law: reads receipts that servers stored; computes nothing that is not in them.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from typing import Annotated
+
+import typer
+
+from keystroke.clients.cli import options
+from keystroke.clients.cli.invocation import of
+
+
+def usage(
+    ctx: typer.Context,
+    days: Annotated[
+        float, typer.Option(min=0.0, help="Look back this many days; 0 means everything.")
+    ] = 30.0,
+    key: Annotated[str | None, typer.Option(help="Only this key, by name or id.")] = None,
+    json: options.Json = False,
+) -> None:
+    """Show tokens, time and cost by key and model."""
+    from keystroke.gateway.store import open_store
+
+    run = of(ctx)
+    since = time.time() - days * 86_400 if days else 0.0
+    with closing(open_store(run.settings)) as store:
+        rows = store.usage(since, key)
+    if run.wants_json(json):
+        run.console.json([{f: getattr(r, f) for f in r.__dataclass_fields__} for r in rows])
+        return
+    if not rows:
+        run.console.note("nothing was used in that time")
+        return
+    shown = [
+        (
+            r.key,
+            r.model,
+            f"{r.responses:,}",
+            f"{r.input_tokens:,}",
+            f"{r.reused_tokens:,}",
+            f"{r.output_tokens:,}",
+            f"{r.first_token_ms:.0f} ms",
+            f"{r.cost:.4f}",
+        )
+        for r in rows
+    ]
+    headings = ("key", "model", "responses", "input", "reused", "output", "first token", "cost")
+    run.console.table(headings, shown)
