@@ -31,6 +31,7 @@ _SCALARS = {
     12: ("<d", "<f8"),
 }
 _STRING, _ARRAY = 8, 9
+_LENGTH = struct.Struct("<Q")
 
 
 def read_metadata(path: Path, wanted: Callable[[str], bool] = lambda key: True) -> dict[str, Any]:
@@ -81,6 +82,19 @@ class _Header:
     def _string(self) -> str:
         return self._take(self._number("<Q")).decode("utf-8", "replace")
 
+    def _strings(self, count: int) -> list[str]:
+        """As `_string`, many times: a vocabulary has a hundred thousand, so this loop is kept bare."""
+        data, at, length = self._data, self._at, _LENGTH.unpack_from
+        values = []
+        for _ in range(count):
+            start = at + 8
+            at = start + length(data, at)[0]
+            values.append(data[start:at])
+        if at > len(data):
+            raise ValueError("past the end")
+        self._at = at
+        return [value.decode("utf-8", "replace") for value in values]
+
     def _value(self, kind: int) -> Any:
         if kind == _STRING:
             return self._string()
@@ -93,6 +107,8 @@ class _Header:
                 return np.frombuffer(self._take(count * dtype.itemsize), dtype=dtype).tolist()
             if count > len(self._data):
                 raise ValueError("past the end")
+            if element == _STRING:
+                return self._strings(count)
             return [self._value(element) for _ in range(count)]
         if kind not in _SCALARS:
             raise ValueError(f"unknown value type {kind}")

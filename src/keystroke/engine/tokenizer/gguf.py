@@ -179,7 +179,7 @@ def _spec(
             "byte_fallback": False,
             "ignore_merges": ignore_merges,
             "vocab": vocabulary,
-            "merges": [list(m) for m in merges],
+            "merges": merges,
         },
     }
 
