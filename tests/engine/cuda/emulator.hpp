@@ -128,7 +128,6 @@ DEVICE void release_add(u32* p, u32 v) { *p += v; ++emulator::progress; }
 DEVICE u32 acquire_load(const u32* p) { return *p; }
 DEVICE u32 exchange_add(u32* p, u32 v) { u32 old = *p; *p += v; ++emulator::progress; return old; }
 DEVICE void add_s64(s64* p, s64 v) { *p += v; }
-DEVICE void fence_device() {}
 DEVICE void fence_system() {}
 DEVICE int load_system(const int* p) { return *p; }
 DEVICE void store_system(int* p, int v) { *p = v; }

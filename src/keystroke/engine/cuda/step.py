@@ -24,9 +24,9 @@ from keystroke.errors import EngineError
 
 _POINTERS = (
     "layers head embedding norms qk_norms rope tables keys values residual normed raw queries partial "
-    "partial_norm attended activated logits best_value best_token best_score barrier control next result stop"
+    "partial_norm attended activated logits best_value best_token best_score barrier control next result stop profile"
 ).split()
-_NUMBERS = "table_stride partial_stride x_stride stages ring_offset direct_rows fused_chunks".split()
+_NUMBERS = "table_stride partial_stride x_stride stages ring_offset in_flight direct_rows fused_chunks".split()
 _RESULT_WORDS = 2 + 2 * MAX_ROWS
 _SLOTS = 8  # launches whose control and result may be alive at once; at most two are
 _STOPPED = -1
@@ -143,6 +143,7 @@ class Stepper:
         self._parameters.kv_layer_stride = keys.stride(0)
         self._parameters.table_stride = tables.stride(0)
         self._parameters.partial_stride = chunks
+        self._parameters.in_flight = 4
         self._parameters.direct_rows = 2
         self._parameters.fused_chunks = 8
         self._ticket = 0
@@ -151,8 +152,10 @@ class Stepper:
     def nbytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in self._buffers.values())
 
-    def tune(self, *, direct_rows: int, fused_chunks: int) -> None:
-        """Where sharing work between blocks begins to pay; results are the same either way."""
+    def tune(self, *, in_flight: int, direct_rows: int, fused_chunks: int) -> None:
+        """How much of the weights is asked for ahead, and where sharing work between blocks begins to pay;
+        results are the same either way."""
+        self._parameters.in_flight = in_flight
         self._parameters.direct_rows = direct_rows
         self._parameters.fused_chunks = fused_chunks
 

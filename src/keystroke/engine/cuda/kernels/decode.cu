@@ -84,9 +84,11 @@ struct Parameters {
   Control* next;          // where the step after this one finds its rows, if it follows without the host
   int* result;            // host memory: ticket, fault, accepted[MAX_ROWS], chosen[MAX_ROWS]
   const int* stop;        // host memory
+  s64* profile;           // [blocks][PROFILE] clock readings around every barrier, where compiled in
   s64 kv_layer_stride;
   int table_stride, partial_stride;
   int x_stride, stages, ring_offset;
+  int in_flight;     // chunks the streaming warp keeps under way: enough for bandwidth, few enough for latency
   int direct_rows;   // up to this many rows every block normalises for itself
   int fused_chunks;  // up to this many partial results every block combines for itself
 };
@@ -125,19 +127,30 @@ DEVICE Span share(int units, int salt) {
 }
 
 // The ring between the streaming warp and the computing ones.
+struct Place {
+  int stage;
+  u32 phase;
+  DEVICE_METHOD void advance(int count) {
+    if (++stage == count) { stage = 0; phase ^= 1; }
+  }
+};
 struct Ring {
   u8* stages;
   u64* full;
   u64* empty;
-  int count, stage;
-  u32 phase;
-  DEVICE_METHOD void advance() {
-    if (++stage == count) { stage = 0; phase ^= 1; }
-  }
+  int count;
+  Place at;
+};
+struct Streamer {
+  Ring ring;
+  Place oldest;  // the chunk that must have arrived before one more is asked for
+  int spare;     // chunks that may still be asked for without looking at it
+  u64 policy;
 };
 
 template <class M>
-DEVICE void stream(Ring& ring, const u8* matrix, int salt, u64 policy) {
+DEVICE void stream(Streamer& s, const u8* matrix, int salt) {
+  Ring& ring = s.ring;
   const Span span = share(M::units, salt);
   for (int unit = span.low; unit < span.high; ++unit) {
     const u8* from = matrix + unit * M::unit_bytes;
@@ -145,11 +158,18 @@ DEVICE void stream(Ring& ring, const u8* matrix, int salt, u64 policy) {
       const bool last = chunk == M::chunks - 1;
       const int blocks = last ? M::blocks - chunk * M::per_chunk : M::per_chunk;
       const u32 bytes = blocks * block_bytes(M::format) + (last ? TAIL : 0);
-      barrier_wait(&ring.empty[ring.stage], ring.phase ^ 1);
-      barrier_expect(&ring.full[ring.stage], bytes);
-      bulk_copy(ring.stages + ring.stage * STAGE, from, bytes, &ring.full[ring.stage], policy);
+      if (s.spare > 0) {
+        --s.spare;
+      } else {
+        barrier_wait(&ring.full[s.oldest.stage], s.oldest.phase);
+        s.oldest.advance(ring.count);
+      }
+      const int stage = ring.at.stage;
+      barrier_wait(&ring.empty[stage], ring.at.phase ^ 1);
+      barrier_expect(&ring.full[stage], bytes);
+      bulk_copy(ring.stages + stage * STAGE, from, bytes, &ring.full[stage], s.policy);
       from += bytes;
-      ring.advance();
+      ring.at.advance(ring.count);
     }
   }
 }
@@ -165,30 +185,39 @@ struct Worker {
   u16* operand;
   Ring ring;
   u32 arrivals;  // barriers passed
-  int rows, thread, warp, lane, g, j, toggle;
+  int rows, thread, warp, lane, g, j, toggle, marks;
 };
+
+DEVICE void mark(Worker& w) {
+#ifdef PROFILE
+  if (w.thread == 0 && w.marks < PROFILE) w.p->profile[(s64)blockIdx.x * PROFILE + w.marks++] = clock64();
+#endif
+}
 
 DEVICE void arrive(Worker& w) {
   compute_sync();
-  if (w.thread == 0) { fence_device(); release_add(&w.p->barrier[0], 1); }
+  mark(w);
+  if (w.thread == 0) release_add(&w.p->barrier[0], 1);
   w.arrivals += gridDim.x;
 }
 DEVICE void wait(Worker& w) {
+  mark(w);
   if (w.thread == 0)
     while (acquire_load(&w.p->barrier[0]) < w.arrivals) spin();
   compute_sync();
+  mark(w);
 }
 
 // One block of packed weights against the operand: acc[16 x COLUMNS] += W[16 x k] x[k x COLUMNS].
 template <int F>
-DEVICE void multiply_block(const u8* block, const u16* const (&x)[TILES_N], const bool (&live)[TILES_N], int k, int lane,
-                           float (&acc)[TILES_N][4]) {
+DEVICE void multiply_block(const u8* block, const u16* const (&x)[TILES_N], const bool (&live)[TILES_N], bool used, int k,
+                           int lane, float (&acc)[TILES_N][4]) {
   const uint4 zero = {0, 0, 0, 0};
   if (F == 0) {
     const uint4 a = *(const uint4*)(block + lane * 16), b = *(const uint4*)(block + 512 + lane * 16);
 #pragma unroll
     for (int n = 0; n < TILES_N; ++n) {
-      const uint4 v = live[n] ? *(const uint4*)(x[n] + k) : zero;
+      const uint4 v = live[n] && used ? *(const uint4*)(x[n] + k) : zero;
       mma_weights(acc[n], a.x, a.y, a.z, a.w, v.x, v.y);
       mma_weights(acc[n], b.x, b.y, b.z, b.w, v.z, v.w);
     }
@@ -204,7 +233,7 @@ DEVICE void multiply_block(const u8* block, const u16* const (&x)[TILES_N], cons
     }
 #pragma unroll
     for (int n = 0; n < TILES_N; ++n) {
-      const uint4 v = live[n] ? *(const uint4*)(x[n] + k) : zero;
+      const uint4 v = live[n] && used ? *(const uint4*)(x[n] + k) : zero;
       mma_weights(acc[n], a[0], a[1], a[2], a[3], v.x, v.y);
       mma_weights(acc[n], a[4], a[5], a[6], a[7], v.z, v.w);
     }
@@ -233,7 +262,7 @@ DEVICE void multiply_block(const u8* block, const u16* const (&x)[TILES_N], cons
       }
 #pragma unroll
       for (int n = 0; n < TILES_N; ++n) {
-        const uint4 v = live[n] ? *(const uint4*)(x[n] + k + half * 32) : zero;
+        const uint4 v = live[n] && used ? *(const uint4*)(x[n] + k + half * 32) : zero;
         mma_weights(part[n], a[0], a[1], a[2], a[3], v.x, v.y);
         mma_weights(part[n], a[4], a[5], a[6], a[7], v.z, v.w);
       }
@@ -254,12 +283,14 @@ DEVICE void multiply_block(const u8* block, const u16* const (&x)[TILES_N], cons
 template <class M>
 DEVICE float2 multiply_unit(Worker& w, int column) {
   constexpr int F = M::format;
-  float acc[TILES_N][4];
+  constexpr int TURNS = (M::per_chunk + WARPS - 1) / WARPS;
+  float acc[2][TILES_N][4];  // two sums, so that one need not wait for the other
   const u16* x[TILES_N];
   bool live[TILES_N];
 #pragma unroll
   for (int n = 0; n < TILES_N; ++n) {
-    acc[n][0] = acc[n][1] = acc[n][2] = acc[n][3] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) acc[0][n][i] = acc[1][n][i] = 0.0f;
     live[n] = n * 8 + w.g < w.rows;
     x[n] = w.operand + (s64)(n * 8 + w.g) * w.p->x_stride + column + w.j * 8;
   }
@@ -268,27 +299,30 @@ DEVICE float2 multiply_unit(Worker& w, int column) {
   for (int chunk = 0; chunk < M::chunks; ++chunk) {
     const bool last = chunk == M::chunks - 1;
     const int blocks = last ? M::blocks - chunk * M::per_chunk : M::per_chunk;
-    const u8* stage = w.ring.stages + w.ring.stage * STAGE;
-    barrier_wait(&w.ring.full[w.ring.stage], w.ring.phase);
-#pragma unroll 4
-    for (int b = w.warp; b < blocks; b += WARPS)
-      multiply_block<F>(stage + b * block_bytes(F), x, live, (chunk * M::per_chunk + b) * block_k(F), w.lane, acc);
+    const u8* stage = w.ring.stages + w.ring.at.stage * STAGE;
+    barrier_wait(&w.ring.full[w.ring.at.stage], w.ring.at.phase);
+#pragma unroll
+    for (int i = 0; i < TURNS; ++i) {
+      const bool used = w.warp + i * WARPS < blocks;  // past the end: any block, times zero
+      const int b = used ? w.warp + i * WARPS : 0;
+      multiply_block<F>(stage + b * block_bytes(F), x, live, used, (chunk * M::per_chunk + b) * block_k(F), w.lane, acc[i & 1]);
+    }
     if (last) {
       const float* tail = (const float*)(stage + blocks * block_bytes(F));
       const int g = w.thread & 7;
       scale_low = tail[g]; scale_high = tail[g + 8]; bias_low = tail[g + 16]; bias_high = tail[g + 24];
     }
     warp_sync();
-    if (w.lane == 0) barrier_arrive(&w.ring.empty[w.ring.stage]);
-    w.ring.advance();
+    if (w.lane == 0) barrier_arrive(&w.ring.empty[w.ring.at.stage]);
+    w.ring.at.advance(w.ring.count);
   }
   float* sums = w.scratch + w.toggle * REDUCTION;
   w.toggle ^= 1;
 #pragma unroll
   for (int n = 0; n < TILES_N; ++n) {
     const int at = (w.warp * 16 + w.g) * COLUMNS + n * 8 + w.j * 2;
-    *(float2*)(sums + at) = make_float2(acc[n][0], acc[n][1]);
-    *(float2*)(sums + at + 8 * COLUMNS) = make_float2(acc[n][2], acc[n][3]);
+    *(float2*)(sums + at) = make_float2(acc[0][n][0] + acc[1][n][0], acc[0][n][1] + acc[1][n][1]);
+    *(float2*)(sums + at + 8 * COLUMNS) = make_float2(acc[0][n][2] + acc[1][n][2], acc[0][n][3] + acc[1][n][3]);
   }
   compute_sync();
   float low = 0, high = 0;
@@ -351,14 +385,21 @@ DEVICE void normalise_row(Worker& w, const NormWeights& weights, int m, u16* to)
   }
 }
 
-// Rows of 16-bit activations from device memory into the operand.
+// Rows of 16-bit activations from device memory into the operand, eight requests of a thread at a time.
 DEVICE void load_rows(Worker& w, const u16* from, int stride, int width) {
-  const int vectors = width / 8;
-  for (int m = 0; m < w.rows; ++m) {
-    const u16* row = from + (s64)m * stride;
-    u16* to = w.operand + (s64)m * w.p->x_stride;
-#pragma unroll 4
-    for (int i = w.thread; i < vectors; i += COMPUTE) *(uint4*)(to + i * 8) = load16(row + i * 8);
+  const int vectors = width / 8, total = vectors * w.rows;
+  for (int base = w.thread; base < total; base += 8 * COMPUTE) {
+    uint4 held[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int at = base + i * COMPUTE, m = at / vectors;
+      if (at < total) held[i] = load16(from + (s64)m * stride + (at - m * vectors) * 8);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int at = base + i * COMPUTE, m = at / vectors;
+      if (at < total) *(uint4*)(w.operand + (s64)m * w.p->x_stride + (at - m * vectors) * 8) = held[i];
+    }
   }
 }
 
@@ -481,32 +522,49 @@ DEVICE bool find_unit(Worker& w, int index, Unit& unit) {
   }
   return false;
 }
-DEVICE s64 page_of(Worker& w, const Unit& unit, int index) {
-  if (index * PAGE > unit.last) return -1;
-  return w.p->tables[(s64)w.control->table[unit.sequence] * w.p->table_stride + index];
+// Pages of a unit's keys: page i holds keys 64 i ... 64 i + 63 of the chunk; entries past the end are never used.
+DEVICE uint4 find_pages(Worker& w, const Unit& unit) {
+  return load16(w.p->tables + (s64)w.control->table[unit.sequence] * w.p->table_stride + unit.chunk * (CHUNK / PAGE));
 }
-DEVICE void load_keys(Worker& w, int layer, const Unit& unit, KeyTile& k) {
-  const s64 page = page_of(w, unit, unit.chunk * (CHUNK / PAGE) + w.warp / 2);
-  const u16* from = w.p->keys + layer * w.p->kv_layer_stride +
-                    ((page * KV_HEADS + unit.head) * PAGE + (w.warp & 1) * 32) * HEAD_DIM + w.j * 8;
-  const uint4 zero = {0, 0, 0, 0};
+// Only keys at or after `from` are fetched: all of them before this step's projection has ended, then once more
+// those which it wrote.
+DEVICE void load_keys(Worker& w, int layer, const Unit& unit, const uint4& pages, int from, KeyTile& k) {
+  const u32 page = w.warp < 2 ? pages.x : w.warp < 4 ? pages.y : w.warp < 6 ? pages.z : pages.w;
+  const int base = unit.chunk * CHUNK + w.warp * 32;
+  const u16* at = w.p->keys + layer * w.p->kv_layer_stride +
+                  (((s64)page * KV_HEADS + unit.head) * PAGE + (w.warp & 1) * 32) * HEAD_DIM + w.j * 8;
 #pragma unroll
   for (int t = 0; t < 4; ++t) {
     const int key = (w.g / 2) * 8 + t * 2 + (w.g & 1);  // so that a thread's scores belong to eight adjacent keys
+    if (base + key >= from && base + key <= unit.last) {
 #pragma unroll
-    for (int s = 0; s < K_STEPS; ++s) k.v[t][s] = page >= 0 ? load16(from + key * HEAD_DIM + s * 32) : zero;
+      for (int s = 0; s < K_STEPS; ++s) k.v[t][s] = load16(at + key * HEAD_DIM + s * 32);
+    }
   }
 }
-DEVICE void load_values(Worker& w, int layer, const Unit& unit, ValueTile& v) {
-  const uint4 zero = {0, 0, 0, 0};
+DEVICE void load_values(Worker& w, int layer, const Unit& unit, const uint4& pages, int from, ValueTile& v) {
 #pragma unroll
   for (int s = 0; s < 8; ++s) {
-    const s64 page = page_of(w, unit, unit.chunk * (CHUNK / PAGE) + s / 2);
-    const u16* from = w.p->values + layer * w.p->kv_layer_stride +
-                      ((page * KV_HEADS + unit.head) * HEAD_DIM + w.warp * (HEAD_DIM / 8) + w.g) * PAGE + (s & 1) * 32 + w.j * 8;
+    const u32 page = s < 2 ? pages.x : s < 4 ? pages.y : s < 6 ? pages.z : pages.w;
+    const int key = unit.chunk * CHUNK + s * 32 + w.j * 8;  // the first of eight
+    const u16* at = w.p->values + layer * w.p->kv_layer_stride +
+                    (((s64)page * KV_HEADS + unit.head) * HEAD_DIM + w.warp * (HEAD_DIM / 8) + w.g) * PAGE + (s & 1) * 32 + w.j * 8;
+    if (key + 7 >= from && key <= unit.last) {
 #pragma unroll
-    for (int n = 0; n < V_TILES; ++n) v.v[s][n] = page >= 0 ? load16(from + n * 8 * PAGE) : zero;
+      for (int n = 0; n < V_TILES; ++n) v.v[s][n] = load16(at + n * 8 * PAGE);
+    }
   }
+}
+DEVICE void clear(KeyTile& k, ValueTile& v) {
+  const uint4 zero = {0, 0, 0, 0};
+#pragma unroll
+  for (int t = 0; t < 4; ++t)
+#pragma unroll
+    for (int s = 0; s < K_STEPS; ++s) k.v[t][s] = zero;
+#pragma unroll
+  for (int s = 0; s < 8; ++s)
+#pragma unroll
+    for (int n = 0; n < V_TILES; ++n) v.v[s][n] = zero;
 }
 
 DEVICE void attend(Worker& w, int layer) {
@@ -520,17 +578,26 @@ DEVICE void attend(Worker& w, int layer) {
   ValueTile v;
   int index = blockIdx.x;
   bool more = find_unit(w, index, unit);
-  // Keys from before this step are in place already: fetch them while the projection finishes elsewhere.
-  bool early = more && (unit.chunk + 1) * CHUNK <= w.control->position[w.control->first[unit.sequence]];
-  if (early) load_keys(w, layer, unit, k);
+  uint4 pages = {0, 0, 0, 0}, next_pages = {0, 0, 0, 0};
+  clear(k, v);  // registers of keys past the end hold something finite
+  if (more) {
+    // Most keys and values are from before this step: fetch them while the projection finishes elsewhere.
+    pages = find_pages(w, unit);
+    load_keys(w, layer, unit, pages, 0, k);
+    load_values(w, layer, unit, pages, 0, v);
+  }
   wait(w);
-  if (more && !early) load_keys(w, layer, unit, k);
+  if (more) {
+    const int fresh = w.control->position[w.control->first[unit.sequence]];
+    load_keys(w, layer, unit, pages, fresh, k);
+    load_values(w, layer, unit, pages, fresh, v);
+  }
   while (more) {
-    load_values(w, layer, unit, v);
     const int first = w.control->first[unit.sequence];
     const int live = w.control->count[unit.sequence] * GROUP;
     Unit next;
-    bool another = find_unit(w, index + gridDim.x, next);
+    const bool another = find_unit(w, index + gridDim.x, next);
+    if (another) next_pages = find_pages(w, next);
     for (int base = 0; base < live; base += 16) {
       const int r0 = base + w.g, r1 = r0 + 8;
       const bool has0 = r0 < live, has1 = r1 < live;
@@ -551,7 +618,7 @@ DEVICE void attend(Worker& w, int layer) {
           mma_bf16(s[t], a.z, b.z, a.w, b.w, k.v[t][step].z, k.v[t][step].w);
         }
       }
-      if (base + 16 >= live && another) load_keys(w, layer, next, k);  // another unit's keys arrive during what follows
+      if (base + 16 >= live && another) load_keys(w, layer, next, next_pages, 0, k);  // they arrive during what follows
       const int key = unit.chunk * CHUNK + w.warp * 32 + w.j * 8;
       const int limit0 = has0 ? w.control->position[m0] : -1, limit1 = has1 ? w.control->position[m1] : -1;
       float top0 = nothing, top1 = nothing;
@@ -622,35 +689,94 @@ DEVICE void attend(Worker& w, int layer) {
         if (has1) w.p->partial_norm[at1] = make_float2(top1, sum1);
       }
     }
+    if (another) load_values(w, layer, next, next_pages, 0, v);
     unit = next;
     more = another;
     index += gridDim.x;
   }
 }
 
-// Four dimensions of one head of one row, summed over the chunks of its context.
-DEVICE uint2 combine(Worker& w, int m, int head, int d) {
+// Partial results of a row's chunks meet in two stages of fixed shape: chunk c belongs to group c % 32; a group's
+// chunks are added first, then the groups. Up to 32 chunks a group is one chunk, and one thread can do both.
+constexpr int GROUPS = 32;
+struct Partial { float top, total, x, y, z, u; };
+DEVICE void add_partial(Partial& sum, const Partial& part, float scale) {
+  sum.total += scale * part.total;
+  sum.x += scale * part.x;
+  sum.y += scale * part.y;
+  sum.z += scale * part.z;
+  sum.u += scale * part.u;
+}
+DEVICE Partial load_partial(const float2* norms, const float* parts, int c) {
+  const float2 n = load8(norms + c);
+  const uint4 raw = load16(parts + (s64)c * HEAD_DIM);
+  Partial p;
+  p.top = n.x; p.total = n.y;
+  p.x = __uint_as_float(raw.x); p.y = __uint_as_float(raw.y); p.z = __uint_as_float(raw.z); p.u = __uint_as_float(raw.w);
+  return p;
+}
+DEVICE Partial nothing_yet() {
+  Partial p;
+  p.top = -INFINITY;
+  p.total = p.x = p.y = p.z = p.u = 0.0f;
+  return p;
+}
+DEVICE uint2 finished(const Partial& p) {
+  const float inverse = 1.0f / p.total;
+  return make_uint2(pack_activation(p.x * inverse, p.y * inverse), pack_activation(p.z * inverse, p.u * inverse));
+}
+// Four dimensions of one head of one row, of at most FUSED chunks, by one thread.
+constexpr int FUSED = 8;
+DEVICE uint2 combine_alone(Worker& w, int m, int head, int d) {
   const int chunks = w.control->position[m] / CHUNK + 1;
   const s64 base = ((s64)m * HEADS + head) * w.p->partial_stride;
-  const float2* norms = w.p->partial_norm + base;
-  const float* parts = w.p->partial + base * HEAD_DIM + d;
-  float top = -INFINITY;
-#pragma unroll 8
-  for (int c = 0; c < chunks; ++c) top = fmaxf(top, load8(norms + c).x);
-  float total = 0, x = 0, y = 0, z = 0, u = 0;
-#pragma unroll 8
-  for (int c = 0; c < chunks; ++c) {
-    const float2 n = load8(norms + c);
-    const uint4 raw = load16(parts + (s64)c * HEAD_DIM);
-    const float weight = power_of_two(n.x - top);
-    total += weight * n.y;
-    x += weight * __uint_as_float(raw.x);
-    y += weight * __uint_as_float(raw.y);
-    z += weight * __uint_as_float(raw.z);
-    u += weight * __uint_as_float(raw.w);
+  Partial parts[FUSED], sum = nothing_yet();
+#pragma unroll
+  for (int c = 0; c < FUSED; ++c) {
+    parts[c] = nothing_yet();
+    if (c < chunks) parts[c] = load_partial(w.p->partial_norm + base, w.p->partial + base * HEAD_DIM + d, c);
   }
-  const float inverse = 1.0f / total;
-  return make_uint2(pack_activation(x * inverse, y * inverse), pack_activation(z * inverse, u * inverse));
+#pragma unroll
+  for (int c = 0; c < FUSED; ++c) sum.top = fmaxf(sum.top, parts[c].top);
+#pragma unroll
+  for (int c = 0; c < FUSED; ++c) add_partial(sum, parts[c], power_of_two(parts[c].top - sum.top));
+  return finished(sum);
+}
+// 32 dimensions of one head of one row by a whole block.
+DEVICE void combine_together(Worker& w, int m, int head, int d) {
+  const int chunks = w.control->position[m] / CHUNK + 1;
+  const s64 base = ((s64)m * HEADS + head) * w.p->partial_stride;
+  const int quad = w.thread & 7, group = w.thread >> 3;
+  Partial sum = nothing_yet();
+  for (int from = group; from < chunks; from += GROUPS * 8) {
+    Partial parts[8];
+    float top = sum.top;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int c = from + i * GROUPS;
+      parts[i] = nothing_yet();
+      if (c < chunks) parts[i] = load_partial(w.p->partial_norm + base, w.p->partial + base * HEAD_DIM + d + quad * 4, c);
+      top = fmaxf(top, parts[i].top);
+    }
+    Partial grown = nothing_yet();
+    grown.top = top;
+    if (top > -INFINITY) {
+      add_partial(grown, sum, power_of_two(sum.top - top));
+#pragma unroll
+      for (int i = 0; i < 8; ++i) add_partial(grown, parts[i], power_of_two(parts[i].top - top));
+    }
+    sum = grown;
+  }
+  Partial* all = (Partial*)w.scratch;
+  compute_sync();  // the scratch is free
+  all[group * 8 + quad] = sum;
+  compute_sync();
+  if (w.thread < 8) {
+    sum = nothing_yet();
+    for (int i = 0; i < GROUPS; ++i) sum.top = fmaxf(sum.top, all[i * 8 + quad].top);
+    for (int i = 0; i < GROUPS; ++i) add_partial(sum, all[i * 8 + quad], power_of_two(all[i * 8 + quad].top - sum.top));
+    *(uint2*)(w.p->attended + (s64)m * QUERY_WIDTH + head * HEAD_DIM + d + quad * 4) = finished(sum);
+  }
 }
 
 // After this the operand holds the attended rows. Waits for the previous phase.
@@ -661,19 +787,17 @@ DEVICE void gather(Worker& w) {
     const int chunks = c.position[m] / CHUNK + 1;
     most = chunks > most ? chunks : most;
   }
-  constexpr int EACH = QUERY_WIDTH / 4;
-  const int total = w.rows * EACH;
   wait(w);
-  if (most * w.rows <= w.p->fused_chunks) {
-    for (int i = w.thread; i < total; i += COMPUTE) {
+  if (most <= FUSED && most * w.rows <= w.p->fused_chunks) {
+    constexpr int EACH = QUERY_WIDTH / 4;
+    for (int i = w.thread; i < w.rows * EACH; i += COMPUTE) {
       const int m = i / EACH, q = i % EACH;
-      *(uint2*)(w.operand + (s64)m * w.p->x_stride + q * 4) = combine(w, m, q / (HEAD_DIM / 4), q % (HEAD_DIM / 4) * 4);
+      *(uint2*)(w.operand + (s64)m * w.p->x_stride + q * 4) = combine_alone(w, m, q / (HEAD_DIM / 4), q % (HEAD_DIM / 4) * 4);
     }
   } else {
-    for (int i = blockIdx.x * 32 + (w.thread & 31) + (w.thread >> 5) * gridDim.x * 32; i < total; i += gridDim.x * COMPUTE) {
-      const int m = i / EACH, q = i % EACH;
-      *(uint2*)(w.p->attended + (s64)m * QUERY_WIDTH + q * 4) = combine(w, m, q / (HEAD_DIM / 4), q % (HEAD_DIM / 4) * 4);
-    }
+    constexpr int EACH = QUERY_WIDTH / 32;
+    for (int i = blockIdx.x; i < w.rows * EACH; i += gridDim.x)
+      combine_together(w, i / EACH, i % EACH / (HEAD_DIM / 32), i % EACH % (HEAD_DIM / 32) * 32);
     arrive(w);
     wait(w);
     load_rows(w, w.p->attended, QUERY_WIDTH, QUERY_WIDTH);
@@ -976,19 +1100,23 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
   ring.full = barriers;
   ring.empty = barriers + 16;
   ring.count = p.stages;
-  ring.stage = 0;
-  ring.phase = 0;
+  ring.at.stage = 0;
+  ring.at.phase = 0;
   if (thread >= COMPUTE) {
     if (thread == COMPUTE) {
-      const u64 policy = streaming_policy();
+      Streamer s;
+      s.ring = ring;
+      s.oldest = ring.at;
+      s.spare = p.in_flight;
+      s.policy = streaming_policy();
       for (int layer = 0; layer < LAYERS; ++layer) {
         const u8* at = p.layers + layer * LAYER_BYTES;
-        stream<Qkv>(ring, at, 0, policy);
-        stream<Output>(ring, at + Qkv::bytes, 1, policy);
-        stream<GateUp>(ring, at + Qkv::bytes + Output::bytes, 2, policy);
-        stream<Down>(ring, at + Qkv::bytes + Output::bytes + GateUp::bytes, 3, policy);
+        stream<Qkv>(s, at, 0);
+        stream<Output>(s, at + Qkv::bytes, 1);
+        stream<GateUp>(s, at + Qkv::bytes + Output::bytes, 2);
+        stream<Down>(s, at + Qkv::bytes + Output::bytes + GateUp::bytes, 3);
       }
-      stream<Head>(ring, p.head, 4, policy);
+      stream<Head>(s, p.head, 4);
     }
   } else {
     Worker w;
@@ -1008,6 +1136,7 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
     w.g = w.lane / 4;
     w.j = w.lane % 4;
     w.toggle = 0;
+    w.marks = 0;
     compute(w);
     if (thread == 0 && exchange_add(&p.barrier[1], 1) == gridDim.x - 1) {
       p.barrier[0] = 0;

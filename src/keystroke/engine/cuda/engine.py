@@ -1,0 +1,307 @@
+"""The CUDA engine: sessions over one paged KV memory, stepped alone or together.
+
+Law: decides what runs and when; the numbers are the kernel's. A plain step is followed at once by the next one on
+the device, before the host has seen its token; whatever the caller does instead, the follower is let go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from keystroke.engine.base import Engine, EngineStats, ModelInfo, Sampling, Step, StepRequest
+from keystroke.engine.checkpoint import extended, open_checkpoint
+from keystroke.engine.checkpoint.spec import ModelSpec
+from keystroke.engine.cuda.driver import GpuLauncher
+from keystroke.engine.cuda.model import Weights, build_weights, load_weights
+from keystroke.engine.cuda.pages import PagePool, PageTable
+from keystroke.engine.cuda.plan import PAGE, Plan, Precision
+from keystroke.engine.cuda.prefill import Prefill
+from keystroke.engine.cuda.session import CudaSession
+from keystroke.engine.cuda.step import Launch, Launcher, Outcome, SequenceRows, Stepper
+from keystroke.engine.sampler import verify
+from keystroke.errors import ModelError, NotEnoughMemory, SessionClosed, UsageError
+
+__all__ = ["CudaEngine", "build_weights", "gpu_report", "load_cuda"]
+
+_BATCH = 16
+_SLOTS = 256  # sessions at once
+_AHEAD = 3  # positions kept writable past a plain step: its own and two that may follow
+_SPARE_BYTES = 4 << 30  # left to prefill and to others when KV memory takes the rest
+
+
+@dataclass(frozen=True)
+class _Follower:
+    """A step the device already works on, in case the caller asks for it."""
+
+    launch: Launch
+    key: tuple[tuple[CudaSession, Sampling, int], ...]  # session, sampling, length it goes on from
+
+
+class CudaEngine(Engine):
+    max_batch = _BATCH
+    prefill_chunk = 2048
+    tail = 16  # a keystroke's worth of tokens joins the next step instead of costing a run of its own
+
+    def __init__(self, weights: Weights, launcher: Launcher, kv_tokens: int) -> None:
+        plan, spec = weights.plan, weights.plan.spec
+        device = weights.embedding.device
+        self.info: ModelInfo = weights.info()
+        self.tail = min(self.tail, plan.max_rows)
+        self.pool = PagePool(max(-(-kv_tokens // PAGE), 2))
+        shape = (spec.layers, self.pool.pages, spec.kv_heads, PAGE * spec.head_dim)
+        try:
+            self._keys = torch.zeros(shape, dtype=torch.bfloat16, device=device)
+            self._values = torch.zeros(shape, dtype=torch.bfloat16, device=device)
+        except torch.cuda.OutOfMemoryError as error:
+            raise NotEnoughMemory(
+                f"KV memory for {kv_tokens:,} tokens of {spec.name} needs "
+                f"{kv_tokens * plan.kv_bytes_per_token / 1e9:.1f} GB; ask for fewer tokens"
+            ) from error
+        width = -(-spec.context_length // PAGE) + 8
+        self._tables = torch.zeros(_SLOTS, -(-width // 4) * 4, dtype=torch.int32, device=device)
+        self._stepper = Stepper(weights, self._keys, self._values, self._tables, launcher)
+        keys = self._keys.view(*shape[:3], PAGE, spec.head_dim)
+        values = self._values.view(*shape[:3], spec.head_dim, PAGE)
+        self._prefill = Prefill(weights, keys, values)
+        self._free_slots = list(range(_SLOTS - 1, -1, -1))
+        self._sessions: set[CudaSession] = set()
+        self._follower: _Follower | None = None
+        self._last_key: tuple[object, ...] = ()
+        self._closed = False
+
+    # The contract
+
+    def session(self) -> CudaSession:
+        return self.session_over(PageTable(self.pool))
+
+    def step_many(self, requests: Sequence[StepRequest]) -> list[Step]:
+        """Step up to `max_batch` sessions in one pass over the weights; more are taken in turns."""
+        sessions = [self._own(request) for request in requests]
+        if len(set(sessions)) != len(sessions):
+            raise UsageError("a session can take part in a step only once")
+        for session in sessions:
+            session.check_ready()
+        steps: list[Step] = []
+        for group in self._groups(requests):
+            steps += self._step_group(group, sole=len(group) == len(requests))
+        return steps
+
+    def stats(self) -> EngineStats:
+        page_bytes = PAGE * self.info.kv_bytes_per_token
+        return EngineStats(
+            sessions=len(self._sessions),
+            kv_bytes=self.pool.held * page_bytes,
+            cached_bytes=self.pool.idle * page_bytes,
+            cached_tokens=self.pool.idle * PAGE,
+        )
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        for session in tuple(self._sessions):
+            session.close()
+        self.settle()
+        self._closed = True
+        del self._stepper, self._prefill, self._keys, self._values, self._tables
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    # For sessions
+
+    def session_over(self, table: PageTable) -> CudaSession:
+        if self._closed:
+            raise SessionClosed("this engine was closed; load the model again")
+        if not self._free_slots:
+            table.clear()
+            raise NotEnoughMemory(f"{_SLOTS} sessions are open, which is all this engine holds; close some")
+        session = CudaSession(self, self._free_slots.pop(), table)
+        self.upload(session.slot, table.pages, 0)
+        self._sessions.add(session)
+        return session
+
+    def forget(self, session: CudaSession) -> None:
+        self._sessions.discard(session)
+        self._free_slots.append(session.slot)
+
+    def prefill(self, tokens: Sequence[int], start: int, pages: Sequence[int]) -> None:
+        try:
+            self._prefill.run(tokens, start, pages)
+        except torch.cuda.OutOfMemoryError as error:
+            raise NotEnoughMemory(
+                "the GPU has no room left to read the prompt; give the engine less KV memory"
+            ) from error
+
+    def upload(self, slot: int, pages: Sequence[int], first: int) -> None:
+        if first < len(pages):
+            part = torch.tensor(pages[first:], dtype=torch.int32)
+            self._tables[slot, first : len(pages)].copy_(part, non_blocking=True)
+
+    def copy_page(self, old: int, new: int) -> None:
+        self._keys[:, new] = self._keys[:, old]
+        self._values[:, new] = self._values[:, old]
+
+    def settle(self) -> None:
+        """Let go of a step that runs ahead. What it wrote lies past every session's end."""
+        if self._follower is not None:
+            launch, self._follower = self._follower.launch, None
+            self._stepper.stop()
+            try:
+                self._stepper.finish(launch)
+            finally:
+                self._stepper.resume()
+
+    # Stepping
+
+    def _own(self, request: StepRequest) -> CudaSession:
+        session = request.session
+        if not isinstance(session, CudaSession) or session._engine is not self:
+            raise UsageError("this session belongs to another engine")
+        return session
+
+    def _groups(self, requests: Sequence[StepRequest]) -> list[list[StepRequest]]:
+        groups: list[list[StepRequest]] = []
+        used = self._stepper.plan.max_rows
+        for request in requests:
+            pending, draft = self._own(request).rows(request.draft, self._stepper.plan.max_rows)
+            size = len(pending) + len(draft)
+            if not groups or used + size > self._stepper.plan.max_rows or len(groups[-1]) == _BATCH:
+                groups.append([])
+                used = 0
+            groups[-1].append(request)
+            used += size
+        return groups
+
+    def _step_group(self, group: list[StepRequest], *, sole: bool) -> list[Step]:
+        sessions = [self._own(request) for request in group]
+        plain = sole and all(
+            not request.draft and _on_device(request.sampling) and session.length - session.resident == 1
+            for request, session in zip(group, sessions, strict=True)
+        )
+        key = tuple(
+            (session, request.sampling, session.length) for request, session in zip(group, sessions, strict=True)
+        )
+        launch = None
+        if plain and self._follower is not None and self._follower.key == key:
+            launch, self._follower = self._follower.launch, None
+        else:
+            self.settle()
+        parts = [session.rows(request.draft, self._stepper.plan.max_rows) for request, session in zip(group, sessions, strict=True)]
+        if launch is None:
+            launch = self._start(group, sessions, parts)
+        familiar = tuple((session, request.sampling) for request, session in zip(group, sessions, strict=True))
+        follower = None
+        if plain and self._last_key == familiar and all(s.length + 2 < self.info.context_length for s in sessions):
+            follower = self._follow(launch, sessions)
+        self._last_key = familiar if plain else ()
+        outcome = self._stepper.finish(launch)
+        if outcome is None:  # stopped before it began, by a settle that came in between
+            launch = self._start(group, sessions, parts)
+            follower, outcome = None, self._stepper.finish(launch)
+            assert outcome is not None
+        steps = self._steps(group, parts, outcome)
+        row = 0
+        for session, step, (pending, draft) in zip(sessions, steps, parts, strict=True):
+            session.absorb([*pending, *draft], step.tokens, step.accepted)
+            row += len(pending) + len(draft)
+        if follower is not None:
+            self._follower = _Follower(
+                follower, tuple((s, request.sampling, s.length) for request, s in zip(group, sessions, strict=True))
+            )
+        return steps
+
+    def _start(
+        self, group: list[StepRequest], sessions: list[CudaSession], parts: list[tuple[list[int], list[int]]]
+    ) -> Launch:
+        rows = []
+        for request, session, (pending, draft) in zip(group, sessions, parts, strict=True):
+            start = session.resident
+            session.reserve(start, start + len(pending) + len(draft) + _AHEAD - 1)
+            rows.append(SequenceRows(session.slot, [*pending, *draft], start, len(pending), _for_device(request.sampling)))
+        return self._stepper.start(rows)
+
+    def _follow(self, launch: Launch, sessions: list[CudaSession]) -> Launch | None:
+        try:
+            for session in sessions:
+                session.reserve(session.length, session.length + _AHEAD)
+        except NotEnoughMemory:
+            return None  # the step itself has room; running ahead is a luxury
+        return self._stepper.follow(launch)
+
+    def _steps(
+        self, group: list[StepRequest], parts: list[tuple[list[int], list[int]]], outcome: Outcome
+    ) -> list[Step]:
+        steps = []
+        row = 0
+        for s, (request, (pending, draft)) in enumerate(zip(group, parts, strict=True)):
+            first = row + len(pending) - 1  # the row whose choice follows the last given token
+            if _on_device(request.sampling):
+                accepted = outcome.accepted[s]
+                steps.append(Step(tuple(outcome.chosen[first : first + accepted + 1]), accepted))
+            else:
+                logits = self._stepper.logits[first : first + len(draft) + 1].cpu().numpy()
+                base = self._own(request).length
+                steps.append(verify(logits.astype(np.float32, copy=False), draft, request.sampling, base))
+            row += len(pending) + len(draft)
+        return steps
+
+
+def _on_device(sampling: Sampling) -> bool:
+    """The kernel knows greedy, temperature, seed and min-p; what else was asked for is chosen from its logits."""
+    filtered = sampling.top_k > 1 or sampling.top_p < 1.0
+    return sampling.logprobs is None and not sampling.logit_bias and not (filtered and sampling.temperature > 0.0)
+
+
+def _for_device(sampling: Sampling) -> Sampling:
+    return sampling if _on_device(sampling) else Sampling()
+
+
+def load_cuda(
+    path: Path, *, precision: Precision = "bf16", context: int | None = None, kv_tokens: int | None = None
+) -> CudaEngine:
+    """Load a Hugging Face folder or GGUF file onto the first GPU. `context` beyond what the model was trained
+    on stretches it by YaRN; `kv_tokens` defaults to the memory that is left."""
+    device = _device()
+    blocks = torch.cuda.get_device_properties(device).multi_processor_count
+    with open_checkpoint(path) as checkpoint:
+        if context is not None:
+            checkpoint.spec = extended(checkpoint.spec, context)
+        weights = load_weights(checkpoint, precision, device, blocks)
+    if kv_tokens is None:
+        free, _ = torch.cuda.mem_get_info(device)
+        kv_tokens = max(int((free - _SPARE_BYTES) * 0.9) // weights.plan.kv_bytes_per_token, PAGE * 2)
+        kv_tokens = min(kv_tokens, 16 * weights.plan.spec.context_length)
+    return CudaEngine(weights, GpuLauncher(weights.plan, device), kv_tokens)
+
+
+def gpu_report(spec: ModelSpec, precision: Precision = "bf16") -> tuple[bool, str]:
+    """Whether this machine's GPU suits a model, and one sentence about it."""
+    try:
+        device = _device()
+        plan = Plan(spec, precision, torch.cuda.get_device_properties(device).multi_processor_count)
+    except ModelError as error:
+        return False, str(error)
+    free, total = torch.cuda.mem_get_info(device)
+    need = plan.streamed_bytes + spec.vocab_size * spec.hidden * 2 + _SPARE_BYTES
+    name = torch.cuda.get_device_name(device)
+    sizes = f"{name}: {free / 1e9:.0f} of {total / 1e9:.0f} GB free"
+    if free < need:
+        return False, f"{sizes}, but {spec.name} in {precision} needs {need / 1e9:.0f} GB; choose fewer bits"
+    tokens = (free - need) // plan.kv_bytes_per_token
+    return True, f"{sizes}; {spec.name} in {precision} leaves room for {tokens:,} tokens of KV"
+
+
+def _device() -> torch.device:
+    if not torch.cuda.is_available():
+        raise ModelError("no usable NVIDIA GPU was found; check nvidia-smi, or use the CPU engine")
+    major, minor = torch.cuda.get_device_capability(0)
+    if major != 9:
+        raise ModelError(
+            f"the CUDA engine is built for Hopper GPUs (compute capability 9.0) and this one has {major}.{minor}; "
+            "use the CPU engine or a remote server"
+        )
+    return torch.device("cuda", 0)

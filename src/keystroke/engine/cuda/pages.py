@@ -1,0 +1,181 @@
+"""Which page of KV memory holds what: counted references, content that can be found again, eviction.
+
+Law: pure bookkeeping on page numbers; it never touches a device. A page is free, held (by one or more
+sequences), or idle (held by none, its content known and kept until the room is needed). Full pages are known by
+the whole text before and in them, compared exactly, never by a hash alone.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from keystroke.engine.cuda.plan import PAGE
+from keystroke.errors import NotEnoughMemory
+
+
+@dataclass(eq=False, slots=True)
+class Known:
+    """A full page whose content is on record. `parent` is the page before it; None for the first."""
+
+    page: int
+    parent: Known | None
+    content: bytes
+
+
+class PagePool:
+    def __init__(self, pages: int) -> None:
+        self.pages = pages
+        self._free = list(range(pages - 1, -1, -1))
+        self._references = [0] * pages
+        self._known: list[Known | None] = [None] * pages
+        self._index: dict[tuple[Known | None, bytes], Known] = {}
+        self._idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
+
+    @property
+    def free(self) -> int:
+        """Pages that `take` can still give, idle ones included."""
+        return len(self._free) + len(self._idle)
+
+    @property
+    def held(self) -> int:
+        return self.pages - self.free
+
+    @property
+    def idle(self) -> int:
+        return len(self._idle)
+
+    def take(self) -> int:
+        """A page for new content, held once. Evicts the oldest idle page if none is free."""
+        if self._free:
+            page = self._free.pop()
+        elif self._idle:
+            page, _ = self._idle.popitem(last=False)
+            self._forget(page)
+        else:
+            raise NotEnoughMemory(
+                f"all {self.pages * PAGE:,} tokens of KV memory are in use; close a session or give the engine more"
+            )
+        self._references[page] = 1
+        return page
+
+    def hold(self, page: int) -> None:
+        if self._references[page] == 0:
+            del self._idle[page]
+        self._references[page] += 1
+
+    def release(self, page: int) -> None:
+        self._references[page] -= 1
+        if self._references[page] == 0:
+            if self._known[page] is None:
+                self._free.append(page)
+            else:
+                self._idle[page] = None
+
+    def writable(self, page: int) -> bool:
+        """Nobody else relies on what the page contains."""
+        return self._references[page] == 1 and self._known[page] is None
+
+    def record(self, page: int, parent: Known | None, tokens: Sequence[int]) -> Known:
+        """Remember a full page by its text. If that text is on record already, that record is returned and this
+        page stays anonymous."""
+        content = _content(tokens)
+        found = self._index.get((parent, content))
+        if found is None:
+            found = Known(page, parent, content)
+            self._index[parent, content] = found
+            self._known[page] = found
+        return found
+
+    def find(self, tokens: Sequence[int]) -> list[Known]:
+        """The longest run of full pages on record that `tokens` begins with."""
+        run: list[Known] = []
+        parent: Known | None = None
+        for at in range(0, len(tokens) - PAGE + 1, PAGE):
+            parent = self._index.get((parent, _content(tokens[at : at + PAGE])))
+            if parent is None:
+                break
+            run.append(parent)
+        return run
+
+    def _forget(self, page: int) -> None:
+        known = self._known[page]
+        if known is not None:
+            del self._index[known.parent, known.content]
+            self._known[page] = None
+
+
+def _content(tokens: Sequence[int]) -> bytes:
+    return array("i", tokens).tobytes()
+
+
+class PageTable:
+    """The pages of one sequence. `copy` is asked for where a shared page must be written to."""
+
+    def __init__(self, pool: PagePool) -> None:
+        self._pool = pool
+        self.pages: list[int] = []
+        self._known: list[Known] = []  # records of the leading pages, as far as they are on record
+
+    def reserve(self, start: int, end: int) -> list[tuple[int, int, int]]:
+        """Make positions start ... end - 1 writable. Returns (index, old page, new page) for each page whose
+        first part must be copied before writing. Raises NotEnoughMemory, and then has changed nothing."""
+        first, last = start // PAGE, -(-end // PAGE)
+        shared = [i for i in range(first, min(last, len(self.pages))) if not self._pool.writable(self.pages[i])]
+        wanted = len(shared) + max(0, last - len(self.pages))
+        fresh: list[int] = []
+        try:
+            for _ in range(wanted):
+                fresh.append(self._pool.take())
+        except NotEnoughMemory:
+            for page in fresh:
+                self._pool.release(page)
+            raise
+        del self._known[first:]
+        copies = []
+        for i in shared:
+            old, new = self.pages[i], fresh.pop()
+            if i * PAGE < start:
+                copies.append((i, old, new))
+            self.pages[i] = new
+            self._pool.release(old)
+        self.pages += reversed(fresh)
+        return copies
+
+    def record(self, tokens: Sequence[int]) -> None:
+        """Put every full page of `tokens`, whose KV is in place, on record."""
+        while (len(self._known) + 1) * PAGE <= len(tokens):
+            at = len(self._known)
+            parent = self._known[-1] if self._known else None
+            # If the text is on record elsewhere this page stays ours and anonymous: swapping it for the other
+            # would let a sequence's numbers depend on its company.
+            self._known.append(self._pool.record(self.pages[at], parent, tokens[at * PAGE : (at + 1) * PAGE]))
+
+    def adopt(self, run: Sequence[Known]) -> None:
+        """Hold these pages instead of what this table has."""
+        for known in run:
+            self._pool.hold(known.page)
+        self.clear()
+        self.pages = [known.page for known in run]
+        self._known = list(run)
+
+    def truncate(self, length: int) -> None:
+        """Give back the pages past `length` tokens."""
+        keep = -(-length // PAGE)
+        for page in reversed(self.pages[keep:]):
+            self._pool.release(page)
+        del self.pages[keep:]
+        del self._known[length // PAGE :]
+
+    def fork(self) -> PageTable:
+        other = PageTable(self._pool)
+        for page in self.pages:
+            self._pool.hold(page)
+        other.pages = list(self.pages)
+        other._known = list(self._known)
+        return other
+
+    def clear(self) -> None:
+        self.truncate(0)

@@ -1,0 +1,102 @@
+"""Prefill: KV for many tokens at once, with the libraries' own matrix products and flash attention.
+
+Law: reads the packed weights through `Weights.dense`, so it computes with the decode kernel's very numbers, and
+writes the same pages. One call is one chunk: the caller looks at its interrupt in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from keystroke.engine.cuda.model import Weights
+from keystroke.engine.cuda.plan import PAGE
+from keystroke.engine.cuda.reference import rotate
+
+
+class Prefill:
+    def __init__(self, weights: Weights, keys: Tensor, values: Tensor) -> None:
+        self._weights = weights
+        self._keys = keys  # [layers, pages, kv_heads, PAGE, head_dim]
+        self._values = values  # [layers, pages, kv_heads, head_dim, PAGE]
+
+    @torch.inference_mode()
+    def run(self, tokens: Sequence[int], start: int, pages: Sequence[int]) -> None:
+        """Compute KV of `tokens` at positions start, start + 1, ... over what `pages` hold before them."""
+        weights, spec = self._weights, self._weights.plan.spec
+        device = weights.embedding.device
+        end = start + len(tokens)
+        table = torch.tensor(pages[: -(-end // PAGE)], device=device)
+        positions = torch.arange(start, end, device=device)
+        page, slot = table[positions // PAGE], positions % PAGE
+        angles = weights.rope[start:end]
+        x = weights.embedding[torch.tensor(tokens, device=device)].float()
+        for layer in range(spec.layers):
+            dense, biases = weights.dense(layer), weights.biases[layer]
+            h = self._norm(x, weights.norms[2 * layer])
+            q, k, v = self._heads(_linear(h, dense.qkv), biases.get("qkv"), layer, angles)
+            self._keys[layer, page, :, slot] = k
+            self._values[layer, page, :, :, slot] = v
+            if layer == spec.layers - 1:
+                break  # nothing reads the last layer's output: only its KV is wanted
+            mixed = self._attend(q, self._context(self._keys[layer], table, end), self._past_values(layer, table, end))
+            x = x + self._add(_linear(mixed, dense.output), biases.get("output"))
+            h = self._norm(x, weights.norms[2 * layer + 1])
+            gate, up = self._add(_linear(h, dense.gate_up), biases.get("gate_up")).chunk(2, -1)
+            x = x + self._add(_linear((F.silu(gate) * up).to(torch.bfloat16), dense.down), biases.get("down"))
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        scaled = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self._weights.plan.spec.norm_eps)
+        return (scaled * weight).to(torch.bfloat16)
+
+    @staticmethod
+    def _add(x: Tensor, bias: Tensor | None) -> Tensor:
+        return x if bias is None else x + bias
+
+    def _heads(
+        self, qkv: Tensor, bias: Tensor | None, layer: int, angles: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        spec = self._weights.plan.spec
+        qkv = (qkv if bias is None else qkv + bias).view(len(qkv), -1, spec.head_dim)
+        q, k, v = qkv.split((spec.heads, spec.kv_heads, spec.kv_heads), 1)
+        if spec.qk_norm:
+            q, k = (
+                t * torch.rsqrt(t.square().mean(-1, keepdim=True) + spec.norm_eps) * self._weights.qk_norms[layer, i]
+                for i, t in enumerate((q, k))
+            )
+        q, k = rotate(q, angles[..., 0], angles[..., 1]), rotate(k, angles[..., 0], angles[..., 1])
+        return q.to(torch.bfloat16), k.to(torch.bfloat16), v.to(torch.bfloat16)
+
+    @staticmethod
+    def _context(keys: Tensor, table: Tensor, end: int) -> Tensor:
+        """[kv_heads, end, head_dim], gathered from pages."""
+        gathered = keys[table].transpose(0, 1)
+        return gathered.reshape(gathered.shape[0], -1, gathered.shape[-1])[:, :end]
+
+    def _past_values(self, layer: int, table: Tensor, end: int) -> Tensor:
+        return self._context(self._values[layer].transpose(-1, -2), table, end)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention of the last rows of a context over all of it; row i of n sees all but the last n - 1 - i."""
+        q = q.transpose(0, 1)[None]
+        k, v = k[None], v[None]
+        scale = q.shape[-1] ** -0.5
+        if q.is_cuda:
+            # The library's flash attention aligns the causal edge with the end of the keys, as needed here.
+            out = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, False, scale=scale)[0]
+        else:
+            rows, columns = q.shape[2], k.shape[2]
+            seen = torch.ones(rows, columns, dtype=torch.bool).tril(columns - rows)
+            out = F.scaled_dot_product_attention(
+                q.float(), k.float(), v.float(), seen, scale=scale, enable_gqa=True
+            )
+        return out[0].transpose(0, 1).reshape(q.shape[2], -1).to(torch.bfloat16)
+
+
+def _linear(x: Tensor, weight: Tensor) -> Tensor:
+    if x.is_cuda:
+        return F.linear(x, weight).float()
+    return F.linear(x.float(), weight.float())  # CPUs without bf16 arithmetic: the same numbers, float32 sums

@@ -1,0 +1,68 @@
+"""The model as one reads it in a textbook: the truth that kernels and caches are held against.
+
+Law: plain torch over a whole sequence, on any device and in any dtype; no cache, no tiles, no tricks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from keystroke.engine.checkpoint.rope import rope_tables
+from keystroke.engine.checkpoint.spec import EMBEDDING, FINAL_NORM, HEAD, ModelSpec
+
+Named = Callable[[str], Tensor]
+
+
+def forward(spec: ModelSpec, tensor: Named, tokens: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+    """Logits [len(tokens), vocab] after each token. `tensor` gives weights by their Hugging Face names."""
+    embedding = tensor(EMBEDDING)
+    x = embedding[torch.tensor(tokens, device=embedding.device)].to(dtype)
+    cosines, sines = rope_tables(spec, len(tokens))
+    angles = tuple(torch.from_numpy(t).to(x.device, dtype) for t in (cosines, sines))
+    for layer in range(spec.layers):
+        at = f"model.layers.{layer}"
+        x = x + _attention(spec, tensor, at, _norm(x, tensor(f"{at}.input_layernorm.weight"), spec), angles)
+        h = _norm(x, tensor(f"{at}.post_attention_layernorm.weight"), spec)
+        gate = _linear(tensor, f"{at}.mlp.gate_proj", h, spec.mlp_bias)
+        up = _linear(tensor, f"{at}.mlp.up_proj", h, spec.mlp_bias)
+        x = x + _linear(tensor, f"{at}.mlp.down_proj", F.silu(gate) * up, spec.mlp_bias)
+    x = _norm(x, tensor(FINAL_NORM), spec)
+    return F.linear(x, (embedding if spec.tied else tensor(HEAD)).to(dtype))
+
+
+def _attention(spec: ModelSpec, tensor: Named, at: str, x: Tensor, angles: tuple[Tensor, ...]) -> Tensor:
+    count = len(x)
+    q = _linear(tensor, f"{at}.self_attn.q_proj", x, spec.qkv_bias).view(count, spec.heads, spec.head_dim)
+    k = _linear(tensor, f"{at}.self_attn.k_proj", x, spec.qkv_bias).view(count, spec.kv_heads, spec.head_dim)
+    v = _linear(tensor, f"{at}.self_attn.v_proj", x, spec.qkv_bias).view(count, spec.kv_heads, spec.head_dim)
+    if spec.qk_norm:
+        q = _norm(q, tensor(f"{at}.self_attn.q_norm.weight"), spec)
+        k = _norm(k, tensor(f"{at}.self_attn.k_norm.weight"), spec)
+    q, k = rotate(q, *angles), rotate(k, *angles)
+    k, v = (t.repeat_interleave(spec.heads // spec.kv_heads, 1) for t in (k, v))
+    scores = torch.einsum("thd,shd->hts", q, k) * spec.head_dim**-0.5
+    hidden = torch.ones(count, count, dtype=torch.bool, device=x.device).triu(1)
+    weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+    mixed = torch.einsum("hts,shd->thd", weights, v).reshape(count, -1)
+    return _linear(tensor, f"{at}.self_attn.o_proj", mixed, spec.o_bias)
+
+
+def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Rotary embedding of x [rows, heads, head_dim] by tables [rows, head_dim / 2]."""
+    first, second = x.chunk(2, -1)
+    c, s = cosines[:, None], sines[:, None]
+    return torch.cat((first * c - second * s, second * c + first * s), -1)
+
+
+def _norm(x: Tensor, weight: Tensor, spec: ModelSpec) -> Tensor:
+    wide = x if x.dtype == torch.float64 else x.float()
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + spec.norm_eps)
+    return wide.to(x.dtype) * weight.to(x.dtype)
+
+
+def _linear(tensor: Named, name: str, x: Tensor, bias: bool) -> Tensor:
+    return F.linear(x, tensor(f"{name}.weight").to(x.dtype), tensor(f"{name}.bias").to(x.dtype) if bias else None)

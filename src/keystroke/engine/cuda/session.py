@@ -1,0 +1,126 @@
+"""A sequence whose KV lives in pages on the GPU.
+
+Law: bookkeeping of one sequence. Tokens, residency and reuse follow `HostSession`; arithmetic is the engine's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from keystroke.engine.base import GREEDY, Extended, Interrupt, Sampling, Session, Step, StepRequest
+from keystroke.engine.cuda.pages import PageTable
+from keystroke.engine.cuda.plan import PAGE
+from keystroke.engine.host import HostSession
+from keystroke.errors import ContextOverflow, UsageError
+
+if TYPE_CHECKING:
+    from keystroke.engine.cuda.engine import CudaEngine
+
+
+class CudaSession(HostSession):
+    def __init__(self, engine: CudaEngine, slot: int, table: PageTable) -> None:
+        super().__init__(engine.info.context_length, chunk=engine.prefill_chunk, tail=engine.tail)
+        self._engine = engine
+        self._table = table
+        self.slot = slot
+
+    # What HostSession asks of a backend
+
+    def _forward(self, tokens: Sequence[int], start: int, rows: int, interrupt: Interrupt | None) -> np.ndarray:
+        self._engine.settle()
+        self.reserve(start, start + len(tokens))
+        self._engine.prefill(tokens, start, self._table.pages)
+        return np.empty((0, 0), np.float32)
+
+    def _adopt(self, tokens: Sequence[int], own: int) -> int:
+        self._table.record(self._held)
+        run = self._engine.pool.find(tokens)
+        shared = len(run) * PAGE
+        if shared <= own:
+            return own
+        self._table.adopt(run)
+        self._engine.upload(self.slot, self._table.pages, 0)
+        self._held = list(tokens[:shared])
+        return shared
+
+    def _release(self) -> None:
+        self._engine.settle()
+        self._table.record(self._held)
+        self._table.clear()
+        self._engine.forget(self)
+
+    # The contract
+
+    def extend(self, tokens: Sequence[int], interrupt: Interrupt | None = None) -> Extended:
+        self._check_open()
+        bad = next((t for t in tokens if not 0 <= t < self._engine.info.vocab_size), None)
+        if bad is not None:
+            raise UsageError(f"token {bad} is not in the model's vocabulary of {self._engine.info.vocab_size:,}")
+        self._engine.settle()
+        return super().extend(tokens, interrupt)
+
+    def step(
+        self, draft: Sequence[int] = (), sampling: Sampling = GREEDY, interrupt: Interrupt | None = None
+    ) -> Step:
+        if interrupt is not None:
+            interrupt.check()
+        return self._engine.step_many([StepRequest(self, draft, sampling)])[0]
+
+    def rollback(self, length: int) -> None:
+        self._engine.settle()
+        super().rollback(length)
+
+    def fork(self) -> Session:
+        self._check_open()
+        self._engine.settle()
+        other = self._engine.session_over(self._table.fork())
+        self._copy_state_to(other)
+        return other
+
+    # For the engine
+
+    @property
+    def resident(self) -> int:
+        return self._resident
+
+    def check_ready(self) -> None:
+        self._check_open()
+        if not self._tokens:
+            raise UsageError("a step needs at least one token; extend the session first")
+        if len(self._tokens) >= self._context_length:
+            raise ContextOverflow(
+                f"the context of {self._context_length:,} tokens is full; start a new conversation"
+            )
+
+    def rows(self, draft: Sequence[int], most: int) -> tuple[list[int], list[int]]:
+        """What the next step computes: the pending tail, and as much of the draft as fits."""
+        pending = self._tokens[self._resident :]
+        room = min(most - len(pending), self._context_length - len(self._tokens) - 1)
+        limit = self._engine.info.vocab_size
+        kept: list[int] = []
+        for token in draft[: max(room, 0)]:
+            if not 0 <= token < limit:
+                break  # no such token can be chosen: the draft ends here
+            kept.append(token)
+        return pending, kept
+
+    def reserve(self, start: int, end: int) -> None:
+        """Pages for positions start ... end - 1, of this session's own."""
+        end = min(end, self._context_length)
+        before = len(self._table.pages)
+        copies = self._table.reserve(start, end)
+        for _, old, new in copies:
+            self._engine.copy_page(old, new)
+        if copies or len(self._table.pages) != before or start // PAGE < before:
+            self._engine.upload(self.slot, self._table.pages, start // PAGE)
+
+    def absorb(self, computed: Sequence[int], chosen: Sequence[int], accepted: int) -> None:
+        """A step ended: KV of `computed` is in place, `chosen` are the new tokens."""
+        base = len(self._tokens)
+        del self._held[self._resident :]
+        self._held.extend(computed)
+        self._tokens.extend(chosen)
+        self._resident = base + accepted

@@ -1,0 +1,62 @@
+"""Tiny models of every family for the CUDA engine's tests."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from cuda_emulator import EmulatedLauncher
+from torch import Tensor
+
+from keystroke.engine.checkpoint.spec import ModelSpec, RopeSpec, tensor_shapes
+from keystroke.engine.cuda.engine import CudaEngine
+from keystroke.engine.cuda.model import Weights, build_weights
+from keystroke.engine.cuda.plan import Plan, Precision
+
+CPU = torch.device("cpu")
+FAMILIES = ("llama", "qwen2", "qwen3")
+
+
+def tiny_spec(family: str = "qwen2", *, layers: int = 2, context: int = 2048, tied: bool = True) -> ModelSpec:
+    return ModelSpec(
+        architecture=family,  # type: ignore[arg-type]
+        name=f"tiny {family}",
+        vocab_size=203,
+        hidden=128,
+        layers=layers,
+        heads=4,
+        kv_heads=2,
+        head_dim=64,
+        intermediate=192,
+        norm_eps=1e-6,
+        rope=RopeSpec(10_000.0),
+        context_length=context,
+        tied=tied,
+        qkv_bias=family == "qwen2",
+        qk_norm=family == "qwen3",
+    )
+
+
+@cache
+def tiny_tensors(spec: ModelSpec, seed: int = 0) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    found = {}
+    for name, shape in tensor_shapes(spec).items():
+        noise = torch.randn(shape, generator=generator)
+        if name.endswith("norm.weight"):
+            found[name] = noise * 0.1 + 1
+        else:
+            found[name] = (noise * (shape[-1] ** -0.5 if len(shape) == 2 else 0.1)).to(torch.bfloat16)
+    return found
+
+
+def tiny_weights(spec: ModelSpec, precision: Precision = "bf16", blocks: int = 2) -> Weights:
+    tensors = tiny_tensors(spec)
+    return build_weights(Plan(spec, precision, blocks), lambda name, _: tensors[name], CPU)
+
+
+def tiny_engine(
+    spec: ModelSpec, precision: Precision = "bf16", blocks: int = 2, kv_tokens: int = 4096
+) -> CudaEngine:
+    weights = tiny_weights(spec, precision, blocks)
+    return CudaEngine(weights, EmulatedLauncher(weights.plan), kv_tokens)

@@ -1,0 +1,156 @@
+"""The CUDA engine's contract, its kernel's own source running on the emulator."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cuda_models import FAMILIES, tiny_engine, tiny_spec, tiny_tensors
+
+from keystroke.engine.base import Interrupt, Sampling, StepRequest
+from keystroke.engine.cuda.engine import CudaEngine
+from keystroke.engine.cuda.reference import forward
+from keystroke.errors import ContextOverflow, Interrupted, NotEnoughMemory, SessionClosed, UsageError
+
+PROMPT = [5, 17, 99, 3, 44, 120, 7, 8, 9, 11, 12, 64, 65, 66, 67, 2, 1, 40, 41, 42]
+
+
+@pytest.fixture(scope="module")
+def engine() -> CudaEngine:
+    return tiny_engine(tiny_spec())
+
+
+def plain(engine: CudaEngine, prompt: list[int], count: int, sampling: Sampling = Sampling()) -> list[int]:  # noqa: B008
+    with engine.session() as session:
+        session.extend(prompt)
+        return [session.step(sampling=sampling).tokens[0] for _ in range(count)]
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn")
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("length", "row"), [(16, 15), (20, 0)], ids=["as rows of a step", "through prefill"])
+def test_logits_are_nearer_the_truth_than_plain_bf16(family: str, length: int, row: int) -> None:
+    spec = tiny_spec(family, tied=family != "llama")
+    tensors, prompt = tiny_tensors(spec), PROMPT[:length]
+    with tiny_engine(spec) as engine, engine.session() as session:
+        session.extend(prompt)
+        session.step()
+        logits = engine._stepper.logits[row].double()
+    truth = forward(spec, tensors.__getitem__, prompt, torch.float64)[-1]
+    rounded = forward(spec, tensors.__getitem__, prompt, torch.bfloat16)[-1].double()
+    assert (logits - truth).norm() <= (rounded - truth).norm()
+
+
+def test_drafts_never_change_the_text(engine: CudaEngine) -> None:
+    for sampling in (Sampling(), Sampling(temperature=1.0, seed=3)):
+        text = plain(engine, PROMPT, 10, sampling)
+        with engine.session() as session:
+            session.extend(PROMPT)
+            seen: list[int] = []
+            drafts = [text[:4], [text[5], 0, 0], [], [1, 2, 3, 4], text[8:]]
+            accepted = []
+            for draft in drafts:
+                step = session.step(draft, sampling)
+                seen += step.tokens
+                accepted.append(step.accepted)
+            assert seen[:10] == text[: len(seen)]
+            assert accepted[0] == 4
+
+
+def test_results_do_not_depend_on_the_company(engine: CudaEngine) -> None:
+    prompts = [PROMPT, PROMPT[:3], [*PROMPT[5:], 9]]
+    samplings = [Sampling(), Sampling(temperature=0.7, seed=1), Sampling(temperature=1.3, top_k=5, seed=2)]
+    alone = [plain(engine, p, 4, s) for p, s in zip(prompts, samplings, strict=True)]
+    sessions = [engine.session() for _ in prompts]
+    for session, prompt in zip(sessions, prompts, strict=True):
+        session.extend(prompt)
+    together: list[list[int]] = [[] for _ in prompts]
+    for _ in range(4):
+        requests = [StepRequest(s, (), sampling) for s, sampling in zip(sessions, samplings, strict=True)]
+        for seen, step in zip(together, engine.step_many(requests), strict=True):
+            seen += step.tokens
+    for session in sessions:
+        session.close()
+    assert together == alone
+
+
+def test_rollback_extend_and_fork_equal_a_fresh_computation(engine: CudaEngine) -> None:
+    with engine.session() as session:
+        session.extend(PROMPT)
+        for _ in range(3):
+            session.step()
+        with session.fork() as other:
+            other.rollback(12)
+            other.extend([*PROMPT[:12], 77, 78])
+            branch = [other.step().tokens[0] for _ in range(3)]
+        main = list(session.tokens) + [session.step().tokens[0] for _ in range(2)]
+    assert branch == plain(engine, [*PROMPT[:12], 77, 78], 3)
+    assert main == PROMPT + plain(engine, PROMPT, 5)
+
+
+def test_content_seen_before_is_reused_by_other_sessions(engine: CudaEngine) -> None:
+    long = [(7 * i) % 200 for i in range(150)]
+    with engine.session() as session:
+        assert session.extend(long).computed >= 150 - 128
+        first = session.step().tokens
+    with engine.session() as session:
+        extended = session.extend([*long, 4, 5])
+        assert extended.reused == 128
+        session.rollback(150)
+        assert session.step().tokens == first
+
+
+def test_a_follower_that_nobody_asked_for_leaves_no_trace(engine: CudaEngine) -> None:
+    text = plain(engine, PROMPT, 6)
+    with engine.session() as session:
+        session.extend(PROMPT)
+        for _ in range(3):
+            session.step()  # from the second plain step on the device runs ahead
+        session.rollback(len(PROMPT) + 1)
+        assert [session.step().tokens[0] for _ in range(5)] == text[1:]
+
+
+def test_an_interrupt_leaves_a_session_that_can_go_on(engine: CudaEngine) -> None:
+    interrupt = Interrupt()
+    with engine.session() as session:
+        session.extend(PROMPT)
+        interrupt.set()
+        with pytest.raises(Interrupted):
+            session.step(interrupt=interrupt)
+        assert list(session.tokens) == PROMPT
+        assert [session.step().tokens[0] for _ in range(2)] == plain(engine, PROMPT, 2)
+
+
+def test_logprobs_come_with_the_tokens(engine: CudaEngine) -> None:
+    with engine.session() as session:
+        session.extend(PROMPT)
+        step = session.step(sampling=Sampling(logprobs=3))
+        assert step.logprobs[0].token == step.tokens[0] == step.logprobs[0].top[0][0]
+        assert step.logprobs[0].logprob <= 0
+
+
+def test_a_full_context_and_a_full_memory_are_clear_errors() -> None:
+    with tiny_engine(tiny_spec(context=128), kv_tokens=128) as engine:
+        first = engine.session()
+        with pytest.raises(ContextOverflow):
+            first.extend([1] * 129)
+        first.extend([1] * 120)
+        with engine.session() as second, pytest.raises(NotEnoughMemory):
+            second.extend([2] * 100)
+        assert len(first.step().tokens) == 1
+        first.close()
+        with engine.session() as third:
+            third.extend([2] * 100)
+            assert len(third.step().tokens) == 1
+
+
+def test_misuse_is_answered_in_a_sentence(engine: CudaEngine) -> None:
+    session = engine.session()
+    with pytest.raises(UsageError):
+        session.step()
+    with pytest.raises(UsageError):
+        session.extend([203])
+    session.close()
+    session.close()
+    with pytest.raises(SessionClosed):
+        session.step()
+    assert engine.stats().sessions == 0
