@@ -5,6 +5,8 @@ Law: a detector hears the walk and names the rule that describes what it found; 
 
 from __future__ import annotations
 
+import re
+
 from keystroke.assist.audit import ir
 from keystroke.assist.audit.flow import CallEvent
 from keystroke.assist.audit.match import Matcher
@@ -63,7 +65,50 @@ class _Secrets(Matcher):
                 self.place(pair[0], pair[1], found.start(), found.end())
 
 
+_XML_FACTORIES = {
+    "DocumentBuilderFactory": ("newDocumentBuilder",),
+    "SAXParserFactory": ("newSAXParser",),
+    "XMLInputFactory": ("createXMLStreamReader", "createXMLEventReader"),
+    "SAXBuilder": ("build",),
+    "SAXReader": ("read",),
+    "XMLReader": ("parse",),
+    "XMLReaderFactory": ("createXMLReader",),
+    "TransformerFactory": ("newTransformer",),
+    "SchemaFactory": ("newSchema",),
+}
+_XML_SAFE = re.compile(
+    r"disallow-doctype-decl|external-general-entities|external-parameter-entities|FEATURE_SECURE_PROCESSING|SUPPORT_DTD|IS_SUPPORTING_EXTERNAL"
+    r"|ACCESS_EXTERNAL|setExpandEntityReferences\(\s*false|load-external-dtd|secure-processing|XMLConstants\.FEATURE|setEntityResolver"
+)
+
+
 class Detectors(_Secrets):
+    def call(self, event: CallEvent) -> Value | None:
+        if self.language == "java":
+            self.factories(event)
+            self.cookies(event)
+        return super().call(event)
+
+    def factories(self, event: CallEvent) -> None:
+        """A Java XML factory used without any of the settings that make it refuse entities."""
+        owner, _, method = event.path.rpartition(".")
+        name = owner.split(".", 1)[0].removesuffix("()")
+        wanted = _XML_FACTORIES.get(name)
+        if wanted is None or method not in wanted or name in ("TransformerFactory", "SchemaFactory") and not event.args:
+            return
+        root = event.call.node.get_root().root()
+        if not _XML_SAFE.search(root.text()):
+            self.detected("xml-factory", event.call.node)
+
+    def cookies(self, event: CallEvent) -> None:
+        """A Java cookie that is sent though nothing ever made it secure."""
+        if not event.path.endswith(".addCookie") or not event.call.args:
+            return
+        holder = event.call.args[0]
+        made = isinstance(holder, ir.Name) and event.args[0].path in ("Cookie", "Cookie()")
+        if made and isinstance(holder, ir.Name) and f"{holder.id}.setSecure(" not in event.call.node.get_root().root().text():
+            self.detected("plain-cookie", event.call.node)
+
     def index(self, base: Value, key: Value, node: ir.Syntax, expr: ir.Index) -> None:
         """`target[key] = value` with a foreign key: JavaScript objects answer to __proto__."""
         if self.language not in ("javascript", "typescript", "tsx") or key.numeric or key.level < PARAMETER or key.safe("proto"):

@@ -34,6 +34,7 @@ from keystroke.assist.audit.values import (
 Env = dict[str, Value]
 _SELF = frozenset({"self", "cls", "this", "super"})
 _CAPS = re.compile(r"_?[A-Z][A-Z0-9_]+")
+_PACKAGE = re.compile(r"(?:java|javax|jakarta|org|com|io|net)(?:\.[a-z][\w]*)*")
 _DIRECTIVE = re.compile(r"%(?:\(\w+\))?[-+ #0]*\d*(?:\.\d+)?(?:hh|h|ll|l|z|j)?([a-zA-Z%])|\{[^{}]*\}")
 _VALIDATING = re.compile(r"(?i)(?:^|\.)_?(?:is_?)?(?:valid|safe|allow|permit|sanit|whitelist|allowlist|check_?(?:path|url|host|name|input))\w*$")
 _ESCAPING = re.compile(r"(?i)(?:^|\.)_?\w*(?:sanitiz|sanitis|escape|purify|slugify|secure_?(?:file)?name)\w*$")
@@ -480,6 +481,8 @@ class Flow:
         if item is not None:
             return item
         path = f"{base.path}.{name}" if base.path else f"?.{name}"
+        if self.family == "java" and name[:1].isupper() and _PACKAGE.fullmatch(base.path):
+            return Value(path=name)
         if self.know.sources.match(path):
             return Value(level=REMOTE, path=path, origin=path, roots=base.roots)
         if name == "length" and self.family in ("javascript", "java"):

@@ -30,7 +30,8 @@ class Globs:
 
 
 def _regex(pattern: str) -> str:
-    return re.escape(pattern).replace(r"\*", ".*")
+    # "get*()" means one call of that name, not a chain of calls.
+    return re.escape(pattern).replace(r"\*\(\)", r"[^()]*\(\)").replace(r"\*", ".*")
 
 
 @dataclass(frozen=True)

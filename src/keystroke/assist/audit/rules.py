@@ -198,6 +198,8 @@ def _when(when: dict[str, Any], place: str) -> When:
         ast = {"pattern": when["pattern"]}
     options = tuple((tuple(name.split("|")), test) for name, test in when.get("with", {}).items())
     severity = when.get("severity")
+    for test in [str(when.get("is", "any")), *(test for _, test in options)]:
+        _check_test(test, place)
 
     def regex(key: str) -> re.Pattern[str] | None:
         if key not in when:
@@ -250,6 +252,25 @@ def _fix(fix: dict[str, Any], place: str) -> FixSpec:
         fix.get("import", ""),
         fix.get("fixer", ""),
     )
+
+
+_WORDS = {"any", "missing", "present", "const", "literal", "true", "false", "none", "falsy", "truthy", "numeric", "text"}
+_WORDS |= {"dynamic", "tainted", "remote", "built", "built-tainted", "built-remote", "built-dynamic"}
+
+
+def _check_test(test: str, place: str) -> None:
+    """Refuse a condition the matcher would not understand."""
+    for part in re.split(r"\|\||&&", test):
+        word = part.strip().removeprefix("not:")
+        try:
+            if word[:1] in ("~", "@"):
+                re.compile(word[1:])
+            elif word[:1] in ("<", ">"):
+                int(word[1:], 0)
+            elif word[:1] != "=" and word not in _WORDS:
+                raise ValueError("no such word")
+        except (re.error, ValueError) as error:
+            raise ConfigError(f"{place}: the condition {word!r} cannot be read: {error}") from error
 
 
 def _needle(pattern: str) -> str:
