@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from bisect import bisect_left
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import isqrt
 
+from keystroke.text.compare import Budget, compare
 from keystroke.text.edit import Edit
 
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 _WORD = re.compile(r"\r\n|\w+|[ \t]+|.", re.DOTALL)
-_LINE_WORK = 2_000_000  # comparisons allowed over all lines: well under a second
-_WORD_WORK = 300_000  # and over the words of all changed lines
+_WORD_WORK = 300_000  # comparisons allowed over the words of all changed lines
 _MAX_REGION = 100_000  # a changed region with more characters than this keeps its line hunks
 _BLOCK = 1 << 16
 
@@ -39,7 +36,7 @@ def minimal_diff(old: str, new: str) -> tuple[Edit, ...]:
     """Edits with `apply_edits(old, edits) == new`, as small as the words of the texts allow."""
     if old == new:
         return ()
-    budget = _Budget(_WORD_WORK)
+    budget = Budget(_WORD_WORK)
     hunks: list[Hunk] = []
     for block in _line_hunks(old, new):
         hunks += _word_hunks(old, new, block, budget)
@@ -50,7 +47,7 @@ def minimal_diff(old: str, new: str) -> tuple[Edit, ...]:
 def unified_diff(old: str, new: str, old_name: str = "a", new_name: str = "b", context: int = 3) -> str:
     """The change as `diff -u` and `git` write it; empty if there is none."""
     before, after = _plain_lines(old), _plain_lines(new)
-    hunks = [Hunk(*span) for span in _compare(before, after, _Budget(_LINE_WORK))]
+    hunks = [Hunk(*span) for span in compare(before, after)]
     out: list[str] = []
     for group in _grouped(hunks, context):
         first, last = group[0], group[-1]
@@ -112,11 +109,11 @@ def _line_hunks(old: str, new: str) -> list[Hunk]:
     tail = len(old) - cut.end() if cut else 0
     before = _LINE.findall(old, head, len(old) - tail)
     after = _LINE.findall(new, head, len(new) - tail)
-    spans = _compare(before, after, _Budget(_LINE_WORK))
+    spans = compare(before, after)
     return _measured(before, after, spans, head, head)
 
 
-def _word_hunks(old: str, new: str, block: Hunk, budget: _Budget) -> list[Hunk]:
+def _word_hunks(old: str, new: str, block: Hunk, budget: Budget) -> list[Hunk]:
     """The hunks of words inside a hunk of lines."""
     old_size, new_size = block.old_end - block.old_start, block.new_end - block.new_start
     if not old_size or not new_size or old_size + new_size > _MAX_REGION or budget.left <= 0:
@@ -124,7 +121,7 @@ def _word_hunks(old: str, new: str, block: Hunk, budget: _Budget) -> list[Hunk]:
     budget.left -= (old_size + new_size) // 8  # splitting is work too
     before = _WORD.findall(old, block.old_start, block.old_end)
     after = _WORD.findall(new, block.new_start, block.new_end)
-    spans = _compare(before, after, budget)
+    spans = compare(before, after, budget)
     hunks = _measured(before, after, spans, block.old_start, block.new_start)
     return [_trimmed(old, new, hunk) for hunk in hunks]
 
@@ -239,148 +236,3 @@ def common_suffix(a: str, b: str) -> int:
 
 def _tail(text: str, near: int, far: int) -> str:
     return text[len(text) - far : len(text) - near]
-
-
-# ── comparing sequences ───────────────────────────────────────────────────────────────────────
-
-
-class _Budget:
-    """Work left. Spent together by all parts of one diff, so that the whole stays bounded."""
-
-    __slots__ = ("left",)
-
-    def __init__(self, work: int) -> None:
-        self.left = work
-
-
-_Span = tuple[int, int, int, int]
-
-
-def compare(before: Sequence[str], after: Sequence[str]) -> list[_Span]:
-    """Spans (a0, a1, b0, b1) in which two sequences of lines or words differ, in order."""
-    return _compare(before, after, _Budget(_LINE_WORK))
-
-
-def _compare(before: Sequence[str], after: Sequence[str], budget: _Budget) -> list[_Span]:
-    """Spans (a0, a1, b0, b1) that differ, in order."""
-    numbers: dict[str, int] = {}
-    a = [numbers.setdefault(piece, len(numbers)) for piece in before]
-    b = [numbers.setdefault(piece, len(numbers)) for piece in after]
-    spans: list[_Span] = []
-    todo: list[_Span] = [(0, len(a), 0, len(b))]
-    while todo:
-        a0, a1, b0, b1 = todo.pop()
-        while a0 < a1 and b0 < b1 and a[a0] == b[b0]:
-            a0, b0 = a0 + 1, b0 + 1
-        while a0 < a1 and b0 < b1 and a[a1 - 1] == b[b1 - 1]:
-            a1, b1 = a1 - 1, b1 - 1
-        if a0 == a1 and b0 == b1:
-            continue
-        if a0 == a1 or b0 == b1:
-            found: list[_Span] | None = [(a0, a1, b0, b1)]
-        else:
-            found = _shortest(a, b, (a0, a1, b0, b1), budget)
-        if found is not None:
-            spans += found
-        elif budget.left > -_LINE_WORK and (parts := _anchored(a, b, (a0, a1, b0, b1))):
-            budget.left -= a1 - a0 + b1 - b0
-            todo += reversed(parts)
-        else:
-            spans.append((a0, a1, b0, b1))
-    return _merged(spans)
-
-
-def _merged(spans: Sequence[_Span]) -> list[_Span]:
-    """Neighbours that touch on both sides become one."""
-    result: list[_Span] = []
-    for span in spans:
-        if result and result[-1][1] == span[0] and result[-1][3] == span[2]:
-            a0, _, b0, _ = result.pop()
-            span = (a0, span[1], b0, span[3])
-        result.append(span)
-    return result
-
-
-def _shortest(a: Sequence[int], b: Sequence[int], span: _Span, budget: _Budget) -> list[_Span] | None:
-    """The shortest edit script by Myers' greedy search; None when its share of the budget ends first."""
-    a0, a1, b0, b1 = span
-    n, m = a1 - a0, b1 - b0
-    if budget.left <= 0:
-        return None
-    # Half of what is left: one hopeless region must not starve those after it.
-    floor = budget.left - budget.left // 2
-    most = min(n + m, isqrt(budget.left - floor))
-    zero = most + 1
-    reach = [-1] * (2 * most + 3)  # furthest x on diagonal k, at zero + k
-    reach[zero + 1] = 0
-    history: list[list[int]] = []
-    for d in range(most + 1):
-        history.append(reach[zero - d - 1 : zero + d + 2])
-        for k in range(-d + 2 * max(0, d - m), d - 2 * max(0, d - n) + 1, 2):
-            at = zero + k
-            x = reach[at + 1] if k == -d or (k != d and reach[at - 1] < reach[at + 1]) else reach[at - 1] + 1
-            start = x
-            y = x - k
-            while x < n and y < m and a[a0 + x] == b[b0 + y]:
-                x, y = x + 1, y + 1
-            reach[at] = x
-            budget.left -= x - start
-            if x >= n and y >= m:
-                return _traced(history, n, m, a0, b0)
-        budget.left -= 2 * d + 1
-        if budget.left < floor:
-            break
-    return None
-
-
-def _traced(history: Sequence[Sequence[int]], x: int, y: int, a0: int, b0: int) -> list[_Span]:
-    """The single steps of the search, walked back from its end."""
-    spans: list[_Span] = []
-    for d in range(len(history) - 1, 0, -1):
-        reach, k = history[d], x - y
-        at = d + 1 + k
-        if k == -d or (k != d and reach[at - 1] < reach[at + 1]):
-            x = reach[at + 1]
-            y = x - k - 1
-            spans.append((a0 + x, a0 + x, b0 + y, b0 + y + 1))
-        else:
-            x = reach[at - 1]
-            y = x - k + 1
-            spans.append((a0 + x, a0 + x + 1, b0 + y, b0 + y))
-    return _merged(spans[::-1])
-
-
-def _anchored(a: Sequence[int], b: Sequence[int], span: _Span) -> list[_Span]:
-    """Split a span at pieces that occur once on each side and keep their order; empty if there are none."""
-    a0, a1, b0, b1 = span
-    in_a, in_b = Counter(a[a0:a1]), Counter(b[b0:b1])
-    place = {piece: j for j, piece in enumerate(b[b0:b1], b0) if in_b[piece] == 1}
-    pairs = [(i, place[a[i]]) for i in range(a0, a1) if in_a[a[i]] == 1 and a[i] in place]
-    parts: list[_Span] = []
-    for i, j in _increasing(pairs):
-        parts.append((a0, i, b0, j))
-        a0, b0 = i + 1, j + 1
-    if parts:
-        parts.append((a0, a1, b0, b1))
-    return parts
-
-
-def _increasing(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The longest run of pairs whose second members increase (their first members already do)."""
-    tails: list[int] = []
-    ends: list[int] = []
-    previous: list[int] = []
-    for index, (_, j) in enumerate(pairs):
-        at = bisect_left(tails, j)
-        previous.append(ends[at - 1] if at else -1)
-        if at == len(tails):
-            tails.append(j)
-            ends.append(index)
-        else:
-            tails[at], ends[at] = j, index
-    result: list[tuple[int, int]] = []
-    index = ends[-1] if ends else -1
-    while index >= 0:
-        result.append(pairs[index])
-        index = previous[index]
-    return result[::-1]

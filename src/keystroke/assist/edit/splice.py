@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from keystroke.assist.edit.operations import Split
-from keystroke.text.diff import compare
+from keystroke.text.compare import compare
 
 _LINE = re.compile(r"([^\r\n]*)(\r\n|\r|\n|$)")
 
