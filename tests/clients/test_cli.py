@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from cli_home import PROGRAM, Home, home, remote_home, server  # noqa: F401
 from openai_server import OpenAIServer, answer, chat, delta, echo_chat, stream, text
+from tiny_model import write_tiny_model
 
 from keystroke.clients.cli import app
 from keystroke.clients.cli.app import COMMANDS, Entry
@@ -147,16 +148,16 @@ class TestConfig:
 
 class TestModels:
     def test_models_are_added_listed_verified_and_removed(self, home: Home, tmp_path: Path) -> None:
-        file = tmp_path / "tiny.gguf"
-        file.write_bytes(b"GGUF" + b"\0" * 60)
-        home.keystroke("models", "add", str(file), "--name", "tiny")
+        folder = write_tiny_model(tmp_path / "tiny")
+        file = folder / "model.safetensors"
+        home.keystroke("models", "add", str(folder), "--name", "tiny")
         listed = {row["name"]: row for row in json.loads(home.keystroke("models", "list", "--json").stdout)}
-        assert listed["tiny"]["size"] == 64
+        assert listed["tiny"]["size"] > file.stat().st_size
         assert listed["smollm2"]["default"]
         assert "as they were added" in home.keystroke("models", "verify", "tiny").stdout
-        assert "exists already" in home.refused("models", "add", str(file), "--name", "tiny")
-        assert home.keystroke("models", "add", str(file), "--name", "tiny", "--if-missing").stderr == ""
-        file.write_bytes(b"GGUF" + b"\1" * 60)
+        assert "exists already" in home.refused("models", "add", str(folder), "--name", "tiny")
+        assert home.keystroke("models", "add", str(folder), "--name", "tiny", "--if-missing").stderr == ""
+        file.write_bytes(file.read_bytes()[:-1] + b"!")
         assert "SHA-256" in home.refused("models", "verify", "tiny", code=1)
         home.keystroke("models", "remove", "tiny")
         assert file.exists()
@@ -167,8 +168,8 @@ class TestModels:
         file.write_bytes(b"nope")
         assert "is not a GGUF file" in home.refused("models", "add", str(file))
         file.write_bytes(b"GGUF" + b"\xff" * 100)
-        home.keystroke("models", "add", str(file))
-        home.keystroke("models", "show", "bad", code=1)
+        home.refused("models", "add", str(file), code=1)
+        assert "no model called bad" in home.refused("models", "show", "bad")
 
     def test_remote_models_of_the_settings_are_listed(self, remote_home: Home, server: OpenAIServer) -> None:
         rows = json.loads(remote_home.keystroke("models", "list", "--json").stdout)

@@ -60,10 +60,10 @@ class TestAdding:
         self, library: Library, gguf: Path
     ) -> None:
         entry = library.add(gguf)
-        assert (entry.name, entry.kind, entry.size) == ("tiny-model", Kind.GGUF, len(WEIGHTS))
+        assert (entry.name, entry.kind, entry.size) == ("Tiny-Model", Kind.GGUF, len(WEIGHTS))
         assert entry.files[0].sha256 == hashlib.sha256(WEIGHTS).hexdigest()
-        assert library.path(library.get("tiny-model")).samefile(gguf)
-        assert not (library.folder / "tiny-model" / gguf.name).exists()
+        assert library.path(library.get("Tiny-Model")).samefile(gguf)
+        assert not (library.folder / "Tiny-Model" / gguf.name).exists()
 
     def test_a_copy_survives_the_loss_of_the_original(self, library: Library, gguf: Path) -> None:
         entry = library.add(gguf, "kept", copy=True)

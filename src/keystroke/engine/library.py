@@ -316,9 +316,7 @@ def now() -> str:
 
 def _name_from(source: Path) -> str:
     name = source.resolve().stem if source.is_file() else source.resolve().name
-    cleaned = (
-        "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in name).strip("._-").lower()
-    )
+    cleaned = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in name).strip("._-")
     if not cleaned:
         raise InputError(f"{source} gives no usable name; choose one with --name", param="name")
     return cleaned

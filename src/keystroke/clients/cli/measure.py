@@ -30,7 +30,7 @@ class Speed:
 def measure(engine: Engine, seconds: float = 2.0) -> Speed:
     info = engine.info
     length = min(PROMPT, info.context_length // 2)
-    prompt = [random.randrange(min(1000, info.vocab_size), info.vocab_size) for _ in range(length)]
+    prompt = [random.randrange(info.vocab_size // 2, info.vocab_size) for _ in range(length)]
     with engine.session() as session:
         session.extend(prompt[:8])
         session.step()  # the first step pays for what is set up once

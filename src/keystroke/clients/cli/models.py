@@ -84,7 +84,8 @@ def add(
 ) -> None:
     """Add a model under a name. Files stay where they are unless --copy is given."""
     from keystroke.engine import builtin
-    from keystroke.engine.library import Library
+    from keystroke.engine.checkpoint import open_checkpoint
+    from keystroke.engine.library import Library, inspect
 
     run = of(ctx)
     library = Library(run.settings.paths.models)
@@ -100,6 +101,10 @@ def add(
         else:
             if name in builtin.BUILT_IN:
                 raise UsageError(f"{name} is the name of a built-in model; choose another with --name")
+            inspect(Path(source).expanduser())
+            open_checkpoint(
+                Path(source).expanduser()
+            ).close()  # what cannot run is refused now, not at first use
             entry = library.add(Path(source), name, copy=copy, progress=progress)
     if run.wants_json(json):
         run.console.json(entry)
