@@ -1,6 +1,6 @@
 """What the host's side of decoding costs: sampling, tokens to text, keystrokes to tokens, drafts.
 
-Regime: one thread, no model, processor time, so that a busy machine matters less; medians, or the best of five.
+Regime: one thread, no model, processor time (a busy machine matters less); medians, or the best of five.
 Ceiling: a small model on two laptop cores takes about 8 ms a token, a GPU below 1 ms; this comes on top.
 Replayed drafts assume a model that writes exactly the given text. Run `python bench/decode.py MODEL [TEXT]`:
 MODEL is a folder with a tokenizer.json or a GGUF file, TEXT a source file (by default, argparse).
