@@ -1,0 +1,88 @@
+"""Packing, quantisation and the plan: bytes that say what the kernel will read."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cuda_models import tiny_spec, tiny_tensors, tiny_weights
+
+from keystroke.engine.cuda.packing import gate_up_order, pack, plain_order, qkv_order, unpack
+from keystroke.engine.cuda.plan import SHARED_BYTES, STAGE_BYTES, Matrix, Plan
+from keystroke.engine.cuda.quantisation import grouped_int4, rowwise_int8
+from keystroke.errors import UnsupportedModel
+
+
+@pytest.mark.parametrize("split", [1, 2])
+def test_packed_bf16_weights_come_back_bit_for_bit(split: int) -> None:
+    weight = torch.randn(60, 256).to(torch.bfloat16)
+    order, matrix = plain_order(60), Matrix(4, split, 256 // split, 0)
+    packed = pack(weight, None, order, matrix)
+    assert packed.numel() == matrix.bytes
+    assert torch.equal(unpack(packed, order, matrix, 60), weight)
+
+
+@pytest.mark.parametrize(("kind", "limit"), [(1, 0.008), (2, 0.095)])
+def test_quantised_weights_come_back_within_their_grid(kind: int, limit: float) -> None:
+    weight = torch.randn(64, 512, generator=torch.Generator().manual_seed(1))
+    order, matrix = plain_order(64), Matrix(4, 2, 256, kind)
+    found = unpack(pack(weight, None, order, matrix), order, matrix, 64).float()
+    assert (found - weight).norm() / weight.norm() < limit
+
+
+def test_orders_are_permutations_that_keep_partners_in_one_tile() -> None:
+    order = qkv_order(4, 2, 64)
+    assert sorted(order.tolist()) == list(range(8 * 64))
+    tile = order[:16].tolist()
+    assert [b - a for a, b in zip(tile[:8], tile[8:], strict=True)] == [32] * 8
+    order = gate_up_order(64)
+    assert sorted(order.tolist()) == list(range(128))
+    assert [b - a for a, b in zip(order[:8].tolist(), order[8:16].tolist(), strict=True)] == [64] * 8
+
+
+def test_quantised_integers_stay_in_range_and_zero_stays_zero() -> None:
+    rows = torch.cat((torch.zeros(1, 128), torch.randn(3, 128) * 5 + 3))
+    values, scale = rowwise_int8(rows)
+    assert int(values.abs().max()) == 127
+    assert bool((values[0] == 0).all()) and bool((scale > 0).all())
+    quads, zeros, steps = grouped_int4(rows)
+    assert 0 <= int(quads.min()) and int(quads.max()) <= 15
+    back = (quads.view(4, 2, 64) - zeros[..., None]) * steps[..., None]
+    assert bool((back[0].abs() < 1e-20).all())
+
+
+def test_prefill_sees_the_tensors_that_were_packed() -> None:
+    spec = tiny_spec("llama")
+    weights, tensors = tiny_weights(spec), tiny_tensors(spec)
+    dense = weights.dense(1)
+    assert torch.equal(dense.down, tensors["model.layers.1.mlp.down_proj.weight"])
+    assert torch.equal(dense.gate_up[:192], tensors["model.layers.1.mlp.gate_proj.weight"])
+    assert torch.equal(dense.qkv[256:384], tensors["model.layers.1.self_attn.k_proj.weight"])
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8", "int4"])
+@pytest.mark.parametrize(
+    ("hidden", "heads", "kv_heads", "head_dim", "intermediate"),
+    [(576, 9, 3, 64, 1536), (1536, 12, 2, 128, 8960), (3584, 28, 4, 128, 18944), (4096, 32, 8, 128, 14336)],
+)
+def test_plans_of_real_shapes_fit_shared_memory(
+    precision: str, hidden: int, heads: int, kv_heads: int, head_dim: int, intermediate: int
+) -> None:
+    from dataclasses import replace
+
+    spec = replace(
+        tiny_spec(), hidden=hidden, heads=heads, kv_heads=kv_heads, head_dim=head_dim, intermediate=intermediate
+    )
+    plan = Plan(spec, precision, 132)  # type: ignore[arg-type]
+    assert plan.max_rows >= 16
+    for bucket in plan.buckets:
+        assert bucket.ring_offset + bucket.stages * STAGE_BYTES <= SHARED_BYTES
+        assert bucket.x_stride >= max(hidden, heads * head_dim, plan.down.inner)
+    assert plan.output.inner * plan.output.split == heads * head_dim
+    assert plan.down.inner * plan.down.split == intermediate
+
+
+def test_a_shape_that_cannot_be_tiled_is_refused_in_a_sentence() -> None:
+    from dataclasses import replace
+
+    with pytest.raises(UnsupportedModel, match="head size"):
+        Plan(replace(tiny_spec(), head_dim=80, heads=4), "bf16", 132)
