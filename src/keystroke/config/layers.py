@@ -28,6 +28,7 @@ FILE_NAME = "keystroke.toml"
 PREFIX = "KEYSTROKE_"
 CONFIG_VARIABLE = "KEYSTROKE_CONFIG"
 MAX_FILE_BYTES = 1 << 20  # a configuration larger than this is a mistake, not a configuration
+MAX_DEPTH = 40  # dots in one key; ours have two
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
 
 
@@ -61,7 +62,7 @@ def _value(known: Known, raw: Any, where: str, base: Path, *, parse: bool) -> An
     if type(value) is not kind and not (kind is Path and isinstance(value, Path)):
         raise refuse(_KINDS[kind])
     if known.choices and value not in known.choices:
-        near = difflib.get_close_matches(str(value), known.choices, n=1)
+        near = difflib.get_close_matches(str(value)[:40], known.choices, n=1)
         raise refuse(f"one of {', '.join(known.choices)}" + (f" (did you mean {near[0]}?)" if near else ""))
     if isinstance(value, float) and not math.isfinite(value):
         raise refuse("a finite number")
@@ -146,6 +147,9 @@ def load_settings(
 def _from_file(path: Path, source: Source, own: Path | None = None) -> Iterator[tuple[str, Any, Origin]]:
     text = _read(path)
     try:
+        # The parser's time grows with the square of a key's depth, and a project's file may be hostile.
+        if any(line.partition("=")[0].count(".") > MAX_DEPTH for line in text.split("\n")):
+            raise RecursionError
         given = list(_flattened(tomllib.loads(text)))
     except RecursionError:
         raise ConfigError(f"{path}: tables are nested too deeply; this is no configuration") from None
@@ -153,8 +157,9 @@ def _from_file(path: Path, source: Source, own: Path | None = None) -> Iterator[
         match = re.search(r"^(.*?) \(at line (\d+)", str(error))
         line, why = (f", line {match[2]}", match[1]) if match else ("", str(error))
         raise ConfigError(f"{path}{line}: not valid TOML: {why}; correct that line") from None
+    lines = _lines_of(text)
     for key, raw in given:
-        line_number = _line_of(text, key)
+        line_number = lines.get(key)
         where = f"{path}, line {line_number}: " if line_number else f"{path}: "
         known = find(key, where=where)
         if known.model is not None and not MODEL_NAME.fullmatch(known.model):
@@ -201,19 +206,21 @@ def _flattened(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
             yield key, value
 
 
-_HEADER = re.compile(r"^\s*\[\s*([^\[\]]+?)\s*\]\s*(?:#.*)?$")
-_ASSIGNMENT = re.compile(r"^\s*([\w.\"'\s-]+?)\s*=")
-
-
-def _line_of(text: str, key: str) -> int | None:
-    """The line where `key` is written, as far as a plain reading finds it (inline tables hide it)."""
+def _lines_of(text: str) -> dict[str, int]:
+    """The line on which each key is written, as far as a plain reading finds it (not in inline tables)."""
+    lines: dict[str, int] = {}
     header = ""
     for number, line in enumerate(text.split("\n"), 1):
-        if found := _HEADER.match(line):
-            header = re.sub(r"[\"'\s]", "", found[1]) + "."
-        elif (found := _ASSIGNMENT.match(line)) and header + re.sub(r"[\"'\s]", "", found[1]) == key:
-            return number
-    return None
+        name, _, rest = line.strip().partition("]")
+        if name.startswith("[") and rest.strip()[:1] in ("", "#"):
+            header = _plain(name[1:]) + "."
+        elif "=" in line:
+            lines.setdefault(header + _plain(line.partition("=")[0]), number)
+    return lines
+
+
+def _plain(key: str) -> str:
+    return re.sub(r"[\"'\s]", "", key)
 
 
 def _from_environment(
@@ -229,7 +236,7 @@ def _from_environment(
             key = names[variable]
             yield variable, key, _value(FIXED[key], raw, f"{variable}: ", cwd, parse=True)
         else:
-            near = difflib.get_close_matches(variable, names, n=1, cutoff=0.5)
+            near = difflib.get_close_matches(variable[:100], names, n=1, cutoff=0.5)
             unknown[variable] = f"did you mean {near[0]}?" if near else "unset it"
 
 

@@ -53,7 +53,8 @@ class EngineSettings:
     threads: int = option(0, "CPU threads; 0 means one per physical core", least=0, most=1024)
     # A gigabyte holds several files' context of a small model and leaves a laptop its memory.
     kv_budget_mb: int = option(1024, "memory for KV caches, in MB", least=16, most=4_000_000)
-    # On: speculation, prefix reuse and forks then give the very text of plain decoding, at about a tenth of its speed.
+    # On: speculation, prefix reuse and forks then give the very text of plain decoding, for a tenth of its
+    # speed.
     exact: bool = option(True, "results never depend on how tokens were grouped into runs")
     # The model knows best; a smaller figure saves memory.
     context: int = option(0, "context length in tokens; 0 means the model's own", least=0, most=1_048_576)

@@ -151,7 +151,9 @@ def find(key: str, models: Mapping[str, Any] | None = None, where: str = "") -> 
     name, _, last = rest.rpartition(".")  # a model's name may hold dots itself
     if head == "models" and name and last in _OF_MODEL and (models is None or name in models):
         return dataclasses.replace(_OF_MODEL[last], key=key, model=name)
-    names = list(models) if models is not None else [name or "NAME"]
+    if len(key) > 100:  # comparing a key of any length with all others would take any time
+        key = f"{key[:97]}..."
+    names = list(models) if models is not None else [name[:60] or "NAME"]
     candidates = [*FIXED, *(f"models.{n}.{field_name}" for n in names for field_name in _OF_MODEL)]
     near = difflib.get_close_matches(key, candidates, n=1, cutoff=0.5) or [
         k for k in candidates if k.rpartition(".")[2] == key.rpartition(".")[2]
