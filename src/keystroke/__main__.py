@@ -1,0 +1,5 @@
+"""`python -m keystroke` is `keystroke`."""
+
+from keystroke.clients.cli import main
+
+main()
