@@ -1,5 +1,0 @@
-"""`python -m keystroke` is `keystroke`."""
-
-from keystroke.clients.cli import main
-
-main()
