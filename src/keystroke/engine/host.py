@@ -97,9 +97,12 @@ class HostSession(Session):
             )
         if interrupt is not None:
             interrupt.check()
-        draft = list(draft[: room - 1])
         base = len(self._tokens)
-        logits = self._run(self._tokens[self._resident :] + draft, len(draft) + 1, interrupt)
+        pending = self._tokens[self._resident :]
+        if draft:
+            draft = draft[: room - 1]
+            pending += draft
+        logits = self._run(pending, len(draft) + 1, interrupt)
         step = verify(logits, draft, sampling, base)
         self._tokens.extend(step.tokens)
         self._resident = base + step.accepted

@@ -6,7 +6,7 @@ rollback is a length, a verification is a run of several rows, and a fork shares
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -49,11 +49,11 @@ class OnnxEngine(Engine):
         self.live: set[OnnxSession] = set()
         self._scratch: dict[int, _Rows] = {}
         self._logits: dict[int, tuple[np.ndarray, ort.OrtValue]] = {}
-        self._asked: dict[tuple[int, int], ort.OrtValue] = {}
         self.last = np.zeros(1, dtype=np.int32)
         self.total = np.zeros(1, dtype=np.int32)
         self.last_value = ort.OrtValue.ortvalue_from_numpy(self.last)
         self.total_value = ort.OrtValue.ortvalue_from_numpy(self.total)
+        self._watched: tuple[Interrupt, ort.RunOptions, Callable[[], None]] | None = None
         self._closed = False
         self.info = ModelInfo(
             name=spec.name,
@@ -90,6 +90,7 @@ class OnnxEngine(Engine):
         for session in tuple(self.live):
             session.close()
         self.cache.clear()
+        self._unwatch()
         self._scratch.clear()
         self._logits.clear()
         del self._runtime
@@ -110,7 +111,7 @@ class OnnxEngine(Engine):
         if excess > 0:
             self.cache.shrink(max(self.cache.nbytes - excess, 0))
 
-    def binding(self, buffers: Buffers) -> ort.IOBinding:
+    def binding(self, buffers: Buffers) -> Binding:
         binding = self._runtime.io_binding()
         binding.bind_ortvalue_input("last", self.last_value)
         binding.bind_ortvalue_input("total", self.total_value)
@@ -118,59 +119,63 @@ class OnnxEngine(Engine):
             for kind, value in (("key", buffers.values[2 * layer]), ("value", buffers.values[2 * layer + 1])):
                 binding.bind_ortvalue_input(f"{kind}.{layer}", value)
                 binding.bind_ortvalue_output(f"new_{kind}.{layer}", value)
-        return binding
+        return Binding(binding)
 
     def padding(self, rows: int) -> int:
         return max(MIN_ATTENTION_ROWS - rows, 0) if self.exact else 0
 
     def run(
-        self,
-        binding: ort.IOBinding,
-        tokens: Sequence[int],
-        start: int,
-        rows: int,
-        interrupt: Interrupt | None,
+        self, bound: Binding, tokens: Sequence[int], start: int, rows: int, interrupt: Interrupt | None
     ) -> np.ndarray:
         """One run of the graph. The logits returned are valid until the next run."""
         count = len(tokens)
         scratch = self._scratch.get(count)
         if scratch is None:
             scratch = self._scratch[count] = _Rows(count)
-        scratch.ids[0, :] = tokens
-        asked = self._asked.get((count, rows))
-        if asked is None:
-            indices = np.arange(count - rows, count, dtype=np.int64)
-            asked = self._asked[count, rows] = ort.OrtValue.ortvalue_from_numpy(indices)
         found = self._logits.get(rows)
         if found is None:
             array = np.empty((rows, self.spec.vocab_size), dtype=np.float32)
             found = self._logits[rows] = (array, ort.OrtValue.ortvalue_from_numpy(array))
         padding = self.padding(count)
+        if bound.shape != (count, rows, padding):  # decoding binds once and then only writes numbers in place
+            bound.shape = (count, rows, padding)
+            binding = bound.binding
+            binding.bind_ortvalue_input("input_ids", scratch.value)
+            binding.bind_ortvalue_input("logit_rows", scratch.asked(rows))
+            binding.bind_ortvalue_input("count", scratch.count)
+            binding.bind_ortvalue_input("pad", self._pad_values[padding])
+            binding.bind_ortvalue_output("logits", found[1])
+        scratch.ids[0, :] = tokens
         self.last[0] = start + count + padding - 1
         self.total[0] = start + count + padding
-        binding.bind_ortvalue_input("input_ids", scratch.value)
-        binding.bind_ortvalue_input("count", scratch.count)
-        binding.bind_ortvalue_input("pad", self._pad_values[padding])
-        binding.bind_ortvalue_input("logit_rows", asked)
-        binding.bind_ortvalue_output("logits", found[1])
         if interrupt is None:
-            self._execute(binding, None)
+            self._execute(bound.binding, None)
             return found[0]
-        options = ort.RunOptions()
-
-        def terminate() -> None:
-            options.terminate = True
-
-        interrupt.add_callback(terminate)
         try:
-            self._execute(binding, options)
+            self._execute(bound.binding, self._options(interrupt))
         except EngineError:
             if interrupt.is_set:
                 raise Interrupted("stopped on request") from None
             raise
-        finally:
-            interrupt.remove_callback(terminate)
         return found[0]
+
+    def _options(self, interrupt: Interrupt) -> ort.RunOptions:
+        """Run options that `interrupt` ends. Made once per interrupt: an answer has one for all its steps."""
+        if self._watched is None or self._watched[0] is not interrupt:
+            self._unwatch()
+            options = ort.RunOptions()
+
+            def terminate() -> None:
+                options.terminate = True
+
+            interrupt.add_callback(terminate)
+            self._watched = (interrupt, options, terminate)
+        return self._watched[1]
+
+    def _unwatch(self) -> None:
+        if self._watched is not None:
+            self._watched[0].remove_callback(self._watched[2])
+            self._watched = None
 
     def _execute(self, binding: ort.IOBinding, options: ort.RunOptions | None) -> None:
         try:
@@ -186,7 +191,7 @@ class OnnxSession(HostSession):
         super().__init__(engine.info.context_length, chunk=PREFILL_CHUNK, tail=TAIL)
         self._engine = engine
         self.buffers: Buffers | None = None
-        self._binding: ort.IOBinding | None = None
+        self._binding: Binding | None = None
         engine.live.add(self)
 
     def fork(self) -> OnnxSession:
@@ -256,15 +261,35 @@ class OnnxSession(HostSession):
             self._engine.pool.release(buffers)
 
 
-class _Rows:
-    """The token input for runs of one size: allocated once, written in place."""
+class Binding:
+    """A session's memory as the runtime sees it, and the shape of run it was last bound for."""
 
-    __slots__ = ("count", "ids", "value")
+    __slots__ = ("binding", "shape")
+
+    def __init__(self, binding: ort.IOBinding) -> None:
+        self.binding = binding
+        self.shape: tuple[int, int, int] | None = None
+
+
+class _Rows:
+    """The inputs of runs of one size: allocated once, written in place."""
+
+    __slots__ = ("_asked", "count", "ids", "value")
 
     def __init__(self, count: int) -> None:
         self.ids = np.zeros((1, count), dtype=np.int64)
         self.value = ort.OrtValue.ortvalue_from_numpy(self.ids)
         self.count = ort.OrtValue.ortvalue_from_numpy(np.array([count], dtype=np.int64))
+        self._asked: dict[int, ort.OrtValue] = {}
+
+    def asked(self, rows: int) -> ort.OrtValue:
+        """The indices of the last `rows` rows."""
+        value = self._asked.get(rows)
+        if value is None:
+            count = self.ids.shape[1]
+            indices = np.arange(count - rows, count, dtype=np.int64)
+            value = self._asked[rows] = ort.OrtValue.ortvalue_from_numpy(indices)
+        return value
 
 
 def _open(model: Path, threads: int) -> ort.InferenceSession:
