@@ -92,6 +92,28 @@ def test_no_path_leaves_the_workspace(root: Path, path: str) -> None:
     assert (root.parent / "secret.txt").read_text() == "outside"
 
 
+@given(
+    st.lists(
+        st.sampled_from(["..", ".", "a", "out", "in", ".git", "", "~", "b.txt", "\\", "\0", "é"]), max_size=6
+    )
+)
+def test_however_a_path_is_spelled_it_stays_inside_or_is_forbidden(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[str]
+) -> None:
+    root = tmp_path_factory.getbasetemp() / "spelled"
+    if not root.exists():
+        (root / "a").mkdir(parents=True)
+        (root / "out").symlink_to(root.parent)
+        (root / "in").symlink_to(root / "a")
+        (root / "a" / "out").symlink_to("../..")
+    try:
+        real = Workspace(root).locate("/".join(parts))
+    except Forbidden:
+        return
+    assert real.is_relative_to(root.resolve())
+    assert ".git" not in real.parts[len(root.parts) :]
+
+
 def test_a_link_inside_the_workspace_is_followed_and_stays_a_link(root: Path) -> None:
     (root / "link").symlink_to("a.txt")
     workspace = Workspace(root)

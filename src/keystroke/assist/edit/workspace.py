@@ -172,7 +172,7 @@ class Workspace:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            if target.exists():
+            if target.exists() and hasattr(os, "chown"):
                 # Whoever owned the file owns it afterwards, also when root edits it in a container.
                 with contextlib.suppress(PermissionError):
                     os.chown(name, target.stat().st_uid, target.stat().st_gid)
