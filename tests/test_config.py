@@ -142,9 +142,15 @@ def test_variables_are_read_as_the_type_of_their_setting(home: Home) -> None:
 
 
 def test_a_variable_that_holds_a_key_is_not_mistaken_for_a_setting(home: Home) -> None:
-    user = "[models.deep]\nengine='remote'\nbase_url='http://x/v1'\nmodel='m'\napi_key_env='KEYSTROKE_DEEP_KEY'\n"
-    env = {"KEYSTROKE_DEEP_KEY": "sk-1", "KEYSTROKE_API_KEY": "sk-2"}
-    assert home.load(user, env=env).models["deep"].api_key_env == "KEYSTROKE_DEEP_KEY"
+    user = "[models.deep]\nengine='remote'\nbase_url='http://x/v1'\nmodel='m'\napi_key_env='KEYSTROKE_DEEP_PASS'\n"
+    env = {
+        "KEYSTROKE_DEEP_PASS": "sk-1",
+        "KEYSTROKE_API_KEY": "sk-2",
+        "KEYSTROKE_KEY": "x",
+        "KEYSTROKE_DEBUG": "1",
+    }
+    assert home.load(user, env=env).models["deep"].api_key_env == "KEYSTROKE_DEEP_PASS"
+    assert "KEYSTROKE_DEEP_PASS is not a setting" in home.refusal(env=env)
 
 
 @pytest.mark.parametrize(

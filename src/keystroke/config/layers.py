@@ -27,6 +27,7 @@ from keystroke.errors import ConfigError
 FILE_NAME = "keystroke.toml"
 PREFIX = "KEYSTROKE_"
 CONFIG_VARIABLE = "KEYSTROKE_CONFIG"
+OTHER_VARIABLES = (CONFIG_VARIABLE, "KEYSTROKE_DEBUG")  # ours, but no settings
 MAX_FILE_BYTES = 1 << 20  # a configuration larger than this is a mistake, not a configuration
 MAX_DEPTH = 40  # dots in one key; ours have two
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
@@ -230,12 +231,12 @@ def _from_environment(
     Unknown names go to `unknown`: one may be the variable that holds a key."""
     names = {PREFIX + key.upper().replace(".", "_"): key for key in FIXED}
     for variable, raw in environ.items():
-        if not variable.startswith(PREFIX) or variable == CONFIG_VARIABLE or not raw.strip():
+        if not variable.startswith(PREFIX) or variable in OTHER_VARIABLES or not raw.strip():
             continue
         if variable in names:
             key = names[variable]
             yield variable, key, _value(FIXED[key], raw, f"{variable}: ", cwd, parse=True)
-        else:
+        elif not variable.endswith("_KEY"):  # those hold secrets for other programs, such as an editor's
             near = difflib.get_close_matches(variable[:100], names, n=1, cutoff=0.5)
             unknown[variable] = f"did you mean {near[0]}?" if near else "unset it"
 
