@@ -363,6 +363,31 @@ def test_missing_and_broken_files_say_what_to_do(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
 
 
+@each
+def test_ids_that_only_pad_the_embedding_are_no_text(name: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    beyond = [tokenizer.vocab_size, tokenizer.vocab_size + 99]
+    tokens = [*tokenizer.encode("a"), *beyond, *tokenizer.encode("b")]
+    assert tokenizer.decode(tokens) == StreamDecoder(tokenizer).feed(tokens) == "ab"
+
+
+def test_unused_rows_of_a_gguf_count_but_are_no_text() -> None:
+    padded = build(
+        {
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.pre": "gpt-2",
+            "tokenizer.ggml.tokens": [*sorted(pre_tokenizers.ByteLevel.alphabet()), "ab", "[PAD257]"],
+            "tokenizer.ggml.token_type": [*[1] * 257, 5],
+            "tokenizer.ggml.merges": ["a b"],
+        },
+        "padded.gguf",
+    )
+    assert padded.vocab_size == 258
+    assert padded.encode("ab") == [256]
+    assert padded.decode([256, 257]) == "ab"
+    assert padded.special("[PAD257]") is None
+
+
 # Sentencepiece
 
 PIECES = [

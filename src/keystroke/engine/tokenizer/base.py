@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from keystroke.errors import InputError
 
@@ -37,11 +37,15 @@ class Tokenizer(ABC):
     @abstractmethod
     def is_special(self, token: int) -> bool: ...
 
+    def text_bytes(self, tokens: Iterable[int]) -> bytes:
+        """The bytes of `tokens` as text: nothing for special tokens, nor for ids past the vocabulary, which a
+        model whose embedding is padded can choose."""
+        plain = [t for t in tokens if t < self.vocab_size and not self.is_special(t)]
+        return b"".join([self.token_bytes(t) for t in plain])
+
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of `tokens`: special tokens left out, invalid UTF-8 as U+FFFD."""
-        return b"".join(self.token_bytes(t) for t in tokens if not self.is_special(t)).decode(
-            "utf-8", "replace"
-        )
+        return self.text_bytes(tokens).decode("utf-8", "replace")
 
     def cuts(self, text: str, start: int, end: int) -> Sequence[int]:
         """Offsets in [start, end) at which `text` may be cut and its parts encoded on their own with the

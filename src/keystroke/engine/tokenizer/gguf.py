@@ -22,7 +22,7 @@ from keystroke.engine.tokenizer.huggingface import (
 )
 from keystroke.errors import ModelDamaged, UnsupportedModel
 
-_CONTROL, _USER_DEFINED, _BYTE = 3, 4, 6
+_CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 3, 4, 5, 6
 
 _BYTES: dict[str, Any] = {
     "type": "ByteLevel",
@@ -99,7 +99,9 @@ def build(table: Mapping[str, Any], origin: str) -> LibraryTokenizer:
         "eos_token": None if eos is None else pieces[eos],
         "add_bos_token": bool(begins) and bos is not None,
     }
-    return from_spec(spec, config)
+    tokenizer = from_spec(spec, config)
+    tokenizer.vocab_size = len(pieces)
+    return tokenizer
 
 
 def _byte_level_spec(
@@ -191,7 +193,7 @@ def _divide(pieces: list[str], kinds: list[int]) -> tuple[dict[str, int], list[d
     for token, (piece, kind) in enumerate(zip(pieces, kinds, strict=True)):
         if kind in (_CONTROL, _USER_DEFINED):
             added.append({"id": token, "content": piece, "special": kind == _CONTROL} | _EXACT)
-        else:
+        elif kind != _UNUSED:  # rows that only pad the embedding: no text makes them, and they make none
             vocabulary.setdefault(piece, token)
     return vocabulary, added
 

@@ -19,9 +19,7 @@ class StreamDecoder:
 
     def feed(self, tokens: Iterable[int]) -> str:
         """The text that `tokens` complete."""
-        tokenizer = self._tokenizer
-        data = b"".join([tokenizer.token_bytes(t) for t in tokens if not tokenizer.is_special(t)])
-        return self._utf8.decode(data)
+        return self._utf8.decode(self._tokenizer.text_bytes(tokens))
 
     def flush(self) -> str:
         """What an unfinished character at the end comes to; the decoder is fresh afterwards."""
