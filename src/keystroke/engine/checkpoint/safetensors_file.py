@@ -40,7 +40,7 @@ class SafetensorsFile:
             size = path.stat().st_size
             if size < 8:
                 raise _damaged(path, "is too short to be a safetensors file")
-            self._bytes: npt.NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r")
+            self._bytes: npt.NDArray[np.uint8] = np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
         except OSError as error:
             raise ModelDamaged(
                 f"{path} cannot be read ({error.strerror}); check the file and its permissions"
