@@ -1,7 +1,7 @@
-"""Runs the decode kernel's own source on a CPU: compiled with g++ against emulator.hpp, launched like the GPU's.
+"""Runs the decode kernel's own source on a CPU: compiled with g++ against emulator.hpp.
 
-Law: a `Launcher` for tests. Slow by a factor of thousands, so models must be tiny; exact in everything but the
-last bits of exponentials.
+Law: a `Launcher` for tests. Slow by a factor of thousands, so models must be tiny; exact in everything but
+the last bits of exponentials.
 """
 
 from __future__ import annotations

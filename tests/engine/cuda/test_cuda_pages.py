@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -43,7 +45,9 @@ operations = st.lists(
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(operations, st.integers(4, 24))
-def test_every_sequence_reads_back_its_own_tokens(steps: list[tuple[str, int, int, int, int]], pages: int) -> None:
+def test_every_sequence_reads_back_its_own_tokens(
+    steps: list[tuple[str, int, int, int, int]], pages: int
+) -> None:
     memory = Memory(pages)
     sequences: list[tuple[PageTable, list[int]]] = [(PageTable(memory.pool), [])]
     for name, which, length, count, flavour in steps:
@@ -54,10 +58,8 @@ def test_every_sequence_reads_back_its_own_tokens(steps: list[tuple[str, int, in
             start = min(length, len(held))
             # Few different texts, so that sequences share content.
             tokens = [(i * 7 + flavour) % 50 for i in range(start, start + count)]
-            try:
+            with contextlib.suppress(NotEnoughMemory):
                 memory.write(table, held, start, tokens)
-            except NotEnoughMemory:
-                pass
         elif name == "rollback":
             del held[min(length, len(held)) :]
             table.truncate(len(held))
@@ -98,7 +100,8 @@ def test_idle_pages_are_evicted_oldest_first_and_only_under_pressure() -> None:
 
 def test_a_refused_reservation_changes_nothing() -> None:
     memory = Memory(3)
-    table, held = PageTable(memory.pool), []
+    table = PageTable(memory.pool)
+    held: list[int] = []
     memory.write(table, held, 0, [1] * PAGE)
     before = list(table.pages), memory.pool.free
     with pytest.raises(NotEnoughMemory):

@@ -1,4 +1,4 @@
-"""The plain model against transformers: the truth that everything else is held against must itself be true."""
+"""The plain model against transformers: the truth that all else is held against must be true."""
 
 from __future__ import annotations
 
@@ -30,7 +30,11 @@ def peer(spec: ModelSpec, rope: dict[str, Any] | None = None) -> Any:
         rms_norm_eps=spec.norm_eps,
         tie_word_embeddings=spec.tied,
         attention_dropout=0.0,
-        **({"rope_parameters": rope} if rope else {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}}),
+        **(
+            {"rope_parameters": rope}
+            if rope
+            else {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}}
+        ),
     )
     torch.manual_seed(0)
     model = getattr(transformers, _MODELS[spec.architecture])(config).eval()
@@ -56,7 +60,12 @@ def test_every_family_equals_transformers(family: str, tied: bool) -> None:
     [
         (
             RopeSpec(10_000.0, "yarn", 4.0, 64, attention_factor=1.138629436),
-            {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64},
+            {
+                "rope_type": "yarn",
+                "rope_theta": 10_000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
         ),
         (
             RopeSpec(10_000.0, "llama3", 8.0, 64, low_freq_factor=1.0, high_freq_factor=4.0),

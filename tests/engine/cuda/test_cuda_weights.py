@@ -43,9 +43,11 @@ def test_quantised_integers_stay_in_range_and_zero_stays_zero() -> None:
     rows = torch.cat((torch.zeros(1, 128), torch.randn(3, 128) * 5 + 3))
     values, scale = rowwise_int8(rows)
     assert int(values.abs().max()) == 127
-    assert bool((values[0] == 0).all()) and bool((scale > 0).all())
+    assert bool((values[0] == 0).all())
+    assert bool((scale > 0).all())
     quads, zeros, steps = grouped_int4(rows)
-    assert 0 <= int(quads.min()) and int(quads.max()) <= 15
+    assert int(quads.min()) >= 0
+    assert int(quads.max()) <= 15
     back = (quads.view(4, 2, 64) - zeros[..., None]) * steps[..., None]
     assert bool((back[0].abs() < 1e-20).all())
 
@@ -70,7 +72,12 @@ def test_plans_of_real_shapes_fit_shared_memory(
     from dataclasses import replace
 
     spec = replace(
-        tiny_spec(), hidden=hidden, heads=heads, kv_heads=kv_heads, head_dim=head_dim, intermediate=intermediate
+        tiny_spec(),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate=intermediate,
     )
     plan = Plan(spec, precision, 132)  # type: ignore[arg-type]
     assert plan.max_rows >= 16

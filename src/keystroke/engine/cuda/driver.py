@@ -75,7 +75,9 @@ class GpuLauncher:
         try:
             torch.cuda.current_stream(self._device).query()
         except RuntimeError as error:
-            raise EngineError(f"the GPU stopped working ({str(error).splitlines()[0]}); restart the server") from error
+            raise EngineError(
+                f"the GPU stopped working ({str(error).splitlines()[0]}); restart the server"
+            ) from error
 
     def host_buffer(self, words: int) -> Tensor:
         return torch.zeros(words, dtype=torch.int32).pin_memory()
@@ -141,7 +143,9 @@ def _compile(source: str, options: list[str]) -> bytes:
 def _nvrtc() -> ctypes.CDLL:
     names = list(_NVRTC_NAMES)
     for folder in (*sys.path, "/usr/local/cuda/lib64"):
-        names += [str(p) for p in sorted(Path(folder or ".").glob("nvidia/*/lib/libnvrtc.so.1?"), reverse=True)]
+        names += [
+            str(p) for p in sorted(Path(folder or ".").glob("nvidia/*/lib/libnvrtc.so.1?"), reverse=True)
+        ]
         names += [str(p) for p in Path(folder or ".").glob("libnvrtc.so.1?")]
     for name in names:
         builtins = Path(name).parent.glob("libnvrtc-builtins.so.*") if "/" in name else ()
@@ -151,4 +155,6 @@ def _nvrtc() -> ctypes.CDLL:
             return ctypes.CDLL(name)
         except OSError:
             continue
-    raise ModelError("CUDA's run-time compiler (libnvrtc) was not found; install it with: pip install nvidia-cuda-nvrtc")
+    raise ModelError(
+        "CUDA's run-time compiler (libnvrtc) was not found; install it with: pip install nvidia-cuda-nvrtc"
+    )

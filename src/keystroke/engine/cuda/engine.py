@@ -1,7 +1,7 @@
 """The CUDA engine: sessions over one paged KV memory, stepped alone or together.
 
-Law: decides what runs and when; the numbers are the kernel's. A plain step is followed at once by the next one on
-the device, before the host has seen its token; whatever the caller does instead, the follower is let go.
+Law: decides what runs and when; the numbers are the kernel's. A plain step is followed at once by the next
+one on the device, before the host has seen its token; if the caller does otherwise, the follower is let go.
 """
 
 from __future__ import annotations
@@ -183,19 +183,29 @@ class CudaEngine(Engine):
             for request, session in zip(group, sessions, strict=True)
         )
         key = tuple(
-            (session, request.sampling, session.length) for request, session in zip(group, sessions, strict=True)
+            (session, request.sampling, session.length)
+            for request, session in zip(group, sessions, strict=True)
         )
         launch = None
         if plain and self._follower is not None and self._follower.key == key:
             launch, self._follower = self._follower.launch, None
         else:
             self.settle()
-        parts = [session.rows(request.draft, self._stepper.plan.max_rows) for request, session in zip(group, sessions, strict=True)]
+        parts = [
+            session.rows(request.draft, self._stepper.plan.max_rows)
+            for request, session in zip(group, sessions, strict=True)
+        ]
         if launch is None:
             launch = self._start(group, sessions, parts)
-        familiar = tuple((session, request.sampling) for request, session in zip(group, sessions, strict=True))
+        familiar = tuple(
+            (session, request.sampling) for request, session in zip(group, sessions, strict=True)
+        )
         follower = None
-        if plain and self._last_key == familiar and all(s.length + 2 < self.info.context_length for s in sessions):
+        if (
+            plain
+            and self._last_key == familiar
+            and all(s.length + 2 < self.info.context_length for s in sessions)
+        ):
             follower = self._follow(launch, sessions)
         self._last_key = familiar if plain else ()
         outcome = self._stepper.finish(launch)
@@ -210,7 +220,8 @@ class CudaEngine(Engine):
             row += len(pending) + len(draft)
         if follower is not None:
             self._follower = _Follower(
-                follower, tuple((s, request.sampling, s.length) for request, s in zip(group, sessions, strict=True))
+                follower,
+                tuple((s, request.sampling, s.length) for request, s in zip(group, sessions, strict=True)),
             )
         return steps
 
@@ -221,7 +232,11 @@ class CudaEngine(Engine):
         for request, session, (pending, draft) in zip(group, sessions, parts, strict=True):
             start = session.resident
             session.reserve(start, start + len(pending) + len(draft) + _AHEAD - 1)
-            rows.append(SequenceRows(session.slot, [*pending, *draft], start, len(pending), _for_device(request.sampling)))
+            rows.append(
+                SequenceRows(
+                    session.slot, [*pending, *draft], start, len(pending), _for_device(request.sampling)
+                )
+            )
         return self._stepper.start(rows)
 
     def _follow(self, launch: Launch, sessions: list[CudaSession]) -> Launch | None:
@@ -251,9 +266,13 @@ class CudaEngine(Engine):
 
 
 def _on_device(sampling: Sampling) -> bool:
-    """The kernel knows greedy, temperature, seed and min-p; what else was asked for is chosen from its logits."""
+    """The kernel knows greedy, temperature, seed and min-p; anything else is chosen from its logits."""
     filtered = sampling.top_k > 1 or sampling.top_p < 1.0
-    return sampling.logprobs is None and not sampling.logit_bias and not (filtered and sampling.temperature > 0.0)
+    return (
+        sampling.logprobs is None
+        and not sampling.logit_bias
+        and not (filtered and sampling.temperature > 0.0)
+    )
 
 
 def _for_device(sampling: Sampling) -> Sampling:
@@ -301,7 +320,7 @@ def _device() -> torch.device:
     major, minor = torch.cuda.get_device_capability(0)
     if major != 9:
         raise ModelError(
-            f"the CUDA engine is built for Hopper GPUs (compute capability 9.0) and this one has {major}.{minor}; "
+            f"the CUDA engine is built for Hopper GPUs (compute capability 9.0), not {major}.{minor}; "
             "use the CPU engine or a remote server"
         )
     return torch.device("cuda", 0)

@@ -1,7 +1,7 @@
 """A model's weights on the device, packed for the decode kernel.
 
-Law: knows where tensors come from (a checkpoint, or chance for speed measurements) and the order in which they
-lie. It computes nothing with them.
+Law: knows where tensors come from (a checkpoint, or chance for speed measurements) and the order in which
+they lie. It computes nothing with them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ class Weights:
     embedding: Tensor  # bf16 [vocab, hidden]
     norms: Tensor  # float32 [2 layers + 1, hidden]
     qk_norms: Tensor  # float32 [layers, 2, head_dim]
-    biases: list[dict[str, Tensor]]  # float32, by matrix, for prefill; the kernel has its own beside the weights
+    biases: list[
+        dict[str, Tensor]
+    ]  # float32, by matrix, for prefill; the kernel has its own beside the weights
     rope: Tensor  # float32 [context, head_dim / 2, 2]
 
     def __post_init__(self) -> None:
@@ -98,7 +100,9 @@ def load_weights(checkpoint: Checkpoint, precision: Precision, device: torch.dev
     def source(name: str, shape: tuple[int, ...]) -> Tensor:
         array, kind = checkpoint.raw(name)
         if kind == "BF16":
-            return torch.from_numpy(np.array(array).view(np.int16)).view(torch.bfloat16).to(device).view(shape)
+            return (
+                torch.from_numpy(np.array(array).view(np.int16)).view(torch.bfloat16).to(device).view(shape)
+            )
         return torch.from_numpy(np.array(checkpoint.tensor(name))).to(device).view(shape)
 
     return build_weights(Plan(checkpoint.spec, precision, blocks), source, device)
@@ -158,7 +162,12 @@ def _build(plan: Plan, source: Source, device: torch.device) -> Weights:
             ),
             "down": ((f"{at}.mlp.down_proj", spec.hidden, spec.intermediate),),
         }
-        biased = {"qkv": spec.qkv_bias, "output": spec.o_bias, "gate_up": spec.mlp_bias, "down": spec.mlp_bias}
+        biased = {
+            "qkv": spec.qkv_bias,
+            "output": spec.o_bias,
+            "gate_up": spec.mlp_bias,
+            "down": spec.mlp_bias,
+        }
         biases: dict[str, Tensor] = {}
         offset = layer * plan.layer_bytes
         for name, members in parts.items():

@@ -93,8 +93,8 @@ def _gathered(weight: Tensor, order: Tensor) -> Tensor:
 
 def _fragments(units: Tensor, *, together: bool = False) -> Tensor:
     """Rows [units, 16, inner] in register order. In a block of 32 columns, lane (g, j) multiplies columns
-    8 j ... 8 j + 7 of rows g and g + 8, over two steps of the tensor cores; `together` keeps a lane's two steps
-    adjacent, otherwise each step's lanes are."""
+    8 j ... 8 j + 7 of rows g and g + 8, over two steps of the tensor cores; `together` keeps a lane's two
+    steps adjacent, otherwise each step's lanes are."""
     count, _, inner = units.shape
     view = units.reshape(count, 2, 8, inner // 32, 4, 2, 2, 2)  # unit, h, g, block, j, step, r, e
     order = (0, 3, 2, 4, 5, 6, 1, 7) if together else (0, 3, 5, 2, 4, 6, 1, 7)

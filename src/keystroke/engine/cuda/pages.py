@@ -1,8 +1,8 @@
 """Which page of KV memory holds what: counted references, content that can be found again, eviction.
 
 Law: pure bookkeeping on page numbers; it never touches a device. A page is free, held (by one or more
-sequences), or idle (held by none, its content known and kept until the room is needed). Full pages are known by
-the whole text before and in them, compared exactly, never by a hash alone.
+sequences), or idle (held by none, its content known and kept until the room is needed). Full pages are known
+by the whole text before and in them, compared exactly, never by a hash alone.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class PagePool:
             self._forget(page)
         else:
             raise NotEnoughMemory(
-                f"all {self.pages * PAGE:,} tokens of KV memory are in use; close a session or give the engine more"
+                f"all {self.pages * PAGE:,} tokens of KV memory are in use; close a session"
             )
         self._references[page] = 1
         return page
@@ -79,8 +79,8 @@ class PagePool:
         return self._references[page] == 1 and self._known[page] is None
 
     def record(self, page: int, parent: Known | None, tokens: Sequence[int]) -> Known:
-        """Remember a full page by its text. If that text is on record already, that record is returned and this
-        page stays anonymous."""
+        """Remember a full page by its text. If that text is on record already, that record is returned and
+        this page stays anonymous."""
         content = _content(tokens)
         found = self._index.get((parent, content))
         if found is None:
@@ -123,11 +123,13 @@ class PageTable:
         """Make positions start ... end - 1 writable. Returns (index, old page, new page) for each page whose
         first part must be copied before writing. Raises NotEnoughMemory, and then has changed nothing."""
         first, last = start // PAGE, -(-end // PAGE)
-        shared = [i for i in range(first, min(last, len(self.pages))) if not self._pool.writable(self.pages[i])]
+        shared = [
+            i for i in range(first, min(last, len(self.pages))) if not self._pool.writable(self.pages[i])
+        ]
         wanted = len(shared) + max(0, last - len(self.pages))
         fresh: list[int] = []
         try:
-            for _ in range(wanted):
+            while len(fresh) < wanted:
                 fresh.append(self._pool.take())
         except NotEnoughMemory:
             for page in fresh:

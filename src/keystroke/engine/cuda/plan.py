@@ -89,8 +89,8 @@ class Plan:
             wrong.append("head size")
         if wrong:
             raise UnsupportedModel(
-                f"the CUDA engine cannot cut the {wrong[0]} of {spec.name} into tiles (heads of 64 or 128, sizes "
-                "in multiples of 64); use the CPU engine for this model"
+                f"the CUDA engine cannot cut the {wrong[0]} of {spec.name} into tiles (heads of 64 or 128, "
+                "sizes in multiples of 64); use the CPU engine for this model"
             )
 
     @property

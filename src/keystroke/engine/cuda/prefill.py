@@ -1,7 +1,7 @@
 """Prefill: KV for many tokens at once, with the libraries' own matrix products and flash attention.
 
-Law: reads the packed weights through `Weights.dense`, so it computes with the decode kernel's very numbers, and
-writes the same pages. One call is one chunk: the caller looks at its interrupt in between.
+Law: reads the packed weights through `Weights.dense`, so it computes with the decode kernel's very numbers,
+and writes the same pages. One call is one chunk: the caller looks at its interrupt in between.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class Prefill:
             self._values[layer, page, :, :, slot] = v
             if layer == spec.layers - 1:
                 break  # nothing reads the last layer's output: only its KV is wanted
-            mixed = self._attend(q, self._context(self._keys[layer], table, end), self._past_values(layer, table, end))
+            mixed = self._attend(
+                q, self._context(self._keys[layer], table, end), self._past_values(layer, table, end)
+            )
             x = x + self._add(_linear(mixed, dense.output), biases.get("output"))
             h = self._norm(x, weights.norms[2 * layer + 1])
             gate, up = self._add(_linear(h, dense.gate_up), biases.get("gate_up")).chunk(2, -1)
@@ -61,10 +63,12 @@ class Prefill:
     ) -> tuple[Tensor, Tensor, Tensor]:
         spec = self._weights.plan.spec
         qkv = (qkv if bias is None else qkv + bias).view(len(qkv), -1, spec.head_dim)
-        q, k, v = qkv.split((spec.heads, spec.kv_heads, spec.kv_heads), 1)
+        q, k, v = torch.split(qkv, [spec.heads, spec.kv_heads, spec.kv_heads], 1)
         if spec.qk_norm:
             q, k = (
-                t * torch.rsqrt(t.square().mean(-1, keepdim=True) + spec.norm_eps) * self._weights.qk_norms[layer, i]
+                t
+                * torch.rsqrt(t.square().mean(-1, keepdim=True) + spec.norm_eps)
+                * self._weights.qk_norms[layer, i]
                 for i, t in enumerate((q, k))
             )
         q, k = rotate(q, angles[..., 0], angles[..., 1]), rotate(k, angles[..., 0], angles[..., 1])
@@ -80,13 +84,15 @@ class Prefill:
         return self._context(self._values[layer].transpose(-1, -2), table, end)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention of the last rows of a context over all of it; row i of n sees all but the last n - 1 - i."""
+        """Attention of the last rows of a context over all of it; row i of n misses the last n - 1 - i."""
         q = q.transpose(0, 1)[None]
         k, v = k[None], v[None]
         scale = q.shape[-1] ** -0.5
         if q.is_cuda:
             # The library's flash attention aligns the causal edge with the end of the keys, as needed here.
-            out = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, False, scale=scale)[0]
+            out: Tensor = torch.ops.aten._scaled_dot_product_flash_attention(
+                q, k, v, 0.0, True, False, scale=scale
+            )[0]
         else:
             rows, columns = q.shape[2], k.shape[2]
             seen = torch.ones(rows, columns, dtype=torch.bool).tril(columns - rows)

@@ -29,7 +29,9 @@ def grouped_int4(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     for shrink in _SHRINK:
         step = ((high - low) * (shrink / 15)).clamp(min=1e-30)
         origin = (-low * shrink / step).round().clamp_(0, 15)
-        error = (_snapped(wide, step, origin).sub_(origin[..., None]) * step[..., None] - wide).square_().sum(-1)
+        error = (
+            (_snapped(wide, step, origin).sub_(origin[..., None]) * step[..., None] - wide).square_().sum(-1)
+        )
         better = error < best
         best = torch.where(better, error, best)
         scale, zero = torch.where(better, step, scale), torch.where(better, origin, zero)

@@ -17,7 +17,9 @@ from keystroke.engine.checkpoint.spec import EMBEDDING, FINAL_NORM, HEAD, ModelS
 Named = Callable[[str], Tensor]
 
 
-def forward(spec: ModelSpec, tensor: Named, tokens: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+def forward(
+    spec: ModelSpec, tensor: Named, tokens: Sequence[int], dtype: torch.dtype = torch.float32
+) -> Tensor:
     """Logits [len(tokens), vocab] after each token. `tensor` gives weights by their Hugging Face names."""
     embedding = tensor(EMBEDDING)
     x = embedding[torch.tensor(tokens, device=embedding.device)].to(dtype)
@@ -65,4 +67,6 @@ def _norm(x: Tensor, weight: Tensor, spec: ModelSpec) -> Tensor:
 
 
 def _linear(tensor: Named, name: str, x: Tensor, bias: bool) -> Tensor:
-    return F.linear(x, tensor(f"{name}.weight").to(x.dtype), tensor(f"{name}.bias").to(x.dtype) if bias else None)
+    return F.linear(
+        x, tensor(f"{name}.weight").to(x.dtype), tensor(f"{name}.bias").to(x.dtype) if bias else None
+    )

@@ -1,6 +1,7 @@
 """A sequence whose KV lives in pages on the GPU.
 
-Law: bookkeeping of one sequence. Tokens, residency and reuse follow `HostSession`; arithmetic is the engine's.
+Law: bookkeeping of one sequence. Tokens, residency and reuse follow `HostSession`; arithmetic is the
+engine's.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ class CudaSession(HostSession):
 
     # What HostSession asks of a backend
 
-    def _forward(self, tokens: Sequence[int], start: int, rows: int, interrupt: Interrupt | None) -> np.ndarray:
+    def _forward(
+        self, tokens: Sequence[int], start: int, rows: int, interrupt: Interrupt | None
+    ) -> np.ndarray:
         self._engine.settle()
         self.reserve(start, start + len(tokens))
         self._engine.prefill(tokens, start, self._table.pages)
@@ -58,7 +61,9 @@ class CudaSession(HostSession):
         self._check_open()
         bad = next((t for t in tokens if not 0 <= t < self._engine.info.vocab_size), None)
         if bad is not None:
-            raise UsageError(f"token {bad} is not in the model's vocabulary of {self._engine.info.vocab_size:,}")
+            raise UsageError(
+                f"token {bad} is not in the model's vocabulary of {self._engine.info.vocab_size:,}"
+            )
         self._engine.settle()
         return super().extend(tokens, interrupt)
 

@@ -1,7 +1,7 @@
 """One step of the decode kernel: its buffers, its arguments, its results.
 
-Law: knows the structures of kernels/decode.cu and how a launch follows another without the host. What runs the
-kernel (a GPU, or the emulator of the tests) is a `Launcher`; what sessions are is none of its business.
+Law: knows the structures of kernels/decode.cu and how a launch follows another without the host. What runs
+the kernel (a GPU, or the emulator of the tests) is a `Launcher`; what sessions are is none of its business.
 """
 
 from __future__ import annotations
@@ -23,10 +23,44 @@ from keystroke.engine.cuda.plan import CHUNK, CONTROL_WORDS, MAX_ROWS, Bucket, P
 from keystroke.errors import EngineError
 
 _POINTERS = (
-    "layers head embedding norms qk_norms rope tables keys values residual normed raw queries partial "
-    "partial_norm attended activated logits best_value best_token best_score barrier control next result stop profile"
-).split()
-_NUMBERS = "table_stride partial_stride x_stride stages ring_offset in_flight direct_rows fused_chunks".split()
+    "layers",
+    "head",
+    "embedding",
+    "norms",
+    "qk_norms",
+    "rope",
+    "tables",
+    "keys",
+    "values",
+    "residual",
+    "normed",
+    "raw",
+    "queries",
+    "partial",
+    "partial_norm",
+    "attended",
+    "activated",
+    "logits",
+    "best_value",
+    "best_token",
+    "best_score",
+    "barrier",
+    "control",
+    "next",
+    "result",
+    "stop",
+    "profile",
+)
+_NUMBERS = (
+    "table_stride",
+    "partial_stride",
+    "x_stride",
+    "stages",
+    "ring_offset",
+    "in_flight",
+    "direct_rows",
+    "fused_chunks",
+)
 _RESULT_WORDS = 2 + 2 * MAX_ROWS
 _SLOTS = 8  # launches whose control and result may be alive at once; at most two are
 _STOPPED = -1

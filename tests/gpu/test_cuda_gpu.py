@@ -1,0 +1,247 @@
+"""The CUDA engine on a real GPU: numbers, buckets, speculation, long contexts, memory."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from keystroke.engine.base import Interrupt, Sampling, StepRequest
+from keystroke.engine.checkpoint.rope import extended
+from keystroke.engine.checkpoint.spec import ModelSpec, RopeSpec, tensor_shapes
+from keystroke.engine.cuda.driver import GpuLauncher
+from keystroke.engine.cuda.engine import CudaEngine
+from keystroke.engine.cuda.model import build_weights
+from keystroke.engine.cuda.plan import Plan, Precision
+from keystroke.engine.cuda.reference import forward
+from keystroke.engine.sampler import choose, probabilities
+from keystroke.errors import Interrupted, NotEnoughMemory
+
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")]
+DEVICE = torch.device("cuda")
+Tensors = dict[str, Tensor]
+
+
+def spec(family: str, **changes: object) -> ModelSpec:
+    base = ModelSpec(
+        architecture=family,  # type: ignore[arg-type]
+        name=f"small {family}",
+        vocab_size=32_003,
+        hidden=768,
+        layers=6,
+        heads=12,
+        kv_heads=2 if family == "qwen2" else 4,
+        head_dim=128 if family == "qwen3" else 64,
+        intermediate=2048,
+        norm_eps=1e-6,
+        rope=RopeSpec(10_000.0),
+        context_length=16_384,
+        tied=family != "llama",
+        qkv_bias=family == "qwen2",
+        qk_norm=family == "qwen3",
+    )
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def tensors_of(model: ModelSpec) -> Tensors:
+    generator = torch.Generator(device=DEVICE).manual_seed(0)
+    found = {}
+    for name, shape in tensor_shapes(model).items():
+        noise = torch.randn(shape, generator=generator, device=DEVICE)
+        if name.endswith("norm.weight"):
+            found[name] = noise * 0.1 + 1
+        else:
+            found[name] = (noise * (shape[-1] ** -0.5 if len(shape) == 2 else 0.1)).to(torch.bfloat16)
+    return found
+
+
+def engine_of(
+    model: ModelSpec, tensors: Tensors, precision: Precision = "bf16", kv_tokens: int = 65_536
+) -> CudaEngine:
+    blocks = torch.cuda.get_device_properties(DEVICE).multi_processor_count
+    weights = build_weights(Plan(model, precision, blocks), lambda name, _: tensors[name], DEVICE)
+    return CudaEngine(weights, GpuLauncher(weights.plan, DEVICE), kv_tokens)
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3"])
+def model(request: pytest.FixtureRequest) -> Iterator[tuple[ModelSpec, Tensors, CudaEngine]]:
+    chosen = spec(request.param)
+    tensors = tensors_of(chosen)
+    with engine_of(chosen, tensors) as engine:
+        yield chosen, tensors, engine
+
+
+@pytest.fixture(scope="module")
+def qwen() -> Iterator[CudaEngine]:
+    chosen = spec("qwen2")
+    with engine_of(chosen, tensors_of(chosen)) as engine:
+        yield engine
+
+
+def text(count: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(0, 32_003, count).tolist()  # type: ignore[no-any-return]
+
+
+def plain(engine: CudaEngine, prompt: list[int], count: int, sampling: Sampling = Sampling()) -> list[int]:  # noqa: B008
+    with engine.session() as session:
+        session.extend(prompt)
+        return [session.step(sampling=sampling).tokens[0] for _ in range(count)]
+
+
+@pytest.mark.parametrize("length", [1, 16, 300, 2500])
+def test_logits_are_nearer_the_truth_than_plain_bf16(
+    model: tuple[ModelSpec, Tensors, CudaEngine], length: int
+) -> None:
+    chosen, tensors, engine = model
+    prompt = text(length)
+    with engine.session() as session:
+        session.extend(prompt)
+        row = session.length - session.resident - 1
+        session.step()
+        logits = engine._stepper.logits[row].double()
+    truth = forward(chosen, tensors.__getitem__, prompt, torch.float64)[-1]
+    rounded = forward(chosen, tensors.__getitem__, prompt, torch.bfloat16)[-1].double()
+    assert (logits - truth).norm() <= (rounded - truth).norm()
+
+
+def test_rows_are_bit_equal_in_every_bucket(model: tuple[ModelSpec, Tensors, CudaEngine]) -> None:
+    _, _, engine = model
+    prompt = text(600, 1)
+    with engine.session() as session:
+        session.extend(prompt[:560])
+        singles = []
+        for token in prompt[560:]:
+            session.step()
+            singles.append(engine._stepper.logits[0].clone())
+            session.rollback(session.length - 1)
+            session.extend([*session.tokens, token])
+        for size in (2, 3, 5, 8, 11, 16):
+            session.rollback(600 - size)
+            session._resident = 599 - size
+            session.step(prompt[600 - size :][:size])
+            rows = engine._stepper.logits[: size + 1]
+            for i in range(size):
+                assert torch.equal(rows[i], singles[40 - size + i]), (size, i)
+            session.rollback(600 - size)
+            session.extend(prompt)
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling(temperature=0.8, seed=11)], ids=["greedy", "sampled"]
+)
+def test_speculation_never_changes_the_text(qwen: CudaEngine, sampling: Sampling) -> None:
+    prompt = text(200, 2)
+    expected = plain(qwen, prompt, 120, sampling)
+    rng = np.random.default_rng(3)
+    with qwen.session() as session:
+        session.extend(prompt)
+        seen: list[int] = []
+        while len(seen) < 120:
+            draft = expected[len(seen) : len(seen) + int(rng.integers(0, 16))]
+            if draft and rng.random() < 0.5:
+                draft[int(rng.integers(0, len(draft)))] = int(rng.integers(0, 32_003))
+            seen += session.step(draft, sampling).tokens
+        assert seen[:120] == expected
+
+
+def test_sixteen_sessions_together_say_what_each_says_alone(qwen: CudaEngine) -> None:
+    prompts = [text(20 + 37 * i, 100 + i) for i in range(16)]
+    samplings = [Sampling(temperature=0.0 if i % 2 else 0.9, seed=i) for i in range(16)]
+    alone = [plain(qwen, p, 24, s) for p, s in zip(prompts, samplings, strict=True)]
+    sessions = [qwen.session() for _ in prompts]
+    for session, prompt in zip(sessions, prompts, strict=True):
+        session.extend(prompt)
+        session.step()
+        session.rollback(len(prompt))
+    together: list[list[int]] = [[] for _ in prompts]
+    for _ in range(24):
+        steps = qwen.step_many([StepRequest(s, (), p) for s, p in zip(sessions, samplings, strict=True)])
+        for seen, step in zip(together, steps, strict=True):
+            seen += step.tokens
+    for session in sessions:
+        session.close()
+    assert together == alone
+
+
+def test_the_device_draws_what_the_sampler_draws(qwen: CudaEngine) -> None:
+    with qwen.session() as session:
+        session.extend(text(50, 4))
+        for seed in range(40):
+            sampling = Sampling(temperature=1.0, seed=seed, min_p=0.01 * (seed % 3))
+            token = session.step(sampling=sampling).tokens[0]
+            logits = qwen._stepper.logits[0].cpu().numpy()
+            assert token == choose(logits, sampling, session.length - 1)
+
+
+def test_sampled_frequencies_follow_the_distribution(qwen: CudaEngine) -> None:
+    counts: dict[int, int] = {}
+    with qwen.session() as session:
+        session.extend(text(30, 5))
+        for seed in range(600):
+            token = session.step(sampling=Sampling(temperature=0.35, seed=seed)).tokens[0]
+            counts[token] = counts.get(token, 0) + 1
+            session.rollback(30)
+        session.step()
+        expected = probabilities(qwen._stepper.logits[0].cpu().numpy(), Sampling(temperature=0.35))
+    distance = sum(abs(counts.get(i, 0) / 600 - p) for i, p in enumerate(expected)) / 2
+    draws = np.random.default_rng(0).choice(len(expected), (200, 600), p=expected / expected.sum())
+    own = [np.abs(np.bincount(row, minlength=len(expected)) / 600 - expected).sum() / 2 for row in draws]
+    assert distance <= max(own)
+
+
+@pytest.mark.parametrize(("precision", "limit"), [("int8", 0.02), ("int4", 0.35)])
+def test_quantised_models_stay_near_the_original(precision: Precision, limit: float) -> None:
+    chosen = spec("qwen2")
+    tensors = tensors_of(chosen)
+    prompt = text(100, 6)
+    truth = forward(chosen, tensors.__getitem__, prompt, torch.float32)[-1]
+    with engine_of(chosen, tensors, precision) as engine, engine.session() as session:
+        session.extend(prompt)
+        session.step()
+        logits = engine._stepper.logits[0]
+        assert (logits - truth).norm() / truth.norm() < limit
+
+
+def test_an_interrupt_ends_a_long_prefill_and_keeps_what_was_computed(qwen: CudaEngine) -> None:
+    interrupt = Interrupt()
+    prompt = text(16_000, 7)
+    with qwen.session() as session:
+        timer = threading.Timer(0.02, interrupt.set)
+        qwen.prefill_chunk, session._chunk = 256, 256
+        timer.start()
+        with pytest.raises(Interrupted):
+            session.extend(prompt, interrupt)
+        held = session.length
+        assert 0 < held < 16_000
+        assert session.extend(prompt).reused >= held - 64
+        assert len(session.step().tokens) == 1
+
+
+def test_context_of_128k_can_be_read_and_continued() -> None:
+    chosen = extended(spec("qwen2", layers=3, context_length=32_768), 131_072)
+    tensors = tensors_of(chosen)
+    with engine_of(chosen, tensors, kv_tokens=132_000) as engine, engine.session() as session:
+        prompt = text(131_000, 8)
+        began = time.perf_counter()
+        assert session.extend(prompt).computed == 131_000
+        torch.cuda.synchronize()
+        assert time.perf_counter() - began < 120  # "finishes", not a benchmark
+        single = [session.step().tokens[0] for _ in range(4)]
+        session.rollback(131_000)
+        step = session.step(single[:3])
+        assert list(step.tokens) == single
+
+
+def test_memory_that_cannot_be_had_is_a_sentence() -> None:
+    chosen = spec("qwen2")
+    tensors = tensors_of(chosen)
+    with pytest.raises(NotEnoughMemory, match="ask for fewer tokens"):
+        engine_of(chosen, tensors, kv_tokens=1 << 30)
+    torch.cuda.empty_cache()
