@@ -74,6 +74,19 @@ def test_helpers_that_templates_expect_are_there() -> None:
     assert template.render(user("a") + user("b") + user("c")) == "<s>2031b</s>"
 
 
+def test_marks_around_the_models_own_words_are_passed_over() -> None:
+    template = ChatTemplate(
+        "{% for m in messages %}[{% generation %}{{ m.content }}{% endgeneration %}]{% endfor %}"
+    )
+    assert template.render(user("a") + user("b")) == "[a][b]"
+
+
+def test_json_is_written_as_templates_ask_for_it() -> None:
+    source = "{{ messages[0] | tojson(sort_keys=true, separators=(',', ':')) }}"
+    source += "{{ '<é>' | tojson(ensure_ascii=true) }}"
+    assert ChatTemplate(source).render(user("x")) == '{"content":"x","role":"user"}"<\\u00e9>"'
+
+
 def test_a_template_that_refuses_messages_is_quoted() -> None:
     template = ChatTemplate("{{ raise_exception('roles must alternate') }}")
     with pytest.raises(InputError, match="roles must alternate"):

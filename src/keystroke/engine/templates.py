@@ -1,4 +1,4 @@
-"""How a model wants to be spoken to: its chat template, and its fill-in-the-middle tokens.
+"""How a model wants to be spoken to: its chat template. (`engine/fim.py` has its other format.)
 
 Law: templates come with the weights and are not trusted: they run in a sandbox, and whatever they do wrong
 becomes one sentence. What users write goes between control tokens, never into them: text that looks like a
@@ -10,22 +10,26 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import jinja2
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import Node
+from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from keystroke.engine.fim import FimTemplate, detect_fim
 from keystroke.engine.gguf_metadata import read_metadata
 from keystroke.engine.tokenizer.base import Tokenizer
 from keystroke.engine.tokenizer.huggingface import read_json
 from keystroke.errors import InputError, ModelDamaged
 
+__all__ = ["ChatTemplate", "FimTemplate", "detect_chat", "detect_fim"]
+
 Messages = Sequence[Mapping[str, Any]]
-Order = Literal["psm", "spm"]
 
 _LARGEST_TEMPLATE = 1 << 20  # characters; real ones are a few thousand
 _LARGEST_RENDER = 64 << 20  # characters, of a whole conversation or of any text a template multiplies
@@ -46,6 +50,16 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
 
+class _AnswerMarks(Extension):
+    """`{% generation %}` marks the model's own words for training; here it only stands around them."""
+
+    tags = {"generation"}  # noqa: RUF012 - as the base class has it
+
+    def parse(self, parser: Parser) -> list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
 class ChatTemplate:
     """A jinja2 chat template, in a sandbox."""
 
@@ -58,7 +72,7 @@ class ChatTemplate:
             )
         self.source = source
         self._names = {"bos_token": bos, "eos_token": eos}
-        environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+        environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _AnswerMarks])
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = lambda form: clock().strftime(form)
@@ -137,9 +151,17 @@ def _refuse(message: str) -> NoReturn:
     raise RefusalError(message)
 
 
-def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **_: Any) -> str:
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     # Chat templates want JSON as it is, not escaped for HTML as jinja2's own filter does.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 class _Veil:
@@ -195,82 +217,6 @@ def _characters(value: object) -> str:
     return ""
 
 
-@dataclass(frozen=True, slots=True)
-class FimTemplate:
-    """Fill-in-the-middle: the text before and after the cursor between control tokens.
-
-    "psm": prefix P suffix S middle; "spm": suffix S prefix P middle. With "spm" what is typed comes last, so
-    the suffix's KV stays valid while typing. A model may have no middle token (then it is empty)."""
-
-    prefix: str
-    suffix: str
-    middle: str
-    order: Order = "psm"
-    file_sep: str | None = None
-    repo_name: str | None = None
-    stops: frozenset[int] = frozenset()  # tokens that end the middle, besides the model's eos
-
-    def prompt(self, prefix: str, suffix: str) -> str:
-        """The prompt as text; `tokens` is the one that keeps look-alikes apart."""
-        if self.order == "psm":
-            return f"{self.prefix}{prefix}{self.suffix}{suffix}{self.middle}"
-        return f"{self.suffix}{suffix}{self.prefix}{prefix}{self.middle}"
-
-    def tokens(self, tokenizer: Tokenizer, prefix: str, suffix: str) -> list[int]:
-        """The prompt as tokens, the model's first token included where it has one."""
-        return self.assemble(tokenizer, tokenizer.encode(prefix), tokenizer.encode(suffix))
-
-    def assemble(self, tokenizer: Tokenizer, prefix: Sequence[int], suffix: Sequence[int]) -> list[int]:
-        """The same from text already encoded, as an editor's buffer keeps it."""
-        before, after, middle = (
-            tokenizer.encode(t, special=True) for t in (self.prefix, self.suffix, self.middle)
-        )
-        first = [] if tokenizer.bos is None else [tokenizer.bos]
-        if self.order == "psm":
-            return [*first, *before, *prefix, *after, *suffix, *middle]
-        return [*first, *after, *suffix, *before, *prefix, *middle]
-
-
-# Families by their tokens: prefix, suffix, middle, order, file separator, repository name, and further tokens
-# that end a middle.
-_FIM_FAMILIES: tuple[tuple[str, str, str, Order, str, str, tuple[str, ...]], ...] = (
-    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "psm", "<|file_sep|>", "<|repo_name|>",
-     ("<|endoftext|>", "<|fim_pad|>", "<|file_separator|>", "<|edit|>")),
-    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>", "psm", "<file_sep>", "<repo_name>",
-     ("<|endoftext|>", "<fim_pad>")),
-    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>", "psm", "<filename>", "<reponame>", ("<|endoftext|>",)),
-    ("▁<PRE>", "▁<SUF>", "▁<MID>", "psm", "", "", ("▁<EOT>",)),
-    ("<PRE>", "<SUF>", "<MID>", "psm", "", "", ("<EOT>", "<EOD>")),
-    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>", "psm", "", "", ("<|EOT|>",)),
-    ("[PREFIX]", "[SUFFIX]", "[MIDDLE]", "spm", "", "", ()),
-    ("[PREFIX]", "[SUFFIX]", "", "spm", "", "", ()),
-    ("<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>", "psm", "", "", ("<[end▁of▁sentence]>",)),
-)  # fmt: skip
-
-
-def detect_fim(tokenizer: Tokenizer, path: Path | None = None) -> FimTemplate | None:
-    """The fill-in-the-middle format that the tokenizer's special tokens belong to, or None: such a model
-    can only go on from the text before the cursor. A model of ours says its order beside its weights."""
-    for prefix, suffix, middle, order, file_sep, repo_name, ends in _FIM_FAMILIES:
-        names = [n for n in (prefix, suffix, middle) if n]
-        ids = [tokenizer.special(n) for n in names]
-        if None in ids:
-            continue
-        others = [tokenizer.special(n) for n in (*ends, file_sep, repo_name) if n]
-        template = FimTemplate(
-            prefix=prefix,
-            suffix=suffix,
-            middle=middle,
-            order=order,
-            file_sep=file_sep if file_sep and tokenizer.special(file_sep) is not None else None,
-            repo_name=repo_name if repo_name and tokenizer.special(repo_name) is not None else None,
-            stops=frozenset(i for i in (*ids, *others) if i is not None),
-        )
-        said = _said_order(path) if path is not None else None
-        return template if said is None else replace(template, order=said)
-    return None
-
-
 def detect_chat(path: Path) -> ChatTemplate | None:
     """The chat template that comes with a model's folder or GGUF file, or None."""
     if path.is_file() and path.suffix != ".json":
@@ -308,14 +254,3 @@ def _token_text(value: object) -> str:
     if isinstance(value, Mapping):
         value = value.get("content")
     return value if isinstance(value, str) else ""
-
-
-def _said_order(path: Path) -> Order | None:
-    """`fim_order` in keystroke.json beside the weights, or the GGUF key `keystroke.fim_order`."""
-    folder = path if path.is_dir() else path.parent
-    said: object = read_json(folder / "keystroke.json").get("fim_order")
-    if said is None and path.is_file():
-        said = read_metadata(path, lambda key: key == "keystroke.fim_order").get("keystroke.fim_order")
-    if said in (None, "psm", "spm"):
-        return said
-    raise ModelDamaged(f"fim_order is '{said}'; it must be psm or spm")
