@@ -267,6 +267,39 @@ def test_a_failed_apply_leaves_no_entry(workspace: Workspace, journal: Journal) 
     assert list(journal.entries()) == []
 
 
+def test_what_a_failing_disk_left_half_done_can_be_undone_later(
+    workspace: Workspace, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = content(workspace)
+    plan = plan_edit(workspace, ["a.py", "b.py"], "x", Script(TWO_TO_THREE + block("b.py", "x = 1", "x = 2")))
+    real = os.replace
+    calls: list[object] = []
+
+    def failing(source: Path, target: Path) -> None:
+        calls.append(target)
+        if len(calls) > 1:
+            raise OSError(5, "Input/output error")
+        real(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", failing)
+        with pytest.raises(
+            InputError, match=r"b\.py cannot be written.*a\.py could not be restored, undo it later"
+        ):
+            plan.apply(journal)
+    assert content(workspace) != before
+    journal.undo()
+    assert content(workspace) == before
+
+
+def test_a_refused_apply_leaves_no_entry(workspace: Workspace, journal: Journal) -> None:
+    plan = plan_edit(workspace, ["b.py"], "x", Script(block("b.py", "x = 1", "x = 2")))
+    (workspace.root / "b.py").chmod(0o444)
+    with pytest.raises(Forbidden, match="read-only"):
+        plan.apply(journal)
+    assert list(journal.entries()) == []
+
+
 def test_the_journal_is_private_bounded_and_says_when_it_is_damaged(
     workspace: Workspace, journal: Journal, tmp_path: Path
 ) -> None:

@@ -17,7 +17,7 @@ import msgspec
 
 from keystroke.assist.edit.fileio import decode, digest
 from keystroke.assist.edit.workspace import Workspace, Write
-from keystroke.errors import InputError, NotFound
+from keystroke.errors import InputError, KeystrokeError, NotFound
 from keystroke.text import Edit, apply_edits
 
 KEPT = 100  # entries per workspace; nobody walks further back by hand
@@ -72,6 +72,12 @@ class Journal:
         with contextlib.suppress(OSError):
             self._path(entry_id).unlink()
 
+    def settle(self, entry: Entry) -> None:
+        """Forget an entry whose edit failed, unless a file could not be restored: then undo still can."""
+        with contextlib.suppress(KeystrokeError):
+            if not any(self._digest(inverse.path) == inverse.after for inverse in entry.files):
+                self.forget(entry.id)
+
     def entries(self) -> Iterator[Entry]:
         """Newest first."""
         return (self._load(entry_id) for entry_id in self._ids())
@@ -109,6 +115,10 @@ class Journal:
         if digest(restored) != inverse.before:
             raise InputError(f"the undo journal does not fit {path}; nothing was undone")
         return Write(path, restored, now, inverse.mode)
+
+    def _digest(self, path: str) -> str | None:
+        data = self._workspace.read_bytes(path)
+        return None if data is None else digest(data)
 
     def _path(self, entry_id: str) -> Path:
         return self._folder / f"{entry_id}.json"

@@ -103,7 +103,7 @@ class EditPlan:
             self.workspace.write(self._writes)
         except BaseException:
             if journal and entry:
-                journal.forget(entry.id)
+                journal.settle(entry)
             raise
         return entry
 

@@ -105,9 +105,7 @@ class Workspace:
                     f"{path} has {info.st_size:,} bytes; files above {self._max_bytes:,} bytes are not edited"
                 )
             return real.read_bytes()
-        except FileNotFoundError:
-            return None
-        except NotADirectoryError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise InputError(f"{path} cannot be read: {error.strerror}; check its permissions") from None
@@ -137,12 +135,16 @@ class Workspace:
                     done.append(write.path)
                     _put(targets[write.path], staged.get(write.path))
             except BaseException as error:
-                for path in reversed(done):
-                    self._take_back(targets[path], before[path], modes[path])
+                lost = [
+                    path for path in done if not self._taken_back(targets[path], before[path], modes[path])
+                ]
+                state = (
+                    f"{', '.join(lost)} could not be restored, undo it later"
+                    if lost
+                    else "no file was changed"
+                )
                 if isinstance(error, OSError):
-                    raise InputError(
-                        f"{done[-1]} cannot be written: {error.strerror}; no file was changed"
-                    ) from None
+                    raise InputError(f"{done[-1]} cannot be written: {error.strerror}; {state}") from None
                 raise
             cleanup.pop_all()
         for folder in {target.parent for target in targets.values()}:
@@ -166,7 +168,8 @@ class Workspace:
                 folder.mkdir()
                 cleanup.callback(_quietly, folder.rmdir)
             # Made anew: a link planted under this name makes it fail instead of being written through.
-            handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+            # Private until it has the target's mode.
+            handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else 0o600)
             cleanup.callback(_quietly, name.unlink)
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
@@ -182,13 +185,17 @@ class Workspace:
             raise InputError(f"{target} cannot be written: {error.strerror}; no file was changed") from None
         return name
 
-    def _take_back(self, target: Path, data: bytes | None, mode: int | None) -> None:
-        """Restore what was replaced. Best effort by nature: the disk may be failing."""
-        with contextlib.suppress(OSError, InputError), contextlib.ExitStack() as cleanup:
-            if data is None:
-                target.unlink(missing_ok=True)
-            elif not target.exists() or target.read_bytes() != data:
-                _put(target, self._staged(target, data, mode, cleanup))
+    def _taken_back(self, target: Path, data: bytes | None, mode: int | None) -> bool:
+        """Restore what was replaced; False where the failing disk does not even let us do that."""
+        try:
+            with contextlib.ExitStack() as cleanup:
+                if data is None:
+                    target.unlink(missing_ok=True)
+                elif not target.exists() or target.read_bytes() != data:
+                    _put(target, self._staged(target, data, mode, cleanup))
+        except (OSError, InputError):
+            return False
+        return True
 
 
 def _mode(path: Path) -> int:
