@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 CALL, CALL_END = "<tool_call>", "</tool_call>"
+_BARE = '{"name":'
 THINK, THINK_END = "<think>", "</think>"
 
 
@@ -54,7 +55,6 @@ class AnswerParser:
         self._mode: type[Text] | type[Thought] | type[Call] | None = Text
         self._start = True  # nothing but white space came so far
         self._gap = False  # right after a call or a thought: white space there means nothing
-        self._bare = ""  # a bare JSON call being collected
         if prefix:
             self.feed(prefix)
 
@@ -71,10 +71,8 @@ class AnswerParser:
         """The end of the text: what was held back is given as what it is."""
         out: list[Segment] = []
         rest, self._pending = self._pending, ""
-        if self._bare:
-            rest, self._bare = self._bare + rest, ""
-            call = self._call(rest)
-            return [call] if call else [Text(rest)]
+        if self._start and (call := self._call(rest)) is not None:
+            return [call]
         if self._mode is Call:
             call = self._call(rest)
             out.append(call if call else Text(CALL + rest))
@@ -97,9 +95,8 @@ class AnswerParser:
             stripped = self._pending.lstrip()
             if not stripped:
                 return False
-            if stripped[0] == "{" and self._offered:
-                self._bare, self._pending = self._bare + self._pending, ""
-                return False
+            if self._offered and _may_be_bare_call(stripped):
+                return False  # held back until it is known what it is
             if THINK.startswith(stripped) and stripped != THINK:
                 return False  # may yet become a thought
             self._start = False
@@ -155,6 +152,12 @@ class AnswerParser:
         if isinstance(arguments, str):
             return Call(tool, arguments)
         return Call(tool, msgspec.json.encode(arguments).decode())
+
+
+def _may_be_bare_call(text: str) -> bool:
+    """Whether an answer that begins like this may be a call without marks: {"name": ..."""
+    beginning = "".join(text[:64].split())[: len(_BARE)]
+    return _BARE.startswith(beginning)
 
 
 def _overlap(text: str, mark: str) -> int:

@@ -1,0 +1,395 @@
+"""The gateway's small parts: limits, keys, routing, calls in text, prompts, origins, the outbox."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+from gateway_support import fake_model
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keystroke.config import ServerSettings
+from keystroke.errors import ConfigError, Forbidden, InputError, RateLimited, Unauthorized
+from keystroke.gateway import prompts
+from keystroke.gateway.frames import text_frame_header
+from keystroke.gateway.keys import LOCAL, KeyRing, digest, make_key
+from keystroke.gateway.lanes import Lane, Tier, rank
+from keystroke.gateway.limits import Budget, Limits
+from keystroke.gateway.outbox import BEHIND, HIGH, Outbox
+from keystroke.gateway.registry import Registry, local_entry
+from keystroke.gateway.routing import Router, Task
+from keystroke.gateway.security import check_host, check_origin, is_loopback, key_ring
+from keystroke.gateway.toolcalls import AnswerParser, Call, Offered, Segment, Text, Thought
+from keystroke.protocol.events import Created, TextDelta
+from keystroke.protocol.faults import ModelNotFound
+from keystroke.protocol.items import Item, Part, Tool
+from keystroke.protocol.response import Response
+
+# Limits
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_requests_and_tokens_refill_and_say_when_to_come_back() -> None:
+    clock = Clock()
+    limits = Limits({"m": Budget(requests_per_minute=2, tokens_per_minute=600)}, clock)
+    for _ in range(2):
+        limits.admit("k", "m", 10).settle(10)
+    with pytest.raises(RateLimited) as caught:
+        limits.admit("k", "m", 10)
+    assert caught.value.retry_after == pytest.approx(30)
+    clock.now += caught.value.retry_after
+    permit = limits.admit("k", "m", 10)
+    assert permit.headers["x-ratelimit-limit-requests"] == "2"
+    assert permit.headers["x-ratelimit-remaining-requests"] == "0"
+    permit.settle(900)
+    clock.now += 60
+    with pytest.raises(RateLimited, match="tokens a minute"):
+        limits.admit("k", "m", 590)
+
+
+def test_keys_and_models_have_budgets_of_their_own() -> None:
+    limits = Limits({"m": Budget(requests_per_minute=1)}, Clock())
+    limits.admit("a", "m", 1)
+    limits.admit("b", "m", 1)
+    limits.admit("a", "unlimited", 1)
+    with pytest.raises(RateLimited):
+        limits.admit("a", "m", 1)
+    assert limits.headers("a", "unlimited") == {}
+
+
+def test_concurrent_responses_are_counted_and_given_back_once() -> None:
+    limits = Limits({"m": Budget(concurrent=1)}, Clock())
+    permit = limits.admit("k", "m", 1)
+    with pytest.raises(RateLimited):
+        limits.admit("k", "m", 1)
+    permit.settle(1)
+    permit.settle(1)
+    limits.admit("k", "m", 1)
+    with pytest.raises(RateLimited):
+        limits.admit("k", "m", 1)
+
+
+def test_a_request_larger_than_the_bucket_passes_when_the_bucket_is_full() -> None:
+    limits = Limits({"m": Budget(tokens_per_minute=100)}, Clock())
+    limits.admit("k", "m", 5000)
+    with pytest.raises(RateLimited):
+        limits.admit("k", "m", 1)
+
+
+# Keys and origins
+
+
+def test_a_key_opens_until_it_is_revoked_and_only_its_hash_is_kept() -> None:
+    key, token = make_key("bob")
+    ring = KeyRing(required=True)
+    ring.replace([key])
+    assert token not in repr(key)
+    assert ring.check(f"Bearer {token}").name == "bob"
+    for wrong in (
+        None,
+        "Bearer",
+        f"Bearer {token}x",
+        f"Basic {token}",
+        "Bearer ks_zz_yy",
+        f"Bearer {key.id}",
+    ):
+        with pytest.raises(Unauthorized):
+            ring.check(wrong)
+    ring.replace([])
+    with pytest.raises(Unauthorized):
+        ring.check(f"Bearer {token}")
+
+
+def test_a_loopback_ring_lets_everyone_in_as_local_and_knows_its_keys() -> None:
+    key, token = make_key("bob")
+    ring = KeyRing(required=False)
+    ring.replace([key])
+    assert ring.check(None) == LOCAL
+    assert ring.check("Bearer whatever") == LOCAL
+    assert ring.check(f"Bearer {token}").id == key.id
+
+
+def test_keys_are_required_beyond_loopback_or_where_some_were_given() -> None:
+    assert not key_ring(ServerSettings(), {}).required
+    assert key_ring(ServerSettings(host="0.0.0.0"), {}).required
+    given = key_ring(ServerSettings(), {"KEYSTROKE_API_KEY": "a, b"})
+    assert given.required
+    assert given.check("Bearer b").id == "static_1"
+    assert digest("a") != "a"
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [("127.0.0.1", True), ("localhost", True), ("::1", True), ("[::1]", True), ("0.0.0.0", False),
+     ("192.168.1.5", False), ("example.com", False), ("127.0.0.1.evil.com", False)],
+)  # fmt: skip
+def test_loopback_is_told_from_the_rest(host: str, local: bool) -> None:
+    assert is_loopback(host) is local
+
+
+def test_pages_of_other_sites_are_refused_and_programs_are_not() -> None:
+    check_origin(None, "127.0.0.1:8012")
+    check_origin("http://127.0.0.1:8012", "127.0.0.1:8012")
+    check_origin("http://localhost:3000", "127.0.0.1:8012")
+    check_origin("https://app.example", "127.0.0.1:8012", ("https://app.example",))
+    for origin in ("https://evil.example", "null", "http://127.0.0.1.evil.example"):
+        with pytest.raises(Forbidden):
+            check_origin(origin, "127.0.0.1:8012")
+    with pytest.raises(Forbidden):
+        check_origin("http://localhost:3000", "server.example")
+
+
+def test_a_loopback_server_refuses_a_repointed_domain() -> None:
+    check_host("localhost:8012", "127.0.0.1")
+    check_host("anything", "0.0.0.0")
+    with pytest.raises(Forbidden):
+        check_host("rebound.example:8012", "127.0.0.1")
+
+
+# Lanes and routing
+
+
+def test_a_lane_beats_every_tier() -> None:
+    order = sorted((rank(lane, tier), lane, tier) for lane in Lane for tier in Tier)
+    assert [lane for _, lane, _ in order] == sorted([*Lane, *Lane, *Lane])
+    assert rank(Lane.GHOST, Tier.FLEX) < rank(Lane.CHAT, Tier.PRIORITY)
+
+
+BOTH = Router(fast="small", deep="large")
+
+
+@pytest.mark.parametrize(
+    ("task", "model", "reason"),
+    [
+        (Task(Lane.GHOST, "", 10), "small", "interactive"),
+        (Task(Lane.CHAT, "fix the typo", 10), "small", "short interactive"),
+        (Task(Lane.CHAT, "think hard about this", 10), "large", "asked for depth"),
+        (Task(Lane.CHAT, "quickly: migrate this", 10), "small", "asked for speed"),
+        (Task(Lane.CHAT, "find the race condition", 10), "large", "looks hard"),
+        (Task(Lane.CHAT, "x", 500_000), "large", "long"),
+        (Task(Lane.BACKGROUND, "x", 10, background=True), "large", "background"),
+        (Task(Lane.CHAT, "x", 10, effort="high"), "large", "effort"),
+    ],
+)
+def test_auto_routes_by_task_size_and_words_and_says_why(task: Task, model: str, reason: str) -> None:
+    name, _, why = BOTH.choose(task)
+    assert name == model
+    assert reason in why
+
+
+def test_without_a_deep_model_the_fast_one_answers_and_says_so() -> None:
+    name, role, why = Router(fast="small", deep=None).choose(Task(Lane.CHAT, "think hard", 1))
+    assert (name, role) == ("small", "fast")
+    assert "no deep model" in why
+
+
+def test_the_registry_finds_names_and_roles_and_hints_at_near_ones() -> None:
+    registry = Registry([local_entry("tiny", fake_model(name="tiny"))])
+    assert registry.find("fast").name == registry.find("tiny").name == "tiny"
+    with pytest.raises(ModelNotFound, match="did you mean tiny"):
+        registry.find("tinny")
+    with pytest.raises(ConfigError):
+        Registry([])
+
+
+# Calls in text
+
+OFFERED = {"f": Offered("f"), "apply_patch": Offered("apply_patch", custom=True)}
+ANSWERS: list[tuple[str, list[Segment]]] = [
+    ("plain text", [Text("plain text")]),
+    ("a < b and c > d", [Text("a < b and c > d")]),
+    ('<tool_call>{"name":"f","arguments":{"x":1}}</tool_call>', [Call(OFFERED["f"], '{"x":1}')]),
+    ('hi <tool_call>\n{"name":"f","arguments":{}}\n</tool_call>\n', [Text("hi "), Call(OFFERED["f"], "{}")]),
+    (
+        '<tool_call>{"name":"apply_patch","arguments":{"input":"*** Begin"}}</tool_call>',
+        [Call(OFFERED["apply_patch"], "*** Begin")],
+    ),
+    ('{"name": "f", "parameters": {"x": 2}}', [Call(OFFERED["f"], '{"x":2}')]),
+    ('{"not": "a call"}', [Text('{"not": "a call"}')]),
+    ("<tool_call>{broken</tool_call>", [Text("<tool_call>{broken</tool_call>")]),
+    ('<tool_call>{"name":"rm"}</tool_call>', [Text('<tool_call>{"name":"rm"}</tool_call>')]),
+    ("<think>hm</think>\n\nyes", [Thought("hm"), Text("yes")]),
+    ("<think>never closed", [Thought("never closed")]),
+    ("<tool_call>never closed", [Text("<tool_call>never closed")]),
+]
+
+
+def merged(segments: list[Segment]) -> list[Segment]:
+    out: list[Segment] = []
+    for s in segments:
+        last = out[-1] if out else None
+        if isinstance(s, Text) and isinstance(last, Text):
+            out[-1] = Text(last.text + s.text)
+        elif isinstance(s, Thought) and isinstance(last, Thought):
+            out[-1] = Thought(last.text + s.text)
+        else:
+            out.append(s)
+    return out
+
+
+@pytest.mark.parametrize(("answer", "expected"), ANSWERS)
+@pytest.mark.parametrize("seed", range(4))
+def test_segments_do_not_depend_on_how_the_text_was_cut(
+    answer: str, expected: list[Segment], seed: int
+) -> None:
+    rng = random.Random(seed)
+    parser = AnswerParser(OFFERED)
+    said: list[Segment] = []
+    at = 0
+    while at < len(answer):
+        size = len(answer) if seed == 0 else rng.randint(1, 6)
+        said += parser.feed(answer[at : at + size])
+        at += size
+    assert merged(said + parser.finish()) == expected
+
+
+@given(st.text(alphabet='<>/tool_calhink{}"\n x', max_size=60), st.integers(1, 5))
+def test_without_tools_or_thoughts_text_passes_unchanged(text: str, size: int) -> None:
+    parser = AnswerParser({})
+    pieces = [text[i : i + size] for i in range(0, len(text), size)]
+    said = [s for p in pieces for s in parser.feed(p)] + parser.finish()
+    if not text.lstrip().startswith("<think>"):
+        assert "".join(s.text for s in said if isinstance(s, Text)) == text
+
+
+def test_without_tools_a_call_is_only_text() -> None:
+    text = '<tool_call>{"name":"f"}</tool_call>'
+    parser = AnswerParser({})
+    assert merged(parser.feed(text) + parser.finish()) == [Text(text)]
+
+
+# Prompts
+
+
+def test_items_become_messages_that_templates_accept() -> None:
+    items = [
+        Item(role="developer", content="rules"),
+        Item(role="user", content=[Part(text="hi "), Part(text="there")]),
+        Item(type="reasoning", id="rs"),
+        Item(role="assistant", content="let me look"),
+        Item(type="function_call", call_id="c1", name="f", arguments='{"x":1}'),
+        Item(type="custom_tool_call", call_id="c2", name="apply_patch", input="patch"),
+        Item(type="function_call_output", call_id="c1", output="one"),
+        Item(type="custom_tool_call_output", call_id="c2", output=[Part(text="done")]),
+        Item(type="web_search_call", id="ws"),
+        Item(role="developer", content="later"),
+    ]
+    assert prompts.messages_of("be brief", items) == [
+        {"role": "system", "content": "be brief\n\nrules"},
+        {"role": "user", "content": "hi there"},
+        {
+            "role": "assistant",
+            "content": "let me look",
+            "tool_calls": [
+                {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}},
+                {
+                    "id": "c2",
+                    "type": "function",
+                    "function": {"name": "apply_patch", "arguments": {"input": "patch"}},
+                },
+            ],
+        },
+        {"role": "tool", "content": "one", "tool_call_id": "c1", "name": "f"},
+        {"role": "tool", "content": "done", "tool_call_id": "c2", "name": "apply_patch"},
+        {"role": "user", "content": "later"},
+    ]  # fmt: skip
+
+
+def test_a_continued_conversation_has_the_tokens_of_one_rendered_whole() -> None:
+    model = fake_model()
+    first = [Item(role="system", content="s"), Item(role="user", content="one <end> look-alike")]
+    answer = "the answer"
+    held = [*prompts.whole(model, prompts.messages_of(None, first), []).tokens, *answer.encode(), 258]
+    new = [Item(role="user", content="two")]
+    joined = prompts.continued(model, held, prompts.messages_of(None, new, first))
+    everything = [*first, Item(role="assistant", content=answer), *new]
+    assert joined is not None
+    assert joined.tokens == prompts.whole(model, prompts.messages_of(None, everything), []).tokens
+
+
+def test_images_are_refused_with_the_place_they_stand() -> None:
+    with pytest.raises(InputError, match=r"input\[1\] holds input_image"):
+        prompts.items_of([Item(role="user"), Item(role="user", content=[Part(type="input_image")])])
+
+
+def test_tools_are_offered_flat_and_a_choice_forces_the_call() -> None:
+    tools = [
+        Tool(name="f", parameters={"type": "object"}),
+        Tool(type="custom", name="apply_patch", format={"definition": "start: PATCH"}),
+        Tool(type="web_search"),
+        Tool(type="namespace", name="db", tools=[Tool(name="query")]),
+    ]
+    offered = prompts.offered_tools(tools)
+    assert list(offered) == ["f", "apply_patch", "query"]
+    assert offered["query"].namespace == "db"
+    assert prompts.offered_tools(tools, "none") == {}
+    assert prompts.forced_call("auto", offered) == ""
+    assert prompts.forced_call({"type": "function", "name": "f"}, offered).endswith('"arguments": ')
+    with pytest.raises(InputError):
+        prompts.forced_call({"name": "unknown"}, offered)
+    specs = prompts.tool_specs(tools, offered)
+    assert "start: PATCH" in specs[1]["function"]["description"]
+
+
+# The outbox and frames
+
+
+def delta(number: int, item: str = "m") -> TextDelta:
+    return TextDelta(item, 0, 0, str(number % 10), [], number)
+
+
+async def test_a_client_that_keeps_up_gets_every_delta_by_itself() -> None:
+    outbox = Outbox(lambda: None, lambda: None)
+    outbox.put(None, [delta(1), delta(2)])
+    batch = await outbox.take()
+    assert batch is not None
+    assert [m.delta for _, m in batch] == ["1", "2"]
+
+
+async def test_deltas_join_when_the_client_is_behind_and_keep_their_order() -> None:
+    outbox = Outbox(lambda: None, lambda: None)
+    created = Created(response=Response(id="r", created_at=0, model="m", status="queued"), sequence_number=5)
+    outbox.put(None, [delta(n) for n in range(BEHIND)] + [created] + [delta(n, "n") for n in (6, 7)])
+    batch = await outbox.take()
+    assert batch is not None
+    messages: list[Any] = [m for _, m in batch]
+    assert [getattr(m, "delta", "created") for m in messages] == ["01234567", "created", "67"]
+    assert messages[0].sequence_number == BEHIND - 1
+
+
+async def test_answers_pause_when_far_behind_and_resume_once_written() -> None:
+    calls: list[str] = []
+    outbox = Outbox(lambda: calls.append("pause"), lambda: calls.append("resume"))
+    outbox.put(None, [delta(n) for n in range(HIGH + 1)])
+    assert calls == ["pause"]
+    await outbox.take()
+    outbox.written()
+    assert calls == ["pause", "resume"]
+
+
+async def test_a_closed_outbox_gives_what_it_holds_and_then_none() -> None:
+    outbox = Outbox(lambda: None, lambda: None)
+    outbox.put(None, [delta(1)])
+    outbox.close()
+    outbox.put(None, [delta(2)])
+    first, second = await outbox.take(), await asyncio.wait_for(outbox.take(), 1)
+    assert first is not None
+    assert [m.delta for _, m in first] == ["1"]
+    assert second is None
+
+
+@pytest.mark.parametrize("size", [0, 1, 125, 126, 127, 65_535, 65_536, 100_000])
+def test_frame_headers_are_those_a_websocket_parser_reads(size: int) -> None:
+    from websockets.frames import Frame, Opcode
+
+    payload = b"x" * size
+    assert text_frame_header(size) + payload == Frame(Opcode.TEXT, payload).serialize(mask=False)

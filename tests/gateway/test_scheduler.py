@@ -1,0 +1,312 @@
+"""Who steps next: lanes, tiers, rotation, preemption, cancelling, batching."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from gateway_support import fake_model
+
+from keystroke.engine.base import Step, StepRequest
+from keystroke.engine.fake import FakeEngine
+from keystroke.engine.generation import Chunk, Finish, GenerationParams
+from keystroke.engine.model import Model
+from keystroke.errors import ContextOverflow, EngineError, Interrupted, QueueFull, Unavailable
+from keystroke.gateway.lanes import Lane, Tier
+from keystroke.gateway.scheduler import Job, Scheduler
+from keystroke.gateway.ticket import Ended, Moved, Started, Steered, Superseded, Ticket
+
+
+@asynccontextmanager
+async def scheduling(model: Model, **options: Any) -> AsyncIterator[Scheduler]:
+    scheduler = Scheduler(model, **options)
+    scheduler.start()
+    try:
+        yield scheduler
+    finally:
+        await scheduler.stop()
+        assert not isinstance(model.engine, FakeEngine) or not model.engine.live, "a session leaked"
+
+
+def job(text: str = "x", tokens: int = 10, **more: Any) -> Job:
+    return Job(list(text.encode()), GenerationParams(tokens), **more)
+
+
+async def everything(ticket: Ticket) -> list[Any]:
+    return [item async for item in ticket]
+
+
+def text_of(items: list[Any]) -> str:
+    return "".join(i.text for i in items if isinstance(i, Chunk))
+
+
+async def first_chunk(ticket: Ticket) -> None:
+    """Wait until the ticket has begun to speak, without ending it."""
+    for _ in range(2000):
+        if ticket.timing.first:
+            return
+        await asyncio.sleep(0.002)
+    raise AssertionError("the ticket never spoke")
+
+
+async def test_a_ticket_gives_its_chunks_and_one_end() -> None:
+    async with scheduling(fake_model(lambda _p: "hello")) as s:
+        items = await everything(s.submit(job(tokens=100)))
+    assert isinstance(items[0], Started)
+    assert text_of(items) == "hello"
+    assert [type(i) for i in items].count(Ended) == 1
+    assert items[-1].error is None
+    assert items[-2].finish is Finish.STOP
+
+
+async def test_equals_take_turns() -> None:
+    order: list[str] = []
+    model = fake_model(step_cost=0.001)
+    async with scheduling(model, concurrent=2) as s:
+        tickets = {name: s.submit(job(name, 20)) for name in "ab"}
+
+        async def follow(name: str) -> None:
+            async for item in tickets[name]:
+                if isinstance(item, Chunk):
+                    order.append(name)  # noqa: PERF401 - the two readers share one list
+
+        await asyncio.gather(*map(follow, "ab"))
+    middle = "".join(order)[4:-4]
+    assert "aaaa" not in middle
+    assert "bbbb" not in middle
+
+
+async def test_a_higher_lane_preempts_a_lower_one_between_steps_and_the_lower_resumes() -> None:
+    model = fake_model(lambda p: "c" * 300 if "chat" in p else "g" * 20, step_cost=0.001)
+    async with scheduling(model, concurrent=1) as s:
+        chat = s.submit(job("chat", 300), lane=Lane.CHAT)
+        await first_chunk(chat)
+        ghost = s.submit(job("ghost", 20), lane=Lane.GHOST)
+        ghost_items = await everything(ghost)
+        assert not chat.done
+        chat_items = await everything(chat)
+    assert text_of(ghost_items) == "g" * 20
+    assert not any(isinstance(i, Moved) for i in ghost_items), "it never waited"
+    assert text_of(chat_items) == "c" * 300
+
+
+async def test_a_long_prefill_yields_to_a_higher_lane_and_goes_on_from_there() -> None:
+    model = fake_model(lambda _p: "ok", prefill_cost=0.0005, chunk=64)
+    engine = model.engine
+    assert isinstance(engine, FakeEngine)
+    async with scheduling(model, concurrent=1) as s:
+        chat = s.submit(job("c" * 4000), lane=Lane.CHAT)
+        for _ in range(500):
+            if engine.prefilled > 300:
+                break
+            await asyncio.sleep(0.002)
+        ghost = s.submit(job("g"), lane=Lane.GHOST)
+        assert text_of(await everything(ghost)) == "ok"
+        assert not chat.timing.first, "the ghost came first"
+        assert text_of(await everything(chat)) == "ok"
+    assert chat.preemptions == 1
+    assert engine.prefilled < 4000 + 600, "what was computed before the preemption was kept"
+
+
+async def test_a_preempted_warm_up_leaves_its_work_to_the_turn_it_was_for() -> None:
+    model = fake_model(lambda _p: "ok", prefill_cost=0.0005, chunk=64)
+    engine = model.engine
+    assert isinstance(engine, FakeEngine)
+    async with scheduling(model, concurrent=1) as s:
+        s.submit(job("w" * 2000, warm=True), lane=Lane.BACKGROUND)
+        for _ in range(500):
+            if engine.prefilled > 300:
+                break
+            await asyncio.sleep(0.002)
+        turn = s.submit(job("w" * 2000 + "?"), lane=Lane.CHAT)
+        assert text_of(await everything(turn)) == "ok"
+    assert turn.stats.reused >= 128
+
+
+async def test_tiers_order_what_waits_inside_a_lane() -> None:
+    model = fake_model(step_cost=0.002)
+    async with scheduling(model, concurrent=1) as s:
+        busy = s.submit(job(tokens=30), tier=Tier.PRIORITY)
+        await first_chunk(busy)
+        flex = s.submit(job(tokens=2), tier=Tier.FLEX)
+        default = s.submit(job(tokens=2), tier=Tier.DEFAULT)
+        priority = s.submit(job(tokens=2), tier=Tier.PRIORITY)
+        await asyncio.gather(*map(everything, (busy, flex, default, priority)))
+    assert priority.timing.started < default.timing.started < flex.timing.started
+
+
+async def test_waiting_tickets_are_told_their_position_as_it_changes() -> None:
+    model = fake_model(step_cost=0.002)
+    async with scheduling(model, concurrent=1) as s:
+        first = s.submit(job(tokens=10))
+        await first_chunk(first)
+        second, third = s.submit(job(tokens=2)), s.submit(job(tokens=2))
+        items = await asyncio.gather(*map(everything, (first, second, third)))
+    assert [[i.position for i in seen if isinstance(i, Moved)] for seen in items] == [[], [1], [2, 1]]
+
+
+async def test_the_queue_is_bounded() -> None:
+    async with scheduling(fake_model(step_cost=0.01), concurrent=1, max_queue=2) as s:
+        busy = s.submit(job(tokens=1000))
+        await first_chunk(busy)
+        waiting = [s.submit(job()), s.submit(job())]
+        with pytest.raises(QueueFull) as caught:
+            s.submit(job())
+        assert caught.value.retry_after > 0
+        for ticket in (busy, *waiting):
+            ticket.cancel()
+        await asyncio.gather(*map(everything, (busy, *waiting)))
+
+
+async def test_cancelling_stops_within_one_step_and_touches_nobody_else() -> None:
+    model = fake_model(lambda p: "y" * 60 if "other" in p else "x" * 10_000, step_cost=0.002)
+    engine = model.engine
+    assert isinstance(engine, FakeEngine)
+    async with scheduling(model, concurrent=2) as s:
+        doomed, other = s.submit(job("doomed", 10_000)), s.submit(job("other", 60))
+        await first_chunk(doomed)
+        doomed.cancel()
+        before = doomed.stats.steps
+        items = await everything(doomed)
+        assert isinstance(items[-1].error, Interrupted)
+        assert doomed.stats.steps <= before + 1
+        assert text_of(await everything(other)) == "y" * 60
+
+
+async def test_a_waiting_ticket_can_be_cancelled_and_frees_its_place() -> None:
+    async with scheduling(fake_model(step_cost=0.005), concurrent=1) as s:
+        busy = s.submit(job(tokens=200))
+        await first_chunk(busy)
+        gone, next_ = s.submit(job(tokens=1)), s.submit(job(tokens=1))
+        gone.cancel()
+        items = await everything(gone)
+        assert isinstance(items[-1].error, Interrupted)
+        assert not any(isinstance(i, Started) for i in items)
+        busy.cancel()
+        assert (await everything(next_))[-1].error is None
+
+
+async def test_newer_work_for_a_buffer_supersedes_the_older() -> None:
+    async with scheduling(fake_model(step_cost=0.005)) as s:
+        old = s.submit(job(tokens=1000), lane=Lane.GHOST, supersedes="file.py")
+        elsewhere = s.submit(job(tokens=3), lane=Lane.GHOST, supersedes="other.py")
+        await first_chunk(old)
+        new = s.submit(job(tokens=3), lane=Lane.GHOST, supersedes="file.py")
+        assert isinstance((await everything(old))[-1].error, Superseded)
+        assert (await everything(new))[-1].error is None
+        assert (await everything(elsewhere))[-1].error is None
+
+
+async def test_a_paused_ticket_takes_no_step_until_it_is_resumed() -> None:
+    model = fake_model(step_cost=0.002)
+    async with scheduling(model, concurrent=2) as s:
+        slow, other = s.submit(job(tokens=200)), s.submit(job(tokens=30))
+        await first_chunk(slow)
+        slow.pause()
+        await asyncio.sleep(0.02)
+        steps = slow.stats.steps
+        await everything(other)
+        assert slow.stats.steps == steps
+        slow.resume()
+        assert (await everything(slow))[-1].error is None
+
+
+async def test_a_paused_ticket_can_still_be_cancelled() -> None:
+    async with scheduling(fake_model(step_cost=0.002)) as s:
+        ticket = s.submit(job(tokens=500))
+        await first_chunk(ticket)
+        ticket.pause()
+        ticket.cancel()
+        assert isinstance((await everything(ticket))[-1].error, Interrupted)
+
+
+async def test_a_redirect_keeps_what_was_generated_and_goes_on() -> None:
+    model = fake_model(lambda p: "after" if p.endswith("!") else "b" * 400, step_cost=0.002)
+    async with scheduling(model) as s:
+        ticket = s.submit(job("start", 1000))
+        await first_chunk(ticket)
+        ticket.redirect("steer_1", list(b" now this!"))
+        items = await everything(ticket)
+    (steered,) = [i for i in items if isinstance(i, Steered)]
+    at = items.index(steered)
+    before, after = text_of(items[:at]), text_of(items[at:])
+    assert set(before) == {"b"}
+    assert after == "after"
+    assert steered.kept == len("start") + len(before)
+    assert steered.length == steered.kept + len(" now this!")
+
+
+class BatchingEngine(FakeEngine):
+    """Counts the sessions of each joint step."""
+
+    max_batch = 4
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.batches: list[int] = []
+
+    def step_many(self, requests: Sequence[StepRequest]) -> list[Step]:
+        self.batches.append(len(requests))
+        return super().step_many(requests)
+
+
+async def test_an_engine_that_batches_steps_its_sessions_together_with_the_same_text() -> None:
+    plain = fake_model()
+    engine = BatchingEngine()
+    model = Model("fake", engine, plain.tokenizer, plain.chat, plain.fim)
+    prompts = ["one", "two", "three", "four", "five"]
+    async with scheduling(model) as s:
+        tickets = [s.submit(job(p, 12 + i)) for i, p in enumerate(prompts)]
+        together = [text_of(i) for i in await asyncio.gather(*map(everything, tickets))]
+    async with scheduling(plain, concurrent=1) as s:
+        alone = [text_of(await everything(s.submit(job(p, 12 + i)))) for i, p in enumerate(prompts)]
+    assert together == alone
+    assert max(engine.batches) > 1
+
+
+async def test_a_failing_engine_ends_its_ticket_with_one_sentence_and_serves_the_next() -> None:
+    def script(prompt: str) -> str:
+        if "bad" in prompt:
+            raise ZeroDivisionError("secret detail")
+        return "fine"
+
+    async with scheduling(fake_model(script)) as s:
+        error = (await everything(s.submit(job("bad"))))[-1].error
+        assert isinstance(error, EngineError)
+        assert "secret" not in error.message
+        assert text_of(await everything(s.submit(job("good")))) == "fine"
+
+
+async def test_a_prompt_beyond_the_context_fails_alone() -> None:
+    async with scheduling(fake_model(context_length=50)) as s:
+        error = (await everything(s.submit(job("x" * 100))))[-1].error
+        assert isinstance(error, ContextOverflow)
+        assert (await everything(s.submit(job("x", 3))))[-1].error is None
+
+
+async def test_stopping_ends_every_ticket_with_a_terminal_item() -> None:
+    scheduler = Scheduler(fake_model(step_cost=0.005), concurrent=1)
+    scheduler.start()
+    tickets = [scheduler.submit(job(tokens=1000)) for _ in range(3)]
+    await first_chunk(tickets[0])
+    readers = [asyncio.create_task(everything(t)) for t in tickets]
+    await asyncio.sleep(0)
+    await scheduler.stop()
+    for items in await asyncio.gather(*readers):
+        assert isinstance(items[-1].error, Unavailable)
+    with pytest.raises(Unavailable):
+        scheduler.submit(job())
+
+
+async def test_leaving_the_iterator_early_cancels_the_work() -> None:
+    model = fake_model(step_cost=0.002)
+    async with scheduling(model) as s:
+        ticket = s.submit(job(tokens=10_000))
+        async for item in ticket:
+            if isinstance(item, Chunk):
+                break
+        await asyncio.sleep(0.05)
+        assert s.running == 0

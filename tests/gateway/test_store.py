@@ -1,0 +1,127 @@
+"""The store keeps what it was given, batches writes, and never fails a response."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from keystroke.errors import ConfigError, NotFound
+from keystroke.gateway.keys import make_key
+from keystroke.gateway.store import RESPONSES, Store, default_url
+from keystroke.protocol.items import Item, Message, OutputText
+from keystroke.protocol.response import Receipt, Response
+
+
+def response(name: str, previous: str | None = None) -> Response:
+    message = Message(f"msg_{name}", "completed", [OutputText(f"answer {name}")])
+    return Response(
+        id=name, created_at=1, model="m", status="completed", output=[message], previous_response_id=previous
+    )
+
+
+def receipt(**fields: float) -> Receipt:
+    zero: dict[str, object] = {
+        f: 0 for f in Receipt.__struct_fields__ if f not in ("model", "lane", "service_tier", "currency")
+    }
+    return Receipt(model="m", lane="chat", service_tier="default", **{**zero, **fields})  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    made = Store(default_url(tmp_path))
+    yield made
+    made.close()
+
+
+async def test_a_response_comes_back_as_it_went_in(store: Store) -> None:
+    store.save_response("key", [Item(role="user", content="q")], response("a"))
+    await store.flush()
+    found = await store.response("a")
+    assert found is not None
+    assert (found.key_id, found.items, found.response) == (
+        "key",
+        [Item(role="user", content="q")],
+        response("a"),
+    )
+    assert await store.response("b") is None
+
+
+async def test_a_chain_is_read_oldest_first_and_the_last_write_of_an_id_stands(store: Store) -> None:
+    for name, previous in (("a", None), ("b", "a"), ("c", "b"), ("c", "b")):
+        store.save_response("key", [Item(role="user", content=name)], response(name, previous))
+    await store.flush()
+    assert [s.response.id for s in await store.chain("c")] == ["a", "b", "c"]
+    assert await store.chain("nothing") == []
+
+
+async def test_usage_adds_up_by_key_and_model(store: Store) -> None:
+    for number in range(3):
+        store.save_usage(
+            f"r{number}", "k1", "bob", "completed", receipt(input_tokens=10, output_tokens=2, cost=0.5)
+        )
+    store.save_usage("r9", "k2", "eve", "completed", receipt(input_tokens=1))
+    rows = store.usage()
+    assert [(r.key, r.responses, r.input_tokens, r.output_tokens, r.cost) for r in rows] == [
+        ("bob", 3, 30, 6, 1.5),
+        ("eve", 1, 1, 0, 0.0),
+    ]
+    assert [r.key for r in store.usage(key="k2")] == ["eve"]
+    assert store.usage(since=time.time() + 10) == []
+
+
+def test_keys_are_kept_by_hash_and_revoked_by_name_or_id(store: Store) -> None:
+    key, token = make_key("bob")
+    store.add_key(key)
+    assert store.keys() == [key]
+    assert token.encode() not in Path(str(store._engine.url.database)).read_bytes()
+    store.revoke_key("bob")
+    assert store.keys()[0].revoked_at is not None
+    with pytest.raises(NotFound):
+        store.revoke_key("bob")
+
+
+async def test_nothing_said_is_kept_without_retention(tmp_path: Path) -> None:
+    store = Store(default_url(tmp_path), retention_days=0)
+    store.save_response("key", [], response("a"))
+    await store.flush()
+    assert await store.response("a") is None
+    store.close()
+
+
+async def test_responses_past_their_retention_are_deleted(tmp_path: Path) -> None:
+    store = Store(default_url(tmp_path), retention_days=1)
+    store.save_response("key", [], response("old"))
+    store.save_response("key", [], response("new"))
+    await store.flush()
+    with store._engine.begin() as connection:
+        ancient = time.time() - 2 * 86_400
+        connection.execute(sa.update(RESPONSES).where(RESPONSES.c.id == "old").values(created_at=ancient))
+    store._purge()
+    assert await store.response("old") is None
+    assert await store.response("new") is not None
+    store.close()
+
+
+async def test_a_failing_database_is_logged_and_the_next_write_works(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = store._engine.begin
+    monkeypatch.setattr(store._engine, "begin", lambda: (_ for _ in ()).throw(OSError("disk full")))
+    store.save_response("key", [], response("lost"))
+    await store.flush()
+    monkeypatch.setattr(store._engine, "begin", begin)
+    store.save_response("key", [], response("kept"))
+    await store.flush()
+    assert await store.response("kept") is not None
+
+
+@pytest.mark.parametrize(
+    "url", ["nonsense", "sqlite:////proc/nowhere/x.db", "postgresql://nobody@127.0.0.1:1/x"]
+)
+def test_a_database_that_cannot_be_opened_is_one_sentence(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"server\.database"):
+        Store(url)
