@@ -152,10 +152,13 @@ class LiveAudit:
         self._outline_found = self._with_fixes(matches, outline.text, {}, 0)
 
     def _audit_unit(self, source: str, unit: Unit) -> _Result:
+        names = frozenset(_WORD.findall(source))
+        if self.language not in ("c", "cpp") and not self._index.concerns(names, source):
+            return _Result((), names)  # no rule can match: most code most of the time
         whole = unit.before + source + unit.after
         shift = len(unit.before)
         matches, _, _ = self._walk(whole, self._context, shift)
-        return _Result(self._with_fixes(matches, whole, self._context, shift), frozenset(_WORD.findall(source)))
+        return _Result(self._with_fixes(matches, whole, self._context, shift), names)
 
     def _walk(self, source: str, env: Env, shift: int) -> tuple[list[Match], Env, Any]:
         root = SgRoot(source, self.language).root()

@@ -11,7 +11,7 @@ from keystroke.assist.audit import ir
 from keystroke.assist.audit.flow import CallEvent
 from keystroke.assist.audit.match import Matcher
 from keystroke.assist.audit.memory import MemoryMatcher
-from keystroke.assist.audit.secrets import FORMATS, is_secret
+from keystroke.assist.audit.secrets import FORMAT_MARKS, FORMATS, is_secret
 from keystroke.assist.audit.values import PARAMETER, Value
 
 
@@ -58,7 +58,7 @@ class _Secrets(Matcher):
     def source(self, root: ir.Syntax, text: str) -> None:
         """Keys recognised by their form, wherever they stand."""
         pair = self.rules.detectors.get("secret-format")
-        if pair is None:
+        if pair is None or not any(mark in text for mark in FORMAT_MARKS):
             return
         for found in FORMATS.finditer(text):
             if "EXAMPLE" not in found.group():

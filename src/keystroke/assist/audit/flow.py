@@ -258,7 +258,7 @@ class Flow:
                 self.narrow(stmt.test, True)
             self.run(stmt.body)
             self.run(stmt.step)
-            if again or len(self.breaks) > 2 or not self.worse(before, self.env):
+            if again or len(self.breaks) > 1 or not self.worse(before, self.env):
                 break
             after = self.env
         ends = [*self.breaks.pop()]

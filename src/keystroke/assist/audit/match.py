@@ -34,6 +34,10 @@ class Match:
     args: list[Value]
 
 
+# Words without which neither a secret nor an answer made of request data can be there.
+TRIGGERS = ("assw", "ASSW", "assphrase", "asscode", "pwd", "PWD", "ecret", "SECRET", "oken", "TOKEN", "_key", "Key", "KEY", "apikey", "redential", "request", "Request", "req.", "PRIVATE", "AKIA", "ASIA", "ghp_", "xox", "sk_", "sk-", "AIza", "npm_")
+
+
 class Index:
     """One language's rules by what can trigger them."""
 
@@ -64,6 +68,34 @@ class Index:
                 if when.detector:
                     self.detectors[when.detector] = pair
         self.binds_for = lru_cache(maxsize=4096)(self._binds_for)
+        self.words, self.pieces = self._triggers()
+
+    def _triggers(self) -> tuple[frozenset[str], tuple[str, ...]]:
+        """Identifiers and pieces of text of which a text must hold one for any rule to match it."""
+        words: set[str] = set()
+        pieces: set[str] = set(TRIGGERS)
+        for _, when in [pair for group in (*self.calls.values(), self.any_call) for pair in group]:
+            if when.needs:
+                continue
+            named = [name for names, _ in when.options for name in names if not name[0].isdigit()]
+            for pattern in when.call.patterns if when.call is not None else ():
+                whole = [part for part in re.split(r"\W+", pattern) if part] if "*" not in pattern else []
+                parts = whole[-1:] or re.findall(r"(?<![\w*])[A-Za-z_]\w*(?![\w*])", pattern)[-1:]
+                if parts:
+                    words.update(parts)
+                else:
+                    pieces.update(sorted(re.findall(r"\w{2,}", pattern), key=len)[-1:] or named or [name for name in when.arg if not name.isdigit()])
+        for _, when in [*self.binds, *self.literals, *self.imports]:
+            for globs in (when.bind, when.literal, when.imports):
+                for pattern in globs.patterns if globs is not None and not when.needs else ():
+                    pieces.update(sorted(re.findall(r"\w{2,}", pattern), key=len)[-1:] or [name for names, _ in when.options for name in names[:1]])
+        for group in (*self.calls.values(), self.any_call, self.binds, self.literals, self.patterns):
+            pieces.update(word for _, when in group for word in when.needs)
+        return frozenset(words), tuple(sorted(pieces))
+
+    def concerns(self, names: frozenset[str], text: str) -> bool:
+        """Whether any rule can match a text that holds these identifiers."""
+        return not names.isdisjoint(self.words) or any(piece in text for piece in self.pieces)
 
     def _binds_for(self, path: str) -> list[tuple[Rule, When]]:
         return [pair for pair in self.binds if pair[1].bind is not None and pair[1].bind.match(path)]
@@ -125,7 +157,7 @@ class Matcher(Listener):
     def patterns(self, root: Any, text: str) -> None:
         """Syntax rules, on the units whose text can match at all."""
         for rule, when in self.rules.patterns:
-            if when.ast is None or (when.needs and when.needs not in text):
+            if when.ast is None or not any(word in text for word in when.needs):
                 continue
             for node in root.find_all({"rule": when.ast}):
                 self.add(rule, when, node, None, None, [])

@@ -38,6 +38,7 @@ _WHEN_KEYS = {
     "import",
     "pattern",
     "ast",
+    "needs",
     "returns",
     "detector",
     "arg",
@@ -65,7 +66,7 @@ class When:
     literal: Globs | None
     imports: Globs | None
     ast: dict[str, Any] | None
-    needs: str  # text that must occur for the syntax pattern to match at all
+    needs: tuple[str, ...]  # one of these must occur in the text for the syntax pattern to match at all
     returns: bool
     detector: str
     arg: tuple[str, ...]
@@ -196,6 +197,8 @@ def _when(when: dict[str, Any], place: str) -> When:
     ast = when.get("ast")
     if "pattern" in when:
         ast = {"pattern": when["pattern"]}
+    if ast is not None and not when.get("needs"):
+        raise ConfigError(f"{place}: a syntax pattern says in 'needs' which words its text must hold, since asking costs time")
     options = tuple((tuple(name.split("|")), test) for name, test in when.get("with", {}).items())
     severity = when.get("severity")
     for test in [str(when.get("is", "any")), *(test for _, test in options)]:
@@ -223,7 +226,7 @@ def _when(when: dict[str, Any], place: str) -> When:
         globs("literal"),
         globs("import"),
         ast,
-        _needle(str(when.get("pattern", ""))),
+        tuple(when.get("needs", ())),
         bool(when.get("returns")),
         when.get("detector", ""),
         tuple(str(when.get("arg", "0")).split("|")),
@@ -271,11 +274,6 @@ def _check_test(test: str, place: str) -> None:
                 raise ValueError("no such word")
         except (re.error, ValueError) as error:
             raise ConfigError(f"{place}: the condition {word!r} cannot be read: {error}") from error
-
-
-def _needle(pattern: str) -> str:
-    words = re.findall(r"(?<!\$)\b[A-Za-z_]\w{2,}", pattern)
-    return max(words, key=len) if words else ""
 
 
 def _severity(text: str, place: str) -> Severity:

@@ -27,6 +27,9 @@ FORMATS = re.compile(
 )
 
 
+FORMAT_MARKS = ("AKIA", "ASIA", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "xox", "k_live_", "AIza", "npm_", "SG.", "ya29.", "sk-", "pypi-AgE", "PRIVATE KEY")
+
+
 def entropy(text: str) -> float:
     """Shannon entropy in bits per character."""
     counts = Counter(text)

@@ -38,7 +38,7 @@ class Memory:
     kind: str = ""  # malloc, new, new[]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # never changed after it is made; not frozen, because a frozen one takes twice as long to make
 class Value:
     const: Any = UNKNOWN
     level: int = CONSTANT
