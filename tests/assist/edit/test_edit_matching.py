@@ -56,6 +56,15 @@ def test_context_lines_keep_the_files_own_white_space() -> None:
         # The file uses two spaces, the block tabs.
         ("a {\n  b {\n    c;\n  }\n}\n", "\tb {\n\t\tc;", "\tb {\n\t\tc;\n\t\t\td;",
          "a {\n  b {\n    c;\n      d;\n  }\n}\n"),
+        # The matched line shows no indentation, but the rest of the file does.
+        ("import a\n\ndef f():\n    pass\n", "import a", "import a\nif a:\n\tb()",
+         "import a\nif a:\n    b()\n\ndef f():\n    pass\n"),
+        # Two spaces a level in the file, four in the block: what goes deeper goes by the file's measure.
+        ("  a {\n    b;\n  }\n", "    a {\n        b;", "    a {\n        b;\n            c;",
+         "  a {\n    b;\n      c;\n  }\n"),
+        # Further out than any line the block repeats.
+        ("def f():\n    if a:\n        x = 1\n", "\t\tx = 1", "\t\tx = 1\n\ty = 2",
+         "def f():\n    if a:\n        x = 1\n    y = 2\n"),
     ],
 )  # fmt: skip
 def test_indentation_is_repaired_to_the_files_own(text: str, search: str, new: str, result: str) -> None:

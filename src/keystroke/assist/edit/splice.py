@@ -6,9 +6,10 @@ Law: lines that stay are the file's own, to the last character. Where to write i
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import gcd
+from itertools import pairwise
 
 from keystroke.assist.edit.operations import Split
 from keystroke.text.compare import compare
@@ -128,60 +129,63 @@ def line_end(lines: list[str], at: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Indents:
-    """Maps the block's indentation to the file's."""
+    """Maps the block's indentation to the file's. Where the block's lines show how, exactly so; further in or
+    out by the same measure, in the file's own manner."""
 
     known: dict[str, str]
-    unit_of_block: int
-    unit_of_file: int
-    tabs: bool
+    tabs: bool  # the file indents with tabs
+    strange: str  # a character the file never indents with, though it does indent
+    unit: int  # columns a tab stands for, on whichever side has tabs
 
     @staticmethod
     def learned(old: Sequence[str], search: Sequence[str], lines: Sequence[str]) -> _Indents | None:
         known: dict[str, str] = {}
         for file_line, block_line in zip(old, search, strict=True):
-            if block_line.strip() and known.setdefault(_indent(block_line), _indent(file_line)) != _indent(
-                file_line
-            ):
+            there = _indent(file_line)
+            if block_line.strip() and known.setdefault(_indent(block_line), there) != there:
                 return None
-        file_indents = [_indent(line) for line in lines if line[:1] in (" ", "\t") and line.strip()]
-        tabs = any("\t" in indent for indent in known.values()) or (
-            not any(known.values()) and bool(file_indents) and file_indents[0].startswith("\t")
-        )
-        return _Indents(known, _unit(known), _unit(file_indents), tabs)
+        used = "".join({_indent(line) for line in lines if line.strip()})
+        tabs = "\t" in ("".join(known.values()) or used)
+        strange = "" if not used else "\t" if "\t" not in used else " " if " " not in used else ""
+        return _Indents(known, tabs, strange, _unit(search if tabs else lines))
 
     def repaired(self, line: str) -> str:
-        if not line.strip() or all(key == value for key, value in self.known.items()):
-            return line
         indent = _indent(line)
+        familiar = not self.strange or self.strange not in indent
+        if not line.strip() or (familiar and all(key == value for key, value in self.known.items())):
+            return line
         return self._mapped(indent) + line[len(indent) :]
 
     def _mapped(self, indent: str) -> str:
-        if indent in self.known:
-            return self.known[indent]
-        shorter = [key for key in self.known if indent.startswith(key)]
-        if shorter:
-            base = max(shorter, key=len)
-            return self.known[base] + self._translated(indent[len(base) :])
-        longer = [key for key in self.known if key.startswith(indent)]
-        if longer:
-            base = min(longer, key=len)
-            mapped, extra = self.known[base], self._translated(base[len(indent) :])
-            return mapped[: len(mapped) - len(extra)] if mapped.endswith(extra) else mapped
-        return indent
+        if indent in self.known or not self.known:
+            return self.known.get(indent, indent)
+        width = self._width(indent)
+        base = max(self.known, key=lambda key: (self._width(key) <= width, -abs(self._width(key) - width)))
+        there = self._width(self.known[base])
+        wanted = max(0, round(there + self._scale() * (width - self._width(base))))
+        if wanted >= there:
+            return self.known[base] + self._written(wanted - there)
+        return self._written(wanted)
 
-    def _translated(self, extra: str) -> str:
-        """Further indentation in the file's own unit."""
-        if self.tabs and extra.strip("\t"):
-            return "\t" * round(len(extra.expandtabs(self.unit_of_block)) / self.unit_of_block)
-        return extra if self.tabs else extra.replace("\t", " " * self.unit_of_file)
+    def _width(self, indent: str) -> int:
+        return len(indent.expandtabs(self.unit))
+
+    def _scale(self) -> float:
+        """Columns of the file for one of the block, where lines of different depth show it."""
+        pairs = sorted((self._width(key), self._width(value)) for key, value in self.known.items())
+        (low, low_there), (high, high_there) = pairs[0], pairs[-1]
+        return (high_there - low_there) / (high - low) if high > low and high_there > low_there else 1.0
+
+    def _written(self, width: int) -> str:
+        return "\t" * (width // self.unit) + " " * (width % self.unit) if self.tabs else " " * width
 
 
 def _indent(line: str) -> str:
     return line[: len(line) - len(line.lstrip(" \t"))]
 
 
-def _unit(indents: Sequence[str] | dict[str, str]) -> int:
-    """The number of spaces one level takes, as far as these indentations show it."""
-    sizes = [len(indent) for indent in indents if indent and "\t" not in indent]
-    unit = gcd(*sizes) if sizes else 4  # four is the commonest habit
-    return unit if unit > 1 else 4
+def _unit(lines: Sequence[str]) -> int:
+    """The number of spaces one level takes: by what lines most often go further in than the line before."""
+    depths = [len(_indent(line)) for line in lines if line.strip() and "\t" not in _indent(line)]
+    steps = Counter(after - before for before, after in pairwise(depths) if 2 <= after - before <= 8)
+    return steps.most_common(1)[0][0] if steps else 4  # the commonest habit
