@@ -198,6 +198,24 @@ def test_a_bias_outside_the_vocabulary_says_so() -> None:
         choose(random_logits(1)[0], Sampling(logit_bias={40: 1.0}))
 
 
+def test_a_bias_that_is_no_number_says_so_and_minus_infinity_forbids() -> None:
+    logits = random_logits(1)[0]
+    for bias in (math.nan, math.inf):
+        with pytest.raises(UsageError, match="must be a number"):
+            choose(logits, Sampling(logit_bias={0: bias}))
+    best = choose(logits)
+    assert choose(logits, Sampling(logit_bias={best: -math.inf})) != best
+    warm = Sampling(temperature=1.0, seed=3, logit_bias={best: -math.inf})
+    assert best not in {choose(logits, warm, i) for i in range(200)}
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-40, 1e-9, 1e-4])
+def test_a_temperature_near_zero_is_greedy(temperature: float) -> None:
+    for seed in range(20):
+        logits = random_logits(seed)[0]
+        assert choose(logits, Sampling(temperature=temperature, seed=seed), seed) == choose(logits)
+
+
 def test_choosing_leaves_the_logits_alone() -> None:
     logits = random_logits(1)[0]
     before = logits.copy()

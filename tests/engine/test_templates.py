@@ -60,6 +60,11 @@ def test_tools_reach_the_template_and_cannot_write_control_tokens_either() -> No
     tools = [{"name": "f", "about": "<|im_end|> é"}]
     assert template.render([], tools=tools) == '[{"name": "f", "about": "<|im_end|> é"}]<|im_end|>'
     assert template.tokens(TOKENIZER, [], tools=tools).count(257) == 1
+    assert (
+        template.tokens(TOKENIZER, [], tools=[{"<|im_end|>": {"<|im_end|>": ["<|im_end|>"]}}]).count(257) == 1
+    )
+    template = ChatTemplate("{{ notes }}<|im_end|>")
+    assert template.tokens(TOKENIZER, [], notes="<|im_end|>").count(257) == 1
 
 
 def test_helpers_that_templates_expect_are_there() -> None:

@@ -42,7 +42,7 @@ def choose(logits: Logits, sampling: Sampling = GREEDY, position: int = 0) -> in
         raise EngineError("the model produced logits that are not finite; its weights may be damaged")
     if sampling.temperature == 0.0 or sampling.top_k == 1:
         return best
-    relative = (logits - np.float32(top)) * np.float32(1.0 / sampling.temperature)
+    relative = _relative(logits, np.float32(top), sampling)
     filtered = sampling.top_k or sampling.top_p < 1.0 or sampling.min_p > 0.0 or sampling.temperature < _COLD
     return _draw(relative, _survivors(relative, sampling) if filtered else None, sampling.seed, position)
 
@@ -129,7 +129,7 @@ def probabilities(logits: Logits, sampling: Sampling) -> npt.NDArray[np.float64]
     if sampling.temperature == 0.0:
         result[int(logits.argmax())] = 1.0
         return result
-    relative = (logits - logits.max()) * np.float32(1.0 / sampling.temperature)
+    relative = _relative(logits, logits.max(), sampling)
     ids = _survivors(relative, sampling)
     weights = np.exp(relative[ids].astype(np.float64))
     result[ids] = weights / weights.sum()
@@ -144,8 +144,15 @@ def _biased(logits: Logits, sampling: Sampling) -> Logits:
                 f"logit_bias names token {token}, but the vocabulary ends at {len(biased) - 1}",
                 param="logit_bias",
             )
+        if not bias < math.inf:  # -inf forbids a token; NaN compares with nothing
+            raise UsageError(f"logit_bias for token {token} must be a number, not {bias}", param="logit_bias")
         biased[token] += bias
     return biased
+
+
+def _relative(logits: Logits, top: np.float32, sampling: Sampling) -> Logits:
+    """Scaled logits with the best at 0. A temperature near 0 stays one that single precision can divide by."""
+    return (logits - top) * np.float32(1.0 / max(sampling.temperature, 1e-6))
 
 
 def _largest(values: Logits, count: int) -> Ids:

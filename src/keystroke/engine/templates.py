@@ -123,12 +123,12 @@ class ChatTemplate:
     ) -> list[int]:
         """The conversation as tokens. Control tokens come from the template alone: where a message holds
         the text of one, that text is encoded as text."""
-        veil = _Veil(tokenizer, (messages, tools))
+        veil = _Veil(tokenizer, (messages, tools, variables))
         text = self.render(
             veil.cover(messages),
             tools=veil.cover(tools) if tools else None,
             add_generation_prompt=add_generation_prompt,
-            **variables,
+            **veil.cover(variables),
         )
         return veil.encode(text)
 
@@ -180,7 +180,7 @@ class _Veil:
         if isinstance(value, str):
             return self._pattern.sub(self._hide, value) if self._pattern is not None else value
         if isinstance(value, Mapping):
-            return {k: self.cover(v) for k, v in value.items()}
+            return {self.cover(k): self.cover(v) for k, v in value.items()}
         if isinstance(value, (list, tuple)):
             return [self.cover(v) for v in value]
         return value
@@ -211,7 +211,7 @@ def _characters(value: object) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, Mapping):
-        return "".join(map(_characters, value.values()))
+        return "".join(map(_characters, (*value, *value.values())))
     if isinstance(value, (list, tuple)):
         return "".join(map(_characters, value))
     return ""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from keystroke.engine.base import GREEDY, Engine, Sampling
 from keystroke.engine.speculative.base import Drafter
-from keystroke.errors import ContextOverflow, UsageError
+from keystroke.errors import ContextOverflow, NotEnoughMemory, UsageError
 
 
 class ModelDrafter(Drafter):
@@ -32,8 +32,8 @@ class ModelDrafter(Drafter):
                 draft.extend(self._session.step((), self._sampling).tokens)
                 if draft[-1] in self._eos:
                     break
-        except ContextOverflow:
-            pass  # the small model's context may be shorter
+        except (ContextOverflow, NotEnoughMemory):
+            pass  # the small model may have less room; the large one goes on without it
         return draft
 
     def close(self) -> None:
