@@ -109,6 +109,7 @@ def test_a_line_typed_during_the_answer_is_spliced_in_and_the_answer_goes_on(
         screen.expect("> ")
         screen.type("/save talk.json\n")
         screen.expect("saved 4 messages")
+        screen.expect("> ")
         screen.type("\x04")
         assert screen.leave() == 0
     assert len(server.bodies) == 2
@@ -119,6 +120,33 @@ def test_a_line_typed_during_the_answer_is_spliced_in_and_the_answer_goes_on(
         {"role": "user", "content": "rather this"},
         {"role": "assistant", "content": "you said rather this. done"},
     ]
+
+
+def test_a_command_typed_during_the_answer_waits_for_its_end(remote_home: Home, server: OpenAIServer) -> None:
+    server.on("/chat/completions", echo_chat(words=[" more"], count=20, pause=0.05))
+    with terminal(remote_home, "chat") as screen:
+        screen.expect("> ")
+        screen.type("first\n")
+        screen.expect("you said first")
+        screen.type("/save talk.json\n/exit\n")
+        screen.expect("saved 2 messages")
+        assert screen.leave() == 0
+    assert len(server.bodies) == 1
+
+
+def test_a_model_cannot_write_control_characters_to_the_terminal(
+    remote_home: Home, server: OpenAIServer
+) -> None:
+    server.on("/chat/completions", echo_chat(words=["\x1b]0;owned\x07", "\x1b[2J", "\x9b1m", "fine"]))
+    with terminal(remote_home, "chat") as screen:
+        screen.expect("> ")
+        screen.type("first\n")
+        screen.expect("you said first")
+        seen = screen.expect("fine")
+        screen.expect("> ")
+        screen.type("\x04")
+        screen.leave()
+    assert seen == ".]0;owned[2J1mfine"
 
 
 def test_half_a_line_typed_during_the_answer_waits_at_the_prompt(
@@ -133,6 +161,7 @@ def test_half_a_line_typed_during_the_answer_waits_at_the_prompt(
         screen.expect("> ")
         screen.type(" a line\n")
         screen.expect("you said half of a line")
+        screen.expect("> ")
         screen.type("\x04")
         screen.leave()
     assert contents(server)[-1] == "half of a line"
@@ -151,6 +180,7 @@ def test_an_error_is_one_sentence_and_the_conversation_goes_on_without_the_quest
         screen.expect("no model called nobody")
         screen.type("second\n")
         screen.expect("you said second")
+        screen.expect("> ")
         screen.type("/exit\n")
         screen.leave()
     assert contents(server) == ["second"]
@@ -161,9 +191,11 @@ def test_ctrl_c_at_the_prompt_clears_and_twice_leaves_with_130(remote_home: Home
         screen.expect("> ")
         screen.type("never mind")
         screen.expect("never mind")
+        time.sleep(0.5)  # a signal while readline handles a key is noticed with the next key only
         screen.type("\x03")
         screen.expect("Ctrl-C again")
         screen.expect("> ")
+        time.sleep(0.5)
         screen.type("\x03")
         assert screen.leave() == 130
 

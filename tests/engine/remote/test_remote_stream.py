@@ -108,6 +108,26 @@ async def test_tool_calls_and_reasoning_are_values_of_their_own(server: OpenAISe
     assert server.bodies[0]["tools"] == tools
 
 
+async def test_a_field_that_a_server_refuses_is_left_out_from_then_on(server: OpenAIServer) -> None:
+    renamed = "Unsupported parameter: 'max_tokens' is not supported. Use 'max_completion_tokens' instead."
+    unknown = {"detail": [{"msg": "Extra inputs are not permitted: 'stream_options'"}]}
+    server.on(
+        "/chat/completions", answer({"error": {"message": renamed}}, 400), answer(unknown, 422), chat("ok")
+    )
+    async with remote(server) as model:
+        for _ in range(2):
+            assert said(await collect(model.stream_chat(HELLO, GenerationParams(max_tokens=5)))) == "ok"
+    assert len(server.bodies) == 4
+    for body in server.bodies[2:]:
+        assert body == {
+            "model": "test-model",
+            "messages": HELLO,
+            "stream": True,
+            "temperature": 0.0,
+            "max_completion_tokens": 5,
+        }
+
+
 async def test_a_server_that_does_not_stream_still_answers(server: OpenAIServer) -> None:
     whole = {
         "choices": [{"message": {"content": "all"}, "finish_reason": "length"}],
@@ -141,6 +161,7 @@ class TestFaults:
             ((event({"choices": ["x"]}),), EngineError, "choice that is not an object"),
             ((event({"error": {"message": "out of memory"}}),), EngineError, "out of memory"),
             ((b'error: {"message": "slot gone"}\n\n',), EngineError, "slot gone"),
+            ((event({"object": "error", "message": "too hot"}),), EngineError, "too hot"),
             ((delta("x", "content_filter"), DONE), EngineError, "content filter"),
             ((b"data: " + b"x" * (9 << 20),), EngineError, "more than 8 MiB"),
         ],

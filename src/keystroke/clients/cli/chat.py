@@ -83,6 +83,7 @@ class Room:
         self.as_json = as_json
         self.report: Report | None = None
         self.leaving = False
+        self.later: list[str] = []  # lines typed during an answer that are not for the model
 
     # ── two ways in ──────────────────────────────────────────────────────────────────────────
 
@@ -99,12 +100,11 @@ class Room:
 
     def run_terminal(self) -> None:
         self.run.console.note(f"{self.speaker.name} listens; /help for help, Ctrl-D to leave")
-        waiting: list[str] = []
         warned = False  # Ctrl-C at the prompt: once clears the line, twice leaves
         with _history(self.run):
             while not self.leaving:
                 try:
-                    line = waiting.pop(0) if waiting else input(PROMPT).strip()
+                    line = self.later.pop(0) if self.later else input(PROMPT).strip()
                     warned = False
                 except KeyboardInterrupt:
                     if warned:
@@ -122,7 +122,7 @@ class Room:
                     return
                 try:
                     if line and not self._command(line):
-                        waiting += self.answer(line, keyboard=True)
+                        self.answer(line, keyboard=True)
                 except KeystrokeError as error:
                     from keystroke.clients.cli.console import complain
 
@@ -130,8 +130,8 @@ class Room:
 
     # ── one answer ───────────────────────────────────────────────────────────────────────────
 
-    def answer(self, line: str, *, keyboard: bool = False) -> list[str]:
-        """Show the answer to `line`. Returns lines typed too late to be spliced into it."""
+    def answer(self, line: str, *, keyboard: bool = False) -> None:
+        """Show the answer to `line`."""
         from keystroke.clients.cli.conversation import Turn
         from keystroke.clients.cli.interruption import interruptible
 
@@ -156,13 +156,15 @@ class Room:
         self._close_answer(stopped)
         if stopped and not keyboard:
             raise KeyboardInterrupt
-        return turn.left_over()
+        self.later += turn.left_over()
 
     def _typed(self, redirect: Callable[[str], None]) -> bool:
         """Take what was typed during the answer. False at the end of input."""
         data = os.read(sys.stdin.fileno(), 65536)
         for line in data.decode("utf-8", "replace").splitlines():
-            if line.strip():
+            if line.startswith("/"):
+                self.later.append(line.strip())
+            elif line.strip():
                 redirect(line.strip())
         return bool(data)
 

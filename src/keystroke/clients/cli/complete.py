@@ -7,7 +7,6 @@ file gets it instead, all or nothing.
 from __future__ import annotations
 
 import dataclasses
-import sys
 from typing import Annotated
 
 import typer
@@ -36,7 +35,7 @@ def complete(
     json: options.Json = False,
 ) -> None:
     from keystroke.clients.cli.interruption import interruptible
-    from keystroke.clients.cli.source import Place, Source, decode
+    from keystroke.clients.cli.source import Place, Source, read_input
     from keystroke.clients.cli.speaker import open_speaker, params
 
     run = of(ctx)
@@ -46,7 +45,7 @@ def complete(
     if place == "-":
         if apply:
             raise UsageError("--apply needs a file; standard input cannot be written back")
-        before, after = decode(sys.stdin.buffer.read(), "standard input").replace("\r\n", "\n"), suffix
+        before, after = read_input().replace("\r\n", "\n"), suffix
     else:
         if suffix:
             raise UsageError("--suffix goes with standard input; a file has its own text after the cursor")

@@ -17,15 +17,16 @@ from typing import TYPE_CHECKING, Any, TextIO
 if TYPE_CHECKING:
     from keystroke.engine.library import Progress
 
+BOLD, DIM, RED, GREEN, PLAIN = "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[32m", "\x1b[0m"
+_CONTROLS = {c: None for c in (*range(32), *range(127, 160)) if chr(c) not in "\n\t"}
 SPARSE = 5.0  # seconds between progress lines where there is no terminal
 
 
 def complain(sentence: str) -> None:
     """The one line on standard error that an error ends in."""
     try:
-        red = colourful(sys.stderr)
         line = "".join(c if c.isprintable() else " " for c in sentence)
-        _say(f"\x1b[31mkeystroke:\x1b[0m {line}" if red else f"keystroke: {line}")
+        _say(f"{RED}keystroke:{PLAIN} {line}" if colourful(sys.stderr) else f"keystroke: {line}")
     except (BrokenPipeError, ValueError):
         pass
 
@@ -44,13 +45,17 @@ class Console:
     def __init__(self, *, quiet: bool = False) -> None:
         self.quiet = quiet
 
-    def write(self, text: str) -> None:
-        """Part of an answer, at once."""
-        sys.stdout.write(text)
+    def write(self, text: str, style: str = "") -> None:
+        """Part of an answer, at once. A terminal never gets control characters that a model wrote: they
+        could move its cursor or set its title."""
+        if sys.stdout.isatty():
+            text = text.translate(_CONTROLS)
+        sys.stdout.write(f"{style}{text}{PLAIN}" if style and colourful(sys.stdout) else text)
         sys.stdout.flush()
 
-    def line(self, text: str = "") -> None:
-        self.write(f"{text}\n")
+    def line(self, text: str = "", style: str = "") -> None:
+        self.write(text, style)
+        self.write("\n")
 
     def json(self, value: Any) -> None:
         """One JSON document on one line."""
@@ -61,17 +66,15 @@ class Console:
     def note(self, text: str) -> None:
         """A remark for a person; silent with --quiet."""
         if not self.quiet:
-            dim = colourful(sys.stderr)
-            _say(f"\x1b[2m{text}\x1b[0m" if dim else text)
+            _say(f"{DIM}{text}{PLAIN}" if colourful(sys.stderr) else text)
 
     def table(self, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Columns as wide as their widest cell; the last one is free."""
         widths = [max(len(row[i]) for row in (headings, *rows)) for i in range(len(headings) - 1)]
-        bold = colourful(sys.stdout)
         for number, row in enumerate((headings, *rows)):
             cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
             text = "  ".join((*cells, row[-1])).rstrip()
-            self.line(f"\x1b[1m{text}\x1b[0m" if bold and number == 0 else text)
+            self.line(text, BOLD if number == 0 else "")
 
     @contextmanager
     def progress(self) -> Iterator[Progress]:

@@ -5,8 +5,6 @@ Law: shows real completions of a real model as they are made, with what they cos
 
 from __future__ import annotations
 
-import sys
-
 import typer
 
 from keystroke.clients.cli import options
@@ -20,13 +18,12 @@ SNIPPETS = (
 
 
 def demo(ctx: typer.Context, model: options.Model = None) -> None:
-    from keystroke.clients.cli.console import colourful
+    from keystroke.clients.cli.console import GREEN
     from keystroke.clients.cli.interruption import interruptible
     from keystroke.clients.cli.speaker import open_speaker, params
 
     run = of(ctx)
     chosen = params(run.settings, max_tokens=48, temperature=0.0, seed=None)
-    green, plain = ("\x1b[32m", "\x1b[0m") if colourful(sys.stdout) else ("", "")
     with open_speaker(model, run) as speaker:
         run.console.note(f"{speaker.name} completes what stands before the arrow:\n")
         for snippet in SNIPPETS:
@@ -34,7 +31,8 @@ def demo(ctx: typer.Context, model: options.Model = None) -> None:
                 text, report = speaker.complete(snippet, "", 0, 512, chosen, interrupt)
             if interrupt.is_set:
                 raise KeyboardInterrupt
-            run.console.line(f"{snippet}{green}→{text}{plain}")
+            run.console.write(snippet)
+            run.console.line(f"→{text}", GREEN)
             cost = f"{report.tokens} tokens in {report.seconds * 1000:.0f} ms"
             run.console.note(f"\n{cost}, {report.tokens_per_second:.0f} a second\n")
     run.console.note(

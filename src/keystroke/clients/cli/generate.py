@@ -30,14 +30,14 @@ def generate(
     json: options.Json = False,
 ) -> None:
     from keystroke.clients.cli.interruption import interruptible
-    from keystroke.clients.cli.source import decode
+    from keystroke.clients.cli.source import read_input
     from keystroke.clients.cli.speaker import open_speaker, params
 
     run = of(ctx)
     if prompt is None or prompt == "-":
         if sys.stdin.isatty():
             run.console.note("reading the prompt; end it with Ctrl-D")
-        prompt = decode(sys.stdin.buffer.read(), "standard input")
+        prompt = read_input()
     if not prompt.strip():
         raise InputError("the prompt is empty; write something to go on from")
     chosen = params(run.settings, max_tokens=max_tokens, temperature=temperature, seed=seed, stop=stop or ())

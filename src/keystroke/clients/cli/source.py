@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,6 +106,14 @@ class Source:
         for line in lines[:-1]:
             at = self.raw.index(b"\n", at + len(line.encode())) + 1
         return at + len(lines[-1].encode())
+
+
+def read_input() -> str:
+    """All of standard input as text."""
+    raw = sys.stdin.buffer.read(MAX_BYTES + 1)
+    if len(raw) > MAX_BYTES:
+        raise InputError(f"standard input is larger than {MAX_BYTES >> 20} MB; send less")
+    return decode(raw, "standard input")
 
 
 def decode(raw: bytes, name: str) -> str:
