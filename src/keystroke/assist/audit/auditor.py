@@ -15,6 +15,7 @@ from typing import Any
 from ast_grep_py import SgRoot
 
 from keystroke.assist.audit import ir
+from keystroke.assist.audit.detectors import Detectors, MemoryDetectors
 from keystroke.assist.audit.finding import Finding, Fix
 from keystroke.assist.audit.fixes import build
 from keystroke.assist.audit.flow import Env, Exhausted, Flow
@@ -25,7 +26,6 @@ from keystroke.assist.audit.lower.go import GoLowering
 from keystroke.assist.audit.lower.java import JavaLowering
 from keystroke.assist.audit.lower.javascript import ScriptLowering
 from keystroke.assist.audit.lower.python import PythonLowering
-from keystroke.assist.audit.detectors import Detectors, MemoryDetectors
 from keystroke.assist.audit.match import Match, Matcher, index_of
 from keystroke.assist.audit.rules import LANGUAGES
 from keystroke.assist.audit.suppress import suppress
@@ -107,7 +107,9 @@ class LiveAudit:
     def edit(self, start: int, end: int, replacement: str) -> tuple[Finding, ...]:
         """Replace `[start, end)` and audit what that touched."""
         if not 0 <= start <= end <= len(self.text):
-            raise InputError(f"an edit of {start} to {end} does not lie in a text of {len(self.text)} characters")
+            raise InputError(
+                f"an edit of {start} to {end} does not lie in a text of {len(self.text)} characters"
+            )
         text = self.text[:start] + replacement + self.text[end:]
         check_text(text)
         self.text = text
@@ -136,7 +138,9 @@ class LiveAudit:
         while len(self._results) > len(self._units) + KEPT:
             self._results.popitem(last=False)
         findings = [self._place(found, at) for found, at in placed]
-        findings += [item for found in self._outline_found if (item := self._place_outline(found, outline)) is not None]
+        findings += [
+            item for found in self._outline_found if (item := self._place_outline(found, outline)) is not None
+        ]
         findings.sort(key=lambda item: (item.start, item.end, item.rule))
         self.findings = suppress(text, findings, self.honour_others)
         return self.findings
@@ -193,15 +197,29 @@ class LiveAudit:
                 if errors is None:
                     errors = _errors(SgRoot(source, self.language).root())
                 if self._proved(match, edits, spec.imports, source, env, errors):
-                    fixes.append(Fix(spec.title, tuple(Edit(edit.start - shift, edit.end - shift, edit.text) for edit in edits)))
+                    fixes.append(
+                        Fix(
+                            spec.title,
+                            tuple(Edit(edit.start - shift, edit.end - shift, edit.text) for edit in edits),
+                        )
+                    )
                     needs.append(spec.imports)
             finding = Finding(
-                match.rule.id, match.cwe, match.severity, match.message, match.start - shift, match.end - shift, match.origin, tuple(fixes)
+                match.rule.id,
+                match.cwe,
+                match.severity,
+                match.message,
+                match.start - shift,
+                match.end - shift,
+                match.origin,
+                tuple(fixes),
             )
             out.append(_Found(finding, tuple(needs)))
         return tuple(out)
 
-    def _proved(self, match: Match, edits: tuple[Edit, ...], imports: str, source: str, env: Env, errors: int) -> bool:
+    def _proved(
+        self, match: Match, edits: tuple[Edit, ...], imports: str, source: str, env: Env, errors: int
+    ) -> bool:
         fixed = apply_edits(source, edits)
         known = dict(env)
         if imports:
@@ -211,7 +229,10 @@ class LiveAudit:
         if _errors(root) > errors:
             return False
         end = match.end + sum(edit.delta for edit in edits)
-        return not any(other.rule.id == match.rule.id and other.start < end and other.end > match.start for other in matches)
+        return not any(
+            other.rule.id == match.rule.id and other.start < end and other.end > match.start
+            for other in matches
+        )
 
     def _place(self, found: _Found, at: int) -> Finding:
         return self._imported(found.finding.moved(at), found.needs)
@@ -223,11 +244,21 @@ class LiveAudit:
         fixes: list[Fix] = []
         needs: list[str] = []
         for fix, need in zip(finding.fixes, found.needs, strict=True):
-            edits = [Edit(outline.origin(edit.start), outline.origin(edit.start) + edit.end - edit.start, edit.text) for edit in fix.edits]
-            if all(self.text[new.start : new.end] == outline.text[old.start : old.end] for new, old in zip(edits, fix.edits, strict=True)):
+            edits = [
+                Edit(
+                    outline.origin(edit.start), outline.origin(edit.start) + edit.end - edit.start, edit.text
+                )
+                for edit in fix.edits
+            ]
+            if all(
+                self.text[new.start : new.end] == outline.text[old.start : old.end]
+                for new, old in zip(edits, fix.edits, strict=True)
+            ):
                 fixes.append(Fix(fix.title, tuple(edits)))
                 needs.append(need)
-        return self._imported(replace(finding, start=start, end=max(end, start), fixes=tuple(fixes)), tuple(needs))
+        return self._imported(
+            replace(finding, start=start, end=max(end, start), fixes=tuple(fixes)), tuple(needs)
+        )
 
     def _imported(self, finding: Finding, needs: tuple[str, ...]) -> Finding:
         """Fixes that need an import get the edit that adds it, where the file lacks it."""

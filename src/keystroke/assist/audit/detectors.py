@@ -94,7 +94,11 @@ class Detectors(_Secrets):
         owner, _, method = event.path.rpartition(".")
         name = owner.split(".", 1)[0].removesuffix("()")
         wanted = _XML_FACTORIES.get(name)
-        if wanted is None or method not in wanted or name in ("TransformerFactory", "SchemaFactory") and not event.args:
+        if (
+            wanted is None
+            or method not in wanted
+            or (name in ("TransformerFactory", "SchemaFactory") and not event.args)
+        ):
             return
         root = event.call.node.get_root().root()
         if not _XML_SAFE.search(root.text()):
@@ -106,17 +110,34 @@ class Detectors(_Secrets):
             return
         holder = event.call.args[0]
         made = isinstance(holder, ir.Name) and event.args[0].path in ("Cookie", "Cookie()")
-        if made and isinstance(holder, ir.Name) and f"{holder.id}.setSecure(" not in event.call.node.get_root().root().text():
+        if (
+            made
+            and isinstance(holder, ir.Name)
+            and f"{holder.id}.setSecure(" not in event.call.node.get_root().root().text()
+        ):
             self.detected("plain-cookie", event.call.node)
 
     def index(self, base: Value, key: Value, node: ir.Syntax, expr: ir.Index) -> None:
         """`target[key] = value` with a foreign key: JavaScript objects answer to __proto__."""
-        if self.language not in ("javascript", "typescript", "tsx") or key.numeric or key.level < PARAMETER or key.safe("proto"):
+        if (
+            self.language not in ("javascript", "typescript", "tsx")
+            or key.numeric
+            or key.level < PARAMETER
+            or key.safe("proto")
+        ):
             return
         parent = node.parent()
-        if parent is None or parent.kind() != "assignment_expression" or parent.field("left").range().start.index != node.range().start.index:
+        if (
+            parent is None
+            or parent.kind() != "assignment_expression"
+            or parent.field("left").range().start.index != node.range().start.index
+        ):
             return
-        nested = isinstance(expr.base, ir.Index) and self.flow is not None and self.flow.eval_quiet(expr.base.key).level >= PARAMETER
+        nested = (
+            isinstance(expr.base, ir.Index)
+            and self.flow is not None
+            and self.flow.eval_quiet(expr.base.key).level >= PARAMETER
+        )
         right = parent.field("right")
         copied = right is not None and right.kind() == "subscript_expression" and "Object.keys" in key.path
         if nested or copied:

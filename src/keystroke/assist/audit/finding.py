@@ -46,8 +46,16 @@ class Finding:
         if not by:
             return self
         fixes = tuple(
-            Fix(fix.title, tuple(Edit(edit.start + by, edit.end + by, edit.text) for edit in fix.edits)) for fix in self.fixes
+            Fix(fix.title, tuple(Edit(edit.start + by, edit.end + by, edit.text) for edit in fix.edits))
+            for fix in self.fixes
         )
         return Finding(
-            self.rule, self.cwe, self.severity, self.message, self.start + by, self.end + by, self.origin, fixes
+            self.rule,
+            self.cwe,
+            self.severity,
+            self.message,
+            self.start + by,
+            self.end + by,
+            self.origin,
+            fixes,
         )

@@ -23,12 +23,22 @@ def build(match: Match, spec: FixSpec, language: str, text: str) -> tuple[Edit, 
         memory = match.args[spec.array].memory if spec.array < len(match.args) else None
         if memory is None or not memory.array:
             return None
+    if spec.only:
+        if not isinstance(subject, ir.Call):
+            return None
+        start, end = _callee(subject, text)
+        if not re.search(spec.only, text[start:end]):
+            return None
+    if spec.fixer == "shell-quote":
+        return _shell_quoted(subject) if isinstance(subject, ir.Call) else None
     if spec.fixer == "sql-parameters":
         return _parameters(subject, language, text) if isinstance(subject, ir.Call) else None
     if isinstance(subject, ir.Call):
         return _call(subject, spec, language, text)
     if isinstance(subject, ir.Coll) and spec.keyword:
-        edits = [edit for name, value in spec.keyword if (edit := _set_item(subject, name, value)) is not None]
+        edits = [
+            edit for name, value in spec.keyword if (edit := _set_item(subject, name, value)) is not None
+        ]
         return tuple(edits) if len(edits) == len(spec.keyword) else None
     if spec.value:
         return _right_side(match, spec.value, text)
@@ -167,11 +177,24 @@ def _drop(call: ir.Call, name: str, text: str) -> Edit | None:
     return Edit(start, after.end() if after else end, "")
 
 
+def _shell_quoted(call: ir.Call) -> tuple[Edit, ...] | None:
+    """Quotes each foreign part of a command, where the command is put together in the call itself."""
+    pieces = _pieces(call.args[0]) if call.args and not isinstance(call.args[0], ir.Const) else None
+    edits: list[Edit] = []
+    for piece in pieces or []:
+        if not isinstance(piece, str):
+            start, end = _span(piece.node)
+            edits += [Edit(start, start, "shlex.quote("), Edit(end, end, ")")]
+    return tuple(edits) or None
+
+
 def _parameters(call: ir.Call, language: str, text: str) -> tuple[Edit, ...] | None:
     """Values out of the statement and into its parameters, where the statement is written in the call itself."""
-    if not call.args or len(call.args) > 1 and language != "go" or call.kwargs:
+    if not call.args or (len(call.args) > 1 and language != "go") or call.kwargs:
         return None
-    at = 1 if language == "go" and isinstance(call.func, ir.Attr) and call.func.name.endswith("Context") else 0
+    at = (
+        1 if language == "go" and isinstance(call.func, ir.Attr) and call.func.name.endswith("Context") else 0
+    )
     if at >= len(call.args) or len(call.args) > at + 1:
         return None
     pieces = _pieces(call.args[at])
@@ -179,7 +202,9 @@ def _parameters(call: ir.Call, language: str, text: str) -> tuple[Edit, ...] | N
         return None
     lowered = text.lower()
     numbered = language == "go" and ("lib/pq" in lowered or "pgx" in lowered or "postgres" in lowered)
-    mark = "?" if language != "python" or "sqlite" in lowered or "sqlite" in str(call.func.node.text()) else "%s"
+    mark = (
+        "?" if language != "python" or "sqlite" in lowered or "sqlite" in str(call.func.node.text()) else "%s"
+    )
     statement: list[str] = []
     values: list[str] = []
     for number, piece in enumerate(pieces):
@@ -195,9 +220,15 @@ def _parameters(call: ir.Call, language: str, text: str) -> tuple[Edit, ...] | N
             statement[-1] = before[:-1]
             pieces[number + 1] = after[1:]
         # Only a value can be a parameter: a table or column name cannot.
-        if not quoted and not re.search(r"(?i)(?:=|<|>|\blike|\bin\s*\(|\bvalues\s*\(|,|\blimit|\boffset|\band|\bbetween)\s*$", before):
+        if not quoted and not re.search(
+            r"(?i)(?:=|<|>|\blike|\bin\s*\(|\bvalues\s*\(|,|\blimit|\boffset|\band|\bbetween)\s*$", before
+        ):
             return None
-        if not quoted and re.search(r"(?i)\bselect\b[^=]*,\s*$", "".join(statement)) and not re.search(r"(?i)\bwhere\b|\bvalues\b", "".join(statement)):
+        if (
+            not quoted
+            and re.search(r"(?i)\bselect\b[^=]*,\s*$", "".join(statement))
+            and not re.search(r"(?i)\bwhere\b|\bvalues\b", "".join(statement))
+        ):
             return None
         values.append(_source(piece.node, text))
         statement.append(f"${len(values)}" if numbered else mark)
@@ -219,7 +250,7 @@ def _pieces(expr: ir.Expr) -> list[str | ir.Expr] | None:
     """Constant and foreign parts of a statement in order; None where it is not built in place."""
     if isinstance(expr, ir.Const):
         return [expr.value] if isinstance(expr.value, str) else None
-    if isinstance(expr, ir.Text) or isinstance(expr, ir.Op) and expr.op == "+":
+    if isinstance(expr, ir.Text) or (isinstance(expr, ir.Op) and expr.op == "+"):
         out: list[str | ir.Expr] = []
         for part in expr.parts if isinstance(expr, ir.Text) else expr.args:
             inner = _pieces(part) if isinstance(part, ir.Const | ir.Text | ir.Op) else [part]

@@ -36,8 +36,12 @@ _SELF = frozenset({"self", "cls", "this", "super"})
 _CAPS = re.compile(r"_?[A-Z][A-Z0-9_]+")
 _PACKAGE = re.compile(r"(?:java|javax|jakarta|org|com|io|net)(?:\.[a-z][\w]*)*")
 _DIRECTIVE = re.compile(r"%(?:\(\w+\))?[-+ #0]*\d*(?:\.\d+)?(?:hh|h|ll|l|z|j)?([a-zA-Z%])|\{[^{}]*\}")
-_VALIDATING = re.compile(r"(?i)(?:^|\.)_?(?:is_?)?(?:valid|safe|allow|permit|sanit|whitelist|allowlist|check_?(?:path|url|host|name|input))\w*$")
-_ESCAPING = re.compile(r"(?i)(?:^|\.)_?\w*(?:sanitiz|sanitis|escape|purify|slugify|secure_?(?:file)?name)\w*$")
+_VALIDATING = re.compile(
+    r"(?i)(?:^|\.)_?(?:is_?)?(?:valid|safe|allow|permit|sanit|whitelist|allowlist|check_?(?:path|url|host|name|input))\w*$"
+)
+_ESCAPING = re.compile(
+    r"(?i)(?:^|\.)_?\w*(?:sanitiz|sanitis|escape|purify|slugify|secure_?(?:file)?name)\w*$"
+)
 MAX_INLINE = 2
 MAX_STEPS = 60_000  # a unit that needs more than this is machine-made; its walk ends there, findings kept
 
@@ -82,7 +86,9 @@ class Listener:
 
 
 class Flow:
-    def __init__(self, language: str, knowledge: Knowledge, listener: Listener, env: Env | None = None) -> None:
+    def __init__(
+        self, language: str, knowledge: Knowledge, listener: Listener, env: Env | None = None
+    ) -> None:
         self.language = language
         self.family = {"cpp": "c", "typescript": "javascript", "tsx": "javascript"}.get(language, language)
         self.know = knowledge
@@ -189,17 +195,23 @@ class Flow:
                 self.narrow(expr.args[0], True)
             else:
                 # A validator called for its exception makes what it saw safe.
-                uses = self.know.validates(path) or (ALL if _VALIDATING.search(path) and _raises(path) else NONE)
+                uses = self.know.validates(path) or (
+                    ALL if _VALIDATING.search(path) and _raises(path) else NONE
+                )
                 if uses:
                     for arg in [*expr.args, *([expr.func.base] if isinstance(expr.func, ir.Attr) else [])]:
                         self.clean(arg, uses)
         return False
 
     def let(self, stmt: ir.Let) -> None:
-        value = self.eval(stmt.value) if stmt.value is not None else Value(path="", roots=frozenset({stmt.name}))
+        value = (
+            self.eval(stmt.value) if stmt.value is not None else Value(path="", roots=frozenset({stmt.name}))
+        )
         kind = stmt.type
         if self.family == "java" and kind and kind not in ("var", "String", "Object"):
-            value = replace(value, path=value.path if value.path.endswith("()") and kind[:1].islower() else kind)
+            value = replace(
+                value, path=value.path if value.path.endswith("()") and kind[:1].islower() else kind
+            )
         elif self.family == "go" and kind:
             value = replace(value, path=value.path or self.typed(kind))
         elif self.family == "c" and kind and not value.path:
@@ -262,7 +274,9 @@ class Flow:
                 break
             after = self.env
         ends = [*self.breaks.pop()]
-        endless = stmt.test is not None and first.known and bool(first.const) and not changed & names(stmt.test)
+        endless = (
+            stmt.test is not None and first.known and bool(first.const) and not changed & names(stmt.test)
+        )
         if not endless or not ends:
             self.env = self.joined([before, self.env])
             if stmt.test is not None:
@@ -277,13 +291,19 @@ class Flow:
             if value is not None and (value.known or value.high is not None):
                 low = value.low if isinstance(value.low, int) else None
                 text = value.text
-                self.env[key] = replace(value, const=UNKNOWN, high=None, low=low, skeleton=text, level=value.level)
+                self.env[key] = replace(
+                    value, const=UNKNOWN, high=None, low=low, skeleton=text, level=value.level
+                )
 
     def worse(self, before: Env, after: Env) -> bool:
         """Whether a second walk of the loop can see something the first could not."""
         for key, value in before.items():
             now = after.get(key)
-            if now is not None and now is not value and (now.level > value.level or now.memory != value.memory or now.built != value.built):
+            if (
+                now is not None
+                and now is not value
+                and (now.level > value.level or now.memory != value.memory or now.built != value.built)
+            ):
                 return True
         return False
 
@@ -307,7 +327,9 @@ class Flow:
                 continue
             if chosen is not None and at > chosen and fall is None:
                 break
-            self.env = dict(before) if fall is None else self.joined([before, fall] if chosen is None else [fall])
+            self.env = (
+                dict(before) if fall is None else self.joined([before, fall] if chosen is None else [fall])
+            )
             covered = covered or not labels
             constants = [self.eval(label) for label in labels]
             if labels and all(label.known for label in constants) and chosen is None:
@@ -372,7 +394,9 @@ class Flow:
             self.hear.define(function, handler)
         self.enter(function, handler)
 
-    def enter(self, function: ir.Function, handler: bool, level: int = PARAMETER, first: Value | None = None) -> None:
+    def enter(
+        self, function: ir.Function, handler: bool, level: int = PARAMETER, first: Value | None = None
+    ) -> None:
         """Walk a body on its own: parameters are what any caller may pass."""
         outer, breaks, gotos = self.env, self.breaks, self.gotos
         self.env, self.breaks, self.gotos = dict(outer), [], {}
@@ -399,7 +423,11 @@ class Flow:
             return Value(level=LOCAL, path=param.name)
         path = param.name
         if self.family in ("java", "go", "c") and param.type:
-            path = self.typed(param.type) if self.family == "go" else param.type.replace("::", ".").split("<", 1)[0].strip("*& ")
+            path = (
+                self.typed(param.type)
+                if self.family == "go"
+                else param.type.replace("::", ".").split("<", 1)[0].strip("*& ")
+            )
         numeric = param.type.split("=", 1)[0].strip() in self.know.numeric_types
         if any(mark.split("(", 1)[0].lstrip("@") in self.know.handler_marks for mark in param.marks):
             level = REMOTE
@@ -407,10 +435,16 @@ class Flow:
             level = REMOTE
         if numeric and self.family != "c":
             return Value(level=LOCAL, numeric=True, path=path, roots=frozenset({param.name}), clean=ALL)
-        return Value(level=level, path=path, numeric=numeric, origin=param.name, roots=frozenset({param.name}))
+        return Value(
+            level=level, path=path, numeric=numeric, origin=param.name, roots=frozenset({param.name})
+        )
 
     def closure(self, expr: ir.Closure, first: Value | None = None) -> Value:
-        handler = any(self.know.handler_types.match(self.typed(param.type)) for param in expr.function.params if param.type)
+        handler = any(
+            self.know.handler_types.match(self.typed(param.type))
+            for param in expr.function.params
+            if param.type
+        )
         if not self.quiet:
             self.hear.define(expr.function, handler)
         self.enter(expr.function, handler, LOCAL if first is not None else PARAMETER, first)
@@ -489,7 +523,11 @@ class Flow:
             return Value(level=base.level, numeric=True, path=path, roots=base.roots)
         level = base.level
         if base.level == CONSTANT and not base.known and base.items is None:
-            level = CONSTANT if _CAPS.fullmatch(name) or self.know.constants.match(path) or not base.path else LOCAL
+            level = (
+                CONSTANT
+                if _CAPS.fullmatch(name) or self.know.constants.match(path) or not base.path
+                else LOCAL
+            )
         elif base.level == PARAMETER and self.family == "c":
             level = LOCAL
         return Value(level=level, path=path, origin=base.origin, roots=base.roots, clean=base.clean)
@@ -503,7 +541,9 @@ class Flow:
             return value
         if whole.known:
             return replace(whole, const=UNKNOWN)
-        return replace(whole, path=f"{whole.path}[]" if whole.path else "", items=None, memory=None, skeleton=None)
+        return replace(
+            whole, path=f"{whole.path}[]" if whole.path else "", items=None, memory=None, skeleton=None
+        )
 
     def index(self, expr: ir.Index) -> Value:
         key_text = key_of(expr)
@@ -532,7 +572,10 @@ class Flow:
             items = tuple(enumerate(values))
         else:
             keys = [self.eval(key) for key in expr.keys]
-            items = tuple((key.const if key.known else f"?{at}", value) for at, (key, value) in enumerate(zip(keys, values, strict=True)))
+            items = tuple(
+                (key.const if key.known else f"?{at}", value)
+                for at, (key, value) in enumerate(zip(keys, values, strict=True))
+            )
         whole = mix(values)
         path = self.typed(expr.type) if expr.type else ""
         value = replace(whole, items=items[:200], path=path, roots=whole.roots)
@@ -611,8 +654,20 @@ class Flow:
             high, low = b.const - 1, (0 if a.low is not None and a.low >= 0 else None)
         if op == "&" and isinstance(b.const, int) and b.const >= 0:
             low, high = 0, b.const
-        bounded = all(arg.bounded or arg.known or arg.high is not None or not arg.level for arg in args) or high is not None or (op == "%" and not b.level)
-        return Value(level=worst.level, numeric=True, origin=worst.origin, roots=a.roots | b.roots, low=low, high=high, bounded=bounded)
+        bounded = (
+            all(arg.bounded or arg.known or arg.high is not None or not arg.level for arg in args)
+            or high is not None
+            or (op == "%" and not b.level)
+        )
+        return Value(
+            level=worst.level,
+            numeric=True,
+            origin=worst.origin,
+            roots=a.roots | b.roots,
+            low=low,
+            high=high,
+            bounded=bounded,
+        )
 
     def offset(self, args: list[Value]) -> Value:
         pointer = next(arg for arg in args if arg.memory is not None)
@@ -670,8 +725,10 @@ class Flow:
             old = self.eval(expr.target)
             if expr.op == "+":
                 if not (old.numeric and value.numeric):
-                    value = self.offset([old, value]) if old.memory is not None else (
-                        mix([old, value]) if old.items is not None else text_of([old, value])
+                    value = (
+                        self.offset([old, value])
+                        if old.memory is not None
+                        else (mix([old, value]) if old.items is not None else text_of([old, value]))
                     )
                 else:
                     folded = fold("+", old.const, value.const, self.family)
@@ -740,7 +797,14 @@ class Flow:
         if items is not None and key is not UNKNOWN and not isinstance(key, float):
             items[key] = value
             mixed = mix(list(items.values()))
-            self.env[holder] = replace(whole, items=tuple(items.items()), level=mixed.level, clean=mixed.clean, origin=mixed.origin, roots=whole.roots | mixed.roots)
+            self.env[holder] = replace(
+                whole,
+                items=tuple(items.items()),
+                level=mixed.level,
+                clean=mixed.clean,
+                origin=mixed.origin,
+                roots=whole.roots | mixed.roots,
+            )
             return
         mixed = mix([whole, value])
         self.env[holder] = replace(mixed, path=whole.path, const=UNKNOWN, roots=whole.roots | mixed.roots)
@@ -771,7 +835,14 @@ class Flow:
         args = []
         for arg in expr.args:
             if isinstance(arg, ir.Closure):
-                args.append(self.closure(arg, self.element(receiver) if receiver is not None and receiver.level > CONSTANT and _maps(path) else None))
+                args.append(
+                    self.closure(
+                        arg,
+                        self.element(receiver)
+                        if receiver is not None and receiver.level > CONSTANT and _maps(path)
+                        else None,
+                    )
+                )
             else:
                 args.append(self.eval(arg))
         kwargs = {name: self.eval(arg) for name, arg in expr.kwargs.items()}
@@ -786,7 +857,9 @@ class Flow:
                 return replace(result, path=result.path or f"{path}()")
         return self.result(expr, path, receiver, args, kwargs)
 
-    def result(self, expr: ir.Call, path: str, receiver: Value | None, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    def result(
+        self, expr: ir.Call, path: str, receiver: Value | None, args: list[Value], kwargs: dict[str, Value]
+    ) -> Value:
         know = self.know
         out = f"{path}()"
         if know.sources.match(out):
@@ -799,7 +872,13 @@ class Flow:
         if not uses and _ESCAPING.search(path):
             uses = ALL
         if uses:
-            return Value(level=max(mixed.level, LOCAL), clean=mixed.clean | uses, path=out, origin=mixed.origin, roots=mixed.roots)
+            return Value(
+                level=max(mixed.level, LOCAL),
+                clean=mixed.clean | uses,
+                path=out,
+                origin=mixed.origin,
+                roots=mixed.roots,
+            )
         last = path.rsplit(".", 1)[-1]
         special = self.special(path, last, receiver, args)
         if special is not None:
@@ -808,14 +887,30 @@ class Flow:
             joined = self.path_joined(args) if args else mixed
             return replace(joined, path=out)
         if know.transparent.match(out):
-            told = [item for item in inputs if item.level or item.known or item.items is not None or item.text is not None]
+            told = [
+                item
+                for item in inputs
+                if item.level or item.known or item.items is not None or item.text is not None
+            ]
             single = told[0] if len(told) == 1 else None
             if single is not None:
-                return replace(single, path=out, memory=None, items=None, const=single.const if isinstance(single.const, str | bytes) else UNKNOWN)
+                return replace(
+                    single,
+                    path=out,
+                    memory=None,
+                    items=None,
+                    const=single.const if isinstance(single.const, str | bytes) else UNKNOWN,
+                )
             text = receiver.skeleton if receiver is not None else (args[0].skeleton if args else None)
             return replace(mixed, path=out, skeleton=text)
         level = mixed.level if mixed.level > LOCAL or (receiver is not None and receiver.known) else LOCAL
-        if receiver is not None and receiver.level == CONSTANT and not receiver.path and level == LOCAL and not mixed.level:
+        if (
+            receiver is not None
+            and receiver.level == CONSTANT
+            and not receiver.path
+            and level == LOCAL
+            and not mixed.level
+        ):
             level = CONSTANT
         return Value(level=level, path=out, clean=mixed.clean, origin=mixed.origin, roots=mixed.roots)
 
@@ -837,14 +932,30 @@ class Flow:
             for item in items:
                 parts += [receiver, item] if parts else [item]
             return text_of(parts)
-        if receiver is not None and last in ("concat", "append", "WriteString") and receiver.text is not None and args:
+        if (
+            receiver is not None
+            and last in ("concat", "append", "WriteString")
+            and receiver.text is not None
+            and args
+        ):
             return replace(text_of([receiver, *args]), path=receiver.path)
-        if receiver is not None and receiver.items is not None and args and last in ("get", "getProperty", "getOrDefault"):
+        if (
+            receiver is not None
+            and receiver.items is not None
+            and args
+            and last in ("get", "getProperty", "getOrDefault")
+        ):
             if args[0].known:
                 found = receiver.item(args[0].const)
                 return found if found is not None else (args[1] if len(args) > 1 else constant(None))
             return self.element(receiver)
-        if receiver is not None and last == "charAt" and isinstance(receiver.const, str) and args and isinstance(args[0].const, int):
+        if (
+            receiver is not None
+            and last == "charAt"
+            and isinstance(receiver.const, str)
+            and args
+            and isinstance(args[0].const, int)
+        ):
             place = args[0].const
             return constant(receiver.const[place]) if 0 <= place < len(receiver.const) else None
         if last == "promisify" and args:
@@ -861,7 +972,18 @@ class Flow:
                     key = key_of(expr.args[at])
                     if key is not None:
                         known = self.env.get(key, PLAIN)
-                        self.env[key] = replace(known, level=REMOTE, const=UNKNOWN, clean=NONE, origin=f"{path}()", roots=known.roots | {key}, low=None, high=None, bounded=False, skeleton=None)
+                        self.env[key] = replace(
+                            known,
+                            level=REMOTE,
+                            const=UNKNOWN,
+                            clean=NONE,
+                            origin=f"{path}()",
+                            roots=known.roots | {key},
+                            low=None,
+                            high=None,
+                            bounded=False,
+                            skeleton=None,
+                        )
         copies = self.know.copies.get(path)
         if copies is not None and len(expr.args) > max(copies):
             target = key_of(expr.args[copies[0]])
@@ -872,25 +994,78 @@ class Flow:
                 if "cat" in last:
                     whole = text_of([known, whole])
                 level = max(known.level if "cat" in last else CONSTANT, mix(args[copies[1] :]).level)
-                self.env[target] = replace(known, level=level, const=UNKNOWN, origin=whole.origin, roots=known.roots | whole.roots, skeleton=whole.text, clean=whole.clean)
+                self.env[target] = replace(
+                    known,
+                    level=level,
+                    const=UNKNOWN,
+                    origin=whole.origin,
+                    roots=known.roots | whole.roots,
+                    skeleton=whole.text,
+                    clean=whole.clean,
+                )
         if receiver is None or not isinstance(expr.func, ir.Attr):
             return
         holder = key_of(expr.func.base)
         if holder is None or holder not in self.env:
             return
-        if last in ("append", "push", "add", "addElement", "insert", "extend", "update", "write", "put", "set", "WriteString", "setProperty", "unshift", "push_back", "addAll", "setdefault") and args:
+        if (
+            last
+            in (
+                "append",
+                "push",
+                "add",
+                "addElement",
+                "insert",
+                "extend",
+                "update",
+                "write",
+                "put",
+                "set",
+                "WriteString",
+                "setProperty",
+                "unshift",
+                "push_back",
+                "addAll",
+                "setdefault",
+            )
+            and args
+        ):
             known = self.env[holder]
             if last in ("put", "setProperty", "set") and len(args) > 1:
-                if known.items is None and known.path.endswith(("Map", "Map()", "Properties", "Properties()")) and known.level == CONSTANT:
+                if (
+                    known.items is None
+                    and known.path.endswith(("Map", "Map()", "Properties", "Properties()"))
+                    and known.level == CONSTANT
+                ):
                     self.env[holder] = replace(known, items=())
                 self.put(holder, args[0].const, args[1])
-            elif known.text is not None or known.path in ("StringBuilder", "StringBuffer", "StringBuilder()", "strings.Builder"):
+            elif known.text is not None or known.path in (
+                "StringBuilder",
+                "StringBuffer",
+                "StringBuilder()",
+                "strings.Builder",
+            ):
                 start = known if known.text is not None else constant("")
                 self.env[holder] = replace(text_of([start, *args]), path=known.path)
-            elif known.items is not None and last in ("append", "push", "add", "push_back") and all(isinstance(key, int) for key, _ in known.items):
+            elif (
+                known.items is not None
+                and last in ("append", "push", "add", "push_back")
+                and all(isinstance(key, int) for key, _ in known.items)
+            ):
                 self.put(holder, len(known.items), args[0])
-            elif known.path.endswith(("List", "List()")) and known.items is None and known.level <= LOCAL and last == "add":
-                self.env[holder] = replace(known, items=((0, args[0]),), level=args[0].level, clean=args[0].clean, origin=args[0].origin)
+            elif (
+                known.path.endswith(("List", "List()"))
+                and known.items is None
+                and known.level <= LOCAL
+                and last == "add"
+            ):
+                self.env[holder] = replace(
+                    known,
+                    items=((0, args[0]),),
+                    level=args[0].level,
+                    clean=args[0].clean,
+                    origin=args[0].origin,
+                )
             else:
                 self.put(holder, UNKNOWN, mix(args))
         elif last == "remove" and args and isinstance(args[0].const, int):
@@ -930,7 +1105,13 @@ class Flow:
             self.hear.narrowed(self, ir.Op(test.node, "!=", [test, ir.Const(test.node, None)]), truth)
             if truth and isinstance(test, ir.Name):
                 known = self.env.get(test.id)
-                if known is not None and known.numeric and known.path.endswith("()") and known.roots and _VALIDATING.search(known.path[:-2]):
+                if (
+                    known is not None
+                    and known.numeric
+                    and known.path.endswith("()")
+                    and known.roots
+                    and _VALIDATING.search(known.path[:-2])
+                ):
                     self.clean(test, ALL)
 
     def either(self, tests: list[ir.Expr], truth: bool) -> None:
@@ -962,9 +1143,17 @@ class Flow:
             if truth == (op in ("==", "===", "is")):
                 for side, other in ((left, right), (right, left)):
                     value = self.eval_quiet(other)
-                    if value.level == CONSTANT and value.const is not None and value.const != "" and not isinstance(value.const, bool):
+                    if (
+                        value.level == CONSTANT
+                        and value.const is not None
+                        and value.const != ""
+                        and not isinstance(value.const, bool)
+                    ):
                         whole = isinstance(side, ir.Name | ir.Attr)
-                        self.clean(side, ALL if whole and not value.numeric else frozenset({"path", "url", "redirect"}))
+                        self.clean(
+                            side,
+                            ALL if whole and not value.numeric else frozenset({"path", "url", "redirect"}),
+                        )
                     elif value.level <= LOCAL and isinstance(side, ir.Call | ir.Attr):
                         self.clean(side, frozenset({"path", "url", "redirect"}))
             elif isinstance(right, ir.Const) and right.value in ("__proto__", "constructor", "prototype"):
@@ -983,9 +1172,9 @@ class Flow:
             uses = ALL
         if not uses:
             return
-        negative = path.endswith((".contains", ".Contains", ".includes", ".indexOf", ".isAbs", ".find", ".some")) and any(
-            isinstance(arg, ir.Const) for arg in test.args
-        )
+        negative = path.endswith(
+            (".contains", ".Contains", ".includes", ".indexOf", ".isAbs", ".find", ".some")
+        ) and any(isinstance(arg, ir.Const) for arg in test.args)
         if truth == negative:
             return
         if negative:  # `x.contains("..")` was false: only what such a check is for
@@ -1011,7 +1200,12 @@ class Flow:
                 self.env[name] = known.cleaned(uses)
         if keys:
             for name, known in self.env.items():
-                if known.level and known.roots & keys and name not in keys and len(known.roots & keys) == len(known.roots - {name}):
+                if (
+                    known.level
+                    and known.roots & keys
+                    and name not in keys
+                    and len(known.roots & keys) == len(known.roots - {name})
+                ):
                     self.env[name] = known.cleaned(uses)
 
     def eval_quiet(self, expr: ir.Expr) -> Value:
@@ -1027,7 +1221,9 @@ def _raises(path: str) -> bool:
 
 
 def _maps(path: str) -> bool:
-    return path.endswith((".map", ".forEach", ".filter", ".then", ".some", ".every", ".reduce", ".flatMap", ".find"))
+    return path.endswith(
+        (".map", ".forEach", ".filter", ".then", ".some", ".every", ".reduce", ".flatMap", ".find")
+    )
 
 
 def key_of(expr: ir.Expr) -> str | None:
@@ -1055,13 +1251,17 @@ def formatted(template: Value, args: list[Value]) -> Value:
         at = found.end()
         if used < len(args):
             arg = args[used]
-            parts.append(Value(numeric=True) if found[1] and found[1] in "diufxXeEgGcp" and not arg.level else arg)
+            parts.append(
+                Value(numeric=True) if found[1] and found[1] in "diufxXeEgGcp" and not arg.level else arg
+            )
             used += 1
         else:
             parts.append(mix(args) if args else Value(level=template.level))
     parts.append(constant(text[at:]))
     if used < len(args):
-        parts.extend(replace(arg, skeleton=None, const="") if arg.level == CONSTANT else arg for arg in args[used:])
+        parts.extend(
+            replace(arg, skeleton=None, const="") if arg.level == CONSTANT else arg for arg in args[used:]
+        )
     if template.level:
         parts.append(template)
     return text_of(parts)

@@ -91,7 +91,9 @@ def load_knowledge(language: str) -> Knowledge:
     try:
         data: dict[str, Any] = tomllib.loads(source.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"the audit knowledge for {language} cannot be read: {error}; reinstall the package") from error
+        raise ConfigError(
+            f"the audit knowledge for {language} cannot be read: {error}; reinstall the package"
+        ) from error
     for key, value in data.items():
         if key not in _KEYS or not isinstance(value, _KEYS[key]):
             raise ConfigError(f"the audit knowledge for {language} has an unknown or malformed key {key!r}")

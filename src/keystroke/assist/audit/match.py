@@ -35,7 +35,35 @@ class Match:
 
 
 # Words without which neither a secret nor an answer made of request data can be there.
-TRIGGERS = ("assw", "ASSW", "assphrase", "asscode", "pwd", "PWD", "ecret", "SECRET", "oken", "TOKEN", "_key", "Key", "KEY", "apikey", "redential", "request", "Request", "req.", "PRIVATE", "AKIA", "ASIA", "ghp_", "xox", "sk_", "sk-", "AIza", "npm_")
+TRIGGERS = (
+    "assw",
+    "ASSW",
+    "assphrase",
+    "asscode",
+    "pwd",
+    "PWD",
+    "ecret",
+    "SECRET",
+    "oken",
+    "TOKEN",
+    "_key",
+    "Key",
+    "KEY",
+    "apikey",
+    "redential",
+    "request",
+    "Request",
+    "req.",
+    "PRIVATE",
+    "AKIA",
+    "ASIA",
+    "ghp_",
+    "xox",
+    "sk_",
+    "sk-",
+    "AIza",
+    "npm_",
+)
 
 
 class Index:
@@ -84,11 +112,18 @@ class Index:
                 if parts:
                     words.update(parts)
                 else:
-                    pieces.update(sorted(re.findall(r"\w{2,}", pattern), key=len)[-1:] or named or [name for name in when.arg if not name.isdigit()])
+                    pieces.update(
+                        sorted(re.findall(r"\w{2,}", pattern), key=len)[-1:]
+                        or named
+                        or [name for name in when.arg if not name.isdigit()]
+                    )
         for _, when in [*self.binds, *self.literals, *self.imports]:
             for globs in (when.bind, when.literal, when.imports):
                 for pattern in globs.patterns if globs is not None and not when.needs else ():
-                    pieces.update(sorted(re.findall(r"\w{2,}", pattern), key=len)[-1:] or [name for names, _ in when.options for name in names[:1]])
+                    pieces.update(
+                        sorted(re.findall(r"\w{2,}", pattern), key=len)[-1:]
+                        or [name for names, _ in when.options for name in names[:1]]
+                    )
         for group in (*self.calls.values(), self.any_call, self.binds, self.literals, self.patterns):
             pieces.update(word for _, when in group for word in when.needs)
         return frozenset(words), tuple(sorted(pieces))
@@ -120,7 +155,11 @@ class Matcher(Listener):
         path = event.path
         last = path.rsplit(".", 1)[-1]
         for rule, when in [*self.rules.calls.get(last, ()), *self.rules.any_call]:
-            if when.call is None or not when.call.match(path) or (when.excluded is not None and when.excluded.match(path)):
+            if (
+                when.call is None
+                or not when.call.match(path)
+                or (when.excluded is not None and when.excluded.match(path))
+            ):
                 continue
             subject, value = self.argument(event, when.arg)
             if self.holds(rule, when, value, event.args, event.kwargs, event.function):
@@ -139,7 +178,11 @@ class Matcher(Listener):
 
     def literal(self, value: Value, node: ir.Syntax, coll: ir.Coll) -> None:
         for rule, when in self.rules.literals:
-            if when.literal is not None and when.literal.match(value.path) and self.holds(rule, when, value, [value], {}, self.function):
+            if (
+                when.literal is not None
+                and when.literal.match(value.path)
+                and self.holds(rule, when, value, [value], {}, self.function)
+            ):
                 self.add(rule, when, node, value, coll, [value])
 
     def imported(self, path: str, node: ir.Syntax) -> None:
@@ -162,7 +205,15 @@ class Matcher(Listener):
             for node in root.find_all({"rule": when.ast}):
                 self.add(rule, when, node, None, None, [])
 
-    def detected(self, detector: str, node: ir.Syntax, message: str = "", origin: str = "", subject: ir.Expr | None = None, args: list[Value] | None = None) -> None:
+    def detected(
+        self,
+        detector: str,
+        node: ir.Syntax,
+        message: str = "",
+        origin: str = "",
+        subject: ir.Expr | None = None,
+        args: list[Value] | None = None,
+    ) -> None:
         """A detector in code found what its rule describes."""
         pair = self.rules.detectors.get(detector)
         if pair is not None:
@@ -209,7 +260,15 @@ class Matcher(Listener):
                             return deeper
         return None
 
-    def holds(self, rule: Rule, when: When, value: Value | None, args: list[Value], kwargs: dict[str, Value], function: ir.Function | None) -> bool:
+    def holds(
+        self,
+        rule: Rule,
+        when: When,
+        value: Value | None,
+        args: list[Value],
+        kwargs: dict[str, Value],
+        function: ir.Function | None,
+    ) -> bool:
         if when.handler and not (function is not None and self.handlers.get(id(function))):
             return False
         if when.function is not None and not (function is not None and when.function.search(function.name)):
@@ -221,7 +280,9 @@ class Matcher(Listener):
             if text is None or not when.text.search(text):
                 return False
         for names, test in when.options:
-            found = next((item for name in names if (item := self.option(name, args, kwargs)) is not None), None)
+            found = next(
+                (item for name in names if (item := self.option(name, args, kwargs)) is not None), None
+            )
             if not satisfies(found, test, rule.use):
                 return False
         if when.without and "**" not in kwargs:
@@ -307,7 +368,7 @@ def satisfies(value: Value | None, test: str, use: str) -> bool:
 def _constant(value: Value, test: str) -> bool:
     const = value.const
     if test == "const":
-        return value.level == CONSTANT and not value.known or value.known
+        return (value.level == CONSTANT and not value.known) or value.known
     if test == "literal":
         return value.known
     if test == "true":

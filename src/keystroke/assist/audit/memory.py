@@ -13,9 +13,30 @@ from typing import Any
 from keystroke.assist.audit import ir
 from keystroke.assist.audit.flow import CallEvent, Flow, key_of
 from keystroke.assist.audit.match import Matcher
-from keystroke.assist.audit.values import LOCAL, NONE, PARAMETER, PLAIN, REMOTE, UNKNOWN, Memory, Value, constant
+from keystroke.assist.audit.values import (
+    LOCAL,
+    NONE,
+    PARAMETER,
+    PLAIN,
+    REMOTE,
+    UNKNOWN,
+    Memory,
+    Value,
+    constant,
+)
 
-_SIZES = {"char": 1, "wchar_t": 4, "short": 2, "int": 4, "long": 8, "float": 4, "double": 8, "size_t": 8, "bool": 1, "void": 1}
+_SIZES = {
+    "char": 1,
+    "wchar_t": 4,
+    "short": 2,
+    "int": 4,
+    "long": 8,
+    "float": 4,
+    "double": 8,
+    "size_t": 8,
+    "bool": 1,
+    "void": 1,
+}
 _FIXED = re.compile(r"u?int(\d+)_t")
 # function: (destination, source, index of the byte or element count)
 _COUNTED = {
@@ -38,11 +59,40 @@ _COUNTED = {
     "strlcpy": (0, -1, 2),
     "CopyMemory": (0, 1, 2),
 }
-_STRING = {"strcpy": 0, "wcscpy": 0, "stpcpy": 0, "lstrcpy": 0, "strcat": 1, "wcscat": 1, "lstrcat": 1, "_mbscpy": 0, "_tcscpy": 0}
-_ALLOC = {"malloc": 0, "calloc": 1, "realloc": 1, "alloca": 0, "ALLOCA": 0, "valloc": 0, "xmalloc": 0, "new[]": 0, "kmalloc": 0}
+_STRING = {
+    "strcpy": 0,
+    "wcscpy": 0,
+    "stpcpy": 0,
+    "lstrcpy": 0,
+    "strcat": 1,
+    "wcscat": 1,
+    "lstrcat": 1,
+    "_mbscpy": 0,
+    "_tcscpy": 0,
+}
+_ALLOC = {
+    "malloc": 0,
+    "calloc": 1,
+    "realloc": 1,
+    "alloca": 0,
+    "ALLOCA": 0,
+    "valloc": 0,
+    "xmalloc": 0,
+    "new[]": 0,
+    "kmalloc": 0,
+}
 _FREE = {"free": "malloc", "delete": "new", "delete[]": "new[]", "kfree": "malloc"}
 _LENGTHS = ("strlen", "wcslen", "strnlen", "size", "length", "sizeof")
-_SCANS = {"scanf": 0, "fscanf": 1, "sscanf": 1, "vscanf": 0, "wscanf": 0, "fwscanf": 1, "swscanf": 1, "__isoc99_scanf": 0}
+_SCANS = {
+    "scanf": 0,
+    "fscanf": 1,
+    "sscanf": 1,
+    "vscanf": 0,
+    "wscanf": 0,
+    "fwscanf": 1,
+    "swscanf": 1,
+    "__isoc99_scanf": 0,
+}
 _WIDTH = re.compile(r"%(\*?)(\d*)(?:l|h|hh|ll)?(m?)([a-zA-Z\[%])")
 
 
@@ -80,12 +130,16 @@ class MemoryMatcher(Matcher):
             return replace(value, memory=memory, const=UNKNOWN, items=None, numeric=False, level=value.level)
         if value.memory is not None:
             if stmt.pointer:
-                return replace(value, memory=replace(value.memory, unit=unit, array=value.memory.array), numeric=False)
+                return replace(
+                    value, memory=replace(value.memory, unit=unit, array=value.memory.array), numeric=False
+                )
             return value
         if stmt.pointer and isinstance(value.const, str):
             size = len(value.const)
             return replace(value, memory=Memory(size * unit + unit, unit, size * unit))
-        if value.numeric and ("unsigned" in stmt.type or "size_t" in stmt.type or stmt.type.startswith("uint")):
+        if value.numeric and (
+            "unsigned" in stmt.type or "size_t" in stmt.type or stmt.type.startswith("uint")
+        ):
             return replace(value, low=max(value.low or 0, 0))
         return value
 
@@ -114,7 +168,15 @@ class MemoryMatcher(Matcher):
         if name in ("strlen", "wcslen") and args:
             memory = args[0].memory
             high = memory.length // memory.unit if memory is not None and memory.length is not None else None
-            return Value(level=args[0].level, numeric=True, path=f"{event.path}()", origin=args[0].origin, roots=args[0].roots, low=0, high=high)
+            return Value(
+                level=args[0].level,
+                numeric=True,
+                path=f"{event.path}()",
+                origin=args[0].origin,
+                roots=args[0].roots,
+                low=0,
+                high=high,
+            )
         return None
 
     def sizeof(self, event: CallEvent) -> Value:
@@ -149,21 +211,37 @@ class MemoryMatcher(Matcher):
         elif name in ("strdup", "strndup", "wcsdup") and event.args:
             memory = event.args[0].memory
             capacity = memory.length + 1 if memory is not None and memory.length is not None else None
-        kind = "new" if name == "new" else "new[]" if name == "new[]" else "stack" if name.lower() == "alloca" else "malloc"
+        kind = (
+            "new"
+            if name == "new"
+            else "new[]"
+            if name == "new[]"
+            else "stack"
+            if name.lower() == "alloca"
+            else "malloc"
+        )
         nullable = kind == "malloc" and name != "xmalloc"
         memory = Memory(capacity, 1, None, 0 if kind == "stack" else block, nullable, fits, False, kind)
-        level = max((arg.level for arg in event.args), default=0) if name.startswith(("strdup", "strndup")) else 0
+        level = (
+            max((arg.level for arg in event.args), default=0) if name.startswith(("strdup", "strndup")) else 0
+        )
         return Value(level=level, path=f"{event.path}()", memory=memory, roots=NONE)
 
     def sized(self, event: CallEvent, name: str, expr: ir.Expr, size: Value) -> str:
         """Checks the size asked for; answers the variable whose string it was made for."""
         bare = expr
-        if isinstance(bare, ir.Op) and bare.op == "*" and any(isinstance(arg, ir.Call) and _named(arg, "sizeof") for arg in bare.args):
+        if (
+            isinstance(bare, ir.Op)
+            and bare.op == "*"
+            and any(isinstance(arg, ir.Call) and _named(arg, "sizeof") for arg in bare.args)
+        ):
             bare = next(arg for arg in bare.args if not (isinstance(arg, ir.Call) and _named(arg, "sizeof")))
         if isinstance(bare, ir.Call) and _named(bare, "strlen", "wcslen"):
             self.detected("strlen-allocation", event.call.node, subject=event.call, args=event.args)
-        if isinstance(expr, ir.Op) and expr.op in ("*", "+", "<<") or name == "new[]":
-            foreign = size.level >= REMOTE or (size.level >= PARAMETER and isinstance(expr, ir.Op) and expr.op in ("*", "<<"))
+        if (isinstance(expr, ir.Op) and expr.op in ("*", "+", "<<")) or name == "new[]":
+            foreign = size.level >= REMOTE or (
+                size.level >= PARAMETER and isinstance(expr, ir.Op) and expr.op in ("*", "<<")
+            )
             lengths = "strlen" in str(event.call.node.text())
             if foreign and size.numeric and not size.bounded and size.high is None and not lengths:
                 self.detected("allocation-overflow", event.call.node, origin=size.origin, subject=event.call)
@@ -190,7 +268,12 @@ class MemoryMatcher(Matcher):
         if memory is not None and memory.array and memory.kind in ("stack", "static"):
             self.detected("invalid-free", event.call.node, subject=event.call)
             return
-        if memory is not None and memory.kind in ("malloc", "new", "new[]") and memory.block and memory.kind != _FREE[name]:
+        if (
+            memory is not None
+            and memory.kind in ("malloc", "new", "new[]")
+            and memory.block
+            and memory.kind != _FREE[name]
+        ):
             self.detected("mismatched-free", event.call.node, subject=event.call)
         if memory is None or not memory.block:
             if memory is not None and memory.capacity is not None:
@@ -210,7 +293,11 @@ class MemoryMatcher(Matcher):
         if value.memory is not None and self.freed(value.memory.block):
             parent = node.parent()
             kind = parent.kind() if parent is not None else ""
-            if kind == "assignment_expression" and parent.field("left").range().start.index == node.range().start.index and parent.field("left").kind() == "identifier":
+            if (
+                kind == "assignment_expression"
+                and parent.field("left").range().start.index == node.range().start.index
+                and parent.field("left").kind() == "identifier"
+            ):
                 return
             if kind == "binary_expression" and parent.field("operator").text() in ("==", "!="):
                 return
@@ -228,31 +315,83 @@ class MemoryMatcher(Matcher):
         memory = target.memory
         self.dereferenced(target, event.call.node, exprs[to])
         whole = exprs[at]
-        if isinstance(whole, ir.Call) and _named(whole, "sizeof") and whole.args and isinstance(exprs[to], ir.Attr):
+        if (
+            isinstance(whole, ir.Call)
+            and _named(whole, "sizeof")
+            and whole.args
+            and isinstance(exprs[to], ir.Attr)
+        ):
             owner = key_of(exprs[to].base)  # type: ignore[attr-defined]
             if owner is not None and key_of(whole.args[0]) == owner:
-                self.detected("overflow", event.call.node, "the size of the whole structure is copied into one of its fields", subject=event.call)
+                self.detected(
+                    "overflow",
+                    event.call.node,
+                    "the size of the whole structure is copied into one of its fields",
+                    subject=event.call,
+                )
                 return
-        if count.level >= REMOTE and count.numeric and count.high is not None and count.low is None and name in ("memcpy", "memmove", "strncpy", "memset", "wcsncpy"):
+        if (
+            count.level >= REMOTE
+            and count.numeric
+            and count.high is not None
+            and count.low is None
+            and name in ("memcpy", "memmove", "strncpy", "memset", "wcsncpy")
+        ):
             self.detected("signed-length", event.call.node, origin=count.origin, subject=event.call)
             return
         if memory is not None and memory.capacity is not None:
             size = count.const if isinstance(count.const, int) else count.high
             if isinstance(size, int):
                 if size * unit > memory.capacity:
-                    self.detected("overflow", event.call.node, f"{size * unit} bytes are written into a buffer of {memory.capacity}", subject=event.call, args=args)
+                    self.detected(
+                        "overflow",
+                        event.call.node,
+                        f"{size * unit} bytes are written into a buffer of {memory.capacity}",
+                        subject=event.call,
+                        args=args,
+                    )
                     return
-            elif not count.bounded and "length" not in count.clean and count.level >= PARAMETER and not self.limited(whole, memory):
+            elif (
+                not count.bounded
+                and "length" not in count.clean
+                and count.level >= PARAMETER
+                and not self.limited(whole, memory)
+            ):
                 own = isinstance(whole, ir.Call) and _named(whole, "sizeof")
                 if not own and (count.level >= REMOTE or "strlen" in whole.node.text() or memory.array):
-                    self.detected("unchecked-length", event.call.node, origin=count.origin, subject=event.call, args=args)
+                    self.detected(
+                        "unchecked-length",
+                        event.call.node,
+                        origin=count.origin,
+                        subject=event.call,
+                        args=args,
+                    )
                     return
-        elif count.level >= REMOTE and count.numeric and not count.bounded and count.high is None and name in ("memcpy", "memmove", "read", "recv") and memory is None:
-            self.detected("unchecked-length", event.call.node, origin=count.origin, subject=event.call, args=args)
+        elif (
+            count.level >= REMOTE
+            and count.numeric
+            and not count.bounded
+            and count.high is None
+            and name in ("memcpy", "memmove", "read", "recv")
+            and memory is None
+        ):
+            self.detected(
+                "unchecked-length", event.call.node, origin=count.origin, subject=event.call, args=args
+            )
         if 0 <= source < len(args) and name in ("memcpy", "memmove", "wmemcpy", "wmemmove"):
             origin = args[source].memory
-            if origin is not None and origin.capacity is not None and isinstance(count.const, int) and count.const * unit > origin.capacity:
-                self.detected("over-read", event.call.node, f"{count.const * unit} bytes are read from a buffer of {origin.capacity}", subject=event.call)
+            if (
+                origin is not None
+                and origin.capacity is not None
+                and isinstance(count.const, int)
+                and count.const * unit > origin.capacity
+            ):
+                self.detected(
+                    "over-read",
+                    event.call.node,
+                    f"{count.const * unit} bytes are read from a buffer of {origin.capacity}",
+                    subject=event.call,
+                )
         self.set_length(exprs[to], self.filled(name, args, count, unit))
 
     def limited(self, expr: ir.Expr, memory: Memory) -> bool:
@@ -262,7 +401,11 @@ class MemoryMatcher(Matcher):
     def filled(self, name: str, args: list[Value], count: Value, unit: int) -> int | None:
         size = count.const if isinstance(count.const, int) else None
         if name in ("memset", "wmemset"):
-            return size * unit if size is not None and len(args) > 1 and args[1].const not in (0, UNKNOWN) else (0 if size else None)
+            return (
+                size * unit
+                if size is not None and len(args) > 1 and args[1].const not in (0, UNKNOWN)
+                else (0 if size else None)
+            )
         if name in ("fgets", "snprintf", "vsnprintf", "strlcpy", "fgetws") and size:
             return (size - 1) * unit
         if name in ("memcpy", "strncpy", "memmove") and len(args) > 1:
@@ -302,19 +445,43 @@ class MemoryMatcher(Matcher):
         self.set_length(exprs[0], total)
         if length is not None:
             if capacity is not None and start + length + unit > capacity:
-                self.detected("overflow", event.call.node, f"{start + length + unit} bytes are copied into a buffer of {capacity}", subject=event.call, args=event.args)
+                self.detected(
+                    "overflow",
+                    event.call.node,
+                    f"{start + length + unit} bytes are copied into a buffer of {capacity}",
+                    subject=event.call,
+                    args=event.args,
+                )
             return
-        if "length" in source.clean or "*" in source.clean or (memory is not None and memory.fits and memory.fits in (key_of(exprs[1]), "")):
+        if (
+            "length" in source.clean
+            or "*" in source.clean
+            or (memory is not None and memory.fits and memory.fits in (key_of(exprs[1]), ""))
+        ):
             return
         if memory is not None and memory.fits and memory.fits == key_of(exprs[1]):
             return
-        if capacity is not None and source.memory is not None and source.memory.capacity is not None and source.memory.capacity <= capacity and not _STRING[name]:
+        if (
+            capacity is not None
+            and source.memory is not None
+            and source.memory.capacity is not None
+            and source.memory.capacity <= capacity
+            and not _STRING[name]
+        ):
             return
         if source.level == 0 and source.memory is None:
             return
-        if memory is not None and memory.kind == "malloc" and capacity is None and not memory.fits and source.level < REMOTE:
+        if (
+            memory is not None
+            and memory.kind == "malloc"
+            and capacity is None
+            and not memory.fits
+            and source.level < REMOTE
+        ):
             return
-        self.detected("unbounded-copy", event.call.node, origin=source.origin, subject=event.call, args=event.args)
+        self.detected(
+            "unbounded-copy", event.call.node, origin=source.origin, subject=event.call, args=event.args
+        )
 
     def appended(self, event: CallEvent) -> None:
         memory, count = event.args[0].memory, event.args[2]
@@ -323,7 +490,13 @@ class MemoryMatcher(Matcher):
         size = count.const
         used = memory.length or 0
         if isinstance(size, int) and size + used + 1 > memory.capacity and size >= memory.capacity:
-            self.detected("overflow", event.call.node, "the bound of strncat is what may be appended, not the size of the buffer", subject=event.call, args=event.args)
+            self.detected(
+                "overflow",
+                event.call.node,
+                "the bound of strncat is what may be appended, not the size of the buffer",
+                subject=event.call,
+                args=event.args,
+            )
         self.set_length(event.call.args[0], used + size if isinstance(size, int) else None)
 
     def printed(self, event: CallEvent) -> None:
@@ -333,7 +506,13 @@ class MemoryMatcher(Matcher):
         exprs = event.call.args
         if template is None or not isinstance(event.args[1].const, str):
             if event.args[1].level >= PARAMETER or event.path.endswith("vsprintf"):
-                self.detected("unbounded-print", event.call.node, origin=event.args[1].origin, subject=event.call, args=event.args)
+                self.detected(
+                    "unbounded-print",
+                    event.call.node,
+                    origin=event.args[1].origin,
+                    subject=event.call,
+                    args=event.args,
+                )
             return
         total = len(template)
         used = 0
@@ -356,9 +535,17 @@ class MemoryMatcher(Matcher):
         capacity = memory.capacity if memory is not None else None
         self.set_length(exprs[0], None if unknown else total)
         if unknown and (capacity is not None or memory is None):
-            self.detected("unbounded-print", event.call.node, origin=foreign, subject=event.call, args=event.args)
+            self.detected(
+                "unbounded-print", event.call.node, origin=foreign, subject=event.call, args=event.args
+            )
         elif capacity is not None and total - 2 * used + 1 > capacity:
-            self.detected("overflow", event.call.node, f"up to {total - 2 * used + 1} bytes are printed into a buffer of {capacity}", subject=event.call, args=event.args)
+            self.detected(
+                "overflow",
+                event.call.node,
+                f"up to {total - 2 * used + 1} bytes are printed into a buffer of {capacity}",
+                subject=event.call,
+                args=event.args,
+            )
 
     def scanned(self, event: CallEvent, name: str) -> None:
         at = _SCANS[name]
@@ -377,7 +564,12 @@ class MemoryMatcher(Matcher):
                 self.detected("unbounded-scan", event.call.node, subject=event.call, args=event.args)
                 return
             if capacity is not None and int(found[2]) >= capacity:
-                self.detected("overflow", event.call.node, f"{found[2]} characters and a terminator are read into a buffer of {capacity}", subject=event.call)
+                self.detected(
+                    "overflow",
+                    event.call.node,
+                    f"{found[2]} characters and a terminator are read into a buffer of {capacity}",
+                    subject=event.call,
+                )
                 return
 
     # Places
@@ -399,23 +591,43 @@ class MemoryMatcher(Matcher):
             return
         count = memory.capacity // memory.unit
         parent = node.parent()
-        if parent is not None and (parent.kind() == "sizeof_expression" or (parent.kind() == "pointer_expression" and parent.text().startswith("&"))):
+        if parent is not None and (
+            parent.kind() == "sizeof_expression"
+            or (parent.kind() == "pointer_expression" and parent.text().startswith("&"))
+        ):
             return
-        writes = parent is not None and parent.kind() == "assignment_expression" and parent.field("left").range().start.index == node.range().start.index
+        writes = (
+            parent is not None
+            and parent.kind() == "assignment_expression"
+            and parent.field("left").range().start.index == node.range().start.index
+        )
         place = key.const if isinstance(key.const, int) else key.high
         if isinstance(place, int) and place >= count:
             if key.known or key.low is not None or key.level >= REMOTE:
-                self.detected("overflow" if writes else "over-read", node, f"index {place} is past the end of a buffer of {count} elements")
+                self.detected(
+                    "overflow" if writes else "over-read",
+                    node,
+                    f"index {place} is past the end of a buffer of {count} elements",
+                )
             return
         lowest = key.const if isinstance(key.const, int) else key.low
         if isinstance(lowest, int) and lowest < 0 and (key.known or key.level >= REMOTE):
-            self.detected("overflow" if writes else "over-read", node, f"index {lowest} is before the start of the buffer")
+            self.detected(
+                "overflow" if writes else "over-read",
+                node,
+                f"index {lowest} is before the start of the buffer",
+            )
             return
         if key.level >= REMOTE and key.numeric:
             if place is None and not key.bounded:
                 self.detected("unchecked-index", node, origin=key.origin)
             elif key.low is None:
-                self.detected("unchecked-index", node, "the index is checked from above only; a negative one reaches memory before the buffer", key.origin)
+                self.detected(
+                    "unchecked-index",
+                    node,
+                    "the index is checked from above only; a negative one reaches memory before the buffer",
+                    key.origin,
+                )
 
     def arithmetic(self, op: str, args: list[Value], node: ir.Syntax) -> None:
         left, right = args
@@ -425,7 +637,12 @@ class MemoryMatcher(Matcher):
         if op in ("/", "%"):
             if right.const == 0 and isinstance(right.const, int) and not isinstance(right.const, bool):
                 self.detected("zero-division", node)
-            elif right.level >= REMOTE and right.numeric and "zero" not in right.clean and not (right.low is not None and right.low > 0):
+            elif (
+                right.level >= REMOTE
+                and right.numeric
+                and "zero" not in right.clean
+                and not (right.low is not None and right.low > 0)
+            ):
                 self.detected("zero-division", node, origin=right.origin)
             return
         if op not in ("+", "-", "*"):
@@ -433,7 +650,9 @@ class MemoryMatcher(Matcher):
         for arg, other in ((left, right), (right, left)):
             if arg.level < REMOTE or not arg.numeric or arg.memory is not None:
                 continue
-            if op == "-" and (arg is not left or arg.low is not None) or op != "-" and (arg.bounded or arg.high is not None):
+            if (op == "-" and (arg is not left or arg.low is not None)) or (
+                op != "-" and (arg.bounded or arg.high is not None)
+            ):
                 continue
             if op == "-" and not other.known:
                 continue
@@ -444,7 +663,14 @@ class MemoryMatcher(Matcher):
 
     def returned(self, value: Value, node: ir.Syntax, function: ir.Function | None) -> None:
         super().returned(value, node, function)
-        if value.memory is not None and value.memory.array and value.memory.kind == "stack" and node.kind() == "identifier" and function is not None and "string" not in function.returns:
+        if (
+            value.memory is not None
+            and value.memory.array
+            and value.memory.kind == "stack"
+            and node.kind() == "identifier"
+            and function is not None
+            and "string" not in function.returns
+        ):
             self.detected("stack-return", node)
 
     # Tests
@@ -460,7 +686,11 @@ class MemoryMatcher(Matcher):
             if isinstance(side, ir.Call) and isinstance(side.func, ir.Name | ir.Attr):
                 name = side.func.id if isinstance(side.func, ir.Name) else side.func.name
                 if name in _LENGTHS and effective in ("<", "<=", "=="):
-                    inner = side.args[0] if side.args else (side.func.base if isinstance(side.func, ir.Attr) else None)
+                    inner = (
+                        side.args[0]
+                        if side.args
+                        else (side.func.base if isinstance(side.func, ir.Attr) else None)
+                    )
                     if inner is not None:
                         self.length_known(flow, inner, bound.const, effective)
                     continue
@@ -493,7 +723,10 @@ class MemoryMatcher(Matcher):
         memory = known.memory or Memory()
         if isinstance(bound, int):
             memory = replace(memory, length=bound - 1 if op == "<" else bound)
-        flow.env[key] = replace(known.cleaned(frozenset({"length"})), memory=memory if known.memory or isinstance(bound, int) else None)
+        flow.env[key] = replace(
+            known.cleaned(frozenset({"length"})),
+            memory=memory if known.memory or isinstance(bound, int) else None,
+        )
 
     def bound(self, flow: Flow, expr: ir.Expr, op: str, limit: Value) -> None:
         key = key_of(expr)
@@ -510,9 +743,15 @@ class MemoryMatcher(Matcher):
             high = top - (op == "<") if top is not None else None
             if high is not None and known.high is not None:
                 high = min(high, known.high)
-            known = replace(known, high=high if high is not None else known.high, bounded=known.bounded or high is None)
+            known = replace(
+                known, high=high if high is not None else known.high, bounded=known.bounded or high is None
+            )
         elif op in (">", ">="):
-            low = number + (op == ">") if number is not None else (limit.low if limit.low is not None else 0 if limit.level == 0 else None)
+            low = (
+                number + (op == ">")
+                if number is not None
+                else (limit.low if limit.low is not None else 0 if limit.level == 0 else None)
+            )
             known = replace(known, low=low if low is not None else known.low)
             if known.low is not None and known.low > 0:
                 known = known.cleaned(frozenset({"zero"}))
@@ -542,4 +781,20 @@ def _named(call: ir.Call, *names: str) -> bool:
 
 
 def _number_source(origin: str) -> bool:
-    return any(name in origin for name in ("scanf", "atoi", "atol", "strto", "rand", "recv", "fgets", "read", "RAND", "argv", "getenv", "sto"))
+    return any(
+        name in origin
+        for name in (
+            "scanf",
+            "atoi",
+            "atol",
+            "strto",
+            "rand",
+            "recv",
+            "fgets",
+            "read",
+            "RAND",
+            "argv",
+            "getenv",
+            "sto",
+        )
+    )

@@ -53,7 +53,7 @@ _WHEN_KEYS = {
     "cwe",
     "uses_result",
 }
-_FIX_KEYS = {"title", "callee", "keyword", "drop", "replace", "value", "array", "import", "fixer", "name"}
+_FIX_KEYS = {"title", "callee", "keyword", "drop", "replace", "value", "array", "import", "fixer", "only"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,7 @@ class FixSpec:
     array: int = -1  # this argument must be an array whose size sizeof knows
     imports: str = ""
     fixer: str = ""
+    only: str = ""  # the call's own text must match this
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,11 @@ def load_rules(language: str) -> tuple[Rule, ...]:
 @cache
 def all_rules() -> dict[str, Rule]:
     """Every rule by id."""
-    return {rule.id: rule for language in ("python", "javascript", "cpp", "go", "java") for rule in load_rules(language)}
+    return {
+        rule.id: rule
+        for language in ("python", "javascript", "cpp", "go", "java")
+        for rule in load_rules(language)
+    }
 
 
 def find_rule(rule_id: str) -> Rule:
@@ -191,14 +196,22 @@ def _rule(entry: dict[str, Any], language: str, where: str) -> Rule:
 
 def _when(when: dict[str, Any], place: str) -> When:
     _only(when, _WHEN_KEYS, place)
-    kinds = [key for key in ("call", "bind", "literal", "import", "pattern", "ast", "returns", "detector") if key in when]
+    kinds = [
+        key
+        for key in ("call", "bind", "literal", "import", "pattern", "ast", "returns", "detector")
+        if key in when
+    ]
     if len(kinds) != 1:
-        raise ConfigError(f"{place}: each [[rule.when]] has exactly one of call, bind, literal, import, pattern, ast, returns, detector")
+        raise ConfigError(
+            f"{place}: each [[rule.when]] has exactly one of call, bind, literal, import, pattern, ast, returns, detector"
+        )
     ast = when.get("ast")
     if "pattern" in when:
         ast = {"pattern": when["pattern"]}
     if ast is not None and not when.get("needs"):
-        raise ConfigError(f"{place}: a syntax pattern says in 'needs' which words its text must hold, since asking costs time")
+        raise ConfigError(
+            f"{place}: a syntax pattern says in 'needs' which words its text must hold, since asking costs time"
+        )
     options = tuple((tuple(name.split("|")), test) for name, test in when.get("with", {}).items())
     severity = when.get("severity")
     for test in [str(when.get("is", "any")), *(test for _, test in options)]:
@@ -254,10 +267,24 @@ def _fix(fix: dict[str, Any], place: str) -> FixSpec:
         int(fix.get("array", -1)),
         fix.get("import", ""),
         fix.get("fixer", ""),
+        fix.get("only", ""),
     )
 
 
-_WORDS = {"any", "missing", "present", "const", "literal", "true", "false", "none", "falsy", "truthy", "numeric", "text"}
+_WORDS = {
+    "any",
+    "missing",
+    "present",
+    "const",
+    "literal",
+    "true",
+    "false",
+    "none",
+    "falsy",
+    "truthy",
+    "numeric",
+    "text",
+}
 _WORDS |= {"dynamic", "tainted", "remote", "built", "built-tainted", "built-remote", "built-dynamic"}
 
 
@@ -288,4 +315,6 @@ def _only(data: dict[str, Any], known: set[str], place: str) -> None:
         raise ConfigError(f"{place}: expected a table")
     unknown = set(data) - known
     if unknown:
-        raise ConfigError(f"{place}: unknown key {sorted(unknown)[0]!r}; known keys: {', '.join(sorted(known))}")
+        raise ConfigError(
+            f"{place}: unknown key {sorted(unknown)[0]!r}; known keys: {', '.join(sorted(known))}"
+        )

@@ -18,7 +18,9 @@ _PLACEHOLDER = re.compile(
     r"(?i)^[\W_]*$|^<.*>$|^\$?\{.*\}|^%[(\w]|x{4,}|\*{3,}|\.\.\.|your[_\- ]|change[_\- ]?me|placeholder|example|dummy|redacted|^none$|^null$"
     r"|^(?:true|false|yes|no|bearer|basic|string|text|required|optional|hidden|plain|enabled|disabled|default)$|^env[.:]|process\.env|os\.environ|^todo"
 )
-_LABEL = re.compile(r"(?i)^[\w\-. /:]*(?:password|passwd|pwd|secret|token|api[_\- ]?key|credential|passphrase|_key|auth)s?[\w\-.:/ ]*$")
+_LABEL = re.compile(
+    r"(?i)^[\w\-. /:]*(?:password|passwd|pwd|secret|token|api[_\- ]?key|credential|passphrase|_key|auth)s?[\w\-.:/ ]*$"
+)
 FORMATS = re.compile(
     r"(?<![A-Za-z0-9])(?:(?:AKIA|ASIA)[0-9A-Z]{16}|gh[pousr]_[A-Za-z0-9]{36}|github_pat_[A-Za-z0-9_]{40,}|glpat-[A-Za-z0-9_\-]{20}"
     r"|xox[abprs]-[0-9A-Za-z\-]{20,}|sk_live_[0-9A-Za-z]{20,}|rk_live_[0-9A-Za-z]{20,}|AIza[0-9A-Za-z_\-]{35}|npm_[A-Za-z0-9]{36}"
@@ -27,13 +29,34 @@ FORMATS = re.compile(
 )
 
 
-FORMAT_MARKS = ("AKIA", "ASIA", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "xox", "k_live_", "AIza", "npm_", "SG.", "ya29.", "sk-", "pypi-AgE", "PRIVATE KEY")
+FORMAT_MARKS = (
+    "AKIA",
+    "ASIA",
+    "ghp_",
+    "gho_",
+    "ghu_",
+    "ghs_",
+    "ghr_",
+    "github_pat_",
+    "glpat-",
+    "xox",
+    "k_live_",
+    "AIza",
+    "npm_",
+    "SG.",
+    "ya29.",
+    "sk-",
+    "pypi-AgE",
+    "PRIVATE KEY",
+)
 
 
 def entropy(text: str) -> float:
     """Shannon entropy in bits per character."""
     counts = Counter(text)
-    return -sum(count / len(text) * math.log2(count / len(text)) for count in counts.values()) if text else 0.0
+    return (
+        -sum(count / len(text) * math.log2(count / len(text)) for count in counts.values()) if text else 0.0
+    )
 
 
 def is_secret(name: str, value: str) -> bool:
@@ -43,8 +66,20 @@ def is_secret(name: str, value: str) -> bool:
         return False
     if _LABEL.match(value) and not re.search(r"\d", value):
         return False
-    if value.count(" ") > 1 or value.startswith(("/", "http://", "https://", "--", "./")) or "{" in value or "%s" in value:
+    if (
+        value.count(" ") > 1
+        or value.startswith(("/", "http://", "https://", "--", "./"))
+        or "{" in value
+        or "%s" in value
+    ):
         return False
     if _STRONG.search(found[1]):
-        return not value[0].isspace() and not (re.fullmatch(r"[A-Z][a-z]+(?: [a-z]+)*", value) and " " in value)
-    return len(value) >= 8 and " " not in value and (entropy(value) >= 3.0 or bool(re.search(r"\d", value))) and bool(re.search(r"[0-9]|[A-Z].*[a-z]|[a-z].*[A-Z]", value))
+        return not value[0].isspace() and not (
+            re.fullmatch(r"[A-Z][a-z]+(?: [a-z]+)*", value) and " " in value
+        )
+    return (
+        len(value) >= 8
+        and " " not in value
+        and (entropy(value) >= 3.0 or bool(re.search(r"\d", value)))
+        and bool(re.search(r"[0-9]|[A-Z].*[a-z]|[a-z].*[A-Z]", value))
+    )

@@ -50,7 +50,9 @@ def suppress(text: str, findings: Sequence[Finding], honour_others: bool = False
         for found in _OTHERS.finditer(text):
             quiet.setdefault(line(found.start()), set()).add("*")
     for finding in findings:
-        named = quiet.get(line(finding.start), set()) | quiet.get(line(max(finding.start, finding.end - 1)), set())
+        named = quiet.get(line(finding.start), set()) | quiet.get(
+            line(max(finding.start, finding.end - 1)), set()
+        )
         if finding.rule not in named and "*" not in named:
             out.append(finding)
     return tuple(sorted(out, key=lambda item: (item.start, item.end, item.rule)))

@@ -73,7 +73,11 @@ def resplit(text: str, language: str, old: list[Unit], start: int, end: int, del
 
     fresh = split(text, language, first.start if first else 0, first.outer if first else 0, known)
     rest = old[tail[0] :] if tail else []
-    moved = [Unit(u.start + delta, u.end + delta, u.before, u.after, u.outer, u.recovered) for u in rest] if delta else rest
+    moved = (
+        [Unit(u.start + delta, u.end + delta, u.before, u.after, u.outer, u.recovered) for u in rest]
+        if delta
+        else rest
+    )
     return kept + fresh + moved
 
 
@@ -165,7 +169,9 @@ _COMMENT = re.compile(r"//[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
 _CONTAINER = {
     "java": re.compile(r"\b(?:class|interface|enum|record)\s+\w"),
     "c": re.compile(r'\bextern\s*"C"\s*$'),
-    "cpp": re.compile(r'\bextern\s*"C"\s*$|\bnamespace\b[^()=;]*$|^(?!.*\()(?!.*=).*\b(?:class|struct)\s+\w', re.DOTALL),
+    "cpp": re.compile(
+        r'\bextern\s*"C"\s*$|\bnamespace\b[^()=;]*$|^(?!.*\()(?!.*=).*\b(?:class|struct)\s+\w', re.DOTALL
+    ),
     "go": re.compile(r"(?!)"),
 }
 
@@ -218,7 +224,11 @@ def _split_braces(text: str, language: str, at: int, outer: int, stop: Stop) -> 
         elif mark == "f":
             if depth == outer and start < 0 and language == "go":
                 head = found.start()
-        elif depth == outer and start < 0 and (mark == ";" or text[found.start() : at].lstrip().startswith("#")):
+        elif (
+            depth == outer
+            and start < 0
+            and (mark == ";" or text[found.start() : at].lstrip().startswith("#"))
+        ):
             head = at
     return units
 
@@ -246,7 +256,9 @@ _SCRIPT = re.compile(
     r"""|[(){}\[\];]|^[ \t]*(?=[\w$@'"(])""",
     re.MULTILINE | re.DOTALL,
 )
-_SCRIPT_CLASS = re.compile(r"^\s*(?:export\s+)?(?:default\s+)?(?:abstract\s+)?class\b(?!.*[({=]).*$", re.DOTALL)
+_SCRIPT_CLASS = re.compile(
+    r"^\s*(?:export\s+)?(?:default\s+)?(?:abstract\s+)?class\b(?!.*[({=]).*$", re.DOTALL
+)
 
 
 def _split_script(text: str, at: int, outer: int, stop: Stop) -> list[Unit]:

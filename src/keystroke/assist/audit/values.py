@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-CONSTANT, LOCAL, PARAMETER, REMOTE = range(4)  # how foreign: written here, unknown, the caller's, the outside world's
+CONSTANT, LOCAL, PARAMETER, REMOTE = range(
+    4
+)  # how foreign: written here, unknown, the caller's, the outside world's
 HOLE = "\0"  # stands for an unknown part in a skeleton
 ALL = frozenset({"*"})
 NONE: frozenset[str] = frozenset()
@@ -38,7 +40,9 @@ class Memory:
     kind: str = ""  # malloc, new, new[]
 
 
-@dataclass(slots=True)  # never changed after it is made; not frozen, because a frozen one takes twice as long to make
+@dataclass(
+    slots=True
+)  # never changed after it is made; not frozen, because a frozen one takes twice as long to make
 class Value:
     const: Any = UNKNOWN
     level: int = CONSTANT
@@ -152,7 +156,9 @@ def _join_memory(a: Memory | None, b: Memory | None) -> Memory | None:
 
 def text_of(parts: list[Value]) -> Value:
     """The value of parts put together as text."""
-    if parts and all(isinstance(part.const, str | int | float) and not isinstance(part.const, bool) for part in parts):
+    if parts and all(
+        isinstance(part.const, str | int | float) and not isinstance(part.const, bool) for part in parts
+    ):
         whole = "".join(str(part.const) for part in parts)
         if len(whole) <= 1_000_000:
             return Value(whole)
@@ -163,14 +169,20 @@ def text_of(parts: list[Value]) -> Value:
         known = part.text
         if known is None and isinstance(part.const, int | float):
             known = str(part.const)
-        piece = known if known is not None else ("" if part.level == CONSTANT and part.path == "" and part.known else HOLE)
+        piece = (
+            known
+            if known is not None
+            else ("" if part.level == CONSTANT and part.path == "" and part.known else HOLE)
+        )
         pieces.append(piece)
         size += len(piece)
         if size > MAX_TEXT:
             break
     skeleton = "".join(pieces)
     if mixed.level == CONSTANT:
-        skeleton = skeleton.replace(HOLE, "")  # parts we cannot read but that are not foreign: no hole to fill
+        skeleton = skeleton.replace(
+            HOLE, ""
+        )  # parts we cannot read but that are not foreign: no hole to fill
     return replace(mixed, skeleton=skeleton, numeric=False, path="", const=UNKNOWN, items=None)
 
 

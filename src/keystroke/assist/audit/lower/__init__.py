@@ -68,16 +68,23 @@ class Lowering:
         """A chain of `+`, read without recursion: text where one part is text, else nested sums."""
         kind = node.kind()
         parts: list[Syntax] = []
-        while node.kind() == kind and node.field("operator") is not None and node.field("operator").text() == "+":
+        while (
+            node.kind() == kind
+            and node.field("operator") is not None
+            and node.field("operator").text() == "+"
+        ):
             parts.append(node.field("right"))
             node = node.field("left")
         parts.append(node)
         parts.reverse()
         exprs = [self.expr(part) for part in parts if part is not None]
-        if len(exprs) > 2 and any(isinstance(expr, Text) or (isinstance(expr, Const) and isinstance(expr.value, str)) for expr in exprs):
+        if len(exprs) > 2 and any(
+            isinstance(expr, Text) or (isinstance(expr, Const) and isinstance(expr.value, str))
+            for expr in exprs
+        ):
             return Text(node.parent() or node, exprs)
         whole = exprs[0]
-        for expr in exprs[1 : MAX_DEPTH]:
+        for expr in exprs[1:MAX_DEPTH]:
             whole = Op(expr.node.parent() or expr.node, "+", [whole, expr])
         return whole
 
@@ -87,7 +94,11 @@ class Lowering:
 
 
 def named(node: Syntax) -> list[Syntax]:
-    return [child for child in node.children() if child.is_named() and child.kind() not in ("comment", "line_comment", "block_comment")]
+    return [
+        child
+        for child in node.children()
+        if child.is_named() and child.kind() not in ("comment", "line_comment", "block_comment")
+    ]
 
 
 def first(node: Syntax, *kinds: str) -> Syntax | None:
@@ -97,7 +108,18 @@ def first(node: Syntax, *kinds: str) -> Syntax | None:
     return None
 
 
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\", "'": "'", '"': '"', "\n": "", "a": "\a", "b": "\b"}
+_ESCAPES = {
+    "n": "\n",
+    "t": "\t",
+    "r": "\r",
+    "0": "\0",
+    "\\": "\\",
+    "'": "'",
+    '"': '"',
+    "\n": "",
+    "a": "\a",
+    "b": "\b",
+}
 
 
 def unescape(text: str) -> str:
@@ -115,7 +137,11 @@ def unescape(text: str) -> str:
         mark = text[at + 1]
         if mark in "xuU" and at + 2 < len(text):
             digits = 0
-            while digits < 8 and at + 2 + digits < len(text) and text[at + 2 + digits] in "0123456789abcdefABCDEF":
+            while (
+                digits < 8
+                and at + 2 + digits < len(text)
+                and text[at + 2 + digits] in "0123456789abcdefABCDEF"
+            ):
                 digits += 1
             code = int(text[at + 2 : at + 2 + digits] or "63", 16)
             out.append(chr(code) if code < 0x110000 else "?")

@@ -39,7 +39,13 @@ from keystroke.assist.audit.ir import (
 )
 from keystroke.assist.audit.lower import Lowering, first, named, number, unescape
 
-_DECLARATORS = ("pointer_declarator", "array_declarator", "reference_declarator", "function_declarator", "parenthesized_declarator")
+_DECLARATORS = (
+    "pointer_declarator",
+    "array_declarator",
+    "reference_declarator",
+    "function_declarator",
+    "parenthesized_declarator",
+)
 
 
 class CLowering(Lowering):
@@ -90,7 +96,9 @@ class CLowering(Lowering):
         if key is not None and key.kind() == "subscript_argument_list":
             inner = named(key)
             key = inner[0] if inner else None
-        return Index(node, self.expr(node.field("argument")), self.expr(key) if key is not None else Other(node, []))
+        return Index(
+            node, self.expr(node.field("argument")), self.expr(key) if key is not None else Other(node, [])
+        )
 
     def x_pointer_expression(self, node: Syntax) -> Expr:
         inner = self.expr(node.field("argument"))
@@ -121,17 +129,28 @@ class CLowering(Lowering):
     def x_delete_expression(self, node: Syntax) -> Expr:
         inner = named(node)
         array = any(child.text() == "[" for child in node.children() if not child.is_named())
-        return Call(node, Name(node, "delete[]" if array else "delete"), [self.expr(inner[0])] if inner else [])
+        return Call(
+            node, Name(node, "delete[]" if array else "delete"), [self.expr(inner[0])] if inner else []
+        )
 
     def x_binary_expression(self, node: Syntax) -> Expr:
-        return Op(node, node.field("operator").text(), [self.expr(node.field("left")), self.expr(node.field("right"))])
+        return Op(
+            node,
+            node.field("operator").text(),
+            [self.expr(node.field("left")), self.expr(node.field("right"))],
+        )
 
     def x_unary_expression(self, node: Syntax) -> Expr:
         return Op(node, node.field("operator").text(), [self.expr(node.field("argument"))])
 
     def x_update_expression(self, node: Syntax) -> Expr:
         op = node.field("operator")
-        return Bind(node, self.expr(node.field("argument")), Const(node, 1), "-" if op is not None and op.text() == "--" else "+")
+        return Bind(
+            node,
+            self.expr(node.field("argument")),
+            Const(node, 1),
+            "-" if op is not None and op.text() == "--" else "+",
+        )
 
     def x_parenthesized_expression(self, node: Syntax) -> Expr:
         inner = named(node)
@@ -151,7 +170,9 @@ class CLowering(Lowering):
     def x_conditional_expression(self, node: Syntax) -> Expr:
         then = node.field("consequence")
         test = self.expr(node.field("condition"))
-        return Cond(node, test, self.expr(then) if then is not None else test, self.expr(node.field("alternative")))
+        return Cond(
+            node, test, self.expr(then) if then is not None else test, self.expr(node.field("alternative"))
+        )
 
     def x_assignment_expression(self, node: Syntax) -> Expr:
         op = node.field("operator").text().rstrip("=")
@@ -172,7 +193,9 @@ class CLowering(Lowering):
         return self.body(node)
 
     s_declaration_list = s_linkage_specification = s_translation_unit
-    s_preproc_if = s_preproc_ifdef = s_preproc_else = s_preproc_elif = s_template_declaration = s_translation_unit
+    s_preproc_if = s_preproc_ifdef = s_preproc_else = s_preproc_elif = s_template_declaration = (
+        s_translation_unit
+    )
 
     def s_namespace_definition(self, node: Syntax) -> list[Stmt]:
         return self.body(node.field("body"))
@@ -195,7 +218,9 @@ class CLowering(Lowering):
         return []
 
     s_preproc_function_def = s_type_definition = s_using_declaration = s_struct_specifier = s_preproc_call
-    s_union_specifier = s_enum_specifier = s_type_identifier = s_identifier = s_access_specifier = s_preproc_call
+    s_union_specifier = s_enum_specifier = s_type_identifier = s_identifier = s_access_specifier = (
+        s_preproc_call
+    )
 
     def s_class_specifier(self, node: Syntax) -> list[Stmt]:
         name, body = node.field("name"), node.field("body")
@@ -210,7 +235,10 @@ class CLowering(Lowering):
     def s_declaration(self, node: Syntax) -> list[Stmt]:
         type_ = node.field("type")
         base = type_.text() if type_ is not None else ""
-        static = any(child.kind() == "storage_class_specifier" and child.text() == "static" for child in node.children())
+        static = any(
+            child.kind() == "storage_class_specifier" and child.text() == "static"
+            for child in node.children()
+        )
         out: list[Stmt] = []
         for child in node.field_children("declarator"):
             value = child.field("value") if child.kind() == "init_declarator" else None
@@ -219,7 +247,13 @@ class CLowering(Lowering):
             if name and not function:
                 lowered = self.expr(value) if value is not None else None
                 if value is not None and value.kind() == "argument_list":
-                    lowered = Call(value, Name(value, base.replace("::", ".").split("<", 1)[0]), [self.expr(part) for part in named(value)], {}, True)
+                    lowered = Call(
+                        value,
+                        Name(value, base.replace("::", ".").split("<", 1)[0]),
+                        [self.expr(part) for part in named(value)],
+                        {},
+                        True,
+                    )
                 out.append(Let(child, name, lowered, base, size, pointer, static))
         return out
 
@@ -262,7 +296,11 @@ class CLowering(Lowering):
 
     def s_do_statement(self, node: Syntax) -> list[Stmt]:
         test = node.field("condition")
-        return [*self.block(node.field("body")), Do(node, self.expr(test))] if test is not None else self.body(node)
+        return (
+            [*self.block(node.field("body")), Do(node, self.expr(test))]
+            if test is not None
+            else self.body(node)
+        )
 
     def s_for_statement(self, node: Syntax) -> list[Stmt]:
         init, test, step = node.field("initializer"), node.field("condition"), node.field("update")
@@ -318,14 +356,18 @@ class CLowering(Lowering):
         return [Label(node, label.text() if label is not None else ""), *rest]
 
     def s_try_statement(self, node: Syntax) -> list[Stmt]:
-        handlers = [self.block(child.field("body")) for child in named(node) if child.kind() == "catch_clause"]
+        handlers = [
+            self.block(child.field("body")) for child in named(node) if child.kind() == "catch_clause"
+        ]
         return [Try(node, self.block(node.field("body")), handlers, [])]
 
     def s_function_definition(self, node: Syntax) -> list[Stmt]:
         returns = node.field("type")
         declarator = node.field("declarator")
         while declarator is not None and declarator.kind() in ("pointer_declarator", "reference_declarator"):
-            declarator = declarator.field("declarator") or (named(declarator)[-1] if named(declarator) else None)
+            declarator = declarator.field("declarator") or (
+                named(declarator)[-1] if named(declarator) else None
+            )
         if declarator is None or declarator.kind() != "function_declarator":
             return self.block(node.field("body"))
         name = declarator.field("declarator")

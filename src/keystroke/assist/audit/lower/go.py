@@ -170,7 +170,11 @@ class GoLowering(Lowering):
             values = [self.expr(child) for child in named(value)] if value is not None else []
             kind = type_.text() if type_ is not None else ""
             for at, name in enumerate(child for child in names if child.is_named()):
-                lowered = values[at] if at < len(values) else (Index(spec, values[0], Const(spec, at)) if values else None)
+                lowered = (
+                    values[at]
+                    if at < len(values)
+                    else (Index(spec, values[0], Const(spec, at)) if values else None)
+                )
                 out.append(Let(spec, name.text(), lowered, kind))
         return out
 
@@ -242,9 +246,22 @@ class GoLowering(Lowering):
         for child in named(node):
             if child.kind() in ("expression_case", "type_case", "default_case", "communication_case"):
                 label = child.field("value")
-                stmts = [stmt for part in named(child) if part.kind() == "statement_list" for stmt in self.body(part)]
-                cases.append(([self.expr(part) for part in named(label)] if label is not None else [], [*stmts, Jump(child, "break")]))
-        return [*self.block(node.field("initializer")), Switch(node, self.expr(value) if value is not None else Const(node, True), cases)]
+                stmts = [
+                    stmt
+                    for part in named(child)
+                    if part.kind() == "statement_list"
+                    for stmt in self.body(part)
+                ]
+                cases.append(
+                    (
+                        [self.expr(part) for part in named(label)] if label is not None else [],
+                        [*stmts, Jump(child, "break")],
+                    )
+                )
+        return [
+            *self.block(node.field("initializer")),
+            Switch(node, self.expr(value) if value is not None else Const(node, True), cases),
+        ]
 
     s_type_switch_statement = s_select_statement = s_expression_switch_statement
 

@@ -49,12 +49,18 @@ class JavaLowering(Lowering):
 
     def x_scoped_identifier(self, node: Syntax) -> Expr:
         scope, name = node.field("scope"), node.field("name")
-        return Attr(node, self.expr(scope), name.text()) if scope is not None and name is not None else Name(node, node.text())
+        return (
+            Attr(node, self.expr(scope), name.text())
+            if scope is not None and name is not None
+            else Name(node, node.text())
+        )
 
     def x_decimal_integer_literal(self, node: Syntax) -> Expr:
         return Const(node, number(node.text()))
 
-    x_hex_integer_literal = x_octal_integer_literal = x_decimal_floating_point_literal = x_decimal_integer_literal
+    x_hex_integer_literal = x_octal_integer_literal = x_decimal_floating_point_literal = (
+        x_decimal_integer_literal
+    )
 
     def x_true(self, node: Syntax) -> Expr:
         return Const(node, True)
@@ -99,7 +105,9 @@ class JavaLowering(Lowering):
 
     def x_array_creation_expression(self, node: Syntax) -> Expr:
         value = node.field("value")
-        return self.expr(value) if value is not None else Coll(node, [], None, simple(node.field("type")) + "[]")
+        return (
+            self.expr(value) if value is not None else Coll(node, [], None, simple(node.field("type")) + "[]")
+        )
 
     def x_array_initializer(self, node: Syntax) -> Expr:
         return Coll(node, [self.expr(child) for child in named(node)])
@@ -195,7 +203,13 @@ class JavaLowering(Lowering):
                 continue
             value = child.field("value")
             out.append(
-                Let(child, child.field("name").text(), self.expr(value) if value is not None else None, type_, static=static)
+                Let(
+                    child,
+                    child.field("name").text(),
+                    self.expr(value) if value is not None else None,
+                    type_,
+                    static=static,
+                )
             )
         return out
 
@@ -346,7 +360,11 @@ class JavaLowering(Lowering):
                 declarator = first(child, "variable_declarator")
                 name = declarator.field("name") if declarator is not None else None
             type_ = child.field("type") or (named(child)[0] if named(child) else None)
-            marks = tuple(mark.func.id for mark in self.marks(child) if isinstance(mark, Call) and isinstance(mark.func, Name))
+            marks = tuple(
+                mark.func.id
+                for mark in self.marks(child)
+                if isinstance(mark, Call) and isinstance(mark.func, Name)
+            )
             if name is not None:
                 out.append(Param(name.text(), simple(type_), marks))
         return out

@@ -81,7 +81,9 @@ class ScriptLowering(Lowering):
 
     def x_subscript_expression(self, node: Syntax) -> Expr:
         key = node.field("index")
-        return Index(node, self.expr(node.field("object")), self.expr(key) if key is not None else Other(node, []))
+        return Index(
+            node, self.expr(node.field("object")), self.expr(key) if key is not None else Other(node, [])
+        )
 
     def x_call_expression(self, node: Syntax) -> Expr:
         arguments = node.field("arguments")
@@ -346,7 +348,12 @@ class ScriptLowering(Lowering):
                 value = child.field("value")
                 if field_name is not None:
                     stmts.append(
-                        Let(child, field_name.text(), self.expr(value) if value is not None else None, _type(child.field("type")))
+                        Let(
+                            child,
+                            field_name.text(),
+                            self.expr(value) if value is not None else None,
+                            _type(child.field("type")),
+                        )
                     )
                 marks = []
         return [ClassDef(node, name.text() if name is not None else "", [], stmts, [])]
@@ -398,7 +405,6 @@ class ScriptLowering(Lowering):
         return out
 
 
-
 def _slot(node: Syntax) -> str:
     return f"{{}}{node.range().start.index}"
 
@@ -412,10 +418,13 @@ def _required(value: Expr | None) -> str:
     if isinstance(value, Attr):
         base = _required(value.base)
         return f"{base}.{value.name}" if base else ""
-    if isinstance(value, Call) and isinstance(value.func, Name) and value.func.id in ("require", "import") and value.args:
+    if (
+        isinstance(value, Call)
+        and isinstance(value.func, Name)
+        and value.func.id in ("require", "import")
+        and value.args
+    ):
         module = value.args[0]
         if isinstance(module, Const) and isinstance(module.value, str):
             return module.value.removeprefix("node:")
     return ""
-
-

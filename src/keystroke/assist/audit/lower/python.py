@@ -112,12 +112,22 @@ class PythonLowering(Lowering):
         if op == "+":
             return self.sum(node)
         left, right = self.expr(node.field("left")), self.expr(node.field("right"))
-        if op == "%" and (isinstance(left, Text) or (isinstance(left, Const) and isinstance(left.value, str | bytes))):
-            return Call(node, Attr(left.node, left, "%"), right.items if isinstance(right, Coll) and right.keys is None else [right])
+        if op == "%" and (
+            isinstance(left, Text) or (isinstance(left, Const) and isinstance(left.value, str | bytes))
+        ):
+            return Call(
+                node,
+                Attr(left.node, left, "%"),
+                right.items if isinstance(right, Coll) and right.keys is None else [right],
+            )
         return Op(node, op, [left, right])
 
     def x_boolean_operator(self, node: Syntax) -> Expr:
-        return Op(node, node.field("operator").text(), [self.expr(node.field("left")), self.expr(node.field("right"))])
+        return Op(
+            node,
+            node.field("operator").text(),
+            [self.expr(node.field("left")), self.expr(node.field("right"))],
+        )
 
     def x_comparison_operator(self, node: Syntax) -> Expr:
         op = " ".join(child.text() for child in node.children() if not child.is_named())
@@ -182,7 +192,9 @@ class PythonLowering(Lowering):
             if child.kind() == "for_in_clause":
                 left, right = child.field("left"), child.field("right")
                 if left is not None and right is not None:
-                    parts.append(Bind(child, self.expr(left), Index(right, self.expr(right), Other(right, []))))
+                    parts.append(
+                        Bind(child, self.expr(left), Index(right, self.expr(right), Other(right, [])))
+                    )
             elif child.kind() == "if_clause":
                 parts.append(self.other(child))
             else:
@@ -247,7 +259,9 @@ class PythonLowering(Lowering):
 
     def s_while_statement(self, node: Syntax) -> list[Stmt]:
         test = node.field("condition")
-        return [Loop(node, [], self.expr(test) if test is not None else None, [], self.body(node.field("body")))]
+        return [
+            Loop(node, [], self.expr(test) if test is not None else None, [], self.body(node.field("body")))
+        ]
 
     def s_for_statement(self, node: Syntax) -> list[Stmt]:
         left, right = node.field("left"), node.field("right")
@@ -267,9 +281,13 @@ class PythonLowering(Lowering):
         final: list[Stmt] = []
         for child in named(node):
             if child.kind() in ("except_clause", "except_group_clause"):
-                handlers.append([stmt for part in named(child) if part.kind() == "block" for stmt in self.body(part)])
+                handlers.append(
+                    [stmt for part in named(child) if part.kind() == "block" for stmt in self.body(part)]
+                )
             elif child.kind() in ("finally_clause", "else_clause"):
-                final.extend(stmt for part in named(child) if part.kind() == "block" for stmt in self.body(part))
+                final.extend(
+                    stmt for part in named(child) if part.kind() == "block" for stmt in self.body(part)
+                )
         return [Try(node, self.body(node.field("body")), handlers, final)]
 
     def s_match_statement(self, node: Syntax) -> list[Stmt]:
@@ -277,7 +295,12 @@ class PythonLowering(Lowering):
         cases: list[tuple[list[Expr], list[Stmt]]] = []
         block = node.field("body") or first(node, "block")
         for clause in named(block) if block is not None else []:
-            labels = [self.expr(part) for pattern in named(clause) if pattern.kind() == "case_pattern" for part in named(pattern)]
+            labels = [
+                self.expr(part)
+                for pattern in named(clause)
+                if pattern.kind() == "case_pattern"
+                for part in named(pattern)
+            ]
             cases.append((labels, [*self.body(clause.field("consequence")), Jump(clause, "break")]))
         return [Switch(node, self.expr(subject) if subject is not None else Other(node, []), cases)]
 
@@ -315,7 +338,11 @@ class PythonLowering(Lowering):
         ]
 
     def s_decorated_definition(self, node: Syntax) -> list[Stmt]:
-        marks = [self.expr(named(child)[0]) for child in named(node) if child.kind() == "decorator" and named(child)]
+        marks = [
+            self.expr(named(child)[0])
+            for child in named(node)
+            if child.kind() == "decorator" and named(child)
+        ]
         definition = node.field("definition")
         if definition is None:
             return []
@@ -345,7 +372,9 @@ class PythonLowering(Lowering):
             if kind == "identifier":
                 out.append(Param(child.text()))
                 continue
-            name = child.field("name") or first(child, "identifier", "list_splat_pattern", "dictionary_splat_pattern")
+            name = child.field("name") or first(
+                child, "identifier", "list_splat_pattern", "dictionary_splat_pattern"
+            )
             type_, default = child.field("type"), child.field("value")
             if kind in ("list_splat_pattern", "dictionary_splat_pattern"):
                 name = first(child, "identifier")

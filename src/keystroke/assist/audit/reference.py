@@ -1,0 +1,62 @@
+"""The rule reference, written from the rules themselves.
+
+python -m keystroke.assist.audit.reference docs/audit/rules.md
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from keystroke.assist.audit.rules import Rule, load_rules
+
+_TITLES = {
+    "python": "Python",
+    "javascript": "JavaScript and TypeScript",
+    "cpp": "C and C++",
+    "go": "Go",
+    "java": "Java",
+}
+
+
+def reference() -> str:
+    lines = [
+        "# Audit rules",
+        "",
+        "Written from the rules by `python -m keystroke.assist.audit.reference docs/audit/rules.md`; do not edit.",
+        "",
+    ]
+    total = 0
+    for language, title in _TITLES.items():
+        rules = load_rules(language)
+        total += len(rules)
+        lines += [
+            f"## {title}",
+            "",
+            "| rule | CWE | severity | what it finds | fix |",
+            "|---|---|---|---|---|",
+        ]
+        lines += [
+            f"| [`{rule.id}`](#{rule.id}) | {rule.cwe} | {rule.severity.value} | {rule.title} | {'yes' if rule.fixes else ''} |"
+            for rule in rules
+        ]
+        lines.append("")
+        for rule in rules:
+            lines += _section(rule)
+    lines[2] = f"{total} rules. " + lines[2]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _section(rule: Rule) -> list[str]:
+    fence = {"javascript": "javascript", "cpp": "cpp"}.get(rule.language, rule.language)
+    lines = [f"### {rule.id}", "", f"{rule.message} {rule.why}", ""]
+    lines += ["Found:", "", f"```{fence}", rule.bad[0].strip("\n"), "```", ""]
+    lines += ["Not found:", "", f"```{fence}", rule.good[0].strip("\n"), "```", ""]
+    if rule.fixes:
+        lines += [f"Fix: {'; '.join(fix.title for fix in rule.fixes)}.", ""]
+    lines += [" · ".join(f"<{link}>" for link in rule.references), ""]
+    return lines
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(reference(), encoding="utf-8")
