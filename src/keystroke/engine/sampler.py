@@ -151,7 +151,7 @@ def _biased(logits: Logits, sampling: Sampling) -> Logits:
 
 
 def _relative(logits: Logits, top: np.float32, sampling: Sampling) -> Logits:
-    """Scaled logits with the best at 0. A temperature near 0 stays one that single precision can divide by."""
+    """Scaled logits with the best at 0. Temperatures near 0 stay such that single precision can divide."""
     return (logits - top) * np.float32(1.0 / max(sampling.temperature, 1e-6))
 
 

@@ -217,6 +217,23 @@ def test_text_that_is_not_normalised_comes_back_as_it_was() -> None:
     assert tokenizer.decode(tokenizer.encode("e\u0301")) == "e\u0301"
 
 
+def test_added_runs_of_space_are_text_and_all_other_added_tokens_are_controls() -> None:
+    spec = json.loads(MACHINES["gpt-2"].to_str())
+    exact = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
+    size = len(spec["model"]["vocab"])
+    spec["added_tokens"] += [
+        {"id": size, "content": "     "} | exact,
+        {"id": size + 1, "content": "<tool>"} | exact,
+    ]
+    tokenizer = from_spec(spec)
+    text = "a     <tool> b"
+    assert size in tokenizer.encode(text)
+    assert size + 1 not in tokenizer.encode(text)
+    assert size + 1 in tokenizer.encode(text, special=True)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.cuts("a b c", 0, 5) == ()  # a cut could part a run of spaces
+
+
 def test_no_cuts_are_offered_where_words_are_not_split_apart() -> None:
     spec = json.loads(MACHINES["gpt-2"].to_str())
     for stages in (
