@@ -14,6 +14,7 @@ import msgspec
 from keystroke.errors import InputError, KeystrokeError
 from keystroke.protocol.events import Event, event_type
 from keystroke.protocol.faults import InvalidJson, UnknownEvent
+from keystroke.protocol.live import LiveEvent, LiveRequest
 from keystroke.protocol.requests import (
     ChatRequest,
     ClientEvent,
@@ -27,11 +28,18 @@ T = TypeVar("T")
 _encoder = msgspec.json.Encoder()
 _CLIENT_EVENTS: msgspec.json.Decoder[ClientEvent] = msgspec.json.Decoder(ClientEvent)
 _SERVER_EVENTS: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
+_LIVE_REQUESTS: msgspec.json.Decoder[LiveRequest] = msgspec.json.Decoder(LiveRequest)
+_LIVE_EVENTS: msgspec.json.Decoder[LiveEvent] = msgspec.json.Decoder(LiveEvent)
 _CREATE = msgspec.json.Decoder(CreateRequest)
 _CHAT = msgspec.json.Decoder(ChatRequest)
 _COMPLETION = msgspec.json.Decoder(CompletionRequest)
 _INFILL = msgspec.json.Decoder(InfillRequest)
 
+# What a socket reads, for the sentence about an event that it does not.
+_READS = {
+    "event": "response.create, response.steer and response.cancel",
+    "live event": "buffer.open, buffer.change, buffer.close, complete, next_edit.ask, feedback and cancel",
+}
 _PATH = re.compile(r" - at `(key in )?\$\.?(?P<path>[^`]*)`$")
 
 encode = _encoder.encode
@@ -71,15 +79,14 @@ def _explain(error: msgspec.ValidationError, what: str) -> KeystrokeError:
     match = _PATH.search(text)
     path = match["path"] if match else ""
     rule = text[: match.start()] if match else text
-    if path == "type" and what == "event":
-        return UnknownEvent(
-            f"{rule}: the server reads response.create, response.steer and response.cancel.", param="type"
-        )
+    if path == "type" and what in _READS:
+        return UnknownEvent(f"{rule}: the server reads {_READS[what]}.", param="type")
     missing = re.search(r"missing required field `([^`]+)`", rule)
     if missing:
         field = f"{path}.{missing[1]}" if path else missing[1]
-        if field == "type" and what == "event":
-            return UnknownEvent("An event needs a `type`, for example response.create.", param="type")
+        if field == "type" and what in _READS:
+            example = _READS[what].partition(",")[0]
+            return UnknownEvent(f"An event needs a `type`, for example {example}.", param="type")
         return InputError(f"{field} is missing from the {what}.", param=field)
     rule = rule.replace("`", "").lower()
     return InputError(f"{path or 'The ' + what}: {rule}.", param=path or None)
@@ -92,6 +99,15 @@ def decode_client_event(data: bytes | str) -> ClientEvent:
 def decode_server_event(data: bytes | str) -> Event:
     """What a client of ours reads; raises ProtocolError on an event this version does not know."""
     return _decode(_SERVER_EVENTS, data, "event")
+
+
+def decode_live_request(data: bytes | str) -> LiveRequest:
+    return _decode(_LIVE_REQUESTS, data, "live event")
+
+
+def decode_live_event(data: bytes | str) -> LiveEvent:
+    """What a live client reads; raises ProtocolError on an event this version does not know."""
+    return _decode(_LIVE_EVENTS, data, "live event")
 
 
 def decode_create(data: bytes) -> CreateRequest:

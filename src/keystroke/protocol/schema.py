@@ -12,11 +12,13 @@ from typing import Any
 
 import msgspec
 
-from keystroke.protocol import chat, events, requests, response
+from keystroke.protocol import chat, events, live, requests, response
 
 DOCUMENTS: dict[str, tuple[Any, ...]] = {
     "client_events": (requests.ResponseCreate, requests.ResponseSteer, requests.ResponseCancel),
     "server_events": (events.Event,),
+    "live_requests": (live.LiveRequest,),
+    "live_events": (live.LiveEvent,),
     "requests": (
         requests.CreateRequest,
         requests.ChatRequest,
