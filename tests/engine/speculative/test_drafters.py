@@ -171,7 +171,8 @@ def test_a_prompt_that_grew_by_a_keystroke_adds_only_what_is_new() -> None:
     drafter = SuffixDrafter()
     text = words(3000, seed=5)
     drafter.begin(text)
-    drafter.propose(text, 8)
+    while not len(drafter._text) > 3000:
+        drafter.propose(text, 8)
     size = len(drafter._text)
     for extra in range(1, 20):
         drafter.begin([*text[:-1], 6000 + extra])
@@ -179,6 +180,15 @@ def test_a_prompt_that_grew_by_a_keystroke_adds_only_what_is_new() -> None:
     assert len(drafter._text) < size + 20 * 20
     drafter.begin(text[:100])
     assert list(drafter.propose([], 8)) == text[100:108]
+
+
+def test_a_long_prompt_is_indexed_in_portions_and_then_drafted_from() -> None:
+    drafter = SuffixDrafter()
+    text = words(4000, seed=12)
+    drafter.begin([*text, *text[100:110]])
+    drafts = [list(drafter.propose([], 4)) for _ in range(12)]
+    assert drafts[0] == []
+    assert drafts[-1] == text[110:114]
 
 
 def test_a_full_automaton_forgets_the_oldest_half_and_goes_on() -> None:
@@ -282,7 +292,7 @@ def test_a_table_that_flatters_the_machine_is_corrected_by_the_clock() -> None:
         draft = drafter.propose(SOURCE[:10], 16)
         drafter.verified(len(draft), len(draft) * 2 // 3, 0.01 + 0.03 * len(draft))
         drafted.append(len(draft))
-    assert max(drafted[:5]) > 0
+    assert max(drafted[:12]) > 0
     assert sum(drafted[-100:]) <= 16
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from keystroke.engine.speculative.base import Drafter
 
 _BREAK = -1  # stands between texts; never drafted, and no match crosses it
+_PORTION = 512  # tokens indexed at a time: about a millisecond
 _HOPS = 12  # how far up a new occurrence is counted: enough to rank continuations, bounded for "aaaa..."
 
 
@@ -122,19 +123,25 @@ class SuffixDrafter(Drafter):
         self._sequence.extend(tokens)
 
     def propose(self, tokens: Sequence[int], limit: int) -> Sequence[int]:
-        self._index()
+        if not self._index():
+            return ()
         matched = self._automaton.matched
         if matched < self._shortest:
             return ()
         self.strength = matched
         return self._automaton.continuation(limit)
 
-    def _index(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        if len(self._text) + len(waiting) > self._capacity:
-            waiting = (self._text + waiting)[-self._capacity // 2 :]
+    def _index(self) -> bool:
+        """Take in some of what waits; whether that was all. In portions: a long prompt must not hold up the
+        first token."""
+        size = max(_PORTION, len(self._waiting) // 8)
+        portion = self._waiting[:size]
+        del self._waiting[:size]
+        if len(self._text) + len(portion) > self._capacity:
+            portion = (self._text + portion)[-self._capacity // 2 :]
             self._automaton, self._text = SuffixAutomaton(), []
         append = self._automaton.append
-        for token in waiting:
+        for token in portion:
             append(token)
-        self._text.extend(waiting)
+        self._text.extend(portion)
+        return not self._waiting
