@@ -68,7 +68,9 @@ class RunningServer:
         """Wait until nothing runs; True when every session was given back."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
-            if not any(e.live for e in self.engines.values()) and not self.gateway.service.live:
+            busy = any(e.live for e in self.engines.values()) or self.gateway.service.live
+            entries = self.gateway.service.registry.entries.values()
+            if not busy and not any(e.scheduler.waiting or e.scheduler.running for e in entries):
                 return True
             time.sleep(0.005)
         return False

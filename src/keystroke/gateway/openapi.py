@@ -93,7 +93,8 @@ def _errors() -> dict[str, Any]:
 def _post(operation: str, body: str, answer: str, words: str, *, stream: bool = False) -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": {"schema": _ref(answer)}}
     if stream:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        fields = {"event": {"type": "string"}, "data": {"type": "string"}}
+        content["text/event-stream"] = {"schema": {"type": "object", "properties": fields}}
     return {
         "operationId": operation,
         "summary": words,

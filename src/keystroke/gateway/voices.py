@@ -16,8 +16,9 @@ from keystroke.errors import KeystrokeError
 from keystroke.gateway.receipts import usage
 from keystroke.gateway.toolcalls import Call
 from keystroke.protocol import chat
+from keystroke.protocol.faults import detail
 from keystroke.protocol.items import ChosenToken
-from keystroke.protocol.response import Incomplete, Receipt, Response, Routing
+from keystroke.protocol.response import ErrorBody, Incomplete, Receipt, Response, Routing
 from keystroke.protocol.stream import ResponseStream
 
 
@@ -176,6 +177,8 @@ class ChatVoice(Voice):
             receipt=outcome.receipt,
             routing=self.routing,
         )
+        if outcome.error is not None:
+            return [ErrorBody(detail(outcome.error))]
         said: list[Any] = [self._chunk(chat.Delta(), finish)]
         if self._include_usage:
             said.append(chat.ChatChunk(self.id, self._created, self.model, [], usage=spent))
@@ -232,6 +235,8 @@ class CompletionVoice(Voice):
             receipt=outcome.receipt,
             routing=self.routing,
         )
+        if outcome.error is not None:
+            return [ErrorBody(detail(outcome.error))]
         last = chat.TextChoice("", outcome.finish)
         said: list[Any] = [chat.TextCompletion(self.id, self._created, self.model, [last])]
         if self._include_usage:

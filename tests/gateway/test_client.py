@@ -1,0 +1,181 @@
+"""The Python client: streams, cancels, steers, and comes back when the connection is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from gateway_support import RunningServer, fake_model, last_user, serving
+
+from keystroke import Client
+from keystroke.clients.connection import RemoteError, Restarted
+from keystroke.clients.socket import Socket
+from keystroke.errors import Unauthorized, Unavailable, UsageError
+from keystroke.protocol import events
+from keystroke.protocol.response import Response
+
+
+def script(prompt: str) -> str:
+    said = last_user(prompt)
+    if "endless" in said:
+        return "z" * 50_000
+    if match := re.search(r"count (\d+)", said):
+        return " ".join(map(str, range(int(match[1]))))
+    return f"You said: {said}"
+
+
+@pytest.fixture
+def server() -> Iterator[RunningServer]:
+    with serving(fake_model(script, step_cost=0.001)) as running:
+        yield running
+        assert running.settled()
+
+
+def words(response: Response | None) -> str:
+    assert response is not None
+    return "".join(part.text for item in response.output for part in getattr(item, "content", ()))
+
+
+async def drop(client: Client) -> None:
+    """Cut the connection as a network would, and let the client notice."""
+    assert isinstance(client._socket, Socket)
+    assert client._socket._transport is not None
+    client._socket._transport.abort()
+    await asyncio.sleep(0)
+
+
+async def test_text_streams_and_the_whole_response_is_there_at_the_end(server: RunningServer) -> None:
+    async with Client(server.url) as client:
+        stream = await client.respond("hello")
+        assert "".join([t async for t in stream.text()]) == "You said: hello"
+        assert words(stream.response) == "You said: hello"
+
+
+async def test_more_streams_than_lanes_all_end(server: RunningServer) -> None:
+    async with Client(server.url) as client:
+        answers = await asyncio.gather(*(client.ask(f"q{n}") for n in range(60)))
+    assert [words(a) for a in answers] == [f"You said: q{n}" for n in range(60)]
+
+
+async def test_a_stream_is_cancelled_and_another_steered(server: RunningServer) -> None:
+    async with Client(server.url) as client:
+        stream = await client.respond("endless")
+        async for event in stream:
+            if isinstance(event, events.TextDelta):
+                await stream.cancel()
+        assert stream.response is not None
+        assert stream.response.status == "cancelled"
+        steered = await client.respond("endless")
+        sent = False
+        async for event in steered:
+            if isinstance(event, events.TextDelta) and not sent:
+                sent = True
+                await steered.steer("do something else")
+        assert words(steered.response) == "You said: do something else"
+
+
+async def test_what_had_said_nothing_is_asked_again_unseen() -> None:
+    with serving(fake_model(script, prefill_cost=0.001, chunk=16)) as server:
+        async with Client(server.url) as client:
+            stream = await client.respond("a longer question " * 30)
+            await asyncio.sleep(0.1)
+            await drop(client)
+            kinds = [type(event) async for event in stream]
+        assert Restarted not in kinds
+        assert words(stream.response).startswith("You said: a longer question")
+
+
+async def test_what_was_in_the_middle_says_restarted_and_begins_anew(server: RunningServer) -> None:
+    async with Client(server.url) as client:
+        stream = await client.respond("count 200")
+        text, dropped = "", False
+        async for event in stream:
+            if isinstance(event, Restarted):
+                text = ""
+            elif isinstance(event, events.TextDelta):
+                text += event.delta
+                if len(text) > 50 and not dropped:
+                    dropped = True
+                    await drop(client)
+        assert dropped
+        assert text == script("[user]\ncount 200")
+
+
+async def test_a_conversation_survives_a_lost_connection(server: RunningServer) -> None:
+    async with Client(server.url) as client:
+        talk = client.conversation(store=False)
+        await talk.ask("one")
+        await drop(client)
+        await asyncio.sleep(0.05)
+        response = await talk.ask("two")
+    assert words(response) == "You said: two"
+    assert response.usage is not None
+    assert response.usage.input_tokens > 40, "the first turn was sent again"
+
+
+async def test_when_the_server_is_gone_for_good_the_error_says_so() -> None:
+    with serving(fake_model(script, step_cost=0.001)) as server:
+        client = Client(server.url, attempts=2)
+        await client._connect()
+        stream = await client.respond("endless")
+        async for event in stream:
+            if isinstance(event, events.TextDelta):
+                break
+    with pytest.raises(Unavailable):
+        await stream.result()
+    await client.close()
+
+
+async def test_nobody_at_the_address_is_one_clear_sentence() -> None:
+    with pytest.raises(Unavailable, match="keystroke serve"):
+        async with Client("http://127.0.0.1:9"):
+            pass
+    with pytest.raises(UsageError, match="address"):
+        Client("localhost:8012")
+
+
+async def test_a_refused_key_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEYSTROKE_API_KEY", "right")
+    with serving(fake_model(script)) as server:
+        monkeypatch.setenv("KEYSTROKE_API_KEY", "wrong")
+        with pytest.raises(Unauthorized):
+            await Client(server.url).ask("x")
+        async with Client(server.url, api_key="right") as client:
+            assert words(await client.ask("x")) == "You said: x"
+
+
+async def test_errors_carry_the_servers_code_and_the_connection_lives_on(server: RunningServer) -> None:
+    async with Client(server.url) as client:
+        with pytest.raises(RemoteError) as caught:
+            await client.ask("x", model="nope")
+        assert (caught.value.code, caught.value.status) == ("model_not_found", 404)
+        assert words(await client.ask("y")) == "You said: y"
+
+
+async def test_an_unknown_event_is_ignored(server: RunningServer) -> None:
+    async with Client(server.url) as client:
+        client._on_frame(b'{"type":"response.from.the.future","sequence_number":1}')
+        client._on_frame(b"not json")
+        assert words(await client.ask("y")) == "You said: y"
+
+
+async def test_closing_ends_every_stream(server: RunningServer) -> None:
+    client = Client(server.url)
+    stream = await client.respond("endless")
+    await asyncio.sleep(0.05)
+    await client.close()
+    with pytest.raises(Unavailable):
+        await stream.result()
+    with pytest.raises(Unavailable):
+        await client.ask("x")
+
+
+async def test_warm_then_ask(server: RunningServer) -> None:
+    async with Client(server.url) as client:
+        warm = await client.warm("rules " * 50)
+        assert warm.output == []
+        answer: Any = await client.ask("go", previous_response_id=warm.id)
+    assert words(answer) == "You said: go"
