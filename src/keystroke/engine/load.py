@@ -27,7 +27,7 @@ FOUR_BITS_FROM = 3_000_000_000
 
 def load_model(model: str | Path, settings: Settings | None = None, progress: Progress = silent) -> Model:
     """Load the model a name or a path stands for. Converts it the first time, which takes seconds and
-    is shown through `progress`. Raises from the error tree: NotFound, ModelDamaged, UnsupportedModel, NotEnoughMemory, ConfigError."""
+    is shown through `progress`. Raises NotFound, ConfigError, or one of ModelError's kinds."""
     settings = settings or load_settings()
     path = model if isinstance(model, Path) else resolve(model, settings, progress)
     named = settings.models.get(str(model))
@@ -59,7 +59,7 @@ def _backend(kind: str) -> str:
 
 @functools.cache
 def _has_gpu() -> bool:
-    """Looks for the package first: importing torch takes seconds that a laptop without a GPU need not spend."""
+    """Looks for driver and package first: importing torch takes seconds that a laptop need not spend."""
     if not Path("/proc/driver/nvidia/version").exists() or importlib.util.find_spec("torch") is None:
         return False
     import torch
@@ -97,7 +97,8 @@ def _check_memory(spec: ModelSpec, need: int, precision: str) -> None:
     have = available_bytes()
     if have is not None and need > have:
         raise NotEnoughMemory(
-            f"{spec.name} needs about {need / 2**30:.1f} GB at {precision} and {have / 2**30:.1f} GB are free; "
+            f"{spec.name} needs about {need / 2**30:.1f} GB at {precision} "
+            f"and {have / 2**30:.1f} GB are free; "
             "close other programs, choose a smaller model, or set model.precision to int4"
         )
 

@@ -33,7 +33,7 @@ KV_DTYPE: type[np.float16] | type[np.float32] = (
 )
 # Attention kernels choose their order of summation by the number of rows. With at least three, a row's result
 # does not depend on its company, so a token's KV and logits are a function of the tokens before it alone:
-# speculation, prefix reuse and forks give the very text of plain decoding. Fewer rows are padded, in attention only.
+# speculation, prefix reuse and forks give the very text of plain decoding. Fewer are padded, in attention only.
 MIN_ATTENTION_ROWS = 3
 FORMAT = 2  # part of the cache key: raise it whenever the graph changes
 
@@ -47,7 +47,7 @@ class Precision:
     head_bits: int
     block: int
     symmetric: bool
-    # 4 lets the kernels quantise activations to 8 bits, which is where the speed comes from; 0 keeps them float.
+    # 4 lets the kernels quantise activations to 8 bits, which is where the speed comes from.
     accuracy_level: int = 4
 
     @property
@@ -57,7 +57,7 @@ class Precision:
 
 
 PRECISIONS = {
-    # The head decides between near-ties, and below 3B parameters it is a large share of the weights: 8 bits there.
+    # The head decides between near-ties, and four bits there cost as much quality as everywhere else together.
     "int4": Precision("int4", body_bits=4, head_bits=8, block=32, symmetric=False),
     "int8": Precision("int8", body_bits=8, head_bits=8, block=64, symmetric=True),
     "fp16": Precision("fp16", body_bits=0, head_bits=0, block=0, symmetric=True),
@@ -66,7 +66,7 @@ PRECISIONS = {
 
 
 class WeightSink(Protocol):
-    """Where arrays go (external data on disk, or inline for small tests); returns the initializer to put in the graph."""
+    """Where arrays go (data beside the graph, or inside it); returns the initializer to put in the graph."""
 
     def add(self, name: str, array: np.ndarray) -> TensorProto: ...
 
@@ -199,7 +199,8 @@ class _Builder:
     ) -> str:
         """x @ W.T (+ b), W being the named projections stacked by rows: one fat product instead of three."""
         bits = self.precision.body_bits if bits is None else bits
-        weight = np.concatenate([self.checkpoint.tensor(f"{s}.weight") for s in sources])
+        parts = [self.checkpoint.tensor(f"{s}.weight") for s in sources]
+        weight = np.concatenate(parts) if len(parts) > 1 else parts[0]
         added = ""
         if bias:
             added = f"{name}.bias"

@@ -56,13 +56,15 @@ class Pool:
         if self.used + need > self.budget:
             raise NotEnoughMemory(
                 f"a session of {length:,} tokens needs {need / 2**20:,.0f} MB of KV cache and "
-                f"{max(self.budget - self.used, 0) / 2**20:,.0f} MB of the budget are left; close sessions or raise engine.kv_budget_mb"
+                f"{max(self.budget - self.used, 0) / 2**20:,.0f} MB of the budget are left; "
+                "close sessions or raise engine.kv_budget_mb"
             )
         try:
             buffers = Buffers(self.spec, self.dtype, capacity)
         except MemoryError:
             raise NotEnoughMemory(
-                f"the system refused {need / 2**20:,.0f} MB for the KV cache; close other programs or shorten the context"
+                f"the system refused {need / 2**20:,.0f} MB for the KV cache; "
+                "close other programs or shorten the context"
             ) from None
         self.used += need
         return buffers

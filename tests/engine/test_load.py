@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from keystroke.config import load_settings
+from keystroke.engine import load
+from keystroke.engine.load import load_model
+from keystroke.errors import ConfigError, KeystrokeError, NotEnoughMemory, NotFound
+
+
+def test_an_unknown_name_suggests_the_nearest() -> None:
+    with pytest.raises(NotFound, match="smollm2"):
+        load_model("smolm2")
+
+
+def test_a_path_that_is_not_there_is_named() -> None:
+    with pytest.raises(KeystrokeError, match="no-such-model"):
+        load_model(Path("/no-such-model"))
+
+
+@pytest.mark.model
+def test_a_model_larger_than_the_memory_is_refused_before_it_is_converted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(load, "available_bytes", lambda: 50 << 20)
+    settings = load_settings({"paths.cache": str(tmp_path)})
+    with pytest.raises(NotEnoughMemory, match=r"needs about 0\.2 GB at int8 and 0\.0 GB are free"):
+        load_model("smollm2", settings)
+    assert not any(tmp_path.rglob("*.onnx"))
+
+
+@pytest.mark.model
+def test_a_remote_engine_loads_no_local_model() -> None:
+    with pytest.raises(ConfigError, match="base_url"):
+        load_model("smollm2", load_settings({"engine.kind": "remote"}))
+
+
+@pytest.mark.model
+def test_settings_reach_the_engine() -> None:
+    settings = load_settings({"engine.context": "512", "engine.exact": "false", "engine.threads": "1"})
+    model = load_model("smollm2", settings)
+    with model.engine as engine:
+        assert engine.info.context_length == 512
+        assert engine.info.precision == "int8"
+        assert model.chat is not None
