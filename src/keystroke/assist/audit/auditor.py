@@ -165,7 +165,7 @@ class LiveAudit:
         return _Result(self._with_fixes(matches, whole, self._context, shift), names)
 
     def _walk(self, source: str, env: Env, shift: int) -> tuple[list[Match], Env, Any]:
-        root = SgRoot(source, self.language).root()
+        root = _parse(source, self.language)
         memory = self.language in ("c", "cpp")
         matcher: Matcher = (MemoryDetectors if memory else Detectors)(self.language, self._index)
         flow = Flow(self.language, self._knowledge, matcher, env)
@@ -187,15 +187,16 @@ class LiveAudit:
     def _with_fixes(self, matches: list[Match], source: str, env: Env, shift: int) -> tuple[_Found, ...]:
         out: list[_Found] = []
         errors: int | None = None
+        imports = " ".join(value.path for value in env.values()) if matches else ""
         for match in matches:
             fixes: list[Fix] = []
             needs: list[str] = []
             for spec in match.rule.fixes:
-                edits = build(match, spec, self.language, source)
+                edits = build(match, spec, self.language, source, imports)
                 if not edits or edits[0].start < shift:
                     continue
                 if errors is None:
-                    errors = _errors(SgRoot(source, self.language).root())
+                    errors = _errors(_parse(source, self.language))
                 if self._proved(match, edits, spec.imports, source, env, errors):
                     fixes.append(
                         Fix(
@@ -279,6 +280,16 @@ def check_text(text: str) -> None:
         raise InputError(f"the text has {len(text)} characters; the audit reads at most {MAX_TEXT}")
     if "\0" in text:
         raise InputError("the text holds NUL characters: it is binary, not source")
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def _parse(source: str, language: str) -> ir.Syntax:
+    try:
+        return SgRoot(source, language).root()
+    except UnicodeEncodeError:  # bytes that were not UTF-8: one stand-in each keeps the offsets
+        return SgRoot(_SURROGATE.sub("?", source), language).root()
 
 
 def _errors(root: ir.Syntax) -> int:

@@ -16,8 +16,8 @@ from keystroke.text import Edit
 _SLOT = re.compile(r"\{(\d+|base|callee|name|args|value|rest\d+)\}")
 
 
-def build(match: Match, spec: FixSpec, language: str, text: str) -> tuple[Edit, ...] | None:
-    """The edits on the parsed text, or None where this fix does not apply here."""
+def build(match: Match, spec: FixSpec, language: str, text: str, imports: str) -> tuple[Edit, ...] | None:
+    """The edits on the parsed text, or None where this fix does not apply; `imports` are paths the file knows."""
     subject = match.subject
     if spec.array >= 0:
         memory = match.args[spec.array].memory if spec.array < len(match.args) else None
@@ -32,7 +32,7 @@ def build(match: Match, spec: FixSpec, language: str, text: str) -> tuple[Edit, 
     if spec.fixer == "shell-quote":
         return _shell_quoted(subject) if isinstance(subject, ir.Call) else None
     if spec.fixer == "sql-parameters":
-        return _parameters(subject, language, text) if isinstance(subject, ir.Call) else None
+        return _parameters(subject, language, text, imports) if isinstance(subject, ir.Call) else None
     if isinstance(subject, ir.Call):
         return _call(subject, spec, language, text)
     if isinstance(subject, ir.Coll) and spec.keyword:
@@ -188,7 +188,7 @@ def _shell_quoted(call: ir.Call) -> tuple[Edit, ...] | None:
     return tuple(edits) or None
 
 
-def _parameters(call: ir.Call, language: str, text: str) -> tuple[Edit, ...] | None:
+def _parameters(call: ir.Call, language: str, text: str, imports: str) -> tuple[Edit, ...] | None:
     """Values out of the statement and into its parameters, where the statement is written in the call itself."""
     if not call.args or (len(call.args) > 1 and language != "go") or call.kwargs:
         return None
@@ -200,7 +200,7 @@ def _parameters(call: ir.Call, language: str, text: str) -> tuple[Edit, ...] | N
     pieces = _pieces(call.args[at])
     if pieces is None:
         return None
-    lowered = text.lower()
+    lowered = f"{imports} {text}".lower()
     numbered = language == "go" and ("lib/pq" in lowered or "pgx" in lowered or "postgres" in lowered)
     mark = (
         "?" if language != "python" or "sqlite" in lowered or "sqlite" in str(call.func.node.text()) else "%s"

@@ -865,6 +865,8 @@ class Flow:
         if know.sources.match(out):
             return Value(level=REMOTE, path=out, origin=out, numeric=know.numeric.match(out))
         inputs = ([receiver] if receiver is not None else []) + args + list(kwargs.values())
+        if expr.new and not inputs:
+            return Value(path=out)
         mixed = mix(inputs)
         if know.numeric.match(out):
             return Value(level=mixed.level, numeric=True, path=out, origin=mixed.origin, roots=mixed.roots)
@@ -1035,7 +1037,7 @@ class Flow:
                 if (
                     known.items is None
                     and known.path.endswith(("Map", "Map()", "Properties", "Properties()"))
-                    and known.level == CONSTANT
+                    and known.level <= LOCAL
                 ):
                     self.env[holder] = replace(known, items=())
                 self.put(holder, args[0].const, args[1])

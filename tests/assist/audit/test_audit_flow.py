@@ -1,0 +1,85 @@
+"""Data flow: what makes a value foreign, what makes it safe, and what keeps it constant."""
+
+from __future__ import annotations
+
+import pytest
+
+from keystroke.assist.audit import Auditor
+
+HEAD = "import os, shlex, re, subprocess\nfrom flask import request, abort\n"
+
+
+def rules(language: str, text: str) -> set[str]:
+    return {finding.rule for finding in Auditor(language).audit(text)}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "def f(x):\n    os.system('ls ' + x)\n",
+        "def f(x):\n    c = 'ls'\n    c = c + x\n    os.system(c)\n",
+        "def f(x):\n    c = 'ls {}'.format(x)\n    os.system(c)\n",
+        "def f(x):\n    c = ' '.join(['ls', x])\n    os.system(c)\n",
+        "def f(x):\n    a, b = x, 1\n    os.system('ls ' + a)\n",
+        "def f(x, y):\n    c = 'ls'\n    if y:\n        c += x\n    os.system(c)\n",
+        "def f(xs):\n    for x in xs:\n        os.system('ls ' + x)\n",
+        "def f(x):\n    d = {'a': 'b'}\n    d['k'] = x\n    os.system(d['k'])\n",
+        "def f(x):\n    try:\n        c = 'ls ' + x\n    except ValueError:\n        c = 'ls'\n    os.system(c)\n",
+        "def g(x):\n    def h(y):\n        return 'ls ' + y\n    os.system(h(x))\n",
+        "def f(x):\n    if x == 'a':\n        pass\n    os.system('ls ' + x)\n",
+        "c = input()\nos.system(c)\n",
+    ],
+)
+def test_data_reaches_a_sink_through_local_variables(body: str) -> None:
+    assert "python-command-injection" in rules("python", HEAD + body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "def f():\n    c = 'ls'\n    c += ' -l'\n    os.system(c)\n",
+        "def f(x):\n    os.system('kill %d' % int(x))\n",
+        "def f(x):\n    x = shlex.quote(x)\n    os.system('ls ' + x)\n",
+        "ALLOWED = {'a', 'b'}\ndef f(x):\n    if x not in ALLOWED:\n        raise ValueError\n    os.system('ls ' + x)\n",
+        "def f(x):\n    if x in ('a', 'b'):\n        os.system('ls ' + x)\n",
+        "def f(x):\n    if not x.isalnum():\n        abort(400)\n    os.system('ls ' + x)\n",
+        "def f(x):\n    if not re.fullmatch('[a-z]+', x):\n        return\n    os.system('ls ' + x)\n",
+        "def f(x):\n    d = {'a': 'ls', 'b': x}\n    os.system(d['a'])\n",
+        "def f(x):\n    if x == 'a':\n        os.system('ls ' + x)\n",
+        "def f(x):\n    c = 'ls ' + x if False else 'ls'\n    os.system(c)\n",
+    ],
+)
+def test_constants_and_checked_values_stay_silent(body: str) -> None:
+    assert "python-command-injection" not in rules("python", HEAD + body)
+
+
+def test_a_java_map_keeps_its_entries_apart() -> None:
+    text = """class A {{ void f(HttpServletRequest request, Statement st) throws Exception {{
+      HashMap<String, Object> m = new HashMap<>();
+      m.put("a", "x"); m.put("b", request.getParameter("p"));
+      st.executeQuery("SELECT * FROM t WHERE a='" + m.get("{key}") + "'");
+    }} }}"""
+    assert "java-sql-injection" in rules("java", text.format(key="b"))
+    assert "java-sql-injection" not in rules("java", text.format(key="a"))
+
+
+def test_a_branch_that_can_never_run_brings_no_data() -> None:
+    text = """class A {{ void f(HttpServletRequest request, Statement st) throws Exception {{
+      int n = 106; String b;
+      if ((7 * 18) + n > {limit}) b = "x"; else b = request.getParameter("p");
+      st.executeQuery("SELECT * FROM t WHERE a='" + b + "'");
+    }} }}"""
+    assert "java-sql-injection" in rules("java", text.format(limit=500))
+    assert "java-sql-injection" not in rules("java", text.format(limit=200))
+
+
+def test_facts_outside_a_function_are_known_inside_it() -> None:
+    assert "python-weak-hash" in rules("python", "import hashlib as h\n\ndef f(b):\n    return h.md5(b)\n")
+    assert "python-static-iv" in rules(
+        "python", "from Crypto.Cipher import AES\nIV = b'0' * 16\nIV = b'0000000000000000'\n\ndef f(k):\n    return AES.new(k, 2, IV)\n"
+    )
+
+
+def test_the_origin_of_the_data_is_named() -> None:
+    (finding,) = Auditor("python").audit("import os\nfrom flask import request\ndef f():\n    os.system('ls ' + request.args['d'])\n")
+    assert finding.origin == "flask.request.args"
