@@ -1,5 +1,11 @@
 from __future__ import annotations
 
+import argparse
+import inspect
+import json.decoder
+import textwrap
+import threading
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -131,6 +137,36 @@ def test_of_several_readings_the_first_that_fits_is_meant() -> None:
         Split(("Title", "=====", "old"), ("Title", "=====", "new")),
     )
     assert replace("Title\n=====\nold\n", Replacement("f", readings)) == Replaced("Title\n=====\nnew\n", 3)
+
+
+SOURCES = [inspect.getsource(module) for module in (argparse, json.decoder, textwrap, threading)]
+
+
+@given(st.sampled_from(SOURCES), st.data())
+def test_blocks_quoted_from_real_code_land_where_they_were_taken_or_are_refused(
+    text: str, data: st.DataObject
+) -> None:
+    lines = text.split("\n")
+    size = data.draw(st.integers(2, 10))
+    at = data.draw(st.integers(0, len(lines) - size - 1))
+    quoted = lines[at : at + size]
+    changed = list(quoted)
+    where = data.draw(st.integers(0, size - 1))
+    deep = quoted[where][: len(quoted[where]) - len(quoted[where].lstrip())]
+    changed[where : where + data.draw(st.integers(0, 1))] = [f"{deep}if new:", f"{deep}    call()"]
+    wanted = "\n".join([*lines[:at], *changed, *lines[at + size :]])
+    # Models often drop the indentation that all lines share.
+    shared = min((len(line) - len(line.lstrip()) for line in quoted + changed if line.strip()), default=0)
+    dropped = data.draw(st.sampled_from([0, shared]))
+    split = Split(tuple(line[dropped:] for line in quoted), tuple(line[dropped:] for line in changed))
+    starts = [i for i in range(len(lines)) if lines[i : i + size] == list(split.search)]
+    result = replace(text, Replacement("f", (split,)))
+    if dropped and len(starts) == 1:
+        return  # without its indentation it is an exact quote of another place, which is then meant
+    if isinstance(result, Replaced):
+        assert result.text == wanted
+    else:
+        assert result.reason in (Reason.AMBIGUOUS, Reason.EMPTY_SEARCH)
 
 
 @st.composite

@@ -85,7 +85,6 @@ def _find(lines: list[str], split: Split, change: Replacement, start: int) -> tu
         if change.at_end:
             return len(lines), insertion
         return Unmatched(Reason.EMPTY_SEARCH, "the block does not say what to replace; repeat those lines")
-    ambiguous: list[int] = []
     for trial in _trials(split):
         if not trial.search:
             continue
@@ -94,15 +93,12 @@ def _find(lines: list[str], split: Split, change: Replacement, start: int) -> tu
             chosen = _chosen(places, change, start, len(lines) - len(trial.search))
             if chosen is not None:
                 return chosen, trial
-            ambiguous = ambiguous or places
-            if places:
-                break
-    if ambiguous:
-        where = ", ".join(str(place + 1) for place in ambiguous[:8])
-        return Unmatched(
-            Reason.AMBIGUOUS,
-            f"the lines to replace occur {len(ambiguous)} times (at {where}); repeat more lines around them",
-        )
+            if places:  # a laxer reading could single one out only by chance
+                where = ", ".join(str(place + 1) for place in places[:8])
+                message = (
+                    f"the lines to replace occur {len(places)} times (at {where}); repeat more around them"
+                )
+                return Unmatched(Reason.AMBIGUOUS, message)
     return Unmatched(Reason.NOT_FOUND, "the lines to replace are not in the file; copy them from it exactly")
 
 

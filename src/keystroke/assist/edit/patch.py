@@ -24,7 +24,7 @@ from keystroke.assist.edit.operations import (
 _BEGIN, _END = "*** Begin Patch", "*** End Patch"
 _FILE = re.compile(r"^\*\*\* (Add|Delete|Update) File: (.*\S)")
 _MOVE = re.compile(r"^\*\*\* Move to: (.*\S)")
-_HUNK = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
+_HUNK = re.compile(r"^@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
 _OLD = re.compile(r"^--- ([^\t]*[^\t\s])")  # a tab ends the name; a time stamp may follow
 _NEW = re.compile(r"^\+\+\+ ([^\t]*[^\t\s])")
 _NO_NEWLINE = "\\ No newline"
@@ -205,7 +205,7 @@ def _added(path: str, hunks: Sequence[tuple[int, list[str]]]) -> Addition:
 
 def _changed(path: str, start: int, hunk: Sequence[str]) -> Replacement | None:
     final_newline: bool | None = None
-    for line, following in zip(hunk, [*hunk[1:], ""], strict=True):
+    for line, following in zip(hunk, [*hunk[1:], ""], strict=False):
         if following.startswith(_NO_NEWLINE):
             # The remark counts for the new file where it follows a line that the new file has.
             final_newline = line[:1] == "-"
