@@ -62,7 +62,7 @@ class HostSession(Session):
         self._check_open()
         if len(tokens) > self._context_length:
             raise ContextOverflow(
-                f"the prompt has {len(tokens):,} tokens and the model's context holds {self._context_length:,}; "
+                f"the prompt has {len(tokens):,} tokens and the context holds {self._context_length:,}; "
                 "shorten it or choose a model with a longer context"
             )
         wanted = list(tokens)

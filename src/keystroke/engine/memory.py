@@ -1,4 +1,7 @@
-"""How much memory this machine can still give. Law: asks the system, guesses nothing; None where it will not say."""
+"""How much memory this machine can still give.
+
+Law: asks the system and guesses nothing; None where it will not say.
+"""
 
 from __future__ import annotations
 

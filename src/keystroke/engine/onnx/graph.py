@@ -33,7 +33,7 @@ KV_DTYPE: type[np.float16] | type[np.float32] = (
 )
 # Attention kernels choose their order of summation by the number of rows. With at least three, a row's result
 # does not depend on its company, so a token's KV and logits are a function of the tokens before it alone:
-# speculation, prefix reuse and forks give the very text of plain decoding. Fewer are padded, in attention only.
+# speculation, prefix reuse and forks give the very text of plain decoding. Fewer are padded, for attention.
 MIN_ATTENTION_ROWS = 3
 FORMAT = 2  # part of the cache key: raise it whenever the graph changes
 
@@ -57,7 +57,7 @@ class Precision:
 
 
 PRECISIONS = {
-    # The head decides between near-ties, and four bits there cost as much quality as everywhere else together.
+    # The head decides between near-ties, and four bits there cost as much quality as everywhere else.
     "int4": Precision("int4", body_bits=4, head_bits=8, block=32, symmetric=False),
     "int8": Precision("int8", body_bits=8, head_bits=8, block=64, symmetric=True),
     "fp16": Precision("fp16", body_bits=0, head_bits=0, block=0, symmetric=True),
