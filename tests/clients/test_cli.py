@@ -259,6 +259,16 @@ class TestComplete:
         remote_home.keystroke("complete", "-", "--suffix", "\nend", stdin="def add(a, b):\n    ")
         assert (server.bodies[-1]["prompt"], server.bodies[-1]["suffix"]) == ("def add(a, b):\n    ", "\nend")
 
+    def test_a_server_that_cannot_fill_in_the_middle_goes_on_from_what_is_before(
+        self, remote_home: Home, server: OpenAIServer
+    ) -> None:
+        server.on(
+            "/completions", answer({"error": {"message": "no suffix here"}}, 400), text("a - b\n", "end")
+        )
+        done = remote_home.keystroke("complete", "-", "--suffix", "\nend", stdin="    return ")
+        assert done.stdout == "a - b\n"
+        assert "suffix" not in server.bodies[-1]
+
     def test_apply_inserts_and_leaves_every_other_byte_alone(
         self, remote_home: Home, server: OpenAIServer
     ) -> None:

@@ -192,18 +192,25 @@ class TestResolving:
         self, library: Library, gguf: Path, folder: Path
     ) -> None:
         library.add(gguf, "stored")
-        named = {"fast": NamedModel(path=folder), "alias": NamedModel(model="stored")}
+        library.add(gguf, "limited")
+        named = {
+            "fast": NamedModel(path=folder),
+            "alias": NamedModel(model="stored"),
+            "limited": NamedModel(requests_per_minute=3),
+        }
         chosen = settings(library, **named)
-        found = [locate.resolve(m, chosen) for m in ("fast", "alias", "stored", str(gguf), str(folder))]
-        assert [p.name for p in found] == ["hf", gguf.name, gguf.name, gguf.name, "hf"]
+        names = ("fast", "alias", "limited", "stored", str(gguf), str(folder))
+        found = [locate.resolve(m, chosen).name for m in names]
+        assert found == ["hf", gguf.name, gguf.name, gguf.name, gguf.name, "hf"]
 
     def test_an_unknown_model_and_a_missing_path_say_so(self, library: Library) -> None:
         with pytest.raises(NotFound, match="did you mean smollm2"):
             locate.resolve("smolm2", settings(library))
         with pytest.raises(NotFound, match="no model at"):
             locate.resolve("./nowhere.gguf", settings(library))
-        with pytest.raises(ConfigError, match="names no local model"):
-            locate.resolve("loop", settings(library, loop=NamedModel(model="loop")))
+        circle = {"one": NamedModel(model="two"), "two": NamedModel(model="one")}
+        with pytest.raises(ConfigError, match=r"models\.one names models\.two"):
+            locate.resolve("one", settings(library, **circle))
 
 
 class Index:

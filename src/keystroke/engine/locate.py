@@ -19,14 +19,17 @@ def resolve(model: str, settings: Settings, progress: Progress = silent) -> Path
     """The GGUF file or folder that `model` stands for: a `[models.NAME]` table, "embedded", a name in the
     library, a built-in name (fetched the first time), or a path. NotFound says what was looked for."""
     library = Library(settings.paths.models)
-    if (named := settings.models.get(model)) is not None:
-        if named.path is not None:
-            return existing(named.path)
-        if named.model and named.model not in settings.models:
-            return resolve(named.model, settings, progress)
-        raise ConfigError(
-            f"models.{model} names no local model; give it a path or the name of one", param="model"
-        )
+    named = settings.models.get(model)
+    if named is not None and named.path is not None:
+        return existing(named.path)
+    # A table may stand for another model, or only set limits for the one it is named after.
+    if named is not None and named.model and named.model != model:
+        if named.model in settings.models:
+            raise ConfigError(
+                f"models.{model} names models.{named.model}; name a path or a model of the library",
+                param="model",
+            )
+        return resolve(named.model, settings, progress)
     if model == EMBEDDED:
         return shipped() or builtin.provide(library, builtin.SMOLLM2, progress)
     if model in builtin.BUILT_IN:

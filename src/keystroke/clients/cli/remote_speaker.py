@@ -14,6 +14,7 @@ from keystroke.clients.cli.speaker import Answer, Message, Report, Speaker
 from keystroke.engine.base import Interrupt
 from keystroke.engine.generation import Chunk, Finish, GenerationParams
 from keystroke.engine.remote import BlockingModel, Endpoint, RemoteModel, StreamItem, Usage
+from keystroke.errors import UnsupportedModel
 
 
 class RemoteSpeaker(Speaker):
@@ -43,12 +44,22 @@ class RemoteSpeaker(Speaker):
         interrupt: Interrupt,
     ) -> tuple[str, Report]:
         before, after = trim_text(prefix, suffix, budget=budget)
-        answer = RemoteAnswer(self, params, interrupt)
-        answer.stream = self.model.stream_completion(before, after or None, params, interrupt)
-        pieces = iter(answer)
+        ending = Ending.at(prefix, suffix, lines)
         try:
-            chunks = (Chunk(piece) for piece in pieces)
-            text, _ = settle(chunks, Ending.at(prefix, suffix, lines))
+            return self._completed(before, after or None, ending, params, interrupt)
+        except UnsupportedModel:
+            if not after:
+                raise
+            # It cannot fill in the middle: like such a model on this machine, it goes on from what is before.
+            return self._completed(before, None, ending, params, interrupt)
+
+    def _completed(
+        self, before: str, after: str | None, ending: Ending, params: GenerationParams, interrupt: Interrupt
+    ) -> tuple[str, Report]:
+        answer = RemoteAnswer(self, params, interrupt)
+        answer.stream = self.model.stream_completion(before, after, params, interrupt)
+        try:
+            text, _ = settle((Chunk(piece) for piece in answer), ending)
         finally:
             answer.cut()
         return text, answer.report()
