@@ -108,7 +108,7 @@ def chi_square(observed: npt.NDArray[np.float64], expected: npt.NDArray[np.float
 def test_choices_over_positions_follow_the_distribution(sampling: Sampling) -> None:
     logits = random_logits(1, vocab=12, spread=1.0)[0]
     p = probabilities(logits, sampling)
-    draws = 20_000
+    draws = 6_000
     counts = np.bincount([choose(logits, sampling, i) for i in range(draws)], minlength=12).astype(float)
     assert counts[p == 0].sum() == 0
     live = p > 0
@@ -118,7 +118,7 @@ def test_choices_over_positions_follow_the_distribution(sampling: Sampling) -> N
 def test_choices_over_seeds_follow_the_distribution() -> None:
     logits = random_logits(2, vocab=8, spread=1.0)[0]
     p = probabilities(logits, Sampling(temperature=1.0))
-    draws = 10_000
+    draws = 4_000
     chosen = [choose(logits, Sampling(temperature=1.0, seed=s), 5) for s in range(draws)]
     assert chi_square(np.bincount(chosen, minlength=8).astype(float), draws * p) < chi_square_limit(7)
 
@@ -127,7 +127,7 @@ def test_choices_at_neighbouring_positions_are_independent() -> None:
     logits = random_logits(3, vocab=5, spread=0.5)[0]
     sampling = Sampling(temperature=1.0, seed=99)
     p = probabilities(logits, sampling)
-    draws = 20_000
+    draws = 6_000
     chosen = np.array([choose(logits, sampling, i) for i in range(draws + 1)])
     pairs = np.bincount(chosen[:-1] * 5 + chosen[1:], minlength=25).astype(float)
     assert chi_square(pairs, draws * np.outer(p, p).reshape(-1)) < chi_square_limit(24)
@@ -138,7 +138,7 @@ def test_a_fixed_draft_is_accepted_as_often_as_its_token_is_probable() -> None:
     sampling = Sampling(temperature=1.0, seed=5)
     rows = np.stack([logits, logits])
     p = probabilities(logits, sampling)[2]
-    draws = 10_000
+    draws = 4_000
     accepted = sum(verify(rows, [2], sampling, i).accepted for i in range(draws))
     assert abs(accepted / draws - p) < 4.5 * math.sqrt(p * (1 - p) / draws)
 
@@ -149,7 +149,7 @@ def test_a_draft_drawn_with_the_same_noise_is_accepted_as_often_as_theory_says()
     p, q = probabilities(large, sampling), probabilities(small, sampling)
     # Two argmaxes under shared Gumbel noise agree on i with probability 1 / sum_j max(p_j/p_i, q_j/q_i).
     theory = sum(1.0 / np.maximum(p / p[i], q / q[i]).sum() for i in range(9))
-    draws = 10_000
+    draws = 4_000
     rows = np.stack([large, large])
     accepted = sum(verify(rows, [choose(small, sampling, i)], sampling, i).accepted for i in range(draws))
     assert abs(accepted / draws - theory) < 4.5 * math.sqrt(theory * (1 - theory) / draws)
