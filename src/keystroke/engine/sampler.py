@@ -111,14 +111,13 @@ def verify(logits: Logits, draft: Sequence[int], sampling: Sampling, first_posit
 
 def logprob(logits: Logits, token: int, top: int = 0) -> TokenLogprob:
     """The model's own log probability of `token` and of the `top` best: no bias, temperature or filters."""
-    wide = logits.astype(np.float64)
-    peak = wide.max()
-    normaliser = peak + np.log(np.exp(wide - peak).sum())
-    best = _largest(logits, top) if top else ()
+    relative = logits - logits.max()
+    normaliser = math.log(float(np.exp(relative).sum(dtype=np.float64)))
+    best = _best(relative, top) if top else ()
     ranked = sorted(
-        ((int(i), float(wide[i] - normaliser)) for i in best), key=lambda pair: (-pair[1], pair[0])
+        ((int(i), float(relative[i]) - normaliser) for i in best), key=lambda pair: (-pair[1], pair[0])
     )
-    return TokenLogprob(token, float(wide[token] - normaliser), tuple(ranked))
+    return TokenLogprob(token, float(relative[token]) - normaliser, tuple(ranked))
 
 
 def probabilities(logits: Logits, sampling: Sampling) -> npt.NDArray[np.float64]:
@@ -155,6 +154,14 @@ def _relative(logits: Logits, top: np.float32, sampling: Sampling) -> Logits:
     return (logits - top) * np.float32(1.0 / max(sampling.temperature, 1e-6))
 
 
+def _best(relative: Logits, count: int) -> Ids:
+    """Ids of the `count` best tokens, in id order."""
+    ids = np.flatnonzero(relative > -_NEAR)  # a small part of a vocabulary, and nearly always enough
+    if len(ids) < count:
+        ids = np.arange(len(relative))
+    return ids[_largest(relative[ids], count)]
+
+
 def _largest(values: Logits, count: int) -> Ids:
     """Ids of the `count` largest values, in id order; among equals the lowest ids."""
     if count >= len(values):
@@ -169,10 +176,7 @@ def _survivors(relative: Logits, sampling: Sampling) -> Ids:
     """Ids that the filters leave, in id order. `relative`: scaled logits, the best at 0."""
     ids: Ids | None = None
     if 0 < sampling.top_k < len(relative):
-        ids = np.flatnonzero(relative > -_NEAR)  # a small part of a vocabulary, and nearly always enough
-        if len(ids) < sampling.top_k:
-            ids = np.arange(len(relative))
-        ids = ids[_largest(relative[ids], sampling.top_k)]
+        ids = _best(relative, sampling.top_k)
     if sampling.top_p < 1.0:
         ids = _nucleus(relative, ids, sampling.top_p)
     floor = math.log(sampling.min_p) if sampling.min_p > 0.0 else -_HOPELESS
