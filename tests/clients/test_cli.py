@@ -58,7 +58,7 @@ class TestCommands:
         for arguments in (("--json", "version"), ("version", "--json")):
             assert json.loads(home.keystroke(*arguments).stdout)["keystroke"]
 
-    def test_shell_completion_knows_the_commands(self, home: Home) -> None:
+    def test_shell_completion_knows_the_commands_and_the_models(self, home: Home) -> None:
         done = home.program(
             code=None,
             _KEYSTROKE_COMPLETE="complete_bash",
@@ -67,6 +67,13 @@ class TestCommands:
             _TYPER_COMPLETE_ARGS="keystroke com",
         )
         assert "complete" in done.stdout
+        done = home.program(
+            code=None,
+            _KEYSTROKE_COMPLETE="complete_bash",
+            COMP_WORDS="keystroke chat --model smo",
+            COMP_CWORD="3",
+        )
+        assert done.stdout.split() == ["smollm2"]
 
     def test_a_reader_that_goes_away_is_silence(self, home: Home) -> None:
         done = subprocess.run(

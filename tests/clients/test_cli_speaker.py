@@ -104,9 +104,11 @@ def test_an_interrupt_ends_a_turn_within_a_step_and_keeps_what_was_said() -> Non
         with Turn(chosen, conversation, GenerationParams(), interrupt) as turn:
             text, ended = turn.take()
             interrupt.set()
+            taken = chosen.model.engine.steps  # type: ignore[attr-defined]
             while not ended:
                 piece, ended = turn.take()
                 text += piece
+        assert chosen.model.engine.steps <= taken + 1  # type: ignore[attr-defined]
         assert turn.report is not None
         assert turn.report.finish == "interrupted"
         assert conversation.messages[-1]["content"] == text

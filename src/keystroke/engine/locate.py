@@ -31,9 +31,9 @@ def resolve(model: str, settings: Settings, progress: Progress = silent) -> Path
             )
         return resolve(named.model, settings, progress)
     if model == EMBEDDED:
-        return shipped() or builtin.provide(library, builtin.SMOLLM2, progress)
+        return shipped() or _provided(library, builtin.SMOLLM2, progress)
     if model in builtin.BUILT_IN:
-        return builtin.provide(library, builtin.BUILT_IN[model], progress)
+        return _provided(library, builtin.BUILT_IN[model], progress)
     if model in library.names():
         return library.path(library.get(model))
     if "/" in model or model.startswith((".", "~")) or model.endswith(".gguf") or Path(model).exists():
@@ -42,6 +42,10 @@ def resolve(model: str, settings: Settings, progress: Progress = silent) -> Path
     near = difflib.get_close_matches(model, known, n=1)
     hint = f"did you mean {near[0]}?" if near else "add one with `keystroke models add`"
     raise NotFound(f"there is no model called {model:.80}; {hint}", param="model")
+
+
+def _provided(library: Library, model: builtin.BuiltIn, progress: Progress) -> Path:
+    return builtin.provide(library, model, progress, show=progress is not silent)
 
 
 def shipped() -> Path | None:

@@ -80,7 +80,9 @@ class Console:
     def progress(self) -> Iterator[Progress]:
         """A function that shows how far long work has come: a bar on a terminal, sparse lines otherwise."""
         if self.quiet:
-            yield lambda _what, _done, _total: None
+            from keystroke.engine.library import silent
+
+            yield silent
         elif colourful(sys.stderr) or (sys.stderr.isatty() and os.environ.get("TERM") != "dumb"):
             with _Bar() as bar:
                 yield bar

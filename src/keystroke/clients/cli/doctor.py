@@ -146,7 +146,8 @@ def _print(run: Invocation, facts: dict[str, Any]) -> None:
 
     row("keystroke", f"{facts['keystroke']} on Python {box['python']}")
     row("machine", f"{box['processor']}, {box['architecture']}, {box['system']}")
-    row("cores", f"{box['cores']} usable; memory {size(box['memory_bytes'])}, {size(box['free_bytes'])} free")
+    free = f", {size(box['free_bytes'])} free" if box["free_bytes"] else ""
+    row("cores", f"{box['cores']} usable; memory {size(box['memory_bytes'])}{free}")
     row("packages", ", ".join(f"{name} {v}" for name, v in facts["packages"].items() if v))
     row("gpu", facts["gpu"] or "none found")
     for name, folder in facts["folders"].items():

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from keystroke.clients.cli.console import Console
     from keystroke.config import Settings
 
-DEBUG = "KEYSTROKE_DEBUG"
-
 
 @dataclass
 class Invocation:
@@ -32,7 +30,7 @@ class Invocation:
     @cached_property
     def environ(self) -> dict[str, str]:
         """The environment that settings are read from: `--config` stands above its variable."""
-        environ = {name: value for name, value in os.environ.items() if name != DEBUG}
+        environ = dict(os.environ)
         if self.config is not None:
             if not self.config.exists():
                 raise ConfigError(f"the configuration file {self.config} does not exist; check --config")

@@ -86,13 +86,14 @@ def add(
     from keystroke.engine import builtin
     from keystroke.engine.checkpoint import open_checkpoint
     from keystroke.engine.library import Library, inspect
+    from keystroke.engine.locate import resolve
 
     run = of(ctx)
     library = Library(run.settings.paths.models)
-    if if_missing and (wanted := name or source) in library.names():
-        library.path(library.get(wanted))
-        return
     with run.console.progress() as progress:
+        if if_missing and (wanted := name or source) in library.names():
+            resolve(wanted, run.settings, progress)  # whole, or for a built-in model made whole again
+            return
         if source in builtin.BUILT_IN and not Path(source).exists():
             if name not in (None, source):
                 raise UsageError(f"{source} is built in and keeps its name; leave out --name")

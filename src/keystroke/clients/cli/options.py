@@ -6,9 +6,31 @@ from typing import Annotated
 
 import typer
 
+
+def _known_models(incomplete: str) -> list[str]:
+    """Names for shell completion; none where settings cannot be read."""
+    from keystroke.config import load_settings
+    from keystroke.engine.builtin import BUILT_IN
+    from keystroke.engine.library import EMBEDDED, Library
+    from keystroke.errors import KeystrokeError
+
+    try:
+        settings = load_settings()
+        names = [EMBEDDED, *settings.models, *BUILT_IN, *Library(settings.paths.models).names()]
+    except KeystrokeError:
+        return []
+    return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
+
+
 Model = Annotated[
     str | None,
-    typer.Option("--model", "-m", metavar="MODEL", help="A name, a path, or URL#NAME of a server's model."),
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="MODEL",
+        help="A name, a path, or URL#NAME of a server's model.",
+        autocompletion=_known_models,
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Temperature = Annotated[

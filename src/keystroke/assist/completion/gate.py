@@ -1,0 +1,113 @@
+"""Compute at once, show calmly: whether a suggestion that was made may be seen.
+
+Law: pure. It looks at how sure the model was, how fast the user types, where the cursor stands, whether the
+text still parses and what was turned down before; the answer is None (show it) or a named reason.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+from keystroke.assist.completion.reasons import Hidden
+from keystroke.assist.syntax import breaks
+
+# Geometric mean probability of the tokens that is sure enough, and how much surer in a burst of keys.
+THRESHOLDS = {"calm": 0.65, "balanced": 0.45, "eager": 0.2}
+BURST = 0.15
+FAST = 0.09  # seconds between keys: faster than anybody reads
+_SEEN_MOST = 64
+
+
+class Rhythm:
+    """When keys came. The pace is the mean of the last few gaps that were no pauses."""
+
+    def __init__(self) -> None:
+        self._last: float | None = None
+        self._gaps: deque[float] = deque(maxlen=4)
+
+    def key(self, now: float) -> None:
+        if self._last is not None:
+            gap = now - self._last
+            if gap > 1.0:
+                self._gaps.clear()
+            else:
+                self._gaps.append(gap)
+        self._last = now
+
+    def fast(self) -> bool:
+        return len(self._gaps) >= 3 and sum(self._gaps) / len(self._gaps) < FAST
+
+
+class Dismissed:
+    """Suggestions that were turned down, by the line they stood on: not offered again there."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[str, str]] = deque(maxlen=_SEEN_MOST)
+
+    def add(self, line: str, text: str) -> None:
+        self._seen.append((line.strip(), text.strip()))
+
+    def __contains__(self, place: tuple[str, str]) -> bool:
+        """Also where the line grew by typing into the suggestion: what is left of it stays turned down."""
+        line, text = place[0].strip(), place[1].strip()
+        return any(text and line + text == old + said and text in said for old, said in self._seen)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A suggestion about to be shown: `inserted` at `cursor` of `text`."""
+
+    text: str
+    cursor: int
+    inserted: str
+    confidence: float
+    language: str | None
+    invoked: bool = False
+    fast: bool = False
+    max_line: int | None = None
+
+
+def before_computing(text: str, cursor: int, *, invoked: bool) -> Hidden | None:
+    """Places where nothing is worth computing."""
+    if not text.strip():
+        return Hidden.NOTHING_WRITTEN
+    right = text[cursor : cursor + 1]
+    if not invoked and (right.isalnum() or right == "_"):
+        return Hidden.MID_WORD
+    return None
+
+
+def judge(candidate: Candidate, eagerness: str, dismissed: Dismissed) -> Hidden | None:
+    """None: show it."""
+    c = candidate
+    if not c.inserted.strip():
+        return Hidden.EMPTY
+    start = c.text.rfind("\n", 0, c.cursor) + 1
+    line = c.text[start : c.cursor]
+    if c.max_line is not None and _longest(line, c.inserted) > c.max_line >= len(line):
+        return Hidden.LINE_TOO_LONG
+    if not c.invoked:
+        if not line.strip():
+            return Hidden.WOULD_INDENT
+        if (line, c.inserted) in dismissed:
+            return Hidden.DISMISSED
+        least = THRESHOLDS[eagerness]
+        if c.confidence < least:
+            return Hidden.LOW_CONFIDENCE
+        if c.fast and c.confidence < min(least + BURST, 0.95):
+            return Hidden.TYPING_FAST
+    if c.language is not None and breaks(c.text, c.cursor, c.inserted, c.language):
+        return Hidden.BREAKS_SYNTAX
+    return None
+
+
+def confidence(logprobs: list[float]) -> float:
+    """Geometric mean of the probabilities; 1 where none were given (an engine that tells none)."""
+    return math.exp(sum(logprobs) / len(logprobs)) if logprobs else 1.0
+
+
+def _longest(line: str, inserted: str) -> int:
+    first, *others = inserted.split("\n")
+    return max([len(line) + len(first), *map(len, others)])

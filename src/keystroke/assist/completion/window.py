@@ -1,0 +1,181 @@
+"""The prompt of a live buffer, arranged so that a key only appends to it.
+
+Law: what stands in the prompt changes as rarely as can be. Project context comes first and is replaced only
+on request; then (for models that take the suffix first) the text below the cursor, a snapshot that may lag
+behind edits far below; then the text above, which begins at an anchored line and grows as one types. After any
+edits the prefix tokens equal a fresh encoding of the text from the anchor to the cursor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from keystroke.assist.completion.extent import line_at, only_closers
+from keystroke.engine.model import Model
+from keystroke.engine.tokenizer import IncrementalEncoder
+from keystroke.text.diff import common_prefix
+from keystroke.text.edit import Edit
+
+SUFFIX_SHARE = 4  # at most one token in four stands for text below the cursor
+# A model that takes the prefix first computes the suffix anew with each key, so it gets a short one.
+SHORT_SUFFIX = 48
+FILL = 0.6  # how full the prefix is after its anchor moved: the rest is room to type in
+LEAST = 0.25  # an anchor so near above the cursor is moved up
+NEAR = 160  # characters below the cursor that must never lag
+CONTROL_TOKENS = 8
+LONGEST_TOKEN = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ContextFile:
+    """A piece of another file, for the front of the prompt."""
+
+    path: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class WindowPrompt:
+    """`held`: white space left of the cursor that is not in the prompt; the model says it again."""
+
+    tokens: list[int]
+    stops: frozenset[int]
+    held: str
+
+
+class PromptWindow:
+    def __init__(self, model: Model, budget: int, path: str | None = None) -> None:
+        self._model = model
+        self._path = path
+        self._room = max(32, min(budget, model.engine.info.context_length // 2) - CONTROL_TOKENS)
+        self._encoder = IncrementalEncoder(model.tokenizer)
+        self._prefix = ""  # the encoder's text
+        self._anchor = 0
+        self._suffix = ""
+        self._suffix_tokens: list[int] = []
+        self._header: list[int] = []
+        self.lagging = False  # the suffix snapshot differs from the text
+        self.set_context(())
+
+    @property
+    def anchor(self) -> int:
+        return self._anchor
+
+    def set_context(self, files: Sequence[ContextFile], share: int = 4) -> bool:
+        """Put pieces of other files in front, at most a `share`-th of the room. True if that changed
+        anything, which costs a prefill of everything: do it when nobody types."""
+        tokens: list[int] = []
+        fim, tokenizer = self._model.fim, self._model.tokenizer
+        separator = (
+            [] if fim is None or fim.file_sep is None else tokenizer.encode(fim.file_sep, special=True)
+        )
+        if separator:
+            left = self._room // share
+            for file in files:
+                piece = [*separator, *tokenizer.encode(f"{file.path}\n{file.text.rstrip()}\n")]
+                if len(piece) <= left:
+                    tokens += piece
+                    left -= len(piece)
+            if self._path:
+                tokens += [*separator, *tokenizer.encode(f"{self._path}\n")]
+        changed = tokens != self._header
+        self._header = tokens
+        return changed
+
+    def follow(self, edits: Sequence[Edit]) -> None:
+        """Edits happened one after another: the anchor stays at its line."""
+        for edit in edits:
+            if edit.end <= self._anchor and edit.start < self._anchor:
+                self._anchor += edit.delta
+            elif edit.start < self._anchor:
+                self._anchor = 0  # the anchored line itself changed: look for a new one
+
+    def prompt(self, text: str, cursor: int, *, refresh: bool = False) -> WindowPrompt:
+        """The prompt at the cursor. `refresh`: the suffix snapshot may be brought up to date at will."""
+        model = self._model
+        held = ""
+        body = cursor
+        if model.fim is None:
+            # Tokens mostly begin with their space: a prompt that ends in one makes the model stumble.
+            line = text[text.rfind("\n", 0, cursor) + 1 : cursor]
+            body = cursor - (len(line) - len(line.rstrip(" \t")))
+            held = text[body:cursor]
+        else:
+            self._take_suffix(text, cursor, refresh)
+        room = self._room - len(self._suffix_tokens) - len(self._header)
+        self._take_prefix(text, body, room)
+        first = [] if model.tokenizer.bos is None else [model.tokenizer.bos]
+        if model.fim is None:
+            lead = self._encoder.tokens or model.tokenizer.encode("\n")
+            return WindowPrompt([*first, *self._header, *lead], frozenset(), held)
+        tokens = model.fim.assemble(model.tokenizer, self._encoder.tokens, self._suffix_tokens)
+        return WindowPrompt([*first, *self._header, *tokens[len(first) :]], model.fim.stops, held)
+
+    # The prefix
+
+    def _take_prefix(self, text: str, end: int, room: int) -> None:
+        if self._anchor > end or (self._anchor and text[self._anchor - 1 : self._anchor] != "\n"):
+            self._anchor = self._line_for(text, end, room)
+        self._encode(text[max(self._anchor, end - room * LONGEST_TOKEN) : end])
+        count = len(self._encoder.tokens)
+        if count > room or len(self._prefix) < end - self._anchor or (self._anchor and count < room * LEAST):
+            self._anchor = self._line_for(text, end, room)
+            self._encode(text[self._anchor : end])
+            while len(self._encoder.tokens) > room:  # dense text: the estimate was too hopeful
+                half = (self._anchor + end) // 2
+                at = text.find("\n", half, end) + 1
+                self._anchor = at or max(half, end - room)
+                self._encode(text[self._anchor : end])
+
+    def _line_for(self, text: str, end: int, room: int) -> int:
+        """Where the prefix should begin: the start of a line, a top-level one if there is one near."""
+        size, tokens = len(self._prefix), len(self._encoder.tokens)
+        density = size / tokens if tokens > 64 else 3.0
+        start = end - int(room * FILL * density)
+        if start <= 0 or end <= int(room * LEAST * density):
+            return 0
+        at = text.find("\n", start, end) + 1
+        if not at:
+            return start
+        near = at
+        for _ in range(24):  # lines
+            if text[near : near + 1].strip():
+                return near
+            near = text.find("\n", near, end) + 1
+            if not near:
+                break
+        return at
+
+    def _encode(self, prefix: str) -> None:
+        if prefix == self._prefix:
+            return
+        same = common_prefix(self._prefix, prefix)
+        self._encoder.edit(same, len(self._prefix), prefix[same:])
+        self._prefix = prefix
+
+    # The suffix
+
+    def _take_suffix(self, text: str, cursor: int, refresh: bool) -> None:
+        _, end = line_at(text, cursor)
+        # Closing brackets that an editor adds by itself come and go with the keys: they stay out.
+        start = end if only_closers(text[cursor:end]) else cursor
+        fim = self._model.fim
+        assert fim is not None
+        room = self._room // SUFFIX_SHARE if fim.order == "spm" else SHORT_SUFFIX
+        wanted = text[start : start + room * LONGEST_TOKEN // 2]
+        if wanted == self._suffix:
+            self.lagging = False
+            return
+        near = min(NEAR, len(wanted))
+        if not refresh and self._suffix and wanted[:near] == self._suffix[:near] and len(wanted) >= NEAR:
+            self.lagging = True
+            return
+        self.lagging = False
+        self._suffix = wanted
+        tokens = self._model.tokenizer.encode(wanted)
+        if len(tokens) > room:
+            kept = self._model.tokenizer.decode(tokens[:room])
+            whole = kept.rpartition("\n")[0]
+            tokens = self._model.tokenizer.encode(whole) if whole.strip() else tokens[:room]
+        self._suffix_tokens = tokens[:room]

@@ -1,0 +1,44 @@
+"""What is printed where: plain lines without a terminal, nothing with --quiet, sizes for people."""
+
+from __future__ import annotations
+
+import pytest
+
+from keystroke.clients.cli import console
+from keystroke.clients.cli.console import Console, complain, size
+
+
+def test_progress_without_a_terminal_is_sparse_plain_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter([0.0, 1.0, 6.0, 7.0, 12.0])
+    monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
+    with Console().progress() as progress:
+        for done in (10, 20, 30, 40):
+            progress("convert", done, 40)
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", "convert: 50 %\nconvert: 100 %\n")
+
+
+def test_quiet_prints_results_and_errors_only(capsys: pytest.CaptureFixture[str]) -> None:
+    quiet = Console(quiet=True)
+    with quiet.progress() as progress:
+        progress("convert", 1, 2)
+    quiet.note("a remark")
+    quiet.line("a result")
+    complain("an error\nin two lines")
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("a result\n", "keystroke: an error in two lines\n")
+
+
+def test_a_table_lines_up_and_its_last_column_is_free(capsys: pytest.CaptureFixture[str]) -> None:
+    Console().table(("name", "where"), [("a", "here"), ("longer", "there")])
+    assert capsys.readouterr().out == "name    where\na       here\nlonger  there\n"
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1500, "1.5 KB"), (98_362_432, "98.4 MB"), (3e12, "3.0 TB")],
+)
+def test_sizes_are_for_people(count: float, text: str) -> None:
+    assert size(count) == text
