@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from keystroke.clients.cli import console
 from keystroke.clients.cli.console import Console, complain, size
 
 
@@ -12,7 +11,7 @@ def test_progress_without_a_terminal_is_sparse_plain_lines(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = iter([0.0, 1.0, 6.0, 7.0, 12.0])
-    monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr("keystroke.clients.cli.console.time.monotonic", lambda: next(clock))
     with Console().progress() as progress:
         for done in (10, 20, 30, 40):
             progress("convert", done, 40)
