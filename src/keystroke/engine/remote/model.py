@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -61,6 +61,7 @@ class RemoteModel:
         self.fim = fim or fim_for(model)
         self._transport = Transport(endpoint)
         self._takes_suffix = True  # until the server refuses one
+        self._refused: list[str] = []  # refusals of optional fields, in the server's words
 
     async def __aenter__(self) -> RemoteModel:
         return self
@@ -147,11 +148,34 @@ class RemoteModel:
     ) -> AsyncGenerator[StreamItem, None]:
         try:
             with Watch(interrupt) as watch:
-                async with self._transport.open("POST", path, body, watch) as response:
+                async with self._opened(path, body, watch) as response:
                     async for item in self._items(response, watch):
                         yield item
         except Interrupted:
             yield Chunk(text="", tokens=(), logprobs=(), finish=Finish.INTERRUPTED)
+
+    @asynccontextmanager
+    async def _opened(
+        self, path: str, body: dict[str, Any], watch: Watch
+    ) -> AsyncGenerator[httpx.Response, None]:
+        """The server's response; a field that it refuses is left out from then on."""
+        for refused in self._refused:
+            body = wire.without_refused(body, refused) or body
+        while True:
+            async with AsyncExitStack() as stack:
+                try:
+                    response = await stack.enter_async_context(
+                        self._transport.open("POST", path, body, watch)
+                    )
+                except UsageError as error:
+                    spared = wire.without_refused(body, str(error))
+                    if spared is None:
+                        raise
+                    body = spared
+                    self._refused.append(str(error))
+                    continue
+                yield response
+                return
 
     async def _items(self, response: httpx.Response, watch: Watch) -> AsyncGenerator[StreamItem, None]:
         reader = wire.AnswerReader()

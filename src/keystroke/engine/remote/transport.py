@@ -37,6 +37,7 @@ from keystroke.errors import (
 )
 
 RETRIED = frozenset({429, 502, 503, 504})
+MAX_IDLE = 8  # connections kept open between answers
 MAX_BODY_BYTES = 16 * 1024 * 1024
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _T = TypeVar("_T")
@@ -234,7 +235,7 @@ class Transport:
     ) -> None:
         """Keep the connection where its answer was read to the end; otherwise close it, also when the
         caller is being cancelled."""
-        if finished and not self._closed:
+        if finished and not self._closed and len(self._idle) < MAX_IDLE:
             self._idle.append(lane)
             return
         closing = asyncio.ensure_future(_close(lane, response))

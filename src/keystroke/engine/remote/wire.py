@@ -7,6 +7,7 @@ not becomes one sentence.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -102,8 +103,8 @@ class AnswerReader:
             self.done = True
             return
         event = decode_object(payload.encode())
-        if error := event.get("error"):
-            raise failure(error_message(error), None)
+        if (error := event.get("error")) or event.get("object") == "error":
+            raise failure(error_message(error or event), None)
         usage = event.get("usage")
         choices = event.get("choices")
         if isinstance(choices, list) and choices:
@@ -187,6 +188,33 @@ def _common(params: GenerationParams) -> dict[str, Any]:
     if sampling.logit_bias:
         body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
     return body
+
+
+# Fields that some servers refuse, and what to send instead (nothing, where there is no other name).
+_ALTERNATIVES = {
+    "max_tokens": "max_completion_tokens",
+    "stream_options": None,
+    "temperature": None,
+    "seed": None,
+    "top_p": None,
+    "logit_bias": None,
+}
+
+
+def without_refused(body: dict[str, Any], message: str) -> dict[str, Any] | None:
+    """`body` without the optional field that a refusal names; None if it names none that can be spared."""
+    lowered = message.lower()
+    if not any(
+        word in lowered for word in ("unsupported", "not support", "unknown", "unrecognized", "extra")
+    ):
+        return None
+    # Quoted, or as the path a validator prints: a field's name alone may be part of any sentence.
+    named = [f for f in _ALTERNATIVES if f in body and re.search(rf"(['\"`]|\bparameter:? ){f}\b", lowered)]
+    if not named:
+        return None
+    kept = {key: value for key, value in body.items() if key != named[0]}
+    other = _ALTERNATIVES[named[0]]
+    return {**kept, other: body[named[0]]} if other else kept
 
 
 def decode_object(data: bytes) -> dict[str, Any]:
