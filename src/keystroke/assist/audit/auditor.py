@@ -157,12 +157,19 @@ class LiveAudit:
 
     def _audit_unit(self, source: str, unit: Unit) -> _Result:
         names = frozenset(_WORD.findall(source))
-        if self.language not in ("c", "cpp") and not self._index.concerns(names, source):
+        if self.language not in ("c", "cpp") and not self._index.concerns(self._resolved(names), source):
             return _Result((), names)  # no rule can match: most code most of the time
         whole = unit.before + source + unit.after
         shift = len(unit.before)
         matches, _, _ = self._walk(whole, self._context, shift)
         return _Result(self._with_fixes(matches, whole, self._context, shift), names)
+
+    def _resolved(self, names: frozenset[str]) -> frozenset[str]:
+        """The identifiers, and the words of what imported ones stand for."""
+        words = set(names)
+        for name in names & self._context.keys():
+            words.update(_WORD.findall(self._context[name].path))
+        return frozenset(words)
 
     def _walk(self, source: str, env: Env, shift: int) -> tuple[list[Match], Env, Any]:
         root = _parse(source, self.language)

@@ -93,11 +93,14 @@ class Flow:
         self.family = {"cpp": "c", "typescript": "javascript", "tsx": "javascript"}.get(language, language)
         self.know = knowledge
         self.hear = listener
-        self.env: Env = dict(env or {})
+        self.outside: Env = env or {}  # facts of the file; read, never changed
+        self.env: Env = {}  # what this walk knows
+        self.dotted: set[str] = set()  # keys such as `self.x` that assigning `self` makes stale
         self.functions: list[ir.Function] = []
         self.returns: list[list[Value]] = [[]]
         self.breaks: list[list[Env]] = []
         self.gotos: dict[str, Env] = {}
+        self.changes: dict[int, frozenset[str]] = {}  # names a loop assigns
         self.inline = 0
         self.quiet = 0
         self.steps = 0
@@ -116,6 +119,11 @@ class Flow:
             ir.Cast: self.cast,
             ir.Other: lambda e: mix([self.eval(part) for part in e.parts]) if e.parts else Value(level=LOCAL),
         }
+
+    def held(self, key: str) -> Value | None:
+        """What is known of a variable, here or outside."""
+        value = self.env.get(key)
+        return value if value is not None else self.outside.get(key)
 
     # Statements: each answers whether control never gets past it
 
@@ -227,8 +235,10 @@ class Flow:
     def typed(self, kind: str) -> str:
         base = kind.lstrip("*[]&")
         package, dot, name = base.partition(".")
-        if dot and package in self.env:
-            return f"{self.env[package].path}.{name}"
+        if dot:
+            held = self.held(package)
+            if held is not None:
+                return f"{held.path}.{name}"
         return base
 
     def branch(self, stmt: ir.If) -> bool:
@@ -252,7 +262,9 @@ class Flow:
 
     def loop(self, stmt: ir.Loop) -> bool:
         self.run(stmt.init)
-        changed = assigned(stmt.body) | assigned(stmt.step)
+        changed = self.changes.get(id(stmt))
+        if changed is None:
+            changed = self.changes[id(stmt)] = assigned(stmt.body) | assigned(stmt.step)
         first = self.eval(stmt.test) if stmt.test is not None else PLAIN
         if stmt.test is not None and first.known and not first.const:
             return False
@@ -287,7 +299,7 @@ class Flow:
 
     def widen(self, changed: frozenset[str]) -> None:
         for key in changed:
-            value = self.env.get(key)
+            value = self.held(key)
             if value is not None and (value.known or value.high is not None):
                 low = value.low if isinstance(value.low, int) else None
                 text = value.text
@@ -486,7 +498,7 @@ class Flow:
         return self.dispatch[type(expr)](expr)
 
     def name(self, expr: ir.Name) -> Value:
-        known = self.env.get(expr.id)
+        known = self.held(expr.id)
         if known is None:
             known = self.unknown(expr.id)
         elif not self.quiet and known.memory is not None:
@@ -503,7 +515,7 @@ class Flow:
     def attr(self, expr: ir.Attr) -> Value:
         key = key_of(expr)
         if key is not None:
-            known = self.env.get(key)
+            known = self.held(key)
             if known is not None:
                 if not self.quiet and known.memory is not None:
                     self.hear.used(key, known, expr.node)
@@ -546,13 +558,10 @@ class Flow:
         )
 
     def index(self, expr: ir.Index) -> Value:
-        key_text = key_of(expr)
         base = self.eval(expr.base)
         key = self.eval(expr.key)
         if not self.quiet:
             self.hear.index(base, key, expr.node, expr)
-        if key_text is not None and key_text in self.env:
-            return self.env[key_text]
         if base.items is not None:
             if key.known:
                 item = base.item(key.const)
@@ -768,7 +777,7 @@ class Flow:
                 self.hear.index(base, index, target.node, target)
             path = f"{base.path or key_of(target.base) or '?'}[]"
             holder = key_of(target.base)
-            if holder is not None and holder in self.env:
+            if holder is not None and self.held(holder) is not None:
                 self.put(holder, index.const if index.known else UNKNOWN, value)
         if key is not None and not isinstance(target, ir.Index):
             self.store(key, value)
@@ -779,13 +788,16 @@ class Flow:
         if value.level and key not in value.roots:
             value = replace(value, roots=value.roots | {key})
         self.env[key] = value
-        prefix = key + "."
-        for other in [name for name in self.env if name.startswith(prefix)]:
-            del self.env[other]
+        if "." in key:
+            self.dotted.add(key)
+        if self.dotted:
+            prefix = key + "."
+            for other in [name for name in self.dotted if name.startswith(prefix)]:
+                self.env.pop(other, None)
 
     def put(self, holder: str, key: Any, value: Value) -> None:
         """`holder[key] = value`: precise where the key is constant."""
-        whole = self.env[holder]
+        whole = self.held(holder) or PLAIN
         if whole.memory is not None:
             length = None if not (value.const == 0 and isinstance(key, int)) else key
             if length is not None:
@@ -827,7 +839,7 @@ class Flow:
             if method is not None and method.path and method.function is None:
                 path = method.path
             elif receiver.path in _SELF:
-                held = self.env.get(func.name)
+                held = self.held(func.name)
                 function = held.function if held is not None else None
         else:
             callee = self.eval(func)
@@ -973,7 +985,7 @@ class Flow:
                 if at < len(expr.args):
                     key = key_of(expr.args[at])
                     if key is not None:
-                        known = self.env.get(key, PLAIN)
+                        known = self.held(key) or PLAIN
                         self.env[key] = replace(
                             known,
                             level=REMOTE,
@@ -990,7 +1002,7 @@ class Flow:
         if copies is not None and len(expr.args) > max(copies):
             target = key_of(expr.args[copies[0]])
             if target is not None:
-                known = self.env.get(target, PLAIN)
+                known = self.held(target) or PLAIN
                 printed = "printf" in last and args[copies[1]].text is not None
                 whole = formatted(args[copies[1]], args[copies[1] + 1 :]) if printed else args[copies[1]]
                 if "cat" in last:
@@ -1008,7 +1020,7 @@ class Flow:
         if receiver is None or not isinstance(expr.func, ir.Attr):
             return
         holder = key_of(expr.func.base)
-        if holder is None or holder not in self.env:
+        if holder is None or self.held(holder) is None:
             return
         if (
             last
@@ -1032,7 +1044,7 @@ class Flow:
             )
             and args
         ):
-            known = self.env[holder]
+            known = self.held(holder) or PLAIN
             if last in ("put", "setProperty", "set") and len(args) > 1:
                 if (
                     known.items is None
@@ -1071,7 +1083,7 @@ class Flow:
             else:
                 self.put(holder, UNKNOWN, mix(args))
         elif last == "remove" and args and isinstance(args[0].const, int):
-            known = self.env[holder]
+            known = self.held(holder) or PLAIN
             if known.items is not None:
                 left = [value for key, value in known.items if key != args[0].const]
                 self.env[holder] = replace(known, items=tuple(enumerate(left)))
@@ -1106,7 +1118,7 @@ class Flow:
         if isinstance(test, ir.Name | ir.Attr):
             self.hear.narrowed(self, ir.Op(test.node, "!=", [test, ir.Const(test.node, None)]), truth)
             if truth and isinstance(test, ir.Name):
-                known = self.env.get(test.id)
+                known = self.held(test.id)
                 if (
                     known is not None
                     and known.numeric
@@ -1195,7 +1207,7 @@ class Flow:
         value = self.eval_quiet(expr)
         keys |= value.roots
         for name in keys:
-            known = self.env.get(name)
+            known = self.held(name)
             if known is None and isinstance(expr, ir.Attr | ir.Index) and name == key:
                 known = value
             if known is not None and known.level:

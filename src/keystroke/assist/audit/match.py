@@ -55,6 +55,10 @@ TRIGGERS = (
     "Request",
     "req.",
     "PRIVATE",
+    "XML",
+    "SAX",
+    "DocumentBuilder",
+    "ookie",
     "AKIA",
     "ASIA",
     "ghp_",
@@ -96,41 +100,45 @@ class Index:
                 if when.detector:
                     self.detectors[when.detector] = pair
         self.binds_for = lru_cache(maxsize=4096)(self._binds_for)
-        self.words, self.pieces = self._triggers()
+        self.words, self.full, self.pieces = self._triggers()
 
-    def _triggers(self) -> tuple[frozenset[str], tuple[str, ...]]:
-        """Identifiers and pieces of text of which a text must hold one for any rule to match it."""
+    def _triggers(self) -> tuple[frozenset[str], dict[str, list[frozenset[str]]], tuple[str, ...]]:
+        """What a text must hold for any rule to match it: an identifier, all words of a full name, or a piece."""
         words: set[str] = set()
+        full: dict[str, list[frozenset[str]]] = {}
         pieces: set[str] = set(TRIGGERS)
         for _, when in [pair for group in (*self.calls.values(), self.any_call) for pair in group]:
-            if when.needs:
+            if when.needs or when.call is None:
                 continue
             named = [name for names, _ in when.options for name in names if not name[0].isdigit()]
-            for pattern in when.call.patterns if when.call is not None else ():
-                whole = [part for part in re.split(r"\W+", pattern) if part] if "*" not in pattern else []
-                parts = whole[-1:] or re.findall(r"(?<![\w*])[A-Za-z_]\w*(?![\w*])", pattern)[-1:]
-                if parts:
-                    words.update(parts)
+            for pattern in when.call.patterns:
+                if "*" not in pattern:
+                    parts = [part for part in re.split(r"\W+", pattern) if part]
+                    full.setdefault(parts[-1] if parts else "", []).append(frozenset(parts))
+                    continue
+                whole = re.findall(r"(?<![\w*])[A-Za-z_]\w*(?![\w*])", pattern)[-1:]
+                if whole:
+                    words.update(whole)
                 else:
-                    pieces.update(
-                        sorted(re.findall(r"\w{2,}", pattern), key=len)[-1:]
-                        or named
-                        or [name for name in when.arg if not name.isdigit()]
-                    )
+                    rest = sorted(re.findall(r"\w{2,}", pattern), key=len)[-1:]
+                    pieces.update(rest or named or [name for name in when.arg if not name.isdigit()])
         for _, when in [*self.binds, *self.literals, *self.imports]:
             for globs in (when.bind, when.literal, when.imports):
                 for pattern in globs.patterns if globs is not None and not when.needs else ():
-                    pieces.update(
-                        sorted(re.findall(r"\w{2,}", pattern), key=len)[-1:]
-                        or [name for names, _ in when.options for name in names[:1]]
-                    )
+                    rest = sorted(re.findall(r"\w{2,}", pattern), key=len)[-1:]
+                    pieces.update(rest or [name for names, _ in when.options for name in names[:1]])
         for group in (*self.calls.values(), self.any_call, self.binds, self.literals, self.patterns):
             pieces.update(word for _, when in group for word in when.needs)
-        return frozenset(words), tuple(sorted(pieces))
+        return frozenset(words), full, tuple(sorted(pieces))
 
     def concerns(self, names: frozenset[str], text: str) -> bool:
-        """Whether any rule can match a text that holds these identifiers."""
-        return not names.isdisjoint(self.words) or any(piece in text for piece in self.pieces)
+        """Whether any rule can match a text that holds these identifiers (aliases already resolved)."""
+        if not names.isdisjoint(self.words):
+            return True
+        for last in names & self.full.keys():
+            if any(parts <= names for parts in self.full[last]):
+                return True
+        return any(piece in text for piece in self.pieces)
 
     def _binds_for(self, path: str) -> list[tuple[Rule, When]]:
         return [pair for pair in self.binds if pair[1].bind is not None and pair[1].bind.match(path)]

@@ -286,7 +286,7 @@ class MemoryMatcher(Matcher):
     def freed(self, block: int) -> bool:
         if not block or self.flow is None:
             return False
-        state = self.flow.env.get(f"#{block}")
+        state = self.flow.held(f"#{block}")
         return state is not None and state.level > 0
 
     def used(self, name: str, value: Value, node: ir.Syntax) -> None:
@@ -419,7 +419,7 @@ class MemoryMatcher(Matcher):
         key = key_of(expr)
         if key is None or self.flow is None:
             return
-        known = self.flow.env.get(key)
+        known = self.flow.held(key)
         if known is not None and known.memory is not None:
             self.flow.env[key] = replace(known, memory=replace(known.memory, length=length))
 
@@ -715,7 +715,7 @@ class MemoryMatcher(Matcher):
 
     def length_known(self, flow: Flow, expr: ir.Expr, bound: Any, op: str) -> None:
         key = key_of(expr)
-        known = flow.env.get(key) if key is not None else None
+        known = flow.held(key) if key is not None else None
         if key is None:
             return
         if known is None:
@@ -732,7 +732,7 @@ class MemoryMatcher(Matcher):
         key = key_of(expr)
         if key is None:
             return
-        known = flow.env.get(key)
+        known = flow.held(key)
         if known is None:
             known = flow.eval_quiet(expr)
         if known.memory is not None:
@@ -760,14 +760,14 @@ class MemoryMatcher(Matcher):
         flow.env[key] = known
 
     def mark(self, flow: Flow, key: str, use: str) -> None:
-        known = flow.env.get(key)
+        known = flow.held(key)
         if known is not None:
             flow.env[key] = known.cleaned(frozenset({use}))
 
     def assume(self, key: str, present: bool) -> None:
         if self.flow is None or not present:
             return
-        known = self.flow.env.get(key)
+        known = self.flow.held(key)
         if known is not None and known.memory is not None and known.memory.nullable:
             self.flow.env[key] = replace(known, memory=replace(known.memory, nullable=False))
 

@@ -1,0 +1,338 @@
+"""The security audit: how fast at each key, how much it finds beside bandit and ruff, how often it cries wolf.
+
+  latency    a line is typed and deleted again, key by key, at places spread over a 1,000-line Python file (the
+             standard library's argparse) and a 3,000-line C file; each key is one edit of a live audit.
+  cases      labelled files. Without --cases: the examples of bandit's source distribution, labelled by what its own
+             functional tests expect of each file, fetched by pip into the cache. With --cases DIR: DIR/labels.json, a
+             list of {"path": "a.py", "bad": true, "cwe": [89]}; `cwe` may be left out, then any finding counts.
+  recall     bad files with a finding (of a named CWE where the label names one); precision: right findings among
+             files that were reported. bandit and ruff (rules S) read the same files in the same run; their language is
+             Python, so their recall is over the Python files.
+  alarms     findings per 1,000 lines over wheels of widely used packages, fetched by pip into the cache, tests left out.
+
+Last line: JSON. `python bench/audit.py [--cases DIR] [--packages N] [--only latency,cases,alarms]`
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import random
+import subprocess
+import sys
+import tarfile
+import time
+import zipfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from keystroke.assist.audit import Auditor, LiveAudit
+from keystroke.assist.audit.files import language_of
+from keystroke.errors import KeystrokeError
+
+CACHE = Path(platformdirs.user_cache_dir("keystroke")) / "bench-audit"
+BANDIT = "bandit==1.8.3"
+PACKAGES = (
+    "boto3 botocore urllib3 requests certifi idna charset-normalizer typing-extensions setuptools packaging python-dateutil six "
+    "s3transfer numpy pyyaml fsspec s3fs pydantic attrs click cryptography jinja2 markupsafe pandas cffi pytz rsa pyasn1 jmespath wheel "
+    "platformdirs filelock virtualenv colorama importlib-metadata zipp tomli pluggy pytest pygments rich markdown-it-py mdurl aiohttp "
+    "yarl multidict frozenlist aiosignal async-timeout anyio sniffio httpx httpcore h11 starlette fastapi uvicorn flask werkzeug itsdangerous "
+    "blinker gunicorn django sqlparse asgiref sqlalchemy alembic mako redis celery kombu amqp vine billiard psutil tqdm joblib tabulate "
+    "docutils jsonschema referencing rpds-py decorator ipython traitlets networkx beautifulsoup4 soupsieve lxml paramiko "
+    "pyjwt oauthlib requests-oauthlib google-auth cachetools grpcio protobuf tornado websocket-client docker black isort"
+).split()
+
+
+@dataclass(frozen=True)
+class Case:
+    path: Path
+    bad: bool
+    cwe: frozenset[int]
+
+
+# Latency
+
+
+def latency(language: str, text: str, seed: int = 7, places: int = 40) -> list[float]:
+    """Milliseconds of each key typed at random lines of the text."""
+    pick = random.Random(seed)
+    live = LiveAudit(language, text)
+    lines = [at for at, char in enumerate(text[:-1]) if char == "\n" and text[at + 1] in " \t"]
+    spent: list[float] = []
+
+    def key(start: int, end: int, typed: str) -> None:
+        begun = time.perf_counter()
+        live.edit(start, end, typed)
+        spent.append((time.perf_counter() - begun) * 1000)
+
+    for _ in range(places):
+        at = pick.choice(lines)
+        indent = text[at + 1 : at + 1 + len(text[at + 1 :]) - len(text[at + 1 :].lstrip(" \t"))]
+        line = f"\n{indent}" + ("value = compute(name)" if language == "python" else "total += count(name);")
+        for char in line:
+            key(at, at, char)
+            at += 1
+        for _ in line:
+            key(at - 1, at, "")
+            at -= 1
+    return spent
+
+
+def python_file() -> str:
+    lines = Path(argparse.__file__).read_text(encoding="utf-8").splitlines()[:1000]
+    return "\n".join(lines) + "\n"
+
+
+def c_file(lines: int = 3000) -> str:
+    """Functions such as programs have: parsing, tables, lists, strings; different enough to share nothing."""
+    bodies = [
+        "int parse_{n}(const char *text, size_t size) {{\n    char word[{k}];\n    size_t used = 0;\n    for (size_t i = 0; i < size; i++) {{\n"
+        "        if (text[i] == ' ' || used + 1 >= sizeof(word)) {{\n            word[used] = 0;\n            emit(word);\n            used = 0;\n"
+        "            continue;\n        }}\n        word[used++] = text[i];\n    }}\n    return (int)used;\n}}\n",
+        "struct item_{n} *find_{n}(struct table *t, const char *key) {{\n    unsigned h = hash(key) % t->size;\n    struct item_{n} *it = t->slots[h];\n"
+        "    while (it != NULL) {{\n        if (strcmp(it->key, key) == 0) {{\n            return it;\n        }}\n        it = it->next;\n    }}\n    return NULL;\n}}\n",
+        "char *join_{n}(const char *a, const char *b) {{\n    size_t size = strlen(a) + strlen(b) + {k};\n    char *out = malloc(size);\n    if (out == NULL) {{\n"
+        '        return NULL;\n    }}\n    snprintf(out, size, "%s/%s", a, b);\n    return out;\n}}\n',
+        'static void report_{n}(FILE *to, const struct stats *s) {{\n    fprintf(to, "total %d\\n", s->total);\n    for (int i = 0; i < {k}; i++) {{\n'
+        '        if (s->count[i] > 0) {{\n            fprintf(to, "%d: %d\\n", i, s->count[i]);\n        }}\n    }}\n}}\n',
+    ]
+    out = ["#include <stdio.h>", "#include <stdlib.h>", "#include <string.h>", ""]
+    number = 0
+    while len(out) < lines:
+        out.extend(bodies[number % len(bodies)].format(n=number, k=16 + number % 40).splitlines())
+        out.append("")
+        number += 1
+    return "\n".join(out[:lines]) + "\n"
+
+
+def percentile(values: list[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
+
+
+# Cases
+
+
+def given_cases(folder: Path) -> list[Case]:
+    labels = json.loads((folder / "labels.json").read_text(encoding="utf-8"))
+    return [Case(folder / item["path"], bool(item["bad"]), frozenset(item.get("cwe", ()))) for item in labels]
+
+
+def pip(*arguments: str) -> bool:
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-deps",
+        *arguments,
+    ]
+    return subprocess.run(command, capture_output=True).returncode == 0
+
+
+def bandit_cases() -> list[Case]:
+    """bandit's examples, labelled by the totals its functional tests expect."""
+    place = CACHE / "bandit"
+    if not any(place.glob("*/examples")):
+        place.mkdir(parents=True, exist_ok=True)
+        pip("--no-binary", ":all:", "-d", str(place), BANDIT)
+        for archive in place.glob("*.tar.gz"):
+            with tarfile.open(archive) as tar:
+                tar.extractall(place, filter="data")
+    cases: list[Case] = []
+    for source in place.glob("*/tests/functional/test_functional.py"):
+        examples = source.parents[2] / "examples"
+        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef):
+                cases.extend(_expected(node, examples))
+    return cases
+
+
+def _expected(node: ast.FunctionDef, examples: Path) -> Iterator[Case]:
+    totals: dict[str, int] = {}
+    name = ""
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Dict):
+            for key, value in zip(inner.keys, inner.values, strict=True):
+                if (
+                    isinstance(key, ast.Constant)
+                    and key.value in ("LOW", "MEDIUM", "HIGH")
+                    and isinstance(value, ast.Constant)
+                ):
+                    totals[str(key.value)] = totals.get(str(key.value), 0) + int(value.value)
+        if (
+            isinstance(inner, ast.Call)
+            and getattr(inner.func, "attr", "") == "check_example"
+            and isinstance(inner.args[0], ast.Constant)
+        ):
+            name = str(inner.args[0].value)
+    path = examples / name
+    if name.endswith(".py") and path.is_file():
+        yield Case(path, sum(totals.values()) > 0, frozenset())
+
+
+def reported(case: Case) -> set[int]:
+    language = language_of(case.path)
+    if language is None:
+        return set()
+    try:
+        return {
+            finding.cwe
+            for finding in Auditor(language).audit(case.path.read_text(encoding="utf-8", errors="replace"))
+        }
+    except KeystrokeError:
+        return set()
+
+
+def peer(command: list[str], files: list[Path], read: Any) -> set[Path] | None:
+    """The files a peer reports something in; None where it is not installed."""
+    try:
+        done = subprocess.run([*command, *map(str, files)], capture_output=True, text=True, timeout=300)
+        return {Path(name).resolve() for name in read(json.loads(done.stdout or "null") or {})}
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+
+
+def judge(cases: list[Case]) -> dict[str, Any]:
+    table: dict[str, Counter[str]] = {}
+    right = wrong = missed = 0
+    for case in cases:
+        found = reported(case)
+        hit = bool(found & case.cwe) if case.cwe and case.bad else bool(found)
+        group = f"CWE-{min(case.cwe)}" if case.cwe else "unnamed"
+        row = table.setdefault(group, Counter())
+        right, wrong, missed = (
+            right + (case.bad and hit),
+            wrong + (not case.bad and hit),
+            missed + (case.bad and not hit),
+        )
+        row["bad"] += case.bad
+        row["found"] += case.bad and hit
+        row["good"] += not case.bad
+        row["alarms"] += not case.bad and hit
+    print(f"{'weakness':12} {'bad':>5} {'found':>6} {'good':>5} {'alarms':>7}")
+    for group, row in sorted(table.items()):
+        print(f"{group:12} {row['bad']:5} {row['found']:6} {row['good']:5} {row['alarms']:7}")
+    python = [case for case in cases if case.path.suffix == ".py"]
+    files = [case.path.resolve() for case in python]
+    bandit = peer(
+        [sys.executable, "-m", "bandit", "-q", "-f", "json"],
+        files,
+        lambda data: [item["filename"] for item in data.get("results", [])],
+    )
+    ruff = peer(
+        [
+            sys.executable,
+            "-m",
+            "ruff",
+            "check",
+            "--isolated",
+            "--select",
+            "S",
+            "--output-format",
+            "json",
+            "--exit-zero",
+        ],
+        files,
+        lambda data: [item["filename"] for item in data],
+    )
+    bad = [case.path.resolve() for case in python if case.bad]
+
+    def share(found: set[Path] | None) -> float | None:
+        return round(sum(path in found for path in bad) / len(bad), 3) if found is not None and bad else None
+
+    return {
+        "recall": round(right / max(right + missed, 1), 3),
+        "precision": round(right / max(right + wrong, 1), 3),
+        "bandit_recall": share(bandit),
+        "ruff_recall": share(ruff),
+        "cases": len(cases),
+    }
+
+
+# Alarms
+
+
+def packages(count: int) -> Iterator[tuple[str, Path]]:
+    place = CACHE / "wheels"
+    place.mkdir(parents=True, exist_ok=True)
+    for name in PACKAGES[:count]:
+        folder = place / name
+        if not folder.is_dir():
+            pip("--only-binary", ":all:", "-d", str(place / "archives"), name)
+            stem = name.replace("-", "_").lower()
+            for wheel in (place / "archives").glob("*.whl"):
+                if wheel.name.split("-", 1)[0].lower().replace(".", "_") == stem:
+                    with zipfile.ZipFile(wheel) as archive:
+                        archive.extractall(folder)
+        if folder.is_dir():
+            yield name, folder
+
+
+def alarms(count: int) -> dict[str, Any]:
+    lines = 0
+    rules: Counter[str] = Counter()
+    severities: Counter[str] = Counter()
+    read = 0
+    auditor = Auditor("python")
+    for _, folder in packages(count):
+        read += 1
+        for path in sorted(folder.rglob("*.py")):
+            if {"tests", "test", "testing"} & set(path.parts) or path.name.startswith("test_"):
+                continue
+            text = path.read_text(encoding="utf-8", errors="replace")
+            try:
+                found = auditor.audit(text)
+            except KeystrokeError:
+                continue
+            lines += text.count("\n")
+            rules.update(finding.rule for finding in found)
+            severities.update(finding.severity.value for finding in found)
+    total = sum(rules.values())
+    thousands = max(lines / 1000, 0.001)
+    print(f"{read} packages, {lines} lines, {total} findings")
+    for rule, number in rules.most_common(20):
+        print(f"  {rule:34} {number:6}  {number / thousands:.3f}")
+    return {
+        "alarms_per_kloc": round(total / thousands, 3),
+        "serious_alarms_per_kloc": round((severities["high"] + severities["critical"]) / thousands, 3),
+        "packages": read,
+        "lines": lines,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--cases", type=Path, default=None)
+    parser.add_argument("--packages", type=int, default=100)
+    parser.add_argument("--only", default="latency,cases,alarms")
+    options = parser.parse_args()
+    wanted = options.only.split(",")
+    out: dict[str, Any] = {}
+    if "latency" in wanted:
+        for name, language, text in (("python", "python", python_file()), ("c", "c", c_file())):
+            spent = latency(language, text)
+            out[f"{name}_p50_ms"] = round(percentile(spent, 0.5), 2)
+            out[f"{name}_p95_ms"] = round(percentile(spent, 0.95), 2)
+            print(
+                f"{name}: {text.count(chr(10))} lines, {len(spent)} keys, p50 {out[f'{name}_p50_ms']} ms, p95 {out[f'{name}_p95_ms']} ms"
+            )
+    if "cases" in wanted:
+        out |= judge(given_cases(options.cases) if options.cases else bandit_cases())
+    if "alarms" in wanted:
+        out |= alarms(options.packages)
+    print(json.dumps(out))
+
+
+if __name__ == "__main__":
+    main()
