@@ -187,6 +187,10 @@ class TestModels:
             "where": f"{server.url}#test-model",
             "default": True,
         } in rows
+        assert (
+            json.loads(remote_home.keystroke("models", "show", "far", "--json").stdout)["server"]
+            == server.url
+        )
 
     def test_an_unknown_model_is_named_with_the_nearest(self, home: Home) -> None:
         assert "did you mean smollm2?" in home.refused("generate", "x", "--model", "smolm2")

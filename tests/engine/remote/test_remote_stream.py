@@ -333,6 +333,28 @@ class TestCutting:
                 interrupt.set()
             assert [said(await other) for other in others] == ["abcdef"] * 4
 
+    async def test_many_streams_of_which_half_are_cut_leave_nothing_running(
+        self, server: OpenAIServer
+    ) -> None:
+        server.on("/chat/completions", chat(*"abcdefghij", pause=0.02))
+        before = asyncio.all_tasks()
+
+        async def one(cut: bool) -> str:
+            interrupt = Interrupt()
+            text = ""
+            async for item in model.stream_chat(HELLO, interrupt=interrupt):
+                text += item.text if isinstance(item, Chunk) else ""
+                if cut and len(text) == 3:
+                    interrupt.set()
+            return text
+
+        async with remote(server) as model:
+            texts = await asyncio.gather(*(one(cut=number % 2 == 0) for number in range(24)))
+            assert len(model._transport._idle) <= 8
+        assert texts[1::2] == ["abcdefghij"] * 12
+        assert all(text.startswith("abc") and len(text) < 10 for text in texts[::2])
+        assert asyncio.all_tasks() == before
+
     async def test_a_finished_answer_leaves_its_connection_for_the_next(self, server: OpenAIServer) -> None:
         async with remote(server) as model:
             for _ in range(3):

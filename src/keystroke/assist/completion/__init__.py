@@ -1,7 +1,25 @@
-"""Completion at a cursor: the prompt around it, and where the answer ends."""
+"""Completion at a cursor: the prompt around it, where the answer ends, and whether it is shown."""
 
 from keystroke.assist.completion.ending import Cut, Ending
+from keystroke.assist.completion.extent import Extent
+from keystroke.assist.completion.live import LiveCompletion, Offer, Withheld
 from keystroke.assist.completion.prompt import CompletionPrompt, build_prompt, trim_text
+from keystroke.assist.completion.reasons import Hidden
 from keystroke.assist.completion.run import Completion, complete
+from keystroke.assist.completion.stream import Stream
 
-__all__ = ["Completion", "CompletionPrompt", "Cut", "Ending", "build_prompt", "complete", "trim_text"]
+__all__ = [
+    "Completion",
+    "CompletionPrompt",
+    "Cut",
+    "Ending",
+    "Extent",
+    "Hidden",
+    "LiveCompletion",
+    "Offer",
+    "Stream",
+    "Withheld",
+    "build_prompt",
+    "complete",
+    "trim_text",
+]

@@ -58,13 +58,14 @@ def settle(chunks: Iterable[Chunk], ending: Ending, *, held: str = "") -> tuple[
         if chunk.finish is not None:
             finish = chunk.finish
             break
-        cut = ending.cut(_without(held, text))
+        cut = ending.cut(without_held(held, text))
         if cut.done:
             return cut.text, Finish.STOP
-    return ending.cut(_without(held, text), final=True).text, finish
+    return ending.cut(without_held(held, text), final=True).text, finish
 
 
-def _without(held: str, text: str) -> str:
+def without_held(held: str, text: str) -> str:
+    """`text` less what the model had to say again at its start."""
     if not held or text.startswith(held):
         return text[len(held) :]
     return "" if held.startswith(text) else text.lstrip(" \t")

@@ -117,18 +117,38 @@ def add(
 def show(ctx: typer.Context, name: Name, json: options.Json = False) -> None:
     """Print what is known about a model."""
     from keystroke.clients.cli.console import size
+
+    run = of(ctx)
+    named = run.settings.models.get(name)
+    if named is not None and (named.base_url or named.engine == "remote"):
+        facts: dict[str, Any] = {
+            "name": name,
+            "server": named.base_url,
+            "model": named.model,
+            "role": named.role,
+        }
+    else:
+        facts = _local_facts(name, run)
+    if run.wants_json(json):
+        run.console.json(facts)
+        return
+    for key, value in facts.items():
+        if key == "sha256":
+            for file, digest in value.items():
+                run.console.line(f"{'sha256':13}{digest}  {file}")
+        else:
+            run.console.line(f"{key:13}{size(value) if key == 'size' else value}")
+
+
+def _local_facts(name: str, run: Invocation) -> dict[str, Any]:
     from keystroke.engine.checkpoint import open_checkpoint
     from keystroke.engine.library import Library
     from keystroke.engine.locate import resolve
 
-    run = of(ctx)
     with run.console.progress() as progress:
         place = resolve(name, run.settings, progress)
-    checkpoint = open_checkpoint(place)
-    try:
+    with open_checkpoint(place) as checkpoint:
         spec = checkpoint.spec
-    finally:
-        checkpoint.close()
     library = Library(run.settings.paths.models)
     entry = library.get(name) if name in library.names() else None
     facts: dict[str, Any] = {
@@ -142,20 +162,9 @@ def show(ctx: typer.Context, name: Name, json: options.Json = False) -> None:
         "context": spec.context_length,
     }
     if entry is not None:
-        facts |= {
-            "source": entry.source,
-            "added": entry.added,
-            "sha256": {f.name: f.sha256 for f in entry.files},
-        }
-    if run.wants_json(json):
-        run.console.json(facts)
-        return
-    for key, value in facts.items():
-        if key == "sha256":
-            for file, digest in value.items():
-                run.console.line(f"{'sha256':13}{digest}  {file}")
-        else:
-            run.console.line(f"{key:13}{size(value) if key == 'size' else value}")
+        facts |= {"source": entry.source, "added": entry.added}
+        facts["sha256"] = {file.name: file.sha256 for file in entry.files}
+    return facts
 
 
 @app.command()
