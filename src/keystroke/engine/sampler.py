@@ -37,7 +37,7 @@ def choose(logits: Logits, sampling: Sampling = GREEDY, position: int = 0) -> in
     if sampling.logit_bias:
         logits = _biased(logits, sampling)
     best = int(logits.argmax())
-    top = float(logits[best])
+    top: float = logits.item(best)
     if not math.isfinite(top):
         raise EngineError("the model produced logits that are not finite; its weights may be damaged")
     if sampling.temperature == 0.0 or sampling.top_k == 1:
@@ -95,6 +95,8 @@ def verify(logits: Logits, draft: Sequence[int], sampling: Sampling, first_posit
         raise UsageError(
             f"a draft of {len(draft)} tokens needs {len(draft) + 1} rows of logits, not {len(logits)}"
         )
+    if not draft and sampling.logprobs is None:  # plain decoding, the commonest step
+        return Step((choose(logits[0], sampling, first_position),), 0)
     tokens: list[int] = []
     for row, drafted in enumerate(draft):
         token = choose(logits[row], sampling, first_position + row)
