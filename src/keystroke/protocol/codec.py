@@ -38,7 +38,8 @@ _INFILL = msgspec.json.Decoder(InfillRequest)
 # What a socket reads, for the sentence about an event that it does not.
 _READS = {
     "event": "response.create, response.steer and response.cancel",
-    "live event": "buffer.open, buffer.change, buffer.close, complete, next_edit.ask, feedback and cancel",
+    "live event": "buffer.open, buffer.change, buffer.close, complete, next_edit.ask, feedback, cancel, "
+    "problems.ask, refactor.ask and edit.ask",
 }
 _PATH = re.compile(r" - at `(key in )?\$\.?(?P<path>[^`]*)`$")
 

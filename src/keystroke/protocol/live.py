@@ -98,7 +98,56 @@ class Cancel(Struct, tag_field="type", tag="cancel", kw_only=True):
     id: RequestId
 
 
-LiveRequest = BufferOpen | BufferChange | BufferClose | Complete | NextEditAsk | Feedback | Cancel
+class ProblemsAsk(Struct, tag_field="type", tag="problems.ask", kw_only=True):
+    """Ask what would not run: syntax, undefined names, wrong imports. Answered by `problems`."""
+
+    id: RequestId
+    buffer: BufferName
+    version: Version
+
+
+Refactoring = Literal[
+    "rename", "extract_function", "extract_variable", "inline", "move", "change_signature", "organise_imports"
+]
+
+
+class RefactorAsk(Struct, tag_field="type", tag="refactor.ask", kw_only=True):
+    """Ask for a refactoring of what lies at [start, end). Answered by `changes`. `name`: the new name, or for
+    `move` the module to move to, or for `change_signature` the new parameter list."""
+
+    id: RequestId
+    buffer: BufferName
+    version: Version
+    kind: Refactoring
+    start: Offset
+    end: Offset
+    name: str = ""
+
+
+class EditAsk(Struct, tag_field="type", tag="edit.ask", kw_only=True):
+    """Ask a model for a minimal edit of the lines of [start, end), or of the whole buffer where they are
+    equal. Answered by `changes`; needs a model that follows instructions."""
+
+    id: RequestId
+    buffer: BufferName
+    version: Version
+    start: Offset
+    end: Offset
+    instruction: Annotated[str, Meta(min_length=1, max_length=20_000)]
+
+
+LiveRequest = (
+    BufferOpen
+    | BufferChange
+    | BufferClose
+    | Complete
+    | NextEditAsk
+    | Feedback
+    | Cancel
+    | ProblemsAsk
+    | RefactorAsk
+    | EditAsk
+)
 
 
 # What the server says
@@ -219,6 +268,46 @@ class Diagnostics(Struct, tag_field="type", tag="diagnostics", kw_only=True):
     elapsed_ms: float = 0.0
 
 
+class Problem(Struct, frozen=True, kw_only=True):
+    """`code` names the kind of problem: "syntax-error", "undefined-name", ..."""
+
+    code: str
+    severity: Literal["error", "warning", "information", "hint"]
+    message: str
+    start: int
+    end: int
+    fixes: list[LiveFix] = []
+
+
+class Problems(Struct, tag_field="type", tag="problems", kw_only=True):
+    """All problems of this version; they replace the earlier ones."""
+
+    id: str
+    buffer: str
+    version: int
+    problems: list[Problem]
+    elapsed_ms: float = 0.0
+
+
+class FileEdits(Struct, frozen=True, kw_only=True):
+    """Edits of one text, all at once: offsets count in the text before them. `buffer` where it is open, else
+    `path`, and the text is the file's."""
+
+    edits: list[Delta]
+    buffer: str | None = None
+    path: str | None = None
+
+
+class Changes(Struct, tag_field="type", tag="changes", kw_only=True):
+    """What a refactoring or an edit would do, to be made by the client as one step. Empty: nothing to do."""
+
+    id: str
+    buffer: str
+    version: int
+    title: str
+    files: list[FileEdits]
+
+
 class LiveError(Struct, tag_field="type", tag="error", kw_only=True):
     status: int
     error: ErrorDetail
@@ -226,4 +315,15 @@ class LiveError(Struct, tag_field="type", tag="error", kw_only=True):
     buffer: str | None = None
 
 
-LiveEvent = Ready | Resync | Suggestion | NotShown | NextEdit | NextEditDropped | Diagnostics | LiveError
+LiveEvent = (
+    Ready
+    | Resync
+    | Suggestion
+    | NotShown
+    | NextEdit
+    | NextEditDropped
+    | Diagnostics
+    | Problems
+    | Changes
+    | LiveError
+)
