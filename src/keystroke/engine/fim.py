@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from keystroke.engine.gguf_metadata import read_metadata
+from keystroke.engine.checkpoint.gguf_header import read_metadata
 from keystroke.engine.tokenizer.base import Tokenizer
 from keystroke.engine.tokenizer.huggingface import read_json
 from keystroke.errors import ModelDamaged

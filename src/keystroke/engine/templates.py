@@ -21,8 +21,8 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from keystroke.engine.checkpoint.gguf_header import read_metadata
 from keystroke.engine.fim import FimTemplate, detect_fim
-from keystroke.engine.gguf_metadata import read_metadata
 from keystroke.engine.tokenizer.base import Tokenizer
 from keystroke.engine.tokenizer.huggingface import read_json
 from keystroke.errors import InputError, ModelDamaged

@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from keystroke.errors import ModelDamaged, UnsupportedModel
+from keystroke.errors import ModelDamaged, NotFound, UnsupportedModel
 
 _KEYS_LIMIT = 1 << 16
 _TENSORS_LIMIT = 1 << 16
@@ -62,10 +63,15 @@ class Array:
         return f"an array of {self.length} values"
 
     def __iter__(self) -> Iterator[object]:
+        return iter(self.values())
+
+    def values(self) -> list[object]:
         cursor = self._cursor.copy()
         if self._type == _STRING:
-            return (cursor.text() for _ in range(self.length))
-        return (cursor.scalar(_SCALARS[self._type]) for _ in range(self.length))
+            return [*cursor.texts(self.length)]
+        kind = _SCALARS[self._type]
+        start = cursor.take(self.length * kind.size)
+        return [value for (value,) in kind.iter_unpack(cursor.view[start : cursor.at])]
 
 
 class GGUFHeader:
@@ -95,16 +101,27 @@ class GGUFHeader:
         self.tensors = _tensors(path, cursor, tensors, self.metadata)
 
 
+def read_metadata(path: Path, wanted: Callable[[str], bool] = lambda key: True) -> dict[str, Any]:
+    """Values by key, for keys that `wanted` accepts: int, float, bool, str, or a list of one of them."""
+    if not path.exists():
+        raise NotFound(f"there is no model file at {path}")
+    return {
+        key: value.values() if isinstance(value, Array) else value
+        for key, value in GGUFHeader(path).metadata.items()
+        if wanted(key)
+    }
+
+
 class _Cursor:
     """A place in the file that only moves forward, and never past the end."""
 
-    __slots__ = ("_path", "_size", "_view", "at")
+    __slots__ = ("_path", "_size", "at", "view")
 
     def __init__(self, path: Path, view: mmap.mmap, at: int) -> None:
-        self._path, self._view, self._size, self.at = path, view, len(view), at
+        self._path, self.view, self._size, self.at = path, view, len(view), at
 
     def copy(self) -> _Cursor:
-        return _Cursor(self._path, self._view, self.at)
+        return _Cursor(self._path, self.view, self.at)
 
     def take(self, length: int) -> int:
         start, self.at = self.at, self.at + length
@@ -114,16 +131,28 @@ class _Cursor:
 
     def scalar(self, kind: struct.Struct) -> int:
         # Floats and booleans pass through here too; the metadata's readers check what they need.
-        value: int = kind.unpack_from(self._view, self.take(kind.size))[0]
+        value: int = kind.unpack_from(self.view, self.take(kind.size))[0]
         return value
 
     def bytes(self) -> bytes:
         length = self.scalar(_U64)
         start = self.take(length)
-        return self._view[start : start + length]
+        return self.view[start : start + length]
 
     def text(self) -> str:
         return self.bytes().decode("utf-8", errors="replace")
+
+    def texts(self, count: int) -> list[str]:
+        # A vocabulary has a hundred thousand: no method calls on the way. Their lengths were checked when
+        # the array was walked over.
+        view, at, unpack = self.view, self.at, _U64.unpack_from
+        found = []
+        for _ in range(count):
+            start = at + 8
+            at = start + unpack(view, at)[0]
+            found.append(view[start:at])
+        self.at = at
+        return [text.decode("utf-8", errors="replace") for text in found]
 
     def name(self) -> str:
         start = self.at
@@ -157,7 +186,7 @@ class _Cursor:
 
     def _skip_strings(self, count: int) -> None:
         # The one long loop of the header (a vocabulary and its merges), so it avoids method calls.
-        view, size, at, unpack = self._view, self._size, self.at, _U64.unpack_from
+        view, size, at, unpack = self.view, self._size, self.at, _U64.unpack_from
         for _ in range(count):
             if at + 8 > size:
                 break
@@ -225,7 +254,7 @@ def _tensor(
             path, f"gives tensor {name!r} rows of {shape[-1]} values, which {kind.name} cannot hold"
         )
     size = math.prod(shape) // block * block_bytes
-    if base + offset + size > len(cursor._view):
+    if base + offset + size > len(cursor.view):
         raise _damaged(path, f"ends before tensor {name!r} does")
     return TensorInfo(kind, shape, base + offset, size)
 

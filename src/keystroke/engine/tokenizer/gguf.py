@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from keystroke.engine.gguf_metadata import read_metadata
+from keystroke.engine.checkpoint.gguf_header import read_metadata
 from keystroke.engine.tokenizer.huggingface import (
     DEEPSEEK_PATTERNS,
     GPT2_PATTERN,
