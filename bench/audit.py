@@ -1,14 +1,16 @@
-"""The security audit: how fast at each key, how much it finds beside bandit and ruff, how often it cries wolf.
+"""The security audit: how fast at each key, how much it finds beside bandit and ruff, how often it errs.
 
-  latency    a line is typed and deleted again, key by key, at places spread over a 1,000-line Python file (the
-             standard library's argparse) and a 3,000-line C file; each key is one edit of a live audit.
-  cases      labelled files. Without --cases: the examples of bandit's source distribution, labelled by what its own
-             functional tests expect of each file, fetched by pip into the cache. With --cases DIR: DIR/labels.json, a
-             list of {"path": "a.py", "bad": true, "cwe": [89]}; `cwe` may be left out, then any finding counts.
-  recall     bad files with a finding (of a named CWE where the label names one); precision: right findings among
-             files that were reported. bandit and ruff (rules S) read the same files in the same run; their language is
-             Python, so their recall is over the Python files.
-  alarms     findings per 1,000 lines over wheels of widely used packages, fetched by pip into the cache, tests left out.
+  latency    a line is typed and deleted again, key by key, at places spread over a 1,000-line Python file
+             (the standard library's argparse) and a 3,000-line C file; each key is one edit of a live audit.
+  cases      labelled files. Without --cases: the examples of bandit's source distribution, labelled by what
+             its own functional tests expect of each file, fetched by pip into the cache. With --cases DIR:
+             DIR/labels.json, a list of {"path": "a.py", "bad": true, "cwe": [89]}; `cwe` may be left out,
+             then any finding counts.
+  recall     bad files with a finding (of a named CWE where the label names one); precision: bad files among
+             the files reported. bandit and ruff (rules S) read the same files in the same run; their language
+             is Python, so their recall is over the Python files.
+  alarms     findings per 1,000 lines over wheels of widely used packages, fetched by pip into the cache,
+             tests left out.
 
 Last line: JSON. `python bench/audit.py [--cases DIR] [--packages N] [--only latency,cases,alarms]`
 """
@@ -38,15 +40,110 @@ from keystroke.errors import KeystrokeError
 
 CACHE = Path(platformdirs.user_cache_dir("keystroke")) / "bench-audit"
 BANDIT = "bandit==1.8.3"
-PACKAGES = (
-    "boto3 botocore urllib3 requests certifi idna charset-normalizer typing-extensions setuptools packaging python-dateutil six "
-    "s3transfer numpy pyyaml fsspec s3fs pydantic attrs click cryptography jinja2 markupsafe pandas cffi pytz rsa pyasn1 jmespath wheel "
-    "platformdirs filelock virtualenv colorama importlib-metadata zipp tomli pluggy pytest pygments rich markdown-it-py mdurl aiohttp "
-    "yarl multidict frozenlist aiosignal async-timeout anyio sniffio httpx httpcore h11 starlette fastapi uvicorn flask werkzeug itsdangerous "
-    "blinker gunicorn django sqlparse asgiref sqlalchemy alembic mako redis celery kombu amqp vine billiard psutil tqdm joblib tabulate "
-    "docutils jsonschema referencing rpds-py decorator ipython traitlets networkx beautifulsoup4 soupsieve lxml paramiko "
-    "pyjwt oauthlib requests-oauthlib google-auth cachetools grpcio protobuf tornado websocket-client docker black isort"
-).split()
+PACKAGES = [
+    "boto3",
+    "botocore",
+    "urllib3",
+    "requests",
+    "certifi",
+    "idna",
+    "charset-normalizer",
+    "typing-extensions",
+    "setuptools",
+    "packaging",
+    "python-dateutil",
+    "six",
+    "s3transfer",
+    "numpy",
+    "pyyaml",
+    "fsspec",
+    "s3fs",
+    "pydantic",
+    "attrs",
+    "click",
+    "cryptography",
+    "jinja2",
+    "markupsafe",
+    "pandas",
+    "cffi",
+    "pytz",
+    "rsa",
+    "pyasn1",
+    "jmespath",
+    "wheel",
+    "platformdirs",
+    "filelock",
+    "virtualenv",
+    "colorama",
+    "importlib-metadata",
+    "zipp",
+    "tomli",
+    "pluggy",
+    "pytest",
+    "pygments",
+    "rich",
+    "markdown-it-py",
+    "mdurl",
+    "aiohttp",
+    "yarl",
+    "multidict",
+    "frozenlist",
+    "aiosignal",
+    "async-timeout",
+    "anyio",
+    "sniffio",
+    "httpx",
+    "httpcore",
+    "h11",
+    "starlette",
+    "fastapi",
+    "uvicorn",
+    "flask",
+    "werkzeug",
+    "itsdangerous",
+    "blinker",
+    "gunicorn",
+    "django",
+    "sqlparse",
+    "asgiref",
+    "sqlalchemy",
+    "alembic",
+    "mako",
+    "redis",
+    "celery",
+    "kombu",
+    "amqp",
+    "vine",
+    "billiard",
+    "psutil",
+    "tqdm",
+    "joblib",
+    "tabulate",
+    "docutils",
+    "jsonschema",
+    "referencing",
+    "rpds-py",
+    "decorator",
+    "ipython",
+    "traitlets",
+    "networkx",
+    "beautifulsoup4",
+    "soupsieve",
+    "lxml",
+    "paramiko",
+    "pyjwt",
+    "oauthlib",
+    "requests-oauthlib",
+    "google-auth",
+    "cachetools",
+    "grpcio",
+    "protobuf",
+    "tornado",
+    "websocket-client",
+    "docker",
+    "black",
+    "isort",
+]
 
 
 @dataclass(frozen=True)
@@ -89,19 +186,58 @@ def python_file() -> str:
     return "\n".join(lines) + "\n"
 
 
+C_FUNCTIONS = r"""
+int parse_{n}(const char *text, size_t size) {{
+    char word[{k}];
+    size_t used = 0;
+    for (size_t i = 0; i < size; i++) {{
+        if (text[i] == ' ' || used + 1 >= sizeof(word)) {{
+            word[used] = 0;
+            emit(word);
+            used = 0;
+            continue;
+        }}
+        word[used++] = text[i];
+    }}
+    return (int)used;
+}}
+----
+struct item_{n} *find_{n}(struct table *t, const char *key) {{
+    unsigned h = hash(key) % t->size;
+    struct item_{n} *it = t->slots[h];
+    while (it != NULL) {{
+        if (strcmp(it->key, key) == 0) {{
+            return it;
+        }}
+        it = it->next;
+    }}
+    return NULL;
+}}
+----
+char *join_{n}(const char *a, const char *b) {{
+    size_t size = strlen(a) + strlen(b) + {k};
+    char *out = malloc(size);
+    if (out == NULL) {{
+        return NULL;
+    }}
+    snprintf(out, size, "%s/%s", a, b);
+    return out;
+}}
+----
+static void report_{n}(FILE *to, const struct stats *s) {{
+    fprintf(to, "total %d\n", s->total);
+    for (int i = 0; i < {k}; i++) {{
+        if (s->count[i] > 0) {{
+            fprintf(to, "%d: %d\n", i, s->count[i]);
+        }}
+    }}
+}}
+"""
+
+
 def c_file(lines: int = 3000) -> str:
     """Functions such as programs have: parsing, tables, lists, strings; different enough to share nothing."""
-    bodies = [
-        "int parse_{n}(const char *text, size_t size) {{\n    char word[{k}];\n    size_t used = 0;\n    for (size_t i = 0; i < size; i++) {{\n"
-        "        if (text[i] == ' ' || used + 1 >= sizeof(word)) {{\n            word[used] = 0;\n            emit(word);\n            used = 0;\n"
-        "            continue;\n        }}\n        word[used++] = text[i];\n    }}\n    return (int)used;\n}}\n",
-        "struct item_{n} *find_{n}(struct table *t, const char *key) {{\n    unsigned h = hash(key) % t->size;\n    struct item_{n} *it = t->slots[h];\n"
-        "    while (it != NULL) {{\n        if (strcmp(it->key, key) == 0) {{\n            return it;\n        }}\n        it = it->next;\n    }}\n    return NULL;\n}}\n",
-        "char *join_{n}(const char *a, const char *b) {{\n    size_t size = strlen(a) + strlen(b) + {k};\n    char *out = malloc(size);\n    if (out == NULL) {{\n"
-        '        return NULL;\n    }}\n    snprintf(out, size, "%s/%s", a, b);\n    return out;\n}}\n',
-        'static void report_{n}(FILE *to, const struct stats *s) {{\n    fprintf(to, "total %d\\n", s->total);\n    for (int i = 0; i < {k}; i++) {{\n'
-        '        if (s->count[i] > 0) {{\n            fprintf(to, "%d: %d\\n", i, s->count[i]);\n        }}\n    }}\n}}\n',
-    ]
+    bodies = [body.strip("\n") for body in C_FUNCTIONS.split("----")]
     out = ["#include <stdio.h>", "#include <stdlib.h>", "#include <string.h>", ""]
     number = 0
     while len(out) < lines:
@@ -167,7 +303,7 @@ def _expected(node: ast.FunctionDef, examples: Path) -> Iterator[Case]:
                     and key.value in ("LOW", "MEDIUM", "HIGH")
                     and isinstance(value, ast.Constant)
                 ):
-                    totals[str(key.value)] = totals.get(str(key.value), 0) + int(value.value)
+                    totals[str(key.value)] = totals.get(str(key.value), 0) + int(str(value.value))
         if (
             isinstance(inner, ast.Call)
             and getattr(inner.func, "attr", "") == "check_example"
@@ -325,7 +461,7 @@ def main() -> None:
             out[f"{name}_p50_ms"] = round(percentile(spent, 0.5), 2)
             out[f"{name}_p95_ms"] = round(percentile(spent, 0.95), 2)
             print(
-                f"{name}: {text.count(chr(10))} lines, {len(spent)} keys, p50 {out[f'{name}_p50_ms']} ms, p95 {out[f'{name}_p95_ms']} ms"
+                f"{name}: {len(spent)} keys, p50 {out[f'{name}_p50_ms']} ms, p95 {out[f'{name}_p95_ms']} ms"
             )
     if "cases" in wanted:
         out |= judge(given_cases(options.cases) if options.cases else bandit_cases())

@@ -27,7 +27,11 @@ def test_every_fix_offered_silences_its_rule_and_keeps_the_parse(rule: Rule) -> 
 
 
 CASES = [
-    ("python", "import yaml\ndef f(s):\n    return yaml.load(s)\n", "import yaml\ndef f(s):\n    return yaml.safe_load(s)\n"),
+    (
+        "python",
+        "import yaml\ndef f(s):\n    return yaml.load(s)\n",
+        "import yaml\ndef f(s):\n    return yaml.safe_load(s)\n",
+    ),
     (
         "python",
         "import sqlite3\ndef f(db, n):\n    db.execute(f\"SELECT * FROM u WHERE n = '{n}'\")\n",
@@ -40,8 +44,8 @@ CASES = [
     ),
     (
         "python",
-        "import requests\ndef f(u):\n    return requests.get(u, verify=False)\n",
-        "import requests\ndef f(u):\n    return requests.get(u, verify=True)\n",
+        "import requests\ndef f(u):\n    return requests.get(u, timeout=9, verify=False)\n",
+        "import requests\ndef f(u):\n    return requests.get(u, timeout=9, verify=True)\n",
     ),
     (
         "c",
@@ -56,7 +60,7 @@ CASES = [
     ),
     (
         "javascript",
-        'async function f(n) {\n  return db.query(`SELECT * FROM u WHERE n = ${n}`);\n}\n',
+        "async function f(n) {\n  return db.query(`SELECT * FROM u WHERE n = ${n}`);\n}\n",
         'async function f(n) {\n  return db.query("SELECT * FROM u WHERE n = ?", [n]);\n}\n',
     ),
 ]

@@ -24,7 +24,7 @@ def rules(language: str, text: str) -> set[str]:
         "def f(x, y):\n    c = 'ls'\n    if y:\n        c += x\n    os.system(c)\n",
         "def f(xs):\n    for x in xs:\n        os.system('ls ' + x)\n",
         "def f(x):\n    d = {'a': 'b'}\n    d['k'] = x\n    os.system(d['k'])\n",
-        "def f(x):\n    try:\n        c = 'ls ' + x\n    except ValueError:\n        c = 'ls'\n    os.system(c)\n",
+        "def f(x):\n    try:\n        c = 'l' + x\n    except KeyError:\n        c = ''\n    os.system(c)\n",
         "def g(x):\n    def h(y):\n        return 'ls ' + y\n    os.system(h(x))\n",
         "def f(x):\n    if x == 'a':\n        pass\n    os.system('ls ' + x)\n",
         "c = input()\nos.system(c)\n",
@@ -40,7 +40,7 @@ def test_data_reaches_a_sink_through_local_variables(body: str) -> None:
         "def f():\n    c = 'ls'\n    c += ' -l'\n    os.system(c)\n",
         "def f(x):\n    os.system('kill %d' % int(x))\n",
         "def f(x):\n    x = shlex.quote(x)\n    os.system('ls ' + x)\n",
-        "ALLOWED = {'a', 'b'}\ndef f(x):\n    if x not in ALLOWED:\n        raise ValueError\n    os.system('ls ' + x)\n",
+        "OK = {'a', 'b'}\ndef f(x):\n    if x not in OK:\n        raise OSError\n    os.system('ls ' + x)\n",
         "def f(x):\n    if x in ('a', 'b'):\n        os.system('ls ' + x)\n",
         "def f(x):\n    if not x.isalnum():\n        abort(400)\n    os.system('ls ' + x)\n",
         "def f(x):\n    if not re.fullmatch('[a-z]+', x):\n        return\n    os.system('ls ' + x)\n",
@@ -76,10 +76,13 @@ def test_a_branch_that_can_never_run_brings_no_data() -> None:
 def test_facts_outside_a_function_are_known_inside_it() -> None:
     assert "python-weak-hash" in rules("python", "import hashlib as h\n\ndef f(b):\n    return h.md5(b)\n")
     assert "python-static-iv" in rules(
-        "python", "from Crypto.Cipher import AES\nIV = b'0' * 16\nIV = b'0000000000000000'\n\ndef f(k):\n    return AES.new(k, 2, IV)\n"
+        "python",
+        "from Crypto.Cipher import AES\nIV = b'0000000000000000'\n\ndef f(k):\n    AES.new(k, 2, IV)\n",
     )
 
 
 def test_the_origin_of_the_data_is_named() -> None:
-    (finding,) = Auditor("python").audit("import os\nfrom flask import request\ndef f():\n    os.system('ls ' + request.args['d'])\n")
+    (finding,) = Auditor("python").audit(
+        "import os\nfrom flask import request\ndef f():\n    os.system('ls ' + request.args['d'])\n"
+    )
     assert finding.origin == "flask.request.args"

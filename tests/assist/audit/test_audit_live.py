@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from itertools import pairwise
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -11,7 +14,9 @@ from keystroke.assist.audit.units import resplit, split
 from keystroke.errors import InputError
 
 SAMPLES = {
-    language: "\n".join(text for rule in list(all_rules().values()) if rule.language == kind for text in rule.bad[:1])[:4000]
+    language: "\n".join(
+        text for rule in list(all_rules().values()) if rule.language == kind for text in rule.bad[:1]
+    )[:4000]
     for language, kind in (
         ("python", "python"),
         ("javascript", "javascript"),
@@ -23,13 +28,36 @@ SAMPLES = {
         ("java", "java"),
     )
 }
-PIECES = ["", "x", "\n", "    ", "{", "}", "(", ")", '"', "'", '"""', "/*", "*/", "#", "//", ";", "def f(x):\n    eval(x)\n", "import os\n", "`", "é😀"]
+PIECES = [
+    "",
+    "x",
+    "\n",
+    "    ",
+    "{",
+    "}",
+    "(",
+    ")",
+    '"',
+    "'",
+    '"""',
+    "/*",
+    "*/",
+    "#",
+    "//",
+    ";",
+    "def f(x):\n    eval(x)\n",
+    "import os\n",
+    "`",
+    "é😀",
+]
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.sampled_from(LANGUAGES),
-    st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 12), st.sampled_from(PIECES)), min_size=1, max_size=4),
+    st.lists(
+        st.tuples(st.integers(0, 5000), st.integers(0, 12), st.sampled_from(PIECES)), min_size=1, max_size=4
+    ),
 )
 def test_editing_and_auditing_afresh_agree(language: str, edits: list[tuple[int, int, str]]) -> None:
     live = LiveAudit(language, SAMPLES[language][:1500])
@@ -41,19 +69,23 @@ def test_editing_and_auditing_afresh_agree(language: str, edits: list[tuple[int,
 
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(LANGUAGES), st.integers(0, 5000), st.integers(0, 12), st.sampled_from(PIECES))
-def test_cutting_again_around_an_edit_gives_the_same_units(language: str, at: int, length: int, text: str) -> None:
+def test_cutting_again_around_an_edit_gives_the_same_units(
+    language: str, at: int, length: int, text: str
+) -> None:
     before = SAMPLES[language]
     start = min(at, len(before))
     end = min(start + length, len(before))
     after = before[:start] + text + before[end:]
-    assert resplit(after, language, split(before, language), start, end, len(text) - (end - start)) == split(after, language)
+    assert resplit(after, language, split(before, language), start, end, len(text) - (end - start)) == split(
+        after, language
+    )
 
 
 def test_units_lie_in_order_and_apart() -> None:
     for language, text in SAMPLES.items():
         units = split(text, language)
         assert units
-        assert all(one.end <= other.start for one, other in zip(units, units[1:], strict=False))
+        assert all(one.end <= other.start for one, other in pairwise(units))
 
 
 def test_a_changed_import_reaches_the_functions_that_use_it() -> None:
@@ -98,10 +130,8 @@ def test_an_edit_outside_the_text_is_refused_and_changes_nothing() -> None:
     ids=range(12),
 )
 def test_hostile_text_ends_in_findings_or_in_a_refusal(language: str, text: str) -> None:
-    try:
-        Auditor(language).audit(text)
-    except InputError as error:
-        assert str(error)
+    with suppress(InputError):
+        assert isinstance(Auditor(language).audit(text), tuple)
 
 
 def test_binary_and_huge_texts_are_refused_with_a_sentence() -> None:

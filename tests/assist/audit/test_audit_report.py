@@ -99,7 +99,9 @@ def test_sarif_has_the_structure_of_2_1_0() -> None:
         for fix in result.get("fixes", []):
             for change in fix["artifactChanges"]:
                 assert change["artifactLocation"]["uri"] == "a.py"
-                assert all({"deletedRegion", "insertedContent"} <= set(item) for item in change["replacements"])
+                assert all(
+                    {"deletedRegion", "insertedContent"} <= set(item) for item in change["replacements"]
+                )
     assert json.loads(json.dumps(report)) == report
 
 
@@ -122,7 +124,9 @@ def test_ignored_files_and_links_out_of_the_tree_are_left_alone(tmp_path: Path) 
     ("data", "why"),
     [(b"a\0b", "binary"), (b"x = '" + b"a" * 30_000 + b"'\n", "minified"), (b"\xff\xfe = 1\n", None)],
 )
-def test_files_that_are_not_source_are_skipped_with_a_reason(tmp_path: Path, data: bytes, why: str | None) -> None:
+def test_files_that_are_not_source_are_skipped_with_a_reason(
+    tmp_path: Path, data: bytes, why: str | None
+) -> None:
     file = tmp_path / "a.py"
     file.write_bytes(data)
     (found,) = sources(file)

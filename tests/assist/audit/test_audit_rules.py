@@ -68,7 +68,7 @@ call = ["f"]
     ],
 )
 def test_a_malformed_rule_is_refused_with_its_place(text: str, sentence: str) -> None:
-    with pytest.raises(ConfigError, match="python/x.toml") as error:
+    with pytest.raises(ConfigError, match=r"python/x\.toml") as error:
         parse_rules(text, "python", "x.toml")
     assert sentence in str(error.value)
 

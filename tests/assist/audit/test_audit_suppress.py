@@ -12,9 +12,21 @@ def rules(text: str, language: str = "python", **options: bool) -> list[str]:
 
 
 def test_a_reason_silences_the_named_rule_on_its_line_or_the_next() -> None:
-    assert rules("import hashlib\nx = hashlib.md5(b'')  # keystroke: ignore[python-weak-hash] a cache key\n") == []
-    assert rules("import hashlib\n# keystroke: ignore[python-weak-hash] a cache key\nx = hashlib.md5(b'')\n") == []
-    assert rules("void f(char *s) {\n  printf(s); // keystroke: ignore[c-format-string] constant in practice\n}\n", "c") == []
+    assert (
+        rules("import hashlib\nx = hashlib.md5(b'')  # keystroke: ignore[python-weak-hash] a cache key\n")
+        == []
+    )
+    assert (
+        rules("import hashlib\n# keystroke: ignore[python-weak-hash] a cache key\nx = hashlib.md5(b'')\n")
+        == []
+    )
+    assert (
+        rules(
+            "void f(char *s) {\n  printf(s); // keystroke: ignore[c-format-string] constant in practice\n}\n",
+            "c",
+        )
+        == []
+    )
 
 
 def test_another_rule_is_not_silenced() -> None:
@@ -22,7 +34,9 @@ def test_another_rule_is_not_silenced() -> None:
     assert rules(text) == ["python-weak-hash"]
 
 
-@pytest.mark.parametrize("comment", ["keystroke: ignore[python-weak-hash]", "keystroke: ignore", "keystroke: ignore because"])
+@pytest.mark.parametrize(
+    "comment", ["keystroke: ignore[python-weak-hash]", "keystroke: ignore", "keystroke: ignore because"]
+)
 def test_a_suppression_without_rule_and_reason_is_itself_found(comment: str) -> None:
     text = f"import hashlib\nx = hashlib.md5(b'')  # {comment}\n"
     assert sorted(rules(text)) == ["python-weak-hash", "suppression-without-reason"]

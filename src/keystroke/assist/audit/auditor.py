@@ -1,8 +1,8 @@
 """The audit of one text: afresh, or kept up to date while it is edited.
 
-Law: a text is audited unit by unit and a unit's result depends only on its own text and on the facts its names have
-outside it (imports, constants, fields). So a result may be kept as long as both are the same, and the audit of an
-edited text equals the audit of the same text from scratch.
+Law: a text is audited unit by unit, and a unit's result depends only on its own text and on the facts its
+names have outside it (imports, constants, fields). So a result may be kept as long as both are the same, and
+the audit of an edited text equals the audit of the same text from scratch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from keystroke.assist.audit import ir
 from keystroke.assist.audit.detectors import Detectors, MemoryDetectors
 from keystroke.assist.audit.finding import Finding, Fix
 from keystroke.assist.audit.fixes import build
-from keystroke.assist.audit.flow import Env, Exhausted, Flow
+from keystroke.assist.audit.flow import Env, ExhaustedError, Flow
 from keystroke.assist.audit.knowledge import load_knowledge
 from keystroke.assist.audit.lower import Lowering
 from keystroke.assist.audit.lower.c import CLowering
@@ -179,7 +179,7 @@ class LiveAudit:
         matcher.flow = flow
         try:
             flow.run(self._lowering.stmt(root))
-        except (Exhausted, RecursionError):
+        except (ExhaustedError, RecursionError):
             flow.quiet = 0  # machine-made code: what was found so far stands
         finally:
             self._lowering.depth = 0

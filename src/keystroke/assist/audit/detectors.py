@@ -1,6 +1,7 @@
 """Detectors in code: what a rule's conditions cannot say.
 
-Law: a detector hears the walk and names the rule that describes what it found; the rule decides severity and words.
+Law: a detector hears the walk and names the rule that describes what it found; the rule decides severity
+and words.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from keystroke.assist.audit.memory import MemoryMatcher
 from keystroke.assist.audit.secrets import FORMAT_MARKS, FORMATS, is_secret
 from keystroke.assist.audit.values import PARAMETER, Value
 
+_LOGIN = re.compile(r"(?i)connect|login|createConnection|create_engine|pool$|authenticate")
+
 
 class _Secrets(Matcher):
     def bind(self, path: str, key: str, value: Value, node: ir.Syntax, target: ir.Expr) -> None:
@@ -26,6 +29,13 @@ class _Secrets(Matcher):
     def call(self, event: CallEvent) -> Value | None:
         for name, value in event.kwargs.items():
             self.named(name, value, event.call.kwargs[name].node)
+            if (
+                name in ("password", "passwd")
+                and isinstance(value.const, str)
+                and value.const
+                and _LOGIN.search(event.path)
+            ):
+                self.detected("named-secret", event.call.kwargs[name].node)
         return super().call(event)
 
     def literal(self, value: Value, node: ir.Syntax, coll: ir.Coll) -> None:

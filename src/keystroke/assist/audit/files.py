@@ -1,7 +1,7 @@
 """Which files of a tree are source that the audit reads.
 
-Law: what git ignores is left out where git can be asked; links that lead out of the path are not followed; binary,
-minified and huge files are skipped and say why. Nothing here reads a rule.
+Law: what git ignores is left out where git can be asked; links that lead out of the path are not followed;
+binary, minified and huge files are skipped and say why. Nothing here reads a rule.
 """
 
 from __future__ import annotations

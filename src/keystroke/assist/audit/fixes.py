@@ -1,7 +1,7 @@
 """Fixes as edits of the unit they repair.
 
-Law: a fix is built from the rule's data and the syntax at hand; where a piece is missing there is no fix. Nothing
-here claims that a fix works: the auditor proves it by auditing the fixed text.
+Law: a fix is built from the rule's data and the syntax at hand; where a piece is missing there is no fix.
+Nothing here claims that a fix works: the auditor proves it by auditing the fixed text.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SLOT = re.compile(r"\{(\d+|base|callee|name|args|value|rest\d+)\}")
 
 
 def build(match: Match, spec: FixSpec, language: str, text: str, imports: str) -> tuple[Edit, ...] | None:
-    """The edits on the parsed text, or None where this fix does not apply; `imports` are paths the file knows."""
+    """The edits on the parsed text, or None where this fix does not apply; `imports`: what the file knows."""
     subject = match.subject
     if spec.array >= 0:
         memory = match.args[spec.array].memory if spec.array < len(match.args) else None
@@ -189,7 +189,7 @@ def _shell_quoted(call: ir.Call) -> tuple[Edit, ...] | None:
 
 
 def _parameters(call: ir.Call, language: str, text: str, imports: str) -> tuple[Edit, ...] | None:
-    """Values out of the statement and into its parameters, where the statement is written in the call itself."""
+    """Values out of the statement and into its parameters, where it is written in the call itself."""
     if not call.args or (len(call.args) > 1 and language != "go") or call.kwargs:
         return None
     at = (
@@ -269,8 +269,8 @@ def _pieces(expr: ir.Expr) -> list[str | ir.Expr] | None:
             parts = re.split(r"%[sdvq]|\{\}", template.value)
             if len(parts) == len(values) + 1:
                 mixed: list[str | ir.Expr] = [parts[0]]
-                for value, part in zip(values, parts[1:], strict=True):
-                    mixed += [value, part]
+                for value, rest in zip(values, parts[1:], strict=True):
+                    mixed += [value, rest]
                 return mixed
     return None
 

@@ -1,8 +1,8 @@
 """Data flow inside one function: a walk over the neutral form with what is known of each variable.
 
-Law: branches are walked apart and joined, loops twice at most, tests narrow what they check. The walk tells a listener
-of each call, assignment, return, index and definition with the values involved; it knows libraries only through
-`Knowledge` and knows no rule.
+Law: branches are walked apart and joined, loops twice at most, tests narrow what they check. The walk tells a
+listener of each call, assignment, return, index and definition with the values involved; it knows libraries
+only through `Knowledge` and knows no rule.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ _ESCAPING = re.compile(
     r"(?i)(?:^|\.)_?\w*(?:sanitiz|sanitis|escape|purify|slugify|secure_?(?:file)?name)\w*$"
 )
 MAX_INLINE = 2
+MAX_STATES = 4
 MAX_STEPS = 60_000  # a unit that needs more than this is machine-made; its walk ends there, findings kept
 
 
-class Exhausted(Exception):
+class ExhaustedError(Exception):
     """The step budget of one unit is spent."""
 
 
@@ -145,7 +146,7 @@ class Flow:
     def stmt(self, stmt: ir.Stmt) -> bool:
         self.steps += 1
         if self.steps > MAX_STEPS:
-            raise Exhausted
+            raise ExhaustedError
         kind = type(stmt)
         if kind is ir.Do:
             return self.do(stmt)  # type: ignore[arg-type]
@@ -359,11 +360,18 @@ class Flow:
 
     def attempt(self, stmt: ir.Try) -> bool:
         before = dict(self.env)
-        dead = self.run(stmt.body)
+        # A handler may start after any statement of the body; the first few tell the states apart.
+        states = [before]
+        dead = False
+        for at, part in enumerate(stmt.body):
+            dead = self.run([part, *stmt.body[at + 1 :]]) if at == MAX_STATES else self.stmt(part)
+            states.append(dict(self.env))
+            if dead or at == MAX_STATES:
+                break
         after = self.env
         ends = [] if dead else [after]
         for handler in stmt.handlers:
-            self.env = self.joined([before, after])
+            self.env = self.joined(states)
             if not self.run(handler):
                 ends.append(self.env)
         self.env = self.joined(ends) if ends else self.joined([before, after])
@@ -494,7 +502,7 @@ class Flow:
     def eval(self, expr: ir.Expr) -> Value:
         self.steps += 1
         if self.steps > MAX_STEPS:
-            raise Exhausted
+            raise ExhaustedError
         return self.dispatch[type(expr)](expr)
 
     def name(self, expr: ir.Name) -> Value:
@@ -578,7 +586,7 @@ class Flow:
     def coll(self, expr: ir.Coll) -> Value:
         values = [self.eval(item) for item in expr.items]
         if expr.keys is None:
-            items = tuple(enumerate(values))
+            items: tuple[tuple[Any, Value], ...] = tuple(enumerate(values))
         else:
             keys = [self.eval(key) for key in expr.keys]
             items = tuple(
@@ -631,6 +639,14 @@ class Flow:
                     return mix(args)
                 return text_of(args)
             return mix(args)
+        if (
+            op == "*"
+            and any(isinstance(arg.const, str | bytes) for arg in args)
+            and max(arg.level for arg in args) <= LOCAL
+        ):
+            return next(
+                arg for arg in args if isinstance(arg.const, str | bytes)
+            )  # repeated: as constant as it was
         if op == "+" or op in ("-", "*", "/", "%", "//", "<<", ">>", "&", "|", "^"):
             folded = fold(op, args[0].const, args[1].const, self.family)
             if folded is not UNKNOWN:
@@ -755,8 +771,8 @@ class Flow:
             for at, item in enumerate(target.items):
                 part = value.item(at) if target.keys is None else None
                 if part is None and target.keys is not None:
-                    key = target.keys[at]
-                    name = key.value if isinstance(key, ir.Const) else "*"
+                    label = target.keys[at]
+                    name = label.value if isinstance(label, ir.Const) else "*"
                     part = self.member(value, str(name)) if name != "..." else value
                 elif part is None:
                     part = value if at == 0 else replace(value, memory=None)

@@ -1,7 +1,7 @@
 """Rules held against what the data flow sees.
 
-Law: the matcher hears the walk's events, finds the rules they may concern by name, asks each rule's conditions of
-the values, and keeps one match per rule and place. It edits nothing and knows no language's syntax.
+Law: the matcher hears the walk's events, finds the rules they may concern by name, asks each rule's
+conditions of the values, and keeps one match per rule and place. It edits nothing and knows no syntax.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Index:
         self.words, self.full, self.pieces = self._triggers()
 
     def _triggers(self) -> tuple[frozenset[str], dict[str, list[frozenset[str]]], tuple[str, ...]]:
-        """What a text must hold for any rule to match it: an identifier, all words of a full name, or a piece."""
+        """What a text must hold for any rule to match it: a word, all words of a full name, or a piece."""
         words: set[str] = set()
         full: dict[str, list[frozenset[str]]] = {}
         pieces: set[str] = set(TRIGGERS)
@@ -169,7 +169,7 @@ class Matcher(Listener):
                 or (when.excluded is not None and when.excluded.match(path))
             ):
                 continue
-            subject, value = self.argument(event, when.arg)
+            value = self.argument(event, when.arg)
             if self.holds(rule, when, value, event.args, event.kwargs, event.function):
                 self.add(rule, when, event.call.node, value, event.call, event.args)
         return None
@@ -229,20 +229,17 @@ class Matcher(Listener):
 
     # Conditions
 
-    def argument(self, event: CallEvent, places: tuple[str, ...]) -> tuple[ir.Expr | None, Value | None]:
+    def argument(self, event: CallEvent, places: tuple[str, ...]) -> Value | None:
         if places == ("receiver",):
-            return event.call.func, event.receiver
+            return event.receiver
         if places == ("*",):
-            worst: Value | None = None
-            for value in [*event.args, *event.kwargs.values()]:
-                if worst is None or (value.level, value.built) > (worst.level, worst.built):
-                    worst = value
-            return None, worst
+            given = [*event.args, *event.kwargs.values()]
+            return max(given, key=lambda value: (value.level, value.built)) if given else None
         for place in places:
             value = self.option(place, event.args, event.kwargs)
             if value is not None:
-                return None, value
-        return None, None
+                return value
+        return None
 
     def option(self, place: str, args: list[Value], kwargs: dict[str, Value]) -> Value | None:
         """An argument by position, by keyword, or by name inside an options object."""
@@ -396,6 +393,8 @@ def _constant(value: Value, test: str) -> bool:
     if test[0] == "~":
         text = value.text
         return text is not None and _search(test[1:], text)
+    if test[0] == "^":  # where the data came from
+        return _search(test, value.origin)
     if test[0] == "@":  # what the value refers to
         return _search(test[1:], value.path)
     if test[0] == "=":

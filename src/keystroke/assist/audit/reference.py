@@ -23,7 +23,7 @@ def reference() -> str:
     lines = [
         "# Audit rules",
         "",
-        "Written from the rules by `python -m keystroke.assist.audit.reference docs/audit/rules.md`; do not edit.",
+        "Written by `python -m keystroke.assist.audit.reference docs/audit/rules.md`; do not edit.",
         "",
     ]
     total = 0
@@ -37,7 +37,8 @@ def reference() -> str:
             "|---|---|---|---|---|",
         ]
         lines += [
-            f"| [`{rule.id}`](#{rule.id}) | {rule.cwe} | {rule.severity.value} | {rule.title} | {'yes' if rule.fixes else ''} |"
+            f"| [`{rule.id}`](#{rule.id}) | {rule.cwe} | {rule.severity.value} | {rule.title} "
+            f"| {'yes' if rule.fixes else ''} |"
             for rule in rules
         ]
         lines.append("")

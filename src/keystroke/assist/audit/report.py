@@ -46,7 +46,8 @@ def as_text(files: Sequence[Audited]) -> list[str]:
             origin = f" [from {finding.origin}]" if finding.origin else ""
             fix = " (fix ready)" if finding.fixes else ""
             lines.append(
-                f"{file.path}:{line}:{column}: {finding.severity.value} {finding.rule} (CWE-{finding.cwe}): {finding.message}{origin}{fix}"
+                f"{file.path}:{line}:{column}: {finding.severity.value} {finding.rule} (CWE-{finding.cwe}): "
+                f"{finding.message}{origin}{fix}"
             )
     return lines
 
@@ -172,7 +173,7 @@ def _result(file: Audited, finding: Finding, order: dict[str, int]) -> dict[str,
 
 
 def fixed(file: Audited) -> tuple[str, int]:
-    """The text with the first fix of each finding applied where they do not touch each other, and how many."""
+    """The text with each finding's first fix applied where they do not touch each other, and how many."""
     text, count, reached = file.text, 0, -1
     edits = []
     for finding in file.findings:

@@ -1,7 +1,7 @@
 """Rules as data: `rules/LANGUAGE/*.toml`, read once, validated with errors that name the file and the rule.
 
-Law: a rule says what to look for, why it matters and how to fix it. It holds no code; what cannot be said with
-calls, assignments, literals or a syntax pattern names a detector by its name.
+Law: a rule says what to look for, why it matters and how to fix it. It holds no code; what cannot be said
+with calls, assignments, literals or a syntax pattern names a detector by its name.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from itertools import pairwise
 from typing import Any
 
 from keystroke.assist.audit.finding import Severity
@@ -123,7 +124,7 @@ def load_rules(language: str) -> tuple[Rule, ...]:
             if source.name.endswith(".toml"):
                 rules.extend(parse_rules(source.read_text(encoding="utf-8"), folder, source.name))
     rules.sort(key=lambda rule: rule.id)
-    for one, other in zip(rules, rules[1:], strict=False):
+    for one, other in pairwise(rules):
         if one.id == other.id:
             raise ConfigError(f"two audit rules for {language} are called {one.id!r}; rename one")
     return tuple(rules)
@@ -203,14 +204,15 @@ def _when(when: dict[str, Any], place: str) -> When:
     ]
     if len(kinds) != 1:
         raise ConfigError(
-            f"{place}: each [[rule.when]] has exactly one of call, bind, literal, import, pattern, ast, returns, detector"
+            f"{place}: each [[rule.when]] has exactly one of "
+            "call, bind, literal, import, pattern, ast, returns, detector"
         )
     ast = when.get("ast")
     if "pattern" in when:
         ast = {"pattern": when["pattern"]}
     if ast is not None and not when.get("needs"):
         raise ConfigError(
-            f"{place}: a syntax pattern says in 'needs' which words its text must hold, since asking costs time"
+            f"{place}: a syntax pattern says in 'needs' which words its text must hold (asking costs time)"
         )
     options = tuple((tuple(name.split("|")), test) for name, test in when.get("with", {}).items())
     severity = when.get("severity")
@@ -293,8 +295,8 @@ def _check_test(test: str, place: str) -> None:
     for part in re.split(r"\|\||&&", test):
         word = part.strip().removeprefix("not:")
         try:
-            if word[:1] in ("~", "@"):
-                re.compile(word[1:])
+            if word[:1] in ("~", "@", "^"):
+                re.compile(word.lstrip("~@"))
             elif word[:1] in ("<", ">"):
                 int(word[1:], 0)
             elif word[:1] != "=" and word not in _WORDS:

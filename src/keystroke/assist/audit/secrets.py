@@ -1,6 +1,7 @@
 """Secrets written into source: by the name they are given, and by the form providers give their keys.
 
-Law: a name alone is not enough; the value must look like a secret and not like a placeholder, a label or a path.
+Law: a name alone is not enough; the value must look like a secret and not like a placeholder, a label or a
+path.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ _NAME = re.compile(
 )
 _STRONG = re.compile(r"(?i)pass|pwd|secret")
 _PLACEHOLDER = re.compile(
-    r"(?i)^[\W_]*$|^<.*>$|^\$?\{.*\}|^%[(\w]|x{4,}|\*{3,}|\.\.\.|your[_\- ]|change[_\- ]?me|placeholder|example|dummy|redacted|^none$|^null$"
-    r"|^(?:true|false|yes|no|bearer|basic|string|text|required|optional|hidden|plain|enabled|disabled|default)$|^env[.:]|process\.env|os\.environ|^todo"
+    r"(?i)^[\W_]*$|^<.*>$|^\$?\{.*\}|^%[(\w]|x{4,}|\*{3,}|\.\.\.|your[_\- ]|change[_\- ]?me"
+    r"|placeholder|example|dummy|redacted|^none$|^null$"
+    r"|^(?:true|false|yes|no|bearer|basic|string|text|required|optional|hidden|plain|enabled|disabled|default)$"
+    r"|^env[.:]|process\.env|os\.environ|^todo"
 )
 _LABEL = re.compile(
-    r"(?i)^[\w\-. /:]*(?:password|passwd|pwd|secret|token|api[_\- ]?key|credential|passphrase|_key|auth)s?[\w\-.:/ ]*$"
+    r"(?i)^[\w\-. /:]*(?:password|passwd|pwd|secret|token|api[_\- ]?key|credential"
+    r"|passphrase|_key|auth)s?[\w\-.:/ ]*$"
 )
 FORMATS = re.compile(
     r"(?<![A-Za-z0-9])(?:(?:AKIA|ASIA)[0-9A-Z]{16}|gh[pousr]_[A-Za-z0-9]{36}|github_pat_[A-Za-z0-9_]{40,}|glpat-[A-Za-z0-9_\-]{20}"

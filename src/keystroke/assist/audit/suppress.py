@@ -1,6 +1,7 @@
-"""In-line suppression: `# keystroke: ignore[rule-id] reason`, on the finding's line or alone on the line above.
+"""In-line suppression: `# keystroke: ignore[rule-id] reason`, on the finding's line or on the line above.
 
-Law: a suppression names its rules and says why; one without a reason is itself a finding and suppresses nothing.
+Law: a suppression names its rules and says why; one without a reason is itself a finding and suppresses
+nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def suppress(text: str, findings: Sequence[Finding], honour_others: bool = False
                     UNEXPLAINED,
                     1116,
                     Severity.LOW,
-                    f"This suppression lacks {missing} and is not honoured; write `keystroke: ignore[rule-id] why`.",
+                    f"A suppression without {missing} is void; write `keystroke: ignore[rule-id] why`.",
                     found.start(),
                     found.end(),
                 )

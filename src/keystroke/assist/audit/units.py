@@ -50,7 +50,7 @@ def split(text: str, language: str, at: int = 0, outer: int = 0, stop: Stop | No
 
 
 def resplit(text: str, language: str, old: list[Unit], start: int, end: int, delta: int) -> list[Unit]:
-    """What `split(text)` gives, from the units before an edit of `[start, end)` that added `delta` characters.
+    """What `split(text)` gives, from the units before an edit of `[start, end)` that added `delta` letters.
 
     A unit's start is a clean state of the cutter, so cutting resumes one unit before the edit and stops where
     a unit starts that the old text had too.
@@ -116,7 +116,7 @@ _PYTHON = re.compile(
     r"""(?P<long>'''|\"\"\")"""
     r"""|"(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'?"""
     r"""|\#[^\n]*"""
-    r"""|^(?P<indent>[ \t]*)(?:(?P<define>async[ \t]+def\b|def\b)|(?P<mark>@)|(?P<class>class\b)|[^\s\#)\]}"'])""",
+    r"""|^(?P<indent>[ \t]*)(?:(?P<define>async[ \t]+def\b|def\b)|(?P<mark>@)|[^\s\#)\]}"'])""",
     re.MULTILINE | re.DOTALL,
 )
 _LONG_END = {quote: re.compile(rf"(?:[^\\]|\\.)*?{quote}", re.DOTALL) for quote in ("'''", '"""')}
@@ -162,7 +162,8 @@ def _python_unit(text: str, start: int, end: int, indent: int) -> Unit:
 
 
 _BRACES = re.compile(
-    r"""//[^\n]*|/\*.*?(?:\*/|\Z)|"(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'?|`[^`]*`?|^[ \t]*\#(?:[^\n\\]|\\.)*|[{};]|^\}|^func\b""",
+    r"""//[^\n]*|/\*.*?(?:\*/|\Z)|"(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'?|`[^`]*`?"""
+    r"""|^[ \t]*\#(?:[^\n\\]|\\.)*|[{};]|^\}|^func\b""",
     re.MULTILINE | re.DOTALL,
 )
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)

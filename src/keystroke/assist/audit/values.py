@@ -1,7 +1,7 @@
 """What data flow knows of a value.
 
-Law: a value is immutable and says four things: is it a known constant, how foreign is the data in it, for which
-uses has it been made safe, and what is known of its text or memory. Joining two values keeps only what holds of both.
+Law: a value is immutable and says four things: is it a known constant, how foreign is the data in it, for
+which uses has it been made safe, and what is known of its text or memory. A join keeps what holds of both.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`keystroke audit`: security weaknesses in files, with fixes.
 
-Law: chooses files, asks the auditor, prints. Exit code 0 when nothing was found, 1 when something was, 2 when the
-command itself was wrong. A file is rewritten only with --fix and only by fixes that were proved.
+Law: chooses files, asks the auditor, prints. Exit code 0 when nothing was found, 1 when something was, 2 when
+the command itself was wrong. A file is rewritten only with --fix and only by fixes that were proved.
 """
 
 from __future__ import annotations
@@ -130,5 +130,6 @@ def _rules(action: str, names: list[str]) -> None:
     rule = find_rule(names[0])
     links = "\n".join(rule.references)
     sys.stdout.write(
-        f"{rule.id} (CWE-{rule.cwe}, {rule.severity.value})\n{rule.title}\n\n{rule.message}\n{rule.why}\n\n{links}\n"
+        f"{rule.id} (CWE-{rule.cwe}, {rule.severity.value})\n{rule.title}\n\n"
+        f"{rule.message}\n{rule.why}\n\n{links}\n"
     )
