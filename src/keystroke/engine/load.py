@@ -9,10 +9,11 @@ from __future__ import annotations
 import functools
 import importlib.util
 from pathlib import Path
+from typing import Literal
 
 from keystroke.config import Settings, load_settings
 from keystroke.engine.base import Engine
-from keystroke.engine.checkpoint import Checkpoint, ModelSpec, extended, open_checkpoint
+from keystroke.engine.checkpoint import ModelSpec, extended, open_checkpoint
 from keystroke.engine.library import Progress, silent
 from keystroke.engine.locate import resolve
 from keystroke.engine.memory import available_bytes
@@ -23,6 +24,13 @@ from keystroke.errors import ConfigError, NotEnoughMemory
 
 # Below this, four bits cost more quality than they save time; above, memory traffic decides.
 FOUR_BITS_FROM = 3_000_000_000
+# A GPU reads 16-bit weights fast enough for what fits its memory; fewer bits are a choice.
+GPU_PRECISIONS: dict[str, Literal["bf16", "int8", "int4"]] = {
+    "auto": "bf16",
+    "fp16": "bf16",
+    "int8": "int8",
+    "int4": "int4",
+}
 
 
 def load_model(model: str | Path, settings: Settings | None = None, progress: Progress = silent) -> Model:
@@ -35,15 +43,12 @@ def load_model(model: str | Path, settings: Settings | None = None, progress: Pr
     precision = (
         named.precision if named is not None and named.precision != "auto" else settings.model.precision
     )
-    with open_checkpoint(path) as checkpoint:
-        if settings.engine.context > checkpoint.spec.context_length:
-            checkpoint.spec = extended(checkpoint.spec, settings.engine.context)
-        if _backend(kind) == "cuda":
-            engine = _cuda(path, checkpoint, precision, settings)
-        else:
-            engine = _onnx(checkpoint, precision, settings, progress)
+    if _backend(kind) == "cuda":
+        engine = _cuda(path, precision, settings)
+    else:
+        engine = _onnx(path, precision, settings, progress)
     tokenizer = load_tokenizer(path)
-    name = model if isinstance(model, str) else checkpoint.spec.name
+    name = model if isinstance(model, str) else engine.info.name
     return Model(name, engine, tokenizer, detect_chat(path), detect_fim(tokenizer, path))
 
 
@@ -67,21 +72,24 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def _onnx(checkpoint: Checkpoint, precision: str, settings: Settings, progress: Progress) -> Engine:
+def _onnx(path: Path, precision: str, settings: Settings, progress: Progress) -> Engine:
     from keystroke.engine.onnx.convert import converted, stored_bytes
     from keystroke.engine.onnx.engine import OnnxEngine
     from keystroke.engine.onnx.graph import PRECISIONS
 
-    spec = checkpoint.spec
-    if precision == "auto":
-        precision = "int4" if spec.parameters >= FOUR_BITS_FROM else "int8"
-    _check_memory(spec, stored_bytes(spec, PRECISIONS[precision]), precision)
-    model = converted(
-        checkpoint,
-        precision=precision,
-        progress=lambda done, total: progress(f"converting {spec.name} to {precision}", done, total),
-        cache=settings.paths.cache,
-    )
+    with open_checkpoint(path) as checkpoint:
+        if settings.engine.context > checkpoint.spec.context_length:
+            checkpoint.spec = extended(checkpoint.spec, settings.engine.context)
+        spec = checkpoint.spec
+        if precision == "auto":
+            precision = "int4" if spec.parameters >= FOUR_BITS_FROM else "int8"
+        _check_memory(spec, stored_bytes(spec, PRECISIONS[precision]), precision)
+        model = converted(
+            checkpoint,
+            precision=precision,
+            progress=lambda done, total: progress(f"converting {spec.name} to {precision}", done, total),
+            cache=settings.paths.cache,
+        )
     return OnnxEngine(
         model,
         spec,
@@ -103,9 +111,15 @@ def _check_memory(spec: ModelSpec, need: int, precision: str) -> None:
         )
 
 
-def _cuda(path: Path, checkpoint: Checkpoint, precision: str, settings: Settings) -> Engine:
+def _cuda(path: Path, precision: str, settings: Settings) -> Engine:
     if importlib.util.find_spec("torch") is None:
         raise ConfigError("the CUDA engine needs the extra packages: pip install 'keystroke[cuda]'")
-    from keystroke.engine.cuda import load_engine
+    from keystroke.engine.cuda.engine import load_cuda
 
-    return load_engine(path, checkpoint, precision=precision, settings=settings.engine)
+    chosen = GPU_PRECISIONS.get(precision)
+    if chosen is None:
+        known = ", ".join(GPU_PRECISIONS)
+        raise ConfigError(
+            f"the CUDA engine has no precision {precision!r}; set model.precision to one of {known}"
+        )
+    return load_cuda(path, precision=chosen, context=settings.engine.context or None)
