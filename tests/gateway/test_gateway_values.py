@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from typing import Any
 
@@ -10,8 +11,12 @@ import pytest
 from gateway_support import fake_model
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Learner
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from keystroke.config import ServerSettings
+from keystroke.engine.model import Model
+from keystroke.engine.tokenizer.huggingface import from_spec
 from keystroke.errors import ConfigError, Forbidden, InputError, RateLimited, Unauthorized
 from keystroke.gateway import prompts
 from keystroke.gateway.frames import text_frame_header
@@ -270,6 +275,23 @@ def test_without_tools_a_call_is_only_text() -> None:
 # Prompts
 
 
+def bpe_model() -> Model:
+    """A model whose tokens reach across characters, learnt from this file."""
+    learner = Learner(models.BPE())
+    learner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    learner.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600, special_tokens=["<end>"], initial_alphabet=alphabet, show_progress=False
+    )
+    learner.train([__file__], trainer)
+    plain = fake_model()
+    return Model("bpe", plain.engine, from_spec(json.loads(learner.to_str())), plain.chat)
+
+
+BYTES, BPE = fake_model(), bpe_model()
+
+
 def test_items_become_messages_that_templates_accept() -> None:
     items = [
         Item(role="developer", content="rules"),
@@ -314,6 +336,20 @@ def test_a_continued_conversation_has_the_tokens_of_one_rendered_whole() -> None
     everything = [*first, Item(role="assistant", content=answer), *new]
     assert joined is not None
     assert joined.tokens == prompts.whole(model, prompts.messages_of(None, everything), []).tokens
+
+
+@given(st.text(min_size=1, max_size=40))
+def test_the_quick_join_is_the_one_the_template_gives(text: str) -> None:
+    for model in (BYTES, BPE):
+        quick = prompts._quick_join(model, text)
+        if quick is not None:
+            assert quick == prompts._rendered_join(model, [{"role": "user", "content": text}])
+
+
+def test_the_quick_join_takes_ordinary_text() -> None:
+    assert prompts._quick_join(BYTES, "rename x to y") is not None
+    assert prompts._quick_join(BPE, "rename x to y") is not None
+    assert prompts._quick_join(BYTES, "a <end> look-alike") is None
 
 
 def test_images_are_refused_with_the_place_they_stand() -> None:

@@ -70,6 +70,8 @@ class Answer:
         self.outcome: Outcome | None = None
         self.timed_out = False
         self.after: Callable[[], None] | None = None  # called when the last message has gone to the sink
+        # The first words wait for the engine's first sign, which comes within a step: one write, not two.
+        self._prelude = voice.began()
         self._price = price
         self._permit = permit
         self._span = Span(input_tokens)
@@ -100,7 +102,7 @@ class Answer:
         asyncio.get_running_loop().call_later(seconds, stop)
 
     def receive(self, items: list[Item]) -> None:
-        out: list[Any] = []
+        out, self._prelude = self._prelude, []
         try:
             for item in items:
                 if type(item) is Chunk:

@@ -14,6 +14,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -29,7 +30,8 @@ from keystroke.errors import ConfigError, KeystrokeError, NotFound, ProtocolErro
 from keystroke.gateway.endpoints import Endpoints
 from keystroke.gateway.frames import EXTENSION, FrameProtocol
 from keystroke.gateway.http import error_response
-from keystroke.gateway.keys import Key
+from keystroke.gateway.keys import Caller, Key
+from keystroke.gateway.live import LiveConnection
 from keystroke.gateway.registry import Registry
 from keystroke.gateway.security import is_loopback, key_ring
 from keystroke.gateway.service import Service
@@ -68,9 +70,12 @@ class Gateway:
         self.endpoints = Endpoints(
             self.service, self.keys, host=server.host, origins=server.origins, max_body=server.max_frame_bytes
         )
-        self.sockets: dict[str, SocketHandler] = {"/v1/responses": self._serve_socket}
+        self.sockets: dict[str, SocketHandler] = {
+            "/v1/responses": self._serve_socket,
+            "/v1/live": self._serve_live,
+        }
         self._socket_limits = socket_limits or SocketLimits(max_frame_bytes=server.max_frame_bytes)
-        self._connections: set[Connection] = set()
+        self._connections: set[Connection | LiveConnection] = set()
         self._http = self._starlette()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -87,6 +92,33 @@ class Gateway:
     # Sockets
 
     async def _serve_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._serve(
+            scope,
+            send,
+            lambda caller, write: Connection(
+                self.endpoints.responses, caller, receive, send, self._socket_limits, write_now=write
+            ),
+        )
+
+    async def _serve_live(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._serve(
+            scope,
+            send,
+            lambda caller, write: LiveConnection(
+                self.service,
+                self.settings.assist,
+                caller,
+                receive,
+                send,
+                self._socket_limits,
+                host=self.settings.server.host,
+                write_now=write,
+            ),
+        )
+
+    async def _serve(
+        self, scope: Scope, send: Send, make: Callable[[Caller, Any], Connection | LiveConnection]
+    ) -> None:
         try:
             caller = self.endpoints.admit(Headers(scope=scope))
             if len(self._connections) >= self.settings.server.max_connections:
@@ -95,9 +127,7 @@ class Gateway:
             await deny(send, error, scope)
             return
         write_now = scope.get("extensions", {}).get(EXTENSION, {}).get("write")
-        connection = Connection(
-            self.endpoints.responses, caller, receive, send, self._socket_limits, write_now=write_now
-        )
+        connection = make(caller, write_now)
         self._connections.add(connection)
         self.service.metrics.connections.set(len(self._connections))
         try:

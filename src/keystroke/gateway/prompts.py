@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import msgspec
 
 from keystroke.engine.model import Model
+from keystroke.engine.templates import ChatTemplate
 from keystroke.errors import InputError, UnsupportedModel
 from keystroke.gateway.toolcalls import CALL, Offered
 from keystroke.protocol.items import Item, Part, Tool, text_of
@@ -21,6 +23,7 @@ from keystroke.protocol.items import Item, Part, Tool, text_of
 Message = dict[str, Any]
 
 _MARK = "⟦here⟧"  # stands for the assistant's last words when the join is asked for
+_SAID = "⟦said⟧"  # stands for what the user says next
 _STUB: tuple[Message, ...] = ({"role": "user", "content": "."}, {"role": "assistant", "content": _MARK})
 _IMAGES = ("input_image", "image_url", "input_file", "input_audio")
 
@@ -217,6 +220,64 @@ def join(model: Model, new: list[Message]) -> list[int] | None:
     """Tokens that close the assistant's words, say `new`, and open its next turn."""
     if model.chat is None:
         return None
+    if len(new) == 1 and new[0]["role"] == "user" and (quick := _quick_join(model, new[0]["content"])):
+        return quick
+    return _rendered_join(model, new)
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """What a template puts around one user message that follows an answer, cut at the special tokens next
+    to it: no token reaches across those, so only `head + message + tail` is encoded anew."""
+
+    before: list[int]
+    head: str
+    tail: str
+    after: list[int]
+
+
+_frames: WeakKeyDictionary[ChatTemplate, _Frame | None] = WeakKeyDictionary()
+
+
+def _quick_join(model: Model, text: str) -> list[int] | None:
+    """The join of one plain user message without asking the template again; None for text that a template
+    may treat in a way of its own."""
+    chat, pattern = model.chat, model.tokenizer.special_pattern
+    assert chat is not None
+    if chat not in _frames:
+        _frames[chat] = _frame(model, chat)
+    frame = _frames[chat]
+    if frame is None or pattern is None or not text or text != text.strip() or "<" in text:
+        return None
+    if pattern.search(text):
+        return None
+    return [*frame.before, *model.tokenizer.encode(frame.head + text + frame.tail), *frame.after]
+
+
+def _frame(model: Model, chat: ChatTemplate) -> _Frame | None:
+    pattern, encode = model.tokenizer.special_pattern, model.tokenizer.encode
+    try:
+        text = chat.render([*_STUB, {"role": "user", "content": _SAID}])
+    except InputError:
+        return None
+    if pattern is None or text.count(_MARK) != 1 or text.count(_SAID) != 1:
+        return None
+    before, _, after = text.partition(_MARK)[2].partition(_SAID)
+    ends = [match.end() for match in pattern.finditer(before)]
+    if not ends:
+        return None
+    first = pattern.search(after)
+    begin = len(after) if first is None else first.start()
+    return _Frame(
+        encode(before[: ends[-1]], special=True),
+        before[ends[-1] :],
+        after[:begin],
+        encode(after[begin:], special=True),
+    )
+
+
+def _rendered_join(model: Model, new: list[Message]) -> list[int] | None:
+    assert model.chat is not None
     try:
         tokens = model.chat.tokens(model.tokenizer, [*_STUB, *new])
     except InputError:

@@ -321,7 +321,6 @@ class Responses:
         )
         self.runs[run.id] = run
         service.live[run.id] = run.answer
-        run.sink(run.voice.began())
 
     def _prompt(
         self, run: Run, previous: Turn | None, offered: dict[str, Offered], *, generate: bool

@@ -341,17 +341,24 @@ class Scheduler:
         grouped: dict[Ticket, list[Item]] = {}
         while outbox:
             ticket, item = outbox.popleft()
+            if not outbox and not grouped:
+                _hand_over(ticket, [item])  # one token, one stream: the common case
+                return
             grouped.setdefault(ticket, []).append(item)
         for ticket, items in grouped.items():
-            try:
-                ticket.deliver(items)
-            except Exception:
-                log.exception("a reader failed")
-                ticket.cancel()
+            _hand_over(ticket, items)
 
     def _wake(self) -> None:
         with self._lock:
             self._lock.notify()
+
+
+def _hand_over(ticket: Ticket, items: list[Item]) -> None:
+    try:
+        ticket.deliver(items)
+    except Exception:
+        log.exception("a reader failed")
+        ticket.cancel()
 
 
 def _order(running: Running) -> tuple[int, int]:

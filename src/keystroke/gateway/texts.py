@@ -183,7 +183,6 @@ class Texts:
         )
         run = TextRun(answer, voice, over, routing, entry.context_length or 0)
         service.live[voice.id] = answer
-        sink(voice.began())
         return run
 
 

@@ -125,10 +125,12 @@ class Connection:
 
         def sink(messages: list[Any]) -> None:
             self._put(run.answer if run is not None else None, messages)
-            if run is not None and run.answer is not None:
-                self._runs[run.id] = run
-                if self._outbox.paused:
-                    run.answer.ticket.pause()
+            if run is None or run.answer is None:
+                return
+            if run.id not in self._runs and not run.over.is_set():
+                self._runs[run.id] = run  # a steered successor
+            if self._outbox.paused:
+                run.answer.ticket.pause()
 
         try:
             run = await self._responses.create(

@@ -1,0 +1,487 @@
+"""One open buffer of a live connection: its mirror, its running suggestion, its findings.
+
+Law: lives in the event loop and never waits there; engine work goes through the scheduler, audits to a
+thread. At most one generation runs per buffer: newer work takes its place. Every request it accepts is
+answered exactly once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from keystroke.assist.audit import LANGUAGES as AUDITED
+from keystroke.assist.audit import LiveAudit
+from keystroke.assist.completion import Extent, Hidden, LiveCompletion, Offer, Stream, Withheld
+from keystroke.assist.completion.window import ContextFile
+from keystroke.engine.generation import Chunk, GenerationParams
+from keystroke.errors import InputError, Interrupted, KeystrokeError
+from keystroke.gateway.keys import Caller
+from keystroke.gateway.lanes import Lane, Tier
+from keystroke.gateway.limits import Permit
+from keystroke.gateway.receipts import receipt
+from keystroke.gateway.registry import Entry
+from keystroke.gateway.scheduler import Job
+from keystroke.gateway.service import Service
+from keystroke.gateway.ticket import Ended, Item, Ticket
+from keystroke.protocol import live
+from keystroke.protocol.faults import detail
+from keystroke.text import Edit, apply_edits
+
+log = logging.getLogger("keystroke.live")
+
+IDLE = 0.7  # seconds without a key after which the prompt is brought up to date
+SHOWN = 32  # suggestions whose fate may still be told
+AUDIT_PAUSE = 0.02  # seconds: keys that come together are audited together
+
+
+class Surroundings(Protocol):
+    """What a buffer may ask of its connection."""
+
+    def say(self, event: live.LiveEvent) -> None: ...
+
+    def context(self, buffer: LiveBuffer) -> list[ContextFile]: ...
+
+
+@dataclass(slots=True)
+class Ask:
+    """A request that waits for its answer."""
+
+    id: str
+    version: int
+    cursor: int
+    invoked: bool
+    arrived: float
+    told: str = ""  # the part of a block that was shown already
+
+
+@dataclass(slots=True)
+class Run:
+    """A generation under way. `stream` None: it only warms the cache."""
+
+    stream: Stream | None
+    ticket: Ticket
+    permit: Permit
+    prompt: int
+    began: float
+    settled: bool = False
+
+
+class LiveBuffer:
+    def __init__(
+        self,
+        around: Surroundings,
+        service: Service,
+        entry: Entry,
+        caller: Caller,
+        opened: live.BufferOpen,
+        completion: LiveCompletion | None,
+        language: str | None,
+        *,
+        audit: bool,
+        scope: str,
+    ) -> None:
+        self.name = opened.buffer
+        self.path = opened.path
+        self.language = language
+        self.text = opened.text
+        self.version = opened.version
+        self.completion = completion
+        self.cursor = 0
+        self.touched = time.monotonic()
+        self._around = around
+        self._service, self._entry, self._caller = service, entry, caller
+        self._scope = f"live/{scope}/{opened.buffer}"
+        self._run: Run | None = None
+        self._ask: Ask | None = None
+        self._shown: OrderedDict[str, tuple[str, str]] = OrderedDict()  # id: the line, and what was offered
+        self._key = 0.0  # when the last key arrived, perf_counter
+        self._idle: asyncio.TimerHandle | None = None
+        self._audit_wanted = audit and language in AUDITED
+        self._audit: LiveAudit | None = None
+        self._audit_edits: list[Edit] = []
+        self._auditing: asyncio.Task[None] | None = None
+        self._closed = False
+
+    # From the connection
+
+    def opened(self) -> None:
+        """Warm the context and audit the text."""
+        refusal = self.completion.refusal(self.text) if self.completion is not None else Hidden.NO_MODEL
+        if refusal is not None:
+            self._say(
+                live.Ready(
+                    buffer=self.name, version=self.version, model=self._entry.name, warm=False, note=refusal
+                )
+            )
+        else:
+            assert self.completion is not None
+            self.completion.window.set_context(self._around.context(self))
+            self._warm(announce=True)
+        self._start_audit()
+
+    def change(self, edits: Sequence[Edit], version: int, cursor: int | None) -> None:
+        """Follow the editor. Raises InputError, with nothing changed, for an edit outside the text."""
+        text = self.text
+        for edit in edits:
+            text = apply_edits(text, (edit,))
+        self.text, self.version = text, version
+        self.touched = time.monotonic()
+        self._key = time.perf_counter()
+        self._audit_edits += edits
+        self._start_audit()
+        if self.completion is None:
+            return
+        self.completion.window.follow(edits)
+        self.completion.rhythm.key(self.touched)
+        if self._ask is not None:
+            self._finish(Withheld(Hidden.SUPERSEDED))
+        where = cursor if cursor is not None else self._guess(edits)
+        if where is not None and where <= len(text):
+            self.cursor = where
+            self._begin(where, None, invoked=False)
+        elif self._run is not None and self._run.stream is not None:
+            self._stop_run()
+        self._rest()
+
+    def complete(self, asked: live.Complete) -> None:
+        now = time.perf_counter()
+        if self._ask is not None:
+            self._finish(Withheld(Hidden.SUPERSEDED))
+        began = self._key if self._key and now - self._key < 1.0 else now
+        self._ask = Ask(asked.id, asked.version, asked.cursor, asked.invoked, began)
+        if asked.version != self.version:
+            self._finish(Withheld(Hidden.STALE))
+            return
+        if asked.cursor > len(self.text):
+            self._ask = None
+            raise InputError(
+                f"The cursor {asked.cursor} is outside the buffer, which has {len(self.text)} characters.",
+                param="cursor",
+            )
+        if self.completion is None:
+            self._finish(Withheld(Hidden.NO_MODEL))
+            return
+        self.cursor = asked.cursor
+        extent = {"line": Extent.LINE, "block": Extent.BLOCK}.get(asked.extent)
+        self._begin(asked.cursor, extent, invoked=asked.invoked)
+        self._rest()
+
+    def cancel(self, request: str) -> bool:
+        if self._ask is None or self._ask.id != request:
+            return False
+        self._finish(Withheld(Hidden.CANCELLED))
+        return True
+
+    def feedback(self, said: live.Feedback) -> None:
+        shown = self._shown.get(said.id)
+        if shown is not None and said.outcome == "dismissed" and self.completion is not None:
+            self.completion.dismissed.add(*shown)
+
+    def close(self) -> None:
+        if self._ask is not None:
+            self._finish(Withheld(Hidden.CANCELLED))
+        self._closed = True
+        self._stop_run()
+        if self._idle is not None:
+            self._idle.cancel()
+        if self._auditing is not None:
+            self._auditing.cancel()
+
+    @property
+    def busy(self) -> bool:
+        return self._run is not None
+
+    # Suggestions
+
+    def _begin(self, cursor: int, extent: Extent | None, *, invoked: bool) -> None:
+        """Answer from what is known, join what runs, or compute."""
+        assert self.completion is not None
+        known = self.completion.look(self.text, cursor, invoked=invoked)
+        if known is not None and not (extent is Extent.BLOCK and isinstance(known, Withheld)):
+            if self._ask is not None:
+                self._finish(known, known=True)
+            return
+        run = self._run
+        if run is not None and run.stream is not None:
+            typed = run.stream.typed(self.text, cursor)
+            if typed is not None and typed >= 0 and (extent is None or extent is run.stream.extent):
+                self._grown(run)
+                return
+        self._compute(self.completion.begin(self.text, cursor, extent), Lane.GHOST)
+
+    def _compute(self, stream: Stream, lane: Lane) -> None:
+        job = Job(stream.prompt.tokens, stream.params())
+        self._submit(job, lane, stream)
+
+    def _submit(self, job: Job, lane: Lane, stream: Stream | None, announce: bool = False) -> None:
+        self._stop_run()
+        try:
+            ticket, permit = self._service.submit(
+                self._entry,
+                job,
+                self._caller,
+                lane=lane,
+                tier=Tier.DEFAULT,
+                tokens=len(job.prompt),
+                buffer=self._scope,
+            )
+        except KeystrokeError as error:
+            if self._ask is not None:
+                ask, self._ask = self._ask, None
+                self._fail(error, ask.id)
+            elif announce:
+                self._fail(error, None)
+            return
+        run = Run(stream, ticket, permit, len(job.prompt), time.perf_counter())
+        ticket.on_items = partial(self._items, run, announce)
+        self._run = run
+
+    def _items(self, run: Run, announce: bool, items: list[Item]) -> None:
+        for item in items:
+            if isinstance(item, Chunk):
+                if run.stream is not None and not run.stream.done:
+                    run.stream.feed(item)
+            elif isinstance(item, Ended):
+                self._over(run, item.error, announce)
+        if run.stream is not None and self._run is run and not run.settled:
+            self._grown(run)
+
+    def _grown(self, run: Run) -> None:
+        """The stream said more, or the user typed more: answer if that decides it."""
+        stream, completion = run.stream, self.completion
+        assert stream is not None
+        assert completion is not None
+        if stream.done and not run.settled:
+            run.settled = True
+            run.ticket.cancel(Interrupted("The suggestion is complete."))
+            if self._ask is None:
+                completion.keep(stream)
+                return
+        if self._ask is None:
+            if stream.typed(self.text, self.cursor) is None:
+                self._stop_run()
+            return
+        ask = self._ask
+        answer = completion.answer(stream, self.text, ask.cursor, invoked=ask.invoked)
+        if answer is None:
+            return
+        if isinstance(answer, Withheld) and answer.reason is Hidden.SUPERSEDED:
+            # Typing and the model parted ways while the user waits for an answer here: begin anew.
+            self._stop_run()
+            self._compute(completion.begin(self.text, ask.cursor), Lane.GHOST)
+            return
+        if isinstance(answer, Offer) and not answer.done:
+            if answer.text != ask.told:
+                ask.told = answer.text
+                self._say(self._suggestion(ask, answer, run))
+            return
+        self._finish(answer, run=run)
+
+    def _finish(self, answer: Offer | Withheld, *, run: Run | None = None, known: bool = False) -> None:
+        ask, self._ask = self._ask, None
+        assert ask is not None
+        if isinstance(answer, Withheld):
+            paid = self._paid(ask, run, "none" if run is None else "computed")
+            self._say(
+                live.NotShown(
+                    id=ask.id,
+                    buffer=self.name,
+                    version=ask.version,
+                    reason=answer.reason,
+                    hidden=answer.text,
+                    receipt=paid,
+                )
+            )
+            return
+        self._say(self._suggestion(ask, answer, None if known else run))
+        line = self.text[self.text.rfind("\n", 0, ask.cursor) + 1 : ask.cursor]
+        self._shown[ask.id] = (line, answer.text)
+        while len(self._shown) > SHOWN:
+            self._shown.popitem(last=False)
+        assert self.completion is not None
+        if self._run is None or self._run.settled:
+            ahead = self.completion.ahead(self.text, ask.cursor, answer)
+            if ahead is not None:
+                self._compute(ahead, Lane.BACKGROUND)
+
+    def _suggestion(self, ask: Ask, offer: Offer, run: Run | None) -> live.Suggestion:
+        if run is not None:
+            source = "computed" if run.began >= ask.arrived - 0.001 else "continued"
+        else:
+            source = "typed_through" if offer.typed else "cached"
+        return live.Suggestion(
+            id=ask.id,
+            buffer=self.name,
+            version=ask.version,
+            start=ask.cursor,
+            end=ask.cursor,
+            text=offer.text,
+            done=offer.done,
+            extent=offer.extent.value,
+            confidence=round(offer.confidence, 4),
+            receipt=self._paid(ask, run, source),
+        )
+
+    def _paid(self, ask: Ask, run: Run | None, source: Any) -> live.LiveReceipt:
+        total = (time.perf_counter() - ask.arrived) * 1e3
+        if run is None:
+            return live.LiveReceipt(model=self._entry.name, source=source, total_ms=round(total, 3))
+        stats, timing = run.ticket.stats, run.ticket.timing
+        return live.LiveReceipt(
+            model=self._entry.name,
+            source=source,
+            prompt_tokens=run.prompt,
+            reused_tokens=stats.reused,
+            computed_tokens=stats.computed,
+            output_tokens=stats.tokens,
+            queue_ms=round(max(0.0, timing.started - timing.submitted) * 1e3, 3) if timing.started else 0.0,
+            prefill_ms=round(stats.prefill_seconds * 1e3, 3),
+            decode_ms=round(stats.decode_seconds * 1e3, 3),
+            total_ms=round(total, 3),
+        )
+
+    def _over(self, run: Run, error: KeystrokeError | None, announce: bool) -> None:
+        stats = run.ticket.stats
+        run.permit.settle(stats.computed + stats.tokens)
+        paid = receipt(
+            run.ticket,
+            model=self._entry.name,
+            price=self._entry.price,
+            input_tokens=run.prompt,
+            now=time.perf_counter(),
+        )
+        failed = error is not None and not isinstance(error, Interrupted)
+        self._service.metrics.ended(paid, "failed" if failed else "completed")
+        if self._run is run:
+            if run.stream is None or run.settled or error is not None:
+                self._run = None
+            if failed and self._ask is not None and error is not None:
+                ask, self._ask = self._ask, None
+                self._fail(error, ask.id)
+        if announce and not self._closed:
+            spent = live.LiveReceipt(
+                model=self._entry.name,
+                source="computed",
+                prompt_tokens=run.prompt,
+                reused_tokens=stats.reused,
+                computed_tokens=stats.computed,
+                prefill_ms=paid.prefill_ms,
+                total_ms=paid.total_ms,
+            )
+            self._say(
+                live.Ready(
+                    buffer=self.name,
+                    version=self.version,
+                    model=self._entry.name,
+                    warm=not failed,
+                    receipt=spent,
+                )
+            )
+
+    def _stop_run(self) -> None:
+        run, self._run = self._run, None
+        if run is not None:
+            run.ticket.cancel(Interrupted("The text went another way."))
+
+    def _guess(self, edits: Sequence[Edit]) -> int | None:
+        """Where the caret is after one insertion that looks typed."""
+        if len(edits) == 1 and edits[0].text and edits[0].end - edits[0].start <= 64:
+            return edits[0].start + len(edits[0].text)
+        return None
+
+    # When nobody types
+
+    def _warm(self, *, announce: bool = False) -> None:
+        assert self.completion is not None
+        cursor = min(self.cursor, len(self.text)) if self.cursor else len(self.text)
+        prompt = self.completion.window.prompt(self.text, cursor, refresh=True)
+        self._submit(
+            Job(prompt.tokens, GenerationParams(max_tokens=0), warm=True), Lane.BACKGROUND, None, announce
+        )
+
+    def _rest(self) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+        self._idle = asyncio.get_running_loop().call_later(IDLE, self._rested)
+
+    def _rested(self) -> None:
+        """Bring the parts of the prompt that lag behind up to date, and compute them now."""
+        if self.completion is None or self._closed or self._run is not None or self._ask is not None:
+            return
+        if self.completion.refusal(self.text) is not None:
+            return
+        window = self.completion.window
+        stale = window.lagging
+        if window.set_context(self._around.context(self)) or stale:
+            self._warm()
+
+    # Findings
+
+    def _start_audit(self) -> None:
+        if self._audit_wanted and (self._auditing is None or self._auditing.done()):
+            self._auditing = asyncio.get_running_loop().create_task(self._keep_audited())
+
+    async def _keep_audited(self) -> None:
+        while not self._closed and (self._audit is None or self._audit_edits):
+            await asyncio.sleep(AUDIT_PAUSE)
+            edits, self._audit_edits = self._audit_edits, []
+            text, version = self.text, self.version
+            began = time.perf_counter()
+            try:
+                findings = await asyncio.to_thread(self._audited, text, edits)
+            except KeystrokeError as error:
+                log.debug("no audit of a buffer: %s", error)
+                self._audit_wanted = False  # binary or far too large: nothing will change that soon
+                return
+            except Exception:
+                log.exception("an audit failed")
+                self._audit_wanted = False
+                return
+            spent = (time.perf_counter() - began) * 1e3
+            self._say(
+                live.Diagnostics(
+                    buffer=self.name, version=version, findings=findings, elapsed_ms=round(spent, 3)
+                )
+            )
+
+    def _audited(self, text: str, edits: list[Edit]) -> list[live.LiveFinding]:
+        if self._audit is None:
+            assert self.language is not None
+            self._audit = LiveAudit(self.language, text)
+        else:
+            for edit in edits:
+                self._audit.edit(edit.start, edit.end, edit.text)
+            if self._audit.text != text:
+                self._audit.replace(text)
+        return [_finding(found) for found in self._audit.findings]
+
+    def _say(self, event: live.LiveEvent) -> None:
+        if not self._closed:
+            self._around.say(event)
+
+    def _fail(self, error: KeystrokeError, request: str | None) -> None:
+        self._say(live.LiveError(status=error.status, error=detail(error), id=request, buffer=self.name))
+
+
+def _finding(found: Any) -> live.LiveFinding:
+    fixes = [
+        live.LiveFix(title=f.title, edits=[live.Delta(e.start, e.end, e.text) for e in f.edits])
+        for f in found.fixes
+    ]
+    return live.LiveFinding(
+        rule=found.rule,
+        cwe=found.cwe,
+        severity=found.severity.value,
+        message=found.message,
+        start=found.start,
+        end=found.end,
+        origin=found.origin,
+        fixes=fixes,
+    )
