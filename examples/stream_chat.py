@@ -13,7 +13,7 @@ from keystroke.engine.load import load_model
 FOLLOW_UP = "Say it in one short sentence."
 
 
-def main(question: str = "What is a linked list?", name: str = "embedded") -> None:
+def main(question: str = "What is a linked list?", name: str = "smollm2") -> None:
     model = load_model(name)
     if model.chat is None:
         sys.exit(f"{name} has no chat template")

@@ -18,6 +18,7 @@ from tiny_model import write_tiny_model
 
 from keystroke.clients.cli import app
 from keystroke.clients.cli.app import COMMANDS, Entry
+from keystroke.engine.locate import shipped
 
 
 class TestCommands:
@@ -160,7 +161,8 @@ class TestModels:
         home.keystroke("models", "add", str(folder), "--name", "tiny")
         listed = {row["name"]: row for row in json.loads(home.keystroke("models", "list", "--json").stdout)}
         assert listed["tiny"]["size"] > file.stat().st_size
-        assert listed["smollm2"]["default"]
+        (default,) = (name for name, row in listed.items() if row["default"])
+        assert default == ("smollm2" if shipped() is None else "embedded")
         assert "as they were added" in home.keystroke("models", "verify", "tiny").stdout
         assert "exists already" in home.refused("models", "add", str(folder), "--name", "tiny")
         assert home.keystroke("models", "add", str(folder), "--name", "tiny", "--if-missing").stderr == ""

@@ -67,6 +67,11 @@ def test_a_turn_reuses_the_tokens_of_the_turns_before(tiny_home: Home) -> None:
     assert second["reused_tokens"] >= first["prompt_tokens"] - 1
 
 
+def test_a_model_that_cannot_chat_says_so_before_the_first_line(tiny_home: Home) -> None:
+    (tiny_home.root / "tiny" / "tokenizer_config.json").write_text("{}")
+    assert "has no chat template" in tiny_home.refused("chat", stdin="hello\n", code=1)
+
+
 def test_a_prompt_beyond_the_context_is_one_sentence_and_nothing_is_printed(tiny_home: Home) -> None:
     assert "512" in tiny_home.refused("generate", stdin="x" * 600)
     (tiny_home.root / "a.py").write_text("x = 1\n" * 1000)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from keystroke.assist.completion import Ending, build_prompt, complete, trim_text
 from keystroke.engine.base import Interrupt
 from keystroke.engine.fake import EOS, SPECIAL, FakeEngine
+from keystroke.engine.fim import FimTemplate
 from keystroke.engine.generation import Finish
 from keystroke.engine.model import Model
-from keystroke.engine.templates import FimTemplate
 from keystroke.engine.tokenizer.byte_tokens import ByteTokenizer
 from keystroke.errors import ContextOverflow, InputError
 

@@ -51,14 +51,15 @@ def chat(
     json: options.Json = False,
 ) -> None:
     from keystroke.clients.cli.conversation import Conversation
-    from keystroke.clients.cli.speaker import open_speaker, params
+    from keystroke.clients.cli.speaker import chat_model, open_speaker, params
 
     run = of(ctx)
     conversation = Conversation.load(load) if load is not None else Conversation(system)
     chosen = params(run.settings, max_tokens=max_tokens, temperature=temperature, seed=seed)
-    speaker = open_speaker(model, run)
+    speaker = open_speaker(chat_model(model, run), run)
     room = Room(run, speaker, conversation, chosen, as_json=run.wants_json(json))
     try:
+        speaker.check_chat()
         if sys.stdin.isatty():
             room.run_terminal()
         else:
@@ -215,8 +216,14 @@ class Room:
         from keystroke.clients.cli.speaker import open_speaker
 
         if name:
-            before, self.speaker = self.speaker, open_speaker(name, self.run)
-            before.close()
+            other = open_speaker(name, self.run)
+            try:
+                other.check_chat()
+            except KeystrokeError:
+                other.close()
+                raise
+            self.speaker.close()
+            self.speaker = other
         self.run.console.line(f"{self.speaker.name} answers")
 
     def _stats(self) -> None:

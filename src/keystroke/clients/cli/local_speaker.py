@@ -73,6 +73,9 @@ class LocalSpeaker(Speaker):
         seconds = done.stats.prefill_seconds + done.stats.decode_seconds
         return done.text, self.report(done.stats, done.finish, done.stats.prefill_seconds, seconds)
 
+    def check_chat(self) -> None:
+        self._template()
+
     def close(self) -> None:
         self.session.close()
         self.model.engine.close()

@@ -97,6 +97,9 @@ class Speaker(ABC):
     ) -> tuple[str, Report]:
         """The text to insert between `prefix` and `suffix`."""
 
+    def check_chat(self) -> None:  # noqa: B027 - most can
+        """Raise UnsupportedModel if this one cannot hold a conversation."""
+
     @abstractmethod
     def close(self) -> None: ...
 
@@ -119,6 +122,18 @@ def open_speaker(name: str | None, run: Invocation) -> Speaker:
 
     with run.console.progress() as progress:
         return LocalSpeaker.load(name, settings, progress)
+
+
+def chat_model(name: str | None, run: Invocation) -> str | None:
+    """The model to talk with where none was named: the installation's own may only complete code."""
+    if name is not None or run.settings.model.default != "embedded":
+        return name
+    from keystroke.engine.builtin import SMOLLM2
+    from keystroke.engine.locate import shipped
+    from keystroke.engine.templates import detect_chat
+
+    own = shipped()
+    return SMOLLM2.name if own is not None and detect_chat(own) is None else None
 
 
 def params(

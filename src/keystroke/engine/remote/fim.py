@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from keystroke.engine.templates import FimTemplate
+from keystroke.engine.fim import FimTemplate
 
 
 @dataclass(frozen=True, slots=True)
