@@ -104,7 +104,9 @@ class Scheduler:
                 raise Unavailable("The server is shutting down; try again shortly.")
             if supersedes is not None:
                 self._supersede(supersedes)
-            if len(self._waiting) >= self.max_queue:
+            # Those with a free place only wait for the thread to see them; they are not a queue.
+            free = max(0, self.concurrent - self._rivals(ticket))
+            if len(self._waiting) >= self.max_queue + free:
                 raise QueueFull(
                     f"{len(self._waiting)} requests already wait for {self.model.name}; try again shortly.",
                     retry_after=1.0,
@@ -138,7 +140,10 @@ class Scheduler:
 
     def _has_room(self, ticket: Ticket) -> bool:
         """Capacity is counted among equals and betters, so lower work never keeps higher work waiting."""
-        return sum(r.ticket.rank <= ticket.rank for r in self._running) < self.concurrent
+        return self._rivals(ticket) < self.concurrent
+
+    def _rivals(self, ticket: Ticket) -> int:
+        return sum(r.ticket.rank <= ticket.rank for r in self._running)
 
     def _tell_positions(self) -> None:
         for index, ticket in enumerate(self._waiting, 1):

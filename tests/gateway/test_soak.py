@@ -1,0 +1,20 @@
+"""A minute of bad manners leaves nothing behind; ten minutes of it are bench/soak.py."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+
+from soak import Soak
+
+
+@pytest.mark.slow
+async def test_connects_cancels_steers_drops_and_garbage_leak_nothing_and_each_request_ends_once() -> None:
+    result = await Soak(seconds=40, clients=10).run()
+    assert result["faults"] == []
+    assert result["counts"]["terminal"] > 50
+    assert {"canceller", "steerer", "dropper", "babbler", "slow_reader"} <= set(result["counts"])
