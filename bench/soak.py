@@ -77,8 +77,8 @@ class Soak:
         config = uvicorn_config(self.gateway)
         server = uvicorn.Server(config)
         serving = asyncio.create_task(server.serve())
-        while not server.started:
-            await asyncio.sleep(0.01)  # noqa: ASYNC110 - uvicorn offers no event to wait for
+        while not server.started:  # noqa: ASYNC110 - uvicorn offers no event to wait for
+            await asyncio.sleep(0.01)
         port = server.servers[0].sockets[0].getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
         self.ws = f"ws://127.0.0.1:{port}/v1/responses"
