@@ -147,7 +147,6 @@ class LiveConnection:
                 f"The open buffers would hold more than {CHARACTERS:,} characters; close one first.",
                 param="text",
             )
-        _check_text(request.text)
         if known is not None:
             known.close()
         entry = self._entry()
@@ -187,8 +186,6 @@ class LiveConnection:
             return
         try:
             edits = [Edit(d.start, d.end, d.text) for d in request.edits]
-            for edit in edits:
-                _check_text(edit.text)
             buffer.change(edits, request.version, request.cursor)
         except InputError as error:
             self._fail(error, request)
@@ -337,14 +334,3 @@ def _read_inside(root: Path, path: str, exclude: Sequence[str]) -> str | None:
         return resolved.read_text(encoding="utf-8", errors="strict")
     except (OSError, ValueError):
         return None
-
-
-def _check_text(text: str) -> None:
-    """Text must be Unicode that can be written; JSON can carry half of a surrogate pair."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise InputError(
-            f"The text holds half of a surrogate pair at character {error.start}; send well-formed Unicode.",
-            param="text",
-        ) from None

@@ -15,14 +15,17 @@ _REACH = 240  # characters of a suggestion that may have been typed already
 _BELOW = 48
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Kept:
-    """`ends[i]` is where token i of `text` ends, `logprobs[i]` how sure it was."""
+    """`ends[i]` is where token i of `text` ends, `logprobs[i]` how sure it was. `whole`: the model had
+    nothing to add after it. `broken`: whether it would break the syntax, once somebody looked."""
 
     text: str
     extent: str
     ends: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
+    whole: bool = True
+    broken: bool | None = None
 
     def sureness(self, start: int) -> list[float]:
         """The logprobs of the tokens that end after `start`."""
@@ -43,14 +46,16 @@ class TypeThrough:
             self._entries.popitem(last=False)
 
     def find(self, before: str, after: str) -> tuple[Kept, int] | None:
-        """An entry that what was typed agrees with, and how many of its characters have been typed. One that
-        was typed to its end is no answer."""
+        """An entry that what was typed agrees with, and how many of its characters have been typed. One typed
+        to its end answers too, if it is whole: nothing is to be added here."""
         under = below(after)
         near = before[-(_TAIL + self._longest) :]
         for typed in range(min(self._longest, len(near)) + 1):
             at = len(near) - typed
             kept = self._entries.get((near[max(0, at - _TAIL) : at], under))
-            if kept is not None and len(kept.text) > typed and kept.text.startswith(near[at:]):
+            if kept is None or not kept.text.startswith(near[at:]):
+                continue
+            if len(kept.text) > typed or kept.whole:
                 return kept, typed
         return None
 

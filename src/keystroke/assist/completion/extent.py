@@ -1,7 +1,7 @@
 """How much to complete: the rest of a line, a line, or a block.
 
-Law: decided by the text around the cursor and its syntax tree, before a token is made. A block is offered only
-where one was opened and has no body; everywhere else a line is what a glance can judge.
+Law: decided by the text around the cursor and its syntax tree, before a token is made. A block is offered
+only where one was opened and has no body; everywhere else a line is what a glance can judge.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def _line_above(text: str, start: int) -> int | None:
 
 
 def _has_body(text: str, header: int, after: int) -> bool:
-    """Whether lines below the cursor are indented deeper than the header: then the block is written already."""
+    """Whether lines below the cursor are indented deeper than the header: then the block is written
+    already."""
     line = text[text.rfind("\n", 0, header) + 1 : header]
     depth = _depth(line)
     for below in text[after : after + 2000].split("\n")[1:]:

@@ -1,7 +1,7 @@
 """Compute at once, show calmly: whether a suggestion that was made may be seen.
 
-Law: pure. It looks at how sure the model was, how fast the user types, where the cursor stands, whether the
-text still parses and what was turned down before; the answer is None (show it) or a named reason.
+Law: pure. It looks at how sure the model was, how fast the user types, where the cursor stands, how long the
+line gets and what was turned down before; the answer is None (show it) or a named reason.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections import deque
 from dataclasses import dataclass
 
 from keystroke.assist.completion.reasons import Hidden
-from keystroke.assist.syntax import breaks
 
 # Geometric mean probability of the tokens that is sure enough, and how much surer in a burst of keys.
 THRESHOLDS = {"calm": 0.65, "balanced": 0.45, "eager": 0.2}
@@ -63,7 +62,6 @@ class Candidate:
     cursor: int
     inserted: str
     confidence: float
-    language: str | None
     invoked: bool = False
     fast: bool = False
     max_line: int | None = None
@@ -98,8 +96,6 @@ def judge(candidate: Candidate, eagerness: str, dismissed: Dismissed) -> Hidden 
             return Hidden.LOW_CONFIDENCE
         if c.fast and c.confidence < min(least + BURST, 0.95):
             return Hidden.TYPING_FAST
-    if c.language is not None and breaks(c.text, c.cursor, c.inserted, c.language):
-        return Hidden.BREAKS_SYNTAX
     return None
 
 

@@ -1,0 +1,103 @@
+"""What of other files a completion should know: the definitions that imports name, and what changed last.
+
+Law: pure over texts it is given; a path it may read is asked for through `read`. Pieces come in a stable
+order (imports as they stand, then recent edits by age), so that the front of the prompt stays the same while
+one types.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from keystroke.assist.completion.window import ContextFile
+
+_IMPORTS = (
+    re.compile(r"^\s*from\s+(?P<module>[\w.]+)\s+import\s+(?P<names>[^#\n]+)", re.MULTILINE),
+    re.compile(r"^\s*import\s+(?P<names>[\w$*{}\s,]+?)\s+from\s+['\"](?P<module>[^'\"\n]+)", re.MULTILINE),
+)
+_NAME = re.compile(r"[A-Za-z_$][\w$]*")
+_LINES = 12  # of one definition: its head says most
+_PIECES = 6
+_HEAD = re.compile(
+    r"^(?P<indent>[ \t]*)(?:async\s+def|def|class|(?:export\s+)?(?:default\s+)?(?:async\s+)?"
+    r"(?:function|class|interface|type|const|enum))\s+(?P<name>[A-Za-z_$][\w$]*)",
+    re.MULTILINE,
+)
+Read = Callable[[str], str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class RecentEdit:
+    path: str
+    text: str  # the lines as they are now
+
+
+def gather(text: str, path: str | None, read: Read, recent: Sequence[RecentEdit] = ()) -> list[ContextFile]:
+    """Pieces for the front of the prompt. `read(path)` gives a file of the project, or None."""
+    found: list[ContextFile] = []
+    seen: set[str] = set()
+    for module, names in _imported(text):
+        if len(found) == _PIECES:
+            break
+        for candidate in _candidates(module, path):
+            if candidate in seen or candidate == path:
+                break
+            source = read(candidate)
+            if source is None:
+                continue
+            seen.add(candidate)
+            pieces = _definitions(source, names)
+            if pieces:
+                found.append(ContextFile(candidate, "\n".join(pieces)))
+            break
+    elsewhere = [edit for edit in recent if edit.path not in seen and edit.path != path]
+    found += [ContextFile(edit.path, edit.text) for edit in elsewhere]
+    return found[: _PIECES + 2]
+
+
+def _imported(text: str) -> Iterable[tuple[str, list[str]]]:
+    head = text[:20_000]
+    matches = sorted((m for pattern in _IMPORTS for m in pattern.finditer(head)), key=lambda m: m.start())
+    for match in matches:
+        names = [n for n in _NAME.findall(match["names"]) if n not in ("as", "import", "type")]
+        yield match["module"], names
+
+
+def _candidates(module: str, path: str | None) -> list[str]:
+    """Where a module of the project may lie, relative to its root."""
+    folder = PurePosixPath(path).parent if path else PurePosixPath()
+    if module.startswith(("./", "../")):
+        base = folder
+        for part in PurePosixPath(module).parts:
+            base = base.parent if part == ".." else base / part
+        return [f"{base}{end}" for end in ("", ".ts", ".tsx", ".js", ".jsx", "/index.ts", "/index.js")]
+    dots = len(module) - len(module.lstrip("."))
+    inner = module.lstrip(".").replace(".", "/")
+    if dots:
+        base = folder
+        for _ in range(dots - 1):
+            base = base.parent
+        roots = [str(base / inner) if inner else str(base)]
+    else:
+        roots = [inner, f"src/{inner}"]
+    return [f"{root}{end}" for root in roots for end in (".py", "/__init__.py")]
+
+
+def _definitions(source: str, names: list[str]) -> list[str]:
+    wanted = set(names)
+    pieces = []
+    lines = source.split("\n")
+    for match in _HEAD.finditer(source):
+        if match["name"] not in wanted or match["indent"]:
+            continue
+        first = source.count("\n", 0, match.start())
+        kept = [lines[first]]
+        for line in lines[first + 1 : first + _LINES]:
+            if line.strip() and not line.startswith((" ", "\t", ")", "]", "}")):
+                break
+            kept.append(line)
+        pieces.append("\n".join(kept).rstrip())
+    return pieces

@@ -1,0 +1,167 @@
+"""What formatters and linters of a project say about style: ruff, black, isort's line length, prettier,
+rustfmt.
+
+Law: reads settings files as data, never runs a tool nor a JavaScript configuration. A file that is too large
+or cannot be parsed says nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+_LARGEST = 256 * 1024
+_PYTHON = frozenset({"python"})
+_PRETTIER = frozenset({"javascript", "typescript", "tsx", "css", "html", "json", "yaml"})
+
+
+def style(folder: Path, root: Path | None, language: str | None) -> dict[str, Any]:
+    """`line_length`, `quotes` ("single" or "double"), `indent_width`, `tabs`, as far as a tool says."""
+    if language in _PYTHON:
+        return _nearest(folder, root, _python_style)
+    if language in _PRETTIER:
+        return _nearest(folder, root, _prettier_style)
+    if language == "rust":
+        return _nearest(folder, root, _rust_style)
+    if language == "go":
+        return {"tabs": True}  # gofmt leaves no choice
+    return {}
+
+
+def _nearest(folder: Path, root: Path | None, read: Any) -> dict[str, Any]:
+    for parent in (folder, *folder.parents):
+        found: dict[str, Any] | None = read(parent)
+        if found is not None:
+            return found
+        if parent == root:
+            break
+    return {}
+
+
+def _python_style(folder: Path) -> dict[str, Any] | None:
+    for name in ("ruff.toml", ".ruff.toml"):
+        table = _toml(folder / name)
+        if table:
+            return _ruff(table)
+    table = _toml(folder / "pyproject.toml")
+    tools = _table(table, "tool")
+    found: dict[str, Any] = {}
+    if "black" in tools:
+        black = _table(tools, "black")
+        found["line_length"] = black.get("line-length", black.get("line_length", 88))
+        if not black.get("skip-string-normalization", False):
+            found["quotes"] = "double"
+    if "ruff" in tools:
+        found.update(_ruff(_table(tools, "ruff")))
+    return _sound(found) if found else None
+
+
+def _ruff(table: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if "line-length" in table:
+        found["line_length"] = table["line-length"]
+    if "indent-width" in table:
+        found["indent_width"] = table["indent-width"]
+    form = _table(table, "format")
+    if form.get("indent-style") == "tab":
+        found["tabs"] = True
+    lint = {**table, **_table(table, "lint")}
+    selected = [*_strings(lint.get("select")), *_strings(lint.get("extend-select"))]
+    if "quote-style" in form:
+        found["quotes"] = form["quote-style"]
+    elif "format" in table or any(rule in ("ALL", "Q") or rule.startswith("Q0") for rule in selected):
+        found["quotes"] = _table(lint, "flake8-quotes").get("inline-quotes", "double")
+    return _sound(found)
+
+
+def _prettier_style(folder: Path) -> dict[str, Any] | None:
+    for name in (".prettierrc", ".prettierrc.json"):
+        if (folder / name).is_file():
+            return _prettier(_json(folder / name) or _simple_yaml(folder / name))
+    package = _json(folder / "package.json")
+    if isinstance(package.get("prettier"), dict):
+        return _prettier(package["prettier"])
+    return None
+
+
+def _prettier(table: dict[str, Any]) -> dict[str, Any]:
+    return _sound(
+        {
+            "line_length": table.get("printWidth", 80),
+            "indent_width": table.get("tabWidth", 2),
+            "tabs": table.get("useTabs") in (True, "true"),
+            "quotes": "single" if table.get("singleQuote") in (True, "true") else "double",
+        }
+    )
+
+
+def _rust_style(folder: Path) -> dict[str, Any] | None:
+    for name in ("rustfmt.toml", ".rustfmt.toml"):
+        table = _toml(folder / name)
+        if table:
+            return _sound(
+                {
+                    "line_length": table.get("max_width", 100),
+                    "indent_width": table.get("tab_spaces", 4),
+                    "tabs": table.get("hard_tabs") is True,
+                }
+            )
+    return None
+
+
+def _sound(found: dict[str, Any]) -> dict[str, Any]:
+    """Only values that make sense: a project's file may hold anything."""
+    kept: dict[str, Any] = {}
+    for key, low, high in (("line_length", 20, 1000), ("indent_width", 1, 16)):
+        value = found.get(key)
+        if isinstance(value, str) and value.isdecimal():
+            value = int(value[:6])
+        if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
+            kept[key] = value
+    if found.get("quotes") in ("single", "double"):
+        kept["quotes"] = found["quotes"]
+    if isinstance(found.get("tabs"), bool):
+        kept["tabs"] = found["tabs"]
+    return kept
+
+
+def _text(path: Path) -> str:
+    try:
+        if path.stat().st_size > _LARGEST:
+            return ""
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(_text(path))
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return {}
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(_text(path))
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _simple_yaml(path: Path) -> dict[str, Any]:
+    """`key: value` lines, which is all a prettier file in YAML holds."""
+    pairs = re.findall(r"^(\w+)\s*:\s*[\"']?(\w+)[\"']?\s*$", _text(path), re.MULTILINE)
+    return dict(pairs)
+
+
+def _table(value: Any, key: str) -> dict[str, Any]:
+    inner = value.get(key) if isinstance(value, dict) else None
+    return inner if isinstance(inner, dict) else {}
+
+
+def _strings(value: Any) -> list[str]:
+    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []

@@ -1,0 +1,128 @@
+"""What a syntax tree says about text that is being typed: languages, errors, blocks, names.
+
+Law: in-process parsing by ast-grep, no files. Offsets are code points. A language it does not know has no
+tree: callers then go by indentation. Large texts are judged by the region around the cursor, so that a key
+costs about a millisecond.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import PurePath
+
+from ast_grep_py import SgNode, SgRoot
+
+_BY_SUFFIX = {
+    ".py": "python", ".pyi": "python", ".js": "javascript", ".mjs": "javascript", ".cjs": "javascript",
+    ".jsx": "tsx", ".ts": "typescript", ".mts": "typescript", ".cts": "typescript", ".tsx": "tsx", ".c": "c",
+    ".h": "cpp", ".cc": "cpp", ".cpp": "cpp", ".cxx": "cpp", ".hpp": "cpp", ".go": "go", ".java": "java",
+    ".rs": "rust", ".rb": "ruby", ".php": "php", ".kt": "kotlin", ".kts": "kotlin", ".swift": "swift",
+    ".cs": "csharp", ".lua": "lua", ".sh": "bash", ".bash": "bash", ".scala": "scala", ".html": "html",
+    ".css": "css", ".json": "json", ".yml": "yaml", ".yaml": "yaml", ".ex": "elixir", ".hs": "haskell",
+}  # fmt: skip
+_BY_EDITOR = {
+    "javascriptreact": "tsx", "typescriptreact": "tsx", "shellscript": "bash", "sh": "bash", "c++": "cpp",
+    "objective-cpp": "cpp", "c#": "csharp", "py": "python", "js": "javascript", "ts": "typescript",
+}  # fmt: skip
+LANGUAGES = frozenset(_BY_SUFFIX.values())
+INDENTED = frozenset({"python", "yaml", "haskell"})  # blocks without brackets
+_REGION = 3000  # characters either side of the cursor that a check looks at, at least
+_NOT_BLOCKS = ("object", "dictionary", "dict", "set", "array", "pattern", "string", "comment", "template",
+               "initializer", "literal", "struct_expression", "hash")  # fmt: skip
+
+
+def language_of(path: str | None, editor: str | None = None) -> str | None:
+    """The tree's name for a language: by what the editor calls it, else by the file's ending."""
+    if editor:
+        name = editor.lower()
+        name = _BY_EDITOR.get(name, name)
+        if name in LANGUAGES:
+            return name
+    return _BY_SUFFIX.get(PurePath(path).suffix.lower()) if path else None
+
+
+def tree(text: str, language: str) -> SgNode:
+    return SgRoot(text, language).root()
+
+
+def error_count(text: str, language: str) -> int:
+    return len(tree(text, language).find_all(kind="ERROR"))
+
+
+def region(text: str, start: int, end: int) -> tuple[int, int]:
+    """A part of `text` around [start, end) that begins and ends between top-level lines."""
+    first = 0
+    if start > _REGION:
+        first = _top_level(text, start - _REGION, backwards=True)
+    last = len(text)
+    if len(text) - end > _REGION:
+        last = _top_level(text, end + _REGION, backwards=False)
+    return first, last
+
+
+_TOP = re.compile(r"^(?=[^\s#/)\]}])", re.MULTILINE)
+
+
+def _top_level(text: str, at: int, *, backwards: bool) -> int:
+    if not backwards:
+        found = _TOP.search(text, at, at + 4 * _REGION)
+        return found.start() if found else min(len(text), at)
+    window = max(0, at - 4 * _REGION)
+    starts = [m.start() for m in _TOP.finditer(text, window, at)]
+    return starts[-1] if starts else text.rfind("\n", 0, at) + 1
+
+
+def breaks(text: str, cursor: int, inserted: str, language: str) -> bool:
+    """Whether `inserted` at the cursor adds syntax errors that were not there. An open bracket or block at
+    the end of what was typed is no error of the suggestion's."""
+    first, last = region(text, cursor, cursor)
+    before, after = text[first:cursor], text[cursor:last]
+    was = error_count(before + after, language)
+    now = error_count(before + inserted + after, language)
+    return now > was
+
+
+def opens_block(text: str, end: int, language: str | None) -> bool:
+    """Whether the line that ends at `end` opens a block that has no body yet."""
+    line = text[text.rfind("\n", 0, end) + 1 : end].rstrip()
+    if not line or not line.endswith((":", "{", " do", " then")):
+        return False
+    if language is None:
+        return line.endswith((":", "{"))
+    first, _ = region(text, end, end)
+    head = text[first : text.rfind("\n", 0, end) + 1] + line
+    at = len(head) - 1
+    if language == "python":
+        indent = re.match(r"\s*", line)
+        assert indent is not None
+        root = tree(f"{head}\n{indent[0]}    pass\n", language)
+        leaf = leaf_at(root, at)
+        parent = leaf.parent() if leaf is not None else None
+        return parent is not None and parent.kind().endswith(("_statement", "_definition", "_clause"))
+    leaf = leaf_at(tree(head, language), at)
+    if leaf is None or leaf.kind() in ("comment", "string_content", "string_fragment"):
+        return False
+    parent = leaf.parent()
+    return parent is None or not any(word in parent.kind() for word in _NOT_BLOCKS)
+
+
+def leaf_at(node: SgNode, offset: int) -> SgNode | None:
+    """The smallest node that holds the character at `offset`."""
+    while True:
+        for child in node.children():
+            span = child.range()
+            if span.start.index <= offset < span.end.index:
+                node = child
+                break
+        else:
+            return node if node.is_leaf() else None
+
+
+def walk(node: SgNode) -> Iterator[SgNode]:
+    """Every node, parents first. Iterative: machine-made code nests deeper than Python's stack."""
+    stack = [node]
+    while stack:
+        current = stack.pop()
+        yield current
+        stack.extend(reversed(current.children()))

@@ -1,0 +1,134 @@
+"""The live client: an editor that never notices more than it should."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+from gateway_support import fake_model, serving
+
+from keystroke.clients.live import LiveClient
+from keystroke.errors import InputError
+from keystroke.protocol import live
+from keystroke.text import Edit
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_a_suggestion_comes_back_as_a_value() -> None:
+    async def run(url: str) -> None:
+        async with LiveClient(url) as client:
+            client.open("a.py", "value = ", path="a.py")
+            answer = await client.complete("a.py", 8)
+            assert isinstance(answer, live.Suggestion)
+            assert (answer.start, answer.text) == (8, "one")
+            client.change("a.py", 1, [Edit(8, 8, "o")], cursor=9)
+            answer = await client.complete("a.py", 9)
+            assert isinstance(answer, live.Suggestion)
+            assert (answer.version, answer.text) == (1, "ne")
+
+    with serving(fake_model(lambda prompt: "one\n" if "value = " in prompt else "")) as server:
+        asyncio.run(run(server.url))
+
+
+def test_a_dead_gateway_costs_one_notice_and_no_suggestion() -> None:
+    async def run() -> None:
+        notices: list[str] = []
+        client = LiveClient(f"http://127.0.0.1:{free_port()}", on_notice=notices.append)
+        assert await client.start() is False
+        client.open("a.py", "x = ")
+        client.change("a.py", 1, [Edit(4, 4, "1")])
+        answer = await client.complete("a.py", 5)
+        assert isinstance(answer, live.NotShown)
+        assert answer.reason == "disconnected"
+        await asyncio.sleep(0.5)  # several attempts later
+        assert len(notices) == 1
+        assert "suggestions pause" in notices[0]
+        await client.stop()
+
+    asyncio.run(run())
+
+
+def test_buffers_are_opened_again_at_whatever_gateway_answers_next() -> None:
+    port = free_port()
+
+    async def run() -> None:
+        notices: list[str] = []
+        ready = asyncio.Event()
+
+        def heard(event: live.LiveEvent) -> None:
+            if isinstance(event, live.Ready):
+                ready.set()
+
+        client = LiveClient(f"http://127.0.0.1:{port}", on_notice=notices.append, on_event=heard)
+        await client.start()
+        client.open("a.py", "val", version=3, path="a.py")
+        client.change("a.py", 4, [Edit(3, 3, "ue = ")])
+        started = await asyncio.to_thread(running.__enter__)
+        await asyncio.wait_for(ready.wait(), 10)
+        answer = await client.complete("a.py", 8)
+        assert isinstance(answer, live.Suggestion)
+        assert (answer.version, answer.text) == (4, "one")
+        assert len(notices) == 2
+        assert "back" in notices[1]
+        await client.stop()
+        assert started.port == port
+
+    model = fake_model(lambda prompt: "one\n" if "value = " in prompt else "")
+    running = serving(model, port=port)
+    try:
+        asyncio.run(run())
+    finally:
+        running.__exit__(None, None, None)
+
+
+def test_a_lost_connection_answers_what_was_asked() -> None:
+    async def run(url: str) -> None:
+        client = LiveClient(url)
+        await client.start()
+        client.open("a.py", "x = ", path="a.py")
+        asked = asyncio.create_task(client.complete("a.py", 4))
+        await asyncio.sleep(0.1)
+        assert client._socket is not None
+        client._socket._transport.abort()  # type: ignore[union-attr]
+        answer = await asyncio.wait_for(asked, 5)
+        assert isinstance(answer, live.NotShown)
+        assert answer.reason == "disconnected"
+        await client.stop()
+
+    with serving(fake_model(lambda _p: "long " * 50, step_cost=0.05)) as server:
+        asyncio.run(run(server.url))
+
+
+def test_a_cancelled_wait_stops_the_work() -> None:
+    async def run(url: str) -> None:
+        async with LiveClient(url) as client:
+            client.open("a.py", "x = ", path="a.py")
+            asked = asyncio.create_task(client.complete("a.py", 4, extent="block"))
+            await asyncio.sleep(0.1)
+            asked.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asked
+            answer = await client.complete("a.py", 1)
+            assert isinstance(answer, (live.Suggestion, live.NotShown))
+
+    with serving(fake_model(lambda _p: "a b\n    " * 50, step_cost=0.005)) as server:
+        asyncio.run(run(server.url))
+
+
+@pytest.mark.parametrize(
+    ("version", "edit"), [(1, Edit(99, 99, "x")), (0, Edit(0, 0, "x")), (1, Edit(2, 50, ""))]
+)
+def test_a_change_that_cannot_be_is_refused_before_it_is_sent(version: int, edit: Edit) -> None:
+    client = LiveClient()
+    client.open("a.py", "x = 1")
+    with pytest.raises(InputError):
+        client.change("a.py", version, [edit])
+    assert client.text("a.py") == "x = 1"
+    with pytest.raises(InputError, match="not open"):
+        client.change("b.py", 1, [])
