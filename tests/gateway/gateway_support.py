@@ -85,10 +85,11 @@ def serving(
     folder: Path | None = None,
     socket_limits: SocketLimits | None = None,
     concurrent: int = 8,
+    port: int = 0,
 ) -> Iterator[RunningServer]:
     """A real server on a free port, in a thread with a loop of its own."""
     settings = Settings(
-        server=replace(server or ServerSettings(), port=0, drain_s=0.2),
+        server=replace(server or ServerSettings(), port=port, drain_s=0.2),
         paths=PathSettings(state=folder) if folder else PathSettings(),
     )
     entries = [
@@ -112,10 +113,10 @@ def serving(
         if not thread.is_alive():
             raise RuntimeError("the server did not start")
         time.sleep(0.005)
-    port = uv.servers[0].sockets[0].getsockname()[1]
+    bound = uv.servers[0].sockets[0].getsockname()[1]
     engines = {m.name: m.engine for m in models if isinstance(m.engine, FakeEngine)}
     try:
-        yield RunningServer(gateway, port, engines)
+        yield RunningServer(gateway, bound, engines)
     finally:
         uv.should_exit = True
         thread.join(10)
