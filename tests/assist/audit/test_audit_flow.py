@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from keystroke.assist.audit import Auditor
+from keystroke.assist.audit import Auditor, LiveAudit
 
 HEAD = "import os, shlex, re, subprocess\nfrom flask import request, abort\n"
 
@@ -86,3 +86,24 @@ def test_the_origin_of_the_data_is_named() -> None:
         "import os\nfrom flask import request\ndef f():\n    os.system('ls ' + request.args['d'])\n"
     )
     assert finding.origin == "flask.request.args"
+
+
+HELPER = """class A {{
+  void f(HttpServletRequest request, Statement st) throws Exception {{
+    st.executeQuery("SELECT * FROM t WHERE a='" + pick(request.getParameter("p")) + "'");
+  }}
+  private static String pick(String x) {{ return {result}; }}
+}}"""
+
+
+def test_a_helper_of_the_same_file_is_read_at_its_call() -> None:
+    assert "java-sql-injection" in rules("java", HELPER.format(result="x"))
+    assert "java-sql-injection" not in rules("java", HELPER.format(result='"a"'))
+
+
+def test_typing_in_a_helper_changes_what_its_callers_are_told() -> None:
+    text = HELPER.format(result="x")
+    live = LiveAudit("java", text)
+    at = text.index("return x") + len("return ")
+    assert "java-sql-injection" not in {finding.rule for finding in live.edit(at, at + 1, '"a"')}
+    assert "java-sql-injection" in {finding.rule for finding in live.edit(at, at + 3, "x")}

@@ -36,6 +36,8 @@ from keystroke.text import Edit, apply_edits
 
 MAX_TEXT = 4_000_000  # characters; beyond this a file is data, not source
 MAX_LINE = 20_000  # a longer line is minified or generated
+# Where a call reads the function called. Not in Python and C: a key in a helper would audit all its callers.
+ACROSS = ("java", "javascript", "typescript", "tsx", "go")
 KEPT = 400  # results of units no longer in the text that are kept for undo
 _WORD = re.compile(r"[A-Za-z_$][\w$]*")
 _LOWERINGS: dict[str, type[Lowering]] = {
@@ -62,6 +64,7 @@ class _Found:
 class _Result:
     found: tuple[_Found, ...]
     names: frozenset[str]
+    called: dict[str, str]  # functions of the same file that it names, with their text
 
 
 class Auditor:
@@ -93,6 +96,9 @@ class LiveAudit:
         self._outline = Skeleton("", (0,), (0,))
         self._outline_found: tuple[_Found, ...] = ()
         self._units: list[Unit] = []
+        self._functions: dict[str, str] = {}
+        self._lowered: dict[str, ir.Function | None] = {}
+        self._words: dict[str, frozenset[str]] = {}
         self.text = ""
         self.findings: tuple[Finding, ...] = ()
         self.replace(text)
@@ -121,15 +127,17 @@ class LiveAudit:
     def _refresh(self) -> tuple[Finding, ...]:
         text = self.text
         outline = skeleton(text, self._units, self.language)
+        self._functions = {}  # the outline is read without them, so that it depends on its own text alone
         if outline.text != self._outline.text:
             self._read_outline(outline)
         self._outline = outline
+        self._functions = self._defined() if self.language in ACROSS else {}
         placed: list[tuple[_Found, int]] = []
         for unit in self._units:
             source = text[unit.start : unit.end]
             key = (source, unit.before)
             result = self._results.get(key)
-            if result is None:
+            if result is None or result.called != self._called(result.names, source):
                 result = self._audit_unit(source, unit)
                 self._results[key] = result
             else:
@@ -158,11 +166,60 @@ class LiveAudit:
     def _audit_unit(self, source: str, unit: Unit) -> _Result:
         names = frozenset(_WORD.findall(source))
         if self.language not in ("c", "cpp") and not self._index.concerns(self._resolved(names), source):
-            return _Result((), names)  # no rule can match: most code most of the time
+            # No rule can match: most code most of the time.
+            return _Result((), names, self._called(names, source))
         whole = unit.before + source + unit.after
         shift = len(unit.before)
         matches, _, _ = self._walk(whole, self._context, shift)
-        return _Result(self._with_fixes(matches, whole, self._context, shift), names)
+        found = self._with_fixes(matches, whole, self._context, shift)
+        return _Result(found, names, self._called(names, source))
+
+    def _defined(self) -> dict[str, str]:
+        """Names of functions that one unit alone defines, with that unit's text as it is parsed."""
+        found: dict[str, str] = {}
+        twice: set[str] = set()
+        for unit in self._units:
+            source = self.text[unit.start : unit.end]
+            match = _DEFINES.search(source)
+            if match is not None:
+                name = match[1] or match[2]
+                if name in found:
+                    twice.add(name)
+                found[name] = unit.before + source + unit.after
+        return {name: source for name, source in found.items() if name not in twice}
+
+    def _called(self, names: frozenset[str], source: str) -> dict[str, str]:
+        """The functions whose text a walk of `source` can reach: those it names and those they name."""
+        table = self._functions
+        if not table:
+            return {}
+        found = {name: table[name] for name in names & table.keys() if source not in table[name]}
+        for text in list(found.values()):
+            found |= {
+                name: table[name] for name in self._names(text) & table.keys() if source not in table[name]
+            }
+        return found
+
+    def _names(self, text: str) -> frozenset[str]:
+        if text not in self._words:
+            if len(self._words) > KEPT:
+                self._words.clear()
+            self._words[text] = frozenset(_WORD.findall(text))
+        return self._words[text]
+
+    def _function(self, name: str) -> ir.Function | None:
+        """The function of the file with this name, lowered; asked for at a call."""
+        source = self._functions.get(name)
+        if source is None:
+            return None
+        if source not in self._lowered:
+            if len(self._lowered) > KEPT:
+                self._lowered.clear()
+            # A lowering of its own: this one may be in the middle of another unit.
+            self._lowered[source] = _first_function(
+                _LOWERINGS[self.language]().stmt(_parse(source, self.language)), name
+            )
+        return self._lowered[source]
 
     def _resolved(self, names: frozenset[str]) -> frozenset[str]:
         """The identifiers, and the words of what imported ones stand for."""
@@ -177,6 +234,7 @@ class LiveAudit:
         matcher: Matcher = (MemoryDetectors if memory else Detectors)(self.language, self._index)
         flow = Flow(self.language, self._knowledge, matcher, env)
         matcher.flow = flow
+        flow.provide = self._function if self._functions else None
         try:
             flow.run(self._lowering.stmt(root))
         except (ExhaustedError, RecursionError):
@@ -279,6 +337,20 @@ class LiveAudit:
                 fix = Fix(fix.title, (Edit(at, at, need + "\n"), *fix.edits))
             fixes.append(fix)
         return replace(finding, fixes=tuple(fixes))
+
+
+_DEFINES = re.compile(r"\bfunc(?:tion)?\s+(?:\([^)]*\)\s*)?(\w+)|^[^({=]*?(\w+)\s*\(")
+
+
+def _first_function(stmts: list[ir.Stmt], name: str) -> ir.Function | None:
+    for stmt in stmts:
+        if isinstance(stmt, ir.Def) and stmt.function.name == name:
+            return stmt.function
+        if isinstance(stmt, ir.ClassDef):
+            found = _first_function(stmt.body, name)
+            if found is not None:
+                return found
+    return None
 
 
 def check_text(text: str) -> None:

@@ -69,6 +69,8 @@ class Calls(Narrowing):
         self.effects(expr, path, receiver, args)
         if replaced is not None:
             return replaced
+        if function is None and self.provide is not None and (receiver is None or receiver.level == CONSTANT):
+            function = self.provide(path.rsplit(".", 1)[-1])
         if function is not None and function is not (self.functions[-1] if self.functions else None):
             result = self.inlined(function, args)
             if result is not None:

@@ -87,6 +87,7 @@ class Walk:
         self.breaks: list[list[Env]] = []
         self.gotos: dict[str, Env] = {}
         self.changes: dict[int, frozenset[str]] = {}  # names a loop assigns
+        self.provide: Callable[[str], ir.Function | None] | None = None  # functions of the same file
         self.dispatch: dict[type, Callable[[Any], Value]] = {}  # how each kind of expression is evaluated
         self.inline = 0
         self.quiet = 0
