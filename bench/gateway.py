@@ -80,7 +80,7 @@ TEMPLATE = (
 
 
 def serve() -> None:
-    from keystroke.config import NamedModel, ServerSettings, Settings
+    from keystroke.config import NamedModel, ServerSettings, Settings, SpeculationSettings
     from keystroke.engine.fake import FakeEngine
     from keystroke.engine.model import Model
     from keystroke.engine.templates import ChatTemplate
@@ -97,7 +97,10 @@ def serve() -> None:
         local_entry("instant", model("instant"), named=NamedModel(concurrent=64)),
         local_entry("paced", model("paced", step_cost=STEP), named=NamedModel(concurrent=64)),
     ]
-    settings = Settings(server=ServerSettings(port=0, max_connections=1024, drain_s=0.1))
+    settings = Settings(
+        server=ServerSettings(port=0, max_connections=1024, drain_s=0.1),
+        speculation=SpeculationSettings(enabled=False),  # a step is a token
+    )
     run_server(Gateway(Registry(entries), settings), on_ready=lambda port: print(port, flush=True))
 
 

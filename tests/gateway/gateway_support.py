@@ -13,7 +13,7 @@ from typing import Any
 
 import uvicorn
 
-from keystroke.config import NamedModel, PathSettings, ServerSettings, Settings
+from keystroke.config import NamedModel, PathSettings, ServerSettings, Settings, SpeculationSettings
 from keystroke.engine.fake import END_OF_TURN, EOS, SPECIAL, FakeEngine
 from keystroke.engine.model import Model
 from keystroke.engine.templates import ChatTemplate, FimTemplate
@@ -85,12 +85,14 @@ def serving(
     folder: Path | None = None,
     socket_limits: SocketLimits | None = None,
     concurrent: int = 8,
+    speculation: bool = False,
     port: int = 0,
 ) -> Iterator[RunningServer]:
     """A real server on a free port, in a thread with a loop of its own."""
     settings = Settings(
         server=replace(server or ServerSettings(), port=port, drain_s=0.2),
         paths=PathSettings(state=folder) if folder else PathSettings(),
+        speculation=SpeculationSettings(enabled=speculation),  # off: a step is a token
     )
     entries = [
         local_entry(

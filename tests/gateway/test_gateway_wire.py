@@ -585,15 +585,21 @@ def test_the_same_seed_gives_the_same_text(server: RunningServer) -> None:
     assert other != texts[0]
 
 
-def test_a_prediction_is_drafted_and_never_changes_the_text(server: RunningServer) -> None:
-    body: dict[str, Any] = {"input": "abcdefghijklmnopqrstuvwxyz"}
-    plain = httpx.post(f"{server.url}/v1/responses", json=body).json()
-    text = plain["output"][0]["content"][0]["text"]
-    predicted = {"prediction": {"type": "content", "content": text}}
-    drafted = httpx.post(f"{server.url}/v1/responses", json={**body, **predicted}).json()
+def test_a_prediction_is_drafted_and_never_changes_the_text() -> None:
+    body: dict[str, Any] = {"input": "The quick brown fox jumps over the lazy dog, again and again."}
+    with serving(fake_model(script), speculation=True) as server:
+        plain = httpx.post(f"{server.url}/v1/responses", json=body).json()
+        text = plain["output"][0]["content"][0]["text"]
+        predicted = {"prediction": {"type": "content", "content": text}}
+        drafted = httpx.post(f"{server.url}/v1/responses", json={**body, **predicted}).json()
+        assert server.settled()
+    with serving(fake_model(script)) as server:
+        undrafted = httpx.post(f"{server.url}/v1/responses", json={**body, **predicted}).json()
     assert drafted["output"][0]["content"][0]["text"] == text
+    assert undrafted["output"][0]["content"][0]["text"] == text
+    assert undrafted["receipt"]["drafted_tokens"] == 0
     assert drafted["receipt"]["accepted_tokens"] > 10
-    assert drafted["receipt"]["steps"] < plain["receipt"]["steps"]
+    assert drafted["receipt"]["steps"] < undrafted["receipt"]["steps"]
 
 
 def test_metrics_count_what_happened(server: RunningServer) -> None:

@@ -292,7 +292,7 @@ class Responses:
             )
             service.check_room(entry, prompt.tokens)
             forced, size = prompt.forced, len(prompt.tokens)
-            drafter = service.draft(entry.model, request.prediction)
+            drafter = service.draft(entry.model, request.prediction, size)
             job = Job(prompt.tokens, params, drafter, warm=warm)
         else:
             messages = prompts.messages_of(request.instructions, run.items)

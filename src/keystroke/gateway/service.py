@@ -18,8 +18,7 @@ from keystroke.config import GenerationSettings
 from keystroke.engine.base import Sampling
 from keystroke.engine.generation import GenerationParams
 from keystroke.engine.model import Model
-from keystroke.engine.speculative.base import Drafter
-from keystroke.engine.speculative.file_draft import FileDrafter
+from keystroke.engine.speculative import Drafter, FileDrafter, drafter_for
 from keystroke.errors import ContextOverflow, InputError, KeystrokeError
 from keystroke.gateway.answer import Answer, Sink
 from keystroke.gateway.keys import Caller
@@ -41,6 +40,7 @@ from keystroke.protocol.response import Routing
 log = logging.getLogger("keystroke.service")
 
 _BIG = 16_384  # characters from which rendering and tokenising leave the event loop
+_LEARNT = 8192  # tokens of a prompt that a drafter learns by heart; more would delay the first token
 _TURNS = 256  # finished turns kept in memory for callers that come back by id
 
 
@@ -69,13 +69,11 @@ class Service:
         *,
         generation: GenerationSettings | None = None,
         speculation: bool = True,
-        max_draft: int = 16,
     ) -> None:
         self.registry = registry
         self.store = store
         self.defaults = generation or GenerationSettings()
         self.speculation = speculation
-        self.max_draft = max_draft
         self.metrics = Metrics()
         self.limits = Limits({e.name: e.budget for e in registry.entries.values()})
         self.live: dict[str, Answer] = {}  # answers under way, by response id
@@ -114,12 +112,15 @@ class Service:
         """Small work here and now; big work in a thread, so that other streams do not stall."""
         return work() if size < _BIG else await asyncio.to_thread(work)
 
-    def draft(self, model: Model, prediction: Prediction | None) -> Drafter | None:
-        """Predicted output becomes the draft; verifying it costs little where it is right."""
-        if prediction is None or not self.speculation:
+    def draft(self, model: Model, prediction: Prediction | None, length: int) -> Drafter | None:
+        """Predicted output becomes the draft, and so does what was seen before where the prompt is short
+        enough to be learnt in no time. A draft never changes the text."""
+        if not self.speculation:
             return None
-        text = text_of(prediction.content)
-        return FileDrafter(model.tokenizer.encode(text)) if text else None
+        source = model.tokenizer.encode(text_of(prediction.content)) if prediction is not None else []
+        if length > _LEARNT:
+            return FileDrafter(source) if source else None
+        return drafter_for(model.engine, source)
 
     @staticmethod
     def check_room(entry: Entry, tokens: Sequence[int]) -> None:

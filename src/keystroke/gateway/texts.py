@@ -7,7 +7,7 @@ all three share one way of running.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from keystroke.engine.model import Model
@@ -80,7 +80,7 @@ class Texts:
             force = prompts.forced_call(request.tool_choice, offered)
             prompt = await service.off_loop(size, lambda: prompts.whole(model, messages, specs, force=force))
             forced = prompt.forced
-            job = Job(prompt.tokens, params, service.draft(model, request.prediction))
+            job = Job(prompt.tokens, params, service.draft(model, request.prediction, len(prompt.tokens)))
         else:
             job = RemoteJob(params, messages, specs or None)
         voice = ChatVoice(
@@ -122,7 +122,9 @@ class Texts:
         model = entry.model
         if model is not None:
             tokens = await service.off_loop(size, lambda: middle(model, extra, prefix, suffix))
-            job = Job(tokens, params, service.draft(model, request.prediction))
+            if model.fim is not None and suffix is not None:
+                params = replace(params, stop_tokens=model.fim.stops)
+            job = Job(tokens, params, service.draft(model, request.prediction, len(tokens)))
         else:
             job = RemoteJob(params, prompt=extra + prefix, suffix=suffix)
         voice = CompletionVoice(
