@@ -156,6 +156,12 @@ class LiveAudit:
     def _read_outline(self, outline: Skeleton) -> None:
         before = self._context
         matches, env, _ = self._walk(outline.text, {}, 0)
+        # What was allocated or freed out there says nothing of a function, which runs at any time.
+        env = {
+            name: replace(value, memory=None) if value.memory is not None and value.memory.block else value
+            for name, value in env.items()
+            if not name.startswith("#")
+        }
         self._context = env
         changed = {name for name in before.keys() | env.keys() if before.get(name) != env.get(name)}
         if changed:
