@@ -8,13 +8,13 @@ import hashlib
 import io
 import json
 import tarfile
+import time
 from pathlib import Path
 
 import httpx
 import pytest
 
 from keystroke.errors import InputError, Unavailable
-from keystroke.train.corpus import index as index_module
 from keystroke.train.corpus.archives import python_files
 from keystroke.train.corpus.build import build, read_manifest
 from keystroke.train.corpus.dedup import signature, similarity, unique
@@ -123,7 +123,7 @@ def test_a_file_with_another_hash_is_left_out(server: Server, index: PackageInde
 
 
 def test_an_index_that_does_not_answer_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_module.time, "sleep", lambda _: None)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
     down = PackageIndex("https://index.test", transport=httpx.MockTransport(lambda _: httpx.Response(503)))
     with pytest.raises(Unavailable, match="go on where it stopped"):
         down.project("one")

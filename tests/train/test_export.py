@@ -16,7 +16,7 @@ from keystroke.engine.tokenizer import load_tokenizer
 from keystroke.errors import InputError, KeystrokeError, ModelDamaged
 from keystroke.train import special
 from keystroke.train import tokenizer as code_tokenizer
-from keystroke.train.export import expected, export_gguf, export_huggingface
+from keystroke.train.export import expected, export_gguf, export_huggingface, import_weights, trained
 from keystroke.train.model import CodeModel, Shape
 
 SHAPE = Shape(vocab=320, hidden=64, layers=2, heads=4, kv_heads=2, head_dim=32, intermediate=96, context=64)
@@ -144,3 +144,30 @@ def test_a_missing_or_infinite_tensor_is_named(weights: Path, tokenizer: Path, t
 def test_an_unknown_quantisation_is_refused(weights: Path, tokenizer: Path, tmp_path: Path) -> None:
     with pytest.raises(KeystrokeError, match="Q8_0"):
         export_gguf(weights, tokenizer, tmp_path / "out.gguf", name="test", quantisation="Q99")
+
+
+def test_training_can_go_on_from_what_was_exported(weights: Path, tokenizer: Path, tmp_path: Path) -> None:
+    file, again = tmp_path / "model.gguf", tmp_path / "again.pt"
+    export_gguf(weights, tokenizer, file, name="test", quantisation="BF16")
+    import_weights(file, again)
+    shape, tensors = trained(again)
+    wanted_shape, wanted = trained(weights)
+    # What a file can hold: its context and rotary base come back, and every weight.
+    assert shape == wanted_shape
+    assert all(torch.equal(tensors[name], wanted[name]) for name in wanted)
+
+
+def test_llama_cpp_reads_the_gguf_as_we_do(
+    weights: Path, tokenizer: Path, model: CodeModel, tmp_path: Path
+) -> None:
+    llama_cpp = pytest.importorskip("llama_cpp")
+    file = tmp_path / "model.gguf"
+    export_gguf(weights, tokenizer, file, name="test", quantisation="F32")
+    theirs = llama_cpp.Llama(str(file), n_ctx=64, n_threads=1, verbose=False, logits_all=True)
+    tokens = theirs.tokenize(CODE.encode(), add_bos=False, special=False)
+    assert tokens == load_tokenizer(file).encode(CODE)
+    theirs.eval(tokens[:40])
+    with torch.no_grad():
+        ours = model.logits(torch.tensor([tokens[:40]]))[0].numpy()
+    # llama.cpp keeps its KV cache in 16 bits: close, not equal.
+    np.testing.assert_allclose(np.array(theirs.scores[:40]), ours, atol=2e-2 * np.abs(ours).max())

@@ -30,6 +30,7 @@ def pretrain(
     recipe: Recipe,
     device: str,
     workers: int,
+    start: Path | None = None,
 ) -> None:
     """Train until the deadline (or for the recipe's steps) and leave the weights in `run`."""
     run.mkdir(parents=True, exist_ok=True)
@@ -41,8 +42,12 @@ def pretrain(
         feed.start()
         kept = None
         if heldout is not None:
-            kept = token_windows(read_piece(heldout), plain(load(tokenizer)), PLAIN, length, 0)[:128]
-        trainer = Trainer(run, shape, recipe, feed, device=device, compile_model=device == "cuda")
+            every = read_piece(heldout)
+            sources = every[:: max(1, len(every) // 150)]
+            kept = token_windows(sources, plain(load(tokenizer)), PLAIN, length, 0)[:128]
+        trainer = Trainer(
+            run, shape, recipe, feed, device=device, compile_model=device == "cuda", start=start
+        )
         trainer.train(kept)
     finally:
         feed.close()
@@ -56,9 +61,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--run", type=Path, required=True, help="folder of this run")
     parser.add_argument("--heldout", type=Path, help="a piece that is never trained on")
+    parser.add_argument("--start", type=Path, help="weights of an earlier run to begin from")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--steps", type=int, default=0)
-    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--micro-batch", type=int, default=32)
     parser.add_argument("--shape", default="{}", help="JSON of what differs from the default shape")
     parser.add_argument("--device", default="cuda")
@@ -75,6 +81,7 @@ def main(arguments: list[str] | None = None) -> int:
             recipe=Recipe(steps=given.steps, batch=given.batch, micro_batch=given.micro_batch),
             device=given.device,
             workers=given.workers,
+            start=given.start,
         )
     except KeystrokeError as error:
         sys.stderr.write(f"{error}\n")

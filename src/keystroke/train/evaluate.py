@@ -11,17 +11,19 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from typing import Protocol
 
+from keystroke.assist.completion.gate import THRESHOLDS
+from keystroke.assist.completion.prompt import build_prompt
 from keystroke.engine.base import Sampling
 from keystroke.engine.generation import Generation, GenerationParams
 from keystroke.engine.model import Model
 from keystroke.train.cases import Case
 from keystroke.train.fim import Cut
 
-GATE = 0.5  # a suggestion is shown if its tokens' mean probability (geometric) is at least this
+GATE = THRESHOLDS["balanced"]  # the assistant shows a suggestion whose tokens are this likely on average
 _LINE_TOKENS, _BLOCK_TOKENS = 48, 128
 
 
@@ -54,18 +56,16 @@ class ModelSuggester:
         self._session = model.engine.session()
 
     def _ask(self, prefix: str, suffix: str | None, limit: int, stop: tuple[str, ...]) -> Suggestion:
-        model, ends = self.model, frozenset[int]()
-        if suffix is not None and model.fim is not None:
-            prompt = model.fim.tokens(model.tokenizer, prefix, suffix)
-            ends = model.fim.stops
-        else:
-            prompt = model.prompt(prefix)
-        params = GenerationParams(limit, Sampling(logprobs=0), stop=stop, stop_tokens=ends)
-        generation = Generation(model, self._session, prompt, params)
+        model = self.model if suffix is not None else replace(self.model, fim=None)
+        budget = model.engine.info.context_length
+        prompt = build_prompt(model, prefix, suffix or "", budget=budget, max_tokens=limit)
+        params = GenerationParams(limit, Sampling(logprobs=0), stop=stop, stop_tokens=prompt.stops)
+        generation = Generation(model, self._session, prompt.tokens, params)
         logprobs = [entry.logprob for chunk in generation for entry in chunk.logprobs]
         mean = sum(logprobs) / len(logprobs) if logprobs else -math.inf
         stats = generation.stats
-        return Suggestion(generation.text, math.exp(mean), stats.decode_seconds, stats.tokens)
+        text = generation.text.removeprefix(prompt.held)
+        return Suggestion(text, math.exp(mean), stats.decode_seconds, stats.tokens)
 
     def line(self, prefix: str, suffix: str | None) -> Suggestion:
         return self._ask(prefix, suffix, _LINE_TOKENS, ("\n",))

@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 from keystroke.errors import InputError, ModelDamaged
 from keystroke.train import special
 from keystroke.train.model import Shape
+from keystroke.train.perplexity import open_model
 from keystroke.train.pretrain import read_state
 from keystroke.train.tokenizer import PRE_TOKENIZER, load, save
 
@@ -210,3 +211,10 @@ def _vocabulary(writer: Any, tokenizer: Any) -> None:
         ("fim_sep", special.FILE_SEP),
     ):
         writer.add_uint32(f"tokenizer.ggml.{key}_token_id", token)
+
+
+def import_weights(checkpoint: Path, out: Path) -> None:
+    """The weights of an exported model as a run keeps them: training goes on from what was shipped."""
+    model = open_model(checkpoint)
+    weights = {name: p.detach().to(torch.bfloat16) for name, p in model.named_parameters()}
+    torch.save({"shape": model.shape.to_json(), "step": 0, "tokens": 0, "weights": weights}, out)

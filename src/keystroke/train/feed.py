@@ -71,7 +71,7 @@ class Feed:
                     return
                 self.passes += 1
                 self._queue = sorted(self._known)
-                self._rng.shuffle(self._queue)  # type: ignore[arg-type]
+                self._rng.shuffle(self._queue)
             self._seed += 1
             piece = self._queue.pop(0)
             self._jobs.append(

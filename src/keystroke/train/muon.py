@@ -27,7 +27,8 @@ def orthogonalised(stack: Tensor, steps: int = 5) -> Tensor:
     for _ in range(steps):
         gram = x @ x.mT
         x = _A * x + (_B * gram + _C * gram @ gram) @ x
-    return x.mT if tall else x
+    found: Tensor = x.mT if tall else x
+    return found
 
 
 class Muon:

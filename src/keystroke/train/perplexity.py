@@ -47,7 +47,7 @@ def open_model(path: Path) -> CodeModel:
         model = CodeModel(shape_of(checkpoint.spec))
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                parameter.copy_(torch.from_numpy(checkpoint.tensor(name)))
+                parameter.copy_(torch.tensor(checkpoint.tensor(name)))
     finally:
         checkpoint.close()
     return model.eval()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -32,7 +31,7 @@ from keystroke.train.schedule import Schedule
 class Recipe:
     """Everything that decides what a run learns, besides its data."""
 
-    batch: int = 128  # windows a step
+    batch: int = 64  # windows a step: small batches make the most of a short run
     micro_batch: int = 32  # windows at once
     steps: int = 0  # 0: until the deadline
     matrix_rate: float = 0.02
@@ -93,7 +92,9 @@ class Trainer:
         *,
         device: str = "cuda",
         compile_model: bool = True,
+        start: Path | None = None,
     ) -> None:
+        """`start`: weights (final.pt or stable.pt) to begin from, where the run has no checkpoint yet."""
         self.run, self.shape, self.recipe, self.feed = run, shape, recipe, feed
         run.mkdir(parents=True, exist_ok=True)
         self.device = torch.device(device)
@@ -109,10 +110,9 @@ class Trainer:
         )
         self.step = 0
         self.tokens = 0
-        self._loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = self.model.loss
         if compile_model:
-            self._loss = torch.compile(self.model.loss, dynamic=False)
-        self._resume()
+            self.model.compile_parts()
+        self._resume(start)
         (run / "shape.json").write_text(shape.to_json() + "\n")
         (run / "recipe.json").write_text(json.dumps(asdict(recipe)) + "\n")
 
@@ -172,10 +172,11 @@ class Trainer:
 
     def _warm_up_compiler(self) -> None:
         """Compile before the clock starts: the first step is then as quick as the others."""
-        window = np.zeros((self.recipe.micro_batch, self.shape.context + 1), dtype=np.uint16)
-        tokens = move(window, self.device)
+        tokens = torch.zeros(
+            self.recipe.micro_batch, self.shape.context, dtype=torch.int64, device=self.device
+        )
         with self._autocast():
-            self._loss(tokens[:, :-1], tokens[:, 1:]).backward()  # type: ignore[no-untyped-call]
+            (self.model.loss(tokens, tokens) / 2).backward()  # type: ignore[no-untyped-call]
         self.model.zero_grad(set_to_none=True)
 
     def _one_step(self, factor: float) -> torch.Tensor:
@@ -186,7 +187,7 @@ class Trainer:
         for i in range(parts):
             window = batch[i * recipe.micro_batch : (i + 1) * recipe.micro_batch]
             with self._autocast():
-                loss = self._loss(window[:, :-1].contiguous(), window[:, 1:].contiguous()) / parts
+                loss = self.model.loss(window[:, :-1].contiguous(), window[:, 1:].contiguous()) / parts
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         self.optimiser.step(factor, momentum=0.85 + 0.10 * min(1.0, self.step / 200))
@@ -197,11 +198,12 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self, heldout: NDArray[np.uint16]) -> float:
-        """Mean loss over held-out windows. Not compiled: a second graph would cost more than it saves."""
+        """Mean loss over held-out windows."""
         total = 0.0
         for start in range(0, len(heldout), 8):
             window = move(heldout[start : start + 8], self.device)
-            with self._autocast():
+            # Not compiled: graphs for another size and without gradients would cost more than they save.
+            with self._autocast(), torch.compiler.set_stance("force_eager"):
                 total += float(self.model.loss(window[:, :-1], window[:, 1:])) * len(window)
         return total / len(heldout)
 
@@ -224,9 +226,11 @@ class Trainer:
             {"shape": self.shape.to_json(), "step": self.step, "tokens": self.tokens, **state},
         )
 
-    def _resume(self) -> None:
+    def _resume(self, start: Path | None) -> None:
         path = self.run / "checkpoint.pt"
         if not path.exists():
+            if start is not None:
+                self.model.load_state_dict(read_state(start, self.shape)["weights"])
             return
         state = read_state(path, self.shape)
         self.model.load_state_dict(state["model"])

@@ -153,6 +153,7 @@ def pretrain(
     shape: Annotated[str, typer.Option(help="JSON of what differs from the default shape.")] = "{}",
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
     workers: Annotated[int, typer.Option(min=1, help="Processes that prepare data.")] = 8,
+    start: Annotated[Path | None, typer.Option(help="Weights of an earlier run to begin from.")] = None,
 ) -> None:
     """Train a model on prepared pieces."""
     train = _with_torch("keystroke.train.__main__")
@@ -168,6 +169,7 @@ def pretrain(
         recipe=recipe,
         device=device,
         workers=workers,
+        start=start,
     )
 
 
@@ -186,6 +188,17 @@ def export(
         exporter.export_gguf(weights, tokenizer, out, name=name, quantisation=quantisation)
     else:
         exporter.export_huggingface(weights, tokenizer, out)
+    of(ctx).console.note(f"wrote {out}")
+
+
+@app.command("import")
+def import_(
+    ctx: typer.Context,
+    model: Annotated[Path, typer.Argument(help="A GGUF file or a folder that was exported.")],
+    out: Annotated[Path, typer.Option(help="The .pt file to write.")],
+) -> None:
+    """Turn an exported model back into weights that `pretrain --start` goes on from."""
+    _with_torch("keystroke.train.export").import_weights(model, out)
     of(ctx).console.note(f"wrote {out}")
 
 

@@ -92,8 +92,8 @@ def read_record(path: Path) -> ProjectRecord:
 def _write(path: Path, record: ProjectRecord, files: list[SourceFile]) -> None:
     partial = path.with_suffix(".partial")
     with gzip.open(partial, "wt", encoding="utf-8", compresslevel=1) as stream:
-        for row in (record, *files):
-            stream.write(json.dumps(asdict(row), ensure_ascii=False) + "\n")
+        for row in (asdict(record), *map(asdict, files)):
+            stream.write(json.dumps(row, ensure_ascii=False) + "\n")
     os.replace(partial, path)
 
 

@@ -1,0 +1,92 @@
+"""What the model card shows of a run: its loss as a picture, and completions nobody selected.
+
+Law: drawn from the run's own log and from a seed. Plain SVG and Markdown; nothing is measured here.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+from keystroke.errors import InputError
+from keystroke.train.cases import Case
+from keystroke.train.evaluate import Suggester
+from keystroke.train.fim import Cut
+
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 720, 360, 56, 40, 16
+_COLOURS = {"loss": "#4269d0", "heldout": "#ff725c"}
+_LABELS = {"loss": "training batch", "heldout": "held-out projects"}
+
+
+def loss_points(log: Path) -> dict[str, list[tuple[float, float]]]:
+    """(millions of tokens, nats per token) of the training batches and of the held-out windows."""
+    points: dict[str, list[tuple[float, float]]] = {"loss": [], "heldout": []}
+    try:
+        rows = [json.loads(line) for line in log.read_text().splitlines()]
+    except (OSError, ValueError) as error:
+        raise InputError(f"{log} is not the log of a run ({error})") from error
+    for row in rows:
+        for key, found in points.items():
+            if key in row:
+                found.append((row["tokens"] / 1e6, row[key]))
+    return points
+
+
+def loss_plot(log: Path) -> str:
+    """The run's loss as an SVG picture."""
+    points = loss_points(log)
+    flat = [p for series in points.values() for p in series]
+    if not flat:
+        raise InputError(f"{log} holds no losses yet")
+    right = max(x for x, _ in flat)
+    low, high = min(y for _, y in flat), min(6.0, max(y for _, y in flat))
+    low, high = int(low * 2) / 2, int(high * 2 + 1) / 2
+
+    def place(x: float, y: float) -> str:
+        across = _LEFT + x / right * (_WIDTH - _LEFT - 12)
+        down = _TOP + (high - min(y, high)) / (high - low) * (_HEIGHT - _TOP - _BOTTOM)
+        return f"{across:.1f},{down:.1f}"
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
+        'font-family="sans-serif" font-size="12">',
+        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
+    ]
+    for i in range(int((high - low) * 2) + 1):
+        value = low + i / 2
+        x, y = place(0, value).split(",")
+        parts.append(f'<line x1="{x}" y1="{y}" x2="{_WIDTH - 12}" y2="{y}" stroke="#ddd"/>')
+        parts.append(f'<text x="{_LEFT - 8}" y="{float(y) + 4:.1f}" text-anchor="end">{value:.1f}</text>')
+    for i in range(6):
+        x = place(right * i / 5, low).split(",")[0]
+        parts.append(f'<text x="{x}" y="{_HEIGHT - 20}" text-anchor="middle">{right * i / 5:.0f}</text>')
+    parts.append(f'<text x="{_WIDTH / 2}" y="{_HEIGHT - 4}" text-anchor="middle">million tokens</text>')
+    for n, (key, series) in enumerate(points.items()):
+        line = " ".join(place(x, y) for x, y in series)
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{_COLOURS[key]}" stroke-width="2"/>')
+        x, y = _WIDTH - 180, 30 + 18 * n
+        parts.append(f'<rect x="{x}" y="{y - 9}" width="12" height="3" fill="{_COLOURS[key]}"/>')
+        parts.append(f'<text x="{x + 18}" y="{y - 3}">{_LABELS[key]}</text>')
+    parts.append("</svg>")
+    return "\n".join(parts) + "\n"
+
+
+def samples(suggester: Suggester, cases: Sequence[Case], count: int = 20, seed: int = 0) -> str:
+    """`count` completions of cases drawn by `seed`, right or wrong, as Markdown."""
+    drawn = random.Random(seed).sample(list(cases), min(count, len(cases)))
+    out = []
+    for number, case in enumerate(drawn, start=1):
+        ask = suggester.block if case.kind == Cut.BLOCK else suggester.line
+        answer = ask(case.prefix, case.suffix if suggester.fills else None).text.rstrip()
+        right = answer == case.middle.rstrip()
+        before = "\n".join(case.prefix.split("\n")[-4:])
+        kind = case.kind.replace("_", " ")
+        out.append(
+            f"**{number}. {kind}**, {case.project} {case.version} ({case.licence}), `{case.path}`: "
+            f"{'exact' if right else 'not exact'}\n\n"
+            f"~~~python\n{before}⟦{answer}⟧\n~~~\n"
+            + ("" if right else f"\nthe file has\n\n~~~python\n{case.middle.rstrip()}\n~~~\n")
+        )
+    return "\n".join(out)
