@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import signal
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -47,9 +49,18 @@ def serve(
     fake: Annotated[
         bool, typer.Option("--fake", help="Serve a model that only repeats; to try a client without weights.")
     ] = False,
+    idle_exit: Annotated[
+        float | None,
+        typer.Option(
+            "--idle-exit", metavar="SECONDS", min=0, help="End this long after the last editor left."
+        ),
+    ] = None,
+    announcement: Annotated[Path | None, typer.Option("--announce", metavar="FILE", hidden=True)] = None,
 ) -> None:
     """Serve models to editors, the OpenAI SDK and Codex."""
     from keystroke.gateway.app import Gateway, check_exposure, run_server
+    from keystroke.gateway.attendance import Attendance, announce, withdraw
+    from keystroke.gateway.security import given_keys
     from keystroke.gateway.store import open_store
 
     run = of(ctx)
@@ -69,16 +80,27 @@ def serve(
         store.close()
         raise
     scheme = "https" if server.tls_certificate else "http"
+    editors = None
+    if idle_exit is not None:
+        editors = Attendance(gateway, idle_exit, lambda: signal.raise_signal(signal.SIGINT))
 
     def ready(listening: int) -> None:
         address = f"{scheme}://{server.host}:{listening}"
+        if editors is not None:
+            editors.begin()
+        if announcement is not None:
+            announce(announcement, address, next(iter(given_keys(server, run.environ)), None))
         names = ", ".join(gateway.service.registry.entries)
         if run.json:
             run.console.json({"url": address, "models": list(gateway.service.registry.entries)})
         else:
             run.console.note(f"serving {names} at {address} (OpenAI base URL: {address}/v1); Ctrl-C stops")
 
-    run_server(gateway, on_ready=ready)
+    try:
+        run_server(gateway, on_ready=ready)
+    finally:
+        if announcement is not None:
+            withdraw(announcement)
 
 
 def _settings(

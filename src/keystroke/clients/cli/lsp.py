@@ -1,0 +1,110 @@
+"""`keystroke lsp`: the language server for editors.
+
+Law: puts the server together with a way to a gateway: the one named, or this machine's own, which is
+started with the options given here. Standard output belongs to the editor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from keystroke.clients.cli.invocation import Invocation, of
+from keystroke.errors import UsageError
+
+if TYPE_CHECKING:
+    from keystroke.clients.lsp.gateway import ServeCommand
+
+# Enough to reload a window or change editors without loading the model again.
+LINGER = 60.0
+
+
+def lsp(
+    ctx: typer.Context,
+    gateway: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Use this gateway; without it one is found or started here."),
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option("--model", "-m", metavar="MODEL", help="Start the gateway with this model."),
+    ] = None,
+    tcp: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Serve one editor over TCP, to debug.")
+    ] = None,
+    linger: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", min=0, help="How long a gateway started here outlives its editors."),
+    ] = LINGER,
+    stdio: Annotated[
+        bool, typer.Option("--stdio", help="Use standard input and output (the default).")
+    ] = False,
+    fake: Annotated[bool, typer.Option("--fake", hidden=True)] = False,
+) -> None:
+    """Serve an editor over the Language Server Protocol."""
+    run = of(ctx)
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s"
+    )
+    logging.getLogger("pygls").setLevel(logging.CRITICAL)  # it logs whole messages, and errors we answer
+    raise typer.Exit(asyncio.run(_serve(run, gateway, model or [], tcp, linger, fake)))
+
+
+async def _serve(
+    run: Invocation, gateway: str | None, models: list[str], tcp: str | None, linger: float, fake: bool
+) -> int:
+    from keystroke.clients.cli.version import release
+    from keystroke.clients.lsp.channel import Place
+    from keystroke.clients.lsp.features import register
+    from keystroke.clients.lsp.gateway import LocalGateway
+    from keystroke.clients.lsp.server import KeystrokeServer
+    from keystroke.clients.lsp.transport import serve_stdio, serve_tcp
+
+    settings = run.settings
+    if gateway is not None:
+        place = Place(gateway)
+
+        async def locate() -> Place:
+            return place
+    else:
+        command = _command(run, models, linger, fake)
+        locate = LocalGateway(command, settings.paths.state).locate
+    server = KeystrokeServer(settings.assist, locate, release())
+    register(server)
+    try:
+        if tcp is None:
+            await serve_stdio(server.protocol, server.over)
+        else:
+            await serve_tcp(server.protocol, server.over, *_address(tcp))
+    except BrokenPipeError:
+        pass  # the editor is gone
+    finally:
+        await server.stop()
+    return server.exit_code
+
+
+def _command(run: Invocation, models: list[str], linger: float, fake: bool) -> ServeCommand:
+    from keystroke.clients.lsp.gateway import ServeCommand
+
+    shared = ["--config", str(run.config.resolve())] if run.config is not None else []
+    for key, value in run.flags.items():
+        shared += ["--set", f"{key}={value}"]
+    wanted = [part for name in models for part in ("--model", name)]
+    program = [sys.executable, "-c", "from keystroke.clients.cli import main; main()"]
+    options = ["--host", "127.0.0.1", "--port", "0", "--idle-exit", f"{linger:g}"]
+    return ServeCommand(
+        [*program, *shared, "serve", *options, *wanted, *(["--fake"] if fake else [])],
+        run.environ,
+        run.settings.server.api_key_env,
+    )
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdigit():
+        raise UsageError(f"--tcp wants HOST:PORT, for example 127.0.0.1:2087, not {text!r:.60}")
+    return host.strip("[]") or "127.0.0.1", int(port)

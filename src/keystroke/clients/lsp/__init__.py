@@ -1,0 +1,1 @@
+"""`keystroke lsp`: the live channel for editors that speak the Language Server Protocol."""

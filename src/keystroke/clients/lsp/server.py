@@ -1,0 +1,322 @@
+"""The language server: the editor's messages on one side, the live channel on the other.
+
+Law: wiring only. Every notification is dealt with at once and in order; every request is a task that can be
+cancelled, and its cancellation reaches the engine. Nothing waits for the gateway: without one the editor gets
+empty answers, one sentence when it is lost and one when it is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+from lsprotocol import types
+from pygls.exceptions import JsonRpcException
+from pygls.lsp.server import LanguageServer
+from pygls.protocol import LanguageServerProtocol, default_converter
+from pygls.protocol.language_server import lsp_method
+from pygls.uris import to_fs_path
+
+from keystroke.clients.lsp.actions import Actions
+from keystroke.clients.lsp.channel import Channel, Place
+from keystroke.clients.lsp.documents import Documents, OpenDocument
+from keystroke.clients.lsp.findings import Findings
+from keystroke.clients.lsp.suggestions import Suggestions
+from keystroke.config import AssistSettings
+from keystroke.errors import KeystrokeError, Unavailable
+from keystroke.protocol import live
+from keystroke.text import Encoding
+
+log = logging.getLogger("keystroke.lsp")
+
+CHECK_AFTER = 0.25  # seconds without a key after which problems are looked for
+LANGUAGES_CHECKED = frozenset({"python"})
+
+
+class EditorProtocol(LanguageServerProtocol):
+    """The protocol library's, but documents are ours: it keeps no second copy of them."""
+
+    _server: KeystrokeServer
+
+    @lsp_method(types.TEXT_DOCUMENT_DID_OPEN)
+    def lsp_text_document__did_open(self, params: types.DidOpenTextDocumentParams) -> None:
+        self._server.opened(params.text_document)
+
+    @lsp_method(types.TEXT_DOCUMENT_DID_CHANGE)
+    def lsp_text_document__did_change(self, params: types.DidChangeTextDocumentParams) -> None:
+        self._server.changed(params.text_document, params.content_changes)
+
+    @lsp_method(types.TEXT_DOCUMENT_DID_CLOSE)
+    def lsp_text_document__did_close(self, params: types.DidCloseTextDocumentParams) -> None:
+        self._server.closed(params.text_document.uri)
+
+    @lsp_method(types.NOTEBOOK_DOCUMENT_DID_OPEN)
+    def lsp_notebook_document__did_open(self, params: object) -> None:
+        """Notebooks are left alone."""
+
+    @lsp_method(types.NOTEBOOK_DOCUMENT_DID_CHANGE)
+    def lsp_notebook_document__did_change(self, params: object) -> None:
+        """Notebooks are left alone."""
+
+    @lsp_method(types.NOTEBOOK_DOCUMENT_DID_CLOSE)
+    def lsp_notebook_document__did_close(self, params: object) -> None:
+        """Notebooks are left alone."""
+
+    @lsp_method(types.EXIT)
+    def lsp_exit(self, *_args: object) -> None:  # type: ignore[override]
+        self._server.exit_code = 0 if self._shutdown else 1
+        self._server.over.set()
+
+
+class KeystrokeServer(LanguageServer):
+    def __init__(
+        self, settings: AssistSettings, locate: Callable[[], Awaitable[Place]], version: str = "0"
+    ) -> None:
+        super().__init__(
+            "keystroke", version, protocol_cls=EditorProtocol, converter_factory=default_converter
+        )
+        self.over = asyncio.Event()
+        self.exit_code = 1
+        self._locate = locate
+        self.channel = Channel(self._located, on_event=self._heard, on_notice=self._notice)
+        self.documents = Documents(settings.max_file_kb * 1024)
+        self.findings = Findings()
+        self.suggestions = Suggestions(self.documents, self.channel)
+        self.actions = Actions(self.documents, self.channel, self.findings)
+        self.pulls = False  # the editor asks for diagnostics by itself
+        self._checks: dict[str, asyncio.TimerHandle] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._said: set[str] = set()
+
+    # Life
+
+    def begin(self, params: types.InitializeParams) -> None:
+        """Take from the editor what shapes our answers."""
+        encoding = self.workspace.position_encoding
+        self.documents.encoding = cast(Encoding, str(getattr(encoding, "value", encoding)))
+        folders = [folder.uri for folder in params.workspace_folders or ()]
+        if not folders and params.root_uri:
+            folders = [params.root_uri]
+        self.documents.roots = [path for uri in folders if (path := to_fs_path(uri))]
+        workspace, document = params.capabilities.workspace, params.capabilities.text_document
+        edits = workspace.workspace_edit if workspace else None
+        self.actions.versioned = bool(edits and edits.document_changes)
+        action = document.code_action if document else None
+        resolve = action.resolve_support if action else None
+        self.actions.resolvable = bool(resolve and "edit" in resolve.properties)
+        refresh = workspace.diagnostics.refresh_support if workspace and workspace.diagnostics else None
+        self.pulls = bool(document and document.diagnostic and refresh)
+
+    def connect(self) -> None:
+        """Find a gateway in the background."""
+        self.spawn(self._connect())
+
+    async def _connect(self) -> None:
+        try:
+            await self.channel.start()
+        except KeystrokeError as error:
+            self.show(error.message, types.MessageType.Error)
+
+    async def _located(self) -> Place:
+        """Where the gateway is. A wait that a person could notice shows as progress."""
+        looking = asyncio.ensure_future(self._locate())
+        done, _ = await asyncio.wait({looking}, timeout=1.0)
+        if done:
+            return looking.result()
+        async with self.working("Keystroke", "starting the model"):
+            return await looking
+
+    async def stop(self) -> None:
+        for timer in self._checks.values():
+            timer.cancel()
+        for task in tuple(self._tasks):
+            task.cancel()
+        await self.channel.stop()
+        await asyncio.sleep(0)
+
+    def folders_changed(self, event: types.WorkspaceFoldersChangeEvent) -> None:
+        gone = {to_fs_path(folder.uri) for folder in event.removed}
+        kept = [root for root in self.documents.roots if root not in gone]
+        new = [path for folder in event.added if (path := to_fs_path(folder.uri))]
+        self.documents.roots = list(dict.fromkeys([*kept, *new]))
+        for document in self.documents:
+            root = self.documents.root_of(document.path)
+            if root != document.root:
+                document.root = root
+                self._tell(document)
+
+    # Documents
+
+    def opened(self, item: types.TextDocumentItem) -> None:
+        document = self.documents.open(item)
+        self._refuse_or_tell(document, document.refusal)
+
+    def changed(
+        self,
+        identity: types.VersionedTextDocumentIdentifier,
+        changes: Any,
+    ) -> None:
+        document = self.documents.get(identity.uri)
+        if document is None:
+            self.note(f"a change of {identity.uri}, which is not open, was ignored")
+            return
+        if identity.version is not None and identity.version <= document.version:
+            self.note(f"{identity.uri} changed, but its version did not rise; the change was made")
+        edits = document.change(identity.version, changes)
+        refusal = self.documents.refusal(document)
+        if refusal != document.refusal:
+            self._refuse_or_tell(document, refusal)
+        elif refusal is None:
+            self.channel.change(document.uri, document.revision, edits)
+            self._check_later(document)
+
+    def saved(self, uri: str) -> None:
+        document = self.documents.usable(uri)
+        if document is not None:
+            self._check_later(document, 0.0)
+
+    def closed(self, uri: str) -> None:
+        document = self.documents.close(uri)
+        timer = self._checks.pop(uri, None)
+        if timer is not None:
+            timer.cancel()
+        self.channel.close(uri)
+        self.findings.forget(uri)
+        self.suggestions.forget(uri)
+        if document is not None and not self.pulls:
+            self.text_document_publish_diagnostics(types.PublishDiagnosticsParams(uri, []))
+
+    def _refuse_or_tell(self, document: OpenDocument, refusal: str | None) -> None:
+        document.refusal = refusal
+        if refusal is None:
+            self._tell(document)
+            return
+        self.channel.close(document.uri)
+        self.findings.forget(document.uri)
+        self.note(f"{document.uri}: {refusal}")
+        self._publish(document)
+
+    def _tell(self, document: OpenDocument) -> None:
+        self.channel.open(
+            document.uri,
+            document.text,
+            document.revision,
+            path=document.path,
+            root=document.root,
+            language=document.language,
+        )
+        self._check_later(document)
+
+    # Findings
+
+    def _check_later(self, document: OpenDocument, seconds: float = CHECK_AFTER) -> None:
+        if document.language not in LANGUAGES_CHECKED:
+            return
+        uri = document.uri
+        timer = self._checks.pop(uri, None)
+        if timer is not None:
+            timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._checks[uri] = loop.call_later(seconds, lambda: self.spawn(self._check(uri)))
+
+    async def _check(self, uri: str) -> None:
+        document = self.documents.usable(uri)
+        if document is None:
+            return
+        ask = live.ProblemsAsk(id=self.channel.new_id(), buffer=uri, version=document.revision)
+        with contextlib.suppress(KeystrokeError):  # the next key, or the next gateway, asks again
+            reply = await self.channel.ask(ask)
+            if isinstance(reply, live.Problems) and self.documents.get(uri) is document:
+                self.findings.checked(reply)
+                self._publish(document)
+
+    def _publish(self, document: OpenDocument) -> None:
+        news = self.findings.news(document)
+        if news is None:
+            return
+        if self.pulls:
+            self.workspace_diagnostic_refresh(None)
+            return
+        self.text_document_publish_diagnostics(
+            types.PublishDiagnosticsParams(document.uri, news, document.version)
+        )
+
+    # What the gateway says
+
+    def _heard(self, event: live.LiveEvent) -> None:
+        if isinstance(event, live.Diagnostics):
+            document = self.documents.usable(event.buffer)
+            if document is not None:
+                self.findings.audited(event)
+                self._publish(document)
+        elif isinstance(event, live.NextEdit):
+            self.suggestions.offered(event)
+        elif isinstance(event, live.NextEditDropped):
+            self.suggestions.dropped(event)
+        elif isinstance(event, live.Ready):
+            document = self.documents.usable(event.buffer)
+            if document is not None:
+                self._check_later(document)
+            if event.note:
+                self.note(f"{event.buffer}: {event.note}")
+
+    def _notice(self, sentence: str) -> None:
+        self.show(sentence, types.MessageType.Warning)
+
+    # What the editor is told
+
+    def show(self, message: str, kind: types.MessageType) -> None:
+        self.window_show_message(types.ShowMessageParams(kind, f"Keystroke: {message}"))
+
+    def note(self, message: str) -> None:
+        """One line in the editor's log, once."""
+        if message not in self._said:
+            self._said.add(message)
+            self.window_log_message(types.LogMessageParams(types.MessageType.Info, message))
+
+    def report_server_error(self, error: Exception, source: Any) -> None:
+        """A failure of ours is for the log, not for the middle of someone's work."""
+        log.error("a message failed: %s", error)
+
+    @contextlib.asynccontextmanager
+    async def working(self, title: str, message: str, token: Any = None) -> Any:
+        """Work done shown to the user, who may cancel it. `token`: the one the editor gave, if it did."""
+        window = self.client_capabilities.window
+        mine = None
+        if token is None and window is not None and window.work_done_progress:
+            token = mine = f"keystroke-{self.channel.new_id()}"
+            with contextlib.suppress(JsonRpcException, asyncio.TimeoutError):
+                async with asyncio.timeout(5.0):
+                    await self.work_done_progress.create_async(token)
+        if token is None:
+            yield
+            return
+        task = asyncio.current_task()
+        cancelled = self.work_done_progress.tokens.get(token) if mine else None
+        if cancelled is not None and task is not None:
+            cancelled.add_done_callback(lambda f: task.cancel() if f.cancelled() else None)
+        begin = types.WorkDoneProgressBegin(title=title, message=message, cancellable=mine is not None)
+        self.work_done_progress.begin(token, begin)
+        try:
+            yield
+        finally:
+            self.work_done_progress.end(token, types.WorkDoneProgressEnd())
+
+    def spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a background task failed", exc_info=error)
+
+    async def apply(self, label: str, edit: types.WorkspaceEdit) -> None:
+        """Have the editor make an edit. Raises Unavailable where it refuses."""
+        done = await self.workspace_apply_edit_async(types.ApplyWorkspaceEditParams(edit, label))
+        if not done.applied:
+            raise Unavailable(f"The editor did not apply it: {done.failure_reason or 'no reason given'}.")

@@ -1,0 +1,136 @@
+"""Ghost text and next edits, as editors ask for them.
+
+Law: one question to the live channel, one answer in the editor's words. An answer about a text that has
+changed meanwhile is no answer. Feedback goes back under the suggestion's id, which travels in its command.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+from lsprotocol import types
+
+from keystroke.clients.lsp.channel import Channel
+from keystroke.clients.lsp.documents import Documents, OpenDocument
+from keystroke.errors import KeystrokeError
+from keystroke.protocol import live
+
+ACCEPTED = "keystroke.accepted"
+_REMEMBERED = 256  # suggestions whose text is kept for partial acceptance
+
+
+class Suggestions:
+    def __init__(self, documents: Documents, channel: Channel) -> None:
+        self._documents, self._channel = documents, channel
+        self._texts: OrderedDict[str, tuple[str, str]] = OrderedDict()  # id -> buffer, text
+        self._next: dict[str, live.NextEdit] = {}  # the offer standing for each buffer
+
+    async def inline(
+        self, uri: str, place: types.Position, invoked: bool
+    ) -> types.InlineCompletionList | None:
+        document = self._documents.usable(uri)
+        if document is None:
+            return None
+        revision, offset = document.revision, document.offset(place)
+        answer = await self._channel.complete(uri, offset, invoked=invoked)
+        if not isinstance(answer, live.Suggestion) or self._moved(document, revision):
+            return None
+        self._remember(answer.id, uri, answer.text)
+        item = types.InlineCompletionItem(
+            insert_text=answer.text,
+            range=document.range(answer.start, answer.end),
+            command=_accepted(answer.id, uri),
+        )
+        return types.InlineCompletionList([item])
+
+    # Next edits
+
+    def offered(self, event: live.NextEdit) -> None:
+        self._next[event.buffer] = event
+
+    def dropped(self, event: live.NextEditDropped) -> None:
+        held = self._next.get(event.buffer)
+        if held is not None and held.id == event.id:
+            del self._next[event.buffer]
+
+    def forget(self, uri: str) -> None:
+        self._next.pop(uri, None)
+
+    async def next_edit(self, uri: str, version: int | None, place: types.Position) -> dict[str, Any]:
+        """The next edit in the words of `textDocument/copilotInlineEdit`."""
+        document = self._documents.usable(uri)
+        if document is None or (version is not None and version < document.version):
+            return {"edits": []}
+        revision = document.revision
+        offer = self._next.get(uri)
+        if offer is None or offer.version != revision:
+            offer = await self._asked(document, document.offset(place))
+        if offer is None or self._moved(document, revision):
+            return {"edits": []}
+        edits = [self._edit(offer.id, uri, change) for change in (offer.change, *offer.others)]
+        if any(edit is None for edit in edits):
+            return {"edits": []}
+        self._remember(offer.id, uri, offer.change.text)
+        return {"edits": edits}
+
+    async def _asked(self, document: OpenDocument, cursor: int) -> live.NextEdit | None:
+        ask = live.NextEditAsk(
+            id=self._channel.new_id(), buffer=document.uri, version=document.revision, cursor=cursor
+        )
+        try:
+            reply = await self._channel.ask(ask)
+        except KeystrokeError:
+            return None
+        return reply if isinstance(reply, live.NextEdit) else None
+
+    def _edit(self, suggestion: str, uri: str, change: live.Change) -> dict[str, Any] | None:
+        document = self._documents.usable(change.buffer)
+        if document is None or change.end > len(document.text):
+            return None
+        place = document.range(change.start, change.end)
+        return {
+            "text": change.text,
+            "range": place,
+            "textDocument": {"uri": change.buffer, "version": document.version},
+            "command": _accepted(suggestion, uri),
+        }
+
+    # Feedback
+
+    def feedback(self, command: Any, outcome: live.Outcome, units: int | None = None) -> None:
+        """What became of an item, told by the command it carries. `units`: UTF-16 units taken of it."""
+        arguments = field_of(command, "arguments")
+        if not isinstance(arguments, (list, tuple)) or not arguments:
+            return
+        name = str(arguments[0])
+        held = self._texts.get(name)
+        if held is None:
+            return
+        uri, text = held
+        self._channel.feedback(name, uri, outcome, _characters(text, units))
+
+    def _remember(self, name: str, uri: str, text: str) -> None:
+        self._texts[name] = (uri, text)
+        while len(self._texts) > _REMEMBERED:
+            self._texts.popitem(last=False)
+
+    def _moved(self, document: OpenDocument, revision: int) -> bool:
+        return document.revision != revision or self._documents.get(document.uri) is not document
+
+
+def _accepted(suggestion: str, uri: str) -> types.Command:
+    return types.Command(title="accepted", command=ACCEPTED, arguments=[suggestion, uri])
+
+
+def _characters(text: str, units: int | None) -> int:
+    """How many characters so many UTF-16 units are; all of them where nothing was said."""
+    if units is None:
+        return len(text)
+    taken = text.encode("utf-16-le", "surrogatepass")[: 2 * max(0, units)]
+    return len(taken.decode("utf-16-le", "ignore"))
+
+
+def field_of(value: Any, name: str) -> Any:
+    """A field of a message that the protocol library has no type for."""
+    return value.get(name) if isinstance(value, dict) else getattr(value, name, None)
