@@ -414,3 +414,66 @@ class TestBadInput:
         with serving(spm_model(lambda _p: "long " * 100, step_cost=0.01)) as server:
             asyncio.run(run(server))
             assert server.settled()
+
+
+class TestNextEdit:
+    def test_a_rename_offers_its_other_places_one_by_one(self) -> None:
+        async def run(server: RunningServer) -> None:
+            async with wired(server) as wire:
+                await wire.open("def load():\n    pass\n\nload()\nload()\n")
+                await wire.send(
+                    kind="buffer.change",
+                    buffer="a.py",
+                    base=0,
+                    version=1,
+                    edits=[{"start": 4, "end": 8, "text": "fetch"}],
+                )
+                first = await wire.until("next_edit")
+                assert (first["cause"], first["version"], len(first["others"])) == ("rename", 1, 1)
+                assert first["change"] == {"buffer": "a.py", "start": 23, "end": 27, "text": "fetch"}
+                version = 1
+                for event in (first, await self.take(wire, first["change"], 2)):
+                    assert event["id"] == first["id"]
+                    version += 1
+                await wire.send(
+                    kind="buffer.change",
+                    buffer="a.py",
+                    base=2,
+                    version=3,
+                    edits=[{"start": 31, "end": 35, "text": "fetch"}],
+                )
+                assert (await wire.until("next_edit.dropped"))["reason"] == "fulfilled"
+
+        with serving(spm_model()) as server:
+            asyncio.run(run(server))
+
+    async def take(self, wire: Wire, change: dict[str, Any], version: int) -> dict[str, Any]:
+        edit = {key: change[key] for key in ("start", "end", "text")}
+        await wire.send(kind="buffer.change", buffer="a.py", base=version - 1, version=version, edits=[edit])
+        return await wire.until("next_edit", version=version)
+
+    def test_it_follows_into_other_open_buffers(self) -> None:
+        async def run(server: RunningServer) -> None:
+            async with wired(server) as wire:
+                await wire.open("from a import load\nload(1)\n", "b.py")
+                await wire.open("def load(x):\n    return x\n")
+                edit = {"start": 4, "end": 8, "text": "fetch"}
+                await wire.send(kind="buffer.change", buffer="a.py", base=0, version=1, edits=[edit])
+                event = await wire.until("next_edit")
+                assert [event["change"]["buffer"], *(c["buffer"] for c in event["others"])] == [
+                    "b.py",
+                    "b.py",
+                ]
+
+        with serving(spm_model()) as server:
+            asyncio.run(run(server))
+
+    def test_asked_for_nothing_it_says_so(self) -> None:
+        async def run(server: RunningServer) -> None:
+            async with wired(server) as wire:
+                await wire.open("x = 1\n")
+                await wire.send(kind="next_edit.ask", id="n", buffer="a.py", version=0, cursor=0)
+                assert (await wire.until("next_edit.dropped"))["reason"] == "nothing_to_change"
+
+        with serving(spm_model()) as server:
+            asyncio.run(run(server))

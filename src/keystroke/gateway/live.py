@@ -18,6 +18,7 @@ from pathlib import Path, PurePath
 from keystroke.assist.completion import LiveCompletion
 from keystroke.assist.completion.context import RecentEdit, gather
 from keystroke.assist.completion.window import ContextFile
+from keystroke.assist.next_edit.tracker import Other
 from keystroke.assist.rules import ProjectRules, project_rules
 from keystroke.assist.syntax import language_of
 from keystroke.config import AssistSettings
@@ -128,6 +129,10 @@ class LiveConnection:
             for buffer in self._buffers.values():
                 if buffer.cancel(request.id):
                     break
+        elif isinstance(request, live.NextEditAsk):
+            buffer = self._find(request.buffer)
+            if buffer is not None:
+                buffer.ask_next_edit(request)
         elif isinstance(request, live.Feedback):
             buffer = self._buffers.get(request.buffer)
             if buffer is not None:
@@ -170,6 +175,7 @@ class LiveConnection:
             completion,
             language,
             audit=self._settings.audit,
+            next_edit=self._settings.next_edit and len(request.text) <= self._settings.max_file_kb * 1024,
             scope=self._scope,
         )
         buffer.path = path
@@ -244,6 +250,14 @@ class LiveConnection:
 
         recent = [RecentEdit(path, piece) for path, _, piece in self._recent if path != buffer.path]
         return gather(buffer.text, buffer.path, read, recent)
+
+    def others(self, buffer: LiveBuffer) -> dict[str, Other]:
+        """Open buffers of the same language."""
+        return {
+            b.name: Other(b.text)
+            for b in self._buffers.values()
+            if b is not buffer and b.language == buffer.language
+        }
 
     def _remember(self, buffer: LiveBuffer, edit: Edit) -> None:
         """The lines around the last change of each file, newest last."""

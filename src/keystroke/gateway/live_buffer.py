@@ -20,6 +20,8 @@ from keystroke.assist.audit import LANGUAGES as AUDITED
 from keystroke.assist.audit import LiveAudit
 from keystroke.assist.completion import Extent, Hidden, LiveCompletion, Offer, Stream, Withheld
 from keystroke.assist.completion.window import ContextFile
+from keystroke.assist.next_edit import NextEdits, Proposal
+from keystroke.assist.next_edit.tracker import Other
 from keystroke.engine.generation import Chunk, GenerationParams
 from keystroke.errors import InputError, Interrupted, KeystrokeError
 from keystroke.gateway.keys import Caller
@@ -38,6 +40,7 @@ log = logging.getLogger("keystroke.live")
 
 IDLE = 0.7  # seconds without a key after which the prompt is brought up to date
 SHOWN = 32  # suggestions whose fate may still be told
+NEXT_PAUSE = 0.15  # seconds without a key after which a change is taken to mean something
 AUDIT_PAUSE = 0.02  # seconds: keys that come together are audited together
 
 
@@ -47,6 +50,8 @@ class Surroundings(Protocol):
     def say(self, event: live.LiveEvent) -> None: ...
 
     def context(self, buffer: LiveBuffer) -> list[ContextFile]: ...
+
+    def others(self, buffer: LiveBuffer) -> dict[str, Other]: ...
 
 
 @dataclass(slots=True)
@@ -85,6 +90,7 @@ class LiveBuffer:
         language: str | None,
         *,
         audit: bool,
+        next_edit: bool,
         scope: str,
     ) -> None:
         self.name = opened.buffer
@@ -107,6 +113,8 @@ class LiveBuffer:
         self._audit: LiveAudit | None = None
         self._audit_edits: list[Edit] = []
         self._auditing: asyncio.Task[None] | None = None
+        self._next = NextEdits(opened.text, language) if next_edit else None
+        self._looking: asyncio.Task[None] | None = None
         self._closed = False
 
     # From the connection
@@ -131,11 +139,12 @@ class LiveBuffer:
         text = self.text
         for edit in edits:
             text = apply_edits(text, (edit,))
-        self.text, self.version = text, version
+        before, self.text, self.version = self.text, text, version
         self.touched = time.monotonic()
         self._key = time.perf_counter()
         self._audit_edits += edits
         self._start_audit()
+        self._follow_next(before, edits)
         if self.completion is None:
             return
         self.completion.window.follow(edits)
@@ -180,6 +189,11 @@ class LiveBuffer:
         return True
 
     def feedback(self, said: live.Feedback) -> None:
+        offered = self._next.proposal if self._next is not None else None
+        if self._next is not None and offered is not None and offered.id == said.id:
+            if said.outcome == "dismissed":
+                self._next.dismiss(self.text)
+            return
         shown = self._shown.get(said.id)
         if shown is not None and said.outcome == "dismissed" and self.completion is not None:
             self.completion.dismissed.add(*shown)
@@ -191,8 +205,9 @@ class LiveBuffer:
         self._stop_run()
         if self._idle is not None:
             self._idle.cancel()
-        if self._auditing is not None:
-            self._auditing.cancel()
+        for task in (self._auditing, self._looking):
+            if task is not None:
+                task.cancel()
 
     @property
     def busy(self) -> bool:
@@ -421,6 +436,69 @@ class LiveBuffer:
         stale = window.lagging
         if window.set_context(self._around.context(self)) or stale:
             self._warm()
+
+    # The next edit
+
+    def ask_next_edit(self, asked: live.NextEditAsk) -> None:
+        """Say again what stands, or that nothing does."""
+        if asked.version != self.version:
+            self._say(live.NextEditDropped(id=asked.id, buffer=self.name, reason=Hidden.STALE))
+        elif self._next is None or self._next.proposal is None:
+            self._say(live.NextEditDropped(id=asked.id, buffer=self.name, reason="nothing_to_change"))
+        else:
+            self._say_next(self._next.proposal)
+
+    def _follow_next(self, before: str, edits: Sequence[Edit]) -> None:
+        if self._next is None:
+            return
+        standing = self._next.proposal
+        dropped = self._next.follow(before, edits)
+        if standing is not None:
+            if self._next.proposal is not None:
+                self._say_next(self._next.proposal)
+            else:
+                reason = dropped.reason if dropped is not None else "fulfilled"
+                self._say(live.NextEditDropped(id=standing.id, buffer=self.name, reason=reason))
+        if self._looking is not None:
+            self._looking.cancel()
+        self._looking = asyncio.get_running_loop().create_task(self._look_for_next())
+
+    async def _look_for_next(self) -> None:
+        """Once the keys pause: what does this change ask for elsewhere?"""
+        await asyncio.sleep(NEXT_PAUSE)
+        assert self._next is not None
+        text, version = self.text, self.version
+        try:
+            found = await asyncio.to_thread(self._next.propose, text, self.cursor, self._around.others(self))
+        except Exception:
+            log.exception("looking for the next edit failed")
+            return
+        if self._closed or version != self.version:
+            return
+        standing = self._next.proposal
+        proposal = self._next.adopt(found)
+        if proposal is not None:
+            if proposal != standing:
+                self._say_next(proposal)
+        elif standing is not None:
+            self._say(live.NextEditDropped(id=standing.id, buffer=self.name, reason="no_longer_fits"))
+
+    def _say_next(self, proposal: Proposal) -> None:
+        changes = [
+            live.Change(buffer=p.buffer or self.name, start=p.edit.start, end=p.edit.end, text=p.edit.text)
+            for p in proposal.places
+        ]
+        self._say(
+            live.NextEdit(
+                id=proposal.id,
+                buffer=self.name,
+                version=self.version,
+                cause=proposal.cause.value,
+                title=proposal.title,
+                change=changes[0],
+                others=changes[1:],
+            )
+        )
 
     # Findings
 

@@ -1,0 +1,162 @@
+"""A function's parameters changed: its calls.
+
+Law: compares the parameters before and after by name. A parameter added without a default is asked of every
+call, one removed is taken out, one renamed is renamed where calls name it. Calls that spread their arguments
+are left alone: nobody can count them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ast_grep_py import SgNode
+
+from keystroke.assist.next_edit.burst import Burst
+from keystroke.assist.syntax import tree, walk
+from keystroke.text import Edit
+
+_LISTS = frozenset({"parameters", "formal_parameters", "parameter_list"})
+_CALLS = frozenset({"call", "call_expression", "method_invocation"})
+_SPREAD = frozenset({"list_splat", "dictionary_splat", "spread_element", "variadic_argument"})
+_RECEIVERS = frozenset({"self", "cls", "this"})
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    name: str
+    optional: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    name: str
+    parameters: tuple[Parameter, ...]
+    method: bool
+    start: int
+
+
+def changed_calls(burst: Burst, language: str) -> tuple[str, list[Edit]] | None:
+    """The function's name and the edits of its calls in `burst.after`."""
+    old = _around(tree(burst.before, language), burst.start, burst.old_end)
+    if old is None:
+        return None
+    root = tree(burst.after, language)
+    new = _around(root, burst.start, burst.new_end)
+    if new is None or new.name != old.name or new.parameters == old.parameters:
+        return None
+    return _call_edits(root, old, new)
+
+
+def calls_in(text: str, language: str, burst: Burst) -> list[Edit]:
+    """The same for another file of the same language."""
+    old = _around(tree(burst.before, language), burst.start, burst.old_end)
+    new = _around(tree(burst.after, language), burst.start, burst.new_end)
+    if old is None or new is None or new.name != old.name or old.name not in text:
+        return []
+    found = _call_edits(tree(text, language), old, new)
+    return found[1] if found else []
+
+
+def _around(root: SgNode, start: int, end: int) -> Signature | None:
+    """The signature whose parameter list holds [start, end]."""
+    for node in walk(root):
+        if node.kind() not in _LISTS:
+            continue
+        span = node.range()
+        if span.start.index < start and end < span.end.index:
+            function = node.parent()
+            name = function.field("name") if function is not None else None
+            if function is None or name is None:
+                return None
+            parameters = tuple(p for child in node.children() if (p := _parameter(child)) is not None)
+            method = bool(parameters) and parameters[0].name in _RECEIVERS
+            return Signature(name.text(), parameters[method:], method, name.range().start.index)
+    return None
+
+
+def _parameter(node: SgNode) -> Parameter | None:
+    if not node.is_named() or "comment" in node.kind():
+        return None
+    if node.kind() in ("identifier", "self_parameter"):
+        return Parameter(node.text(), False)
+    if "splat" in node.kind() or "rest" in node.kind() or "separator" in node.kind():
+        return Parameter(node.text(), True)
+    name = node.field("name") or node.field("pattern") or node.field("left")
+    if name is None:
+        name = next((c for c in node.children() if c.kind() == "identifier"), None)
+    if name is None:
+        return None
+    optional = node.field("value") is not None or node.field("right") is not None
+    return Parameter(name.text(), optional or node.kind() == "optional_parameter")
+
+
+def _call_edits(root: SgNode, old: Signature, new: Signature) -> tuple[str, list[Edit]] | None:
+    before, after = [p.name for p in old.parameters], [p.name for p in new.parameters]
+    added = [(i, p) for i, p in enumerate(new.parameters) if p.name not in before]
+    removed = [(i, name) for i, name in enumerate(before) if name not in after]
+    if len(added) == len(removed) == 1 and added[0][0] == removed[0][0]:
+        rename = {removed[0][1]: added[0][1].name}
+        added, removed = [], []
+    else:
+        rename = {}
+    edits: list[Edit] = []
+    for node in walk(root):
+        if node.kind() in _CALLS and _calls(node, new):
+            edits += _one_call(node, len(before), added, removed, rename)
+    return (new.name, edits) if edits else None
+
+
+def _calls(node: SgNode, signature: Signature) -> bool:
+    function = node.field("function") or node.field("name")
+    if function is None:
+        return False
+    said: str = function.text()
+    return said.endswith(f".{signature.name}") if signature.method else said == signature.name
+
+
+def _one_call(
+    call: SgNode,
+    count: int,
+    added: list[tuple[int, Parameter]],
+    removed: list[tuple[int, str]],
+    rename: dict[str, str],
+) -> list[Edit]:
+    inner = call.field("arguments")
+    if inner is None:
+        return []
+    given = [c for c in inner.children() if c.is_named() and "comment" not in c.kind()]
+    if any(argument.kind() in _SPREAD for argument in given):
+        return []
+    named = {name.text(): c for c in given if (name := c.field("name")) is not None and "=" in c.text()}
+    plain = [c for c in given if c not in named.values()]
+    edits: list[Edit] = []
+    for name, argument in named.items():
+        if name in rename:
+            start = argument.range().start.index
+            edits.append(Edit(start, start + len(name), rename[name]))
+    if added and len(given) > count - len(removed):
+        return edits  # it has been brought up to date already
+    for index, name in removed:
+        victim = named.get(name) or (plain[index] if index < len(plain) else None)
+        if victim is not None and victim in given:
+            edits.append(_without(given, given.index(victim)))
+    for index, parameter in added:
+        if parameter.optional or parameter.name in named:
+            continue
+        if index < len(plain):
+            at = plain[index].range().start.index
+            edits.append(Edit(at, at, f"{parameter.name}, "))
+        else:
+            at = given[-1].range().end.index if given else inner.range().start.index + 1
+            text = f"{parameter.name}={parameter.name}" if named else parameter.name
+            edits.append(Edit(at, at, f", {text}" if given else text))
+    return edits
+
+
+def _without(given: list[SgNode], index: int) -> Edit:
+    """Take one argument out with the comma that belongs to it."""
+    span = given[index].range()
+    if index + 1 < len(given):
+        return Edit(span.start.index, given[index + 1].range().start.index, "")
+    start = given[index - 1].range().end.index if index else span.start.index
+    return Edit(start, span.end.index, "")

@@ -1,0 +1,201 @@
+"""What one buffer's changes ask for next, kept true while the user types.
+
+Law: following a key is cheap and never parses; `propose` parses and may run in a thread, on texts that do not
+change. A proposal is rebased over every edit; taken one by one it shrinks; contradicted it is dropped with
+a named reason. Changes a proposal itself made are no new intent.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from keystroke.assist.next_edit.burst import Burst, burst_between
+from keystroke.assist.next_edit.rename import is_top_level, mentions, renamed
+from keystroke.assist.next_edit.repeat import repeated
+from keystroke.assist.next_edit.signature import calls_in, changed_calls
+from keystroke.assist.syntax import LANGUAGES
+from keystroke.text import Dropped, Edit, rebase
+from keystroke.text.rebase import Reason
+
+LARGEST = 400_000  # characters; a larger file would hold up a core
+_HISTORY = 8
+_NEAR = 48  # characters between two edits that still belong together
+
+
+class Cause(StrEnum):
+    RENAME = "rename"
+    SIGNATURE = "signature"
+    REPEAT = "repeat"
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """An edit in a buffer; None: the one that was changed."""
+
+    buffer: str | None
+    edit: Edit
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    id: str
+    cause: Cause
+    title: str
+    places: tuple[Placed, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """Another open buffer of the same language."""
+
+    text: str
+
+
+class NextEdits:
+    def __init__(self, text: str, language: str | None) -> None:
+        self._language = language if language in LANGUAGES else None
+        self._baseline = text  # the text before the burst under way
+        self._span: tuple[int, int] | None = None  # of the burst, in the text as it is now
+        self._history: deque[Burst] = deque(maxlen=_HISTORY)
+        self._count = 0
+        self._key: tuple[str, ...] = ()
+        self.proposal: Proposal | None = None
+
+    def follow(self, before: str, edits: Sequence[Edit]) -> Dropped | None:
+        """Edits were made one after another to `before`. Says why the proposal is gone, if it is now."""
+        text = before
+        for edit in edits:
+            if self._taken(edit):
+                text = text[: edit.start] + edit.text + text[edit.end :]
+                self._baseline, self._span = text, None
+                continue
+            self._grow(text, edit)
+            text = text[: edit.start] + edit.text + text[edit.end :]
+            dropped = self._rebase(edit)
+            if dropped is not None:
+                return dropped
+        return None
+
+    def propose(self, text: str, cursor: int, others: Mapping[str, Other]) -> Proposal | None:
+        """What the burst under way asks for in `text`; None where nothing. Does not change this object, so a
+        thread may run it; `adopt` takes the result."""
+        if len(text) > LARGEST or len(self._baseline) > LARGEST:
+            return None
+        burst = burst_between(self._baseline, text)
+        if burst is None:
+            return None
+        found = self._found(burst, others)
+        if found is None:
+            return None
+        cause, title, own, elsewhere = found
+        here = sorted(own, key=lambda e: (e.start < cursor, e.start))
+        places = [Placed(None, edit) for edit in here]
+        places += [Placed(name, edit) for name, edits in elsewhere.items() for edit in edits]
+        return Proposal("", cause, title, tuple(places)) if places else None
+
+    def adopt(self, proposal: Proposal | None) -> Proposal | None:
+        """Take what `propose` found; the same intent keeps its id."""
+        if proposal is None:
+            self.proposal = None
+            return None
+        key = (proposal.cause, proposal.title.partition(" to ")[0])
+        if key != self._key or self.proposal is None:
+            self._count += 1
+            self._key = key
+        self.proposal = replace(proposal, id=f"e{self._count}")
+        return self.proposal
+
+    def dismiss(self, text: str) -> None:
+        """Not wanted: the burst that led to it is let go."""
+        self.proposal, self._baseline, self._span = None, text, None
+
+    # Bursts
+
+    def _grow(self, text: str, edit: Edit) -> None:
+        """Let the edit join the burst under way, or end that and begin another."""
+        span = self._span
+        if span is not None and edit.start <= span[1] + _NEAR and edit.end >= span[0] - _NEAR:
+            line_break = "\n" in text[min(edit.start, span[0]) : max(edit.end, span[1])]
+            if not line_break or (edit.start <= span[1] and edit.end >= span[0]):
+                end = max(span[1] + edit.delta, edit.start + len(edit.text))
+                self._span = (min(span[0], edit.start), max(end, edit.start))
+                return
+        if span is not None:
+            ended = burst_between(self._baseline, text)
+            if ended is not None:
+                self._history.append(ended)
+        self._baseline = text
+        self._span = (edit.start, edit.start + len(edit.text))
+
+    def _taken(self, edit: Edit) -> bool:
+        """Whether the edit is one the proposal asked for; then it is done and the rest moves along."""
+        proposal = self.proposal
+        if proposal is None:
+            return False
+        for index, place in enumerate(proposal.places):
+            if place.buffer is None and place.edit == edit:
+                rest = [p for i, p in enumerate(proposal.places) if i != index]
+                moved = tuple(p for p in (_moved(p, edit) for p in rest) if isinstance(p, Placed))
+                self.proposal = replace(proposal, places=moved) if moved else None
+                return True
+        return False
+
+    def _rebase(self, edit: Edit) -> Dropped | None:
+        proposal = self.proposal
+        if proposal is None:
+            return None
+        moved = [_moved(place, edit) for place in proposal.places]
+        kept = tuple(p for p in moved if isinstance(p, Placed))
+        if not kept:
+            self.proposal = None
+            first = moved[0]
+            return first if isinstance(first, Dropped) else Dropped(Reason.OVERLAPPED)
+        self.proposal = replace(proposal, places=kept)
+        return None
+
+    def _found(
+        self, burst: Burst, others: Mapping[str, Other]
+    ) -> tuple[Cause, str, list[Edit], dict[str, list[Edit]]] | None:
+        language = self._language
+        if language is not None:
+            name = renamed(burst, language)
+            visible = _defines_top_level(burst, language)
+            if name is not None or visible:
+                old, new, edits = name or (*_names(burst), [])
+                elsewhere = {}
+                if visible:
+                    for buffer, other in others.items():
+                        if old in other.text and (found := mentions(other.text, language, old, new)):
+                            elsewhere[buffer] = found
+                if edits or elsewhere:
+                    return Cause.RENAME, f"Rename {old} to {new}", edits, elsewhere
+            calls = changed_calls(burst, language)
+            far = {b: found for b, o in others.items() if (found := calls_in(o.text, language, burst))}
+            if calls is not None or far:
+                title = f"Update calls of {calls[0]}" if calls else "Update calls in other files"
+                return Cause.SIGNATURE, title, calls[1] if calls else [], far
+        pattern = repeated([*self._history, burst])
+        if pattern is None:
+            return None
+        old, new, edits = pattern
+        return Cause.REPEAT, f"Change {old.strip():.40} to {new.strip():.40}", edits, {}
+
+
+def _defines_top_level(burst: Burst, language: str) -> bool:
+    old, new = _names(burst)
+    return old.isidentifier() and new.isidentifier() and old != new and is_top_level(burst, language)
+
+
+def _names(burst: Burst) -> tuple[str, str]:
+    change = burst.words()
+    return change.old, change.new
+
+
+def _moved(place: Placed, typed: Edit) -> Placed | Dropped:
+    if place.buffer is not None:
+        return place
+    result = rebase(place.edit, (typed,))
+    return result if isinstance(result, Dropped) else Placed(None, result)
