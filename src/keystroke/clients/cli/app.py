@@ -42,6 +42,7 @@ COMMANDS: dict[str, Entry] = {
     "serve": Entry(f"{_HERE}.serve:serve", "Serve models to editors, the OpenAI SDK and Codex."),
     "keys": Entry(f"{_HERE}.keys:app", "Create, list and revoke the keys of a server."),
     "usage": Entry(f"{_HERE}.usage:usage", "Show tokens, time and cost by key and model."),
+    "audit": Entry(f"{_HERE}.audit:audit", "Find security weaknesses in files, with fixes."),
     "lsp": Entry(f"{_HERE}.lsp:lsp", "Serve an editor over the Language Server Protocol."),
     "demo": Entry(f"{_HERE}.demo:demo", "Watch the embedded model complete a few lines of code."),
     "bench": Entry(f"{_HERE}.bench:bench", "Run a benchmark."),
