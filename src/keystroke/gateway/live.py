@@ -12,7 +12,7 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePath
 
 from keystroke.assist.completion import LiveCompletion
@@ -24,6 +24,7 @@ from keystroke.assist.syntax import language_of
 from keystroke.config import AssistSettings
 from keystroke.errors import InputError, KeystrokeError, ProtocolError, UsageError
 from keystroke.gateway.keys import Caller
+from keystroke.gateway.live_actions import LiveActions
 from keystroke.gateway.live_buffer import LiveBuffer
 from keystroke.gateway.outbox import Outbox
 from keystroke.gateway.registry import Entry
@@ -65,6 +66,7 @@ class LiveConnection:
         self._buffers: dict[str, LiveBuffer] = {}
         self._roots: dict[str, str | None] = {}
         self._recent: deque[tuple[str, int, str]] = deque(maxlen=_RECENT)
+        self._actions = LiveActions(self, service, caller, reads_files=self._reads_files)
         self._outbox = Outbox(lambda: None, lambda: None)
         self._writing_since = 0.0
         self._closed = False
@@ -125,7 +127,11 @@ class LiveConnection:
             self._open(request)
         elif isinstance(request, live.BufferClose):
             self._close(request.buffer)
+        elif isinstance(request, (live.ProblemsAsk, live.RefactorAsk, live.EditAsk)):
+            self._actions.ask(request)
         elif isinstance(request, live.Cancel):
+            if self._actions.cancel(request.id):
+                return
             for buffer in self._buffers.values():
                 if buffer.cancel(request.id):
                     break
@@ -181,6 +187,7 @@ class LiveConnection:
         buffer.path = path
         self._buffers[request.buffer] = buffer
         self._roots[request.buffer] = request.root
+        self._actions.opened(request)
         buffer.opened()
 
     def _change(self, request: live.BufferChange) -> None:
@@ -203,6 +210,7 @@ class LiveConnection:
     def _close(self, name: str) -> None:
         buffer = self._buffers.pop(name, None)
         self._roots.pop(name, None)
+        self._actions.closed(name)
         if buffer is not None:
             buffer.close()
 
@@ -227,7 +235,10 @@ class LiveConnection:
         except (OSError, ValueError):
             return ProjectRules(language=language)
 
-    # What buffers ask of their connection
+    # What buffers and actions ask of their connection
+
+    def mirrors(self) -> Iterator[LiveBuffer]:
+        return iter(self._buffers.values())
 
     def say(self, event: live.LiveEvent) -> None:
         if self._closed:
@@ -320,6 +331,7 @@ class LiveConnection:
         if self._closed:
             return
         self._closed = True
+        self._actions.close()
         self._outbox.close()
         for buffer in self._buffers.values():
             buffer.close()
