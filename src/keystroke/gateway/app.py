@@ -34,7 +34,7 @@ from keystroke.gateway.keys import Caller, Key
 from keystroke.gateway.live import LiveConnection
 from keystroke.gateway.registry import Registry
 from keystroke.gateway.security import is_loopback, key_ring
-from keystroke.gateway.service import Service
+from keystroke.gateway.service import SHUTTING_DOWN, Service
 from keystroke.gateway.store import Store
 from keystroke.gateway.websocket import Connection, SocketLimits, deny
 
@@ -164,14 +164,21 @@ class Gateway:
             yield
         finally:
             refresh.cancel()
-            await self._drain()
             await self.service.registry.stop()
             if self.store is not None:
                 await asyncio.to_thread(self.store.close)
 
-    async def _drain(self) -> None:
-        """Give running answers a little time to end by themselves."""
-        for _ in range(round(self.settings.server.drain_s / 0.02)):
+    async def drain(self) -> None:
+        """Take nothing new, let running answers end, then end those that do not; each with its last event."""
+        self.service.draining = True
+        await self._until_quiet(self.settings.server.drain_s)
+        for answer in tuple(self.service.live.values()):
+            answer.cancel(Unavailable(SHUTTING_DOWN))
+        await self._until_quiet(2.0)
+        await asyncio.sleep(0.05)  # the last events leave their buffers
+
+    async def _until_quiet(self, seconds: float) -> None:
+        for _ in range(round(seconds / 0.02)):
             if not self.service.live:
                 return
             await asyncio.sleep(0.02)
@@ -226,7 +233,7 @@ def uvicorn_config(gateway: Gateway) -> uvicorn.Config:
         ws_per_message_deflate=False,  # costs more time per token than it saves on any network
         ws_ping_interval=20.0,
         ws_ping_timeout=20.0,
-        timeout_graceful_shutdown=max(1, round(server.drain_s) + 1),
+        timeout_graceful_shutdown=2,  # answers were drained before; this is for the last bytes
         log_config=None,
         access_log=False,  # addresses and paths only invite secrets into logs
         server_header=False,
@@ -248,14 +255,40 @@ def run_server(
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+    listening = _listen(gateway.settings.server)
     server = _Server(uvicorn_config(gateway))
-    server.on_ready = on_ready
+    server.gateway, server.on_ready = gateway, on_ready
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-        runner.run(server.serve())
+        runner.run(server.serve(sockets=[listening]))
+
+
+def _listen(server: ServerSettings) -> socket.socket:
+    """The listening socket. Raises ConfigError: one sentence where uvicorn would write to its log."""
+    family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
+    listening = socket.socket(family)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((server.host, server.port))
+    except (OSError, UnicodeError) as error:
+        listening.close()
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(
+            f"cannot listen on {server.host}:{server.port} ({reason}); choose another with --host or --port"
+        ) from None
+    return listening
 
 
 class _Server(uvicorn.Server):
+    """Drains before it closes: uvicorn alone would cut sockets off in the middle of an answer."""
+
+    gateway: Gateway
     on_ready: Callable[[int], None] | None = None
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for listener in self.servers:
+            listener.close()
+        await self.gateway.drain()
+        await super().shutdown(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

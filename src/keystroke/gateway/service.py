@@ -19,7 +19,7 @@ from keystroke.engine.base import Sampling
 from keystroke.engine.generation import GenerationParams
 from keystroke.engine.model import Model
 from keystroke.engine.speculative import Drafter, FileDrafter, drafter_for
-from keystroke.errors import ContextOverflow, InputError, KeystrokeError
+from keystroke.errors import ContextOverflow, InputError, KeystrokeError, Unavailable
 from keystroke.gateway.answer import Answer, Sink
 from keystroke.gateway.keys import Caller
 from keystroke.gateway.lanes import Lane, Tier
@@ -42,6 +42,9 @@ log = logging.getLogger("keystroke.service")
 _BIG = 16_384  # characters from which rendering and tokenising leave the event loop
 _LEARNT = 8192  # tokens of a prompt that a drafter learns by heart; more would delay the first token
 _TURNS = 256  # finished turns kept in memory for callers that come back by id
+
+
+SHUTTING_DOWN = "The server is shutting down; try again shortly."
 
 
 def new_id(kind: str) -> str:
@@ -76,6 +79,7 @@ class Service:
         self.speculation = speculation
         self.metrics = Metrics()
         self.limits = Limits({e.name: e.budget for e in registry.entries.values()})
+        self.draining = False
         self.live: dict[str, Answer] = {}  # answers under way, by response id
         self._turns: OrderedDict[str, tuple[str, Turn]] = OrderedDict()
 
@@ -146,6 +150,8 @@ class Service:
         buffer: str | None = None,
     ) -> tuple[Ticket, Permit]:
         """Admit against the budget, then queue. Raises RateLimited or QueueFull, leaving nothing behind."""
+        if self.draining:
+            raise Unavailable(SHUTTING_DOWN)
         permit = self.limits.admit(caller.id, entry.name, tokens)
         supersedes = None if buffer is None else f"{caller.id}/{buffer}"
         try:
