@@ -57,10 +57,9 @@ def home() -> Iterator[Path]:
 
 
 def configure(home: Path, server: RunningServer, *, websockets: bool) -> None:
-    with urllib.request.urlopen(f"{server.url}/v1/models") as answer:
-        models = json.load(answer)["models"]
     catalog = home / "models.json"
-    catalog.write_text(json.dumps({"models": models}))
+    with urllib.request.urlopen(f"{server.url}/v1/models") as answer:
+        catalog.write_bytes(answer.read())
     (home / "config.toml").write_text(
         f"""
 model = "fast"
