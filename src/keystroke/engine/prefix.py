@@ -54,15 +54,19 @@ class PrefixCache(Generic[Payload]):
         self._entries: list[Entry[Payload]] = []  # oldest first
 
     def put(self, tokens: list[int], payload: Payload, nbytes: int) -> None:
-        """Keep a sequence. An entry that it covers entirely is let go; so are the oldest over budget."""
+        """Keep a sequence. An entry that it covers entirely is let go; so are the oldest over budget. What
+        alone exceeds the budget is not kept at all."""
+        entry = Entry(tokens, payload, nbytes)
+        if nbytes > self.budget:
+            self._release(entry)
+            return
         kept = []
-        for entry in self._entries:
-            if len(entry.tokens) <= len(tokens) and common_prefix(entry.tokens, tokens) == len(entry.tokens):
-                self._release(entry)
+        for other in self._entries:
+            if len(other.tokens) <= len(tokens) and common_prefix(other.tokens, tokens) == len(other.tokens):
+                self._release(other)
             else:
-                kept.append(entry)
-        self._entries = kept
-        self._entries.append(Entry(tokens, payload, nbytes))
+                kept.append(other)
+        self._entries = [*kept, entry]
         self.shrink(self.budget)
 
     def find(self, tokens: Sequence[int]) -> tuple[Entry[Payload] | None, int]:
@@ -83,8 +87,15 @@ class PrefixCache(Generic[Payload]):
 
     def shrink(self, budget: int) -> None:
         """Let the oldest go until at most `budget` bytes are held."""
-        while self._entries and self.nbytes > budget:
-            self._release(self._entries.pop(0))
+        while self.nbytes > budget and self.drop_oldest():
+            pass
+
+    def drop_oldest(self) -> bool:
+        """Let the oldest go; False where nothing is held."""
+        if not self._entries:
+            return False
+        self._release(self._entries.pop(0))
+        return True
 
     def clear(self) -> None:
         self.shrink(-1)

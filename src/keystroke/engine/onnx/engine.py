@@ -22,6 +22,7 @@ from keystroke.errors import EngineError, Interrupted, ModelDamaged, NotEnoughMe
 
 PREFILL_CHUNK = 128  # rows; larger is hardly faster and answers an interrupt later
 TAIL = 16  # an extension up to this long rides along with the next step
+LOGIT_ROWS = 64  # more than any drafter's longest draft
 WORTH_COPYING = 16  # tokens: below this, recomputing is as quick as looking further
 
 
@@ -41,13 +42,15 @@ class OnnxEngine(Engine):
         self.exact = exact
         self._runtime = _open(model, threads)
         kv: np.dtype[np.floating] = np.dtype(PRECISIONS[precision].kv)
-        self.pool = Pool(spec, kv, kv_budget)
+        self.pool = Pool(spec, kv, kv_budget, make_room=lambda: self.cache.drop_oldest())
         width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
         self._pads = [np.zeros((1, rows, width), dtype=kv) for rows in range(MIN_ATTENTION_ROWS)]
         self._pad_values = [ort.OrtValue.ortvalue_from_numpy(pad) for pad in self._pads]
         self.cache: PrefixCache[Buffers] = PrefixCache(kv_budget // 2, drop=self.pool.release)
         self.live: set[OnnxSession] = set()
         self._scratch: dict[int, _Rows] = {}
+        # One memory for the logits of any run: pages are taken as they are first written.
+        self._logits_memory = np.empty((LOGIT_ROWS, spec.vocab_size), dtype=np.float32)
         self._logits: dict[int, tuple[np.ndarray, ort.OrtValue]] = {}
         self.last = np.zeros(1, dtype=np.int32)
         self.total = np.zeros(1, dtype=np.int32)
@@ -97,20 +100,6 @@ class OnnxEngine(Engine):
 
     # For sessions
 
-    def allocate(self, length: int) -> Buffers:
-        self._make_room(length)
-        return self.pool.allocate(length)
-
-    def copy(self, buffers: Buffers, keep: int, length: int) -> Buffers:
-        self._make_room(length)
-        return self.pool.copy(buffers, keep, length)
-
-    def _make_room(self, length: int) -> None:
-        need = self.pool.bytes_for(self.pool.capacity_for(length))
-        excess = self.pool.used + need - self.pool.budget
-        if excess > 0:
-            self.cache.shrink(max(self.cache.nbytes - excess, 0))
-
     def binding(self, buffers: Buffers) -> Binding:
         binding = self._runtime.io_binding()
         binding.bind_ortvalue_input("last", self.last_value)
@@ -134,7 +123,9 @@ class OnnxEngine(Engine):
             scratch = self._scratch[count] = _Rows(count)
         found = self._logits.get(rows)
         if found is None:
-            array = np.empty((rows, self.spec.vocab_size), dtype=np.float32)
+            array = self._logits_memory[:rows]
+            if rows > LOGIT_ROWS:
+                array = np.empty((rows, self.spec.vocab_size), dtype=np.float32)
             found = self._logits[rows] = (array, ort.OrtValue.ortvalue_from_numpy(array))
         padding = self.padding(count)
         if bound.shape != (count, rows, padding):  # decoding binds once and then only writes numbers in place
@@ -213,15 +204,17 @@ class OnnxSession(HostSession):
 
     def _own(self, keep: int, length: int) -> None:
         """Make the buffers this session's alone and long enough, keeping the first `keep` tokens."""
-        held = self.buffers
-        if held is None:
-            self.buffers = self._engine.allocate(length)
-        elif held.owners > 1 or held.capacity < length:
-            self.buffers = self._engine.copy(held, keep, length)
-            self._engine.pool.release(held)
-        else:
+        pool, held = self._engine.pool, self.buffers
+        if held is not None and held.owners == 1 and held.capacity >= length:
             return
-        self._binding = None
+        self._binding = None  # it points into memory that is about to go
+        if held is None:
+            self.buffers = pool.allocate(length)
+        elif held.owners == 1:
+            pool.grow(held, keep, length)
+        else:
+            self.buffers = pool.copy(held, keep, length)
+            pool.release(held)
 
     def _adopt(self, tokens: Sequence[int], own: int) -> int:
         engine = self._engine
@@ -232,14 +225,15 @@ class OnnxSession(HostSession):
                 donor, shared = other, length
         if shared < own + WORTH_COPYING:
             return own
-        if donor is not None:
-            assert donor.buffers is not None
-            buffers = engine.pool.share(donor.buffers)
-        elif entry is not None and 2 * shared >= len(entry.tokens):
+        if donor is None and entry is not None and 2 * shared >= len(entry.tokens):
             buffers = engine.cache.take(entry)
         else:
-            assert entry is not None
-            buffers = engine.pool.share(entry.payload)
+            lender = donor.buffers if donor is not None else entry.payload if entry is not None else None
+            assert lender is not None
+            try:  # copied at once: a living session must not come to pay for what it lends
+                buffers = engine.pool.copy(lender, shared, len(tokens) + MIN_ATTENTION_ROWS)
+            except NotEnoughMemory:
+                return own
         self._let_go()
         self.buffers = buffers
         self._held = list(tokens[:shared])

@@ -6,6 +6,8 @@ prefix borrowed from another session); whoever writes while others look copies f
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import onnxruntime as ort
 
@@ -14,6 +16,7 @@ from keystroke.engine.onnx.graph import MIN_ATTENTION_ROWS
 from keystroke.errors import NotEnoughMemory
 
 FIRST_CAPACITY = 256  # tokens; small enough that an idle session costs little
+NARROW_ROOM = 64  # tokens; what a session may still grow by where the budget is nearly spent
 
 
 class Buffers:
@@ -30,15 +33,34 @@ class Buffers:
         self.nbytes = sum(array.nbytes for array in self.arrays)
         self.owners = 1
 
+    def grow(self, keep: int, capacity: int) -> None:
+        """Layer by layer, so that old and new are never both there whole; whatever ends this half-way leaves
+        every layer with its first `keep` tokens."""
+        for index, held in enumerate(self.arrays):
+            one, heads, _, width = held.shape
+            array = np.zeros((one, heads, capacity, width), dtype=held.dtype)
+            array[:, :, :keep] = held[:, :, :keep]
+            self.values[index], self.arrays[index] = ort.OrtValue.ortvalue_from_numpy(array), array
+        self.capacity = capacity
+        self.nbytes = sum(array.nbytes for array in self.arrays)
+
 
 class Pool:
-    """Hands out buffers within a budget of bytes; `make_room` is asked to free some when it runs out."""
+    """Hands out buffers within a budget of bytes. Where it runs out it asks `make_room` to let something
+    go, again and again while that answers True."""
 
-    def __init__(self, spec: ModelSpec, dtype: np.dtype[np.floating], budget: int) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        dtype: np.dtype[np.floating],
+        budget: int,
+        make_room: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.spec = spec
         self.dtype = dtype
         self.budget = budget
         self.used = 0
+        self._make_room = make_room
 
     def bytes_for(self, capacity: int) -> int:
         return 2 * self.spec.layers * self.spec.kv_heads * self.spec.head_dim * self.dtype.itemsize * capacity
@@ -51,23 +73,30 @@ class Pool:
         return min(capacity, max(self.spec.context_length + MIN_ATTENTION_ROWS, length))
 
     def allocate(self, length: int) -> Buffers:
-        capacity = self.capacity_for(length)
-        need = self.bytes_for(capacity)
-        if self.used + need > self.budget:
-            raise NotEnoughMemory(
-                f"a session of {length:,} tokens needs {need / 2**20:,.0f} MB of KV cache and "
-                f"{max(self.budget - self.used, 0) / 2**20:,.0f} MB of the budget are left; "
-                "close sessions or raise engine.kv_budget_mb"
-            )
+        capacity = self._afforded(length, 0)
         try:
             buffers = Buffers(self.spec, self.dtype, capacity)
         except MemoryError:
-            raise NotEnoughMemory(
-                f"the system refused {need / 2**20:,.0f} MB for the KV cache; "
-                "close other programs or shorten the context"
-            ) from None
-        self.used += need
+            raise self._refused(capacity) from None
+        self.used += buffers.nbytes
         return buffers
+
+    def copy(self, buffers: Buffers, keep: int, length: int) -> Buffers:
+        """Buffers of its own for `length` tokens, the first `keep` copied."""
+        fresh = self.allocate(length)
+        for source, target in zip(buffers.arrays, fresh.arrays, strict=True):
+            target[:, :, :keep] = source[:, :, :keep]
+        return fresh
+
+    def grow(self, buffers: Buffers, keep: int, length: int) -> None:
+        """Make room for `length` tokens in buffers that have one owner, keeping the first `keep`."""
+        before = buffers.nbytes
+        capacity = self._afforded(length, before)
+        try:
+            buffers.grow(keep, capacity)
+        except MemoryError:
+            raise self._refused(capacity) from None
+        self.used += buffers.nbytes - before
 
     def share(self, buffers: Buffers) -> Buffers:
         buffers.owners += 1
@@ -78,9 +107,23 @@ class Pool:
         if buffers.owners == 0:
             self.used -= buffers.nbytes
 
-    def copy(self, buffers: Buffers, keep: int, length: int) -> Buffers:
-        """Buffers of its own for `length` tokens, the first `keep` copied."""
-        fresh = self.allocate(length)
-        for source, target in zip(buffers.arrays, fresh.arrays, strict=True):
-            target[:, :, :keep] = source[:, :, :keep]
-        return fresh
+    def _afforded(self, length: int, returned: int) -> int:
+        """The capacity that `length` tokens get: with room to grow if the budget allows. `returned` bytes
+        come back in exchange."""
+        for capacity in (self.capacity_for(length), length + NARROW_ROOM):
+            need = self.bytes_for(capacity) - returned
+            while self.used + need > self.budget and self._make_room():
+                pass
+            if self.used + need <= self.budget:
+                return capacity
+        raise NotEnoughMemory(
+            f"a session of {length:,} tokens needs {self.bytes_for(length) / 2**20:,.0f} MB of KV cache and "
+            f"{max(self.budget - self.used + returned, 0) / 2**20:,.0f} MB of the budget are left; "
+            "close sessions or raise engine.kv_budget_mb"
+        )
+
+    def _refused(self, capacity: int) -> NotEnoughMemory:
+        return NotEnoughMemory(
+            f"the system refused {self.bytes_for(capacity) / 2**20:,.0f} MB for the KV cache; "
+            "close other programs or shorten the context"
+        )
