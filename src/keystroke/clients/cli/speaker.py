@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from keystroke.config import Settings
     from keystroke.engine.base import Interrupt
     from keystroke.engine.generation import Finish, GenerationParams
+    from keystroke.engine.remote import Endpoint
 
 Message = dict[str, Any]
 
@@ -160,30 +161,29 @@ def params(
     return GenerationParams(max_tokens=limit or None, sampling=sampling, stop=tuple(stop))
 
 
-def _remote(name: str, settings: Settings) -> tuple[str, Any, str] | None:
+def _remote(name: str, settings: Settings) -> tuple[str, Endpoint, str] | None:
     """Name, endpoint and the server's own name of a remote model; None for one on this machine."""
-    from keystroke.engine.remote import Endpoint
-
-    patience = settings.remote.timeout_s
+    shared = settings.remote
     if name.startswith(("http://", "https://")):
         url, _, model = name.partition("#")
         if not model:
             raise ConfigError(f"write the model's name after the address, like {url}#MODEL", param="model")
-        return model, Endpoint(url, settings.remote.api_key_env, first_token_timeout=patience), model
+        return model, _endpoint(url, shared.api_key_env, shared.timeout_s), model
     table = settings.models.get(name)
     if table is not None and (table.engine == "remote" or table.base_url):
-        url, model = table.base_url or settings.remote.base_url or "", table.model or ""
-        key = table.api_key_env or settings.remote.api_key_env
-        return name, Endpoint(url, key, first_token_timeout=patience), model
+        url = table.base_url or shared.base_url or ""
+        key = table.api_key_env or shared.api_key_env
+        return name, _endpoint(url, key, shared.timeout_s), table.model or ""
     if settings.engine.kind == "remote" and name == settings.model.default:
-        shared = settings.remote
         if not shared.base_url or not shared.model:
             raise ConfigError(
                 "engine.kind is remote, but remote.base_url or remote.model is not set; set both"
             )
-        return (
-            shared.model,
-            Endpoint(shared.base_url, shared.api_key_env, first_token_timeout=patience),
-            shared.model,
-        )
+        return shared.model, _endpoint(shared.base_url, shared.api_key_env, shared.timeout_s), shared.model
     return None
+
+
+def _endpoint(url: str, key: str | None, patience: float) -> Endpoint:
+    from keystroke.engine.remote import Endpoint  # here: a local model need not load an HTTP client
+
+    return Endpoint(url, key, first_token_timeout=patience)
