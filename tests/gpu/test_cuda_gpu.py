@@ -116,16 +116,17 @@ def test_rows_are_bit_equal_in_every_bucket(model: tuple[ModelSpec, Tensors, Cud
     prompt = text(600, 1)
     with engine.session() as session:
         session.extend(prompt[:560])
+        probe = Sampling(logprobs=0)  # chosen on the host: no follower overwrites the logits
         singles = []
         for token in prompt[560:]:
-            session.step()
+            session.step(sampling=probe)
             singles.append(engine._stepper.logits[0].clone())
             session.rollback(session.length - 1)
             session.extend([*session.tokens, token])
         for size in (2, 3, 5, 8, 11, 16):
             session.rollback(600 - size)
             session._resident = 599 - size
-            session.step(prompt[600 - size :][:size])
+            session.step(prompt[600 - size :], sampling=probe)
             rows = engine._stepper.logits[: size + 1]
             for i in range(size):
                 assert torch.equal(rows[i], singles[40 - size + i]), (size, i)

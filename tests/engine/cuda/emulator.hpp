@@ -169,6 +169,7 @@ DEVICE uint4 load16(const void* p) {
 }
 DEVICE float2 load8(const float2* p) { return *p; }
 DEVICE float load4(const float* p) { return *p; }
+DEVICE void prefetch(const void*) {}
 template <class T>
 static T shuffle_any(T v, int mask) {
   u32 words[2] = {0, 0};

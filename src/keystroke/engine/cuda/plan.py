@@ -22,6 +22,7 @@ TAIL_BYTES = 128  # 16 scales and 16 biases end every unit
 MAX_ROWS = 32
 PAGE = 64
 CHUNK = 256
+NEAR = 2048  # keys up to here come in chunks of one page
 PAD = 32
 SHARED_BYTES = 232_448  # what one block may have on compute capability 9.0
 STAGE_BYTES = 16_384 + TAIL_BYTES
@@ -109,7 +110,7 @@ class Plan:
     @cached_property
     def output(self) -> Matrix:
         width = self.spec.heads * self.spec.head_dim
-        split = self._split(width)
+        split = self._head_split()
         return Matrix(self.spec.hidden // 16, split, width // split, self.format)
 
     @cached_property
@@ -118,7 +119,7 @@ class Plan:
 
     @cached_property
     def down(self) -> Matrix:
-        split = self._split(self.spec.intermediate)
+        split = self._split(self.spec.intermediate, 64)
         return Matrix(self.spec.hidden // 16, split, self.spec.intermediate // split, self.format)
 
     @cached_property
@@ -179,19 +180,32 @@ class Plan:
             "NORM_EPS": f"{spec.norm_eps!r}f",
         }
 
-    def _split(self, width: int) -> int:
-        """Into how many parts the inner dimension of a matrix that adds to the residual stream is cut: the
-        blocks' shares should be even, and few partial sums should meet."""
+    def _head_split(self) -> int:
+        """Parts of the O projection, whole heads each. A block first combines the attention of the heads it
+        reads, so few heads matter more than few units: about three, where that divides."""
+        heads = self.spec.heads
+        even = [
+            s
+            for s in range(1, heads + 1)
+            if heads % s == 0 and heads // s * self.spec.head_dim <= _LONGEST_INNER
+        ]
+        return min(even, key=lambda s: (abs(heads // s - 3), s))
+
+    def _split(self, width: int, grain: int) -> int:
+        """Into how many parts the inner dimension of a matrix that adds to the residual stream is cut, in
+        multiples of `grain`: the blocks' shares should be even, and a block should do few units."""
         tiles = self.spec.hidden // 16
-        best, lowest = 1, float("inf")
-        for split in range(1, width // 64 + 1):
+        best, lowest = width // grain, float("inf")
+        for split in range(1, width // grain + 1):
             inner = width // split
-            if width % (split * 64) or (inner > _LONGEST_INNER and split < width // 64):
+            if width % (split * grain) or inner % 64 or inner > _LONGEST_INNER:
                 continue
             rounds = -(-tiles * split // self.blocks)
-            cost = rounds * inner / (tiles * width / self.blocks) + 0.01 * split
-            if cost < lowest:
-                best, lowest = split, cost
+            # In cycles: a unit's own overhead, its share of arithmetic, and half of its time on the bus (the other
+            # half is hidden by what was streamed ahead).
+            each = 350 + inner / 256 * 55 + inner / BLOCK_K[self.format] * BLOCK_BYTES[self.format] / 18.5 / 2
+            if rounds * each < lowest:
+                best, lowest = split, rounds * each
         return best
 
     def _bucket(self, rows: int) -> Bucket:
@@ -201,7 +215,8 @@ class Plan:
         columns = 8 * tiles_n
         rope_at = _up(CONTROL_WORDS * 4) + 128 + 256 + 512
         scratch_at = rope_at + columns * spec.head_dim // 2 * 8
-        scratch = max(2 * 8 * 16 * columns * 4, 16 * (CHUNK + PAD) * 2 + 2 * 8 * 16 * 4)
+        buffers = 4 if tiles_n == 1 else 2
+        scratch = max(buffers * 8 * 16 * columns * 4, 16 * (CHUNK + PAD) * 2 + 2 * 8 * 16 * 4)
         operand_at = _up(scratch_at + scratch)
         need = max(spec.hidden, spec.heads * spec.head_dim, self.down.inner)
         whole = max(need, spec.intermediate)

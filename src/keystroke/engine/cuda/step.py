@@ -19,7 +19,7 @@ from torch import Tensor
 
 from keystroke.engine.base import Sampling
 from keystroke.engine.cuda.model import Weights
-from keystroke.engine.cuda.plan import CHUNK, CONTROL_WORDS, MAX_ROWS, Bucket, Plan
+from keystroke.engine.cuda.plan import CHUNK, CONTROL_WORDS, MAX_ROWS, NEAR, PAGE, Bucket, Plan
 from keystroke.errors import EngineError
 
 _POINTERS = (
@@ -59,7 +59,7 @@ _NUMBERS = (
     "ring_offset",
     "in_flight",
     "direct_rows",
-    "fused_chunks",
+    "fused_rows",
 )
 _RESULT_WORDS = 2 + 2 * MAX_ROWS
 _SLOTS = 8  # launches whose control and result may be alive at once; at most two are
@@ -127,7 +127,7 @@ class Stepper:
         self._launcher = launcher
         spec, device = self.plan.spec, weights.layers.device
         rows, blocks = self.plan.max_rows, launcher.blocks
-        chunks = -(-spec.context_length // CHUNK) + 1
+        chunks = NEAR // PAGE + max(0, -(-(spec.context_length - NEAR) // CHUNK)) + 1
         width = spec.heads * spec.head_dim
 
         def floats(*shape: int) -> Tensor:
@@ -177,21 +177,21 @@ class Stepper:
         self._parameters.kv_layer_stride = keys.stride(0)
         self._parameters.table_stride = tables.stride(0)
         self._parameters.partial_stride = chunks
-        self._parameters.in_flight = 4
+        self._in_flight = 3
         self._parameters.direct_rows = 2
-        self._parameters.fused_chunks = 8
+        self._parameters.fused_rows = 2
         self._ticket = 0
 
     @property
     def nbytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in self._buffers.values())
 
-    def tune(self, *, in_flight: int, direct_rows: int, fused_chunks: int) -> None:
+    def tune(self, *, in_flight: int, direct_rows: int, fused_rows: int) -> None:
         """How much of the weights is asked for ahead, and where sharing work between blocks begins to pay;
         results are the same either way."""
-        self._parameters.in_flight = in_flight
+        self._in_flight = in_flight
         self._parameters.direct_rows = direct_rows
-        self._parameters.fused_chunks = fused_chunks
+        self._parameters.fused_rows = fused_rows
 
     def start(self, parts: Sequence[SequenceRows]) -> Launch:
         slot = self._ticket % _SLOTS
@@ -236,6 +236,7 @@ class Stepper:
         p.next = self._controls[(slot + 1) % _SLOTS].data_ptr()
         p.result = self._results[slot].data_ptr()
         p.x_stride, p.stages, p.ring_offset = bucket.x_stride, bucket.stages, bucket.ring_offset
+        p.in_flight = min(self._in_flight, bucket.stages - 1)  # as many as the ring would never end
         self._launcher.launch(p, bucket)
         return Launch(self._ticket, slot, rows, sequences)
 

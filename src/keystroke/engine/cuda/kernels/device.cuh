@@ -65,6 +65,8 @@ DEVICE uint4 load16(const void* p) { return __ldcg((const uint4*)p); }
 DEVICE float2 load8(const float2* p) { return __ldcg(p); }
 DEVICE float load4(const float* p) { return __ldcg(p); }
 
+DEVICE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
 // Across a warp.
 DEVICE float shuffle_xor(float v, int mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 DEVICE int shuffle_xor_int(int v, int mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
