@@ -27,7 +27,7 @@ _BY_EDITOR = {
 }  # fmt: skip
 LANGUAGES = frozenset(_BY_SUFFIX.values())
 INDENTED = frozenset({"python", "yaml", "haskell"})  # blocks without brackets
-_REGION = 3000  # characters either side of the cursor that a check looks at, at least
+_REGION = 1500  # characters either side of the cursor that a check looks at, at least
 _NOT_BLOCKS = ("object", "dictionary", "dict", "set", "array", "pattern", "string", "comment", "template",
                "initializer", "literal", "struct_expression", "hash")  # fmt: skip
 

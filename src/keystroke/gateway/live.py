@@ -18,7 +18,7 @@ from pathlib import Path, PurePath
 from keystroke.assist.completion import LiveCompletion
 from keystroke.assist.completion.context import RecentEdit, gather
 from keystroke.assist.completion.window import ContextFile
-from keystroke.assist.next_edit.tracker import Other
+from keystroke.assist.next_edit import Other
 from keystroke.assist.rules import ProjectRules, project_rules
 from keystroke.assist.syntax import language_of
 from keystroke.config import AssistSettings

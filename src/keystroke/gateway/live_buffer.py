@@ -1,8 +1,7 @@
-"""One open buffer of a live connection: its mirror, its running suggestion, its findings.
+"""One open buffer of a live connection: its mirror and its running suggestion.
 
-Law: lives in the event loop and never waits there; engine work goes through the scheduler, audits to a
-thread. At most one generation runs per buffer: newer work takes its place. Every request it accepts is
-answered exactly once.
+Law: lives in the event loop and never waits there; engine work goes through the scheduler. At most one
+generation runs per buffer: newer work takes its place. Every request it accepts is answered exactly once.
 """
 
 from __future__ import annotations
@@ -16,17 +15,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from keystroke.assist.audit import LANGUAGES as AUDITED
-from keystroke.assist.audit import LiveAudit
 from keystroke.assist.completion import Extent, Hidden, LiveCompletion, Offer, Stream, Withheld
 from keystroke.assist.completion.window import ContextFile
-from keystroke.assist.next_edit import NextEdits, Proposal
-from keystroke.assist.next_edit.tracker import Other
+from keystroke.assist.next_edit import Other
 from keystroke.engine.generation import Chunk, GenerationParams
 from keystroke.errors import InputError, Interrupted, KeystrokeError
 from keystroke.gateway.keys import Caller
 from keystroke.gateway.lanes import Lane, Tier
 from keystroke.gateway.limits import Permit
+from keystroke.gateway.live_audit import BufferAudit
+from keystroke.gateway.live_next_edit import BufferNextEdit
 from keystroke.gateway.receipts import receipt
 from keystroke.gateway.registry import Entry
 from keystroke.gateway.scheduler import Job
@@ -40,8 +38,6 @@ log = logging.getLogger("keystroke.live")
 
 IDLE = 0.7  # seconds without a key after which the prompt is brought up to date
 SHOWN = 32  # suggestions whose fate may still be told
-NEXT_PAUSE = 0.15  # seconds without a key after which a change is taken to mean something
-AUDIT_PAUSE = 0.02  # seconds: keys that come together are audited together
 
 
 class Surroundings(Protocol):
@@ -109,12 +105,10 @@ class LiveBuffer:
         self._shown: OrderedDict[str, tuple[str, str]] = OrderedDict()  # id: the line, and what was offered
         self._key = 0.0  # when the last key arrived, perf_counter
         self._idle: asyncio.TimerHandle | None = None
-        self._audit_wanted = audit and language in AUDITED
-        self._audit: LiveAudit | None = None
-        self._audit_edits: list[Edit] = []
-        self._auditing: asyncio.Task[None] | None = None
-        self._next = NextEdits(opened.text, language) if next_edit else None
-        self._looking: asyncio.Task[None] | None = None
+        self._audit = BufferAudit(self.name, language, self._say) if audit else None
+        self._next: BufferNextEdit | None = None
+        if next_edit:
+            self._next = BufferNextEdit(self.name, opened.text, language, self._say)
         self._closed = False
 
     # From the connection
@@ -132,7 +126,8 @@ class LiveBuffer:
             assert self.completion is not None
             self.completion.window.set_context(self._around.context(self))
             self._warm(announce=True)
-        self._start_audit()
+        if self._audit is not None:
+            self._audit.follow(self.text, self.version, ())
 
     def change(self, edits: Sequence[Edit], version: int, cursor: int | None) -> None:
         """Follow the editor. Raises InputError, with nothing changed, for an edit outside the text."""
@@ -142,9 +137,10 @@ class LiveBuffer:
         before, self.text, self.version = self.text, text, version
         self.touched = time.monotonic()
         self._key = time.perf_counter()
-        self._audit_edits += edits
-        self._start_audit()
-        self._follow_next(before, edits)
+        if self._audit is not None:
+            self._audit.follow(text, version, edits)
+        if self._next is not None:
+            self._next.follow(before, edits, text, version, self.cursor, self._around.others(self))
         if self.completion is None:
             return
         self.completion.window.follow(edits)
@@ -189,14 +185,18 @@ class LiveBuffer:
         return True
 
     def feedback(self, said: live.Feedback) -> None:
-        offered = self._next.proposal if self._next is not None else None
-        if self._next is not None and offered is not None and offered.id == said.id:
-            if said.outcome == "dismissed":
-                self._next.dismiss(self.text)
+        if self._next is not None and self._next.feedback(said, self.text):
             return
         shown = self._shown.get(said.id)
         if shown is not None and said.outcome == "dismissed" and self.completion is not None:
             self.completion.dismissed.add(*shown)
+
+    def ask_next_edit(self, asked: live.NextEditAsk) -> None:
+        """Say again what stands, or that nothing does."""
+        if asked.version != self.version:
+            self._say(live.NextEditDropped(id=asked.id, buffer=self.name, reason=Hidden.STALE))
+        elif self._next is None or not self._next.repeat():
+            self._say(live.NextEditDropped(id=asked.id, buffer=self.name, reason="nothing_to_change"))
 
     def close(self) -> None:
         if self._ask is not None:
@@ -205,9 +205,9 @@ class LiveBuffer:
         self._stop_run()
         if self._idle is not None:
             self._idle.cancel()
-        for task in (self._auditing, self._looking):
-            if task is not None:
-                task.cancel()
+        for part in (self._audit, self._next):
+            if part is not None:
+                part.close()
 
     @property
     def busy(self) -> bool:
@@ -437,129 +437,9 @@ class LiveBuffer:
         if window.set_context(self._around.context(self)) or stale:
             self._warm()
 
-    # The next edit
-
-    def ask_next_edit(self, asked: live.NextEditAsk) -> None:
-        """Say again what stands, or that nothing does."""
-        if asked.version != self.version:
-            self._say(live.NextEditDropped(id=asked.id, buffer=self.name, reason=Hidden.STALE))
-        elif self._next is None or self._next.proposal is None:
-            self._say(live.NextEditDropped(id=asked.id, buffer=self.name, reason="nothing_to_change"))
-        else:
-            self._say_next(self._next.proposal)
-
-    def _follow_next(self, before: str, edits: Sequence[Edit]) -> None:
-        if self._next is None:
-            return
-        standing = self._next.proposal
-        dropped = self._next.follow(before, edits)
-        if standing is not None:
-            if self._next.proposal is not None:
-                self._say_next(self._next.proposal)
-            else:
-                reason = dropped.reason if dropped is not None else "fulfilled"
-                self._say(live.NextEditDropped(id=standing.id, buffer=self.name, reason=reason))
-        if self._looking is not None:
-            self._looking.cancel()
-        self._looking = asyncio.get_running_loop().create_task(self._look_for_next())
-
-    async def _look_for_next(self) -> None:
-        """Once the keys pause: what does this change ask for elsewhere?"""
-        await asyncio.sleep(NEXT_PAUSE)
-        assert self._next is not None
-        text, version = self.text, self.version
-        try:
-            found = await asyncio.to_thread(self._next.propose, text, self.cursor, self._around.others(self))
-        except Exception:
-            log.exception("looking for the next edit failed")
-            return
-        if self._closed or version != self.version:
-            return
-        standing = self._next.proposal
-        proposal = self._next.adopt(found)
-        if proposal is not None:
-            if proposal != standing:
-                self._say_next(proposal)
-        elif standing is not None:
-            self._say(live.NextEditDropped(id=standing.id, buffer=self.name, reason="no_longer_fits"))
-
-    def _say_next(self, proposal: Proposal) -> None:
-        changes = [
-            live.Change(buffer=p.buffer or self.name, start=p.edit.start, end=p.edit.end, text=p.edit.text)
-            for p in proposal.places
-        ]
-        self._say(
-            live.NextEdit(
-                id=proposal.id,
-                buffer=self.name,
-                version=self.version,
-                cause=proposal.cause.value,
-                title=proposal.title,
-                change=changes[0],
-                others=changes[1:],
-            )
-        )
-
-    # Findings
-
-    def _start_audit(self) -> None:
-        if self._audit_wanted and (self._auditing is None or self._auditing.done()):
-            self._auditing = asyncio.get_running_loop().create_task(self._keep_audited())
-
-    async def _keep_audited(self) -> None:
-        while not self._closed and (self._audit is None or self._audit_edits):
-            await asyncio.sleep(AUDIT_PAUSE)
-            edits, self._audit_edits = self._audit_edits, []
-            text, version = self.text, self.version
-            began = time.perf_counter()
-            try:
-                findings = await asyncio.to_thread(self._audited, text, edits)
-            except KeystrokeError as error:
-                log.debug("no audit of a buffer: %s", error)
-                self._audit_wanted = False  # binary or far too large: nothing will change that soon
-                return
-            except Exception:
-                log.exception("an audit failed")
-                self._audit_wanted = False
-                return
-            spent = (time.perf_counter() - began) * 1e3
-            self._say(
-                live.Diagnostics(
-                    buffer=self.name, version=version, findings=findings, elapsed_ms=round(spent, 3)
-                )
-            )
-
-    def _audited(self, text: str, edits: list[Edit]) -> list[live.LiveFinding]:
-        if self._audit is None:
-            assert self.language is not None
-            self._audit = LiveAudit(self.language, text)
-        else:
-            for edit in edits:
-                self._audit.edit(edit.start, edit.end, edit.text)
-            if self._audit.text != text:
-                self._audit.replace(text)
-        return [_finding(found) for found in self._audit.findings]
-
     def _say(self, event: live.LiveEvent) -> None:
         if not self._closed:
             self._around.say(event)
 
     def _fail(self, error: KeystrokeError, request: str | None) -> None:
         self._say(live.LiveError(status=error.status, error=detail(error), id=request, buffer=self.name))
-
-
-def _finding(found: Any) -> live.LiveFinding:
-    fixes = [
-        live.LiveFix(title=f.title, edits=[live.Delta(e.start, e.end, e.text) for e in f.edits])
-        for f in found.fixes
-    ]
-    return live.LiveFinding(
-        rule=found.rule,
-        cwe=found.cwe,
-        severity=found.severity.value,
-        message=found.message,
-        start=found.start,
-        end=found.end,
-        origin=found.origin,
-        fixes=fixes,
-    )

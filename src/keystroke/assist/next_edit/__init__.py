@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from keystroke.assist.next_edit.burst import Burst, burst_between
-from keystroke.assist.next_edit.tracker import Cause, NextEdits, Placed, Proposal
+from keystroke.assist.next_edit.tracker import Cause, NextEdits, Other, Placed, Proposal
 
-__all__ = ["Burst", "Cause", "NextEdits", "Placed", "Proposal", "burst_between"]
+__all__ = ["Burst", "Cause", "NextEdits", "Other", "Placed", "Proposal", "burst_between"]

@@ -1,8 +1,8 @@
 """What one buffer's changes ask for next, kept true while the user types.
 
-Law: following a key is cheap and never parses; `propose` parses and may run in a thread, on texts that do not
-change. A proposal is rebased over every edit; taken one by one it shrinks; contradicted it is dropped with
-a named reason. Changes a proposal itself made are no new intent.
+Law: following a key is cheap and never parses; an inquiry parses and may run in a thread, on values that do
+not change. A proposal is rebased over every edit; taken one by one it shrinks; contradicted it is dropped
+with a named reason. Changes a proposal itself made are no new intent.
 """
 
 from __future__ import annotations
@@ -54,6 +54,58 @@ class Other:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class Inquiry:
+    """A burst and what came before it."""
+
+    language: str | None
+    baseline: str
+    history: tuple[Burst, ...]
+
+    def propose(self, text: str, cursor: int, others: Mapping[str, Other]) -> Proposal | None:
+        """What the burst under way asks for in `text`; None where nothing."""
+        if len(text) > LARGEST or len(self.baseline) > LARGEST:
+            return None
+        burst = burst_between(self.baseline, text)
+        if burst is None:
+            return None
+        found = self._found(burst, others)
+        if found is None:
+            return None
+        cause, title, own, elsewhere = found
+        here = sorted(own, key=lambda e: (e.start < cursor, e.start))
+        places = [Placed(None, edit) for edit in here]
+        places += [Placed(name, edit) for name, edits in elsewhere.items() for edit in edits]
+        return Proposal("", cause, title, tuple(places)) if places else None
+
+    def _found(
+        self, burst: Burst, others: Mapping[str, Other]
+    ) -> tuple[Cause, str, list[Edit], dict[str, list[Edit]]] | None:
+        language = self.language
+        if language is not None:
+            name = renamed(burst, language)
+            visible = _defines_top_level(burst, language)
+            if name is not None or visible:
+                old, new, edits = name or (*_names(burst), [])
+                elsewhere = {}
+                if visible:
+                    for buffer, other in others.items():
+                        if old in other.text and (found := mentions(other.text, language, old, new)):
+                            elsewhere[buffer] = found
+                if edits or elsewhere:
+                    return Cause.RENAME, f"Rename {old} to {new}", edits, elsewhere
+            calls = changed_calls(burst, language)
+            far = {b: found for b, o in others.items() if (found := calls_in(o.text, language, burst))}
+            if calls is not None or far:
+                title = f"Update calls of {calls[0]}" if calls else "Update calls in other files"
+                return Cause.SIGNATURE, title, calls[1] if calls else [], far
+        pattern = repeated([*self.history, burst])
+        if pattern is None:
+            return None
+        old, new, edits = pattern
+        return Cause.REPEAT, f"Change {old.strip():.40} to {new.strip():.40}", edits, {}
+
+
 class NextEdits:
     def __init__(self, text: str, language: str | None) -> None:
         self._language = language if language in LANGUAGES else None
@@ -79,22 +131,12 @@ class NextEdits:
                 return dropped
         return None
 
+    def inquiry(self) -> Inquiry:
+        """The question as it stands now; `adopt` takes its answer."""
+        return Inquiry(self._language, self._baseline, tuple(self._history))
+
     def propose(self, text: str, cursor: int, others: Mapping[str, Other]) -> Proposal | None:
-        """What the burst under way asks for in `text`; None where nothing. Does not change this object, so a
-        thread may run it; `adopt` takes the result."""
-        if len(text) > LARGEST or len(self._baseline) > LARGEST:
-            return None
-        burst = burst_between(self._baseline, text)
-        if burst is None:
-            return None
-        found = self._found(burst, others)
-        if found is None:
-            return None
-        cause, title, own, elsewhere = found
-        here = sorted(own, key=lambda e: (e.start < cursor, e.start))
-        places = [Placed(None, edit) for edit in here]
-        places += [Placed(name, edit) for name, edits in elsewhere.items() for edit in edits]
-        return Proposal("", cause, title, tuple(places)) if places else None
+        return self.inquiry().propose(text, cursor, others)
 
     def adopt(self, proposal: Proposal | None) -> Proposal | None:
         """Take what `propose` found; the same intent keeps its id."""
@@ -155,33 +197,6 @@ class NextEdits:
             return first if isinstance(first, Dropped) else Dropped(Reason.OVERLAPPED)
         self.proposal = replace(proposal, places=kept)
         return None
-
-    def _found(
-        self, burst: Burst, others: Mapping[str, Other]
-    ) -> tuple[Cause, str, list[Edit], dict[str, list[Edit]]] | None:
-        language = self._language
-        if language is not None:
-            name = renamed(burst, language)
-            visible = _defines_top_level(burst, language)
-            if name is not None or visible:
-                old, new, edits = name or (*_names(burst), [])
-                elsewhere = {}
-                if visible:
-                    for buffer, other in others.items():
-                        if old in other.text and (found := mentions(other.text, language, old, new)):
-                            elsewhere[buffer] = found
-                if edits or elsewhere:
-                    return Cause.RENAME, f"Rename {old} to {new}", edits, elsewhere
-            calls = changed_calls(burst, language)
-            far = {b: found for b, o in others.items() if (found := calls_in(o.text, language, burst))}
-            if calls is not None or far:
-                title = f"Update calls of {calls[0]}" if calls else "Update calls in other files"
-                return Cause.SIGNATURE, title, calls[1] if calls else [], far
-        pattern = repeated([*self._history, burst])
-        if pattern is None:
-            return None
-        old, new, edits = pattern
-        return Cause.REPEAT, f"Change {old.strip():.40} to {new.strip():.40}", edits, {}
 
 
 def _defines_top_level(burst: Burst, language: str) -> bool:
