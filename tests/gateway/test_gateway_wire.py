@@ -17,6 +17,8 @@ import websockets
 from gateway_support import RunningServer, fake_model, last_user, serving
 
 from keystroke.config import NamedModel, ServerSettings
+from keystroke.engine.model import Model
+from keystroke.engine.templates import ChatTemplate
 from keystroke.gateway.keys import make_key
 from keystroke.gateway.store import Store, default_url
 from keystroke.gateway.websocket import SocketLimits
@@ -302,6 +304,66 @@ async def test_the_turn_after_a_steer_continues_from_the_successor(server: Runni
     assert last["response"]["receipt"]["reused_tokens"] >= new["response"]["usage"]["total_tokens"] - 2
 
 
+SHOUTING = (
+    "{% for m in messages %}[{{ m.role }}]\n"
+    "{{ m.content | upper if m.role == 'assistant' else m.content }}<end>\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]\n{% endif %}"
+)
+
+
+def unjoinable(script: Any, **costs: Any) -> Model:
+    """A model whose template changes what the assistant said, so that nothing can be spliced in after it."""
+    plain = fake_model(script, **costs)
+    return Model("fake", plain.engine, plain.tokenizer, ChatTemplate(SHOUTING), plain.fim)
+
+
+async def test_a_steer_that_cannot_be_spliced_becomes_a_successor_at_the_end() -> None:
+    model = unjoinable(lambda p: "ok" if "then" in last_user(p) else "slow " * 60, step_cost=0.001)
+    with serving(model) as server:
+        async with wire(server) as w:
+            await w.create("first", stream_id="s")
+            created = await w.until("response.created")
+            target = created["response"]["id"]
+            await w.send(type="response.steer", previous_response_id=target, input="then this")
+            await w.until("response.steer.accepted")
+            first = await w.until()
+            successor = await w.until("response.created")
+            second = await w.until()
+            await w.create("and then", stream_id="s", previous_response_id=second["response"]["id"])
+            assert said(await w.until()) == "ok"
+        assert (first["type"], said(first)) == ("response.completed", "slow " * 60)
+        assert successor["response"]["previous_response_id"] == target
+        assert (second["type"], said(second)) == ("response.completed", "ok")
+        assert server.settled()
+
+
+async def test_a_steer_waits_for_the_tool_results_the_client_owes() -> None:
+    def calling(prompt: str) -> str:
+        if "[tool]" in prompt:
+            return f"seen: {'be kind' in prompt}"
+        return "thinking " * 20 + '<tool_call>{"name":"look","arguments":{}}</tool_call>'
+
+    tools = [{"type": "function", "name": "look", "parameters": {"type": "object"}}]
+    with serving(unjoinable(calling, step_cost=0.001)) as server:
+        async with wire(server) as w:
+            await w.create("go", tools=tools)
+            created = await w.until("response.created")
+            target = created["response"]["id"]
+            await w.send(type="response.steer", previous_response_id=target, input="be kind")
+            done = await w.until()
+            pending = await w.until("response.steer.pending")
+            call = done["response"]["output"][-1]
+            assert pending["required_input"] == [
+                {"type": "function_call_output", "call_id": call["call_id"], "name": "look"}
+            ]
+            output = {"type": "function_call_output", "call_id": call["call_id"], "output": "x"}
+            await w.send(
+                type="response.create", input=[output], tools=tools, store=False, previous_response_id=target
+            )
+            assert said(await w.until()) == "seen: True"
+        assert server.settled()
+
+
 @pytest.mark.parametrize("when", ["ended", "unknown", "bad input"])
 async def test_a_steer_that_cannot_be_used_is_given_back(server: RunningServer, when: str) -> None:
     async with wire(server) as w:
@@ -493,6 +555,21 @@ async def test_rate_limits_are_per_model_and_tell_when_to_come_back() -> None:
             error = await w.receive()
             assert (error["status"], error["error"]["code"]) == (429, "rate_limit_exceeded")
             assert int(error["headers"]["retry-after"]) >= 1
+
+
+async def test_a_key_over_its_share_is_refused_while_others_are_served() -> None:
+    tables = {"fake": NamedModel(concurrent=8, concurrent_per_key=1)}
+    with serving(fake_model(script, step_cost=0.001), tables=tables) as server:
+        async with wire(server) as w:
+            await w.create("endless", stream_id="a")
+            created = await w.until("response.created")
+            await w.create("more", stream_id="b")
+            error = await w.until("error")
+            assert (error["status"], error["stream_id"]) == (429, "b")
+            await w.send(type="response.cancel", response_id=created["response"]["id"])
+            await w.until()
+            await w.create("now", stream_id="b")
+            assert said(await w.until()) == "You said: now"
 
 
 async def test_a_full_queue_refuses_with_429_and_recovers() -> None:

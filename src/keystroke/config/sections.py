@@ -191,6 +191,9 @@ class NamedModel:
     requests_per_minute: int = option(0, "per key; 0 means no limit", least=0, guarded=True)
     tokens_per_minute: int = option(0, "per key; 0 means no limit", least=0, guarded=True)
     concurrent: int = option(0, "answers at a time; 0 means what the engine batches", least=0, guarded=True)
+    concurrent_per_key: int = option(
+        0, "answers of one key at a time; 0 means no limit", least=0, guarded=True
+    )
     cost_per_million_input: float = option(0.0, "price of a million prompt tokens", least=0.0, guarded=True)
     cost_per_million_cached: float = option(
         0.0, "price of a million reused prompt tokens", least=0.0, guarded=True

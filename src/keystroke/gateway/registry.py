@@ -129,8 +129,9 @@ def _remote_entry(name: str, table: NamedModel, settings: Settings) -> Entry:
 
 
 def _budget(table: NamedModel) -> Budget:
-    # `concurrent` is the engine's, shared by all keys: the scheduler queues what is over it.
-    return Budget(table.requests_per_minute, table.tokens_per_minute)
+    # `concurrent` is the engine's, shared by all keys: the scheduler queues what is over it. A key over its
+    # own share is refused instead, so that it cannot fill the queue.
+    return Budget(table.requests_per_minute, table.tokens_per_minute, table.concurrent_per_key)
 
 
 def _price(table: NamedModel) -> Price:

@@ -42,6 +42,7 @@ log = logging.getLogger("keystroke.service")
 _BIG = 16_384  # characters from which rendering and tokenising leave the event loop
 _LEARNT = 8192  # tokens of a prompt that a drafter learns by heart; more would delay the first token
 _TURNS = 256  # finished turns kept in memory for callers that come back by id
+_TOKENS = 2_000_000  # and at most so many tokens of them
 
 
 SHUTTING_DOWN = "The server is shutting down; try again shortly."
@@ -82,6 +83,7 @@ class Service:
         self.draining = False
         self.live: dict[str, Answer] = {}  # answers under way, by response id
         self._turns: OrderedDict[str, tuple[str, Turn]] = OrderedDict()
+        self._remembered = 0  # tokens of those turns
 
     # Choosing
 
@@ -192,13 +194,16 @@ class Service:
     # Remembering
 
     def remember(self, caller: Caller, turn: Turn) -> None:
+        self.forget(turn.response_id)
         self._turns[turn.response_id] = (caller.id, turn)
-        self._turns.move_to_end(turn.response_id)
-        while len(self._turns) > _TURNS:
-            self._turns.popitem(last=False)
+        self._remembered += len(turn.tokens or ())
+        while len(self._turns) > _TURNS or (self._remembered > _TOKENS and len(self._turns) > 1):
+            self.forget(next(iter(self._turns)))
 
     def forget(self, response_id: str) -> None:
-        self._turns.pop(response_id, None)
+        found = self._turns.pop(response_id, None)
+        if found is not None:
+            self._remembered -= len(found[1].tokens or ())
 
     async def recall(self, caller: Caller, response_id: str) -> Turn | None:
         """A finished turn by its id: from memory, else rebuilt from the store. Only the caller's own."""
