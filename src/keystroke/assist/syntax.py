@@ -100,11 +100,23 @@ def opens_block(text: str, end: int, language: str | None) -> bool:
         leaf = leaf_at(root, at)
         parent = leaf.parent() if leaf is not None else None
         return parent is not None and parent.kind().endswith(("_statement", "_definition", "_clause"))
-    leaf = leaf_at(tree(head, language), at)
+    leaf = leaf_at(tree(f"{head}\n{_closing(head)}\n", language), at)
     if leaf is None or leaf.kind() in ("comment", "string_content", "string_fragment"):
         return False
     parent = leaf.parent()
     return parent is None or not any(word in parent.kind() for word in _NOT_BLOCKS)
+
+
+def _closing(text: str) -> str:
+    """What closes the brackets that `text` leaves open; strings are not looked into, which errs seldom."""
+    pairs = {"(": ")", "[": "]", "{": "}"}
+    open_ones: list[str] = []
+    for sign in text:
+        if sign in pairs:
+            open_ones.append(pairs[sign])
+        elif open_ones and sign == open_ones[-1]:
+            open_ones.pop()
+    return "".join(reversed(open_ones))
 
 
 def leaf_at(node: SgNode, offset: int) -> SgNode | None:

@@ -46,11 +46,11 @@ class Dismissed:
         self._seen: deque[tuple[str, str]] = deque(maxlen=_SEEN_MOST)
 
     def add(self, line: str, text: str) -> None:
-        self._seen.append((line.strip(), text.strip()))
+        self._seen.append((line.lstrip(), text.rstrip()))
 
     def __contains__(self, place: tuple[str, str]) -> bool:
         """Also where the line grew by typing into the suggestion: what is left of it stays turned down."""
-        line, text = place[0].strip(), place[1].strip()
+        line, text = place[0].lstrip(), place[1].rstrip()
         return any(text and line + text == old + said and text in said for old, said in self._seen)
 
 

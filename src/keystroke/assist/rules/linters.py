@@ -49,12 +49,12 @@ def _python_style(folder: Path) -> dict[str, Any] | None:
     table = _toml(folder / "pyproject.toml")
     tools = _table(table, "tool")
     found: dict[str, Any] = {}
-    if "black" in tools:
-        black = _table(tools, "black")
+    if isinstance(tools.get("black"), dict):
+        black = tools["black"]
         found["line_length"] = black.get("line-length", black.get("line_length", 88))
         if not black.get("skip-string-normalization", False):
             found["quotes"] = "double"
-    if "ruff" in tools:
+    if isinstance(tools.get("ruff"), dict):
         found.update(_ruff(_table(tools, "ruff")))
     return _sound(found) if found else None
 
