@@ -1,0 +1,266 @@
+"""What a module holds, read from its source: nothing is imported that is not already part of this process.
+
+Law: answers names or None, and None means "cannot know": callers stay silent then. A project's own code and
+its packages are parsed, never run; only modules compiled into the interpreter are asked directly.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+import sysconfig
+import warnings
+from functools import lru_cache
+from importlib import import_module
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+MAX_BYTES = 2 << 20
+_DYNAMIC = (
+    "__getattr__",
+    "globals()",
+    "_convert_",
+    "global_enum",
+    "vars()",
+    "sys.modules[__name__]",
+    "locals()[",
+)
+_STDLIB = Path(sysconfig.get_paths()["stdlib"])
+_SKIPPED = {"node_modules", "__pycache__", "site-packages", "build", "dist"}
+
+
+class Project:
+    """Where the modules of one project are looked for: its folders, its environment, the standard library."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        self.root = root
+        self.own = _own_folders(root) if root is not None else ()
+        self.sites = _site_folders(root)
+
+    def find(self, module: str, origin: Path | None = None) -> Path | None:
+        """The file or package folder of an absolute module name. `origin`: a script's folder comes first."""
+        # Of a package's module the folder is not on the path; of a script it comes first.
+        script = origin is not None and not (origin.parent / "__init__.py").exists()
+        near = (origin.parent,) if script and origin is not None else ()
+        for folder in (*near, *self.own, _STDLIB, *self.sites):
+            if (found := _located(folder, module.split("."))) is not None:
+                return found
+        return None
+
+    def exists(self, module: str, origin: Path | None = None) -> bool:
+        top = module.partition(".")[0]
+        if top in sys.builtin_module_names or (
+            top in sys.stdlib_module_names and (top == module or module in sys.modules)
+        ):
+            return True
+        return self.find(module, origin) is not None
+
+    def names(self, module: str, origin: Path | None = None) -> frozenset[str] | None:
+        """Everything `module` has, submodules included; None where that cannot be known."""
+        if module in sys.builtin_module_names:
+            return frozenset(dir(import_module(module)))
+        found = self.find(module, origin)
+        if found is not None and found.suffix not in ("", ".py", ".pyi") and _STDLIB in found.parents:
+            # Compiled, so there is nothing to read; Python's own may be asked where it is loaded already.
+            loaded = sys.modules.get(module)
+            return frozenset(dir(loaded)) if loaded is not None else None
+        return None if found is None else self.names_of(found)
+
+    def names_of(self, found: Path, depth: int = 0) -> frozenset[str] | None:
+        file = found / "__init__.py" if found.is_dir() else found
+        inside = _submodules(found) if found.is_dir() else frozenset()
+        if not file.exists():
+            return inside if found.is_dir() and depth == 0 and inside else None
+        try:
+            info = file.stat()
+        except OSError:
+            return None
+        own = _source_names(file, info.st_mtime_ns, info.st_size)
+        if own is None:
+            return None
+        names, stars = own
+        for level, module in stars:
+            if depth > 4:
+                return None
+            target = self._relative(file, level, module) if level else self.find(module)
+            more = None if target is None else self.names_of(target, depth + 1)
+            if more is None:
+                return None
+            names |= more
+        return names | inside | _MODULE_NAMES
+
+    def _relative(self, file: Path, level: int, module: str) -> Path | None:
+        folder = file.parent
+        for _ in range(level - 1):
+            folder = folder.parent
+        return _located(folder, module.split(".")) if module else folder
+
+    def relative(self, origin: Path, level: int, module: str) -> Path | None:
+        """What `from ..module import` means in the file `origin`."""
+        return self._relative(origin, level, module)
+
+    def tops(self) -> frozenset[str]:
+        """Every name that `import` may be followed by here."""
+        names = {name for name in sys.stdlib_module_names if not name.startswith("_")}
+        for folder in (*self.own, *self.sites):
+            names |= _submodules(folder)
+        return frozenset(names)
+
+    def own_tops(self) -> frozenset[str]:
+        """Those of the project's own code."""
+        return frozenset().union(*map(_submodules, self.own)) if self.own else frozenset()
+
+
+_MODULE_NAMES = frozenset(
+    {
+        "__name__",
+        "__doc__",
+        "__file__",
+        "__path__",
+        "__spec__",
+        "__loader__",
+        "__package__",
+        "__dict__",
+        "__builtins__",
+        "__annotations__",
+        "__class__",
+        "__cached__",
+    }
+)
+
+
+def _own_folders(root: Path) -> tuple[Path, ...]:
+    return tuple(folder for folder in (root, root / "src", root / "lib") if folder.is_dir())
+
+
+def _site_folders(root: Path | None) -> tuple[Path, ...]:
+    """The packages of the project's environment; those of this interpreter where it has none of its own."""
+    homes = [root / name for name in (".venv", "venv")] if root is not None else []
+    homes += [Path(os.environ[name]) for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if os.environ.get(name)]
+    for home in homes:
+        found = sorted(home.glob("lib/python3*/site-packages")) or sorted(home.glob("Lib/site-packages"))
+        if found:
+            return tuple(found)
+    return tuple(Path(item) for item in sys.path if item.endswith(("site-packages", "dist-packages")))
+
+
+def _located(folder: Path, parts: list[str]) -> Path | None:
+    for part in parts[:-1]:
+        folder = folder / part
+        if not folder.is_dir():
+            return None
+    package, last = folder / parts[-1], parts[-1]
+    if (package / "__init__.py").is_file():
+        return package
+    for name in (f"{last}.py", f"{last}.pyi", *(f"{last}{suffix}" for suffix in EXTENSION_SUFFIXES)):
+        if (folder / name).is_file():
+            return folder / name
+    if package.is_dir() and _submodules(package):
+        return package  # a namespace package
+    return None
+
+
+def _submodules(folder: Path) -> frozenset[str]:
+    try:
+        stamp = folder.stat().st_mtime_ns
+    except OSError:
+        return frozenset()
+    return _listed(folder, stamp)
+
+
+@lru_cache(maxsize=512)
+def _listed(folder: Path, _stamp: int) -> frozenset[str]:
+    names = set()
+    try:
+        for entry in os.scandir(folder):
+            name, _, kind = entry.name.partition(".")
+            if not name.isidentifier() or name in _SKIPPED:
+                continue
+            if (
+                kind in ("py", "pyi")
+                or kind.endswith(("so", "pyd"))
+                or (not kind and entry.is_dir() and any(Path(entry.path).glob("*.py")))
+            ):
+                names.add(name)
+    except OSError:
+        return frozenset()
+    return frozenset(names - {"__init__", "__main__", "setup", "conftest"})
+
+
+_Named = tuple[frozenset[str], tuple[tuple[int, str], ...]]
+
+
+@lru_cache(maxsize=512)
+def _source_names(file: Path, _stamp: int, size: int) -> _Named | None:
+    """The names a source file binds at its top, and the modules it imports everything from."""
+    if file.suffix not in (".py", ".pyi") or size > MAX_BYTES:
+        return None
+    try:
+        text = file.read_bytes().decode("utf-8-sig")
+        tree = parsed(text)
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
+    if _STDLIB in file.parents and (loaded := _loaded(file)):
+        return loaded, ()
+    if any(word in text for word in _DYNAMIC):
+        return None
+    names: set[str] = set()
+    stars: list[tuple[int, str]] = []
+    for node in top_level(tree):
+        bind(node, names, stars)
+    for inner in ast.walk(tree):
+        if isinstance(inner, ast.Global):
+            names.update(inner.names)
+    return frozenset(names), tuple(stars)
+
+
+def _loaded(file: Path) -> frozenset[str]:
+    """What a module of the standard library really has, where this process has loaded it anyway."""
+    name = ".".join(file.relative_to(_STDLIB).with_suffix("").parts).removesuffix(".__init__")
+    module = sys.modules.get(name)
+    return frozenset(dir(module)) if getattr(module, "__file__", None) == str(file) else frozenset()
+
+
+def parsed(text: str) -> ast.Module:
+    """The tree of a text, without the warnings that Python would print about it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(text)
+
+
+def top_level(tree: ast.AST) -> list[ast.stmt]:
+    """The statements that run when a module or class body does, those inside `if` and `try` included."""
+    out: list[ast.stmt] = []
+    todo = [tree]
+    while todo:
+        node = todo.pop()
+        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+            for child in getattr(node, name, None) or ():
+                if isinstance(child, ast.stmt):
+                    out.append(child)
+                if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                    todo.append(child)
+    return out
+
+
+def bind(node: ast.stmt, names: set[str], stars: list[tuple[int, str]] | None = None) -> None:
+    """Add what one statement binds, not counting statements inside it."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        names.add(node.name)
+        return
+    if isinstance(node, ast.Import):
+        names.update(alias.asname or alias.name.partition(".")[0] for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        for alias in node.names:
+            if alias.name != "*":
+                names.add(alias.asname or alias.name)
+            elif stars is not None:
+                stars.append((node.level, node.module or ""))
+    for child in ast.walk(node):
+        if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
+            names.add(child.id)
+        elif (isinstance(child, ast.ExceptHandler) and child.name) or (
+            isinstance(child, (ast.MatchAs, ast.MatchStar)) and child.name
+        ):
+            names.add(child.name)

@@ -1,0 +1,170 @@
+"""What changed, as git tells it: each file's new text and the lines of it that are new.
+
+Law: asks git and reads the workspace; changes neither. No hook, filter or external diff of the repository is
+run. Files that are binary, too large or outside the workspace are left out and said.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from keystroke.assist.edit import Workspace
+from keystroke.assist.edit.fileio import decode
+from keystroke.errors import InputError, KeystrokeError, NotFound
+
+SECONDS = 60
+MAX_FILES = 500
+_HUNK = re.compile(r"^@@ -\d+(?:,\d+)? \+(\d+)(?:,(\d+))? @@")
+_QUOTED = re.compile(r"\\([0-7]{3}|.)")
+_ESCAPED = {"n": 10, "t": 9, "r": 13, "a": 7, "b": 8, "f": 12, "v": 11}
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """A changed file. `lines` (from 1) are those added or altered; `live`: the file on disk has this text, so
+    fixes can be applied to it."""
+
+    path: str
+    text: str
+    lines: frozenset[int]
+    live: bool
+    diff: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    path: str
+    why: str
+
+
+def changed_files(
+    workspace: Workspace, *, staged: bool = False, revision: str = ""
+) -> tuple[list[Changed], list[LeftOut]]:
+    """The working diff (with files git does not know yet), the staged one, or the one since a revision."""
+    root = workspace.root
+    if revision.startswith("-"):
+        raise InputError(f"{revision!r:.60} is not a revision; name a commit, a branch or A..B")
+    if revision:
+        ends = re.split(r"\.\.\.?", revision)
+        for end in ends:
+            _git(
+                root,
+                "rev-parse",
+                "--verify",
+                "--quiet",
+                "--end-of-options",
+                f"{end or 'HEAD'}^{{commit}}",
+                what=revision,
+            )
+    newer = re.split(r"\.\.\.?", revision)[1] or "HEAD" if ".." in revision else ""
+    base = [revision] if revision else [] if staged else [_head(root)]
+    options = ["-U0", "--no-color", "--no-ext-diff", "--no-textconv", "--diff-filter=d", "--no-renames"]
+    options += ["--src-prefix=a/", "--dst-prefix=b/", *(["--cached"] if staged else [])]
+    output = _git(root, "diff", *options, *base, "--")
+    parts = _files(output.decode("utf-8", "surrogateescape"))
+    if not staged and not revision:
+        known = {path for path, _, _ in parts}
+        listed = _git(root, "ls-files", "-z", "--others", "--exclude-standard").split(b"\0")
+        names = [name.decode("utf-8", "surrogateescape") for name in listed if name]
+        parts += [(name, None, "") for name in names if name not in known]
+    found: list[Changed] = []
+    left: list[LeftOut] = []
+    for path, lines, diff in parts:
+        if len(found) >= MAX_FILES:
+            left.append(LeftOut(path, f"more than {MAX_FILES} files changed"))
+            continue
+        try:
+            disk = workspace.read_bytes(path)
+            if staged or newer:
+                data: bytes | None = _git(root, "show", f"{newer}:{path}")
+            else:
+                data = disk
+            if data is None:
+                continue
+            text = decode(data, path).text
+        except KeystrokeError as error:
+            left.append(LeftOut(path, str(error)))
+            continue
+        every = frozenset(range(1, text.count("\n") + 2))
+        found.append(Changed(path, text, every if lines is None else frozenset(lines), disk == data, diff))
+    return found, left
+
+
+def _head(root: Path) -> str:
+    """HEAD; of a repository without a commit, the empty tree."""
+    try:
+        _git(root, "rev-parse", "--verify", "--quiet", "HEAD")
+    except KeystrokeError:
+        return _git(root, "hash-object", "-t", "tree", "--stdin").decode().strip()
+    return "HEAD"
+
+
+def _files(diff: str) -> list[tuple[str, set[int] | None, str]]:
+    """Each file of a diff without context: its new name, its new lines, its part of the diff."""
+    found: list[tuple[str, set[int] | None, str]] = []
+    lines: set[int] = set()
+    part: list[str] = []
+    path = ""
+    head = True  # between a file's first line and its first hunk; content may look like a header
+    for line in diff.split("\n"):
+        if line.startswith("diff --git "):
+            if path:
+                found.append((path, lines, "\n".join(part)))
+            path, lines, part, head = "", set(), [], True
+        elif head and line.startswith("+++ "):
+            name = _unquoted(line[4:].rstrip("\t"))
+            path = name.removeprefix("b/") if name != "/dev/null" else ""
+        elif hunk := _HUNK.match(line):
+            head = False
+            first, count = int(hunk[1]), int(hunk[2]) if hunk[2] is not None else 1
+            # Where lines only went, the one before is the place to look at.
+            lines.update(range(first, first + count) if count else {max(1, first)})
+        if not head:
+            part.append(line)
+    if path:
+        found.append((path, lines, "\n".join(part)))
+    return found
+
+
+def _unquoted(name: str) -> str:
+    """A path as git writes it in a header: in quotes where it has unusual characters."""
+    if not name.startswith('"'):
+        return name
+    out = bytearray()
+    body, at = name[1:-1], 0
+    for found in _QUOTED.finditer(body):
+        out += body[at : found.start()].encode("utf-8", "surrogateescape")
+        code = found[1]
+        if len(code) == 3:
+            out.append(int(code, 8) & 255)
+        else:
+            out.append(_ESCAPED.get(code, ord(code) & 255))
+        at = found.end()
+    out += body[at:].encode("utf-8", "surrogateescape")
+    return out.decode("utf-8", "surrogateescape")
+
+
+def _git(root: Path, *arguments: str, what: str = "") -> bytes:
+    command: Sequence[str] = ("git", "-c", "core.fsmonitor=false", "-c", "core.quotepath=off", *arguments)
+    try:
+        done = subprocess.run(
+            command, cwd=root, stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS, check=False
+        )
+    except FileNotFoundError:
+        raise NotFound("git is not installed; a review needs it to know what changed") from None
+    except subprocess.TimeoutExpired:
+        raise InputError(
+            f"git did not answer within {SECONDS} seconds; try again or review a smaller change"
+        ) from None
+    if done.returncode == 0:
+        return done.stdout
+    said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+    if any("not a git repository" in line for line in said):
+        raise InputError(f"{root} is not in a git repository; run `git init`, or go to one")
+    if what:
+        raise NotFound(f"there is no revision {what!r:.80}; name a commit, a branch or A..B")
+    raise InputError(f"git refused: {said[-1][:200] if said else 'no reason given'}")

@@ -1,0 +1,53 @@
+"""One remark of a review: where, how grave, who says it, and the fix if there is one.
+
+Law: pure values; `start` and `end` are offsets in the new text of the file, `line` and `column` count from 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from keystroke.assist.audit import Severity
+from keystroke.text import Edit
+
+
+@dataclass(frozen=True, slots=True)
+class Fix:
+    """Edits that were proved: whoever found the fault no longer finds it in the fixed text."""
+
+    title: str
+    edits: tuple[Edit, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    source: str  # check, audit, ruff, model
+    code: str
+    severity: Severity
+    message: str
+    path: str
+    line: int
+    column: int
+    start: int
+    end: int
+    fix: Fix | None = None
+
+    @property
+    def subject(self) -> tuple[str, int, str]:
+        """What two tools mean when they say the same thing in their own words."""
+        return self.path, self.line, SAME.get(self.code, self.code)
+
+
+# Codes of ruff that say what our own check says.
+SAME = {
+    "F401": "unused-import",
+    "F541": "useless-f-prefix",
+    "F632": "is-literal",
+    "F811": "redefined-unused",
+    "F821": "undefined-name",
+    "F823": "undefined-local",
+    "F841": "unused-variable",
+    "F601": "repeated-key",
+    "E999": "syntax-error",
+    "invalid-syntax": "syntax-error",
+}

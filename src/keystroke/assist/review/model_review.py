@@ -1,0 +1,107 @@
+"""A model's remarks on a change: the prompt that asks for them and the parser that reads them.
+
+Law: one remark is one JSON line. What names a file or line that did not change is dropped; a replacement is
+a fix only if the file parses with it and has no new error. Model output is data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from keystroke.assist.audit import Severity
+from keystroke.assist.debug import Level, Project, check, concerns
+from keystroke.assist.edit import Writer
+from keystroke.assist.review.changes import Changed
+from keystroke.assist.review.finding import Finding, Fix
+from keystroke.text import Document, Edit, apply_edits
+
+MAX_LINES = 400  # changed lines of one file that are shown; a person would not review more at once
+MAX_REMARKS = 10
+AROUND = 15
+
+_SYSTEM = """You review a change of a source file. Report only defects: wrong results, crashes, races, leaks,
+security holes, broken callers. No praise, no style. Lines that are new begin with "+".
+Write one JSON object per line and nothing else:
+{"line": 12, "severity": "high", "message": "one sentence", "replacement": "the corrected line, or null"}
+severity is high, medium or low. Write nothing if there is no defect."""
+
+
+class _Remark(msgspec.Struct):
+    line: int
+    message: str
+    severity: str = "medium"
+    replacement: str | None = None
+
+
+def remarks(file: Changed, root: Path, writer: Writer, rules: str = "") -> Iterator[Finding]:
+    """The model's findings in one file, as they are written."""
+    system = f"{_SYSTEM}\n\nThe project's rules:\n{rules.strip()}" if rules.strip() else _SYSTEM
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": _shown(file)}]
+    document = Document(file.text)
+    line, count = "", 0
+    for piece in _ended(writer.write(messages, None)):
+        line += piece
+        while "\n" in line:
+            whole, _, line = line.partition("\n")
+            finding = _read(whole, file, document, root)
+            if finding is not None:
+                yield finding
+                count += 1
+            if count >= MAX_REMARKS:
+                return
+
+
+def _ended(pieces: Iterator[str]) -> Iterator[str]:
+    yield from pieces
+    yield "\n"
+
+
+def _shown(file: Changed) -> str:
+    """The changed lines with those around them, numbered."""
+    lines = file.text.split("\n")
+    near = {n for line in sorted(file.lines)[:MAX_LINES] for n in range(line - AROUND, line + AROUND + 1)}
+    shown = [
+        f"{'+' if number in file.lines else ' '}{number:5} {lines[number - 1]}"
+        for number in sorted(near)
+        if 1 <= number <= len(lines)
+    ]
+    return f"File: {file.path}\n" + "\n".join(shown)
+
+
+def _read(text: str, file: Changed, document: Document, root: Path) -> Finding | None:
+    text = text.strip().strip("`").strip()
+    if not text.startswith("{"):
+        return None
+    try:
+        remark = msgspec.json.decode(text.rstrip(","), type=_Remark)
+    except msgspec.DecodeError:
+        return None
+    message = " ".join("".join(c if c.isprintable() else " " for c in remark.message).split())[:300]
+    if remark.line not in file.lines or not message or remark.line > document.line_count:
+        return None
+    start, end = document.line_span(remark.line - 1)
+    severity = {"high": Severity.HIGH, "low": Severity.LOW}.get(remark.severity.lower(), Severity.MEDIUM)
+    fix = _fix(remark.replacement, file, start, end, root)
+    return Finding("model", "remark", severity, message, file.path, remark.line, 1, start, end, fix)
+
+
+def _fix(replacement: str | None, file: Changed, start: int, end: int, root: Path) -> Fix | None:
+    old = file.text[start:end]
+    if (
+        not replacement
+        or "\n" in replacement
+        or replacement.strip() == old.strip()
+        or not concerns(file.path)
+    ):
+        return None
+    indent = old[: len(old) - len(old.lstrip())]
+    edit = Edit(start, end, indent + replacement.strip())
+    project = Project(root)
+    errors = [
+        sum(i.level is Level.ERROR for i in check(text, root / file.path, project=project, fixes=False))
+        for text in (file.text, apply_edits(file.text, [edit]))
+    ]
+    return Fix("Fix written by the model", (edit,)) if errors[1] <= errors[0] else None

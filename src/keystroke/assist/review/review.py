@@ -1,0 +1,150 @@
+"""The review of a change: every reviewer over every changed file, findings as they come.
+
+Law: only what changed is reviewed, and each fault is said once, by whoever says it first (checks before the
+audit, the audit before the linter, the model last). A reviewer that fails is a remark, not the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from keystroke.assist.audit import Auditor, Severity
+from keystroke.assist.audit.auditor import MAX_LINE
+from keystroke.assist.audit.files import language_of
+from keystroke.assist.debug import Level, Project, check, concerns
+from keystroke.assist.debug.syntax_fixes import parses
+from keystroke.assist.edit import Writer
+from keystroke.assist.review.changes import Changed
+from keystroke.assist.review.finding import Finding, Fix
+from keystroke.assist.review.linter import lint, ruff_of
+from keystroke.assist.review.model_review import remarks
+from keystroke.errors import Interrupted, KeystrokeError
+from keystroke.text import Document, Edit, apply_edits
+
+_SEVERITY = {Level.ERROR: Severity.HIGH, Level.WARNING: Severity.MEDIUM, Level.HINT: Severity.LOW}
+
+
+def review(
+    files: Sequence[Changed], root: Path, writer: Writer | None = None, rules: str = ""
+) -> Iterator[Finding | str]:
+    """Findings as they are found; a text between them says what could not be reviewed."""
+    program = ruff_of(root)
+    project = Project(root)
+    for file in files:
+        seen: set[tuple[str, int, str]] = set()
+        audited: set[int] = set()
+        for finding in _of_file(file, root, project, program):
+            if isinstance(finding, str):
+                yield finding
+                continue
+            security = finding.source == "ruff" and finding.code.startswith("S") and finding.line in audited
+            if finding.subject in seen or security:
+                continue
+            if finding.source == "audit":
+                audited.add(finding.line)
+            seen.add(finding.subject)
+            yield finding
+    for file in files if writer is not None else ():
+        try:
+            yield from remarks(file, root, writer, rules)  # type: ignore[arg-type]
+        except Interrupted:
+            raise
+        except KeystrokeError as error:
+            yield f"the model did not review {file.path}: {error}"
+
+
+def _of_file(file: Changed, root: Path, project: Project, program: str | None) -> Iterator[Finding | str]:
+    if any(len(line) > MAX_LINE for line in file.text.split("\n")):
+        yield f"{file.path} was left out: it has a line of more than {MAX_LINE} characters"
+        return
+    try:
+        yield from _checked(file, root, project)
+    except KeystrokeError as error:
+        yield f"{file.path} was not checked: {error}"
+    try:
+        yield from _audited(file)
+    except KeystrokeError as error:
+        yield f"{file.path} was not audited: {error}"
+    if program is not None and file.path.endswith((".py", ".pyi")):
+        try:
+            yield from lint(program, root, file)
+        except KeystrokeError as error:
+            yield str(error)
+
+
+def _checked(file: Changed, root: Path, project: Project) -> Iterator[Finding]:
+    if not concerns(file.path) or not file.path.endswith((".py", ".pyi", ".pyw")):
+        return
+    document = Document(file.text)
+    for item in check(file.text, root / file.path, project=project):
+        fix = Fix(item.fixes[0].title, item.fixes[0].edits) if item.fixes else None
+        severity, span = _SEVERITY[item.level], (item.start, item.end)
+        yield from _placed(file, document, "check", item.code, severity, item.message, span, fix)
+
+
+def _audited(file: Changed) -> Iterator[Finding]:
+    language = language_of(Path(file.path))
+    if language is None:
+        return
+    document = Document(file.text)
+    for item in Auditor(language).audit(file.text):
+        fix = Fix(item.fixes[0].title, item.fixes[0].edits) if item.fixes else None
+        message = f"{item.message} (CWE-{item.cwe})"
+        yield from _placed(
+            file, document, "audit", item.rule, item.severity, message, (item.start, item.end), fix
+        )
+
+
+def _placed(
+    file: Changed,
+    document: Document,
+    source: str,
+    code: str,
+    severity: Severity,
+    message: str,
+    span: tuple[int, int],
+    fix: Fix | None,
+) -> Iterator[Finding]:
+    """The finding with its line, if one of its lines changed."""
+    start, end = span
+    first = document.position(start, "utf-32")
+    last = document.position(max(start, end - 1), "utf-32")
+    if file.lines.isdisjoint(range(first.line + 1, last.line + 2)):
+        return
+    yield Finding(
+        source, code, severity, message, file.path, first.line + 1, first.column + 1, start, end, fix
+    )
+
+
+def ranked(findings: Iterable[Finding]) -> list[Finding]:
+    """The gravest first, then in the order of the files."""
+    return sorted(findings, key=lambda item: (-item.severity.rank, item.path, item.start, item.code))
+
+
+def fixed_texts(
+    files: Sequence[Changed], findings: Iterable[Finding]
+) -> tuple[dict[str, tuple[Edit, ...]], list[Finding]]:
+    """The edits that apply the fixes of these findings together, by file, and the findings they mend. A fix
+    that touches what another has changed is left for the next review, and so is one that breaks the file."""
+    texts = {file.path: file.text for file in files if file.live}
+    edits: dict[str, tuple[Edit, ...]] = {}
+    done: list[Finding] = []
+    for finding in findings:
+        if finding.fix is None or finding.path not in texts:
+            continue
+        taken = edits.get(finding.path, ())
+        new = tuple(edit for edit in finding.fix.edits if edit not in taken)
+        if any(_touch(a, b) for a in taken for b in new):
+            continue
+        text = texts[finding.path]
+        python = concerns(finding.path) and parses(apply_edits(text, taken))
+        if python and not parses(apply_edits(text, (*taken, *new))):
+            continue
+        edits[finding.path] = (*taken, *new)
+        done.append(finding)
+    return edits, done
+
+
+def _touch(a: Edit, b: Edit) -> bool:
+    return a.start <= b.end and b.start <= a.end

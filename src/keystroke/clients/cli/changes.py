@@ -1,0 +1,117 @@
+"""Changes to files as the command line shows, confirms and makes them.
+
+Law: nothing is written before the user has said so: by a key on the terminal or by an option. What is written
+can be taken back with `keystroke undo`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from keystroke.assist.edit import EditPlan, FileChange, Journal, Workspace
+from keystroke.clients.cli.console import GREEN, RED
+from keystroke.errors import InputError, UsageError
+from keystroke.text import Edit, apply_edits, minimal_diff
+
+if TYPE_CHECKING:
+    from keystroke.clients.cli.invocation import Invocation
+
+
+def workspace_root(start: Path | None = None) -> Path:
+    """The repository the user stands in, or the folder where there is none."""
+    here = (start or Path.cwd()).resolve()
+    return next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here)
+
+
+def open_workspace(run: Invocation) -> tuple[Workspace, Journal]:
+    settings = run.settings
+    workspace = Workspace(workspace_root(), exclude=settings.assist.exclude)
+    return workspace, Journal(settings.paths.state, workspace)
+
+
+def plan_edits(
+    workspace: Workspace, what: str, edits: Mapping[str, Iterable[Edit]], texts: Mapping[str, str]
+) -> EditPlan:
+    """A plan that makes given edits of files. `texts` are what the edits were made for: a file that has
+    changed since is refused."""
+    changes = []
+    for path, wanted in edits.items():
+        before = workspace.read(path)
+        if before.text != texts[path]:
+            raise InputError(f"{path} changed meanwhile; nothing was written, try again")
+        after = apply_edits(before.text, wanted)
+        changes.append(FileChange(path, before, after, minimal_diff(before.text, after)))
+    return EditPlan(workspace, what, tuple(changes))
+
+
+def show_diff(run: Invocation, plan: EditPlan) -> None:
+    for line in plan.diff().splitlines(keepends=True):
+        head = line.startswith(("---", "+++"))
+        style = "" if head else GREEN if line.startswith("+") else RED if line.startswith("-") else ""
+        run.console.write(line, style)
+
+
+def as_record(plan: EditPlan) -> dict[str, Any]:
+    """A plan for programs: each file with its edits, offsets in characters."""
+    return {
+        "files": [
+            {
+                "path": change.path,
+                "new": change.before is None,
+                "removed": change.after is None,
+                "edits": [{"start": e.start, "end": e.end, "text": e.text} for e in change.edits],
+            }
+            for change in plan.changes
+        ],
+        "failures": [
+            {"path": item.path, "reason": str(item.reason), "message": item.message} for item in plan.failures
+        ],
+        "diff": plan.diff(),
+    }
+
+
+def agreed(question: str, *, yes: bool) -> bool:
+    """Whether to go on: `yes` was given, or the user says so. No terminal to ask on is an error."""
+    if yes:
+        return True
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UsageError("there is no terminal to ask on; say --yes to apply, or --dry-run to look only")
+    return key(f"{question} [y/N] ", "yn") == "y"
+
+
+def key(question: str, known: str) -> str:
+    """One key of `known`; the last of them stands for every other answer. No Enter is needed."""
+    sys.stderr.write(question)
+    sys.stderr.flush()
+    pressed = _pressed().lower()
+    if pressed == "\x03":
+        sys.stderr.write("\n")
+        raise KeyboardInterrupt
+    chosen = pressed if pressed and pressed in known else known[-1]
+    sys.stderr.write(f"{chosen}\n")
+    return chosen
+
+
+def _pressed() -> str:
+    try:
+        import termios
+        import tty
+    except ImportError:
+        return sys.stdin.readline()[:1]
+    fd = sys.stdin.fileno()
+    before = termios.tcgetattr(fd)
+    try:
+        tty.setcbreak(fd)
+        return sys.stdin.read(1)
+    finally:
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+
+
+def apply(run: Invocation, plan: EditPlan, journal: Journal) -> None:
+    plan.apply(journal)
+    for line in plan.summary():
+        run.console.note(line)
+    run.console.note("`keystroke undo` takes it back")

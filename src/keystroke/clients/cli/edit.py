@@ -1,0 +1,191 @@
+"""`keystroke edit` and `keystroke undo`: the smallest change that does what was asked.
+
+Law: nothing is written before the user agrees, all files or none, and every edit can be taken back. A command
+is run only when --check names it, within a time limit; if it fails the edit is taken back.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from keystroke.clients.cli import options
+from keystroke.clients.cli.invocation import Invocation, of
+from keystroke.errors import InputError, KeystrokeError, UsageError
+
+if TYPE_CHECKING:
+    from keystroke.assist.edit import EditPlan, Journal, Region, Workspace
+
+FAILED = 1
+
+
+def edit(
+    ctx: typer.Context,
+    files: Annotated[list[str] | None, typer.Argument(metavar="FILE...", help="Files to change.")] = None,
+    instruction: Annotated[str, typer.Option("--message", "-m", help="What to change, in words.")] = "",
+    lines: Annotated[
+        str, typer.Option("--lines", metavar="A-B", help="Rewrite only these lines of the one file.")
+    ] = "",
+    patch: Annotated[
+        str,
+        typer.Option("--patch", metavar="FILE", help="Apply a patch that exists; - reads standard input."),
+    ] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the diff; write nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Apply without asking.")] = False,
+    check: Annotated[
+        str,
+        typer.Option("--check", metavar="CMD", help="Run this after the edit; if it fails, take it back."),
+    ] = "",
+    check_seconds: Annotated[
+        float, typer.Option("--check-seconds", min=0.1, max=86400, help="Time limit of --check.")
+    ] = 300.0,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="MODEL", help="A name, a path, or URL#NAME.")
+    ] = None,
+    json: options.Json = False,
+) -> None:
+    from keystroke.clients.cli.changes import agreed, as_record, open_workspace, show_diff
+
+    run = of(ctx)
+    as_json = run.wants_json(json)
+    if bool(patch) == bool(instruction.strip()):
+        raise UsageError('say what to change with -m "...", or give a patch with --patch')
+    workspace, journal = open_workspace(run)
+    if patch:
+        plan = _patched(workspace, patch, files or [])
+    else:
+        plan = _asked(run, workspace, files or [], instruction, lines, model, as_json)
+    if plan.failures:
+        if as_json:
+            run.console.json({"applied": False, **as_record(plan)})
+        raise InputError(f"nothing was changed: {'; '.join(plan.explain().splitlines())}")
+    if not as_json:
+        show_diff(run, plan)
+    applied = False
+    verdict = None
+    if not dry_run and agreed("Apply this?", yes=yes):
+        plan.apply(journal)
+        applied = True
+        if check:
+            verdict = _verdict(run, journal, check, check_seconds, workspace.root)
+            applied = verdict is None
+        if applied and not as_json:
+            for line in plan.summary():
+                run.console.note(line)
+            run.console.note("`keystroke undo` takes it back")
+    if as_json:
+        run.console.json({"applied": applied, **({"check": verdict} if verdict else {}), **as_record(plan)})
+    if verdict is not None:
+        raise InputError(verdict)
+
+
+def _asked(
+    run: Invocation,
+    workspace: Workspace,
+    files: list[str],
+    instruction: str,
+    lines: str,
+    model: str | None,
+    as_json: bool,
+) -> EditPlan:
+    from keystroke.assist.edit import plan_edit
+    from keystroke.assist.rules import project_rules
+    from keystroke.clients.cli.interruption import interruptible
+    from keystroke.clients.cli.writers import open_writer
+
+    if not files:
+        raise UsageError("name the files to change")
+    names = [workspace.name(path) for path in files]
+    region = _region(lines, names, workspace) if lines else None
+    for name in names:
+        workspace.read(name)  # what cannot be edited is said before a model is loaded
+    rules = project_rules(workspace.root / names[0], workspace.root).header()
+    show = None if as_json or run.quiet or not sys.stderr.isatty() else _progress()
+    with interruptible() as interrupt, open_writer(model, run, interrupt) as writer:
+        plan = plan_edit(
+            workspace, names, instruction, writer, region=region, rules=rules, retries=1, on_text=show
+        )
+        if interrupt.is_set:
+            raise KeyboardInterrupt
+    if show is not None:
+        sys.stderr.write("\r\x1b[K")
+    return plan
+
+
+class _progress:  # noqa: N801 - used as a function
+    """How much the model has written so far, on one line of the terminal."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def __call__(self, text: str) -> None:
+        self._count += len(text)
+        sys.stderr.write(f"\rwriting … {self._count} characters")
+        sys.stderr.flush()
+
+
+def _region(lines: str, names: list[str], workspace: Workspace) -> Region:
+    from keystroke.assist.edit import Region
+
+    first, dash, last = lines.partition("-")
+    if not first.isdigit() or not (last.isdigit() if dash else True) or int(first) < 1:
+        raise UsageError(f"--lines wants A-B, for example 10-25, not {lines!r:.40}")
+    if len(names) != 1:
+        raise UsageError("--lines goes with exactly one file")
+    start, end = int(first), int(last) if dash else int(first)
+    count = workspace.read(names[0]).text.count("\n") + 1
+    if end < start:
+        raise UsageError(f"--lines {lines} ends before it begins")
+    if end > count:
+        raise InputError(f"line {end} does not exist; {names[0]} has lines 1 to {count}")
+    return Region(names[0], start - 1, end)
+
+
+def _patched(workspace: Workspace, patch: str, files: list[str]) -> EditPlan:
+    from keystroke.assist.edit import plan_patch
+    from keystroke.clients.cli.source import Source, read_input
+
+    if files:
+        raise UsageError("a patch names its own files; leave FILE out")
+    text = read_input() if patch == "-" else Source.read(Path(patch)).text
+    return plan_patch(workspace, text)
+
+
+def _verdict(run: Invocation, journal: Journal, command: str, seconds: float, root: Path) -> str | None:
+    """Run the user's check. None if it passed; else the edit is taken back, and the sentence says so."""
+    from keystroke.assist.debug.runner import run_quietly
+
+    run.console.note(f"running {command}")
+    try:
+        ended = run_quietly(command, root, seconds)
+    except BaseException:
+        journal.undo()
+        raise
+    if ended.code == 0:
+        run.console.note("the check passed")
+        return None
+    why = f"did not end within {seconds:g} seconds" if ended.timed_out else f"failed with {ended.code}"
+    for line in ended.output.splitlines()[-20:]:
+        run.console.note(f"  {line}")
+    try:
+        journal.undo()
+    except KeystrokeError as error:
+        return f"the check {why}, and the edit could not be taken back: {error}"
+    return f"the check {why}; the edit was taken back"
+
+
+def undo(ctx: typer.Context, json: options.Json = False) -> None:
+    from keystroke.clients.cli.changes import open_workspace
+
+    run = of(ctx)
+    _, journal = open_workspace(run)
+    entry = journal.undo()
+    if run.wants_json(json):
+        run.console.json({"undone": entry.instruction, "files": [item.path for item in entry.files]})
+        return
+    run.console.line(f"undone: {entry.instruction}")
+    for item in entry.files:
+        run.console.note(item.path)

@@ -1,0 +1,63 @@
+"""A model that writes changes: the one named, or the one configured for work that follows instructions.
+
+Law: says plainly when a model is too small for the task or follows no instructions, and how to configure
+another; it never chooses a server by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from keystroke.assist.edit import ModelWriter, RemoteWriter, Writer
+from keystroke.errors import ConfigError, UsageError
+
+if TYPE_CHECKING:
+    from keystroke.clients.cli.invocation import Invocation
+    from keystroke.config import Settings
+    from keystroke.engine.base import Interrupt
+
+SMALL = 3_000_000_000  # parameters; below this, search/replace blocks seldom come out right
+HOW = (
+    "configure one: a [models.NAME] table with base_url and model (any OpenAI-compatible server) or a path, "
+    'role = "deep", and name it with --model NAME'
+)
+
+
+def deep_model(settings: Settings) -> str | None:
+    """The model configured for hard tasks: a table with the role deep, or the default where it is remote."""
+    for name, table in settings.models.items():
+        if table.role == "deep":
+            return name
+    default = settings.models.get(settings.model.default)
+    remote = settings.engine.kind == "remote" or (
+        default is not None and (default.engine == "remote" or default.base_url is not None)
+    )
+    return settings.model.default if remote else None
+
+
+@contextmanager
+def open_writer(name: str | None, run: Invocation, interrupt: Interrupt) -> Iterator[Writer]:
+    """The writer for a named model, the configured deep one, or the embedded one with a warning."""
+    from keystroke.clients.cli.local_speaker import LocalSpeaker
+    from keystroke.clients.cli.remote_speaker import RemoteSpeaker
+    from keystroke.clients.cli.speaker import open_speaker, params
+
+    chosen = params(run.settings, max_tokens=None, temperature=None, seed=None)
+    with open_speaker(name or deep_model(run.settings), run) as speaker:
+        if isinstance(speaker, RemoteSpeaker):
+            yield RemoteWriter(speaker.model, chosen, interrupt)
+            return
+        if not isinstance(speaker, LocalSpeaker):
+            raise UsageError(f"{speaker.name} cannot write edits; choose another model")
+        model = speaker.model
+        if model.chat is None:
+            raise ConfigError(f"{model.name} completes code but follows no instructions; {HOW}")
+        if model.engine.info.parameters < SMALL:
+            size = model.engine.info.parameters / 1e9
+            run.console.note(
+                f"{model.name} has {size:.1f} billion parameters, which is little for edits: look closely. "
+                f"For better ones, {HOW}"
+            )
+        yield ModelWriter(model, chosen, interrupt)
