@@ -13,6 +13,8 @@ from lsp_support import Editor, RunningServer, editing, eventually, fake_model, 
 from lsprotocol import types
 from pygls.exceptions import JsonRpcException
 
+from keystroke.text import Document
+
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 CLEAN = "value = 1\n"
@@ -256,6 +258,63 @@ async def test_a_todo_comment_becomes_an_action(editor: Editor) -> None:
         )
     )
     assert titles or any("make the value two" in action.title for action in lazy or ())
+
+
+async def test_a_rename_reaches_open_buffers_and_files_that_are_not_open(editor: Editor) -> None:
+    project = editor.root / "project"
+    project.mkdir()
+    (project / "shapes.py").write_text("def area(side):\n    return side\n")
+    (project / "other.py").write_text("import shapes\n\nprint('😀', shapes.area(2))\n")
+    text = "def area(side):\n    return side * side\n"  # not saved
+    uri = editor.open("project/shapes.py", text)
+    at = editor.place(uri, text.index("area") + 2)
+    place = types.PrepareRenameParams(types.TextDocumentIdentifier(uri), at)
+    prepared: Any = await editor.client.text_document_prepare_rename_async(place)
+    assert prepared.placeholder == "area"
+    edit = await editor.client.text_document_rename_async(
+        types.RenameParams(types.TextDocumentIdentifier(uri), at, "surface")
+    )
+    assert edit is not None
+    other = (project / "other.py").as_uri()
+    editor.texts[other], editor.versions[other] = Document((project / "other.py").read_text()), 1
+    editor.make(edit)
+    assert editor.text(uri) == "def surface(side):\n    return side * side\n"
+    assert editor.text(other) == "import shapes\n\nprint('😀', shapes.surface(2))\n"
+    assert "area" in (project / "other.py").read_text()  # the server itself writes nothing
+
+
+async def test_what_cannot_be_renamed_says_why(editor: Editor) -> None:
+    uri = editor.open("cannot.py", "import os\n\nprint(os.sep)\n")
+    at, identity = editor.place(uri, 0), types.TextDocumentIdentifier(uri)
+    assert (
+        await editor.client.text_document_prepare_rename_async(types.PrepareRenameParams(identity, at))
+        is None
+    )
+    for name, place in (("lambda", editor.place(uri, 8)), ("fine", at)):
+        with pytest.raises(JsonRpcException, match="name"):
+            await editor.client.text_document_rename_async(types.RenameParams(identity, place, name))
+
+
+async def test_an_extraction_works_on_a_document_without_a_file(editor: Editor) -> None:
+    text = "def f(a, b):\n    return (a + b) * 2\n"
+    uri = editor.open("untitled:Untitled-2", text)
+    start = text.index("a + b")
+    arguments = [uri, editor.range(uri, start, start + len("a + b")), "extract_variable", "added"]
+    run = types.ExecuteCommandParams("keystroke.refactor", arguments)
+    assert await editor.client.workspace_execute_command_async(run) is True
+    editor.make(editor.applied[-1].edit)
+    assert editor.text(uri) == "def f(a, b):\n    added = a + b\n    return (added) * 2\n"
+
+
+async def test_actions_are_made_when_they_are_chosen(gateway: RunningServer, tmp_path: Path) -> None:
+    async with editing(tmp_path, "--gateway", gateway.url, editor="visual_studio_code") as editor:
+        text = "import sys\nimport os\n\nprint(os.sep)\n"
+        uri = editor.open("untitled:Untitled-3", text)
+        await editor.until_codes(uri, bool)
+        (action,) = await editor.actions(uri, 0, only=["source.organizeImports"])
+        assert action.edit is None
+        editor.make((await editor.client.code_action_resolve_async(action)).edit)
+        assert "sys" not in editor.text(uri)
 
 
 async def test_commands_with_nonsense_say_so_and_change_nothing(editor: Editor) -> None:

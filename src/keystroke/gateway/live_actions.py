@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from keystroke.assist.debug import Diagnostic, Project, check
 from keystroke.assist.edit import EditTask, Proposal, Region
@@ -31,6 +32,9 @@ from keystroke.gateway.ticket import Ended
 from keystroke.protocol import live
 from keystroke.protocol.faults import detail
 from keystroke.text import Edit
+
+if TYPE_CHECKING:
+    from keystroke.assist.refactor import Refactored, Refactoring
 
 log = logging.getLogger("keystroke.live")
 
@@ -246,7 +250,16 @@ class LiveActions:
     # Refactorings
 
     async def _refactored(self, request: live.RefactorAsk, buffer: Mirrored) -> live.Changes:
-        raise UsageError("This server knows no refactorings.")
+        if buffer.language != "python":
+            raise InputError(f"Refactorings are for Python; this is {buffer.language or 'plain text'}.")
+        where = self._place(buffer)
+        overlay = {
+            place.path: (mirror.name, mirror.text)
+            for mirror in self._around.mirrors()
+            if (place := self._place(mirror)).path is not None and mirror.language == "python"
+        }
+        text = buffer.text
+        return await asyncio.to_thread(_refactor, request, where, text, overlay)
 
     # Places
 
@@ -267,6 +280,70 @@ class LiveActions:
         if where.root is not None and where.path.is_relative_to(where.root):
             return where.path.relative_to(where.root).as_posix()
         return where.path.name
+
+
+def _refactor(
+    request: live.RefactorAsk, where: Where, text: str, open_files: Mapping[Path, tuple[str, str]]
+) -> live.Changes:
+    """Plan a refactoring in the buffer's workspace; a buffer without a file is a workspace of its own."""
+    from keystroke.assist.refactor import Refactoring
+
+    with tempfile.TemporaryDirectory(prefix="keystroke-") as alone:
+        if where.path is None or not where.path.is_file():
+            root = Path(alone).resolve()
+            path = root / "untitled.py"
+            path.write_bytes(b"")
+            open_files = {path: (request.buffer, text)}
+        else:
+            path = where.path.resolve()
+            root = where.root.resolve() if where.root is not None else path.parent
+            if not path.is_relative_to(root):
+                root = path.parent
+        names = {
+            file.resolve().relative_to(root).as_posix(): opened
+            for file, opened in open_files.items()
+            if file.resolve().is_relative_to(root)
+        }
+        name = path.relative_to(root).as_posix()
+        work = Refactoring(root, {known: held for known, (_, held) in names.items()})
+        try:
+            plan = _planned(work, request, name)
+        finally:
+            work.close()
+        if plan.moves:
+            raise InputError(
+                "That would rename files, which an editor must do itself; rename the file there."
+            )
+        files = [
+            live.FileEdits(
+                edits=_deltas(edits),
+                buffer=names[known][0] if known in names else None,
+                path=None if known in names else str(root / known),
+            )
+            for known, edits in plan.edits.items()
+        ]
+    return live.Changes(
+        id=request.id, buffer=request.buffer, version=request.version, title=plan.title, files=files
+    )
+
+
+def _planned(work: Refactoring, request: live.RefactorAsk, path: str) -> Refactored:
+    start, end, name = request.start, request.end, request.name
+    match request.kind:
+        case "rename":
+            return work.rename(path, start, name)
+        case "extract_function":
+            return work.extract_function(path, start, end, name)
+        case "extract_variable":
+            return work.extract_variable(path, start, end, name)
+        case "inline":
+            return work.inline(path, start)
+        case "move":
+            return work.move(path, start, name)
+        case "change_signature":
+            return work.change_signature(path, start, name)
+        case "organise_imports":
+            return work.organise_imports(path)
 
 
 def _only(proposal: Proposal, path: str) -> tuple[Edit, ...]:

@@ -256,18 +256,11 @@ class Actions:
 
     def _in_file(self, file: Path, edits: Sequence[Edit]) -> list[types.TextEdit]:
         try:
-            text = file.read_bytes().decode("utf-8")
+            text = file.read_bytes().decode("utf-8-sig")  # an editor does not count the mark
         except (OSError, UnicodeDecodeError):
             raise InputError(f"{file} cannot be read as UTF-8 text; open it first.") from None
-        shift = 1 if text.startswith("\ufeff") else 0  # an editor does not count the mark
-        document = Document(text[shift:])
-        encoding = self._documents.encoding
-        return [
-            types.TextEdit(
-                span_of(document, max(0, e.start - shift), max(0, e.end - shift), encoding), e.text
-            )
-            for e in edits
-        ]
+        document, encoding = Document(text), self._documents.encoding
+        return [types.TextEdit(span_of(document, e.start, e.end, encoding), e.text) for e in edits]
 
 
 def _wanted(kind: str, only: Sequence[str] | None) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from lsprotocol import types
-from pygls.exceptions import JsonRpcException
+from pygls.exceptions import FeatureRequestError, JsonRpcException
 from pygls.lsp.server import LanguageServer
 from pygls.protocol import LanguageServerProtocol, default_converter
 from pygls.protocol.language_server import lsp_method
@@ -279,7 +279,8 @@ class KeystrokeServer(LanguageServer):
 
     def report_server_error(self, error: Exception, source: Any) -> None:
         """A failure of ours is for the log, not for the middle of someone's work."""
-        log.error("a message failed: %s", error)
+        if source is not FeatureRequestError:  # a request was answered with its error
+            log.error("a message failed: %s", error)
 
     @contextlib.asynccontextmanager
     async def working(self, title: str, message: str, token: Any = None) -> Any:
