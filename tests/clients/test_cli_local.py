@@ -34,6 +34,16 @@ def test_text_is_generated_and_the_first_load_is_converted_once(tiny_home: Home)
     assert converted[0].stat().st_mtime_ns == made
 
 
+def test_a_converted_model_runs_without_what_builds_graphs_or_speaks_http(tiny_home: Home) -> None:
+    tiny_home.keystroke("generate", "def f(x):", "--max-tokens", "2")
+    told = tiny_home.program("generate", "def f(x):", "--max-tokens", "2", PYTHONPROFILEIMPORTTIME="1").stderr
+    loaded = {
+        line.rpartition("|")[2].strip() for line in told.splitlines() if line.startswith("import time:")
+    }
+    assert "onnxruntime" in loaded
+    assert not loaded & {"onnx", "httpx", "torch", "asyncio"}
+
+
 def test_the_seed_decides_the_text_and_drafts_do_not(tiny_home: Home) -> None:
     def text(seed: str, *options: str) -> str:
         arguments = ("generate", "abcabcabc", "--max-tokens", "24", "--temperature", "1", "--seed", seed)

@@ -75,7 +75,7 @@ def _has_gpu() -> bool:
 def _onnx(path: Path, precision: str, settings: Settings, progress: Progress) -> Engine:
     from keystroke.engine.onnx.convert import converted, stored_bytes
     from keystroke.engine.onnx.engine import OnnxEngine
-    from keystroke.engine.onnx.graph import PRECISIONS
+    from keystroke.engine.onnx.precision import PRECISIONS
 
     with open_checkpoint(path) as checkpoint:
         if settings.engine.context > checkpoint.spec.context_length:
@@ -107,7 +107,8 @@ def _check_memory(spec: ModelSpec, need: int, precision: str) -> None:
         raise NotEnoughMemory(
             f"{spec.name} needs about {need / 2**30:.1f} GB at {precision} "
             f"and {have / 2**30:.1f} GB are free; "
-            "close other programs, choose a smaller model, or set model.precision to int4"
+            f"close other programs{', set model.precision to int4' * (precision != 'int4')} "
+            "or choose a smaller model"
         )
 
 

@@ -13,9 +13,9 @@ import torch
 
 from keystroke.engine.base import Sampling
 from keystroke.engine.checkpoint import ModelSpec, extended, open_checkpoint
-from keystroke.engine.onnx import graph
 from keystroke.engine.onnx.convert import converted, model_cache, stored_bytes
 from keystroke.engine.onnx.engine import OnnxEngine
+from keystroke.engine.onnx.precision import PRECISIONS
 from keystroke.errors import ConfigError, ModelDamaged
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "checkpoint"))
@@ -144,7 +144,7 @@ def test_large_weights_lie_outside_the_graph_on_page_boundaries(tmp_path: Path) 
     assert path.stat().st_size < 200_000
 
 
-@pytest.mark.parametrize("precision", list(graph.PRECISIONS))
+@pytest.mark.parametrize("precision", list(PRECISIONS))
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_room_asked_for_is_the_room_taken(tmp_path: Path, precision: str, tied: bool) -> None:
     saved(
@@ -157,7 +157,7 @@ def test_the_room_asked_for_is_the_room_taken(tmp_path: Path, precision: str, ti
     )
     with open_checkpoint(tmp_path / "model") as checkpoint:
         path = converted(checkpoint, precision=precision, cache=tmp_path)
-        estimate = stored_bytes(checkpoint.spec, graph.PRECISIONS[precision])
+        estimate = stored_bytes(checkpoint.spec, PRECISIONS[precision])
     actual = sum(file.stat().st_size for file in path.parent.iterdir())
     assert 0.95 * actual < estimate + 60_000  # the graph itself
     assert estimate < 1.1 * actual

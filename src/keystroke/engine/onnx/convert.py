@@ -1,7 +1,7 @@
 """A checkpoint as ONNX Runtime wants it: built once, kept in the cache, found again by content.
 
-Law: the same weights and settings give the same entry, wherever the model lies. Weights go to one data
-file beside the graph as they are made, so a model of any size converts in the memory of one tensor.
+Law: the same weights and settings give the same entry, wherever the model lies. A model that is there is
+found without loading what would build it.
 """
 
 from __future__ import annotations
@@ -10,28 +10,17 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
-import numpy.typing as npt
-import onnx
 import platformdirs
-from onnx import TensorProto, numpy_helper
 
 from keystroke.engine.checkpoint import Checkpoint, ModelSpec, tensor_shapes
-from keystroke.engine.onnx import graph
 from keystroke.engine.onnx.cache import Cache
+from keystroke.engine.onnx.precision import FORMAT, PRECISIONS, Precision
 from keystroke.errors import ConfigError
 
 MODEL, WEIGHTS = "model.onnx", "weights.bin"
 Progress = Callable[[int, int], None]
-
-_INLINE = 1 << 12  # smaller arrays stay in the graph, where shape inference can see them
-_LARGE, _PAGE, _LINE = (
-    1 << 20,
-    1 << 16,
-    1 << 6,
-)  # large arrays begin on a page of any system, others on a cache line
 
 
 def converted(
@@ -41,16 +30,19 @@ def converted(
 
     `progress(done, total)` counts parameters and is called only when the model has to be built. Raises
     ModelError if the cache folder has no room or cannot be written."""
-    chosen = graph.PRECISIONS.get(precision)
+    chosen = PRECISIONS.get(precision)
     if chosen is None:
-        known = ", ".join(graph.PRECISIONS)
+        known = ", ".join(PRECISIONS)
         raise ConfigError(
             f"{precision!r} is not a precision of this engine; choose one of {known}", param="precision"
         )
 
     def make(folder: Path) -> None:
+        from keystroke.engine.onnx import graph  # here: a converted model is run without `onnx`
+        from keystroke.engine.onnx.data_file import DataFile
+
         with (folder / WEIGHTS).open("wb") as file:
-            model = graph.build(checkpoint, chosen, DataFile(file), progress)
+            model = graph.build(checkpoint, chosen, DataFile(file, WEIGHTS), progress)
         (folder / MODEL).write_bytes(model.SerializeToString())
 
     settings = {
@@ -60,7 +52,7 @@ def converted(
         ),  # an extended context changes the graph, a name does not
         "precision": asdict(chosen),
         "kv": np.dtype(chosen.kv).name,  # differs between machines, which may share a home folder
-        "format": graph.FORMAT,
+        "format": FORMAT,
     }
     place = model_cache(cache).entry(
         f"{checkpoint.spec.name}-{precision}",
@@ -76,7 +68,7 @@ def model_cache(folder: Path | None = None) -> Cache:
     return Cache((folder or platformdirs.user_cache_path("keystroke", appauthor=False)) / "onnx")
 
 
-def stored_bytes(spec: ModelSpec, precision: graph.Precision) -> int:
+def stored_bytes(spec: ModelSpec, precision: Precision) -> int:
     """About how many bytes the converted model takes on disk."""
     wide = 4 if precision.name == "fp32" else 2
     total = spec.vocab_size * spec.hidden * wide + 4 * spec.context_length * spec.head_dim
@@ -91,33 +83,3 @@ def stored_bytes(spec: ModelSpec, precision: graph.Precision) -> int:
         )  # a scale and at most one zero point
         total += rows * columns * bits // 8 + overhead if bits else rows * columns * wide
     return total + sum(4 * shape[0] for shape in shapes.values() if len(shape) == 1)
-
-
-class DataFile:
-    """Appends arrays to one file and describes each as an initializer that lives there."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._at = 0
-
-    def add(self, name: str, array: npt.NDArray[np.generic]) -> TensorProto:
-        if array.nbytes < _INLINE:
-            inline: TensorProto = numpy_helper.from_array(array, name)
-            return inline
-        alignment = _PAGE if array.nbytes >= _LARGE else _LINE
-        self._write(bytes(-self._at % alignment))
-        offset = self._at
-        self._write(np.ascontiguousarray(array).data.cast("B"))
-        tensor = TensorProto(
-            name=name,
-            data_type=onnx.helper.np_dtype_to_tensor_dtype(array.dtype),
-            dims=array.shape,
-            data_location=TensorProto.EXTERNAL,
-        )
-        for key, value in (("location", WEIGHTS), ("offset", offset), ("length", array.nbytes)):
-            tensor.external_data.add(key=key, value=str(value))
-        return tensor
-
-    def _write(self, data: bytes | memoryview) -> None:
-        self._file.write(data)
-        self._at += len(data)

@@ -15,8 +15,8 @@ import onnxruntime as ort
 from keystroke.engine.base import Engine, EngineStats, Interrupt, ModelInfo
 from keystroke.engine.checkpoint import ModelSpec
 from keystroke.engine.host import HostSession
-from keystroke.engine.onnx.graph import MIN_ATTENTION_ROWS, PRECISIONS
 from keystroke.engine.onnx.kv import Buffers, Pool
+from keystroke.engine.onnx.precision import MIN_ATTENTION_ROWS, PRECISIONS
 from keystroke.engine.prefix import PrefixCache, common_prefix
 from keystroke.errors import EngineError, Interrupted, ModelDamaged, NotEnoughMemory
 

@@ -13,9 +13,7 @@ Outputs  logits float32 [n, vocab] · new_key.i / new_value.i, to be bound to th
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -23,46 +21,10 @@ import onnx
 from onnx import TensorProto, helper
 
 from keystroke.engine.checkpoint import Checkpoint, ModelSpec, rope_tables
+from keystroke.engine.onnx.precision import MIN_ATTENTION_ROWS, Precision
 from keystroke.engine.onnx.quantise import quantise
 
 MICROSOFT = "com.microsoft"
-# Half-precision attention has kernels of its own on 64-bit ARM: half the memory and twice as fast. Elsewhere
-# the operator would convert to single precision and back at every step.
-KV_DTYPE: type[np.float16] | type[np.float32] = (
-    np.float16 if platform.machine() in ("aarch64", "arm64") else np.float32
-)
-# Attention kernels choose their order of summation by the number of rows. With at least three, a row's result
-# does not depend on its company, so a token's KV and logits are a function of the tokens before it alone:
-# speculation, prefix reuse and forks give the very text of plain decoding. Fewer are padded, for attention.
-MIN_ATTENTION_ROWS = 3
-FORMAT = 2  # part of the cache key: raise it whenever the graph changes
-
-
-@dataclass(frozen=True, slots=True)
-class Precision:
-    """How weights are stored. 0 bits means 16-bit floats on disk, 32-bit in memory (the reference)."""
-
-    name: str
-    body_bits: int
-    head_bits: int
-    block: int
-    symmetric: bool
-    # 4 lets the kernels quantise activations to 8 bits, which is where the speed comes from.
-    accuracy_level: int = 4
-
-    @property
-    def kv(self) -> type[np.float16] | type[np.float32]:
-        """What keys and values are kept in. The reference precisions keep everything."""
-        return KV_DTYPE if self.body_bits else np.float32
-
-
-PRECISIONS = {
-    # The head decides between near-ties, and four bits there cost as much quality as everywhere else.
-    "int4": Precision("int4", body_bits=4, head_bits=8, block=32, symmetric=False),
-    "int8": Precision("int8", body_bits=8, head_bits=8, block=64, symmetric=True),
-    "fp16": Precision("fp16", body_bits=0, head_bits=0, block=0, symmetric=True),
-    "fp32": Precision("fp32", body_bits=0, head_bits=0, block=0, symmetric=True),
-}
 
 
 class WeightSink(Protocol):

@@ -12,7 +12,7 @@ import numpy as np
 import onnxruntime as ort
 
 from keystroke.engine.checkpoint import ModelSpec
-from keystroke.engine.onnx.graph import MIN_ATTENTION_ROWS
+from keystroke.engine.onnx.precision import MIN_ATTENTION_ROWS
 from keystroke.errors import NotEnoughMemory
 
 FIRST_CAPACITY = 256  # tokens; small enough that an idle session costs little

@@ -1,0 +1,50 @@
+"""How the embedded engine stores weights, keys and values, and what its kernels ask for.
+
+Law: facts that graph, cache and sessions share. Imports nothing that builds graphs: a model already
+converted runs without the `onnx` package ever being loaded.
+"""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+
+import numpy as np
+
+# Half-precision attention has kernels of its own on 64-bit ARM: half the memory and twice as fast. Elsewhere
+# the operator would convert to single precision and back at every step.
+KV_DTYPE: type[np.float16] | type[np.float32] = (
+    np.float16 if platform.machine() in ("aarch64", "arm64") else np.float32
+)
+# Attention kernels choose their order of summation by the number of rows. With at least three, a row's result
+# does not depend on its company, so a token's KV and logits are a function of the tokens before it alone:
+# speculation, prefix reuse and forks give the very text of plain decoding. Fewer are padded, for attention.
+MIN_ATTENTION_ROWS = 3
+FORMAT = 2  # part of the cache key: raise it whenever the graph changes
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """How weights are stored. 0 bits means 16-bit floats on disk, 32-bit in memory (the reference)."""
+
+    name: str
+    body_bits: int
+    head_bits: int
+    block: int
+    symmetric: bool
+    # 4 lets the kernels quantise activations to 8 bits, which is where the speed comes from.
+    accuracy_level: int = 4
+
+    @property
+    def kv(self) -> type[np.float16] | type[np.float32]:
+        """What keys and values are kept in. The reference precisions keep everything."""
+        return KV_DTYPE if self.body_bits else np.float32
+
+
+PRECISIONS = {
+    # The head decides between near-ties, and four bits there cost as much quality as everywhere else.
+    "int4": Precision("int4", body_bits=4, head_bits=8, block=32, symmetric=False),
+    "int8": Precision("int8", body_bits=8, head_bits=8, block=64, symmetric=True),
+    "fp16": Precision("fp16", body_bits=0, head_bits=0, block=0, symmetric=True),
+    "fp32": Precision("fp32", body_bits=0, head_bits=0, block=0, symmetric=True),
+}
