@@ -54,6 +54,12 @@ class TestCommands:
         assert "Missing argument" in home.refused("complete")
         assert home.refused("--set", "threads", "config", "show").startswith("--set wants KEY=VALUE")
 
+    @pytest.mark.parametrize("group", ["models", "config"])
+    def test_a_group_without_a_command_shows_its_help(self, home: Home, group: str) -> None:
+        shown = home.keystroke(group, code=2)
+        assert shown.stdout == ""
+        assert shown.stderr.strip() == home.keystroke(group, "--help").stdout.strip()
+
     def test_version_is_text_or_json(self, home: Home) -> None:
         assert home.keystroke("version").stdout.startswith("keystroke ")
         for arguments in (("--json", "version"), ("version", "--json")):
@@ -171,6 +177,14 @@ class TestModels:
         home.keystroke("models", "remove", "tiny")
         assert file.exists()
         assert "no model called tiny" in home.refused("models", "remove", "tiny")
+
+    def test_the_embedded_model_is_verified_where_it_was_fetched(
+        self, home: Home, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("keystroke.engine.locate.shipped", lambda: None)
+        assert "no model called smollm2" in home.refused("models", "verify", "embedded")
+        monkeypatch.setattr("keystroke.engine.locate.shipped", lambda: Path("own.gguf"))
+        assert home.refused("models", "verify", "embedded").startswith("own.gguf came with this installation")
 
     def test_a_file_that_is_no_model_is_refused(self, home: Home, tmp_path: Path) -> None:
         file = tmp_path / "bad.gguf"

@@ -71,8 +71,14 @@ def _value(known: Known, raw: Any, where: str, base: Path, *, parse: bool) -> An
     if isinstance(value, (int, float)) and (
         (low is not None and not value >= low) or (high is not None and not value <= high)
     ):
-        raise refuse(f"between {low:g} and {high:g}" if high is not None else f"{low:g} or more")
+        raise refuse(
+            f"between {_number(low)} and {_number(high)}" if high is not None else f"{_number(low)} or more"
+        )
     return value
+
+
+def _number(value: float | None) -> str:
+    return f"{value:.0f}" if value is not None and value == int(value) else f"{value:g}"
 
 
 def _parsed(kind: type, text: str) -> Any:

@@ -47,6 +47,9 @@ def _run(arguments: list[str]) -> int:
     except Exception as error:
         if os.environ.get(DEBUG):
             raise
+        if type(error).__name__ == "NoArgsIsHelpError":  # a group of commands, named without one
+            sys.stderr.write(f"{error}\n")
+            return 2
         # What the option parser raises; its classes have moved between releases, its methods have not.
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
             complain(_usage_sentence(error))

@@ -63,13 +63,15 @@ def doctor(
 
 
 def machine() -> dict[str, Any]:
+    from keystroke.engine.memory import available_bytes
+
     return {
         "system": f"{platform.system()} {platform.release()}",
         "processor": _processor(),
         "architecture": platform.machine(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_bytes": _sysconf("SC_PHYS_PAGES") * _sysconf("SC_PAGE_SIZE"),
-        "free_bytes": _sysconf("SC_AVPHYS_PAGES") * _sysconf("SC_PAGE_SIZE"),
+        "free_bytes": available_bytes(),
         "python": platform.python_version(),
     }
 
@@ -145,7 +147,7 @@ def _print(run: Invocation, facts: dict[str, Any]) -> None:
         out.line(f"{label:12}{text}")
 
     row("keystroke", f"{facts['keystroke']} on Python {box['python']}")
-    row("machine", f"{box['processor']}, {box['architecture']}, {box['system']}")
+    row("machine", ", ".join(dict.fromkeys((box["processor"], box["architecture"], box["system"]))))
     free = f", {size(box['free_bytes'])} free" if box["free_bytes"] else ""
     row("cores", f"{box['cores']} usable; memory {size(box['memory_bytes'])}{free}")
     row("packages", ", ".join(f"{name} {v}" for name, v in facts["packages"].items() if v))

@@ -170,7 +170,17 @@ def _local_facts(name: str, run: Invocation) -> dict[str, Any]:
 @app.command()
 def verify(ctx: typer.Context, name: Name, json: options.Json = False) -> None:
     """Read every byte of a model and compare it with what was added."""
+    from keystroke.engine.builtin import SMOLLM2
+    from keystroke.engine.library import EMBEDDED
+    from keystroke.engine.locate import shipped
+
     run = of(ctx)
+    if name == EMBEDDED:
+        if (own := shipped()) is not None:
+            raise UsageError(
+                f"{own.name} came with this installation and was never added; reinstall it if in doubt"
+            )
+        name = SMOLLM2.name
     with run.console.progress() as progress:
         entry = _library(run).verify(name, progress)
     if run.wants_json(json):
