@@ -10,7 +10,7 @@ float32, whatever the tokenizer. `chars_per_s`: decoding alone. `chars_saved`: s
 taken suggestions would have typed, in simulated typing with a display gate. Ceiling: exact match cannot
 reach 1, since names and comments are free choices.
 
-    python bench/completion.py [--cases N] [--typed N] [--bytes N] [--model NAME_OR_PATH ...] [--out FILE]
+    python bench/completion.py [--cases N] [--context N] [--typed N] [--bytes N] [--model M ...]
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ def measured_bits(path: Path, cases: list[Case], texts: int) -> float | None:
         return None
 
 
-def measure(name: str, cases: list[Case], typed: int, texts: int) -> dict[str, Any]:
+def measure(name: str, cases: list[Case], typed: int, texts: int, context: int) -> dict[str, Any]:
     if name == "ngram":
         return dict(summary(evaluate(NgramSuggester(), cases, typed_lines=typed)))
     path = resolve(name, load_settings({}, Path.cwd()))
     model = load_model(path)
-    suggester = ModelSuggester(model)
+    suggester = ModelSuggester(model, context)
     try:
         report = evaluate(suggester, cases, typed_lines=typed)
     finally:
@@ -76,6 +76,7 @@ def shown(value: object) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--cases", type=int, default=100, help="cases of each kind; 0 is all")
+    parser.add_argument("--context", type=int, default=384, help="tokens around the cursor")
     parser.add_argument("--typed", type=int, default=20, help="lines typed in the simulation")
     parser.add_argument("--bytes", type=int, default=30, help="texts for bits per byte")
     parser.add_argument("--model", action="append", help="a model by name or path; may be repeated")
@@ -86,7 +87,7 @@ def main() -> int:
     for name in given.model or ["embedded", "smollm2", "ngram"]:
         started = time.perf_counter()
         try:
-            results[name] = measure(name, cases, given.typed, given.bytes)
+            results[name] = measure(name, cases, given.typed, given.bytes, given.context)
         except KeystrokeError as error:
             print(f"{name}: {error}", file=sys.stderr)
             continue
@@ -95,7 +96,9 @@ def main() -> int:
     print(" " * width, *(f"{c:>20}" for c in COLUMNS))
     for name, row in results.items():
         print(f"{name:<{width}}", *(f"{shown(row[c]):>20}" for c in COLUMNS))
-    line = json.dumps({"bench": "completion", "cases": len(cases), "models": results})
+    line = json.dumps(
+        {"bench": "completion", "cases": len(cases), "context": given.context, "models": results}
+    )
     print(line)
     if given.out:
         given.out.write_text(line + "\n")

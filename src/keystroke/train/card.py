@@ -66,9 +66,9 @@ def loss_plot(log: Path) -> str:
     for n, (key, series) in enumerate(points.items()):
         line = " ".join(place(x, y) for x, y in series)
         parts.append(f'<polyline points="{line}" fill="none" stroke="{_COLOURS[key]}" stroke-width="2"/>')
-        x, y = _WIDTH - 180, 30 + 18 * n
-        parts.append(f'<rect x="{x}" y="{y - 9}" width="12" height="3" fill="{_COLOURS[key]}"/>')
-        parts.append(f'<text x="{x + 18}" y="{y - 3}">{_LABELS[key]}</text>')
+        side, row = _WIDTH - 180, 30 + 18 * n
+        parts.append(f'<rect x="{side}" y="{row - 9}" width="12" height="3" fill="{_COLOURS[key]}"/>')
+        parts.append(f'<text x="{side + 18}" y="{row - 3}">{_LABELS[key]}</text>')
     parts.append("</svg>")
     return "\n".join(parts) + "\n"
 

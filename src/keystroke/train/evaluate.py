@@ -49,16 +49,17 @@ class Suggester(Protocol):
 class ModelSuggester:
     """A model on an engine. One session is kept, so what two prompts share is computed once."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, context: int = 0) -> None:
+        """`context`: tokens around the cursor that the model sees; 0 is all that fit."""
         self.name = model.name
+        self._budget = context or model.engine.info.context_length
         self.model = model
         self.fills = model.fim is not None
         self._session = model.engine.session()
 
     def _ask(self, prefix: str, suffix: str | None, limit: int, stop: tuple[str, ...]) -> Suggestion:
         model = self.model if suffix is not None else replace(self.model, fim=None)
-        budget = model.engine.info.context_length
-        prompt = build_prompt(model, prefix, suffix or "", budget=budget, max_tokens=limit)
+        prompt = build_prompt(model, prefix, suffix or "", budget=self._budget, max_tokens=limit)
         params = GenerationParams(limit, Sampling(logprobs=0), stop=stop, stop_tokens=prompt.stops)
         generation = Generation(model, self._session, prompt.tokens, params)
         logprobs = [entry.logprob for chunk in generation for entry in chunk.logprobs]

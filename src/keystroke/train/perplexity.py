@@ -64,9 +64,10 @@ def model_bits_per_byte(model: CodeModel, tokenizer: Tokenizer, texts: Sequence[
     start = tokenizer.bos if tokenizer.bos is not None else tokenizer.special("<|endoftext|>")
     if start is None or not any(texts):
         raise InputError("bits per byte need some text and a model with a start token")
+    device = model.model.embed_tokens.weight.device
     nats, size = 0.0, 0
     for text in texts:
-        tokens = torch.tensor([[start, *tokenizer.encode(text)]][:1])[:, : model.shape.context]
+        tokens = torch.tensor([[start, *tokenizer.encode(text)]], device=device)[:, : model.shape.context]
         logits = model.logits(tokens[:, :-1])
         nats += float(F.cross_entropy(logits[0].float(), tokens[0, 1:], reduction="sum"))
         size += len(tokenizer.decode(tokens[0, 1:].tolist()).encode())
