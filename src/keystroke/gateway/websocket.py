@@ -19,7 +19,8 @@ from keystroke.gateway.answer import Answer
 from keystroke.gateway.keys import Caller
 from keystroke.gateway.outbox import Outbox
 from keystroke.gateway.prompts import Turn
-from keystroke.gateway.responses import Responses, Run, steer_failed
+from keystroke.gateway.responses import Responses
+from keystroke.gateway.run import Run, steer_failed
 from keystroke.protocol.codec import encode
 from keystroke.protocol.faults import ConnectionLimitReached, ResponseNotFound, SlowClient, TooLarge, detail
 from keystroke.protocol.requests import ResponseSteer
