@@ -378,7 +378,8 @@ def _words(text: str, document: Document, error: Broken, message: str) -> Iterat
 
 def _colon(text: str, document: Document, error: Broken, message: str) -> Iterator[_Candidate]:
     if "expected ':'" in message:
-        yield _one("Add the colon", error.start, error.start, ":")
+        at = len(text[: error.start].rstrip(" \t"))
+        yield _one("Add the colon", at, at, ":")
     if "invalid syntax" not in message and "expected" not in message:
         return
     for number in _near(document, error.line):

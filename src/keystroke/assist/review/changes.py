@@ -46,6 +46,7 @@ def changed_files(
 ) -> tuple[list[Changed], list[LeftOut]]:
     """The working diff (with files git does not know yet), the staged one, or the one since a revision."""
     root = workspace.root
+    _git(root, "rev-parse", "--is-inside-work-tree")
     if revision.startswith("-"):
         raise InputError(f"{revision!r:.60} is not a revision; name a commit, a branch or A..B")
     if revision:

@@ -147,4 +147,4 @@ def fixed_texts(
 
 
 def _touch(a: Edit, b: Edit) -> bool:
-    return a.start <= b.end and b.start <= a.end
+    return (a.start < b.end and b.start < a.end) or a.start == b.start

@@ -1,0 +1,211 @@
+"""Refactorings as edits: meaning kept, files and line ends kept, unsaved text used, nothing written."""
+# ruff: noqa: E501 - a case is one line
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from keystroke.assist.refactor import Refactored, Refactoring
+from keystroke.errors import Forbidden, InputError, NotFound
+from keystroke.text import apply_edits
+
+MAIN = '''"""Doc."""
+
+import os
+import sys
+
+from tools import helper
+
+
+def area(width: int, height: int = 2) -> int:
+    size = width * height
+    return size
+
+
+class Box:
+    def grow(self, by):
+        return area(by, 1) + helper(by)
+
+
+print(area(1, 2), area(width=3), Box().grow(2), sys.argv[1:])
+'''
+TOOLS = "from typing import Any\r\n\r\n\r\ndef helper(x: Any) -> Any:\r\n    return x + 1\r\n"
+USER = "import main\nfrom main import area\n\nprint(area(5), main.area(6, height=7))\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "main.py").write_text(MAIN)
+    (tmp_path / "tools.py").write_bytes(TOOLS.encode())
+    (tmp_path / "user.py").write_text(USER)
+    return tmp_path
+
+
+@pytest.fixture
+def work(folder: Path) -> Iterator[Refactoring]:
+    opened = Refactoring(folder)
+    yield opened
+    opened.close()
+
+
+def printed(folder: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-B", "user.py"], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def applied(folder: Path, work: Refactoring, done: Refactored) -> dict[str, str]:
+    """The new texts, which are also put on disk; before that nothing must have changed there."""
+    before = {"main.py": MAIN, "tools.py": TOOLS, "user.py": USER}
+    assert {p.name: p.read_bytes().decode() for p in folder.iterdir() if p.is_file()} == before
+    texts = {path: apply_edits(before[path], edits) for path, edits in done.edits.items()}
+    for path, text in texts.items():
+        (folder / path).write_bytes(text.encode())
+    return texts
+
+
+def test_a_rename_reaches_every_file_and_keeps_what_the_program_prints(
+    folder: Path, work: Refactoring
+) -> None:
+    done = work.rename("main.py", MAIN.index("area"), "surface")
+    was = printed(folder)
+    texts = applied(folder, work, done)
+    assert set(texts) == {"main.py", "user.py"}
+    assert texts["user.py"] == USER.replace("area", "surface")
+    assert texts["main.py"] == MAIN.replace("area", "surface")
+    assert printed(folder) == was
+
+
+def test_a_renamed_parameter_is_renamed_in_calls(folder: Path, work: Refactoring) -> None:
+    texts = applied(folder, work, work.rename("main.py", MAIN.index("height: int"), "tall"))
+    assert texts["user.py"] == USER.replace("height=7", "tall=7")
+    assert texts["main.py"] == MAIN.replace("height", "tall")
+
+
+def test_line_ends_of_another_file_are_kept(folder: Path, work: Refactoring) -> None:
+    texts = applied(folder, work, work.rename("main.py", MAIN.index("helper"), "assist"))
+    assert texts["tools.py"] == TOOLS.replace("helper", "assist")
+
+
+def test_offsets_count_in_the_text_with_its_own_line_ends(work: Refactoring) -> None:
+    done = work.rename("tools.py", TOOLS.index("helper"), "assist")
+    assert apply_edits(TOOLS, done.edits["tools.py"]) == TOOLS.replace("helper", "assist")
+
+
+def test_unsaved_text_stands_above_the_file(folder: Path) -> None:
+    typed = USER + "\n\ndef unsaved():\n    return area(8)\n"
+    opened = Refactoring(folder, {"user.py": typed})
+    done = opened.rename("main.py", MAIN.index("area"), "surface")
+    assert apply_edits(typed, done.edits["user.py"]) == typed.replace("area", "surface")
+    assert (folder / "user.py").read_text() == USER
+
+
+def test_a_variable_is_extracted(folder: Path, work: Refactoring) -> None:
+    start = MAIN.index("width * height")
+    done = work.extract_variable("main.py", start, start + len("width * height"), "product")
+    text = applied(folder, work, done)["main.py"]
+    assert "    product = width * height\n    size = product\n" in text
+
+
+def test_a_function_is_extracted_and_the_program_prints_the_same(folder: Path, work: Refactoring) -> None:
+    start, end = MAIN.index("    size ="), MAIN.index("    return size")
+    done = work.extract_function("main.py", start, end, "measure")
+    text = applied(folder, work, done)["main.py"]
+    assert "size = measure(width, height)" in text
+    assert "def measure(width, height):" in text
+    assert printed(folder).splitlines()[-1] == "10 42"
+
+
+def test_a_variable_is_inlined(folder: Path, work: Refactoring) -> None:
+    text = applied(folder, work, work.inline("main.py", MAIN.index("size =")))["main.py"]
+    assert "    return width * height\n" in text
+    assert "size" not in text
+
+
+def test_a_function_is_moved_and_imports_follow(folder: Path, work: Refactoring) -> None:
+    texts = applied(folder, work, work.move("main.py", MAIN.index("area"), "tools.py"))
+    assert "def area(width: int, height: int = 2) -> int:\r\n" in texts["tools.py"]
+    assert "def area" not in texts["main.py"]
+    assert printed(folder).splitlines()[-1] == "10 42"
+
+
+def test_a_changed_signature_reaches_every_call_and_keeps_annotations(
+    folder: Path, work: Refactoring
+) -> None:
+    done = work.change_signature("main.py", MAIN.index("area"), "width, depth=1, height=2")
+    texts = applied(folder, work, done)
+    assert "def area(width: int, depth=1, height: int = 2) -> int:" in texts["main.py"]
+    assert "area(by, height=1)" in texts["main.py"]
+    assert printed(folder).splitlines()[-1] == "10 42"
+
+
+def test_imports_are_organised(folder: Path, work: Refactoring) -> None:
+    text = applied(folder, work, work.organise_imports("main.py"))["main.py"]
+    assert "import os" not in text
+    assert "import sys" in text
+
+
+def test_nothing_is_left_behind(folder: Path, work: Refactoring) -> None:
+    before = sorted(folder.rglob("*"))
+    work.rename("main.py", MAIN.index("area"), "surface")
+    work.organise_imports("main.py")
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_code_of_the_project_is_never_run(tmp_path: Path) -> None:
+    (tmp_path / ".ropeproject").mkdir()
+    (tmp_path / ".ropeproject" / "config.py").write_text("open('ran', 'w').close()\n")
+    (tmp_path / "a.py").write_text("open('ran', 'w').close()\nx = 1\nprint(x)\n")
+    Refactoring(tmp_path).rename("a.py", (tmp_path / "a.py").read_text().index("x = 1"), "y")
+    assert not (tmp_path / "ran").exists()
+    assert not Path("ran").exists()
+
+
+REFUSED = [
+    (lambda w: w.rename("main.py", MAIN.index("area"), "area"), "already"),
+    (lambda w: w.rename("main.py", MAIN.index("area"), "helper"), "already means something"),
+    (lambda w: w.rename("main.py", MAIN.index("area"), "not a name"), "not a name"),
+    (lambda w: w.rename("main.py", MAIN.index("area"), "class"), "not a name"),
+    (lambda w: w.rename("main.py", 3, "other"), "cannot rename Doc"),
+    (lambda w: w.rename("main.py", 10_000, "other"), "outside"),
+    (lambda w: w.extract_function("main.py", 5, 5, "f"), "empty"),
+    (lambda w: w.extract_variable("main.py", MAIN.index("width *"), MAIN.index("size\n\n"), "f"), "cannot extract"),
+    (lambda w: w.change_signature("main.py", MAIN.index("area"), "width"), "would be wrong"),
+    (lambda w: w.change_signature("main.py", MAIN.index("area"), "width, height, depth"), "needs a default"),
+    (lambda w: w.change_signature("main.py", MAIN.index("area"), "height, width"), "cannot come after"),
+    (lambda w: w.change_signature("main.py", MAIN.index("area"), "a b"), "not a list of parameters"),
+    (lambda w: w.change_signature("main.py", MAIN.index("area"), "width, width"), "not a list of parameters|twice"),
+    (lambda w: w.move("main.py", MAIN.index("area"), "main.py"), "already"),
+    (lambda w: w.move("main.py", MAIN.index("grow"), "tools.py"), "top of a module|cannot move"),
+    (lambda w: w.inline("main.py", MAIN.index("sys.argv")), "cannot inline"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("ask", "words"), REFUSED, ids=[case[1] for case in REFUSED])
+def test_what_cannot_be_done_is_one_sentence(work: Refactoring, ask: object, words: str) -> None:
+    with pytest.raises(InputError, match=words) as caught:
+        ask(work)  # type: ignore[operator]
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_are_missing_broken_binary_or_outside_are_refused(folder: Path) -> None:
+    (folder / "bad.py").write_text("def (\n")
+    (folder / "binary.py").write_bytes(b"\0\1\2")
+    work = Refactoring(folder)
+    with pytest.raises(NotFound, match="does not exist"):
+        work.organise_imports("nosuch.py")
+    with pytest.raises(InputError, match="does not parse"):
+        work.organise_imports("bad.py")
+    with pytest.raises(InputError, match="binary"):
+        work.organise_imports("binary.py")
+    with pytest.raises(Forbidden, match="outside"):
+        work.organise_imports("../outside.py")
+    # The others are refactored all the same.
+    assert "user.py" in work.rename("main.py", MAIN.index("area"), "surface").edits

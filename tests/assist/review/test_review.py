@@ -1,0 +1,201 @@
+"""The review of a real repository's changes: what changed and only that, each fault once, fixes that hold."""
+# ruff: noqa: E501 - a case is one line
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from keystroke.assist.audit import Severity
+from keystroke.assist.edit import Workspace
+from keystroke.assist.review import Changed, Finding, changed_files, fixed_texts, ranked, review
+from keystroke.errors import InputError, NotFound
+from keystroke.text import apply_edits
+
+
+def git(folder: Path, *arguments: str) -> None:
+    subprocess.run(
+        ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false", *arguments],
+        cwd=folder,
+        check=True,
+        capture_output=True,
+    )
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    git(tmp_path, "init", "-q", "-b", "main")
+    (tmp_path / "old.py").write_text(
+        "import os\n\n\ndef f(width):\n    return width\n\n\nprint(f(1), undefined_before)\n"
+    )
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "first")
+    return tmp_path
+
+
+def files(folder: Path, *, staged: bool = False, revision: str = "") -> list[Changed]:
+    return changed_files(Workspace(folder), staged=staged, revision=revision)[0]
+
+
+def findings(folder: Path, changed: Sequence[Changed] | None = None) -> list[Finding]:
+    return [item for item in review(changed if changed is not None else files(folder), folder) if isinstance(item, Finding)]  # fmt: skip
+
+
+def test_only_changed_lines_are_reviewed(repository: Path) -> None:
+    text = (repository / "old.py").read_text()
+    (repository / "old.py").write_text(text.replace("return width", "return widht"))
+    (found,) = findings(repository)
+    assert (found.code, found.line, found.path) == ("undefined-name", 5, "old.py")
+
+
+def test_new_files_staged_changes_and_revisions_are_told_apart(repository: Path) -> None:
+    (repository / "new.py").write_text("print(missing_one)\n")
+    assert [file.path for file in files(repository)] == ["new.py"]
+    assert files(repository, staged=True) == []
+    git(repository, "add", "new.py")
+    (repository / "new.py").write_text("print(1)\n")
+    (staged,) = files(repository, staged=True)
+    assert (staged.text, staged.live) == ("print(missing_one)\n", False)
+    git(repository, "commit", "-qm", "second")
+    assert [file.path for file in files(repository, revision="HEAD~1..HEAD")] == ["new.py"]
+    assert files(repository, revision="HEAD~1..HEAD")[0].text == "print(missing_one)\n"
+    assert files(repository, revision="HEAD~1")[0].text == "print(1)\n"
+
+
+def test_a_repository_without_a_commit_is_reviewed(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    (tmp_path / "a.py").write_text("print(missing_one)\n")
+    assert [item.code for item in findings(tmp_path)] == ["undefined-name"]
+    git(tmp_path, "add", "a.py")
+    assert [item.code for item in findings(tmp_path, files(tmp_path, staged=True))] == ["undefined-name"]
+
+
+@pytest.mark.parametrize("name", ["with space.py", "ümlaut.py", 'quo"te.py', "tab\tname.py", "b/a/x.py"])
+def test_files_of_any_name_are_reviewed(repository: Path, name: str) -> None:
+    file = repository / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("x = 1\n")
+    git(repository, "add", ".")
+    git(repository, "commit", "-qm", "named")
+    file.write_text("x = 1\nprint(missing_one)\n")
+    (changed,) = files(repository)
+    assert (changed.path, changed.lines) == (name, frozenset({2}))
+    assert [item.path for item in findings(repository)] == [name]
+
+
+def test_lines_that_look_like_headers_are_content(repository: Path) -> None:
+    (repository / "old.py").write_text("a = 1\n++ b/other.py\n")
+    assert [file.path for file in files(repository)] == ["old.py"]
+
+
+def test_binary_huge_and_secret_files_are_left_out_and_said(repository: Path) -> None:
+    (repository / "data.bin").write_bytes(b"\0" * 100)
+    (repository / ".env").write_text("KEY=1\n")
+    (repository / "huge.py").write_text("x = 1\n" * 2_000_000)
+    found, left = changed_files(Workspace(repository, exclude=(".env",)))
+    assert found == []
+    assert {item.path for item in left} == {"data.bin", ".env", "huge.py"}
+
+
+def test_a_security_finding_and_its_fix(repository: Path) -> None:
+    (repository / "new.py").write_text(
+        "import hashlib\n\nprint(hashlib.md5(b'x').hexdigest())\nimport yaml\nprint(yaml.load(open('f')))\n"
+    )
+    found = findings(repository)
+    assert {item.source for item in found} >= {"audit"}
+    assert all("CWE-" in item.message for item in found if item.source == "audit")
+
+
+def test_each_fault_is_said_once_though_the_linter_knows_it_too(repository: Path) -> None:
+    (repository / "ruff.toml").write_text('[lint]\nselect = ["F", "E", "C4"]\n')
+    (repository / "new.py").write_text("import os\n\nx = list([1, 2])\nprint(x, missing_one)\n")
+    found = findings(repository)
+    assert sorted((item.source, item.code) for item in found) == [
+        ("check", "undefined-name"),
+        ("check", "unused-import"),
+        ("ruff", "C410"),
+    ]
+
+
+def test_fixes_of_one_review_apply_together_and_silence_what_they_mend(repository: Path) -> None:
+    (repository / "ruff.toml").write_text('[lint]\nselect = ["F", "E7"]\n')
+    text = "import os\nimport re\n\n\ndef f(width):\n    if width == None:\n        return f'none'\n    return widht\n"
+    (repository / "new.py").write_text(text)
+    changed = files(repository)
+    found = findings(repository, changed)
+    edits, done = fixed_texts(changed, ranked(found))
+    assert len(done) >= 4
+    (repository / "new.py").write_text(apply_edits(text, edits["new.py"]))
+    left = {(item.code, item.message) for item in findings(repository)}
+    assert left.isdisjoint({(item.code, item.message) for item in done})
+
+
+def test_the_gravest_comes_first() -> None:
+    def one(severity: Severity, line: int) -> Finding:
+        return Finding("check", "x", severity, "m", "a.py", line, 1, line, line)
+
+    given = [one(Severity.LOW, 1), one(Severity.CRITICAL, 9), one(Severity.HIGH, 3), one(Severity.HIGH, 2)]
+    assert [item.line for item in ranked(given)] == [9, 2, 3, 1]
+
+
+class Scripted:
+    """A writer that says what a model might."""
+
+    def __init__(self, *pieces: str) -> None:
+        self.pieces = pieces
+        self.asked: list[str] = []
+
+    def write(self, messages: Sequence[Mapping[str, str]], prediction: str | None) -> Iterator[str]:
+        self.asked.append(messages[-1]["content"])
+        yield from self.pieces
+
+
+def test_a_models_remarks_are_read_line_by_line_and_doubtful_ones_dropped(repository: Path) -> None:
+    (repository / "new.py").write_text("def half(n):\n    return n / 0\n")
+    model = Scripted(
+        'Here is my review:\n{"line": 2, "severity": "high", "mess',
+        'age": "Division by zero.", "replacement": "return n / 2"}\n',
+        '{"line": 99, "message": "not in the change"}\n',
+        '{"line": "two", "message": 3}\n{"line": 1, "message": "a \\u001b[2J b", "replacement": "def half(n"}',
+    )
+    found = [
+        i
+        for i in review(files(repository), repository, model)
+        if isinstance(i, Finding) and i.source == "model"
+    ]
+    assert [(item.line, item.severity, item.message) for item in found] == [
+        (2, Severity.HIGH, "Division by zero."),
+        (1, Severity.MEDIUM, "a [2J b"),
+    ]
+    assert found[0].fix is not None
+    text = (repository / "new.py").read_text()
+    assert apply_edits(text, found[0].fix.edits) == "def half(n):\n    return n / 2\n"
+    assert found[1].fix is None
+    assert "+    2     return n / 0" in model.asked[0]
+
+
+def test_what_is_no_repository_or_revision_is_one_sentence(tmp_path: Path, repository: Path) -> None:
+    for revision in ("nosuch", "HEAD..nosuch", "-x", "--output=x"):
+        with pytest.raises((NotFound, InputError), match="revision"):
+            files(repository, revision=revision)
+
+
+def test_no_repository_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="not in a git repository"):
+        files(tmp_path)
+
+
+def test_programs_that_the_repository_names_are_not_run(repository: Path) -> None:
+    trap = repository / "trap.sh"
+    trap.write_text(f"#!/bin/sh\ntouch {repository}/ran\ncat\n")
+    trap.chmod(0o755)
+    git(repository, "config", "diff.external", str(trap))
+    git(repository, "config", "diff.x.textconv", str(trap))
+    git(repository, "config", "core.fsmonitor", str(trap))
+    (repository / ".gitattributes").write_text("*.py diff=x\n")
+    (repository / "old.py").write_text("print(missing_one)\n")
+    assert "undefined-name" in {item.code for item in findings(repository)}
+    assert not (repository / "ran").exists()
