@@ -21,7 +21,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from keystroke.engine.checkpoint.gguf_header import read_metadata
+from keystroke.engine.checkpoint.gguf_header import Array, GGUFHeader
 from keystroke.engine.fim import FimTemplate, detect_fim
 from keystroke.engine.tokenizer.base import Tokenizer
 from keystroke.engine.tokenizer.huggingface import read_json
@@ -220,12 +220,9 @@ def _characters(value: object) -> str:
 def detect_chat(path: Path) -> ChatTemplate | None:
     """The chat template that comes with a model's folder or GGUF file, or None."""
     if path.is_file() and path.suffix != ".json":
-        table = read_metadata(path, lambda key: key.startswith("tokenizer."))
-        pieces = table.get("tokenizer.ggml.tokens") or []
+        table = GGUFHeader(path).metadata
         return _chat(
-            table.get("tokenizer.chat_template"),
-            _piece(pieces, table.get("tokenizer.ggml.bos_token_id")),
-            _piece(pieces, table.get("tokenizer.ggml.eos_token_id")),
+            table.get("tokenizer.chat_template"), _piece(table, "bos_token_id"), _piece(table, "eos_token_id")
         )
     folder = path if path.is_dir() else path.parent
     config = read_json(folder / "tokenizer_config.json")
@@ -246,8 +243,11 @@ def _chat(source: object, bos: str, eos: str) -> ChatTemplate | None:
     return ChatTemplate(source, bos=bos, eos=eos) if isinstance(source, str) and source else None
 
 
-def _piece(pieces: Sequence[str], token: object) -> str:
-    return pieces[token] if isinstance(token, int) and 0 <= token < len(pieces) else ""
+def _piece(table: Mapping[str, object], key: str) -> str:
+    pieces, token = table.get("tokenizer.ggml.tokens"), table.get(f"tokenizer.ggml.{key}")
+    if isinstance(pieces, Array) and isinstance(token, int) and 0 <= token < len(pieces):
+        return pieces.text(token)
+    return ""
 
 
 def _token_text(value: object) -> str:

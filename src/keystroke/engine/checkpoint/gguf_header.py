@@ -65,6 +65,12 @@ class Array:
     def __iter__(self) -> Iterator[object]:
         return iter(self.values())
 
+    def text(self, index: int) -> str:
+        """One element of an array of texts, without reading the others."""
+        cursor = self._cursor.copy()
+        cursor.skip_strings(index)
+        return cursor.text()
+
     def values(self) -> list[object]:
         cursor = self._cursor.copy()
         if self._type == _STRING:
@@ -179,12 +185,12 @@ class _Cursor:
             raise _damaged(self._path, f"claims an array of {length} values")
         array = Array(self.copy(), type_id, length)
         if type_id == _STRING:
-            self._skip_strings(length)
+            self.skip_strings(length)
         else:
             self.take(length * _SCALARS[type_id].size)
         return array
 
-    def _skip_strings(self, count: int) -> None:
+    def skip_strings(self, count: int) -> None:
         # The one long loop of the header (a vocabulary and its merges), so it avoids method calls.
         view, size, at, unpack = self.view, self._size, self.at, _U64.unpack_from
         for _ in range(count):

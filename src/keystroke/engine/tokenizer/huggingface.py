@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +46,10 @@ class LibraryTokenizer(Tokenizer):
         self.special_pattern = special_pattern(self._special)
         self._to_bytes = _byte_level if byte_level else _sentencepiece
         self._cuttable = cuttable
+        # Filled as tokens are met: an answer uses few of them, and all would delay the first.
+        self._bytes = {
+            token: added.content.encode() for token, added in machine.get_added_tokens_decoder().items()
+        } | {token: piece.encode() for piece, token in special.items()}
         self.bos, self.eos = bos, eos
         highest = max(max(machine.get_vocab(True).values(), default=-1), max(special.values(), default=-1))
         self.vocab_size = highest + 1
@@ -71,12 +74,13 @@ class LibraryTokenizer(Tokenizer):
             raise
 
     def token_bytes(self, token: int) -> bytes:
-        try:
-            if token >= 0:
-                return self._bytes[token]
-        except IndexError:
-            pass
-        raise UsageError(f"token {token} is outside the vocabulary of {self.vocab_size}")
+        found = self._bytes.get(token)
+        if found is None:
+            if not 0 <= token < self.vocab_size:
+                raise UsageError(f"token {token} is outside the vocabulary of {self.vocab_size}")
+            piece = self._machine.id_to_token(token)  # None for rows that only pad the embedding
+            found = self._bytes[token] = self._to_bytes(piece or "")
+        return found
 
     def special(self, text: str) -> int | None:
         return self._special.get(text)
@@ -86,17 +90,6 @@ class LibraryTokenizer(Tokenizer):
 
     def cuts(self, text: str, start: int, end: int) -> Sequence[int]:
         return [m.start() for m in _CUT.finditer(text, start, end)] if self._cuttable else ()
-
-    @cached_property
-    def _bytes(self) -> list[bytes]:
-        table = [b""] * self.vocab_size
-        for piece, token in self._machine.get_vocab(with_added_tokens=False).items():
-            table[token] = self._to_bytes(piece)
-        for token, added in self._machine.get_added_tokens_decoder().items():
-            table[token] = added.content.encode()
-        for piece, token in self._special.items():
-            table[token] = piece.encode()
-        return table
 
 
 def load_tokenizer_json(folder: Path) -> LibraryTokenizer:
