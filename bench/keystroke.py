@@ -119,69 +119,104 @@ class LspTransport:
     """An editor: the language server as a child, JSON-RPC over its pipes."""
 
     def __init__(self, url: str, folder: Path) -> None:
-        from lsprotocol import types
-        from pygls.lsp.client import LanguageClient
-
-        self._types = types
         self._url, self._folder = url, folder
-        self._client = LanguageClient("keystroke-bench", "1")
         self._documents: dict[str, Document] = {}
+        self._process: asyncio.subprocess.Process | None = None
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._count = 0
+        self._reading: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        t = self._types
-        await self._client.start_io(PROGRAM, "lsp", "--gateway", self._url)
-        capabilities = t.ClientCapabilities(
-            text_document=t.TextDocumentClientCapabilities(
-                inline_completion=t.InlineCompletionClientCapabilities()
-            )
+        pipe = asyncio.subprocess.PIPE
+        self._process = await asyncio.create_subprocess_exec(
+            PROGRAM, "lsp", "--gateway", self._url, stdin=pipe, stdout=pipe
         )
-        await self._client.initialize_async(
-            t.InitializeParams(capabilities=capabilities, root_uri=self._folder.as_uri())
+        self._reading = asyncio.create_task(self._read())
+        capabilities: dict[str, Any] = {"textDocument": {"inlineCompletion": {}}}
+        await self._ask(
+            "initialize",
+            {"processId": os.getpid(), "rootUri": self._folder.as_uri(), "capabilities": capabilities},
         )
-        self._client.initialized(t.InitializedParams())
+        self._tell("initialized", {})
 
     async def stop(self) -> None:
+        assert self._process is not None
         with contextlib.suppress(Exception):
-            await asyncio.wait_for(self._client.shutdown_async(None), 5)
-            self._client.exit(None)
-        with contextlib.suppress(Exception):
-            await asyncio.wait_for(self._client.stop(), 5)  # type: ignore[no-untyped-call]
+            await asyncio.wait_for(self._ask("shutdown", None), 5)
+            self._tell("exit", None)
+            await asyncio.wait_for(self._process.wait(), 5)
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        if self._reading is not None:
+            self._reading.cancel()
 
     async def open(self, name: str, text: str) -> None:
-        t = self._types
         self._documents[name] = Document(text)
-        item = t.TextDocumentItem(uri=self._uri(name), language_id="python", version=0, text=text)
-        self._client.text_document_did_open(t.DidOpenTextDocumentParams(text_document=item))
+        item = {"uri": self._uri(name), "languageId": "python", "version": 0, "text": text}
+        self._tell("textDocument/didOpen", {"textDocument": item})
         await asyncio.sleep(3.0)  # an editor is not told when the context is warm
 
     async def key(self, name: str, version: int, edit: Edit, cursor: int) -> Answer:
-        t = self._types
         before = self._documents[name]
-        start, end = before.position(edit.start), before.position(edit.end)
         after = self._documents[name] = before.apply([edit])
-        span = t.Range(t.Position(start.line, start.column), t.Position(end.line, end.column))
-        change = t.TextDocumentContentChangePartial(range=span, text=edit.text)
-        document = t.VersionedTextDocumentIdentifier(uri=self._uri(name), version=version)
-        self._client.text_document_did_change(
-            t.DidChangeTextDocumentParams(text_document=document, content_changes=[change])
-        )
-        place = after.position(cursor)
-        params = t.InlineCompletionParams(
-            text_document=t.TextDocumentIdentifier(uri=self._uri(name)),
-            position=t.Position(place.line, place.column),
-            context=t.InlineCompletionContext(trigger_kind=t.InlineCompletionTriggerKind.Automatic),
-        )
-        found = await self._client.text_document_inline_completion_async(params)
-        items: Any = getattr(found, "items", found) or []
-        return Answer(str(items[0].insert_text)) if items else Answer()
+        span = {"start": _place(before, edit.start), "end": _place(before, edit.end)}
+        document = {"uri": self._uri(name), "version": version}
+        change = {"textDocument": document, "contentChanges": [{"range": span, "text": edit.text}]}
+        self._tell("textDocument/didChange", change)
+        asked = {
+            "textDocument": {"uri": self._uri(name)},
+            "position": _place(after, cursor),
+            "context": {"triggerKind": 2},
+        }
+        found = await self._ask("textDocument/inlineCompletion", asked)
+        items = found.get("items", []) if isinstance(found, dict) else found or []
+        return Answer(items[0]["insertText"]) if items else Answer()
 
     async def close(self, name: str) -> None:
-        t = self._types
-        document = t.TextDocumentIdentifier(uri=self._uri(name))
-        self._client.text_document_did_close(t.DidCloseTextDocumentParams(text_document=document))
+        self._tell("textDocument/didClose", {"textDocument": {"uri": self._uri(name)}})
 
     def _uri(self, name: str) -> str:
         return (self._folder / name).as_uri()
+
+    def _tell(self, method: str, params: Any) -> None:
+        self._write({"jsonrpc": "2.0", "method": method, "params": params})
+
+    async def _ask(self, method: str, params: Any) -> Any:
+        self._count += 1
+        answer = self._asked[self._count] = asyncio.get_running_loop().create_future()
+        self._write({"jsonrpc": "2.0", "id": self._count, "method": method, "params": params})
+        return await answer
+
+    def _write(self, message: dict[str, Any]) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        body = json.dumps(message).encode()
+        self._process.stdin.write(b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
+
+    async def _read(self) -> None:
+        assert self._process is not None
+        stream = self._process.stdout
+        assert stream is not None
+        while True:
+            length = 0
+            while (line := await stream.readline()).strip():
+                if line.lower().startswith(b"content-length:"):
+                    length = int(line.split(b":")[1])
+            if not line:
+                return
+            message = json.loads(await stream.readexactly(length))
+            if "method" in message:
+                if "id" in message:  # the server asks something of the editor: it has nothing to say
+                    self._write({"jsonrpc": "2.0", "id": message["id"], "result": None})
+                continue
+            answer = self._asked.pop(message.get("id"), None)
+            if answer is not None and not answer.done():
+                answer.set_result(message.get("result"))
+
+
+def _place(document: Document, offset: int) -> dict[str, int]:
+    position = document.position(offset)
+    return {"line": position.line, "character": position.column}
 
 
 @contextlib.asynccontextmanager

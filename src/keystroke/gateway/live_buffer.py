@@ -267,6 +267,10 @@ class LiveBuffer:
                 self._over(run, item.error, announce)
         if run.stream is not None and self._run is run and not run.settled:
             self._grown(run)
+        if run.ticket.done and self._run is run:
+            self._run = None
+            if run.stream is not None and self._ask is not None:
+                self._finish(Withheld(Hidden.FAILED))  # it was stopped from elsewhere; nobody waits in vain
 
     def _grown(self, run: Run) -> None:
         """The stream said more, or the user typed more: answer if that decides it."""
@@ -374,12 +378,9 @@ class LiveBuffer:
         )
         failed = error is not None and not isinstance(error, Interrupted)
         self._service.metrics.ended(paid, "failed" if failed else "completed")
-        if self._run is run:
-            if run.stream is None or run.settled or error is not None:
-                self._run = None
-            if failed and self._ask is not None and error is not None:
-                ask, self._ask = self._ask, None
-                self._fail(error, ask.id)
+        if self._run is run and failed and self._ask is not None and error is not None:
+            ask, self._ask = self._ask, None
+            self._fail(error, ask.id)
         if announce and not self._closed:
             spent = live.LiveReceipt(
                 model=self._entry.name,

@@ -110,16 +110,15 @@ class LiveCompletion:
                 if isinstance(early, Offer)
                 else None
             )
-        if stream.hopeless:
-            return Withheld(Hidden.LOW_CONFIDENCE, stream.text)
         kept = self.keep(stream)
+        if not kept.text.startswith(text[len(stream.before) : cursor]):
+            kept = stream.kept(stream.text)  # what was typed is the model's own form, not the project's
         return self._judged(text, cursor, kept, typed, invoked)
 
     def keep(self, stream: Stream) -> Kept:
         """Put a finished stream into the cache."""
         kept = stream.kept(self._fitted(stream, stream.text))
-        if not stream.hopeless:
-            self.cache.put(stream.before, stream.after, kept)
+        self.cache.put(stream.before, stream.after, kept)
         return kept
 
     def ahead(self, text: str, cursor: int, offer: Offer) -> Stream | None:

@@ -31,7 +31,6 @@ class Stream:
     ending: Ending
     text: str = ""  # settled part of what the model said, without what it had to repeat
     done: bool = False  # nothing more will come
-    hopeless: bool = False
     whole: bool = True  # it ended by itself, not for want of tokens
     _raw: str = ""
     _ends: list[int] = field(default_factory=list)
@@ -61,8 +60,7 @@ class Stream:
         self.done = cut.done or chunk.finish is not None
         self.whole = cut.done and chunk.finish is not Finish.LENGTH
         if not self.done and len(self._logprobs) == HOPELESS_AFTER:
-            self.hopeless = sum(self._logprobs) / HOPELESS_AFTER < HOPELESS
-            self.done = self.hopeless
+            self.done = sum(self._logprobs) / HOPELESS_AFTER < HOPELESS
 
     def typed(self, text: str, cursor: int) -> int | None:
         """How many of its characters have been typed at this cursor; negative where its place is yet to be
