@@ -1,0 +1,60 @@
+"""The VS Code extension: it builds, and it speaks of commands that exist."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keystroke.clients.lsp.actions import EDIT, REFACTOR, SUPPRESS
+from keystroke.clients.lsp.features import RECONNECT, STATUS
+
+EXTENSION = Path(__file__).parents[2] / "editors" / "vscode"
+SOURCE = (EXTENSION / "src" / "extension.ts").read_text()
+MANIFEST: dict[str, Any] = json.loads((EXTENSION / "package.json").read_text())
+
+
+def test_every_declared_command_and_key_is_registered() -> None:
+    declared = {command["command"] for command in MANIFEST["contributes"]["commands"]}
+    registered = set(re.findall(r'(?:registerCommand|alias)\("([^"]+)"', SOURCE))
+    assert declared == registered
+    assert {key["command"] for key in MANIFEST["contributes"]["keybindings"]} <= declared
+
+
+def test_what_it_asks_of_the_server_the_server_has() -> None:
+    asked = set(re.findall(r'run\("([^"]+)"', SOURCE))
+    assert asked
+    assert asked <= {EDIT, REFACTOR, SUPPRESS, RECONNECT, STATUS}
+
+
+@pytest.mark.slow
+def test_it_builds(tmp_path: Path) -> None:
+    npm = shutil.which("npm")
+    if npm is None:
+        pytest.skip("npm is not installed")
+    folder = tmp_path / "vscode"
+    shutil.copytree(EXTENSION, folder, ignore=shutil.ignore_patterns("node_modules", "out", "*.vsix"))
+    options = ["--no-audit", "--no-fund", "--ignore-scripts", "--fetch-retries=0", "--fetch-timeout=20000"]
+    try:
+        installed = subprocess.run(
+            [npm, "install", *options], cwd=folder, capture_output=True, text=True, timeout=120, check=False
+        )
+    except subprocess.TimeoutExpired:
+        pytest.skip("the npm registry did not answer within two minutes")
+    if installed.returncode:
+        pytest.skip(f"npm cannot install here: {installed.stderr.strip().splitlines()[-1:]}")
+    built = subprocess.run(
+        [npm, "run", "--silent", "build"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert built.returncode == 0, built.stdout
+    assert (folder / "out" / "extension.js").is_file()
