@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 
 import pytest
-from gateway_support import fake_model, serving
+from gateway_support import RunningServer, fake_model, serving
 
 from keystroke.clients.live import LiveClient
 from keystroke.errors import InputError
+from keystroke.gateway.live import LiveConnection
 from keystroke.protocol import live
 from keystroke.text import Edit
 
@@ -132,3 +134,37 @@ def test_a_change_that_cannot_be_is_refused_before_it_is_sent(version: int, edit
     assert client.text("a.py") == "x = 1"
     with pytest.raises(InputError, match="not open"):
         client.change("b.py", 1, [])
+
+
+def test_after_any_typing_the_mirror_is_the_editors_text() -> None:
+    async def run(server: RunningServer) -> None:
+        rng = random.Random(11)
+        async with LiveClient(server.url) as client:
+            client.open("a.py", "def f(x):\n    return x\n\n" * 5, path="a.py", language="python")
+            asked: list[asyncio.Task[object]] = []
+            for version in range(1, 200):
+                text = client.text("a.py")
+                edits = []
+                for _ in range(rng.choice((1, 1, 1, 2, 5))):
+                    start = rng.randrange(len(text) + 1)
+                    end = min(len(text), start + rng.choice((0, 0, 0, 1, 7)))
+                    edit = Edit(start, end, rng.choice(("a", "(", "\n    ", "é𝒳", "", "return f(x)\n")))
+                    text = text[: edit.start] + edit.text + text[edit.end :]
+                    edits.append(edit)
+                cursor = edits[-1].start + len(edits[-1].text)
+                client.change("a.py", version, edits, cursor if rng.random() < 0.7 else None)
+                if rng.random() < 0.5:
+                    asked.append(asyncio.create_task(client.complete("a.py", cursor)))
+                if rng.random() < 0.1:
+                    await asyncio.sleep(0.01)
+            answers = await asyncio.wait_for(asyncio.gather(*asked), 20)
+            assert all(isinstance(answer, (live.Suggestion, live.NotShown)) for answer in answers)
+            assert not [a for a in answers if isinstance(a, live.NotShown) and a.reason == "failed"]
+            (connection,) = server.gateway._connections
+            assert isinstance(connection, LiveConnection)
+            mirror = connection._buffers["a.py"]
+            assert (mirror.text, mirror.version) == (client.text("a.py"), 199)
+
+    with serving(fake_model()) as server:
+        asyncio.run(run(server))
+        assert server.settled()
