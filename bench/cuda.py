@@ -1,9 +1,9 @@
 """Single-stream speed of the CUDA engine, with transformers' compiled static cache beside it.
 
-Regime: batch 1 unless a row says otherwise, bf16 KV, greedy, weights random (speed does not depend on them). A
-step must read every weight once and the context's KV once; that many bytes over the bandwidth of a large copy,
-measured in the same run, is the ceiling, and `fraction_of_limit` is how near a row comes. Everything goes through
-`Session`, host included. The last line is JSON.
+Regime: batch 1 unless a row says otherwise, bf16 KV, greedy, weights random (speed does not depend on them).
+A step must read every weight once and the context's KV once; that many bytes over the bandwidth of a large
+copy, measured in the same run, is the ceiling, and `fraction_of_limit` is how near a row comes. Everything
+goes through `Session`, host included. The last line is JSON.
 
     python bench/cuda.py                 every row and the peer
     python bench/cuda.py 135m 1.5b       some shapes;  --no-peer leaves transformers out
@@ -17,17 +17,21 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from keystroke.engine.base import StepRequest
-from keystroke.engine.checkpoint.rope import extended
-from keystroke.engine.checkpoint.spec import ModelSpec, RopeSpec
-from keystroke.engine.cuda.driver import GpuLauncher
-from keystroke.engine.cuda.engine import CudaEngine
-from keystroke.engine.cuda.model import random_weights
-from keystroke.engine.cuda.plan import Precision
+# This folder has a keystroke.py of its own, which must not stand for the package.
+sys.path[:] = [p for p in sys.path if Path(p or ".").resolve() != Path(__file__).resolve().parent]
+
+from keystroke.engine.base import StepRequest  # noqa: E402
+from keystroke.engine.checkpoint.rope import extended  # noqa: E402
+from keystroke.engine.checkpoint.spec import ModelSpec, RopeSpec  # noqa: E402
+from keystroke.engine.cuda.driver import GpuLauncher  # noqa: E402
+from keystroke.engine.cuda.engine import CudaEngine  # noqa: E402
+from keystroke.engine.cuda.model import random_weights  # noqa: E402
+from keystroke.engine.cuda.plan import Precision  # noqa: E402
 
 DEVICE = torch.device("cuda")
 BASE = ModelSpec(
@@ -135,7 +139,35 @@ class Bench:
             flush=True,
         )
 
-    def decode(self, e: CudaEngine, spec: ModelSpec, context: int, peer: float | None = None) -> float:
+    def compare(self, spec: ModelSpec) -> None:
+        """Put transformers' speed beside the row of the same shape in bf16."""
+        torch.cuda.empty_cache()
+        try:
+            speed = round(transformers_speed(spec, 1024), 1)
+        except Exception as error:  # a peer that fails must not cost our own figures
+            print(f"transformers on {spec.name}: {type(error).__name__}: {error}", flush=True)
+            return
+        finally:
+            torch.compiler.reset()
+        print(f"{spec.name:14} bf16  context   1,024  transformers           {speed:9.1f} tok/s", flush=True)
+        for row in self.rows:
+            if (row["shape"], row["precision"], row["context"], row["mode"]) == (
+                spec.name,
+                "bf16",
+                1024,
+                "decode",
+            ):
+                row["peer_tok_s"] = speed
+
+    def report(self) -> None:
+        found = {
+            "bench": "cuda",
+            "gpu": torch.cuda.get_device_name(),
+            "copy_tb_s": round(self.limit / 1e12, 3),
+        }
+        print(json.dumps({**found, "rows": self.rows}), flush=True)
+
+    def decode(self, e: CudaEngine, spec: ModelSpec, context: int) -> float:
         """One stream of plain steps; returns seconds a step."""
         plan = e._stepper.plan
         with e.session() as session:
@@ -151,7 +183,6 @@ class Bench:
             "decode",
             1 / step,
             fraction_of_limit=round(moved / step / self.limit, 3),
-            peer_tok_s=peer,
         )
         return step
 
@@ -271,55 +302,40 @@ def transformers_speed(spec: ModelSpec, context: int) -> float:
 
 def main(arguments: list[str]) -> None:
     wanted = [a for a in arguments if not a.startswith("-")] or ["135m", "1.5b", "120k", "7b"]
-    peers: dict[str, float | None] = dict.fromkeys(SHAPES)
-    if "--no-peer" not in arguments:
-        for name in SHAPES:
-            if name in wanted:
-                try:
-                    peers[name] = round(transformers_speed(SHAPES[name], 1024), 1)
-                except Exception as error:  # a peer that fails must not cost our own figures
-                    print(f"transformers on {name}: {type(error).__name__}: {error}", flush=True)
-                torch.compiler.reset()
-                torch.cuda.empty_cache()
     bench = Bench()
     torch.cuda.empty_cache()
     print(f"{torch.cuda.get_device_name()}: copy {bench.limit / 1e12:.2f} TB/s", flush=True)
     if "135m" in wanted:
         spec = SHAPES["135m"]
         with engine(spec, "bf16", 65_536) as e:
-            alone = bench.decode(e, spec, 1024, peers["135m"])
+            alone = bench.decode(e, spec, 1024)
             bench.verify(e, spec, 1024)
             bench.together(e, spec, 1024, alone)
     if "1.5b" in wanted:
         spec = SHAPES["1.5b"]
         with engine(spec, "bf16", 65_536) as e:
-            alone = bench.decode(e, spec, 1024, peers["1.5b"])
+            alone = bench.decode(e, spec, 1024)
             bench.verify(e, spec, 1024)
             bench.together(e, spec, 1024, alone)
             alone = bench.decode(e, spec, 8192)
             bench.keystroke(e, spec, 8192, alone)
-            bench.prefill(e, spec, 30_000)
-    if "120k" in wanted:
-        spec = extended(SHAPES["1.5b"], 131_072)
-        with engine(spec, "bf16", 262_144) as e:
-            bench.decode(e, spec, 120_000)
-            bench.prefill(e, spec, 131_000)
     if "7b" in wanted:
         spec = SHAPES["7b"]
         for precision in ("bf16", "int8", "int4"):
             with engine(spec, precision, 32_768) as e:
-                bench.decode(e, spec, 1024, peers["7b"] if precision == "bf16" else None)
+                bench.decode(e, spec, 1024)
                 bench.verify(e, spec, 1024)
-    print(
-        json.dumps(
-            {
-                "bench": "cuda",
-                "gpu": torch.cuda.get_device_name(),
-                "copy_tb_s": round(bench.limit / 1e12, 3),
-                "rows": bench.rows,
-            }
-        )
-    )
+    if "120k" in wanted:
+        spec = extended(SHAPES["1.5b"], 131_072)
+        with engine(spec, "bf16", 262_144) as e:
+            bench.prefill(e, spec, 131_000)
+            bench.decode(e, spec, 120_000)
+    bench.report()
+    if "--no-peer" not in arguments:
+        for name in SHAPES:
+            if name in wanted:
+                bench.compare(SHAPES[name])
+        bench.report()
 
 
 if __name__ == "__main__":
