@@ -7,7 +7,7 @@ all three share one way of running.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from keystroke.engine.model import Model
@@ -15,7 +15,7 @@ from keystroke.errors import KeystrokeError, UnsupportedModel
 from keystroke.gateway import prompts
 from keystroke.gateway.answer import Answer, Sink
 from keystroke.gateway.keys import Caller
-from keystroke.gateway.lanes import Lane, lane_named, tier_named
+from keystroke.gateway.lanes import Lane, Tier, lane_named, tier_named
 from keystroke.gateway.registry import Entry
 from keystroke.gateway.remote import RemoteJob
 from keystroke.gateway.routing import Task
@@ -46,6 +46,23 @@ class TextRun:
 
     def cancel(self, reason: KeystrokeError | None = None) -> None:
         self.answer.cancel(reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A request made ready: what to run, for whom it speaks, and where it stands in the queue."""
+
+    entry: Entry
+    job: Job | RemoteJob
+    voice: Voice
+    routing: Routing
+    lane: Lane
+    tier: Tier
+    buffer: str | None
+    size: int  # characters of the prompt; stands for tokens where a remote server counts them
+    offered: dict[str, Offered] = field(default_factory=dict)
+    forced: str = ""
+    plain: bool = False  # all text is text: no calls, no thoughts
 
 
 class Texts:
@@ -86,10 +103,9 @@ class Texts:
         voice = ChatVoice(
             new_id("chatcmpl"), entry.name, routing, include_usage=_wants_usage(request.stream_options)
         )
-        return self._run(
-            entry, job, caller, voice, sink, routing, lane, request.service_tier, request.buffer,
-            size, offered, forced, plain=False,
-        )  # fmt: skip
+        tier = tier_named(request.service_tier)
+        plan = Plan(entry, job, voice, routing, lane, tier, request.buffer, size, offered, forced)
+        return self._run(plan, caller, sink)
 
     async def complete(
         self,
@@ -134,35 +150,18 @@ class Texts:
             include_usage=_wants_usage(request.stream_options),
             echo=prefix if request.echo else "",
         )
-        return self._run(
-            entry, job, caller, voice, sink, routing, lane, request.service_tier, request.buffer,
-            size, {}, "", plain=True,
-        )  # fmt: skip
+        tier = tier_named(request.service_tier)
+        plan = Plan(entry, job, voice, routing, lane, tier, request.buffer, size, plain=True)
+        return self._run(plan, caller, sink)
 
-    def _run(
-        self,
-        entry: Entry,
-        job: Job | RemoteJob,
-        caller: Caller,
-        voice: Voice,
-        sink: Sink,
-        routing: Routing,
-        lane: Lane,
-        tier: str | None,
-        buffer: str | None,
-        size: int,
-        offered: dict[str, Offered],
-        forced: str,
-        *,
-        plain: bool,
-    ) -> TextRun:
-        service = self.service
-        tokens = size // 4
+    def _run(self, plan: Plan, caller: Caller, sink: Sink) -> TextRun:
+        service, entry, job, voice = self.service, plan.entry, plan.job, plan.voice
+        tokens = plan.size // 4
         if isinstance(job, Job):
             service.check_room(entry, job.prompt)
             tokens = len(job.prompt)
         ticket, permit = service.submit(
-            entry, job, caller, lane=lane, tier=tier_named(tier), tokens=tokens, buffer=buffer
+            entry, job, caller, lane=plan.lane, tier=plan.tier, tokens=tokens, buffer=plan.buffer
         )
         over = asyncio.Event()
 
@@ -178,12 +177,12 @@ class Texts:
             voice,
             sink,
             input_tokens=tokens if isinstance(job, Job) else 0,
-            offered=offered,
-            forced=forced,
-            plain=plain,
+            offered=plan.offered,
+            forced=plan.forced,
+            plain=plan.plain,
             on_end=ended,
         )
-        run = TextRun(answer, voice, over, routing, entry.context_length or 0)
+        run = TextRun(answer, voice, over, plan.routing, entry.context_length or 0)
         service.live[voice.id] = answer
         return run
 
