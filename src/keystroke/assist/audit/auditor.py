@@ -29,6 +29,7 @@ from keystroke.assist.audit.lower.python import PythonLowering
 from keystroke.assist.audit.match import Match, Matcher, index_of
 from keystroke.assist.audit.rules import LANGUAGES
 from keystroke.assist.audit.suppress import suppress
+from keystroke.assist.audit.triggers import FLOW, SILENT, WORD, triggers_of
 from keystroke.assist.audit.units import Skeleton, Unit, resplit, skeleton, split
 from keystroke.assist.audit.values import Value
 from keystroke.errors import InputError, NotFound
@@ -39,7 +40,6 @@ MAX_LINE = 20_000  # a longer line is minified or generated
 # Where a call reads the function called. Not in Python and C: a key in a helper would audit all its callers.
 ACROSS = ("java", "javascript", "typescript", "tsx", "go")
 KEPT = 400  # results of units no longer in the text that are kept for undo
-_WORD = re.compile(r"[A-Za-z_$][\w$]*")
 _LOWERINGS: dict[str, type[Lowering]] = {
     "python": PythonLowering,
     "javascript": ScriptLowering,
@@ -90,6 +90,7 @@ class LiveAudit:
         self.honour_others = honour_others
         self._lowering = _LOWERINGS[language]()
         self._index = index_of(language)
+        self._triggers = triggers_of(language)
         self._knowledge = load_knowledge(language)
         self._results: OrderedDict[tuple[str, str], _Result] = OrderedDict()
         self._context: Env = {}
@@ -170,13 +171,15 @@ class LiveAudit:
         self._outline_found = self._with_fixes(matches, outline.text, {}, 0)
 
     def _audit_unit(self, source: str, unit: Unit) -> _Result:
-        names = frozenset(_WORD.findall(source))
-        if self.language not in ("c", "cpp") and not self._index.concerns(self._resolved(names), source):
-            # No rule can match: most code most of the time.
+        names = frozenset(WORD.findall(source))
+        needed = FLOW
+        if self.language not in ("c", "cpp"):
+            needed = self._triggers.concern(source, names, self._context, not self._functions)
+        if needed == SILENT:  # no rule can match: most code most of the time
             return _Result((), names, self._called(names, source))
         whole = unit.before + source + unit.after
         shift = len(unit.before)
-        matches, _, _ = self._walk(whole, self._context, shift)
+        matches, _, _ = self._walk(whole, self._context, shift, needed == FLOW)
         found = self._with_fixes(matches, whole, self._context, shift)
         return _Result(found, names, self._called(names, source))
 
@@ -210,7 +213,7 @@ class LiveAudit:
         if text not in self._words:
             if len(self._words) > KEPT:
                 self._words.clear()
-            self._words[text] = frozenset(_WORD.findall(text))
+            self._words[text] = frozenset(WORD.findall(text))
         return self._words[text]
 
     def _function(self, name: str) -> ir.Function | None:
@@ -227,14 +230,7 @@ class LiveAudit:
             )
         return self._lowered[source]
 
-    def _resolved(self, names: frozenset[str]) -> frozenset[str]:
-        """The identifiers, and the words of what imported ones stand for."""
-        words = set(names)
-        for name in names & self._context.keys():
-            words.update(_WORD.findall(self._context[name].path))
-        return frozenset(words)
-
-    def _walk(self, source: str, env: Env, shift: int) -> tuple[list[Match], Env, Any]:
+    def _walk(self, source: str, env: Env, shift: int, data: bool = True) -> tuple[list[Match], Env, Any]:
         root = _parse(source, self.language)
         memory = self.language in ("c", "cpp")
         matcher: Matcher = (MemoryDetectors if memory else Detectors)(self.language, self._index)
@@ -242,7 +238,8 @@ class LiveAudit:
         matcher.flow = flow
         flow.provide = self._function if self._functions else None
         try:
-            flow.run(self._lowering.stmt(root))
+            if data:
+                flow.run(self._lowering.stmt(root))
         except (ExhaustedError, RecursionError):
             flow.quiet = 0  # machine-made code: what was found so far stands
         finally:

@@ -6,7 +6,6 @@ conditions of the values, and keeps one match per rule and place. It edits nothi
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,10 +13,11 @@ from functools import cache, lru_cache
 from typing import Any
 
 from keystroke.assist.audit import ir
+from keystroke.assist.audit.conditions import satisfies
 from keystroke.assist.audit.finding import Severity
 from keystroke.assist.audit.flow import CallEvent, Flow, Listener, key_of
 from keystroke.assist.audit.rules import Rule, When, load_rules
-from keystroke.assist.audit.values import CONSTANT, LOCAL, PARAMETER, REMOTE, Value
+from keystroke.assist.audit.values import Value
 
 
 @dataclass(slots=True)
@@ -32,42 +32,6 @@ class Match:
     subject: ir.Expr | None  # what a fix works on
     value: Value | None
     args: list[Value]
-
-
-# Words without which neither a secret nor an answer made of request data can be there.
-TRIGGERS = (
-    "assw",
-    "ASSW",
-    "assphrase",
-    "asscode",
-    "pwd",
-    "PWD",
-    "ecret",
-    "SECRET",
-    "oken",
-    "TOKEN",
-    "_key",
-    "Key",
-    "KEY",
-    "apikey",
-    "redential",
-    "request",
-    "Request",
-    "req.",
-    "PRIVATE",
-    "XML",
-    "SAX",
-    "DocumentBuilder",
-    "ookie",
-    "AKIA",
-    "ASIA",
-    "ghp_",
-    "xox",
-    "sk_",
-    "sk-",
-    "AIza",
-    "npm_",
-)
 
 
 class Index:
@@ -100,45 +64,6 @@ class Index:
                 if when.detector:
                     self.detectors[when.detector] = pair
         self.binds_for = lru_cache(maxsize=4096)(self._binds_for)
-        self.words, self.full, self.pieces = self._triggers()
-
-    def _triggers(self) -> tuple[frozenset[str], dict[str, list[frozenset[str]]], tuple[str, ...]]:
-        """What a text must hold for any rule to match it: a word, all words of a full name, or a piece."""
-        words: set[str] = set()
-        full: dict[str, list[frozenset[str]]] = {}
-        pieces: set[str] = set(TRIGGERS)
-        for _, when in [pair for group in (*self.calls.values(), self.any_call) for pair in group]:
-            if when.needs or when.call is None:
-                continue
-            named = [name for names, _ in when.options for name in names if not name[0].isdigit()]
-            for pattern in when.call.patterns:
-                if "*" not in pattern:
-                    parts = [part for part in re.split(r"\W+", pattern) if part]
-                    full.setdefault(parts[-1] if parts else "", []).append(frozenset(parts))
-                    continue
-                whole = re.findall(r"(?<![\w*])[A-Za-z_]\w*(?![\w*])", pattern)[-1:]
-                if whole:
-                    words.update(whole)
-                else:
-                    rest = sorted(re.findall(r"\w{2,}", pattern), key=len)[-1:]
-                    pieces.update(rest or named or [name for name in when.arg if not name.isdigit()])
-        for _, when in [*self.binds, *self.literals, *self.imports]:
-            for globs in (when.bind, when.literal, when.imports):
-                for pattern in globs.patterns if globs is not None and not when.needs else ():
-                    rest = sorted(re.findall(r"\w{2,}", pattern), key=len)[-1:]
-                    pieces.update(rest or [name for names, _ in when.options for name in names[:1]])
-        for group in (*self.calls.values(), self.any_call, self.binds, self.literals, self.patterns):
-            pieces.update(word for _, when in group for word in when.needs)
-        return frozenset(words), full, tuple(sorted(pieces))
-
-    def concerns(self, names: frozenset[str], text: str) -> bool:
-        """Whether any rule can match a text that holds these identifiers (aliases already resolved)."""
-        if not names.isdisjoint(self.words):
-            return True
-        for last in names & self.full.keys():
-            if any(parts <= names for parts in self.full[last]):
-                return True
-        return any(piece in text for piece in self.pieces)
 
     def _binds_for(self, path: str) -> list[tuple[Rule, When]]:
         return [pair for pair in self.binds if pair[1].bind is not None and pair[1].bind.match(path)]
@@ -340,78 +265,6 @@ class Matcher(Listener):
 
     def source(self, root: Any, text: str) -> None:
         """Checks of the text itself."""
-
-
-_LEVELS = {"dynamic": LOCAL, "tainted": PARAMETER, "remote": REMOTE}
-
-
-def satisfies(value: Value | None, test: str, use: str) -> bool:
-    """The conditions' little language; see docs/audit for its words."""
-    if "||" in test:
-        return any(satisfies(value, part.strip(), use) for part in test.split("||"))
-    if "&&" in test:
-        return all(satisfies(value, part.strip(), use) for part in test.split("&&"))
-    if test.startswith("not:"):
-        return not satisfies(value, test[4:], use)
-    if test == "any":
-        return True
-    if test == "missing":
-        return value is None
-    if value is None:
-        return False
-    if test == "present":
-        return True
-    level = _LEVELS.get(test)
-    if level is not None:
-        return value.level >= level and not value.numeric and not value.safe(use)
-    if test.startswith("built"):
-        wanted = _LEVELS.get(test[6:], LOCAL)
-        return value.built and value.level >= wanted and not value.safe(use)
-    return _constant(value, test)
-
-
-def _constant(value: Value, test: str) -> bool:
-    const = value.const
-    if test == "const":
-        return (value.level == CONSTANT and not value.known) or value.known
-    if test == "literal":
-        return value.known
-    if test == "true":
-        return const is True
-    if test == "false":
-        return const is False
-    if test == "none":
-        return value.known and const is None
-    if test == "falsy":
-        return value.known and not const
-    if test == "truthy":
-        return value.known and bool(const)
-    if test == "numeric":
-        return value.numeric
-    if test == "text":
-        return isinstance(const, str | bytes) and len(const) > 0
-    if test[0] == "~":
-        text = value.text
-        return text is not None and _search(test[1:], text)
-    if test[0] == "^":  # where the data came from
-        return _search(test, value.origin)
-    if test[0] == "@":  # what the value refers to
-        return _search(test[1:], value.path)
-    if test[0] == "=":
-        return value.known and str(const) == test[1:]
-    if test[0] in "<>" and isinstance(const, int | float) and not isinstance(const, bool):
-        bound = int(test[1:], 0)
-        return const < bound if test[0] == "<" else const > bound
-    return False
-
-
-@lru_cache(maxsize=512)
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern, re.DOTALL)
-
-
-def _search(pattern: str, text: str) -> bool:
-    return _compiled(pattern).search(text) is not None
 
 
 __all__ = ["Index", "Match", "Matcher", "index_of", "key_of", "satisfies"]

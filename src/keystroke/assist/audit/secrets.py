@@ -25,6 +25,15 @@ _LABEL = re.compile(
     r"(?i)^[\w\-. /:]*(?:password|passwd|pwd|secret|token|api[_\- ]?key|credential"
     r"|passphrase|_key|auth)s?[\w\-.:/ ]*$"
 )
+_WORDS = (
+    r"(?:pass(?:word|wd|phrase|code)?|pwd|secret|token|credentials?"
+    r"|(?:api|access|auth|private|encryption|signing|aes|crypto?|secret|jwt)_?key)"
+)
+# A text in which a name of a secret meets a literal: without this no value can be one.
+ASSIGNED = re.compile(
+    rf"(?i){_WORDS}(?:_?\d)?[\"']?\]?\s*(?::[^=\n]{{0,60}})?[=:!][^\n]*(?:\(\s*\n[^\n]*)?[\"'`]"
+    rf"|[\"'`]\s*[!=]==?\s*[\w.]*{_WORDS}"
+)
 FORMATS = re.compile(
     r"(?<![A-Za-z0-9])(?:(?:AKIA|ASIA)[0-9A-Z]{16}|gh[pousr]_[A-Za-z0-9]{36}|github_pat_[A-Za-z0-9_]{40,}|glpat-[A-Za-z0-9_\-]{20}"
     r"|xox[abprs]-[0-9A-Za-z\-]{20,}|sk_live_[0-9A-Za-z]{20,}|rk_live_[0-9A-Za-z]{20,}|AIza[0-9A-Za-z_\-]{35}|npm_[A-Za-z0-9]{36}"

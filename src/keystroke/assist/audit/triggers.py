@@ -1,0 +1,241 @@
+"""Whether any rule can match a text at all, told from its words before anything is parsed.
+
+Law: an answer of no is a promise that the rules would be silent; yes promises nothing. Most functions hold no
+word that any rule waits for, so most keys cost a look at words. Nothing here parses or follows data.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from keystroke.assist.audit.conditions import satisfies
+from keystroke.assist.audit.knowledge import Knowledge, load_knowledge
+from keystroke.assist.audit.rules import Rule, When, load_rules
+from keystroke.assist.audit.secrets import ASSIGNED, FORMAT_MARKS
+from keystroke.assist.audit.values import REMOTE, Value
+
+WORD = re.compile(r"[A-Za-z_$][\w$]*")
+_CALLED = re.compile(r"(\.\s*)?([A-Za-z_$][\w$]*)\s*\(")
+_ALIAS = re.compile(r"(\w+)\s*=\s*([\w.]*?)(\w+)[ \t]*$", re.MULTILINE)
+MAX_CONSTANT = 400  # a longer constant of the file is not looked into
+MAX_KEYS = 20  # keys of a mapping of the file that count as words where it is named
+SILENT, SYNTAX, FLOW = range(3)  # what a unit needs: nothing, its syntax patterns alone, the walk of its data
+
+# Words without which the detectors in code stay silent.
+_DETECTORS = {"java": ("XML", "SAX", "DocumentBuilder", "TransformerFactory", "SchemaFactory", "addCookie")}
+_PROPERTY = re.compile(r"\]\s*=[^=]")  # JavaScript: an assignment to a computed property
+
+
+@dataclass(frozen=True, slots=True)
+class _Need:
+    """What else a text must hold for one condition: any of each group, and a source of foreign data."""
+
+    groups: tuple[tuple[str, ...], ...]
+    function: re.Pattern[str] | None
+    remote: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Name:
+    """A name that sets a condition off: its words, and the ends of words beside a hole in it."""
+
+    words: frozenset[str]
+    pieces: tuple[str, ...]
+    bare: bool  # it must be called as a plain name
+    need: _Need
+
+
+_FREE = _Need((), None, False)
+
+
+class Triggers:
+    """One language's rules by the words their texts must hold."""
+
+    def __init__(self, language: str, rules: Iterable[Rule], knowledge: Knowledge) -> None:
+        self.python = language == "python"
+        self.script = language in ("javascript", "typescript", "tsx")
+        self.know = knowledge
+        self.words = _DETECTORS.get(language, ())
+        self.names: dict[str, list[_Name]] = defaultdict(list)
+        self.holes: list[_Name] = []
+        self.binds: list[tuple[re.Pattern[str], _Need]] = []
+        self.returns: list[_Need] = []
+        self.syntax: list[_Need] = []
+        for rule in rules:
+            for when in rule.whens:
+                self._add(when, _need(rule, when))
+        self.sources: dict[str, list[_Name]] = defaultdict(list)
+        self.loose: list[_Name] = []
+        self.exact: list[str] = []
+        for pattern in (
+            *knowledge.sources.patterns,
+            *knowledge.handler_types.patterns,
+            *knowledge.handler_marks,
+            *knowledge.fills,
+        ):
+            self._source(pattern)
+        self.handlers = frozenset(
+            word for pattern in knowledge.handler_decorators.patterns for word in WORD.findall(pattern)[-1:]
+        )
+        self.spelled = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in self.exact) or "(?!)")
+
+    def _add(self, when: When, need: _Need) -> None:
+        if when.call is not None:
+            for pattern in when.call.patterns:
+                last = pattern.rsplit(".", 1)[-1]
+                if "*" in last:
+                    self.holes.append(_Name(_words(pattern), _pieces(pattern), False, need))
+                else:
+                    word = (WORD.findall(last) or [last])[-1]
+                    self.names[word].append(
+                        _Name(_words(pattern), _pieces(pattern), self.python and pattern == word, need)
+                    )
+        for globs in (when.bind, when.literal, when.imports):
+            for pattern in globs.patterns if globs is not None else ():
+                if self.python and when.bind is not None and pattern[-1].isalnum():
+                    word = re.escape(re.findall(r"\w+", pattern)[-1])
+                    self.binds.append((re.compile(rf"{word}\s*(?::[^=\n]*)?=(?!=)"), need))
+                else:
+                    self.holes.append(_Name(_words(pattern), _pieces(pattern), False, need))
+        if when.returns:
+            self.returns.append(need)
+        if when.ast is not None:
+            self.syntax.append(need)
+
+    def _source(self, pattern: str) -> None:
+        if pattern.startswith("self.") and "*" not in pattern:
+            self.exact.append(pattern.removesuffix("()"))
+            return
+        name = _Name(_words(pattern), _pieces(pattern), pattern.endswith("()"), _FREE)
+        last = re.search(r"(?<![\w*])(\w+)(?:\(\))?$", pattern)
+        if last is not None:
+            self.sources[last[1]].append(name)
+        else:
+            self.loose.append(name)
+
+    def concern(self, source: str, names: frozenset[str], context: Mapping[str, Value], apart: bool) -> int:
+        """What a unit with these words needs; `apart`: no helper of the file is read with it."""
+        known = [context[name] for name in names & context.keys()]
+        text, words = source, names
+        if known:
+            extra = _spelling(known)
+            text, words = source + extra, names.union(WORD.findall(extra))
+        calls = _CALLED.findall(text)
+        called = {word for _, word in calls}
+        foreign: bool | None = None if apart and not any(value.level >= REMOTE for value in known) else True
+
+        def holds(need: _Need) -> bool:
+            nonlocal foreign
+            for group in need.groups:
+                for piece in group:
+                    if piece in text:
+                        break
+                else:
+                    return False
+            if need.function is not None and not need.function.search(text):
+                return False
+            if not need.remote:
+                return True
+            if foreign is None:
+                foreign = self._foreign(text, words, called)
+            return foreign
+
+        bare = {word for dot, word in calls if not dot}
+        for alias, dots, word in _ALIAS.findall(text):
+            if alias in called:
+                called.add(word)
+                if not dots:
+                    bare.add(word)
+        # Outside Python a call may be spelled in more ways than a name before a parenthesis.
+        for word in (called if self.python else words) & self.names.keys():
+            for name in self.names[word]:
+                if (not name.bare or word in bare) and _there(name, text, words) and holds(name.need):
+                    return FLOW
+        if self._literal(text) or any(map(holds, self.returns)):
+            return FLOW
+        if any(_there(name, text, words) and holds(name.need) for name in self.holes):
+            return FLOW
+        for pattern, need in self.binds:
+            if pattern.search(text) and holds(need):
+                return FLOW
+        return SYNTAX if any(map(holds, self.syntax)) else SILENT
+
+    def _literal(self, text: str) -> bool:
+        """What the detectors in code look for."""
+        return (
+            any(mark in text for mark in self.words)
+            or any(mark in text for mark in FORMAT_MARKS)
+            or ASSIGNED.search(text) is not None
+            or (self.script and _PROPERTY.search(text) is not None)
+        )
+
+    def _foreign(self, text: str, words: frozenset[str], called: set[str]) -> bool:
+        """Whether data of the outside world can come into a text by itself."""
+        if "main(" in text or self.spelled.search(text) or any(_there(n, text, words) for n in self.loose):
+            return True
+        if "@" in text and not words.isdisjoint(self.handlers):
+            return True
+        return any(
+            (word in called or not name.bare) and _there(name, text, words)
+            for word in words & self.sources.keys()
+            for name in self.sources[word]
+        )
+
+
+def _there(name: _Name, text: str, words: frozenset[str]) -> bool:
+    return name.words <= words and _all(name.pieces, text)
+
+
+def _all(pieces: tuple[str, ...], text: str) -> bool:
+    return all(piece in text for piece in pieces)
+
+
+def _words(pattern: str) -> frozenset[str]:
+    return frozenset(re.findall(r"(?<![\w*])[A-Za-z_]\w*(?![\w*])", pattern))
+
+
+def _pieces(pattern: str) -> tuple[str, ...]:
+    whole = _words(pattern)
+    return tuple(piece for piece in re.findall(r"\w+", pattern) if piece not in whole)
+
+
+@cache
+def triggers_of(language: str) -> Triggers:
+    return Triggers(language, load_rules(language), load_knowledge(language))
+
+
+def _spelling(values: list[Value]) -> str:
+    """What names of the file stand for, spelled as if they were called here."""
+    out: list[str] = []
+    for value in values:
+        out.append(f"\n{value.path}(")
+        if isinstance(value.const, str) and len(value.const) < MAX_CONSTANT:
+            out.append(f"\n{value.const!r}")
+        if value.items:
+            out.extend(f"\n{key}" for key, _ in value.items[:MAX_KEYS] if isinstance(key, str))
+    return "".join(out)
+
+
+def _need(rule: Rule, when: When) -> _Need:
+    groups: list[tuple[str, ...]] = [when.needs] if when.needs else []
+    remote = when.handler or _remote(when.test)
+    for places, test in ((when.arg, when.test), *when.options):
+        if when.call is None or satisfies(None, test, rule.use):
+            continue
+        remote = remote or _remote(test)
+        if not any(place in ("receiver", "*") or place.lstrip("-")[:1].isdigit() for place in places):
+            groups.append(tuple(place.rsplit(".", 1)[-1] for place in places))
+    function = when.function
+    if function is not None and re.search(r"[\^$]", function.pattern):
+        function = None
+    return _Need(tuple(groups), function, remote)
+
+
+def _remote(test: str) -> bool:
+    if "||" in test:
+        return all(_remote(part) for part in test.split("||"))
+    return any(part.strip() in ("remote", "built-remote") for part in test.split("&&"))
