@@ -146,6 +146,13 @@ class Editor:
         sent = self.client.protocol.send_request(method, params)
         return plain(await asyncio.wrap_future(sent))
 
+    async def send(self, body: bytes) -> None:
+        """Bytes as they are, in the frame of a message."""
+        writer: Any = self.client.protocol.writer
+        sent = writer.write(b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
+        if asyncio.iscoroutine(sent):
+            await sent
+
     def codes(self, uri: str) -> list[Any]:
         return [d.code for d in self.client.diagnostics.get(uri, ())]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -330,13 +331,19 @@ async def test_commands_with_nonsense_say_so_and_change_nothing(editor: Editor) 
 
 
 async def test_bytes_that_are_no_message_are_skipped(editor: Editor) -> None:
-    writer: Any = editor.client.protocol.writer
-    for body in (b"{not json", b"[]", b'{"jsonrpc": "2.0", "id": 9, "method": "textDocument/rename"}'):
-        sent = writer.write(b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
-        if asyncio.iscoroutine(sent):
-            await sent
+    await editor.send(b"{not json")
+    await editor.send(b"[]")
+    await editor.send(b'{"jsonrpc": "2.0", "method": "textDocument/didOpen", "params": 3}')
     uri = editor.open("after.py", "total = ")
     assert await editor.ghost(uri) == "left + right"
+
+
+async def test_a_request_that_does_not_fit_is_answered(editor: Editor) -> None:
+    answer: Future[Any] = Future()
+    editor.client.protocol._request_futures["misfit"] = answer
+    await editor.send(b'{"jsonrpc": "2.0", "id": "misfit", "method": "textDocument/rename", "params": {}}')
+    with pytest.raises(JsonRpcException, match="do not fit"):
+        await asyncio.wrap_future(answer)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-32"])

@@ -57,6 +57,8 @@ def _life(server: KeystrokeServer) -> None:
     @server.feature(types.INITIALIZED)
     def initialized(_params: types.InitializedParams) -> None:
         server.connect()
+        if server.process_id is not None:
+            server.watch(server.process_id)
 
     @server.feature(types.SHUTDOWN)
     async def shutdown(*_params: Any) -> None:

@@ -74,7 +74,7 @@ class LocalGateway:
         if self._child is not None:
             self._child.poll()  # a child that died is not left a zombie
         said = read_announcement(self._file)
-        if said is None or not _alive(said.pid) or not await _healthy(said.url):
+        if said is None or not alive(said.pid) or not await _healthy(said.url):
             return None
         return Place(said.url, said.token)
 
@@ -120,7 +120,10 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _alive(pid: int) -> bool:
+def alive(pid: int) -> bool:
+    """Whether a process exists; where that cannot be asked, it is taken to."""
+    if sys.platform == "win32":
+        return True  # there, signal 0 is Ctrl-C
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -24,6 +24,7 @@ from keystroke.clients.lsp.actions import Actions
 from keystroke.clients.lsp.channel import Channel, Place
 from keystroke.clients.lsp.documents import Documents, OpenDocument
 from keystroke.clients.lsp.findings import Findings
+from keystroke.clients.lsp.gateway import alive
 from keystroke.clients.lsp.suggestions import Suggestions
 from keystroke.config import AssistSettings
 from keystroke.errors import KeystrokeError, Unavailable
@@ -33,6 +34,7 @@ from keystroke.text import Encoding
 log = logging.getLogger("keystroke.lsp")
 
 CHECK_AFTER = 0.25  # seconds without a key after which problems are looked for
+ORPHANED = 10.0  # seconds between looks at whether the editor still lives
 LANGUAGES_CHECKED = frozenset({"python"})
 
 
@@ -113,6 +115,13 @@ class KeystrokeServer(LanguageServer):
     def connect(self) -> None:
         """Find a gateway in the background."""
         self.spawn(self._connect())
+
+    def watch(self, editor: int) -> None:
+        """End when the editor's process has ended without a word."""
+        if alive(editor):
+            asyncio.get_running_loop().call_later(ORPHANED, self.watch, editor)
+        else:
+            self.over.set()
 
     async def _connect(self) -> None:
         try:

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Awaitable
 from typing import Any, BinaryIO, Protocol
 
+from pygls.exceptions import JsonRpcInvalidParams
 from pygls.io_ import StdinAsyncReader, StdoutWriter
 from pygls.protocol import JsonRPCProtocol
 
@@ -75,8 +76,9 @@ async def serve(protocol: JsonRPCProtocol, reader: Reader, over: asyncio.Event) 
 
 
 def _handle(protocol: JsonRPCProtocol, body: bytes) -> None:
+    message: Any = None
     try:
-        message: Any = json.loads(body)
+        message = json.loads(body)
         if isinstance(message, dict) and "jsonrpc" in message:
             protocol.handle_message(protocol.structure_message(message))
         else:
@@ -85,6 +87,10 @@ def _handle(protocol: JsonRPCProtocol, body: bytes) -> None:
         raise
     except Exception as error:
         log.warning("a message could not be handled and was skipped: %s", error)
+        if isinstance(message, dict) and "method" in message and isinstance(message.get("id"), (int, str)):
+            # Whoever asked must not wait forever.
+            refusal = JsonRpcInvalidParams("the parameters do not fit the method")
+            protocol._send_response(message["id"], error=refusal.to_response_error())
 
 
 async def _body(reader: Reader) -> bytes | None:
