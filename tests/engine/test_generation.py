@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,10 +13,11 @@ from hypothesis import strategies as st
 from keystroke.engine.base import GREEDY, Interrupt, Sampling, Session
 from keystroke.engine.fake import BOS, EOS, SPECIAL, VOCAB, FakeEngine, Script
 from keystroke.engine.generation import Chunk, Finish, Generation, GenerationParams, StopStrings
+from keystroke.engine.host import HostSession
 from keystroke.engine.model import Model
 from keystroke.engine.speculative import Drafter
 from keystroke.engine.tokenizer import ByteTokenizer
-from keystroke.errors import ContextOverflow, Interrupted, UsageError
+from keystroke.errors import ContextOverflow, Interrupted, KeystrokeError, NotEnoughMemory, UsageError
 
 TOKENIZER = ByteTokenizer(SPECIAL, bos=BOS, eos=EOS, vocab_size=VOCAB)
 PROMPT = TOKENIZER.encode("def f(x):\n")
@@ -248,6 +250,38 @@ def test_a_redirect_keeps_what_was_generated_and_goes_on_after_the_splice() -> N
     while generation.finish is None:
         rest.append(generation.advance())
     assert text([*first, *rest]) == "abbcd"
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+@pytest.mark.parametrize("error", [Interrupted, NotEnoughMemory])
+def test_a_redirect_that_fails_half_way_changes_nothing(
+    error: type[KeystrokeError], steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Model("fake", FakeEngine(chunk=8), TOKENIZER)
+    session = model.engine.session()
+    generation = Generation(model, session, PROMPT)
+    generation.prefill()
+    for _ in range(steps):
+        generation.advance()
+    before = list(session.tokens)
+    assert isinstance(session, HostSession)
+    compute, runs = session._forward, iter(range(9))
+
+    def failing(*arguments: Any) -> Any:
+        if next(runs) == 1:
+            raise error("no further")
+        return compute(*arguments)
+
+    for place in (0, 1):
+        runs = iter(range(place, 9))
+        with monkeypatch.context() as patch:
+            patch.setattr(session, "_forward", failing)
+            with pytest.raises(error):
+                generation.redirect([7] * 40)
+        assert list(session.tokens) == before
+    with model.engine.session() as alone:
+        alone.extend(before)
+        assert generation.advance().tokens == alone.step().tokens
 
 
 def test_a_redirect_that_is_interrupted_or_too_long_changes_nothing() -> None:

@@ -26,7 +26,7 @@ from keystroke.engine.base import (
 from keystroke.engine.model import Model
 from keystroke.engine.speculative.base import MAX_DRAFT, Drafter
 from keystroke.engine.tokenizer import StreamDecoder
-from keystroke.errors import Interrupted, UsageError
+from keystroke.errors import Interrupted, NotEnoughMemory, UsageError
 
 
 class Finish(StrEnum):
@@ -192,16 +192,16 @@ class Generation:
         return self._ended(Finish.INTERRUPTED)
 
     def redirect(self, tokens: Sequence[int]) -> None:
-        """Keep everything generated, put `tokens` after it, and go on from there. On ContextOverflow and on
-        Interrupted nothing has changed."""
+        """Keep everything generated, put `tokens` after it, and go on from there. On ContextOverflow,
+        Interrupted and NotEnoughMemory nothing has changed."""
         if self.finish is not None:
             raise UsageError("this answer has ended; start another")
-        before = self.session.length
+        before = list(self.session.tokens)
         started = time.perf_counter()
         try:
-            self.session.extend([*self.session.tokens, *tokens], self.interrupt)
-        except Interrupted:
-            self.session.rollback(min(before, self.session.length))
+            self.session.extend([*before, *tokens], self.interrupt)
+        except (Interrupted, NotEnoughMemory):
+            self.session.extend(before)  # computes nothing: no more is pending than before
             raise
         finally:
             self.stats.prefill_seconds += time.perf_counter() - started
