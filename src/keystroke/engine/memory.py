@@ -8,11 +8,19 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
+
 
 def available_bytes() -> int | None:
-    """Memory that can be taken without swapping, as the system estimates it."""
+    """Memory that can be taken without swapping, as the system estimates it, and as far as a container's
+    limit allows."""
+    known = [count for count in (_machine(), _container()) if count is not None]
+    return min(known, default=None)
+
+
+def _machine() -> int | None:
     try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
+        for line in MEMINFO.read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     except (OSError, ValueError, IndexError):
@@ -20,4 +28,15 @@ def available_bytes() -> int | None:
     try:  # macOS has no such estimate; all of the memory is the most there can be
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
+        return None
+
+
+def _container() -> int | None:
+    """What the control group leaves; its file cache gives way. None where there is no limit."""
+    try:
+        limit = int((CGROUP / "memory.max").read_text())
+        used = int((CGROUP / "memory.current").read_text())
+        counts = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
+        return max(limit - used + int(counts.get("inactive_file", 0)), 0)
+    except (OSError, ValueError):  # "max" means none
         return None
