@@ -67,4 +67,4 @@ def test_backends_never_import_each_other(path: Path) -> None:
 def test_the_rule_covers_every_room() -> None:
     rooms = {path.name for path in SOURCE.iterdir() if path.is_dir() and any(path.glob("*.py"))}
     assert rooms <= set(ALLOWED)
-    assert LEAVES <= set(ALLOWED)
+    assert set(ALLOWED) >= LEAVES

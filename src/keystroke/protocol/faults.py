@@ -4,8 +4,6 @@ Law: a fault adds a wire code (and sometimes a status) that clients already unde
 that exists; it adds no behaviour. The mapping from any error to the wire's error body lives here too.
 """
 
-# ruff: noqa: N818 - named after what is wrong, like the tree they belong to
-
 from __future__ import annotations
 
 from keystroke.errors import (
