@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,7 +9,17 @@ import pytest
 from keystroke.config import load_settings
 from keystroke.engine import load
 from keystroke.engine.load import load_model
-from keystroke.errors import ConfigError, KeystrokeError, NotEnoughMemory, NotFound
+from keystroke.errors import (
+    ConfigError,
+    KeystrokeError,
+    ModelDamaged,
+    NotEnoughMemory,
+    NotFound,
+    UnsupportedModel,
+)
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "clients"))
+from tiny_model import write_tiny_model
 
 
 def test_an_unknown_name_suggests_the_nearest() -> None:
@@ -18,6 +30,19 @@ def test_an_unknown_name_suggests_the_nearest() -> None:
 def test_a_path_that_is_not_there_is_named() -> None:
     with pytest.raises(KeystrokeError, match="no-such-model"):
         load_model(Path("/no-such-model"))
+
+
+def test_a_model_without_a_usable_tokenizer_is_refused_before_it_is_converted(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "tiny")
+    (folder / "tokenizer.json").write_text("{}")
+    settings = load_settings({"paths.cache": str(tmp_path / "cache")})
+    with pytest.raises(ModelDamaged, match=r"tokenizer\.json does not describe a tokenizer"):
+        load_model(folder, settings)
+    assert not any(tmp_path.rglob("*.onnx"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["MambaForCausalLM"]}))
+    with pytest.raises(UnsupportedModel, match="MambaForCausalLM"):
+        load_model(folder, settings)
 
 
 @pytest.mark.model

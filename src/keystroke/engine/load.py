@@ -19,8 +19,8 @@ from keystroke.engine.locate import resolve
 from keystroke.engine.memory import available_bytes
 from keystroke.engine.model import Model
 from keystroke.engine.templates import detect_chat, detect_fim
-from keystroke.engine.tokenizer import load_tokenizer
-from keystroke.errors import ConfigError, NotEnoughMemory
+from keystroke.engine.tokenizer import Tokenizer, load_tokenizer
+from keystroke.errors import ConfigError, KeystrokeError, NotEnoughMemory
 
 # Below this, four bits cost more quality than they save time; above, memory traffic decides.
 FOUR_BITS_FROM = 3_000_000_000
@@ -43,13 +43,22 @@ def load_model(model: str | Path, settings: Settings | None = None, progress: Pr
     precision = (
         named.precision if named is not None and named.precision != "auto" else settings.model.precision
     )
-    if _backend(kind) == "cuda":
+    backend = _backend(kind)
+    tokenizer = _tokenizer(path)  # first: converting takes time, and is in vain without one
+    if backend == "cuda":
         engine = _cuda(path, precision, settings)
     else:
         engine = _onnx(path, precision, settings, progress)
-    tokenizer = load_tokenizer(path)
     name = model if isinstance(model, str) else engine.info.name
     return Model(name, engine, tokenizer, detect_chat(path), detect_fim(tokenizer, path))
+
+
+def _tokenizer(path: Path) -> Tokenizer:
+    try:
+        return load_tokenizer(path)
+    except KeystrokeError:
+        open_checkpoint(path).close()  # where the model as a whole is of no use, that is what to say
+        raise
 
 
 def _backend(kind: str) -> str:
