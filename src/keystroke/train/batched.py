@@ -17,7 +17,7 @@ from keystroke.assist.completion.prompt import CompletionPrompt, build_prompt
 from keystroke.engine.templates import FimTemplate
 from keystroke.engine.tokenizer import Tokenizer
 from keystroke.train.cases import Case
-from keystroke.train.evaluate import Score, Share, edit_similarity
+from keystroke.train.evaluate import Score, Share, edit_similarity, left_to_right
 from keystroke.train.fim import Cut
 from keystroke.train.model import CodeModel
 
@@ -32,13 +32,17 @@ class Plain:
     ends: frozenset[int]
 
     def prompt(self, case: Case, limit: int, *, fill: bool) -> CompletionPrompt:
+        if not fill or self.fim is None:
+            prefix, held = left_to_right(case.prefix, self.model.shape.context)
+            first = [] if self.tokenizer.bos is None else [self.tokenizer.bos]
+            return CompletionPrompt((*first, *self.tokenizer.encode(prefix)), frozenset(), held, False)
         stand_in: Any = SimpleNamespace(
             engine=SimpleNamespace(info=SimpleNamespace(context_length=self.model.shape.context)),
             tokenizer=self.tokenizer,
-            fim=self.fim if fill else None,
+            fim=self.fim,
         )
-        suffix = case.suffix if fill else ""
-        return build_prompt(stand_in, case.prefix, suffix, budget=self.model.shape.context, max_tokens=limit)
+        budget = self.model.shape.context
+        return build_prompt(stand_in, case.prefix, case.suffix, budget=budget, max_tokens=limit)
 
 
 @torch.no_grad()

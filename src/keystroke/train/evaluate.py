@@ -11,12 +11,12 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from typing import Protocol
 
 from keystroke.assist.completion.gate import THRESHOLDS
-from keystroke.assist.completion.prompt import build_prompt
+from keystroke.assist.completion.prompt import build_prompt, trim_text
 from keystroke.engine.base import Sampling
 from keystroke.engine.generation import Generation, GenerationParams
 from keystroke.engine.model import Model
@@ -46,6 +46,15 @@ class Suggester(Protocol):
     def block(self, prefix: str, suffix: str | None) -> Suggestion: ...
 
 
+def left_to_right(prefix: str, budget: int) -> tuple[str, str]:
+    """The end of `prefix` that a model goes on from, and the space held back from it. A word's token
+    begins with its space, so a prompt that ends in one asks for a word no model has seen: it is held back.
+    No more than one: newlines and indentation are tokens of their own, and without them the line changes."""
+    held = " " if prefix.endswith(" ") else ""
+    before, _ = trim_text(prefix[: len(prefix) - len(held)], "", budget=budget)
+    return before, held
+
+
 class ModelSuggester:
     """A model on an engine. One session is kept, so what two prompts share is computed once."""
 
@@ -58,14 +67,19 @@ class ModelSuggester:
         self._session = model.engine.session()
 
     def _ask(self, prefix: str, suffix: str | None, limit: int, stop: tuple[str, ...]) -> Suggestion:
-        model = self.model if suffix is not None else replace(self.model, fim=None)
-        prompt = build_prompt(model, prefix, suffix or "", budget=self._budget, max_tokens=limit)
-        params = GenerationParams(limit, Sampling(logprobs=0), stop=stop, stop_tokens=prompt.stops)
-        generation = Generation(model, self._session, prompt.tokens, params)
+        model, held = self.model, ""
+        if suffix is None:
+            prefix, held = left_to_right(prefix, self._budget)
+            tokens, ends = model.prompt(prefix), frozenset[int]()
+        else:
+            prompt = build_prompt(model, prefix, suffix, budget=self._budget, max_tokens=limit)
+            tokens, ends = list(prompt.tokens), prompt.stops
+        params = GenerationParams(limit, Sampling(logprobs=0), stop=stop, stop_tokens=ends)
+        generation = Generation(model, self._session, tokens, params)
         logprobs = [entry.logprob for chunk in generation for entry in chunk.logprobs]
         mean = sum(logprobs) / len(logprobs) if logprobs else -math.inf
         stats = generation.stats
-        text = generation.text.removeprefix(prompt.held)
+        text = generation.text.removeprefix(held)
         return Suggestion(text, math.exp(mean), stats.decode_seconds, stats.tokens)
 
     def line(self, prefix: str, suffix: str | None) -> Suggestion:
