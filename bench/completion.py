@@ -1,8 +1,8 @@
 """How well the shipped model completes code it has never seen, beside its peers, on this machine's CPU.
 
-Regime: files of projects first released in July 2025 or later, which no model here was trained on; about
-350 tokens before the cursor and 120 after it; greedy; the embedded engine, one request at a time. The same
-cases for every model. (a) `rest_of_line_em`: the rest of a line from a random point, text before the
+Regime: files of projects first released in July 2025 or later, which no model here was trained on;
+at most 256 tokens around the cursor; greedy; the embedded engine, one request at a time; the same cases for
+every model. (a) `rest_of_line_em`: the rest of a line from a random point, text before the
 cursor only; (b) `line_em`: a whole line, text before only; (c) `fim_line_em`, `fim_block_em`: with the
 text after it, for models that can read it; `fim_rest_of_line_em` likewise. Exact match after trailing
 spaces are dropped, with Wilson's 95 % interval. `bits_per_byte`: of the text before the cursor, in
@@ -75,10 +75,10 @@ def shown(value: object) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--cases", type=int, default=100, help="cases of each kind; 0 is all")
-    parser.add_argument("--context", type=int, default=384, help="tokens around the cursor")
-    parser.add_argument("--typed", type=int, default=20, help="lines typed in the simulation")
-    parser.add_argument("--bytes", type=int, default=30, help="texts for bits per byte")
+    parser.add_argument("--cases", type=int, default=60, help="cases of each kind; 0 is all")
+    parser.add_argument("--context", type=int, default=256, help="tokens around the cursor")
+    parser.add_argument("--typed", type=int, default=10, help="lines typed in the simulation")
+    parser.add_argument("--bytes", type=int, default=12, help="texts for bits per byte")
     parser.add_argument("--model", action="append", help="a model by name or path; may be repeated")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
