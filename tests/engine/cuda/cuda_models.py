@@ -11,6 +11,7 @@ from torch import Tensor
 from keystroke.engine.checkpoint.spec import ModelSpec, RopeSpec, tensor_shapes
 from keystroke.engine.cuda.engine import CudaEngine
 from keystroke.engine.cuda.model import Weights, build_weights
+from keystroke.engine.cuda.packing import plain_order, unpack
 from keystroke.engine.cuda.plan import Plan, Precision
 
 CPU = torch.device("cpu")
@@ -60,3 +61,22 @@ def tiny_engine(
 ) -> CudaEngine:
     weights = tiny_weights(spec, precision, blocks)
     return CudaEngine(weights, EmulatedLauncher(weights.plan), kv_tokens)
+
+
+def dense_tensors(weights: Weights) -> dict[str, Tensor]:
+    """A model's tensors as its kernel multiplies with them, quantisation included."""
+    spec = weights.plan.spec
+    found = dict(tiny_tensors(spec))
+    keys = spec.kv_heads * spec.head_dim
+    for layer in range(spec.layers):
+        dense, at = weights.dense(layer), f"model.layers.{layer}"
+        q, k, v = torch.split(dense.qkv, [spec.heads * spec.head_dim, keys, keys])
+        gate, up = dense.gate_up.chunk(2)
+        attention = {"q_proj": q, "k_proj": k, "v_proj": v, "o_proj": dense.output}
+        found |= {f"{at}.self_attn.{name}.weight": tensor for name, tensor in attention.items()}
+        mlp = {"gate_proj": gate, "up_proj": up, "down_proj": dense.down}
+        found |= {f"{at}.mlp.{name}.weight": tensor for name, tensor in mlp.items()}
+    found["lm_head.weight"] = unpack(
+        weights.head, plain_order(spec.vocab_size), weights.plan.head, spec.vocab_size
+    )
+    return found

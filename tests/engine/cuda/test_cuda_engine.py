@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
-from cuda_models import FAMILIES, tiny_engine, tiny_spec, tiny_tensors
+from cuda_models import FAMILIES, dense_tensors, tiny_engine, tiny_spec, tiny_tensors
 
 from keystroke.engine.base import Interrupt, Sampling, StepRequest
 from keystroke.engine.cuda.engine import CudaEngine
+from keystroke.engine.cuda.plan import Precision
 from keystroke.engine.cuda.reference import forward
+from keystroke.engine.sampler import choose
 from keystroke.errors import ContextOverflow, Interrupted, NotEnoughMemory, SessionClosed, UsageError
 
 PROMPT = [5, 17, 99, 3, 44, 120, 7, 8, 9, 11, 12, 64, 65, 66, 67, 2, 1, 40, 41, 42]
@@ -56,6 +60,29 @@ def test_a_long_context_gives_the_same_row_alone_and_in_company(length: int) -> 
         assert torch.equal(alone, together)
     truth = forward(spec, tensors.__getitem__, prompt)[-1]
     assert (alone - truth).norm() / truth.norm() < 0.02
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8", "int4"])
+def test_every_precision_computes_with_the_weights_it_stands_for(precision: Precision) -> None:
+    # Wide enough that a unit of every format comes in several chunks, the last of them shorter.
+    spec = replace(tiny_spec("llama", layers=1, tied=False), hidden=1792, vocab_size=72)
+    with tiny_engine(spec, precision) as engine, engine.session() as session:
+        session.extend([1, 2, 3])
+        session.step()
+        logits = engine._stepper.logits[2].clone()
+        tensors = dense_tensors(engine._prefill._weights)
+    truth = forward(spec, tensors.__getitem__, [1, 2, 3])[-1]
+    assert (logits - truth).norm() / truth.norm() < 0.02
+
+
+def test_the_kernel_draws_what_the_sampler_draws(engine: CudaEngine) -> None:
+    with engine.session() as session:
+        session.extend(PROMPT)
+        for seed in range(6):
+            sampling = Sampling(temperature=1.0, seed=seed, min_p=0.01 * (seed % 3))
+            token = session.step(sampling=sampling).tokens[0]
+            logits = engine._stepper.logits[0].numpy()
+            assert token == choose(logits, sampling, session.length - 1)
 
 
 def test_drafts_never_change_the_text(engine: CudaEngine) -> None:
