@@ -146,6 +146,10 @@ class Editor:
         sent = self.client.protocol.send_request(method, params)
         return plain(await asyncio.wrap_future(sent))
 
+    async def connected(self) -> bool:
+        params = types.ExecuteCommandParams("keystroke.status", [])
+        return bool(plain(await self.client.workspace_execute_command_async(params))["connected"])
+
     async def send(self, body: bytes) -> None:
         """Bytes as they are, in the frame of a message."""
         writer: Any = self.client.protocol.writer

@@ -27,7 +27,7 @@ def script(prompt: str) -> str:
     if "[user]" in prompt:
         return "```\nvalue = 2\n```\n"
     for ending, said in {
-        "endless = ": "(" + "1 + " * 20_000,
+        "endless = ": "1 + " * 20_000,
         "total = ": "left + right",
         "😀'; x = ": "after_smile",
         "é = ": "accent",
@@ -48,6 +48,20 @@ async def editor(gateway: RunningServer, tmp_path_factory: Any) -> AsyncIterator
     async with editing(tmp_path_factory.mktemp("work"), "--gateway", gateway.url) as session:
         ready = session.open("ready.py", "total = ")
         await session.until_ghost(ready)
+        yield session
+
+
+@pytest.fixture(scope="module")
+def slow_gateway() -> Iterator[RunningServer]:
+    """A model that takes many seconds for a line."""
+    with serving(fake_model(script, step_cost=0.4)) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def waiting(slow_gateway: RunningServer, tmp_path_factory: Any) -> AsyncIterator[Editor]:
+    async with editing(tmp_path_factory.mktemp("slow"), "--gateway", slow_gateway.url) as session:
+        await eventually(session.connected)
         yield session
 
 
@@ -77,24 +91,24 @@ async def test_typing_what_is_suggested_shows_the_rest_without_computing(
     assert shown == ["eft + right", "ft + right", "t + right", " + right"]
 
 
-async def test_a_cancelled_request_stops_the_engine(editor: Editor, gateway: RunningServer) -> None:
-    uri = editor.open("cancel.py", "endless = ")
-    asked = editor.ask(uri, name="to-cancel")
-    steps = gateway.engines["fake"].steps
-    await eventually(lambda: gateway.engines["fake"].steps > steps + 3)
-    editor.client.cancel_request(types.CancelParams("to-cancel"))
+async def test_a_cancelled_request_stops_the_engine(waiting: Editor, slow_gateway: RunningServer) -> None:
+    uri = waiting.open("cancel.py", "endless = ")
+    steps = slow_gateway.engines["fake"].steps
+    asked = waiting.ask(uri, name="to-cancel")
+    await eventually(lambda: slow_gateway.engines["fake"].steps > steps)
+    waiting.client.cancel_request(types.CancelParams("to-cancel"))
     with pytest.raises(JsonRpcException):
         await asked
-    editor.close(uri)
-    await eventually(gateway.settled)
+    waiting.close(uri)
+    await eventually(slow_gateway.settled)
 
 
-async def test_an_answer_about_an_older_text_is_not_shown(editor: Editor) -> None:
-    uri = editor.open("older.py", "endless = ")
-    asked = editor.ask(uri)
-    editor.type(uri, "0\n")
+async def test_an_answer_about_an_older_text_is_not_shown(waiting: Editor) -> None:
+    uri = waiting.open("older.py", "endless = ")
+    asked = waiting.ask(uri)
+    waiting.type(uri, "0\n")
     assert await asked is None
-    editor.close(uri)
+    waiting.close(uri)
 
 
 async def test_a_change_whose_version_does_not_rise_is_made_all_the_same(editor: Editor) -> None:
