@@ -6,12 +6,15 @@ import asyncio
 import random
 import socket
 
+import gateway_support
 import pytest
 from gateway_support import RunningServer, fake_model, serving
 
 from keystroke.clients.live import LiveClient
+from keystroke.config import NamedModel, Settings
 from keystroke.errors import InputError
 from keystroke.gateway.live import LiveConnection
+from keystroke.gateway.registry import Registry, _remote_entry
 from keystroke.protocol import live
 from keystroke.text import Edit
 
@@ -168,3 +171,27 @@ def test_after_any_typing_the_mirror_is_the_editors_text() -> None:
     with serving(fake_model()) as server:
         asyncio.run(run(server))
         assert server.settled()
+
+
+def test_a_model_behind_a_server_completes_when_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run(server: RunningServer, behind: RunningServer) -> None:
+        async with LiveClient(server.url) as client:
+            client.open("a.py", "value =\nbelow = 1\n", path="a.py", language="python")
+            client.change("a.py", 1, [Edit(7, 7, " ")], cursor=8)
+            await asyncio.sleep(0.1)
+            assert behind.engines["fake"].steps == 0
+            answer = await client.complete("a.py", 8)
+            assert isinstance(answer, live.Suggestion)
+            assert (answer.text, answer.receipt.model) == ("one", "far")
+            client.change("a.py", 2, [Edit(8, 8, "o")], cursor=9)
+            answer = await client.complete("a.py", 9)
+            assert isinstance(answer, live.Suggestion)
+            assert (answer.text, answer.receipt.source) == ("ne", "typed_through")
+
+    with serving(fake_model(lambda prompt: "one\n" if "value = " in prompt else "")) as behind:
+        table = NamedModel(engine="remote", base_url=f"{behind.url}/v1", model="fake")
+        monkeypatch.setattr(
+            gateway_support, "Registry", lambda _entries: Registry([_remote_entry("far", table, Settings())])
+        )
+        with serving(fake_model(name="unused")) as server:
+            asyncio.run(run(server, behind))

@@ -163,15 +163,9 @@ class LiveConnection:
         entry = self._entry()
         language = language_of(request.path or request.buffer, request.language)
         path = _relative(request.path, request.root)
-        completion = None
-        if entry.model is not None:
-            completion = LiveCompletion(
-                entry.model,
-                self._settings,
-                path=path,
-                language=language,
-                rules=self._rules(request, language),
-            )
+        completion = LiveCompletion(
+            entry.model, self._settings, path=path, language=language, rules=self._rules(request, language)
+        )
         buffer = LiveBuffer(
             self,
             self._service,

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from keystroke.assist.completion import Extent, Hidden, LiveCompletion, Offer, Stream, Withheld
+from keystroke.assist.completion.prompt import CHARACTERS_PER_TOKEN
 from keystroke.assist.completion.window import ContextFile
 from keystroke.assist.next_edit import Other
 from keystroke.engine.generation import Chunk, GenerationParams
@@ -27,6 +28,7 @@ from keystroke.gateway.live_audit import BufferAudit
 from keystroke.gateway.live_next_edit import BufferNextEdit
 from keystroke.gateway.receipts import receipt
 from keystroke.gateway.registry import Entry
+from keystroke.gateway.remote import RemoteJob
 from keystroke.gateway.scheduler import Job
 from keystroke.gateway.service import Service
 from keystroke.gateway.ticket import Ended, Item, Ticket
@@ -82,7 +84,7 @@ class LiveBuffer:
         entry: Entry,
         caller: Caller,
         opened: live.BufferOpen,
-        completion: LiveCompletion | None,
+        completion: LiveCompletion,
         language: str | None,
         *,
         audit: bool,
@@ -96,6 +98,7 @@ class LiveBuffer:
         self.version = opened.version
         self.completion = completion
         self.cursor = 0
+        self._remote = entry.model is None
         self.touched = time.monotonic()
         self._around = around
         self._service, self._entry, self._caller = service, entry, caller
@@ -115,15 +118,16 @@ class LiveBuffer:
 
     def opened(self) -> None:
         """Warm the context and audit the text."""
-        refusal = self.completion.refusal(self.text) if self.completion is not None else Hidden.NO_MODEL
-        if refusal is not None:
+        refusal = self.completion.refusal(self.text)
+        if refusal is None and self._remote:
+            self._say(live.Ready(buffer=self.name, version=self.version, model=self._entry.name))
+        elif refusal is not None:
             self._say(
                 live.Ready(
                     buffer=self.name, version=self.version, model=self._entry.name, warm=False, note=refusal
                 )
             )
         else:
-            assert self.completion is not None
             self.completion.window.set_context(self._around.context(self))
             self._warm(announce=True)
         if self._audit is not None:
@@ -141,13 +145,13 @@ class LiveBuffer:
             self._audit.follow(text, version, edits)
         if self._next is not None:
             self._next.follow(before, edits, text, version, self.cursor, self._around.others(self))
-        if self.completion is None:
-            return
         self.completion.window.follow(edits)
         self.completion.rhythm.key(self.touched)
         if self._ask is not None:
             self._finish(Withheld(Hidden.SUPERSEDED))
         where = cursor if cursor is not None else self._guess(edits)
+        if self._remote:
+            where = None  # somebody else's machine is asked when the editor asks, not at every key
         if where is not None and where <= len(text):
             self.cursor = where
             self._begin(where, None, invoked=False)
@@ -170,9 +174,6 @@ class LiveBuffer:
                 f"The cursor {asked.cursor} is outside the buffer, which has {len(self.text)} characters.",
                 param="cursor",
             )
-        if self.completion is None:
-            self._finish(Withheld(Hidden.NO_MODEL))
-            return
         self.cursor = asked.cursor
         extent = {"line": Extent.LINE, "block": Extent.BLOCK}.get(asked.extent)
         self._begin(asked.cursor, extent, invoked=asked.invoked)
@@ -188,7 +189,7 @@ class LiveBuffer:
         if self._next is not None and self._next.feedback(said, self.text):
             return
         shown = self._shown.get(said.id)
-        if shown is not None and said.outcome == "dismissed" and self.completion is not None:
+        if shown is not None and said.outcome == "dismissed":
             self.completion.dismissed.add(*shown)
 
     def ask_next_edit(self, asked: live.NextEditAsk) -> None:
@@ -217,7 +218,6 @@ class LiveBuffer:
 
     def _begin(self, cursor: int, extent: Extent | None, *, invoked: bool) -> None:
         """Answer from what is known, join what runs, or compute."""
-        assert self.completion is not None
         known = self.completion.look(self.text, cursor, invoked=invoked)
         if known is not None and not (extent is Extent.BLOCK and isinstance(known, Withheld)):
             if self._ask is not None:
@@ -232,11 +232,17 @@ class LiveBuffer:
         self._compute(self.completion.begin(self.text, cursor, extent), Lane.GHOST)
 
     def _compute(self, stream: Stream, lane: Lane) -> None:
-        job = Job(stream.prompt.tokens, stream.params())
+        prompt, params = stream.prompt, stream.params()
+        job: Job | RemoteJob = Job(prompt.tokens, params)
+        if self._remote:
+            job = RemoteJob(params, prompt=prompt.prefix, suffix=prompt.suffix)
         self._submit(job, lane, stream)
 
-    def _submit(self, job: Job, lane: Lane, stream: Stream | None, announce: bool = False) -> None:
+    def _submit(
+        self, job: Job | RemoteJob, lane: Lane, stream: Stream | None, announce: bool = False
+    ) -> None:
         self._stop_run()
+        size = len(job.prompt) if isinstance(job, Job) else len(job.prompt) // CHARACTERS_PER_TOKEN
         try:
             ticket, permit = self._service.submit(
                 self._entry,
@@ -244,7 +250,7 @@ class LiveBuffer:
                 self._caller,
                 lane=lane,
                 tier=Tier.DEFAULT,
-                tokens=len(job.prompt),
+                tokens=size,
                 buffer=self._scope,
             )
         except KeystrokeError as error:
@@ -254,7 +260,7 @@ class LiveBuffer:
             elif announce:
                 self._fail(error, None)
             return
-        run = Run(stream, ticket, permit, len(job.prompt), time.perf_counter())
+        run = Run(stream, ticket, permit, size, time.perf_counter())
         ticket.on_items = partial(self._items, run, announce)
         self._run = run
 
@@ -276,7 +282,6 @@ class LiveBuffer:
         """The stream said more, or the user typed more: answer if that decides it."""
         stream, completion = run.stream, self.completion
         assert stream is not None
-        assert completion is not None
         if stream.done and not run.settled:
             run.settled = True
             run.ticket.cancel(Interrupted("The suggestion is complete."))
@@ -324,8 +329,7 @@ class LiveBuffer:
         self._shown[ask.id] = (line, answer.text)
         while len(self._shown) > SHOWN:
             self._shown.popitem(last=False)
-        assert self.completion is not None
-        if self._run is None or self._run.settled:
+        if not self._remote and (self._run is None or self._run.settled):
             ahead = self.completion.ahead(self.text, ask.cursor, answer)
             if ahead is not None:
                 self._compute(ahead, Lane.BACKGROUND)
@@ -415,7 +419,6 @@ class LiveBuffer:
     # When nobody types
 
     def _warm(self, *, announce: bool = False) -> None:
-        assert self.completion is not None
         cursor = min(self.cursor, len(self.text)) if self.cursor else len(self.text)
         prompt = self.completion.window.prompt(self.text, cursor, refresh=True)
         self._submit(
@@ -429,7 +432,7 @@ class LiveBuffer:
 
     def _rested(self) -> None:
         """Bring the parts of the prompt that lag behind up to date, and compute them now."""
-        if self.completion is None or self._closed or self._run is not None or self._ask is not None:
+        if self._remote or self._closed or self._run is not None or self._ask is not None:
             return
         if self.completion.refusal(self.text) is not None:
             return

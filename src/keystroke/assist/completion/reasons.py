@@ -11,11 +11,10 @@ class Hidden(StrEnum):
     EXCLUDED = "excluded_file"  # a file that may hold secrets never enters a prompt
     TOO_LARGE = "file_too_large"
     NOTHING_WRITTEN = "nothing_written"  # no text before or after the cursor to go on from
-    NO_MODEL = "no_local_model"  # the model is elsewhere and cannot follow keys
     MID_WORD = "mid_word"  # letters follow the cursor: the user edits a word
     # Something was made and held back
     EMPTY = "empty"  # the model had nothing to add here
-    REPEATS = "repeats_what_follows"
+    LOOPS = "repeats_itself"  # the model says the same thing again and again
     LOW_CONFIDENCE = "low_confidence"
     TYPING_FAST = "typing_fast"  # sure enough for a pause, not for a burst of keys
     WOULD_INDENT = "would_indent"  # Tab would indent here; ready as soon as a character is typed

@@ -40,7 +40,7 @@ class Stream:
         line = self.extent is not Extent.BLOCK
         return GenerationParams(
             max_tokens=LINE_TOKENS if line else BLOCK_TOKENS,
-            sampling=Sampling(logprobs=0),
+            sampling=Sampling(logprobs=0 if self.prompt.tokens else None),  # not every server tells them
             # A line ends itself without asking back; its first line end is never part of it.
             stop=("\n",) if line else (),
             stop_tokens=self.prompt.stops,

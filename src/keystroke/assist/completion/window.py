@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from keystroke.assist.completion.extent import line_at, only_closers
+from keystroke.assist.completion.prompt import trim_text
 from keystroke.engine.model import Model
 from keystroke.engine.tokenizer import IncrementalEncoder
 from keystroke.text.diff import common_prefix
@@ -37,11 +39,45 @@ class ContextFile:
 
 @dataclass(frozen=True, slots=True)
 class WindowPrompt:
-    """`held`: white space left of the cursor that is not in the prompt; the model says it again."""
+    """`held`: white space left of the cursor that is not in the prompt; the model says it again. A model that
+    is elsewhere gets `prefix` and `suffix` instead of tokens."""
 
     tokens: list[int]
     stops: frozenset[int]
     held: str
+    prefix: str = ""
+    suffix: str = ""
+
+
+class Window(Protocol):
+    """What a live buffer asks of its prompt."""
+
+    lagging: bool
+
+    def set_context(self, files: Sequence[ContextFile]) -> bool: ...
+
+    def follow(self, edits: Sequence[Edit]) -> None: ...
+
+    def prompt(self, text: str, cursor: int, *, refresh: bool = False) -> WindowPrompt: ...
+
+
+class TextWindow:
+    """The prompt for a model whose tokenizer is elsewhere: the text around the cursor."""
+
+    lagging = False
+
+    def __init__(self, budget: int) -> None:
+        self._budget = budget
+
+    def set_context(self, files: Sequence[ContextFile]) -> bool:
+        return False
+
+    def follow(self, edits: Sequence[Edit]) -> None:
+        pass
+
+    def prompt(self, text: str, cursor: int, *, refresh: bool = False) -> WindowPrompt:
+        before, after = trim_text(text[:cursor], text[cursor:], budget=self._budget)
+        return WindowPrompt([], frozenset(), "", before, after)
 
 
 class PromptWindow:
