@@ -11,13 +11,13 @@ import hashlib
 import shutil
 import subprocess
 import tempfile
-from importlib import resources
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from keystroke.engine.cuda.driver import kernel_source
 from keystroke.engine.cuda.plan import SHARED_BYTES, Bucket, Plan
 from keystroke.engine.cuda.step import Parameters
 
@@ -49,8 +49,7 @@ class EmulatedLauncher:
 
 
 def _build(macros: dict[str, str]) -> ctypes.CDLL:
-    kernel = (resources.files("keystroke.engine.cuda") / "kernels" / "decode.cu").read_text()
-    source = (_HERE / "emulator.hpp").read_text() + kernel + (_HERE / "emulator_main.hpp").read_text()
+    source = kernel_source((_HERE / "emulator.hpp").read_text()) + (_HERE / "emulator_main.hpp").read_text()
     flags = ["-std=c++17", "-O2", "-fPIC", "-shared", "-ffp-contract=off", "-w"]
     flags += [f"-D{name}={value}" for name, value in macros.items()]
     name = hashlib.sha256("\0".join([source, *flags]).encode()).hexdigest()[:24]

@@ -23,6 +23,16 @@ from keystroke.errors import EngineError, ModelError
 
 THREADS = 288
 _DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_PARTS = (  # in the order in which they build on each other
+    "layout.cuh",
+    "worker.cuh",
+    "multiply.cuh",
+    "project.cuh",
+    "attention.cuh",
+    "combine.cuh",
+    "choice.cuh",
+    "decode.cu",
+)
 _NVRTC_NAMES = ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so")
 
 
@@ -91,9 +101,12 @@ class GpuLauncher:
             raise EngineError(f"the GPU refused {name}: {reason}; check the driver with nvidia-smi")
 
 
-def kernel_source() -> str:
+def kernel_source(instructions: str | None = None) -> str:
+    """The kernel as one text, over the GPU's instructions or a stand-in for them."""
     folder = resources.files("keystroke.engine.cuda") / "kernels"
-    return (folder / "device.cuh").read_text() + (folder / "decode.cu").read_text()
+    if instructions is None:
+        instructions = (folder / "device.cuh").read_text()
+    return "\n".join([instructions, *((folder / name).read_text() for name in _PARTS)])
 
 
 def compiled(macros: dict[str, str]) -> bytes:

@@ -1,6 +1,6 @@
 """How a model's work is cut: sizes, splits and the layout of shared memory, decided before anything runs.
 
-Law: pure arithmetic on a spec; the one place where Python and kernels/decode.cu must agree, and nothing here
+Law: pure arithmetic on a spec; the one place where Python and kernels/layout.cuh must agree, and nothing here
 touches a device. A model the kernel cannot run is refused here, in one sentence.
 """
 
@@ -201,8 +201,8 @@ class Plan:
             if width % (split * grain) or inner % 64 or inner > _LONGEST_INNER:
                 continue
             rounds = -(-tiles * split // self.blocks)
-            # In cycles: a unit's own overhead, its share of arithmetic, and half of its time on the bus (the other
-            # half is hidden by what was streamed ahead).
+            # In cycles: a unit's own overhead, its share of arithmetic, and half of its time on the bus (the
+            # other half is hidden by what was streamed ahead).
             each = 350 + inner / 256 * 55 + inner / BLOCK_K[self.format] * BLOCK_BYTES[self.format] / 18.5 / 2
             if rounds * each < lowest:
                 best, lowest = split, rounds * each

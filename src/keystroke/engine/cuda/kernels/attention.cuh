@@ -1,0 +1,210 @@
+// Attention over the pages of a sequence, one chunk of keys at a time; results are partial.
+// Law: a key's chunk depends on its place alone, so a row's sums never depend on the rows beside it.
+
+// Attention: a block takes one KV head of one sequence over CHUNK keys. Each warp scores 32 keys, then
+// gathers an eighth of the head's dimensions over all of them. Keys and values go straight to registers.
+constexpr int K_STEPS = HEAD_DIM / 32;
+constexpr int V_TILES = HEAD_DIM / 64;
+DEVICE bool find_unit(Worker& w, int index, Unit& unit) {
+  const Control& c = *w.control;
+  for (int s = 0; s < c.sequences; ++s) {
+    const int last = c.position[c.first[s] + c.count[s] - 1];
+    const int chunks = chunks_to(last), tiles = (c.count[s] * GROUP + 15) / 16;
+    const int units = chunks * tiles * KV_HEADS;
+    if (index < units) {
+      unit.sequence = s;
+      unit.head = index % KV_HEADS;
+      unit.row = index / KV_HEADS % tiles * 16;
+      unit.chunk = index / KV_HEADS / tiles;
+      unit.last = last;
+      return true;
+    }
+    index -= units;
+  }
+  return false;
+}
+// Pages of a unit's keys, one or four; entries past the end are never used.
+DEVICE uint4 find_pages(Worker& w, const Unit& unit) {
+  const int* table = w.p->tables + (s64)w.control->table[unit.sequence] * w.p->table_stride;
+  if (unit.chunk < NEAR_CHUNKS) return make_uint4(table[unit.chunk], 0, 0, 0);
+  return load16(table + NEAR_CHUNKS + (unit.chunk - NEAR_CHUNKS) * (CHUNK / PAGE));
+}
+DEVICE int first_key(const Unit& unit) {
+  return unit.chunk < NEAR_CHUNKS ? unit.chunk * PAGE : NEAR + (unit.chunk - NEAR_CHUNKS) * CHUNK;
+}
+DEVICE u32 page_at(const uint4& pages, int i) { return i == 0 ? pages.x : i == 1 ? pages.y : i == 2 ? pages.z : pages.w; }
+DEVICE s64 page_start(Worker& w, int layer, u32 page, int head) {
+  return layer * w.p->kv_layer_stride + ((s64)page * KV_HEADS + head) * (PAGE * HEAD_DIM);
+}
+// Ask for a unit's keys and values ahead of time: they come as far as the second-level cache.
+DEVICE void fetch_ahead(Worker& w, int layer, const Unit& unit, const uint4& pages) {
+  constexpr int LINES = PAGE * HEAD_DIM * 2 / 128;  // of one page's keys
+#pragma unroll
+  for (int i = 0; i < CHUNK / PAGE; ++i) {
+    if (first_key(unit) + i * PAGE > unit.last || (i && unit.chunk < NEAR_CHUNKS)) break;
+    const s64 at = page_start(w, layer, page_at(pages, i), unit.head);
+    if (w.thread < LINES) prefetch(w.p->keys + at + w.thread * 64);
+    else if (w.thread < 2 * LINES) prefetch(w.p->values + at + (w.thread - LINES) * 64);
+  }
+}
+// What a thread needs to know of the two rows it scores, g and g + 8 of the unit.
+struct Rows {
+  bool has0, has1;
+  int m0, m1, h0, h1, limit0, limit1;
+};
+DEVICE Rows rows_of(Worker& w, const Unit& unit) {
+  const int first = w.control->first[unit.sequence], live = w.control->count[unit.sequence] * GROUP;
+  const int r0 = unit.row + w.g, r1 = r0 + 8;
+  Rows r;
+  r.has0 = r0 < live; r.has1 = r1 < live;
+  r.m0 = first + (r.has0 ? r0 / GROUP : 0); r.m1 = first + (r.has1 ? r1 / GROUP : 0);
+  r.h0 = unit.head * GROUP + r0 % GROUP; r.h1 = unit.head * GROUP + r1 % GROUP;
+  r.limit0 = r.has0 ? w.control->position[r.m0] : -1; r.limit1 = r.has1 ? w.control->position[r.m1] : -1;
+  return r;
+}
+// One chunk of 8 * 8 * T keys: a warp scores 8 T of them, then gathers an eighth of the dimensions over all.
+template <int T>
+DEVICE void attend_chunk(Worker& w, int layer, const Unit& unit, const uint4& pages) {
+  constexpr int KEYS = 64 * T, STEPS = KEYS / 32, STRIDE = KEYS + PAD;
+  const float score_scale = 1.4426950408889634f / sqrtf((float)HEAD_DIM);
+  const float nothing = -INFINITY;
+  const uint4 zero = {0, 0, 0, 0};
+  u16* scores = (u16*)w.scratch;
+  float* largest = (float*)(scores + 16 * SCORE_STRIDE);
+  float* totals = largest + WARPS * 16;
+  const int start = first_key(unit);
+  uint4 k[T][K_STEPS];
+  {
+    const int page = T == 1 ? 0 : w.warp / 2, within = T == 1 ? w.warp * 8 : (w.warp & 1) * 32;
+    const u16* at = w.p->keys + page_start(w, layer, page_at(pages, page), unit.head) + within * HEAD_DIM + w.j * 8;
+    const bool there = start + page * PAGE <= unit.last;
+#pragma unroll
+    for (int t = 0; t < T; ++t) {
+      const int key = T == 1 ? w.g : (w.g / 2) * 8 + t * 2 + (w.g & 1);  // so that a thread's scores belong to adjacent keys
+#pragma unroll
+      for (int s = 0; s < K_STEPS; ++s) k[t][s] = there ? load16(at + key * HEAD_DIM + s * 32) : zero;
+    }
+  }
+  const Rows r = rows_of(w, unit);
+  const u16* q0 = w.p->queries + r.m0 * QUERY_WIDTH + r.h0 * HEAD_DIM + w.j * 8;
+  const u16* q1 = w.p->queries + r.m1 * QUERY_WIDTH + r.h1 * HEAD_DIM + w.j * 8;
+  uint4 a[K_STEPS], b[K_STEPS];
+#pragma unroll
+  for (int step = 0; step < K_STEPS; ++step) {
+    a[step] = r.has0 ? load16(q0 + step * 32) : zero;
+    b[step] = r.has1 ? load16(q1 + step * 32) : zero;
+  }
+  float s[T][4];
+#pragma unroll
+  for (int t = 0; t < T; ++t) s[t][0] = s[t][1] = s[t][2] = s[t][3] = 0.0f;
+#pragma unroll
+  for (int step = 0; step < K_STEPS; ++step)
+#pragma unroll
+    for (int t = 0; t < T; ++t) {
+      mma_bf16(s[t], a[step].x, b[step].x, a[step].y, b[step].y, k[t][step].x, k[t][step].y);
+      mma_bf16(s[t], a[step].z, b[step].z, a[step].w, b[step].w, k[t][step].z, k[t][step].w);
+    }
+  uint4 v[STEPS][V_TILES];  // they arrive during what follows
+#pragma unroll
+  for (int step = 0; step < STEPS; ++step) {
+    const u16* at = w.p->values + page_start(w, layer, page_at(pages, step / 2), unit.head) +
+                    (w.warp * (HEAD_DIM / 8) + w.g) * PAGE + (step & 1) * 32 + w.j * 8;
+    const bool there = start + step / 2 * PAGE <= unit.last;
+#pragma unroll
+    for (int n = 0; n < V_TILES; ++n) v[step][n] = there ? load16(at + n * 8 * PAGE) : zero;
+  }
+  const int mine = T == 1 ? w.warp * 8 + w.j * 2 : w.warp * 32 + w.j * 8;  // this thread's first key of the chunk
+  float top0 = nothing, top1 = nothing;
+#pragma unroll
+  for (int t = 0; t < T; ++t)
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int key = start + mine + t * 2 + e;
+      s[t][e] = key <= r.limit0 ? s[t][e] * score_scale : nothing;
+      s[t][e + 2] = key <= r.limit1 ? s[t][e + 2] * score_scale : nothing;
+      top0 = fmaxf(top0, s[t][e]);
+      top1 = fmaxf(top1, s[t][e + 2]);
+    }
+  top0 = fmaxf(top0, shuffle_xor(top0, 1)); top0 = fmaxf(top0, shuffle_xor(top0, 2));
+  top1 = fmaxf(top1, shuffle_xor(top1, 1)); top1 = fmaxf(top1, shuffle_xor(top1, 2));
+  if (w.j == 0) { largest[w.warp * 16 + w.g] = top0; largest[w.warp * 16 + w.g + 8] = top1; }
+  compute_sync();
+  top0 = top1 = nothing;
+#pragma unroll
+  for (int i = 0; i < WARPS; ++i) {
+    top0 = fmaxf(top0, largest[i * 16 + w.g]);
+    top1 = fmaxf(top1, largest[i * 16 + w.g + 8]);
+  }
+  const float from0 = top0 == nothing ? 0.0f : top0, from1 = top1 == nothing ? 0.0f : top1;
+  float sum0 = 0, sum1 = 0;
+  u32 packed0[T], packed1[T];
+#pragma unroll
+  for (int t = 0; t < T; ++t) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) s[t][e] = power_of_two(s[t][e] - (e < 2 ? from0 : from1));
+    sum0 += s[t][0] + s[t][1];
+    sum1 += s[t][2] + s[t][3];
+    packed0[t] = pack_bf16(s[t][0], s[t][1]);
+    packed1[t] = pack_bf16(s[t][2], s[t][3]);
+  }
+  sum0 += shuffle_xor(sum0, 1); sum0 += shuffle_xor(sum0, 2);
+  sum1 += shuffle_xor(sum1, 1); sum1 += shuffle_xor(sum1, 2);
+  if (w.j == 0) { totals[w.warp * 16 + w.g] = sum0; totals[w.warp * 16 + w.g + 8] = sum1; }
+  u32* to0 = (u32*)(scores + w.g * STRIDE + mine);
+  u32* to1 = (u32*)(scores + (w.g + 8) * STRIDE + mine);
+#pragma unroll
+  for (int t = 0; t < T; ++t) { to0[t] = packed0[t]; to1[t] = packed1[t]; }
+  compute_sync();
+  float out[V_TILES][4];
+#pragma unroll
+  for (int n = 0; n < V_TILES; ++n) out[n][0] = out[n][1] = out[n][2] = out[n][3] = 0.0f;
+#pragma unroll
+  for (int step = 0; step < STEPS; ++step) {
+    const u16* row = scores + w.g * STRIDE + step * 32 + w.j * 8;
+    const uint4 c = *(const uint4*)row, d = *(const uint4*)(row + 8 * STRIDE);
+#pragma unroll
+    for (int n = 0; n < V_TILES; ++n) {
+      mma_bf16(out[n], c.x, d.x, c.y, d.y, v[step][n].x, v[step][n].y);
+      mma_bf16(out[n], c.z, d.z, c.w, d.w, v[step][n].z, v[step][n].w);
+    }
+  }
+  const s64 at0 = ((s64)r.m0 * HEADS + r.h0) * w.p->partial_stride + unit.chunk;
+  const s64 at1 = ((s64)r.m1 * HEADS + r.h1) * w.p->partial_stride + unit.chunk;
+  const int d = w.warp * (HEAD_DIM / 8) + w.j * 2;
+#pragma unroll
+  for (int n = 0; n < V_TILES; ++n) {
+    if (r.has0) *(float2*)(w.p->partial + at0 * HEAD_DIM + d + n * 8) = make_float2(out[n][0], out[n][1]);
+    if (r.has1) *(float2*)(w.p->partial + at1 * HEAD_DIM + d + n * 8) = make_float2(out[n][2], out[n][3]);
+  }
+  if (w.warp == 0 && w.j == 0) {
+    sum0 = sum1 = 0;
+#pragma unroll
+    for (int i = 0; i < WARPS; ++i) { sum0 += totals[i * 16 + w.g]; sum1 += totals[i * 16 + w.g + 8]; }
+    if (r.has0) w.p->partial_norm[at0] = make_float2(top0, sum0);
+    if (r.has1) w.p->partial_norm[at1] = make_float2(top1, sum1);
+  }
+}
+
+DEVICE void attend(Worker& w, int layer) {
+  Unit unit = w.first_unit;
+  uint4 pages = w.first_pages;
+  bool more = w.attends;
+  int index = blockIdx.x;
+  wait(w);
+  while (more) {
+    Unit next;
+    uint4 next_pages = make_uint4(0, 0, 0, 0);
+    index += gridDim.x;
+    const bool another = find_unit(w, index, next);
+    if (another) {
+      next_pages = find_pages(w, next);
+      fetch_ahead(w, layer, next, next_pages);
+    }
+    if (unit.chunk < NEAR_CHUNKS) attend_chunk<1>(w, layer, unit, pages);
+    else attend_chunk<4>(w, layer, unit, pages);
+    unit = next;
+    pages = next_pages;
+    more = another;
+    if (more) compute_sync();  // the scratch is read; it is free
+  }
+}

@@ -1,0 +1,123 @@
+// Sizes and structures: what the host and the kernel agree on, and how shared memory is divided.
+// Law: constants and layouts only. plan.py and step.py say the same in Python; change both or neither.
+
+// Sizes come as macros (plan.py): HIDDEN HEADS KV_HEADS HEAD_DIM INTERMEDIATE VOCAB LAYERS TILES_N FORMAT
+// HEAD_FORMAT O_SPLIT DOWN_SPLIT QK_NORM NORM_EPS.
+
+constexpr int WARPS = 8;
+constexpr int COMPUTE = 256;
+constexpr int MAX_ROWS = 32;
+constexpr int PAGE = 64;
+constexpr int NEAR = 2048;             // keys up to here come in chunks of one page, so that many blocks share them;
+constexpr int NEAR_CHUNKS = NEAR / PAGE;
+constexpr int CHUNK = 256;             // later ones in chunks of this many. A key's chunk depends on its place alone.
+constexpr int PAD = 32;     // staggers the rows of an operand over the banks of shared memory
+constexpr int GROUP = HEADS / KV_HEADS;
+constexpr int QUERY_WIDTH = HEADS * HEAD_DIM;
+constexpr int QKV_ROWS = (HEADS + 2 * KV_HEADS) * HEAD_DIM;
+constexpr int COLUMNS = 8 * TILES_N;
+constexpr float FIXED_ONE = 4294967296.0f;  // the residual stream counts in units of 2**-32
+constexpr float LARGEST = 1.0e9f;
+constexpr bool HALF = FORMAT != 0;            // quantised weights meet float16 activations
+constexpr float ACTIVATION_SCALE = HALF ? 0.015625f : 1.0f;  // keeps float16 far from overflow
+
+// Packed weights. A unit is 16 output rows over a range of the inner dimension, cut into blocks whose
+// bytes lie in the order in which a warp's registers want them, then 16 scales and 16 biases.
+constexpr int TAIL = 128;
+constexpr int STAGE = 16384 + TAIL;
+constexpr int block_k(int format) { return format == 2 ? 64 : 32; }
+constexpr int block_bytes(int format) { return format == 0 ? 1024 : format == 1 ? 512 : 576; }
+constexpr int blocks_per_stage(int format) { return 16384 / block_bytes(format) / 8 * 8; }  // an even share for each warp
+
+template <int UNITS, int INNER, int FMT>
+struct Matrix {
+  static constexpr int units = UNITS;
+  static constexpr int inner = INNER;
+  static constexpr int format = FMT;
+  static constexpr int blocks = INNER / block_k(FMT);
+  static constexpr int chunks = (blocks + blocks_per_stage(FMT) - 1) / blocks_per_stage(FMT);
+  static constexpr int per_chunk = blocks_per_stage(FMT);
+  static constexpr s64 unit_bytes = (s64)blocks * block_bytes(FMT) + TAIL;
+  static constexpr s64 bytes = unit_bytes * UNITS;
+};
+typedef Matrix<QKV_ROWS / 16, HIDDEN, FORMAT> Qkv;
+typedef Matrix<HIDDEN / 16 * O_SPLIT, QUERY_WIDTH / O_SPLIT, FORMAT> Output;
+typedef Matrix<INTERMEDIATE / 8, HIDDEN, FORMAT> GateUp;  // 8 rows of gate, then the same 8 of up
+typedef Matrix<HIDDEN / 16 * DOWN_SPLIT, INTERMEDIATE / DOWN_SPLIT, FORMAT> Down;
+typedef Matrix<(VOCAB + 15) / 16, HIDDEN, HEAD_FORMAT> Head;
+constexpr s64 LAYER_BYTES = Qkv::bytes + Output::bytes + GateUp::bytes + Down::bytes;
+
+struct Control {
+  int rows, sequences, sampled, ticket;
+  int token[MAX_ROWS], position[MAX_ROWS], sequence[MAX_ROWS];
+  int first[MAX_ROWS], count[MAX_ROWS], pending[MAX_ROWS], table[MAX_ROWS];  // of each sequence
+  float inverse_temperature[MAX_ROWS], log_min_p[MAX_ROWS];
+  u32 seed_low[MAX_ROWS], seed_high[MAX_ROWS];
+};
+constexpr int CONTROL_WORDS = sizeof(Control) / 4;
+
+struct Parameters {
+  const u8* layers;
+  const u8* head;
+  const u16* embedding;
+  const float* norms;     // [2 LAYERS + 1][HIDDEN]
+  const float* qk_norms;  // [LAYERS][2][HEAD_DIM]
+  const float2* rope;     // [context][HEAD_DIM / 2] cosine, sine
+  const int* tables;      // [slots][table_stride] pages of each sequence
+  u16* keys;              // [LAYERS][pages][KV_HEADS][PAGE][HEAD_DIM]
+  u16* values;            // [LAYERS][pages][KV_HEADS][HEAD_DIM][PAGE]
+  s64* residual;          // [MAX_ROWS][HIDDEN]
+  u16* normed;            // [MAX_ROWS][HIDDEN]
+  float* raw;             // [MAX_ROWS][QKV_ROWS]
+  u16* queries;           // [MAX_ROWS][QUERY_WIDTH]
+  float* partial;         // [MAX_ROWS][HEADS][partial_stride][HEAD_DIM]
+  float2* partial_norm;   // [MAX_ROWS][HEADS][partial_stride] largest score, sum
+  u16* attended;          // [MAX_ROWS][QUERY_WIDTH]
+  u16* activated;         // [MAX_ROWS][INTERMEDIATE]
+  float* logits;          // [MAX_ROWS][VOCAB]
+  float* best_value;      // [blocks][MAX_ROWS]
+  int* best_token;        // [blocks][MAX_ROWS]
+  double* best_score;     // [blocks][MAX_ROWS]
+  u32* barrier;           // arrivals, departures, fault
+  const Control* control;
+  Control* next;          // where the step after this one finds its rows, if it follows without the host
+  int* result;            // host memory: ticket, fault, accepted[MAX_ROWS], chosen[MAX_ROWS]
+  const int* stop;        // host memory
+  s64* profile;           // [blocks][PROFILE] clock readings around every barrier, where compiled in
+  s64 kv_layer_stride;
+  int table_stride, partial_stride;
+  int x_stride, stages, ring_offset;
+  int in_flight;     // chunks the streaming warp keeps under way: enough for bandwidth, few enough for latency
+  int direct_rows;   // up to this many rows every block normalises for itself
+  int fused_rows;    // up to this many rows every block combines partial results for itself
+};
+
+// Shared memory, in this order: control, page of each row, barriers, rotary table, scratch, operand, ring.
+constexpr int PAGES_AT = (CONTROL_WORDS * 4 + 127) / 128 * 128;
+constexpr int BARRIERS_AT = PAGES_AT + 128;
+constexpr int SMALL_AT = BARRIERS_AT + 256;
+constexpr int MEETINGS_AT = SMALL_AT + 384;  // barriers of the sums: ready, then free
+constexpr int SPANS_AT = MEETINGS_AT + 64;
+constexpr int ROPE_AT = SMALL_AT + 512;
+constexpr int SCRATCH_AT = ROPE_AT + COLUMNS * HEAD_DIM / 2 * 8;
+constexpr int REDUCTION = WARPS * 16 * COLUMNS;  // floats of one unit's partial sums
+constexpr int BUFFERS = TILES_N == 1 ? 4 : 2;     // units whose sums may be under way
+constexpr int SCORE_STRIDE = CHUNK + PAD;
+constexpr int ATTENTION_BYTES = 16 * SCORE_STRIDE * 2 + 2 * WARPS * 16 * 4;
+constexpr int SUMS_BYTES = BUFFERS * REDUCTION * 4;
+constexpr int SCRATCH_BYTES = SUMS_BYTES > ATTENTION_BYTES ? SUMS_BYTES : ATTENTION_BYTES;
+constexpr int OPERAND_AT = (SCRATCH_AT + SCRATCH_BYTES + 127) / 128 * 128;
+
+DEVICE void mma_weights(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  if (HALF) mma_f16(c, a0, a1, a2, a3, b0, b1);
+  else mma_bf16(c, a0, a1, a2, a3, b0, b1);
+}
+DEVICE u32 pack_activation(float low, float high) {
+  if (HALF) return pack_f16(low * ACTIVATION_SCALE, high * ACTIVATION_SCALE);
+  return pack_bf16(low, high);
+}
+DEVICE u16 activation(float v) { return (u16)pack_activation(v, 0.0f); }
+DEVICE int chunks_to(int position) {  // chunks that hold keys 0 ... position
+  return position < NEAR ? position / PAGE + 1 : NEAR_CHUNKS + (position - NEAR) / CHUNK + 1;
+}
+DEVICE u16 bf16(float v) { return (u16)pack_bf16(v, 0.0f); }

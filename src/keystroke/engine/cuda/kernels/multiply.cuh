@@ -1,0 +1,149 @@
+// Packed weights times the rows in the operand, on tensor cores, in every format.
+// Law: knows blocks and units (packing.py), not what a matrix is for; `finish` is the caller's.
+
+// One block of packed weights against the operand: acc[16 x COLUMNS] += W[16 x k] x[k x COLUMNS].
+template <int F>
+DEVICE void multiply_block(const u8* block, const u16* const (&x)[TILES_N], int k, int lane, float (&acc)[TILES_N][4]) {
+  if (F == 0) {
+    const uint4 a = *(const uint4*)(block + lane * 16), b = *(const uint4*)(block + 512 + lane * 16);
+#pragma unroll
+    for (int n = 0; n < TILES_N; ++n) {
+      const uint4 v = *(const uint4*)(x[n] + k);
+      mma_weights(acc[n], a.x, a.y, a.z, a.w, v.x, v.y);
+      mma_weights(acc[n], b.x, b.y, b.z, b.w, v.z, v.w);
+    }
+  } else if (F == 1) {
+    const uint4 q = *(const uint4*)(block + lane * 16);
+    const u32 offset = 0x64806480u;  // 1024 + 128 in both halves: bytes are stored plus 128
+    u32 a[8];
+    const u32 words[4] = {q.x, q.y, q.z, q.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      a[2 * i] = sub_f16x2(permute_bytes(words[i], 0x64u, 0x4140u), offset);
+      a[2 * i + 1] = sub_f16x2(permute_bytes(words[i], 0x64u, 0x4342u), offset);
+    }
+#pragma unroll
+    for (int n = 0; n < TILES_N; ++n) {
+      const uint4 v = *(const uint4*)(x[n] + k);
+      mma_weights(acc[n], a[0], a[1], a[2], a[3], v.x, v.y);
+      mma_weights(acc[n], a[4], a[5], a[6], a[7], v.z, v.w);
+    }
+  } else {
+    const uint4 q = *(const uint4*)(block + lane * 16);
+    const uint2 grid = *(const uint2*)(block + 512 + (lane >> 2) * 8);  // scale, zero of row g; of row g + 8
+    const u32 words[4] = {q.x, q.y, q.z, q.w};
+    const u32 zero_low = permute_bytes(grid.x, 0, 0x3232), zero_high = permute_bytes(grid.y, 0, 0x3232);
+    // A nibble under these bits is the float16 1024 + q, or 1024 + 16 q where it lies four bits higher; zeros
+    // are stored as 1024 + z. So row g needs one subtraction, row g + 8 one multiply-add; both are exact.
+    const u32 unit = 0x64006400u, sixteenth = 0x2c002c00u;
+    const u32 offset_high = sub_f16x2(0x63806380u, zero_high);  // 960 - (1024 + z)
+    float part[TILES_N][4];
+#pragma unroll
+    for (int n = 0; n < TILES_N; ++n) part[n][0] = part[n][1] = part[n][2] = part[n][3] = 0.0f;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      u32 a[8];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const u32 w0 = words[half * 2 + i], w1 = w0 >> 8;
+        a[4 * i] = sub_f16x2((w0 & 0x000f000fu) | unit, zero_low);
+        a[4 * i + 1] = fma_f16x2((w0 & 0x00f000f0u) | unit, sixteenth, offset_high);
+        a[4 * i + 2] = sub_f16x2((w1 & 0x000f000fu) | unit, zero_low);
+        a[4 * i + 3] = fma_f16x2((w1 & 0x00f000f0u) | unit, sixteenth, offset_high);
+      }
+#pragma unroll
+      for (int n = 0; n < TILES_N; ++n) {
+        const uint4 v = *(const uint4*)(x[n] + k + half * 32);
+        mma_weights(part[n], a[0], a[1], a[2], a[3], v.x, v.y);
+        mma_weights(part[n], a[4], a[5], a[6], a[7], v.z, v.w);
+      }
+    }
+    const float scale_low = f16_value((u16)grid.x), scale_high = f16_value((u16)grid.y);
+#pragma unroll
+    for (int n = 0; n < TILES_N; ++n) {
+      acc[n][0] += part[n][0] * scale_low;
+      acc[n][1] += part[n][1] * scale_low;
+      acc[n][2] += part[n][2] * scale_high;
+      acc[n][3] += part[n][3] * scale_high;
+    }
+  }
+}
+
+// One unit: the warps share its blocks; each leaves its sums and goes on, and one of them, another each time, adds
+// them in the order of the warps and calls finish(i, g, m, low, high) for rows g and g + 8 of the tile and row m of
+// the operand (i counts a lane's rows).
+template <class M, class Finish>
+DEVICE void multiply_unit(Worker& w, int column, const Finish& finish) {
+  constexpr int F = M::format;
+  constexpr int TURNS = M::per_chunk / WARPS;
+  constexpr int REST = M::blocks - (M::chunks - 1) * M::per_chunk;  // blocks of the last chunk
+  float acc[2][TILES_N][4];  // two sums, so that one need not wait for the other
+  const u16* x[TILES_N];
+#pragma unroll
+  for (int n = 0; n < TILES_N; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) acc[0][n][i] = acc[1][n][i] = 0.0f;
+    // Columns past the last row repeat it: their sums are never read.
+    const int m = n * 8 + w.g < w.rows ? n * 8 + w.g : w.rows - 1;
+    x[n] = w.operand + m * w.p->x_stride + column + w.warp * block_k(F) + w.j * 8;
+  }
+  const bool adds = w.unit % WARPS == w.warp;
+  float scale_low = 0, scale_high = 0, bias_low = 0, bias_high = 0;
+#pragma unroll 1
+  for (int chunk = 0; chunk < M::chunks - 1; ++chunk) {
+    const u8* stage = w.ring.stages + w.ring.at.stage * STAGE + w.warp * block_bytes(F);
+    barrier_wait(&w.ring.full[w.ring.at.stage], w.ring.at.phase);
+#pragma unroll
+    for (int i = 0; i < TURNS; ++i)
+      multiply_block<F>(stage + i * WARPS * block_bytes(F), x, (chunk * M::per_chunk + i * WARPS) * block_k(F), w.lane, acc[i & 1]);
+    warp_sync();
+    if (w.lane == 0) barrier_arrive(&w.ring.empty[w.ring.at.stage]);
+    w.ring.at.advance(w.ring.count);
+  }
+  {
+    const u8* stage = w.ring.stages + w.ring.at.stage * STAGE;
+    barrier_wait(&w.ring.full[w.ring.at.stage], w.ring.at.phase);
+#pragma unroll
+    for (int i = 0; i < (REST + WARPS - 1) / WARPS; ++i)
+      if ((i + 1) * WARPS <= REST || w.warp < REST - i * WARPS)
+        multiply_block<F>(stage + (i * WARPS + w.warp) * block_bytes(F), x, ((M::chunks - 1) * M::per_chunk + i * WARPS) * block_k(F),
+                          w.lane, acc[i & 1]);
+    if (adds) {
+      const float* tail = (const float*)(stage + REST * block_bytes(F)) + (w.lane & 7);
+      scale_low = tail[0]; scale_high = tail[8]; bias_low = tail[16]; bias_high = tail[24];
+    }
+    warp_sync();
+    if (w.lane == 0) barrier_arrive(&w.ring.empty[w.ring.at.stage]);
+    w.ring.at.advance(w.ring.count);
+  }
+  const int buffer = w.unit % BUFFERS;
+  const u32 parity = w.unit / BUFFERS & 1;
+  ++w.unit;
+  float* sums = w.scratch + buffer * REDUCTION;
+  barrier_wait(&w.freed[buffer], parity ^ 1);
+#pragma unroll
+  for (int n = 0; n < TILES_N; ++n) {
+    const int at = (w.warp * 16 + w.g) * COLUMNS + n * 8 + w.j * 2;
+    *(float2*)(sums + at) = make_float2(acc[0][n][0] + acc[1][n][0], acc[0][n][1] + acc[1][n][1]);
+    *(float2*)(sums + at + 8 * COLUMNS) = make_float2(acc[0][n][2] + acc[1][n][2], acc[0][n][3] + acc[1][n][3]);
+  }
+  warp_sync();
+  if (w.lane == 0) barrier_arrive(&w.ready[buffer]);
+  if (!adds) return;
+  barrier_wait(&w.ready[buffer], parity);
+  const int g = w.lane & 7;
+#pragma unroll
+  for (int i = 0; i < COLUMNS / 4; ++i) {
+    const int m = (w.lane >> 3) + i * 4;
+    if (m >= w.rows) continue;
+    float low = 0, high = 0;
+#pragma unroll
+    for (int k = 0; k < WARPS; ++k) {
+      low += sums[(k * 16 + g) * COLUMNS + m];
+      high += sums[(k * 16 + g + 8) * COLUMNS + m];
+    }
+    finish(i, g, m, low * scale_low + bias_low, high * scale_high + bias_high);
+  }
+  warp_sync();
+  if (w.lane == 0) barrier_arrive(&w.freed[buffer]);
+}

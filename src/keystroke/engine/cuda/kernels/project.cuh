@@ -1,0 +1,204 @@
+// The layer's matrices: what goes into the operand before each, and where its results go.
+// Law: one function for each phase; the order of phases is decode.cu's.
+
+// Residual stream: fixed-point sums do not depend on the order in which blocks add to them.
+DEVICE void add_residual(Worker& w, int m, int row, float v) {
+  if (!(fabsf(v) < LARGEST)) { w.p->barrier[2] = 1; v = 0.0f; }
+  add_s64(w.p->residual + (s64)m * HIDDEN + row, to_s64(v * FIXED_ONE));
+}
+
+constexpr int NORM_PAIRS = (HIDDEN / 2 + COMPUTE - 1) / COMPUTE;
+struct NormWeights { float2 v[NORM_PAIRS]; };
+DEVICE NormWeights load_norm(Worker& w, int index) {
+  NormWeights n;
+#pragma unroll
+  for (int i = 0; i < NORM_PAIRS; ++i) {
+    const int at = i * COMPUTE + w.thread;
+    n.v[i] = at < HIDDEN / 2 ? ((const float2*)(w.p->norms + (s64)index * HIDDEN))[at] : make_float2(0, 0);
+  }
+  return n;
+}
+DEVICE void normalise_row(Worker& w, const NormWeights& weights, int m, u16* to) {
+  float2 v[NORM_PAIRS];
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < NORM_PAIRS; ++i) {
+    const int at = i * COMPUTE + w.thread;
+    v[i] = make_float2(0, 0);
+    if (at < HIDDEN / 2) {
+      const uint4 raw = load16(w.p->residual + (s64)m * HIDDEN + at * 2);
+      v[i].x = from_s64((s64)(((u64)raw.y << 32) | raw.x)) * (1.0f / FIXED_ONE);
+      v[i].y = from_s64((s64)(((u64)raw.w << 32) | raw.z)) * (1.0f / FIXED_ONE);
+    }
+    sum += v[i].x * v[i].x + v[i].y * v[i].y;
+  }
+#pragma unroll
+  for (int mask = 16; mask; mask >>= 1) sum += shuffle_xor(sum, mask);
+  float* sums = w.small + (m & 1) * WARPS;
+  if (w.lane == 0) sums[w.warp] = sum;
+  compute_sync();
+  sum = 0;
+#pragma unroll
+  for (int i = 0; i < WARPS; ++i) sum += sums[i];
+  const float inverse = 1.0f / sqrtf(sum / HIDDEN + NORM_EPS);
+#pragma unroll
+  for (int i = 0; i < NORM_PAIRS; ++i) {
+    const int at = i * COMPUTE + w.thread;
+    if (at < HIDDEN / 2)
+      ((u32*)to)[at] = pack_activation(v[i].x * inverse * weights.v[i].x, v[i].y * inverse * weights.v[i].y);
+  }
+}
+
+// Rows of 16-bit activations from device memory into the operand, eight requests of a thread at a time.
+template <int WIDTH>
+DEVICE void load_rows(Worker& w, const u16* from, int stride) {
+  constexpr int vectors = WIDTH / 8;
+  const int total = vectors * w.rows;
+  for (int base = w.thread; base < total; base += 8 * COMPUTE) {
+    uint4 held[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int at = base + i * COMPUTE, m = at / vectors;
+      if (at < total) held[i] = load16(from + (s64)m * stride + (at - m * vectors) * 8);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int at = base + i * COMPUTE, m = at / vectors;
+      if (at < total) *(uint4*)(w.operand + (s64)m * w.p->x_stride + (at - m * vectors) * 8) = held[i];
+    }
+  }
+}
+
+// After this the operand holds the normalised residual rows. Waits for the previous phase.
+DEVICE void normalise(Worker& w, int index) {
+  const NormWeights weights = load_norm(w, index);
+  wait(w);
+  if (w.rows <= w.p->direct_rows) {
+    for (int m = 0; m < w.rows; ++m) normalise_row(w, weights, m, w.operand + (s64)m * w.p->x_stride);
+  } else {
+    for (int m = blockIdx.x; m < w.rows; m += gridDim.x)
+      normalise_row(w, weights, m, w.p->normed + (s64)m * HIDDEN);
+    arrive(w);
+    wait(w);
+    load_rows<HIDDEN>(w, w.p->normed, HIDDEN);
+  }
+  compute_sync();
+}
+
+DEVICE void store_key(Worker& w, int layer, int m, int head, int d, float v) {
+  const int slot = w.control->position[m] % PAGE;
+  w.p->keys[layer * w.p->kv_layer_stride + (((s64)w.pages[m] * KV_HEADS + head) * PAGE + slot) * HEAD_DIM + d] = bf16(v);
+}
+DEVICE void store_value(Worker& w, int layer, int m, int head, int d, float v) {
+  const int slot = w.control->position[m] % PAGE;
+  w.p->values[layer * w.p->kv_layer_stride + (((s64)w.pages[m] * KV_HEADS + head) * HEAD_DIM + d) * PAGE + slot] = bf16(v);
+}
+DEVICE float2 rotate(float2 v, float2 angle) {
+  return make_float2(v.x * angle.x - v.y * angle.y, v.y * angle.x + v.x * angle.y);
+}
+
+DEVICE void project_qkv(Worker& w, int layer) {
+  const Span span = w.spans[QKV];
+  for (int unit = span.low; unit < span.high; ++unit) {
+    const int head = unit / (HEAD_DIM / 16), tile = unit % (HEAD_DIM / 16);
+    multiply_unit<Qkv>(w, 0, [&](int, int g, int m, float low, float high) {
+      if (head >= HEADS + KV_HEADS) {
+        store_value(w, layer, m, head - HEADS - KV_HEADS, tile * 16 + g, low);
+        store_value(w, layer, m, head - HEADS - KV_HEADS, tile * 16 + g + 8, high);
+        return;
+      }
+      const int d = tile * 8 + g;  // a tile of Q or K holds eight dimensions and their rotary partners
+      if (QK_NORM) {
+        float* to = w.p->raw + (s64)m * QKV_ROWS + head * HEAD_DIM + d;
+        to[0] = low;
+        to[HEAD_DIM / 2] = high;
+        return;
+      }
+      const float2 v = rotate(make_float2(low, high), w.rope[m * (HEAD_DIM / 2) + d]);
+      if (head < HEADS) {
+        u16* to = w.p->queries + (s64)m * QUERY_WIDTH + head * HEAD_DIM + d;
+        to[0] = bf16(v.x);
+        to[HEAD_DIM / 2] = bf16(v.y);
+      } else {
+        store_key(w, layer, m, head - HEADS, d, v.x);
+        store_key(w, layer, m, head - HEADS, d + HEAD_DIM / 2, v.y);
+      }
+    });
+  }
+}
+
+// Models that normalise each head of Q and K: one warp per head, between the projection and attention.
+DEVICE void normalise_heads(Worker& w, int layer) {
+  constexpr int EACH = HEAD_DIM / 64;
+  const int total = w.rows * (HEADS + KV_HEADS);
+  for (int at = blockIdx.x + w.warp * gridDim.x; at < total; at += gridDim.x * WARPS) {
+    const int m = at / (HEADS + KV_HEADS), head = at % (HEADS + KV_HEADS);
+    const float* from = w.p->raw + (s64)m * QKV_ROWS + head * HEAD_DIM;
+    const float* weights = w.p->qk_norms + (s64)(layer * 2 + (head >= HEADS)) * HEAD_DIM;
+    float2 v[EACH];
+    float sum = 0;
+#pragma unroll
+    for (int e = 0; e < EACH; ++e) {
+      const int d = w.lane * EACH + e;
+      v[e] = make_float2(load4(from + d), load4(from + d + HEAD_DIM / 2));
+      sum += v[e].x * v[e].x + v[e].y * v[e].y;
+    }
+#pragma unroll
+    for (int mask = 16; mask; mask >>= 1) sum += shuffle_xor(sum, mask);
+    const float inverse = 1.0f / sqrtf(sum / HEAD_DIM + NORM_EPS);
+#pragma unroll
+    for (int e = 0; e < EACH; ++e) {
+      const int d = w.lane * EACH + e;
+      v[e] = make_float2(v[e].x * inverse * weights[d], v[e].y * inverse * weights[d + HEAD_DIM / 2]);
+      v[e] = rotate(v[e], w.rope[m * (HEAD_DIM / 2) + d]);
+      if (head < HEADS) {
+        u16* to = w.p->queries + (s64)m * QUERY_WIDTH + head * HEAD_DIM + d;
+        to[0] = bf16(v[e].x);
+        to[HEAD_DIM / 2] = bf16(v[e].y);
+      } else {
+        store_key(w, layer, m, head - HEADS, d, v[e].x);
+        store_key(w, layer, m, head - HEADS, d + HEAD_DIM / 2, v[e].y);
+      }
+    }
+  }
+}
+
+DEVICE void project_output(Worker& w) {
+  const Span span = w.spans[OUTPUT];
+  for (int unit = span.low; unit < span.high; ++unit) {
+    const int row = unit % (HIDDEN / 16) * 16;
+    multiply_unit<Output>(w, unit / (HIDDEN / 16) * Output::inner, [&](int, int g, int m, float low, float high) {
+      add_residual(w, m, row + g, low);
+      add_residual(w, m, row + g + 8, high);
+    });
+  }
+}
+DEVICE void project_gate_up(Worker& w) {
+  const Span span = w.spans[GATE_UP];
+  for (int unit = span.low; unit < span.high; ++unit)
+    multiply_unit<GateUp>(w, 0, [&](int, int g, int m, float low, float high) {
+      w.p->activated[(s64)m * INTERMEDIATE + unit * 8 + g] = activation(low / (1.0f + __expf(-low)) * high);
+    });
+}
+DEVICE void project_down(Worker& w) {
+  const Span span = w.spans[DOWN];
+  const bool whole = w.p->x_stride >= INTERMEDIATE + PAD;
+  int loaded = -1;
+  if (whole && span.low < span.high) {
+    load_rows<INTERMEDIATE>(w, w.p->activated, INTERMEDIATE);
+    compute_sync();
+  }
+  for (int unit = span.low; unit < span.high; ++unit) {
+    const int split = unit / (HIDDEN / 16), row = unit % (HIDDEN / 16) * 16;
+    if (!whole && split != loaded) {
+      compute_sync();
+      load_rows<Down::inner>(w, w.p->activated + split * Down::inner, INTERMEDIATE);
+      compute_sync();
+      loaded = split;
+    }
+    multiply_unit<Down>(w, whole ? split * Down::inner : 0, [&](int, int g, int m, float low, float high) {
+      add_residual(w, m, row + g, low);
+      add_residual(w, m, row + g + 8, high);
+    });
+  }
+}

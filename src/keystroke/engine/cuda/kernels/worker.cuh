@@ -1,0 +1,106 @@
+// Who does what in a block: the share of the weights, the ring that brings them, the barrier between blocks.
+// Law: moves bytes and waits; computes nothing.
+
+// The share of each matrix's units that falls to this block. The larger shares move around between matrices.
+struct Span { int low, high; };
+enum { QKV, OUTPUT, GATE_UP, DOWN, HEAD, MATRICES };
+DEVICE Span share(int units, int matrix) {
+  const int blocks = gridDim.x, at = (blockIdx.x + matrix * 29) % blocks;
+  Span s;
+  s.low = at * units / blocks;
+  s.high = (at + 1) * units / blocks;
+  return s;
+}
+
+// The ring between the streaming warp and the computing ones.
+struct Place {
+  int stage;
+  u32 phase;
+  DEVICE_METHOD void advance(int count) {
+    if (++stage == count) { stage = 0; phase ^= 1; }
+  }
+};
+struct Ring {
+  u8* stages;
+  u64* full;
+  u64* empty;
+  int count;
+  Place at;
+};
+struct Streamer {
+  Ring ring;
+  const Span* spans;
+  Place oldest;  // the chunk that must have arrived before one more is asked for
+  int spare;     // chunks that may still be asked for without looking at it
+  u64 policy;
+};
+
+template <class M>
+DEVICE void stream(Streamer& s, const u8* matrix, int which) {
+  Ring& ring = s.ring;
+  const Span span = s.spans[which];
+  for (int unit = span.low; unit < span.high; ++unit) {
+    const u8* from = matrix + unit * M::unit_bytes;
+    for (int chunk = 0; chunk < M::chunks; ++chunk) {
+      const bool last = chunk == M::chunks - 1;
+      const int blocks = last ? M::blocks - chunk * M::per_chunk : M::per_chunk;
+      const u32 bytes = blocks * block_bytes(M::format) + (last ? TAIL : 0);
+      if (s.spare > 0) {
+        --s.spare;
+      } else {
+        barrier_wait(&ring.full[s.oldest.stage], s.oldest.phase);
+        s.oldest.advance(ring.count);
+      }
+      const int stage = ring.at.stage;
+      barrier_wait(&ring.empty[stage], ring.at.phase ^ 1);
+      barrier_expect(&ring.full[stage], bytes);
+      bulk_copy(ring.stages + stage * STAGE, from, bytes, &ring.full[stage], s.policy);
+      from += bytes;
+      ring.at.advance(ring.count);
+    }
+  }
+}
+
+// A block's share of attention: 16 (row, head of the group) pairs from `row` on of one KV head of one sequence, over
+// one chunk of its keys. `last` is the position of the sequence's last row.
+struct Unit { int sequence, head, chunk, row, last; };
+
+// Everything a computing warp carries through the step.
+struct Worker {
+  const Parameters* p;
+  const Span* spans;
+  Control* control;
+  int* pages;
+  float* small;
+  float2* rope;
+  float* scratch;
+  u16* operand;
+  Ring ring;
+  u32 arrivals;  // barriers passed
+  Unit first_unit;  // this block's first share of attention, the same in every layer
+  uint4 first_pages;
+  bool attends;
+  u64* ready;    // of each buffer of sums: all warps have written
+  u64* freed;    // and the one that adds has read
+  int rows, thread, warp, lane, g, j, unit, marks;
+};
+
+DEVICE void mark(Worker& w) {
+#ifdef PROFILE
+  if (w.thread == 0 && w.marks < PROFILE) w.p->profile[(s64)blockIdx.x * PROFILE + w.marks++] = clock64();
+#endif
+}
+
+DEVICE void arrive(Worker& w) {
+  compute_sync();
+  mark(w);
+  if (w.thread == 0) release_add(&w.p->barrier[0], 1);
+  w.arrivals += gridDim.x;
+}
+DEVICE void wait(Worker& w) {
+  mark(w);
+  if (w.thread == 0)
+    while (acquire_load(&w.p->barrier[0]) < w.arrivals) spin();
+  compute_sync();
+  mark(w);
+}
