@@ -202,7 +202,7 @@ def _raw(fd: int) -> Iterator[None]:
         yield
         return
     try:
-        tty.setraw(fd)
+        tty.setraw(fd, termios.TCSANOW)
         yield
     finally:
         termios.tcsetattr(fd, termios.TCSADRAIN, _before.pop())
@@ -214,7 +214,7 @@ def _cooked(fd: int) -> Iterator[None]:
         termios.tcsetattr(fd, termios.TCSADRAIN, _before[-1])
     yield
     if _before:
-        tty.setraw(fd)
+        tty.setraw(fd, termios.TCSANOW)
 
 
 def _copy_size(main: int) -> None:

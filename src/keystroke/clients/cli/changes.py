@@ -6,8 +6,10 @@ can be taken back with `keystroke undo`.
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,30 +86,31 @@ def agreed(question: str, *, yes: bool) -> bool:
 
 def key(question: str, known: str) -> str:
     """One key of `known`; the last of them stands for every other answer. No Enter is needed."""
-    sys.stderr.write(question)
-    sys.stderr.flush()
-    pressed = _pressed().lower()
-    if pressed == "\x03":
-        sys.stderr.write("\n")
-        raise KeyboardInterrupt
+    with _unbuffered() as read:
+        sys.stderr.write(question)
+        sys.stderr.flush()
+        pressed = read().lower()
     chosen = pressed if pressed and pressed in known else known[-1]
     sys.stderr.write(f"{chosen}\n")
     return chosen
 
 
-def _pressed() -> str:
+@contextmanager
+def _unbuffered() -> Iterator[Callable[[], str]]:
+    """A function that waits for one key. Keys typed ahead count: nothing is discarded."""
     try:
         import termios
         import tty
     except ImportError:
-        return sys.stdin.readline()[:1]
+        yield lambda: sys.stdin.readline()[:1]
+        return
     fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)
     try:
-        tty.setcbreak(fd)
-        return sys.stdin.read(1)
+        tty.setcbreak(fd, termios.TCSANOW)
+        yield lambda: os.read(fd, 1).decode("ascii", "replace")
     finally:
-        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+        termios.tcsetattr(fd, termios.TCSANOW, before)
 
 
 def apply(run: Invocation, plan: EditPlan, journal: Journal) -> None:
