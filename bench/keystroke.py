@@ -10,7 +10,8 @@ suggestion is back. A key whose answer is still open when the next one comes got
   p50_ms, p95_ms     key to ghost text, suggestions of a line that had to be computed (also those whose
                      computing an earlier key began)
   typed_through_ms   p50 where the key agrees with what is shown, so that nothing is computed
-  reuse_share        prompt tokens whose KV was there already, over all keys that computed
+  reuse_share        prompt tokens whose KV was there already, over all keys that computed (over lsp: over all
+                     that the gateway computed while keys were typed, preparations and what was overtaken too)
   chars_saved        share of typed characters that right suggestions would have typed, at one key each
   infill_p50_ratio   llama.cpp's p50 over ours at the very places we computed a shown line for
 
@@ -34,8 +35,10 @@ import ctypes
 import json
 import os
 import random
+import re
 import sys
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -76,6 +79,8 @@ class Answer:
 
 
 class Transport(Protocol):
+    tells: bool  # whether answers say how many tokens were reused
+
     async def open(self, name: str, text: str) -> None: ...
 
     async def key(self, name: str, version: int, edit: Edit, cursor: int) -> Answer: ...
@@ -84,6 +89,8 @@ class Transport(Protocol):
 
 
 class LiveTransport:
+    tells = True
+
     def __init__(self, url: str) -> None:
         self._ready: dict[str, asyncio.Event] = {}
         self._client = LiveClient(url, on_event=self._heard)
@@ -117,6 +124,8 @@ class LiveTransport:
 
 class LspTransport:
     """An editor: the language server as a child, JSON-RPC over its pipes."""
+
+    tells = False
 
     def __init__(self, url: str, folder: Path) -> None:
         self._url, self._folder = url, folder
@@ -271,8 +280,23 @@ def pauses(text: str, seed: int) -> list[float]:
     return gaps
 
 
+async def token_counts(url: str) -> tuple[int, int]:
+    """Prompt tokens computed and reused so far, as the gateway counts them."""
+
+    def read() -> str:
+        with urllib.request.urlopen(f"{url}/metrics", timeout=10) as page:
+            return str(page.read().decode())
+
+    page = await asyncio.to_thread(read)
+    kinds = re.findall(r'keystroke_tokens_total\{kind="(\w+)"[^}]*\} ([\d.e+]+)', page)
+    totals: Counter[str] = Counter()
+    for kind, count in kinds:
+        totals[kind] += int(float(count))
+    return totals["input"], totals["reused"]
+
+
 async def replay(
-    transport: Transport, case: Case, keys: int, seed: int, measured: Measured, hurried: bool
+    transport: Transport, url: str, case: Case, keys: int, seed: int, measured: Measured, hurried: bool
 ) -> list[Place]:
     """Type the missing part of one case; the places where a line was computed and shown."""
     lead = min(LEAD, len(case.prefix))
@@ -280,6 +304,7 @@ async def replay(
     before = case.prefix[: len(case.prefix) - lead]
     name = f"case_{seed}.py"
     await transport.open(name, before + case.suffix)
+    counted = await token_counts(url)
     cursor, version = len(before), 0
     shown, covered = "", 0
     places: list[Place] = []
@@ -317,6 +342,10 @@ async def replay(
     if waiting is not None:
         answer, ms = await waiting
         note(measured, answer, ms, shown, typed[-1])
+    if not transport.tells:
+        computed, reused = await token_counts(url)
+        measured.prompt += computed - counted[0] + reused - counted[1]
+        measured.reused += reused - counted[1]
     await transport.close(name)
     return places
 
@@ -428,7 +457,9 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
         await transport.start()
         try:
             for number, case in enumerate(cases):
-                places = await replay(transport, case, options.keys, number, measured, not options.patient)
+                places = await replay(
+                    transport, url, case, options.keys, number, measured, not options.patient
+                )
                 ours += [place.ms for place in places]
                 compare(others, case, places, theirs)
         finally:
@@ -466,7 +497,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--transport", choices=("live", "lsp"), default="live")
+    parser.add_argument("--transport", choices=("live", "lsp"), default="lsp")
     parser.add_argument("--model", help="what the gateway serves; default: the settings' own")
     parser.add_argument("--cases", type=int, default=6)
     parser.add_argument("--keys", type=int, default=120, help="typed in each file at most")
