@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from keystroke.engine.checkpoint.gguf_file import GGUFCheckpoint
 from keystroke.engine.checkpoint.huggingface import HuggingFaceCheckpoint
 from keystroke.engine.checkpoint.rope import extended, inverse_frequencies, rope_tables
 from keystroke.engine.checkpoint.spec import Checkpoint, ModelSpec, Progress, RopeSpec, tensor_shapes
@@ -34,12 +33,18 @@ def open_checkpoint(path: Path) -> Checkpoint:
     if path.is_file():
         if path.suffix == ".safetensors":
             raise InputError(f"{path} is only a part of a model; give its folder, the one with config.json")
-        return GGUFCheckpoint(path)
+        return _gguf(path)
     if (path / "config.json").is_file():
         return HuggingFaceCheckpoint(path.resolve())
     files = sorted(path.glob("*.gguf"))
     if len(files) == 1:
-        return GGUFCheckpoint(files[0])
+        return _gguf(files[0])
     if files:
         raise InputError(f"{path} holds {len(files)} GGUF files; give one of them, such as {files[0].name}")
     raise InputError(f"{path} has neither config.json nor a .gguf file; give a folder that holds a model")
+
+
+def _gguf(path: Path) -> Checkpoint:
+    from keystroke.engine.checkpoint.gguf_file import GGUFCheckpoint  # folders do without the gguf package
+
+    return GGUFCheckpoint(path)
