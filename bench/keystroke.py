@@ -68,7 +68,7 @@ OVERTAKEN = "overtaken by the next key"
 
 @dataclass(slots=True)
 class Answer:
-    """What came back for one key. `source` as in the receipt; "" where the transport does not say."""
+    """What came back for one key. `source` as in the receipt."""
 
     text: str = ""
     source: str = ""
@@ -179,7 +179,10 @@ class LspTransport:
         }
         found = await self._ask("textDocument/inlineCompletion", asked)
         items = found.get("items", []) if isinstance(found, dict) else found or []
-        return Answer(items[0]["insertText"]) if items else Answer()
+        if not items:
+            return Answer()
+        said = (items[0].get("command") or {}).get("arguments") or []
+        return Answer(items[0]["insertText"], said[2] if len(said) > 2 else "")
 
     async def close(self, name: str) -> None:
         self._tell("textDocument/didClose", {"textDocument": {"uri": self._uri(name)}})
@@ -306,7 +309,7 @@ async def replay(
     await transport.open(name, before + case.suffix)
     counted = await token_counts(url)
     cursor, version = len(before), 0
-    shown, covered = "", 0
+    covered = 0
     places: list[Place] = []
     waiting: asyncio.Task[tuple[Answer, float]] | None = None
 
@@ -322,26 +325,21 @@ async def replay(
                 await asyncio.sleep(max(0.0, gap - waiting.result()[1] / 1e3))
             if done:
                 answer, ms = waiting.result()
-                note(measured, answer, ms, shown, typed[index - 1])
+                note(measured, answer, ms)
                 if answer.text:
-                    if answer.source in ("computed", "continued", "") and "\n" not in answer.text:
-                        through = bool(shown) and shown[:1] == typed[index - 1]
-                        if not (answer.source == "" and through):
-                            at = cursor - len(before)
-                            places.append(Place(before + typed[:at], case.suffix, ms))
+                    if answer.source in ("computed", "continued") and "\n" not in answer.text:
+                        places.append(Place(before + typed[:index], case.suffix, ms))
                     if index >= covered and typed[index:].startswith(answer.text.partition("\n")[0]):
                         measured.saved += max(0, len(answer.text.partition("\n")[0]) - 1)
                         covered = index + len(answer.text.partition("\n")[0])
-                shown = answer.text
             else:
                 measured.outcomes[OVERTAKEN] += 1
-                shown = ""
         cursor, version = cursor + 1, version + 1
         measured.keys += 1
         waiting = asyncio.create_task(ask(sign))
     if waiting is not None:
         answer, ms = await waiting
-        note(measured, answer, ms, shown, typed[-1])
+        note(measured, answer, ms)
     if not transport.tells:
         computed, reused = await token_counts(url)
         measured.prompt += computed - counted[0] + reused - counted[1]
@@ -350,22 +348,17 @@ async def replay(
     return places
 
 
-def note(measured: Measured, answer: Answer, ms: float, shown: str, sign: str) -> None:
-    source = answer.source
-    if (
-        not source and answer.text
-    ):  # the transport does not say: typed through is what agrees with what is shown
-        source = "typed_through" if shown and shown[:1] == sign and shown[1:] == answer.text else "computed"
+def note(measured: Measured, answer: Answer, ms: float) -> None:
     if answer.prompt:
         measured.prompt += answer.prompt
         measured.reused += answer.reused
     if not answer.text:
         measured.outcomes[answer.reason or "nothing shown"] += 1
         return
-    measured.outcomes[f"shown, {source}"] += 1
-    if source in ("typed_through", "cached"):
+    measured.outcomes[f"shown, {answer.source}"] += 1
+    if answer.source in ("typed_through", "cached"):
         measured.through.append(ms)
-    elif answer.extent != "block":
+    elif "\n" not in answer.text:
         measured.computed.append(ms)
 
 
