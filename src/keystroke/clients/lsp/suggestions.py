@@ -40,7 +40,7 @@ class Suggestions:
         item = types.InlineCompletionItem(
             insert_text=answer.text,
             range=document.range(answer.start, answer.end),
-            command=_accepted(answer.id, uri),
+            command=_accepted(answer.id, uri, answer.receipt.source),
         )
         return types.InlineCompletionList([item])
 
@@ -119,8 +119,9 @@ class Suggestions:
         return document.revision != revision or self._documents.get(document.uri) is not document
 
 
-def _accepted(suggestion: str, uri: str) -> types.Command:
-    return types.Command(title="accepted", command=ACCEPTED, arguments=[suggestion, uri])
+def _accepted(suggestion: str, uri: str, *source: str) -> types.Command:
+    """`source`: how the suggestion came about, for whoever measures."""
+    return types.Command(title="accepted", command=ACCEPTED, arguments=[suggestion, uri, *source])
 
 
 def _characters(text: str, units: int | None) -> int:
