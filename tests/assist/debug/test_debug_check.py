@@ -34,6 +34,8 @@ MENDED = [
     ("def f():\n\tx = 1\n        return x\n", "syntax-error", "def f():\n        x = 1\n        return x\n"),
     ("print 'a'\n", "syntax-error", "print('a')\n"),
     ("if a:\n    pass\nelse if b:\n    pass\n", "syntax-error", "if a:\n    pass\nelif b:\n    pass\n"),
+    ("pressed len([])\nx = 1\n", "syntax-error", "pressed = len([])\nx = 1\n"),
+    ("d = {}\nprint(d[row'])\n", "syntax-error", "d = {}\nprint(d['row'])\n"),
     ("d = {'a': 1 'b': 2}\n", "syntax-error", "d = {'a': 1, 'b': 2}\n"),
     ("x = f'{a'\n", "syntax-error", "x = f'{a}'\n"),
     ("x = 1\nif x && True:\n    pass\n", "syntax-error", "x = 1\nif x and True:\n    pass\n"),

@@ -112,6 +112,7 @@ def _candidates(text: str, error: Broken) -> Iterator[_Candidate]:
         _words,
         _colon,
         _comma,
+        _between,
     ):
         yield from maker(text, document, error, message)
 
@@ -226,8 +227,13 @@ def _brackets(text: str, document: Document, error: Broken, message: str) -> Ite
         yield _one(f"Close with `{right}`", error.start, error.start + 1, right)
         yield _one(f"Insert `{right}`", error.start, error.start, right)
         return
-    if "unmatched" in message:
+    if closed := re.search(r"unmatched '([)\]}])'", message):
         yield _one("Remove the bracket that closes nothing", error.start, error.start + 1, "")
+        opener = next(item for item, closer in _CLOSERS.items() if closer == closed[1])
+        first = document.line_span(error.line)[0]
+        # The opening one may be what is missing: after a name, before what cannot follow a name.
+        for found in re.finditer(r"(?<=[^\W\d])(?=[\[\({\"'\-*)\]])", text[first : error.start + 1]):
+            yield _one(f"Insert `{opener}`", first + found.start(), first + found.start(), opener)
         return
     if "never closed" in message:
         closer = _CLOSERS.get(text[error.start : error.start + 1], ")")
@@ -297,6 +303,9 @@ def _strings(text: str, document: Document, error: Broken, message: str) -> Iter
     start = at + tail.start() if tail else end
     for place in dict.fromkeys((start, *range(start + 1, end), end)):
         yield _one(f"Close the string with {quote}", place, place, quote)
+    # What looks like the opening quote may be the closing one.
+    for found in list(re.finditer(r"(?<=[\[\({,=\s+])(?=[^\s,)\]}])", text[first:at]))[::-1][:12]:
+        yield _one(f"Open the string with {quote}", first + found.start(), first + found.start(), quote)
 
 
 def _formatted(text: str, document: Document, error: Broken, message: str) -> Iterator[_Candidate]:
@@ -399,6 +408,18 @@ def _comma(text: str, document: Document, error: Broken, message: str) -> Iterat
     ):
         at = error.start + found.start()
         yield _one("Add the comma", at, at, ",")
+
+
+def _between(text: str, document: Document, error: Broken, message: str) -> Iterator[_Candidate]:
+    """Something small is missing before the word that the parser did not expect."""
+    if "invalid syntax" not in message:
+        return
+    first = document.line_span(error.line)[0]
+    at = len(text[: error.start].rstrip(" \t"))
+    if at <= first:
+        return
+    for mark in (" =", ":", ",", "."):
+        yield _one(f"Add `{mark.strip()}`", at, at, mark)
 
 
 def parses(text: str) -> bool:
