@@ -100,7 +100,17 @@ def test_a_missing_package_is_named_as_it_is_installed(tmp_path: Path) -> None:
 def test_a_pytest_failure_is_located(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text("def test_it():\n    total = 1\n    assert totl == 1\n")
     printed = output(
-        tmp_path, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--color=yes", "test_it.py"
+        tmp_path,
+        "env",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1",
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--color=yes",
+        "test_it.py",
     )
     (failure,) = failures(printed)
     assert (failure.kind, failure.frames[-1]) == ("NameError", Frame("test_it.py", 3))
