@@ -296,6 +296,9 @@ async def test_a_rename_reaches_open_buffers_and_files_that_are_not_open(editor:
     assert editor.text(uri) == "def surface(side):\n    return side * side\n"
     assert editor.text(other) == "import shapes\n\nprint('😀', shapes.surface(2))\n"
     assert "area" in (project / "other.py").read_text()  # the server itself writes nothing
+    reports: Any = editor.client.progress_reports
+    shown = [[report.kind for report in told] for told in reports.values()]
+    assert ["begin", "end"] in shown
 
 
 async def test_what_cannot_be_renamed_says_why(editor: Editor) -> None:

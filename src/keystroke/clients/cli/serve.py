@@ -65,6 +65,9 @@ def serve(
 
     run = of(ctx)
     settings = _settings(run, host, port, certificate, private_key, origins)
+    if announcement is not None:  # for editors of this machine: no certificate names its loopback address
+        plain = dataclasses.replace(settings.server, tls_certificate=None, tls_key=None)
+        settings = dataclasses.replace(settings, server=plain)
     server = settings.server
     if (server.tls_certificate is None) != (server.tls_key is None):
         raise ConfigError("TLS needs both a certificate and its key; give --tls-certificate and --tls-key")

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import Future
 from typing import Any, cast
 
 from lsprotocol import types
-from pygls.exceptions import FeatureRequestError, JsonRpcException
+from pygls.exceptions import FeatureRequestError, JsonRpcException, JsonRpcInvalidParams
 from pygls.lsp.server import LanguageServer
 from pygls.protocol import LanguageServerProtocol, default_converter
 from pygls.protocol.language_server import lsp_method
@@ -66,6 +68,15 @@ class EditorProtocol(LanguageServerProtocol):
     @lsp_method(types.NOTEBOOK_DOCUMENT_DID_CLOSE)
     def lsp_notebook_document__did_close(self, params: object) -> None:
         """Notebooks are left alone."""
+
+    @lsp_method(types.WORKSPACE_EXECUTE_COMMAND)
+    async def lsp_workspace__execute_command(self, params: types.ExecuteCommandParams) -> Any:  # type: ignore[override]
+        """As one task, so that cancelling the request cancels the work."""
+        handler = self.fm.commands.get(params.command)
+        if handler is None:
+            raise JsonRpcInvalidParams(f"there is no command {params.command:.80}")
+        result = handler(*(params.arguments or ()))
+        return await result if inspect.isawaitable(result) else result
 
     @lsp_method(types.EXIT)
     def lsp_exit(self, *_args: object) -> None:  # type: ignore[override]
@@ -292,28 +303,27 @@ class KeystrokeServer(LanguageServer):
             log.error("a message failed: %s", error)
 
     @contextlib.asynccontextmanager
-    async def working(self, title: str, message: str, token: Any = None) -> Any:
+    async def working(self, title: str, message: str, token: Any = None) -> AsyncIterator[None]:
         """Work done shown to the user, who may cancel it. `token`: the one the editor gave, if it did."""
-        window = self.client_capabilities.window
-        mine = None
+        progress, window = self.work_done_progress, self.client_capabilities.window
         if token is None and window is not None and window.work_done_progress:
-            token = mine = f"keystroke-{self.channel.new_id()}"
+            token = f"keystroke-{self.channel.new_id()}"
             with contextlib.suppress(JsonRpcException, asyncio.TimeoutError):
                 async with asyncio.timeout(5.0):
-                    await self.work_done_progress.create_async(token)
+                    await progress.create_async(token)
         if token is None:
             yield
             return
         task = asyncio.current_task()
-        cancelled = self.work_done_progress.tokens.get(token) if mine else None
-        if cancelled is not None and task is not None:
-            cancelled.add_done_callback(lambda f: task.cancel() if f.cancelled() else None)
-        begin = types.WorkDoneProgressBegin(title=title, message=message, cancellable=mine is not None)
-        self.work_done_progress.begin(token, begin)
+        cancelled = progress.tokens.setdefault(token, Future())
+        if task is not None:
+            cancelled.add_done_callback(lambda future: task.cancel() if future.cancelled() else None)
+        progress.begin(token, types.WorkDoneProgressBegin(title=title, message=message, cancellable=True))
         try:
             yield
         finally:
-            self.work_done_progress.end(token, types.WorkDoneProgressEnd())
+            progress.end(token, types.WorkDoneProgressEnd())
+            progress.tokens.pop(token, None)
 
     def spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
