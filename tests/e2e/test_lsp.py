@@ -301,6 +301,20 @@ async def test_a_rename_reaches_open_buffers_and_files_that_are_not_open(editor:
     assert ["begin", "end"] in shown
 
 
+async def test_files_change_only_inside_the_folders_that_are_open(editor: Editor, tmp_path: Path) -> None:
+    (tmp_path / "shapes.py").write_text("def area(side):\n    return side\n")
+    (tmp_path / "other.py").write_text("import shapes\n\nprint(shapes.area(2))\n")
+    uri = editor.open((tmp_path / "shapes.py").as_uri(), "def area(side):\n    return side\n")
+    params = types.RenameParams(types.TextDocumentIdentifier(uri), editor.place(uri, 5), "surface")
+    with pytest.raises(JsonRpcException, match="outside the workspace"):
+        await editor.client.text_document_rename_async(params)
+    added = types.WorkspaceFoldersChangeEvent([types.WorkspaceFolder(tmp_path.as_uri(), "second")], [])
+    editor.client.workspace_did_change_workspace_folders(types.DidChangeWorkspaceFoldersParams(added))
+    edit = await editor.client.text_document_rename_async(params)
+    assert edit is not None
+    assert len(edit.document_changes or edit.changes or ()) == 2
+
+
 async def test_what_cannot_be_renamed_says_why(editor: Editor) -> None:
     uri = editor.open("cannot.py", "import os\n\nprint(os.sep)\n")
     at, identity = editor.place(uri, 0), types.TextDocumentIdentifier(uri)
