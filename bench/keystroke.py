@@ -13,13 +13,16 @@ suggestion is back. A key whose answer is still open when the next one comes got
   reuse_share        prompt tokens whose KV was there already, over all keys that computed (over lsp: over all
                      that the gateway computed while keys were typed, preparations and what was overtaken too)
   chars_saved        share of typed characters that right suggestions would have typed, at one key each
-  infill_p50_ratio   llama.cpp's p50 over ours at the very places we computed a shown line for
+  infill_p50_ratio   llama.cpp's p50 over ours at the very places we computed a shown line for, as its
+                     /infill is out of the box
+  infill_spm_p50_ratio   the same with its option that puts the suffix first, for models that know it so:
+                     then it too computes only what a key added
 
 llama.cpp takes part through `llama-cpp-python`, in this process and without HTTP, which flatters it: what its
 `/infill` server does for one client, less the wire. Same weights as GGUF (the faster of Q4_0 and Q8_0), all
-cores, greedy, its prompt cache on (the longest common prefix of tokens stays in the KV cache), the order of
-its own template (prefix, suffix, middle where the model knows that; the prefix alone where not), up to the
-end of the line. It has the machine to itself, after ours on each file.
+cores, greedy, its prompt cache on (the longest common prefix of tokens stays in the KV cache), prefix, suffix,
+middle as its template has them (the prefix alone for a model that knows no such order), up to the end of the
+line. It has the machine to itself, after ours on each file.
 Ceiling: a line of ten tokens cannot come sooner than ten decode steps; on two cores that is 70 to 90 ms for a
 model of 135M parameters at four bits.
 
@@ -63,6 +66,7 @@ CASES = Path(__file__).parent / "data" / "completion.jsonl.xz"
 PROGRAM = str(Path(sys.executable).with_name("keystroke"))
 LEAD = 60  # characters of the text before the cut that are typed too: people do not begin at the cut
 LINE_TOKENS = 48
+SPM = "--spm-infill"
 OVERTAKEN = "overtaken by the next key"
 
 
@@ -365,13 +369,14 @@ def note(measured: Measured, answer: Answer, ms: float) -> None:
 class Infill:
     """What llama.cpp's /infill does for one client: its template, its prompt cache, greedy, one line."""
 
-    def __init__(self, path: Path, tokenizer_path: Path) -> None:
+    def __init__(self, path: Path, tokenizer_path: Path, order: str) -> None:
         from llama_cpp import Llama
 
         threads = os.cpu_count() or 2
         self._model = Llama(str(path), n_ctx=4096, n_threads=threads, n_threads_batch=threads, verbose=False)
         self._tokenizer = load_tokenizer(tokenizer_path)
         self._fim = detect_fim(self._tokenizer)
+        self._order = order
 
     def line(self, prefix: str, suffix: str) -> float:
         """Milliseconds to the end of the line."""
@@ -384,7 +389,9 @@ class Infill:
                 tokenizer.encode(t, special=True)
                 for t in (self._fim.prefix, self._fim.suffix, self._fim.middle)
             )
-            tokens = [*before, *tokenizer.encode(prefix), *after, *tokenizer.encode(suffix), *middle]
+            above = [*before, *tokenizer.encode(prefix)]
+            below = [*after, *tokenizer.encode(suffix)]
+            tokens = [*above, *below, *middle] if self._order == "psm" else [*below, *above, *middle]
         stops = self._fim.stops if self._fim is not None else frozenset()
         for count, token in enumerate(self._model.generate(tokens, top_k=1, temp=0.0, repeat_penalty=1.0)):
             ended = token == self._model.token_eos() or token in stops
@@ -418,7 +425,10 @@ def peers(model: Path, cache: Path) -> dict[str, Infill]:
             params = llama_cpp.llama_model_quantize_default_params()
             params.ftype, params.allow_requantize, params.nthread = kind, True, os.cpu_count() or 1
             llama_cpp.llama_model_quantize(str(gguf).encode(), str(file).encode(), ctypes.byref(params))
-        found[f"llama.cpp {name}"] = Infill(file, model)
+        found[f"llama.cpp {name}"] = Infill(file, model, "psm")
+        fim = detect_fim(load_tokenizer(model), model)
+        if fim is not None and fim.order == "spm":
+            found[f"llama.cpp {name} {SPM}"] = Infill(file, model, "spm")
     return found
 
 
@@ -463,7 +473,8 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
         print(f"  {count:5d}  {outcome}")
     for name, value in p50s.items():
         print(f"  {name}: p50 {value:.1f} ms at the {len(ours)} places where ours took {median(ours):.1f} ms")
-    best = min(p50s.values(), default=None)
+    best = min((value for name, value in p50s.items() if SPM not in name), default=None)
+    best_spm = min((value for name, value in p50s.items() if SPM in name), default=None)
     return {
         "model": path.stem,
         "transport": options.transport,
@@ -477,6 +488,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
         "typed_through_p95_ms": rounded(quantile(measured.through, 0.95)),
         "infill_p50_ms": rounded(best),
         "infill_p50_ratio": rounded(best / median(ours)) if best and ours else None,
+        "infill_spm_p50_ratio": rounded(best_spm / median(ours)) if best_spm and ours else None,
         "reuse_share": rounded(measured.reused / measured.prompt, 4) if measured.prompt else None,
         "chars_saved": rounded(measured.saved / measured.keys, 4) if measured.keys else None,
     }
