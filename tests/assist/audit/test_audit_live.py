@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from keystroke.assist.audit import LANGUAGES, Auditor, LiveAudit, all_rules
+from keystroke.assist.audit.triggers import FLOW, Triggers
 from keystroke.assist.audit.units import resplit, split
 from keystroke.errors import InputError
 
@@ -65,6 +66,84 @@ def test_editing_and_auditing_afresh_agree(language: str, edits: list[tuple[int,
         start = min(at, len(live.text))
         live.edit(start, min(start + length, len(live.text)), text)
     assert live.findings == Auditor(language).audit(live.text)
+
+
+LONG = """import os, re, subprocess
+from flask import request
+
+LIMIT = "ls"
+
+def handle(name, rows, *, password=None):
+    command = "ls " + name
+    def quoted(text):
+        if text.isalnum():
+            return text
+        return "'" + text + "'"
+    total = 0
+    for row in rows:
+        if not row:
+            continue
+        elif row == "stop":
+            break
+        value = quoted(row)
+        total += len(value)
+        try:
+            with open("/srv/" + row) as file:
+                command = command + file.read()
+        except OSError:
+            command = LIMIT
+        finally:
+            total = 0
+    while total < 10:
+        total += 1
+        if total == 5:
+            name = request.args.get("name")
+    if name in ("a", "b"):
+        os.system(name)
+    else:
+        subprocess.run("echo " + quoted(name), shell=True)
+    cursor.execute("select * from t where name = '%s'" % command)
+    match = re.search(name, command)
+    return eval(command) if match else None
+"""
+TYPED = [
+    *PIECES,
+    "value = name\n    ",
+    "name",
+    "row = quoted(name)\n        ",
+    "break\n",
+    "return\n",
+    "=",
+    ".",
+    "if name:\n",
+]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 1300), st.integers(0, 6), st.sampled_from(TYPED)), min_size=1, max_size=6
+    )
+)
+def test_a_function_edited_step_by_step_is_judged_as_if_read_for_the_first_time(
+    edits: list[tuple[int, int, str]],
+) -> None:
+    live = LiveAudit("python", LONG)
+    for at, length, text in edits:
+        start = min(at, len(live.text))
+        live.edit(start, min(start + length, len(live.text)), text)
+        assert live.findings == Auditor("python").audit(live.text)
+
+
+def test_functions_without_a_word_any_rule_waits_for_are_silent_when_walked_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    texts = [
+        text for rule in all_rules().values() if rule.language == "python" for text in (*rule.bad, *rule.good)
+    ]
+    expected = [Auditor("python").audit(text) for text in texts]
+    monkeypatch.setattr(Triggers, "concern", lambda *_: FLOW)
+    assert [Auditor("python").audit(text) for text in texts] == expected
 
 
 @settings(max_examples=300, deadline=None)

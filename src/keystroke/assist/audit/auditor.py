@@ -27,6 +27,7 @@ from keystroke.assist.audit.lower.java import JavaLowering
 from keystroke.assist.audit.lower.javascript import ScriptLowering
 from keystroke.assist.audit.lower.python import PythonLowering
 from keystroke.assist.audit.match import Match, Matcher, index_of
+from keystroke.assist.audit.memo import Memo
 from keystroke.assist.audit.rules import LANGUAGES
 from keystroke.assist.audit.suppress import suppress
 from keystroke.assist.audit.triggers import FLOW, SILENT, WORD, triggers_of
@@ -94,6 +95,8 @@ class LiveAudit:
         self._knowledge = load_knowledge(language)
         self._results: OrderedDict[tuple[str, str], _Result] = OrderedDict()
         self._context: Env = {}
+        self._memo = Memo()
+        self._outline_memo = Memo()
         self._outline = Skeleton("", (0,), (0,))
         self._outline_found: tuple[_Found, ...] = ()
         self._units: list[Unit] = []
@@ -166,6 +169,7 @@ class LiveAudit:
         self._context = env
         changed = {name for name in before.keys() | env.keys() if before.get(name) != env.get(name)}
         if changed:
+            self._memo.forget(changed)
             for key in [key for key, result in self._results.items() if result.names & changed]:
                 del self._results[key]
         self._outline_found = self._with_fixes(matches, outline.text, {}, 0)
@@ -236,6 +240,12 @@ class LiveAudit:
         matcher: Matcher = (MemoryDetectors if memory else Detectors)(self.language, self._index)
         flow = Flow(self.language, self._knowledge, matcher, env)
         matcher.flow = flow
+        if self.language == "python" and (env is self._context or not env):
+            flow.memo = self._memo if env else self._outline_memo
+            flow.broken = [
+                (span.start.index, span.end.index)
+                for span in (node.range() for node in root.find_all(kind="ERROR"))
+            ]
         flow.provide = self._function if self._functions else None
         try:
             if data:

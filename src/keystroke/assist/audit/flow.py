@@ -40,6 +40,7 @@ from keystroke.assist.audit.walk import (
 
 MAX_INLINE = 2
 MAX_STATES = 4
+_DEFINITIONS = ("function_definition", "class_definition", "decorated_definition")
 
 
 class Flow(Expressions):
@@ -72,7 +73,9 @@ class Flow(Expressions):
                 if isinstance(stmt, ir.Label) and stmt.name in self.gotos:
                     self.env = dict(self.gotos[stmt.name])
                     dead = False
-                elif isinstance(stmt, ir.Def | ir.ClassDef):
+                elif isinstance(stmt, ir.Def | ir.ClassDef) or (
+                    isinstance(stmt, ir.Pending) and stmt.node.kind() in _DEFINITIONS
+                ):
                     self.stmt(stmt)
                 continue
             if isinstance(stmt, ir.Label) and stmt.name in self.gotos:
@@ -85,6 +88,8 @@ class Flow(Expressions):
         if self.steps > MAX_STEPS:
             raise ExhaustedError
         kind = type(stmt)
+        if kind is ir.Pending:
+            return self.pending(stmt)  # type: ignore[arg-type]
         if kind is ir.Do:
             return self.do(stmt)  # type: ignore[arg-type]
         if kind is ir.Let:
@@ -117,7 +122,12 @@ class Flow(Expressions):
                 self.hear.classdef(stmt)
             for mark in stmt.decorators:
                 self.eval(mark)
+            outer = self.env
+            if self.family == "python":  # what a class body assigns is no name outside it
+                self.env = dict(outer)
             self.run(stmt.body)
+            if self.family == "python":
+                self.env = outer
         elif isinstance(stmt, ir.Import):
             if stmt.name not in ("*", "#include"):
                 root = stmt.name.split(".", 1)[0] if self.family == "python" else stmt.name
@@ -126,6 +136,37 @@ class Flow(Expressions):
             if not self.quiet:
                 self.hear.imported(stmt.path, stmt.node)
         return False
+
+    def pending(self, stmt: ir.Pending) -> bool:
+        """A statement walked before in a like environment is not walked again."""
+        memo = self.memo
+        if memo is None or self.quiet or self._broken(stmt.node):
+            self.env = dict(self.env)  # it may be remembered as what came out of the statement before
+            return self.run(stmt.statements())
+        name, handler = self.scopes[-1] if self.scopes else ("", False)
+        key = (name, handler, stmt.node.kind(), stmt.node.text())
+        known = memo.find(key, self.env)
+        if known is not None:
+            effect, self.env = known
+            self.steps += effect.steps
+            if self.steps > MAX_STEPS:
+                raise ExhaustedError
+            self.dotted |= effect.dotted
+            return effect.dead
+        before, heard, steps = self.env, self.hear.heard, self.steps
+        ends = len(self.breaks[-1]) if self.breaks else 0
+        self.env = dict(before)
+        dead = self.run(stmt.statements())
+        if heard == self.hear.heard and ends == (len(self.breaks[-1]) if self.breaks else 0):
+            memo.keep(key, before, self.env, dead, self.steps - steps, self.dotted)
+        return dead
+
+    def _broken(self, node: ir.Syntax) -> bool:
+        if not self.broken:
+            return False
+        span = node.range()
+        start, end = span.start.index, span.end.index
+        return any(start <= first and last <= end for first, last in self.broken)
 
     def importable(self, path: str) -> str:
         return path.rsplit(".", 1)[-1] if self.family == "java" else path
@@ -193,7 +234,7 @@ class Flow(Expressions):
         self.run(stmt.init)
         changed = self.changes.get(id(stmt))
         if changed is None:
-            changed = self.changes[id(stmt)] = assigned(stmt.body) | assigned(stmt.step)
+            changed = self.changes[id(stmt)] = assigned(stmt.body, self.known_changes()) | assigned(stmt.step)
         first = self.eval(stmt.test) if stmt.test is not None else PLAIN
         if stmt.test is not None and first.known and not first.const:
             return False
@@ -225,6 +266,9 @@ class Flow(Expressions):
             ends.append(self.env)
         self.env = self.joined(ends)
         return False
+
+    def known_changes(self) -> dict[str, frozenset[str]] | None:
+        return self.memo.changes if self.memo is not None and not self.broken else None
 
     def widen(self, changed: frozenset[str]) -> None:
         for key in changed:
@@ -344,6 +388,7 @@ class Flow(Expressions):
             if param.default is not None:
                 self.eval(param.default)
         self.functions.append(function)
+        self.scopes.append((function.name, handler))
         self.returns.append([])
         try:
             if not self.run(function.body) and not self.quiet:
@@ -351,6 +396,7 @@ class Flow(Expressions):
         finally:
             self.env, self.breaks, self.gotos = outer, breaks, gotos
             self.functions.pop()
+            self.scopes.pop()
             self.returns.pop()
 
     def parameter(self, param: ir.Param, level: int) -> Value:

@@ -116,15 +116,15 @@ def compare(op: str, a: Value, b: Value) -> Any:
     return UNKNOWN
 
 
-def assigned(stmts: list[ir.Stmt]) -> frozenset[str]:
-    """Names given a new value somewhere in these statements."""
+def assigned(stmts: list[ir.Stmt], known: dict[str, frozenset[str]] | None = None) -> frozenset[str]:
+    """Names given a new value somewhere in these statements; `known` remembers it by their text."""
     out: set[str] = set()
     for stmt in stmts:
-        _assigned(stmt, out, 0)
+        _assigned(stmt, out, 0, known)
     return frozenset(out)
 
 
-def _assigned(node: Any, out: set[str], depth: int) -> None:
+def _assigned(node: Any, out: set[str], depth: int, known: dict[str, frozenset[str]] | None) -> None:
     if depth > 60:
         return
     if isinstance(node, ir.Bind):
@@ -133,6 +133,15 @@ def _assigned(node: Any, out: set[str], depth: int) -> None:
             out.add(key)
     elif isinstance(node, ir.Let):
         out.add(node.name)
+    elif isinstance(node, ir.Pending):
+        text = node.node.text() if known is not None else ""
+        found = known.get(text) if known is not None else None
+        if found is None:
+            found = assigned(node.statements(), known)
+            if known is not None:
+                known[text] = found
+        out |= found
+        return
     elif isinstance(node, ir.Function | ir.Const | ir.Name):
         return
     for name in node.__slots__ if hasattr(node, "__slots__") else ():
@@ -140,14 +149,14 @@ def _assigned(node: Any, out: set[str], depth: int) -> None:
             continue
         child = getattr(node, name)
         if isinstance(child, ir.Expr | ir.Stmt):
-            _assigned(child, out, depth + 1)
+            _assigned(child, out, depth + 1, known)
         elif isinstance(child, list):
             for item in child:
                 if isinstance(item, tuple):
                     for part in item[1]:
-                        _assigned(part, out, depth + 1)
+                        _assigned(part, out, depth + 1, known)
                 elif isinstance(item, ir.Expr | ir.Stmt):
-                    _assigned(item, out, depth + 1)
+                    _assigned(item, out, depth + 1, known)
 
 
 def names(expr: ir.Expr) -> frozenset[str]:

@@ -6,6 +6,7 @@ syntax node it came from, for its place. Nothing here knows a rule or a value.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -175,6 +176,19 @@ class Try(Stmt):
 @dataclass(slots=True)
 class Block(Stmt):
     body: list[Stmt]
+
+
+@dataclass(slots=True)
+class Pending(Stmt):
+    """A statement lowered when it is asked for: most are not, while a function is typed in."""
+
+    lower: Callable[[Syntax], list[Stmt]]
+    lowered: list[Stmt] | None = None
+
+    def statements(self) -> list[Stmt]:
+        if self.lowered is None:
+            self.lowered = self.lower(self.node)
+        return self.lowered
 
 
 @dataclass(slots=True)

@@ -247,6 +247,7 @@ class Matcher(Listener):
         message: str = "",
         origin: str = "",
     ) -> None:
+        self.heard += 1
         key = (rule.id, start)
         if key in self.matches and self.matches[key].end >= end:
             return

@@ -15,12 +15,12 @@ from functools import cache
 from keystroke.assist.audit.conditions import satisfies
 from keystroke.assist.audit.knowledge import Knowledge, load_knowledge
 from keystroke.assist.audit.rules import Rule, When, load_rules
-from keystroke.assist.audit.secrets import ASSIGNED, FORMAT_MARKS
+from keystroke.assist.audit.secrets import ASSIGNED, FORMAT_MARKS, SECRET_WORDS
 from keystroke.assist.audit.values import REMOTE, Value
 
 WORD = re.compile(r"[A-Za-z_$][\w$]*")
-_CALLED = re.compile(r"(\.\s*)?([A-Za-z_$][\w$]*)\s*\(")
-_ALIAS = re.compile(r"(\w+)\s*=\s*([\w.]*?)(\w+)[ \t]*$", re.MULTILINE)
+_CALLED = re.compile(r"(\.\s*+)?(?<![\w$])([A-Za-z_$][\w$]*+)\s*+\(")
+_ALIAS = re.compile(r"(?<!\w)(\w++)\s*+=\s*+((?:\w++\.)*+)(\w++)[ \t]*+$", re.MULTILINE)
 MAX_CONSTANT = 400  # a longer constant of the file is not looked into
 MAX_KEYS = 20  # keys of a mapping of the file that count as words where it is named
 SILENT, SYNTAX, FLOW = range(3)  # what a unit needs: nothing, its syntax patterns alone, the walk of its data
@@ -62,7 +62,7 @@ class Triggers:
         self.words = _DETECTORS.get(language, ())
         self.names: dict[str, list[_Name]] = defaultdict(list)
         self.holes: list[_Name] = []
-        self.binds: list[tuple[re.Pattern[str], _Need]] = []
+        self.binds: list[tuple[str, re.Pattern[str], _Need]] = []
         self.returns: list[_Need] = []
         self.syntax: list[_Need] = []
         for rule in rules:
@@ -97,8 +97,8 @@ class Triggers:
         for globs in (when.bind, when.literal, when.imports):
             for pattern in globs.patterns if globs is not None else ():
                 if self.python and when.bind is not None and pattern[-1].isalnum():
-                    word = re.escape(re.findall(r"\w+", pattern)[-1])
-                    self.binds.append((re.compile(rf"{word}\s*(?::[^=\n]*)?=(?!=)"), need))
+                    word = re.findall(r"\w+", pattern)[-1]
+                    self.binds.append((word, re.compile(rf"{word}\s*(?::[^=\n]*)?=(?!=)"), need))
                 else:
                     self.holes.append(_Name(_words(pattern), _pieces(pattern), False, need))
         if when.returns:
@@ -159,8 +159,8 @@ class Triggers:
             return FLOW
         if any(_there(name, text, words) and holds(name.need) for name in self.holes):
             return FLOW
-        for pattern, need in self.binds:
-            if pattern.search(text) and holds(need):
+        for word, pattern, need in self.binds:
+            if word in text and pattern.search(text) and holds(need):
                 return FLOW
         return SYNTAX if any(map(holds, self.syntax)) else SILENT
 
@@ -169,7 +169,7 @@ class Triggers:
         return (
             any(mark in text for mark in self.words)
             or any(mark in text for mark in FORMAT_MARKS)
-            or ASSIGNED.search(text) is not None
+            or (SECRET_WORDS.search(text) is not None and ASSIGNED.search(text) is not None)
             or (self.script and _PROPERTY.search(text) is not None)
         )
 

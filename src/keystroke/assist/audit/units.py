@@ -105,11 +105,12 @@ def skeleton(text: str, units: list[Unit], language: str) -> Skeleton:
     return Skeleton("".join(pieces), tuple(starts), tuple(origins))
 
 
+_BLANK = re.compile(r"[ \t]*")
+
+
 def _indent(text: str, at: int) -> str:
-    end = at
-    while end < len(text) and text[end] in " \t":
-        end += 1
-    return text[at:end]
+    found = _BLANK.match(text, at)
+    return found.group() if found is not None else ""
 
 
 _PYTHON = re.compile(

@@ -14,6 +14,7 @@ from typing import Any
 
 from keystroke.assist.audit import ir
 from keystroke.assist.audit.knowledge import Knowledge
+from keystroke.assist.audit.memo import Memo
 from keystroke.assist.audit.values import (
     Value,
     join,
@@ -47,6 +48,8 @@ class CallEvent:
 
 class Listener:
     """Hears what the walk sees; every method may be left as it is."""
+
+    heard = 0  # grows when something was said that a rule describes
 
     def call(self, event: CallEvent) -> Value | None:
         """A call; a value returned here replaces the walk's own idea of the result."""
@@ -89,6 +92,9 @@ class Walk:
         self.changes: dict[int, frozenset[str]] = {}  # names a loop assigns
         self.provide: Callable[[str], ir.Function | None] | None = None  # functions of the same file
         self.dispatch: dict[type, Callable[[Any], Value]] = {}  # how each kind of expression is evaluated
+        self.memo: Memo | None = None  # what earlier walks of the same functions learnt
+        self.broken: list[tuple[int, int]] = []  # places that do not parse: nothing there is remembered
+        self.scopes: list[tuple[str, bool]] = []  # functions around, and whether each is a handler
         self.inline = 0
         self.quiet = 0
         self.steps = 0

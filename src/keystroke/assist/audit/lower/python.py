@@ -25,6 +25,7 @@ from keystroke.assist.audit.ir import (
     Op,
     Other,
     Param,
+    Pending,
     Return,
     Stmt,
     Switch,
@@ -218,7 +219,24 @@ class PythonLowering(Lowering):
         return [Do(node, self.expr(child)) for child in named(node)]
 
     def s_block(self, node: Syntax) -> list[Stmt]:
-        return self.body(node)
+        return self.later(node)
+
+    s_ERROR = s_block  # noqa: N815 - the grammar spells it so
+
+    def later(self, node: Syntax | None) -> list[Stmt]:
+        """The statements of a block, each lowered where the walk comes to it."""
+        if node is None:
+            return []
+        depth = self.depth
+
+        def lower(child: Syntax) -> list[Stmt]:
+            held, self.depth = self.depth, depth
+            try:
+                return self.stmt(child)
+            finally:
+                self.depth = held
+
+        return [Pending(child, lower) for child in named(node)]
 
     s_module = s_block
 
@@ -251,30 +269,30 @@ class PythonLowering(Lowering):
             if child.kind() == "elif_clause":
                 clauses.append((child.field("condition"), child.field("consequence")))
             else:
-                otherwise = self.body(child.field("body"))
+                otherwise = self.later(child.field("body"))
         for test, then in reversed(clauses):
             if test is not None:
-                otherwise = [If(test, self.expr(test), self.body(then), otherwise)]
+                otherwise = [If(test, self.expr(test), self.later(then), otherwise)]
         return otherwise
 
     def s_while_statement(self, node: Syntax) -> list[Stmt]:
         test = node.field("condition")
         return [
-            Loop(node, [], self.expr(test) if test is not None else None, [], self.body(node.field("body")))
+            Loop(node, [], self.expr(test) if test is not None else None, [], self.later(node.field("body")))
         ]
 
     def s_for_statement(self, node: Syntax) -> list[Stmt]:
         left, right = node.field("left"), node.field("right")
         if left is None or right is None:
             return self.body(node)
-        return [Loop(node, [], None, [], self.body(node.field("body")), self.expr(left), self.expr(right))]
+        return [Loop(node, [], None, [], self.later(node.field("body")), self.expr(left), self.expr(right))]
 
     def s_with_statement(self, node: Syntax) -> list[Stmt]:
         out: list[Stmt] = []
         clause = first(node, "with_clause")
         for item in named(clause) if clause is not None else []:
             out.extend(Do(part, self.expr(part)) for part in named(item))
-        return [*out, Block(node, self.body(node.field("body")))]
+        return [*out, Block(node, self.later(node.field("body")))]
 
     def s_try_statement(self, node: Syntax) -> list[Stmt]:
         handlers: list[list[Stmt]] = []
@@ -282,13 +300,13 @@ class PythonLowering(Lowering):
         for child in named(node):
             if child.kind() in ("except_clause", "except_group_clause"):
                 handlers.append(
-                    [stmt for part in named(child) if part.kind() == "block" for stmt in self.body(part)]
+                    [stmt for part in named(child) if part.kind() == "block" for stmt in self.later(part)]
                 )
             elif child.kind() in ("finally_clause", "else_clause"):
                 final.extend(
-                    stmt for part in named(child) if part.kind() == "block" for stmt in self.body(part)
+                    stmt for part in named(child) if part.kind() == "block" for stmt in self.later(part)
                 )
-        return [Try(node, self.body(node.field("body")), handlers, final)]
+        return [Try(node, self.later(node.field("body")), handlers, final)]
 
     def s_match_statement(self, node: Syntax) -> list[Stmt]:
         subject = node.field("subject")
@@ -332,7 +350,7 @@ class PythonLowering(Lowering):
                 node,
                 node.field("name").text(),
                 [child.text() for child in named(bases)] if bases is not None else [],
-                self.body(node.field("body")),
+                self.later(node.field("body")),
                 [],
             )
         ]
@@ -360,7 +378,7 @@ class PythonLowering(Lowering):
             node,
             name.text() if name is not None else "",
             self.params(node.field("parameters")),
-            self.body(node.field("body")),
+            self.later(node.field("body")),
             decorators,
             returns.text() if returns is not None else "",
         )
