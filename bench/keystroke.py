@@ -20,9 +20,9 @@ suggestion is back. A key whose answer is still open when the next one comes got
 
 llama.cpp takes part through `llama-cpp-python`, in this process and without HTTP, which flatters it: what its
 `/infill` server does for one client, less the wire. Same weights as GGUF (the faster of Q4_0 and Q8_0), all
-cores, greedy, its prompt cache on (the longest common prefix of tokens stays in the KV cache), prefix, suffix,
-middle as its template has them (the prefix alone for a model that knows no such order), up to the end of the
-line. It has the machine to itself, after ours on each file.
+cores, greedy, its prompt cache on (the longest common prefix of tokens stays in the KV cache), prefix,
+suffix, middle as its template has them (the prefix alone for a model that knows no such order), up to the end
+of the line. It has the machine to itself, after ours on each file.
 Ceiling: a line of ten tokens cannot come sooner than ten decode steps; on two cores that is 70 to 90 ms for a
 model of 135M parameters at four bits.
 
