@@ -34,9 +34,12 @@ from typing import Any
 
 import platformdirs
 
-from keystroke.assist.audit import Auditor, LiveAudit
-from keystroke.assist.audit.files import language_of
-from keystroke.errors import KeystrokeError
+# This folder holds a keystroke.py of its own: the package must not be looked for here.
+sys.path[:] = [place for place in sys.path if Path(place).resolve() != Path(__file__).resolve().parent]
+
+from keystroke.assist.audit import Auditor, LiveAudit  # noqa: E402
+from keystroke.assist.audit.files import language_of  # noqa: E402
+from keystroke.errors import KeystrokeError  # noqa: E402
 
 CACHE = Path(platformdirs.user_cache_dir("keystroke")) / "bench-audit"
 BANDIT = "bandit==1.8.3"
@@ -332,7 +335,9 @@ def peer(command: list[str], files: list[Path], read: Any) -> set[Path] | None:
     """The files a peer reports something in; None where it is not installed."""
     try:
         done = subprocess.run([*command, *map(str, files)], capture_output=True, text=True, timeout=300)
-        return {Path(name).resolve() for name in read(json.loads(done.stdout or "null") or {})}
+        if not done.stdout.strip():
+            return None
+        return {Path(name).resolve() for name in read(json.loads(done.stdout))}
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
 
