@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +16,7 @@ import sqlalchemy as sa
 
 from keystroke.errors import ConfigError, NotFound
 from keystroke.gateway.keys import make_key
-from keystroke.gateway.store import RESPONSES, Store, default_url
+from keystroke.gateway.store import KEYS, RESPONSES, USAGE, Store, default_url
 from keystroke.protocol.items import Item, Message, OutputText
 from keystroke.protocol.response import Receipt, Response
 
@@ -30,10 +35,41 @@ def receipt(**fields: float) -> Receipt:
     return Receipt(model="m", lane="chat", service_tier="default", **{**zero, **fields})  # type: ignore[arg-type]
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    made = Store(default_url(tmp_path))
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[str]:
+    """A Postgres server of this test's own, where one is installed."""
+    pytest.importorskip("psycopg", reason="the Postgres driver is not installed")
+    programs = sorted(Path("/usr/lib/postgresql").glob("*/bin/pg_ctl"))
+    if not programs:
+        pytest.skip("no Postgres server is installed here")
+    user = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []  # it refuses to run as root
+    folder = Path(tempfile.mkdtemp(prefix="keystroke-pg-"))
+    folder.chmod(0o777)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    data, bin_ = folder / "data", programs[-1].parent
+    options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off"
+    start = [str(bin_ / "pg_ctl"), "-D", str(data), "-w", "-l", str(folder / "log"), "-o", options, "start"]
+    try:
+        make = [str(bin_ / "initdb"), "-D", str(data), "-U", "keystroke", "-A", "trust"]
+        subprocess.run([*user, *make], check=True, capture_output=True, timeout=120)
+        subprocess.run([*user, *start], check=True, stdout=subprocess.DEVNULL, timeout=120)
+        yield f"postgresql://keystroke@127.0.0.1:{port}/postgres"
+    finally:
+        stop = [str(bin_ / "pg_ctl"), "-D", str(data), "-m", "immediate", "stop"]
+        subprocess.run([*user, *stop], check=False, capture_output=True, timeout=60)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    url = default_url(tmp_path) if request.param == "sqlite" else request.getfixturevalue("postgres")
+    made = Store(url)
     yield made
+    with made._engine.begin() as connection:
+        for table in (RESPONSES, USAGE, KEYS):
+            connection.execute(table.delete())
     made.close()
 
 
@@ -77,7 +113,8 @@ def test_keys_are_kept_by_hash_and_revoked_by_name_or_id(store: Store) -> None:
     key, token = make_key("bob")
     store.add_key(key)
     assert store.keys() == [key]
-    assert token.encode() not in Path(str(store._engine.url.database)).read_bytes()
+    with store._engine.begin() as connection:
+        assert token not in str(connection.execute(sa.select(KEYS)).all())
     store.revoke_key("bob")
     assert store.keys()[0].revoked_at is not None
     with pytest.raises(NotFound):
