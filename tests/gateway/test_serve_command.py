@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -15,6 +17,7 @@ from typing import Any
 
 import httpx
 import pytest
+from websockets.sync.client import connect
 
 from keystroke.clients.cli import main
 
@@ -132,3 +135,35 @@ def test_options_that_cannot_work_are_one_sentence(
     said = keystroke("serve", *arguments, code=2).err
     assert words in said
     assert len(said.strip().splitlines()) == 1
+
+
+def test_tls_answers_over_https_and_over_a_secure_socket_and_refuses_plain_text(home: Path) -> None:
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl makes the certificate and is not installed")
+    certificate, key = home / "certificate.pem", home / "key.pem"
+    make = [
+        openssl,
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-days",
+        "1",
+    ]
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    files = ["-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*make, *names, *files], check=True, capture_output=True)
+    trusted = ssl.create_default_context(cafile=str(certificate))
+    with served("--tls-certificate", str(certificate), "--tls-key", str(key)) as (url, _):
+        assert url.startswith("https://")
+        answer = httpx.post(f"{url}/v1/responses", json={"input": "hello"}, verify=trusted, timeout=30).json()
+        assert answer["output"][0]["content"][0]["text"] == "You said: hello"
+        with connect(f"{url.replace('https', 'wss')}/v1/responses", ssl=trusted) as socket:
+            socket.send(json.dumps({"type": "response.create", "input": "hello"}))
+            assert json.loads(socket.recv(timeout=30))["type"] == "response.created"
+        with pytest.raises(httpx.HTTPError):
+            httpx.get(f"{url.replace('https', 'http')}/health", timeout=10)
