@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import socket
 import subprocess
@@ -42,7 +43,12 @@ def postgres() -> Iterator[str]:
     programs = sorted(Path("/usr/lib/postgresql").glob("*/bin/pg_ctl"))
     if not programs:
         pytest.skip("no Postgres server is installed here")
-    user = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []  # it refuses to run as root
+    owner = None
+    if os.geteuid() == 0:  # which the server refuses to run as
+        try:
+            owner = pwd.getpwnam("postgres").pw_uid
+        except KeyError:
+            pytest.skip("no user to run a Postgres server as")
     folder = Path(tempfile.mkdtemp(prefix="keystroke-pg-"))
     folder.chmod(0o777)
     with socket.socket() as free:
@@ -53,12 +59,12 @@ def postgres() -> Iterator[str]:
     start = [str(bin_ / "pg_ctl"), "-D", str(data), "-w", "-l", str(folder / "log"), "-o", options, "start"]
     try:
         make = [str(bin_ / "initdb"), "-D", str(data), "-U", "keystroke", "-A", "trust"]
-        subprocess.run([*user, *make], check=True, capture_output=True, timeout=120)
-        subprocess.run([*user, *start], check=True, stdout=subprocess.DEVNULL, timeout=120)
+        subprocess.run(make, check=True, capture_output=True, timeout=120, user=owner, cwd=folder)
+        subprocess.run(start, check=True, stdout=subprocess.DEVNULL, timeout=120, user=owner, cwd=folder)
         yield f"postgresql://keystroke@127.0.0.1:{port}/postgres"
     finally:
         stop = [str(bin_ / "pg_ctl"), "-D", str(data), "-m", "immediate", "stop"]
-        subprocess.run([*user, *stop], check=False, capture_output=True, timeout=60)
+        subprocess.run(stop, check=False, capture_output=True, timeout=60, user=owner, cwd=folder)
         shutil.rmtree(folder, ignore_errors=True)
 
 
