@@ -8,6 +8,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -166,11 +167,23 @@ def test_what_cannot_be_run_is_one_sentence(home: Home) -> None:
     assert "not a program" in home.refused("run", "--", "./plain.txt")
 
 
+def alive(pid: int) -> bool:
+    """Whether a process still runs: not gone, and not dead and waiting for its parent to notice."""
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def test_a_check_is_ended_with_its_children_when_its_time_is_over(tmp_path: Path) -> None:
     ended = run_quietly("sleep 60 & echo $!; wait", tmp_path, 0.5)
     assert ended.timed_out
     pid = int(ended.output.split()[0])
-    state = Path(f"/proc/{pid}/stat")  # gone, or dead and waiting for its parent to notice
-    assert not state.exists() or ") Z " in state.read_text()
+    deadline = (
+        time.monotonic() + 20
+    )  # a killed process takes a moment to die; left alone it would sleep a minute
+    while alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not alive(pid)
     with pytest.raises(NotFound):
         run_quietly(["nosuch-command"], tmp_path, 1)
