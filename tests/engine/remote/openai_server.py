@@ -53,6 +53,7 @@ class OpenAIServer:
         self.on("/completions", text("return", " a + b"))
 
     def __enter__(self) -> OpenAIServer:
+        self._socket.listen()  # from now on a connection waits for the thread instead of being refused
         self._thread.start()
         return self
 
