@@ -1,0 +1,242 @@
+"""The next edit as the model reads it: what was changed lately, and one place that may have to follow.
+
+Law: one builder for training and for live use, over lines and an encoder alone; it knows no buffers and no
+engine. History comes first, so that every place asked about shares its tokens; newest last, oldest left out.
+
+    <|edit|>PATH\\n<|edit_before|>OLD<|edit_after|>NEW                 each change, oldest first
+    <|file_sep|>PATH\\nABOVE<|edit_before|>REGION<|fim_suffix|>BELOW<|edit_after|>
+    the answer: <|reserved_0|> (leave it), or the region as it should be; then <|endoftext|>
+
+Every text is whole lines, each with its newline. `<|cursor|>` stands before the cursor's line if that is
+in the region. The chance of anything but the first answer token `keep` ranks places; the region's own
+tokens (`EditPrompt.draft`) are a draft of the answer.
+
+    format = detect(model.tokenizer, model_path)                  # None: the model has not learned edits
+    changes = changes_between(old_text, new_text, path)           # after each burst of typing
+    prompt = format.build(changes, path, lines, format.region(lines, line), cursor_line)
+    ... first = tokens of one step at prompt.tokens; P(first = prompt.keep) ...
+    new_lines = format.parse(prompt, answer_tokens)               # None: nothing to do
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from pathlib import Path
+
+from keystroke.engine.checkpoint.gguf_header import read_metadata
+from keystroke.engine.tokenizer import Tokenizer
+from keystroke.engine.tokenizer.huggingface import read_json
+
+VERSION = 1  # of the format; a model says which one it has learned
+REGION = 12  # lines that may be rewritten at once
+ABOVE, BELOW = 4, 4  # lines around it that are only read
+HISTORY_TOKENS, CHANGE_TOKENS, CHANGES = 320, 72, 8
+REGION_TOKENS, AROUND_TOKENS = 240, 56
+# At most 64 of path and marks come on top: a prompt stays under 700 tokens.
+_PATH_CHARACTERS = 80
+
+Encode = Callable[[str], Sequence[int]]
+Decode = Callable[[Sequence[int]], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Lines `before` of a file became `after`; both are whole lines."""
+
+    path: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Lines [first, last) of a file."""
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class EditPrompt:
+    """`shared`: how many of the tokens are history, the same for every place asked about. `room`: what an
+    answer may take; a longer one is no answer."""
+
+    tokens: tuple[int, ...]
+    shared: int
+    region: Region
+    draft: tuple[int, ...]
+    keep: int
+    end: int
+
+    @property
+    def room(self) -> int:
+        return len(self.draft) + 96
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """The ids of the tokens that hold the parts apart."""
+
+    edit: int
+    before: int
+    after: int
+    file: int
+    below: int
+    cursor: int
+    keep: int
+    end: int
+
+
+SPELLING = (
+    "<|edit|>", "<|edit_before|>", "<|edit_after|>", "<|file_sep|>", "<|fim_suffix|>", "<|cursor|>",
+    "<|reserved_0|>", "<|endoftext|>",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class EditFormat:
+    """A model's way with edits. `encode` must make no special tokens from text."""
+
+    encode: Encode
+    decode: Decode
+    marks: Marks
+
+    def build(
+        self,
+        history: Sequence[Change],
+        path: str,
+        lines: Sequence[str],
+        region: Region,
+        cursor: int | None = None,
+    ) -> EditPrompt:
+        """The question whether `region` of `lines` has to change after `history` (oldest first). `cursor`:
+        the line it stands in."""
+        marks = self.marks
+        front = self._history(history)
+        above = self._fitting([*lines[max(0, region.first - ABOVE) : region.first]], last=True)
+        below = self._fitting([*lines[region.last : region.last + BELOW]], last=False)
+        draft = tuple(self.encode(joined(lines[region.first : region.last])))
+        body: list[int] = list(draft)
+        if cursor is not None and region.first <= cursor < region.last:
+            body = [
+                *self.encode(joined(lines[region.first : cursor])),
+                marks.cursor,
+                *self.encode(joined(lines[cursor : region.last])),
+            ]
+        tokens = (
+            *front, marks.file, *self.encode(_short(path) + "\n"), *above,
+            marks.before, *body, marks.below, *below, marks.after,
+        )  # fmt: skip
+        return EditPrompt(tokens, len(front), region, draft, marks.keep, marks.end)
+
+    def region(self, lines: Sequence[str], line: int) -> Region:
+        """What to ask about when `line` may have to change: fewer lines where they are long."""
+        size = REGION
+        region = region_at(lines, line, size)
+        while size > 1 and len(self.encode(joined(lines[region.first : region.last]))) > REGION_TOKENS:
+            size //= 2
+            region = region_at(lines, line, size)
+        return region
+
+    def answer(self, lines: Sequence[str] | None) -> list[int]:
+        """What the model should say: `lines` for the region, or None to leave it."""
+        if lines is None:
+            return [self.marks.keep, self.marks.end]
+        return [*self.encode(joined(lines)), self.marks.end]
+
+    def parse(self, prompt: EditPrompt, tokens: Sequence[int]) -> list[str] | None:
+        """The lines that the answer puts in the region's place; None where it leaves it or says nothing
+        usable (no end, or a mark in mid-text)."""
+        if not tokens or prompt.end not in tokens:
+            return None
+        said = list(tokens[: list(tokens).index(prompt.end)])
+        marks = self.marks
+        if any(
+            t in said for t in (marks.keep, marks.edit, marks.before, marks.after, marks.file, marks.cursor)
+        ):
+            return None
+        if tuple(said) == prompt.draft:
+            return None
+        text = self.decode(said)
+        return text.removesuffix("\n").split("\n") if text else []
+
+    def _history(self, history: Sequence[Change]) -> list[int]:
+        marks = self.marks
+        kept: list[list[int]] = []
+        room = HISTORY_TOKENS
+        for change in reversed(history[-CHANGES:]):
+            tokens = [
+                marks.edit, *self.encode(_short(change.path) + "\n"),
+                marks.before, *list(self.encode(change.before))[:CHANGE_TOKENS],
+                marks.after, *list(self.encode(change.after))[:CHANGE_TOKENS],
+            ]  # fmt: skip
+            room -= len(tokens)
+            if room < 0:
+                break
+            kept.append(tokens)
+        return [t for tokens in reversed(kept) for t in tokens]
+
+    def _fitting(self, lines: list[str], *, last: bool) -> list[int]:
+        """The encoding of as many lines as fit, those next to the region kept longest."""
+        while lines:
+            tokens = list(self.encode(joined(lines)))
+            if len(tokens) <= AROUND_TOKENS:
+                return tokens
+            lines = lines[1:] if last else lines[:-1]
+        return []
+
+
+def joined(lines: Sequence[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)
+
+
+def changes_between(old: str, new: str, path: str) -> list[Change]:
+    """The changes of whole lines from `old` to `new`, in the order of the file. A change that only adds or
+    only takes away brings the line above along, which says where it is."""
+    a, b = old.split("\n"), new.split("\n")
+    found = []
+    for tag, i1, i2, j1, j2 in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
+        if tag != "equal":
+            found.append(change_of(a, (i1, i2), b, (j1, j2), path))
+    return found
+
+
+def change_of(
+    old: Sequence[str], was: tuple[int, int], new: Sequence[str], became: tuple[int, int], path: str
+) -> Change:
+    """Lines `was` of `old` became lines `became` of `new`."""
+    (i1, i2), (j1, j2) = was, became
+    if (i1 == i2 or j1 == j2) and i1 and j1:
+        i1, j1 = i1 - 1, j1 - 1
+    return Change(path, joined(old[i1:i2]), joined(new[j1:j2]))
+
+
+def region_at(lines: Sequence[str], line: int, size: int = REGION) -> Region:
+    """The region of `size` lines to ask about when `line` may have to change: a third of it above."""
+    first = max(0, min(line - size // 3, len(lines) - size))
+    return Region(first, min(len(lines), first + size))
+
+
+def marks_of(tokenizer: Tokenizer) -> Marks | None:
+    ids = [tokenizer.special(name) for name in SPELLING]
+    known = [i for i in ids if i is not None]
+    return Marks(*known) if len(known) == len(ids) else None
+
+
+def detect(tokenizer: Tokenizer, path: Path) -> EditFormat | None:
+    """The model's edit format if it says that it has learned this version (`next_edit` in keystroke.json
+    beside the weights, or the GGUF key `keystroke.next_edit`); None otherwise."""
+    folder = path if path.is_dir() else path.parent
+    said: object = read_json(folder / "keystroke.json").get("next_edit")
+    if path.is_file():
+        said = read_metadata(path, lambda key: key == "keystroke.next_edit").get("keystroke.next_edit", said)
+    marks = marks_of(tokenizer)
+    if said != VERSION or marks is None:
+        return None
+    return EditFormat(tokenizer.encode, tokenizer.decode, marks)
+
+
+def _short(path: str) -> str:
+    return path if len(path) <= _PATH_CHARACTERS else path[-_PATH_CHARACTERS:]
