@@ -35,9 +35,24 @@ struct Streamer {
   u64 policy;
 };
 
+// One chunk of bytes into the next stage of the ring, as soon as that is free.
+DEVICE void bring(Streamer& s, const void* from, u32 bytes) {
+  Ring& ring = s.ring;
+  if (s.spare > 0) {
+    --s.spare;
+  } else {
+    barrier_wait(&ring.full[s.oldest.stage], s.oldest.phase);
+    s.oldest.advance(ring.count);
+  }
+  const int stage = ring.at.stage;
+  barrier_wait(&ring.empty[stage], ring.at.phase ^ 1);
+  barrier_expect(&ring.full[stage], bytes);
+  bulk_copy(ring.stages + stage * STAGE, from, bytes, &ring.full[stage], s.policy);
+  ring.at.advance(ring.count);
+}
+
 template <class M>
 DEVICE void stream(Streamer& s, const u8* matrix, int which) {
-  Ring& ring = s.ring;
   const Span span = s.spans[which];
   for (int unit = span.low; unit < span.high; ++unit) {
     const u8* from = matrix + unit * M::unit_bytes;
@@ -45,18 +60,8 @@ DEVICE void stream(Streamer& s, const u8* matrix, int which) {
       const bool last = chunk == M::chunks - 1;
       const int blocks = last ? M::blocks - chunk * M::per_chunk : M::per_chunk;
       const u32 bytes = blocks * block_bytes(M::format) + (last ? TAIL : 0);
-      if (s.spare > 0) {
-        --s.spare;
-      } else {
-        barrier_wait(&ring.full[s.oldest.stage], s.oldest.phase);
-        s.oldest.advance(ring.count);
-      }
-      const int stage = ring.at.stage;
-      barrier_wait(&ring.empty[stage], ring.at.phase ^ 1);
-      barrier_expect(&ring.full[stage], bytes);
-      bulk_copy(ring.stages + stage * STAGE, from, bytes, &ring.full[stage], s.policy);
+      bring(s, from, bytes);
       from += bytes;
-      ring.at.advance(ring.count);
     }
   }
 }
