@@ -4,83 +4,22 @@ accounted for."""
 from __future__ import annotations
 
 import gzip
-import hashlib
-import io
 import json
-import tarfile
 import time
 from pathlib import Path
 
 import httpx
 import pytest
+from package_index import Server, module, sdist
 
 from keystroke.errors import InputError, Unavailable
 from keystroke.train.corpus.archives import python_files
-from keystroke.train.corpus.build import build, read_manifest
+from keystroke.train.corpus.build import build, grow, read_manifest
 from keystroke.train.corpus.dedup import signature, similarity, unique
-from keystroke.train.corpus.edits import collect, file_hunks, read_edits
 from keystroke.train.corpus.harvest import Limits, harvest, read_project
 from keystroke.train.corpus.index import PackageIndex
 from keystroke.train.corpus.split import LATE
 from keystroke.train.pieces import piece_paths, read_piece
-
-
-def module(name: str, lines: int = 30) -> str:
-    body = "".join(f"    {name}_{i} = compute_{name}(value, {i}) + offset\n" for i in range(lines))
-    return f"import math\n\n\ndef {name}(value, offset):\n{body}    return {name}_0\n"
-
-
-def sdist(name: str, version: str, files: dict[str, str]) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        for path, text in files.items():
-            entry = tarfile.TarInfo(f"{name}-{version}/{path}")
-            entry.size = len(text.encode())
-            archive.addfile(entry, io.BytesIO(text.encode()))
-    return buffer.getvalue()
-
-
-class Server:
-    """A package index with a few projects."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-        self.files: dict[str, bytes] = {}
-        self.projects: dict[str, dict[str, object]] = {}
-
-    def add(
-        self, name: str, versions: dict[str, dict[str, str]], *, licence: str = "MIT", year: int = 2015
-    ) -> None:
-        releases: dict[str, list[dict[str, object]]] = {}
-        for month, (version, files) in enumerate(versions.items(), start=1):
-            data = sdist(name, version, files)
-            filename = f"{name}-{version}.tar.gz"
-            self.files[f"/files/{filename}"] = data
-            digest = hashlib.sha256(data).hexdigest()
-            releases[version] = [
-                {
-                    "packagetype": "sdist",
-                    "filename": filename,
-                    "url": f"../../files/{filename}",
-                    "size": len(data),
-                    "digests": {"sha256": digest},
-                    "upload_time_iso_8601": f"{year}-{month:02d}-01T00:00:00Z",
-                }
-            ]
-        info = {"license_expression": licence, "requires_dist": ["dep (>=1)"]}
-        self.projects[name] = {"info": info, "releases": releases}
-
-    def __call__(self, request: httpx.Request) -> httpx.Response:
-        path = request.url.path
-        self.asked.append(path)
-        if path in self.files:
-            return httpx.Response(200, content=self.files[path])
-        if path == "/simple/":
-            return httpx.Response(200, text='<a href="one/">one</a>\n<a href="two/">two</a>')
-        name = path.removeprefix("/pypi/").removesuffix("/json")
-        if name in self.projects:
-            return httpx.Response(200, json=self.projects[name])
-        return httpx.Response(404)
 
 
 @pytest.fixture
@@ -194,18 +133,48 @@ def test_a_damaged_piece_is_named(index: PackageIndex, tmp_path: Path) -> None:
         read_piece(piece)
 
 
-def test_hunks_turn_the_old_file_into_the_new(server: Server, index: PackageIndex, tmp_path: Path) -> None:
-    old = module("alpha")
-    new = old.replace("alpha_3 =", "third =").replace("import math\n", "import math\nimport os\n")
-    server.add("edited", {"1.0": {"e/a.py": old}, "1.1": {"e/a.py": new}})
-    harvest(index, ["edited"], tmp_path / "projects")
-    summary = collect(index, tmp_path / "projects", tmp_path / "edits", projects=5, releases=3)
-    assert summary == {"projects": 1, "files": 1, "hunks": 2}
-    (edit,) = read_edits(tmp_path / "edits" / "edited.jsonl.gz")
-    assert edit.new_text() == new
-    assert [h.start for h in edit.hunks] == sorted(h.start for h in edit.hunks)
+def test_a_grown_corpus_keeps_its_pieces_and_adds_only_what_is_new(
+    server: Server, index: PackageIndex, tmp_path: Path
+) -> None:
+    harvest(index, NAMES, tmp_path / "projects")
+    first = build([tmp_path / "projects"], tmp_path / "corpus")
+    old = {p: p.read_bytes() for p in (tmp_path / "corpus").rglob("*.bz2")}
+    # One file is like one of the training part, one like one of the late part, one the same, and one new.
+    near = {f"x/{name}.py": module(name).replace("import math", "import os") for name in ("alpha", "epsilon")}
+    files = near | {"x/b.py": module("beta"), "x/z.py": module("zeta")}
+    server.add("later", {"1.0": files}, licence="BSD-3-Clause", year=2012)
+    harvest(index, ["later", "one"], tmp_path / "more")
+    grown = grow([tmp_path / "more"], tmp_path / "corpus")
+    assert {p: p.read_bytes() for p in old} == old
+    assert grown["pieces"][: len(first["pieces"])] == first["pieces"]
+    (new,) = grown["pieces"][len(first["pieces"]) :]
+    assert [s.path for s in read_piece(tmp_path / "corpus" / new["piece"])] == ["x/z.py"]
+    assert grown["files"]["train near-copy"] == first["files"]["train near-copy"] + 2
+    assert grown["licences"] == {"MIT": 3, "BSD-3-Clause": 1}
+    assert sum(grown["projects"].values()) == 4
 
 
-def test_a_rewritten_file_is_no_edit() -> None:
-    assert file_hunks(module("alpha", 90), module("beta", 90)) is None
-    assert file_hunks("same\n", "same\n") is None
+def test_growing_without_stored_signatures_gives_the_same(
+    server: Server, index: PackageIndex, tmp_path: Path
+) -> None:
+    harvest(index, NAMES, tmp_path / "projects")
+    server.add("later", {"1.0": {"x/a.py": module("alpha"), "x/z.py": module("zeta")}})
+    harvest(index, ["later"], tmp_path / "more")
+    build([tmp_path / "projects"], tmp_path / "a")
+    build([tmp_path / "projects"], tmp_path / "b")
+    (tmp_path / "b" / "signatures.npy").unlink()
+    assert grow([tmp_path / "more"], tmp_path / "a") == grow([tmp_path / "more"], tmp_path / "b")
+
+
+def test_growing_twice_adds_nothing(server: Server, index: PackageIndex, tmp_path: Path) -> None:
+    harvest(index, NAMES, tmp_path / "projects")
+    build([tmp_path / "projects"], tmp_path / "corpus")
+    server.add("later", {"1.0": {"x/z.py": module("zeta")}})
+    harvest(index, ["later"], tmp_path / "more")
+    once = grow([tmp_path / "more"], tmp_path / "corpus")
+    assert grow([tmp_path / "more"], tmp_path / "corpus") == once
+
+
+def test_a_corpus_that_is_not_there_cannot_grow(index: PackageIndex, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="build one with"):
+        grow([tmp_path], tmp_path / "corpus")

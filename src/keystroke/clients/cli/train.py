@@ -33,7 +33,10 @@ def corpus(
     names: Annotated[
         Path | None, typer.Option(help="Project names, one a line; Debian's curated list if left out.")
     ] = None,
-    late: Annotated[int, typer.Option(help="Names to draw from the whole index for the late part.")] = 5000,
+    projects: Annotated[int, typer.Option(min=0, help="Ask for this many of the names; 0 for all.")] = 0,
+    late: Annotated[
+        int, typer.Option(min=0, help="Names to draw from the whole index for the late part.")
+    ] = 5000,
     workers: Annotated[int, typer.Option(min=1, max=16, help="Downloads at a time.")] = 6,
     build: Annotated[bool, typer.Option(help="Compare, split and write the pieces afterwards.")] = True,
     json: options.Json = False,
@@ -53,6 +56,9 @@ def corpus(
             wanted = names.read_text(encoding="utf-8").split()
         except (OSError, ValueError) as error:
             raise InputError(f"{names} cannot be read as a list of names: {error}") from error
+        if not wanted:
+            raise InputError(f"{names} holds no names; write one project name a line")
+    wanted = lists.sampled(wanted, projects) if projects else wanted
     index = PackageIndex(connections=workers)
     outcomes: dict[str, dict[str, int]] = {}
     with run.console.progress() as progress:
@@ -90,26 +96,47 @@ def corpus(
 def edits(
     ctx: typer.Context,
     folder: Folder,
-    projects: Annotated[int, typer.Option(help="How many of the harvested projects.")] = 100,
-    releases: Annotated[int, typer.Option(min=2, help="Latest releases of each to compare.")] = 4,
+    projects: Annotated[int, typer.Option(min=0, help="Harvested projects to train on; 0 for all.")] = 0,
+    heldout: Annotated[int, typer.Option(min=0, help="Late and held-out projects kept apart.")] = 60,
+    releases: Annotated[int, typer.Option(min=2, max=20, help="Latest releases of each to compare.")] = 5,
+    workers: Annotated[int, typer.Option(min=1, max=16, help="Downloads at a time.")] = 6,
+    json: options.Json = False,
 ) -> None:
-    """Collect edits: what changed in each file between consecutive releases of the harvested projects."""
-    from keystroke.train.corpus.edits import collect
+    """Collect what changed between consecutive releases of harvested projects. Goes on where it stopped."""
+    from keystroke.train.corpus.edit_pieces import pack
+    from keystroke.train.corpus.edits import chosen, collect
     from keystroke.train.corpus.index import PackageIndex
+    from keystroke.train.corpus.split import Part
 
     run = of(ctx)
-    index = PackageIndex()
-    with run.console.progress() as progress:
-        summary = collect(
-            index,
-            folder / "projects",
-            folder / "edits",
-            projects=projects,
-            releases=releases,
-            report=progress,
+    places = [folder / "projects", folder / "late-projects"]
+    parts = {
+        "train": chosen(places, [Part.TRAIN])[: projects or None],
+        "heldout": chosen(places, [Part.HELD_OUT, Part.LATE])[:heldout],
+    }
+    if not parts["train"]:
+        raise NotFound(
+            f"{folder} holds no harvested projects; harvest some with `keystroke train corpus {folder}`"
         )
-    index.close()
-    run.console.json(summary)
+    out = folder / "edits"
+    summary: dict[str, Any] = {}
+    index = PackageIndex(connections=workers)
+    with run.console.progress() as progress:
+        for part, records in parts.items():
+            counts = collect(
+                index, records, out / "collected" / part, releases=releases, workers=workers, report=progress
+            )
+            summary[f"{part} projects"] = dict(counts)
+        index.close()
+        manifest = pack(out / "collected" / "train", out / "collected" / "heldout", out, report=progress)
+    summary |= {key: manifest[key] for key in ("train", "heldout", "left_out")}
+    if run.wants_json(json):
+        run.console.json(summary)
+    else:
+        run.console.table(
+            ("what", "outcome", "number"),
+            [(what, name, f"{n:,}") for what, counts in summary.items() for name, n in counts.items()],
+        )
 
 
 @app.command()

@@ -10,22 +10,27 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import numpy as np
 
 from keystroke.errors import InputError, NotFound
 from keystroke.train.corpus.dedup import Deduplicator
 from keystroke.train.corpus.harvest import ProjectRecord, read_project, read_record
 from keystroke.train.corpus.split import Part, part_of
 from keystroke.train.documents import Source
-from keystroke.train.pieces import SUFFIX, write_piece
+from keystroke.train.pieces import SUFFIX, piece_paths, read_piece, write_piece
 
 PIECE = 20_000_000  # characters
+LISTING = "files.jsonl.gz"
+SIGNATURES = "signatures.npy"  # of every kept file, so that a corpus can grow without being read again
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +70,98 @@ def build(
 ) -> dict[str, Any]:
     """Write `out/train`, `out/heldout`, `out/late` and the manifest; the manifest's summary."""
     projects = harvested(folders)
-    keep: dict[str, set[str]] = {}
-    seen, files = Deduplicator(), Counter[str]()
     out.mkdir(parents=True, exist_ok=True)
-    with gzip.open(out / "files.jsonl.gz", "wt", encoding="utf-8", compresslevel=6) as listing:
+    for part in Part:
+        for old in (out / part).glob(f"*{SUFFIX}"):
+            old.unlink()
+    seen, files = Deduplicator(), Counter[str]()
+    keep = _compare(projects, out, False, seen, set(), files, report)
+    pieces = _write_pieces(projects, keep, out, workers, report)
+    return _finish(out, seen, _summary(projects, files, pieces))
+
+
+def grow(
+    folders: Sequence[Path],
+    out: Path,
+    *,
+    workers: int = 1,
+    report: Callable[[str, int, int], None] = lambda *_: None,
+) -> dict[str, Any]:
+    """Add what `folders` hold and the corpus in `out` has not: new pieces beside the old ones, which stay as
+    they are. Here a file that resembles any part of the corpus is left out, held-out parts included."""
+    manifest = read_manifest(out)
+    projects = harvested(folders)
+    known, names = _listed(out)
+    seen = _remembered(out, report)
+    files: Counter[str] = Counter(manifest["files"])
+    keep = _compare(projects, out, True, seen, known, files, report)
+    projects = [p for p in projects if keep[p.record.name]]
+    pieces = _write_pieces(projects, keep, out, workers, report)
+    fresh = [p for p in projects if p.record.name not in names]
+    added = _summary(fresh, files, pieces)
+    for counts in ("projects", "licences", "refused_files", "characters"):
+        total = Counter(manifest[counts])
+        total.update(added[counts])
+        added[counts] = dict(total.most_common())
+    added["pieces"] = manifest["pieces"] + pieces
+    return _finish(out, seen, added)
+
+
+def _finish(out: Path, seen: Deduplicator, summary: dict[str, Any]) -> dict[str, Any]:
+    np.save(out / SIGNATURES, seen.signatures())
+    partial = out / "manifest.json.partial"
+    partial.write_text(json.dumps(summary, indent=1) + "\n")
+    os.replace(partial, out / "manifest.json")
+    return summary
+
+
+def _listed(out: Path) -> tuple[set[str], set[str]]:
+    """Hashes of the files and names of the projects that were compared before."""
+    known, names = set[str](), set[str]()
+    try:
+        with gzip.open(out / LISTING, "rt", encoding="utf-8") as stream:
+            for line in stream:
+                _, name, _, _, _, sha256, *_ = json.loads(line)
+                known.add(sha256)
+                names.add(name)
+    except (OSError, EOFError, ValueError) as error:
+        raise InputError(f"{out / LISTING} cannot be read ({error}); build the corpus again") from error
+    return known, names
+
+
+def _remembered(out: Path, report: Callable[[str, int, int], None]) -> Deduplicator:
+    """A comparer that knows the corpus in `out`; from its pieces where no signatures are stored."""
+    try:
+        return Deduplicator(np.load(out / SIGNATURES))
+    except (OSError, ValueError):
+        seen = Deduplicator()
+        paths = [path for part in Part for path in piece_paths(out / part)]
+        for i, path in enumerate(paths):
+            for source in read_piece(path):
+                seen.is_new(source.text)
+            report("remember", i + 1, len(paths))
+        return seen
+
+
+def _compare(
+    projects: list[Harvested],
+    out: Path,
+    append: bool,
+    seen: Deduplicator,
+    known: set[str],
+    files: Counter[str],
+    report: Callable[[str, int, int], None],
+) -> dict[str, set[str]]:
+    """Paths to keep of each project. Every file not `known` is counted and listed with what came of it."""
+    keep: dict[str, set[str]] = {}
+    mode: Literal["at", "wt"] = "at" if append else "wt"
+    with gzip.open(out / LISTING, mode, encoding="utf-8", compresslevel=6) as listing:
         for i, project in enumerate(projects):
             record, sources = read_project(project.path)
             kept = keep[record.name] = set()
             for file in sources:
+                if file.sha256 in known:
+                    continue
                 new = seen.is_new(file.text)
                 files[f"{project.part} {'kept' if new else 'near-copy'}"] += 1
                 if new:
@@ -89,10 +178,7 @@ def build(
                 ]
                 listing.write(json.dumps(row) + "\n")
             report("compare", i + 1, len(projects))
-    pieces = _write_pieces(projects, keep, out, workers, report)
-    summary = _summary(projects, files, pieces)
-    (out / "manifest.json").write_text(json.dumps(summary, indent=1) + "\n")
-    return summary
+    return keep
 
 
 def _write_pieces(
@@ -105,15 +191,14 @@ def _write_pieces(
     jobs: list[tuple[Path, list[tuple[Path, set[str]]]]] = []
     for part in Part:
         (out / part).mkdir(exist_ok=True)
-        for old in (out / part).glob(f"*{SUFFIX}"):
-            old.unlink()
+        first = len(list(piece_paths(out / part)))
         for i, group in enumerate(
-            _groups(sorted((p for p in projects if p.part is part), key=lambda p: p.shuffled))
+            _groups(sorted((p for p in projects if p.part is part), key=lambda p: p.shuffled)), start=first
         ):
             jobs.append((out / part / f"{i:04d}{SUFFIX}", [(p.path, keep[p.record.name]) for p in group]))
     pieces = []
     with ProcessPoolExecutor(workers) as pool:
-        for done, row in enumerate(pool.map(_write_one, *zip(*jobs, strict=True))):
+        for done, row in enumerate(pool.map(_write_one, *zip(*jobs, strict=True)) if jobs else ()):
             pieces.append(row)
             report("write", done + 1, len(jobs))
     return pieces

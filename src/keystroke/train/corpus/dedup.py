@@ -57,22 +57,35 @@ def similarity(a: Signature, b: Signature) -> float:
 class Deduplicator:
     """Remembers what it was shown and says whether a text is new."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: NDArray[np.uint32] | None = None) -> None:
+        """`known` are `signatures()` of an earlier one: it goes on from there."""
         self._bands: list[dict[bytes, int]] = [{} for _ in range(BANDS)]
         self._kept: list[Signature] = []
+        for mine in known if known is not None else ():
+            self._remember(mine)
 
     def is_new(self, text: str) -> bool:
         """Whether no text shown and kept before is nearly this one. A new text is remembered."""
         mine = signature(text)
-        keys = [band.tobytes() for band in mine.reshape(BANDS, -1)]
-        for table, key in zip(self._bands, keys, strict=True):
+        for table, key in zip(self._bands, _keys(mine), strict=True):
             rival = table.get(key)
             if rival is not None and similarity(mine, self._kept[rival]) >= SIMILAR:
                 return False
-        for table, key in zip(self._bands, keys, strict=True):
+        self._remember(mine)
+        return True
+
+    def _remember(self, mine: Signature) -> None:
+        for table, key in zip(self._bands, _keys(mine), strict=True):
             table.setdefault(key, len(self._kept))
         self._kept.append(mine)
-        return True
+
+    def signatures(self) -> NDArray[np.uint32]:
+        """What is remembered, in order: [texts, BINS]."""
+        return np.array(self._kept, dtype=np.uint32).reshape(len(self._kept), BINS)
+
+
+def _keys(mine: Signature) -> list[bytes]:
+    return [band.tobytes() for band in mine.reshape(BANDS, -1)]
 
 
 def unique(texts: Iterable[str]) -> list[int]:

@@ -1,145 +1,131 @@
 """Edits as people made them: what changed between consecutive releases of a project.
 
-Law: hunks of one file in the order of its lines, each with the text around it; the same filters and
-licences as the corpus. One file per project, so a collection can stop and go on. What to learn from them
-is decided elsewhere.
+Law: downloads and compares; one file per project, so a collection can stop and go on. The same filters and
+licences as the corpus. What is trained on and what is held out is decided in `edit_pieces`.
 """
 
 from __future__ import annotations
 
-import gzip
-import json
-import os
+import hashlib
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from difflib import SequenceMatcher
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from keystroke.errors import KeystrokeError
 from keystroke.train.corpus.archives import python_files
 from keystroke.train.corpus.filters import Refusal, clean
-from keystroke.train.corpus.harvest import ProjectRecord, read_record
+from keystroke.train.corpus.harvest import ProjectRecord, bounded, read_record
+from keystroke.train.corpus.hunks import LARGEST_FILE, NoEdit, squeezed, trajectory
 from keystroke.train.corpus.index import PackageIndex, Release
+from keystroke.train.corpus.split import Part, part_of
+from keystroke.train.corpus.trajectories import FileEdit, write_edits
 
-_MAX_HUNKS = 12  # a file that changed in more places was rewritten, not edited
-_MAX_LINES = 40
-_LARGEST = 60_000  # characters; comparing larger files costs more than it teaches
-
-
-@dataclass(frozen=True, slots=True)
-class Hunk:
-    """Lines [start, start + len(before)) of the old file became `after`."""
-
-    start: int
-    before: list[str]
-    after: list[str]
+LARGEST_ARCHIVE = 4 << 20
+FILES_OF_A_PAIR = 40  # a release that changed more was a sweep; an even sample of it will do
+SAME_CHANGE = 3  # files of one project that may show the same change
+_RELEASE_FILES = re.compile(r"(^|/)(setup|conf|version|__version__|_version|__about__|about|release)\.py$")
 
 
-@dataclass(frozen=True, slots=True)
-class FileEdit:
-    project: str
-    licence: str
-    path: str
-    old_version: str
-    new_version: str
-    old_text: str
-    hunks: list[Hunk]
-
-    def new_text(self) -> str:
-        """The old text with every hunk applied."""
-        lines = self.old_text.split("\n")
-        for hunk in reversed(self.hunks):
-            lines[hunk.start : hunk.start + len(hunk.before)] = hunk.after
-        return "\n".join(lines)
+def chosen(folders: Sequence[Path], parts: Iterable[Part]) -> list[ProjectRecord]:
+    """Kept projects of these parts, each once, in an order that has nothing to do with their names."""
+    wanted, found = set(parts), dict[str, ProjectRecord]()
+    for folder in folders:
+        for path in sorted(folder.glob("*.jsonl.gz")):
+            record = read_record(path)
+            if record.outcome != "kept" or record.name in found:
+                continue
+            if part_of(record.name, datetime.fromisoformat(record.first_released)) in wanted:
+                found[record.name] = record
+    return sorted(found.values(), key=lambda r: _mixed(r.name))
 
 
-def file_hunks(old: str, new: str) -> list[Hunk] | None:
-    """The hunks between two versions; None where it is no edit worth learning (too many, too large, none)."""
-    if old == new or len(old) > _LARGEST or len(new) > _LARGEST:
-        return None
-    a, b = old.split("\n"), new.split("\n")
-    hunks = [
-        Hunk(i1, a[i1:i2], b[j1:j2])
-        for tag, i1, i2, j1, j2 in SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
-        if tag != "equal"
+def _mixed(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=8, salt=b"edits").digest()
+
+
+def release_edits(
+    record: ProjectRecord, old: dict[str, bytes], new: dict[str, bytes], versions: tuple[str, str]
+) -> Iterator[FileEdit]:
+    """Edits between the files of two releases, in path order."""
+    changed = [
+        path
+        for path in old.keys() & new.keys()
+        if old[path] != new[path]
+        and len(new[path]) <= LARGEST_FILE
+        and len(old[path]) <= LARGEST_FILE
+        and not _RELEASE_FILES.search(path)
     ]
-    small = all(len(h.before) <= _MAX_LINES and len(h.after) <= _MAX_LINES for h in hunks)
-    return hunks if hunks and len(hunks) <= _MAX_HUNKS and small else None
+    # Bytes first: cleaning costs more than comparing, and most files of a release are as they were.
+    for path in sorted(sorted(changed, key=_mixed)[:FILES_OF_A_PAIR]):
+        before, after = clean(path, old[path]), clean(path, new[path])
+        if isinstance(before, Refusal) or isinstance(after, Refusal):
+            continue
+        found = trajectory(before, after)
+        if not isinstance(found, NoEdit):
+            yield FileEdit(record.name, record.licence, *versions, path, found.before, found.hunks)
 
 
-def _clean_files(index: PackageIndex, release: Release) -> dict[str, str]:
-    data = index.fetch(release.download)
-    found = python_files(data, release.download.filename, sdist=release.download.sdist)
-    cleaned = {path: clean(path, content) for path, content in found}
-    return {path: text for path, text in cleaned.items() if not isinstance(text, Refusal)}
+def without_sweeps(edits: Iterable[FileEdit]) -> Iterator[FileEdit]:
+    """Leave out files that only repeat a change already seen in a few others."""
+    seen: Counter[tuple[str, str]] = Counter()
+    for edit in edits:
+        keys = {(squeezed(hunk.old), squeezed(hunk.new)) for hunk in edit.hunks}
+        if any(seen[key] < SAME_CHANGE for key in keys):
+            yield edit
+        seen.update(keys)
 
 
-def project_edits(index: PackageIndex, record: ProjectRecord, releases: int) -> Iterator[FileEdit]:
+def project_edits(index: PackageIndex, record: ProjectRecord, releases: int) -> list[FileEdit]:
     """Edits between the project's latest `releases`, oldest pair first."""
     project = index.project(record.name)
     if project is None:
-        return
-    chosen = project.releases[-releases:]
-    before: dict[str, str] = {}
-    for i, release in enumerate(chosen):
-        after = _clean_files(index, release)
-        for path in sorted(before.keys() & after.keys()):
-            hunks = file_hunks(before[path], after[path])
-            if hunks is not None:
-                old = chosen[i - 1].version
-                yield FileEdit(record.name, record.licence, path, old, release.version, before[path], hunks)
+        return []
+    recent = [r for r in project.releases if r.download.size <= LARGEST_ARCHIVE][-releases:]
+    found: list[FileEdit] = []
+    before: dict[str, bytes] = {}
+    for i, release in enumerate(recent if len(recent) > 1 else []):
+        after = _files(index, release)
+        versions = (recent[i - 1].version, release.version)
+        found.extend(release_edits(record, before, after, versions))
         before = after
+    return list(without_sweeps(found))
+
+
+def _files(index: PackageIndex, release: Release) -> dict[str, bytes]:
+    data = index.fetch(release.download)
+    return dict(python_files(data, release.download.filename, sdist=release.download.sdist))
 
 
 def collect(
     index: PackageIndex,
-    harvested: Path,
+    records: Sequence[ProjectRecord],
     out: Path,
     *,
-    projects: int,
     releases: int,
+    workers: int = 6,
     report: Callable[[str, int, int], None] = lambda *_: None,
-) -> dict[str, Any]:
-    """Collect the edits of up to `projects` harvested projects not yet in `out`; counts over the whole
-    folder."""
+) -> Counter[str]:
+    """Collect the edits of every project not yet in `out`; counts of outcomes. A project that fails is
+    counted and tried again next time."""
     out.mkdir(parents=True, exist_ok=True)
-    done = 0
-    for path in sorted(harvested.glob("*.jsonl.gz")):
-        if done >= projects:
-            break
-        record = read_record(path)
-        target = out / path.name
-        if record.outcome != "kept":
-            continue
-        done += 1
-        if not target.exists():
-            try:
-                _write(target, project_edits(index, record, releases))
-            except (KeystrokeError, OSError, ValueError):
-                continue  # tried again next time
-        report("edits", done, projects)
-    counts: Counter[str] = Counter()
-    for path in sorted(out.glob("*.jsonl.gz")):
-        edits = read_edits(path)
-        counts["projects"] += bool(edits)
-        counts["files"] += len(edits)
-        counts["hunks"] += sum(len(e.hunks) for e in edits)
-    summary = dict(counts)
-    (out / "manifest.json").write_text(json.dumps(summary) + "\n")
-    return summary
+    outcomes: Counter[str] = Counter()
 
+    def one(record: ProjectRecord) -> str:
+        target = out / f"{record.name}.jsonl.gz"
+        if target.exists():
+            return "there"
+        try:
+            edits = project_edits(index, record, releases)
+        except (KeystrokeError, OSError, ValueError, ArithmeticError) as error:
+            return f"failed: {type(error).__name__}"
+        write_edits(target, edits)
+        return "collected" if edits else "no edits"
 
-def _write(path: Path, edits: Iterator[FileEdit]) -> None:
-    partial = path.with_suffix(".partial")
-    with gzip.open(partial, "wt", encoding="utf-8") as stream:
-        for edit in edits:
-            stream.write(json.dumps(asdict(edit), ensure_ascii=False) + "\n")
-    os.replace(partial, path)
-
-
-def read_edits(path: Path) -> list[FileEdit]:
-    with gzip.open(path, "rt", encoding="utf-8") as stream:
-        rows = [json.loads(line) for line in stream]
-    return [FileEdit(**{**row, "hunks": [Hunk(**h) for h in row["hunks"]]}) for row in rows]
+    with ThreadPoolExecutor(workers) as pool:
+        for done, outcome in enumerate(bounded(pool, one, records, workers * 2), start=1):
+            outcomes[outcome] += 1
+            report("edits", done, len(records))
+    return outcomes

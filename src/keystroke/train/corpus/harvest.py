@@ -17,13 +17,16 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from keystroke.errors import InputError, KeystrokeError
 from keystroke.train.corpus.archives import python_files
 from keystroke.train.corpus.filters import Refusal, clean, is_test
 from keystroke.train.corpus.index import PackageIndex, Project, normalised
 from keystroke.train.corpus.licences import permissive_licence
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 PROJECT_LIMIT = 4 << 20  # characters kept of one project: no single style may dominate
 TEST_SHARE = 0.25  # of what is kept
@@ -199,22 +202,26 @@ def harvest(
             return ProjectRecord(normalised(name), f"failed: {type(error).__name__}")
 
     with ThreadPoolExecutor(workers) as pool:
-        for record in _bounded(pool, one, names, workers * 2):
+        for record in bounded(pool, one, names, workers * 2):
             outcomes[record.outcome] += 1
             report(record)
     return outcomes
 
 
-def _bounded(
-    pool: ThreadPoolExecutor, work: Callable[[str], ProjectRecord], names: Iterable[str], limit: int
-) -> Iterator[ProjectRecord]:
-    """Results as they come, with at most `limit` names under way."""
-    waiting: set[Future[ProjectRecord]] = set()
-    for name in names:
-        waiting.add(pool.submit(work, name))
-        if len(waiting) >= limit:
+def bounded(
+    pool: ThreadPoolExecutor, work: Callable[[Item], Result], items: Iterable[Item], limit: int
+) -> Iterator[Result]:
+    """Results as they come, with at most `limit` items under way. Stopped in between, it starts no more."""
+    waiting: set[Future[Result]] = set()
+    try:
+        for item in items:
+            waiting.add(pool.submit(work, item))
+            if len(waiting) >= limit:
+                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                yield from (future.result() for future in done)
+        while waiting:
             done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
             yield from (future.result() for future in done)
-    while waiting:
-        done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-        yield from (future.result() for future in done)
+    finally:
+        for future in waiting:
+            future.cancel()
