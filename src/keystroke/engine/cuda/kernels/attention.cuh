@@ -1,12 +1,14 @@
 // Attention over the pages of a sequence, one chunk of keys at a time; results are partial.
 // Law: a key's chunk depends on its place alone, so a row's sums never depend on the rows beside it.
 
-// Attention: a block takes one KV head of one sequence over CHUNK keys. Each warp scores 32 keys, then
-// gathers an eighth of the head's dimensions over all of them. Keys and values go straight to registers.
+// A block takes one KV head of one sequence over one chunk of keys. Each warp scores a part of them, then gathers an
+// eighth of the head's dimensions over all. Pages that no row of this step writes to come through the ring, ahead of
+// their use, like weights; the few others are read where they lie.
 constexpr int K_STEPS = HEAD_DIM / 32;
 constexpr int V_TILES = HEAD_DIM / 64;
-DEVICE bool find_unit(Worker& w, int index, Unit& unit) {
-  const Control& c = *w.control;
+constexpr int PAGE_BYTES = PAGE * HEAD_DIM * 2;  // of one head's keys or values
+static_assert(PAGE_BYTES <= STAGE, "a stage of the ring holds a page");
+DEVICE bool find_unit(const Control& c, int index, Unit& unit) {
   for (int s = 0; s < c.sequences; ++s) {
     const int last = c.position[c.first[s] + c.count[s] - 1];
     const int chunks = chunks_to(last), tiles = (c.count[s] * GROUP + 15) / 16;
@@ -24,29 +26,57 @@ DEVICE bool find_unit(Worker& w, int index, Unit& unit) {
   return false;
 }
 // Pages of a unit's keys, one or four; entries past the end are never used.
-DEVICE uint4 find_pages(Worker& w, const Unit& unit) {
-  const int* table = w.p->tables + (s64)w.control->table[unit.sequence] * w.p->table_stride;
+DEVICE uint4 find_pages(const Parameters& p, const Control& c, const Unit& unit) {
+  const int* table = p.tables + (s64)c.table[unit.sequence] * p.table_stride;
   if (unit.chunk < NEAR_CHUNKS) return make_uint4(table[unit.chunk], 0, 0, 0);
   return load16(table + NEAR_CHUNKS + (unit.chunk - NEAR_CHUNKS) * (CHUNK / PAGE));
 }
 DEVICE int first_key(const Unit& unit) {
   return unit.chunk < NEAR_CHUNKS ? unit.chunk * PAGE : NEAR + (unit.chunk - NEAR_CHUNKS) * CHUNK;
 }
-DEVICE u32 page_at(const uint4& pages, int i) { return i == 0 ? pages.x : i == 1 ? pages.y : i == 2 ? pages.z : pages.w; }
-DEVICE s64 page_start(Worker& w, int layer, u32 page, int head) {
-  return layer * w.p->kv_layer_stride + ((s64)page * KV_HEADS + head) * (PAGE * HEAD_DIM);
+DEVICE int live_pages(const Unit& unit) {  // those that hold keys at all
+  const int most = unit.chunk < NEAR_CHUNKS ? 1 : CHUNK / PAGE, live = (unit.last - first_key(unit)) / PAGE + 1;
+  return live < most ? live : most;
 }
-// Ask for a unit's keys and values ahead of time: they come as far as the second-level cache.
-DEVICE void fetch_ahead(Worker& w, int layer, const Unit& unit, const uint4& pages) {
-  constexpr int LINES = PAGE * HEAD_DIM * 2 / 128;  // of one page's keys
-#pragma unroll
-  for (int i = 0; i < CHUNK / PAGE; ++i) {
-    if (first_key(unit) + i * PAGE > unit.last || (i && unit.chunk < NEAR_CHUNKS)) break;
-    const s64 at = page_start(w, layer, page_at(pages, i), unit.head);
-    if (w.thread < LINES) prefetch(w.p->keys + at + w.thread * 64);
-    else if (w.thread < 2 * LINES) prefetch(w.p->values + at + (w.thread - LINES) * 64);
+DEVICE int cold_pages(const Control& c, const Unit& unit) {  // the leading ones that this step leaves as they are
+  const int cold = c.position[c.first[unit.sequence]] / PAGE - first_key(unit) / PAGE, live = live_pages(unit);
+  return cold < 0 ? 0 : cold < live ? cold : live;
+}
+DEVICE u32 page_at(const uint4& pages, int i) { return i == 0 ? pages.x : i == 1 ? pages.y : i == 2 ? pages.z : pages.w; }
+DEVICE s64 page_start(const Parameters& p, int layer, u32 page, int head) {
+  return layer * p.kv_layer_stride + ((s64)page * KV_HEADS + head) * (PAGE * HEAD_DIM);
+}
+
+// The streaming warp's part: this block's share of one layer's pages, in the order of use.
+DEVICE Share first_share(const Parameters& p, const Control& c) {
+  Share s;
+  s.pages = make_uint4(0, 0, 0, 0);
+  s.any = find_unit(c, blockIdx.x, s.unit);
+  if (s.any) s.pages = find_pages(p, c, s.unit);
+  return s;
+}
+DEVICE Share next_share(const Parameters& p, const Control& c, int& index) {
+  Share s;
+  s.pages = make_uint4(0, 0, 0, 0);
+  index += gridDim.x;
+  s.any = find_unit(c, index, s.unit);
+  if (s.any) s.pages = find_pages(p, c, s.unit);
+  return s;
+}
+DEVICE void stream_pages(Streamer& s, const Parameters& p, const Control& c, int layer, const Share& first) {
+  Share now = first;
+  int index = blockIdx.x;
+  while (now.any) {
+    const Share next = next_share(p, c, index);  // looked up while the ring is waited for
+    const int cold = cold_pages(c, now.unit);
+    for (int i = 0; i < 2 * cold; ++i) {
+      const s64 at = page_start(p, layer, page_at(now.pages, i < cold ? i : i - cold), now.unit.head);
+      bring(s, (i < cold ? p.keys : p.values) + at, PAGE_BYTES);
+    }
+    now = next;
   }
 }
+
 // What a thread needs to know of the two rows it scores, g and g + 8 of the unit.
 struct Rows {
   bool has0, has1;
@@ -62,29 +92,30 @@ DEVICE Rows rows_of(Worker& w, const Unit& unit) {
   r.limit0 = r.has0 ? w.control->position[r.m0] : -1; r.limit1 = r.has1 ? w.control->position[r.m1] : -1;
   return r;
 }
-// One chunk of 8 * 8 * T keys: a warp scores 8 T of them, then gathers an eighth of the dimensions over all.
+// 16 bytes of a page, from the ring or from where it lies.
+DEVICE uint4 page16(bool cold, const u16* stage, const u16* page, int at) {
+  return cold ? *(const uint4*)(stage + at) : load16(page + at);
+}
+DEVICE const u16* await_stage(Worker& w) {
+  barrier_wait(&w.ring.full[w.ring.at.stage], w.ring.at.phase);
+  return (const u16*)(w.ring.stages + w.ring.at.stage * STAGE);
+}
+DEVICE void leave_stage(Worker& w) {
+  warp_sync();
+  if (w.lane == 0) barrier_arrive(&w.ring.empty[w.ring.at.stage]);
+  w.ring.at.advance(w.ring.count);
+}
+// One chunk of 64 T keys: a warp scores 8 T of them, then gathers an eighth of the dimensions over all.
 template <int T>
 DEVICE void attend_chunk(Worker& w, int layer, const Unit& unit, const uint4& pages) {
-  constexpr int KEYS = 64 * T, STEPS = KEYS / 32, STRIDE = KEYS + PAD;
+  constexpr int STRIDE = 64 * T + PAD;
   const float score_scale = 1.4426950408889634f / sqrtf((float)HEAD_DIM);
   const float nothing = -INFINITY;
   const uint4 zero = {0, 0, 0, 0};
   u16* scores = (u16*)w.scratch;
   float* largest = (float*)(scores + 16 * SCORE_STRIDE);
   float* totals = largest + WARPS * 16;
-  const int start = first_key(unit);
-  uint4 k[T][K_STEPS];
-  {
-    const int page = T == 1 ? 0 : w.warp / 2, within = T == 1 ? w.warp * 8 : (w.warp & 1) * 32;
-    const u16* at = w.p->keys + page_start(w, layer, page_at(pages, page), unit.head) + within * HEAD_DIM + w.j * 8;
-    const bool there = start + page * PAGE <= unit.last;
-#pragma unroll
-    for (int t = 0; t < T; ++t) {
-      const int key = T == 1 ? w.g : (w.g / 2) * 8 + t * 2 + (w.g & 1);  // so that a thread's scores belong to adjacent keys
-#pragma unroll
-      for (int s = 0; s < K_STEPS; ++s) k[t][s] = there ? load16(at + key * HEAD_DIM + s * 32) : zero;
-    }
-  }
+  const int start = first_key(unit), live = live_pages(unit), cold = cold_pages(*w.control, unit);
   const Rows r = rows_of(w, unit);
   const u16* q0 = w.p->queries + r.m0 * QUERY_WIDTH + r.h0 * HEAD_DIM + w.j * 8;
   const u16* q1 = w.p->queries + r.m1 * QUERY_WIDTH + r.h1 * HEAD_DIM + w.j * 8;
@@ -97,21 +128,24 @@ DEVICE void attend_chunk(Worker& w, int layer, const Unit& unit, const uint4& pa
   float s[T][4];
 #pragma unroll
   for (int t = 0; t < T; ++t) s[t][0] = s[t][1] = s[t][2] = s[t][3] = 0.0f;
+#pragma unroll 1
+  for (int p = 0; p < live; ++p) {
+    const u16* stage = p < cold ? await_stage(w) : (const u16*)w.ring.stages;
+    if (T == 1 || p == w.warp / 2) {
+      const u16* page = w.p->keys + page_start(*w.p, layer, page_at(pages, p), unit.head);
+      const int from = (T == 1 ? w.warp * 8 : (w.warp & 1) * 32) * HEAD_DIM + w.j * 8;
 #pragma unroll
-  for (int step = 0; step < K_STEPS; ++step)
+      for (int t = 0; t < T; ++t) {
+        const int key = T == 1 ? w.g : (w.g / 2) * 8 + t * 2 + (w.g & 1);  // so that a thread's scores belong to adjacent keys
 #pragma unroll
-    for (int t = 0; t < T; ++t) {
-      mma_bf16(s[t], a[step].x, b[step].x, a[step].y, b[step].y, k[t][step].x, k[t][step].y);
-      mma_bf16(s[t], a[step].z, b[step].z, a[step].w, b[step].w, k[t][step].z, k[t][step].w);
+        for (int step = 0; step < K_STEPS; ++step) {
+          const uint4 k = page16(p < cold, stage, page, from + key * HEAD_DIM + step * 32);
+          mma_bf16(s[t], a[step].x, b[step].x, a[step].y, b[step].y, k.x, k.y);
+          mma_bf16(s[t], a[step].z, b[step].z, a[step].w, b[step].w, k.z, k.w);
+        }
+      }
     }
-  uint4 v[STEPS][V_TILES];  // they arrive during what follows
-#pragma unroll
-  for (int step = 0; step < STEPS; ++step) {
-    const u16* at = w.p->values + page_start(w, layer, page_at(pages, step / 2), unit.head) +
-                    (w.warp * (HEAD_DIM / 8) + w.g) * PAGE + (step & 1) * 32 + w.j * 8;
-    const bool there = start + step / 2 * PAGE <= unit.last;
-#pragma unroll
-    for (int n = 0; n < V_TILES; ++n) v[step][n] = there ? load16(at + n * 8 * PAGE) : zero;
+    if (p < cold) leave_stage(w);
   }
   const int mine = T == 1 ? w.warp * 8 + w.j * 2 : w.warp * 32 + w.j * 8;  // this thread's first key of the chunk
   float top0 = nothing, top1 = nothing;
@@ -158,15 +192,23 @@ DEVICE void attend_chunk(Worker& w, int layer, const Unit& unit, const uint4& pa
   float out[V_TILES][4];
 #pragma unroll
   for (int n = 0; n < V_TILES; ++n) out[n][0] = out[n][1] = out[n][2] = out[n][3] = 0.0f;
+#pragma unroll 1
+  for (int p = 0; p < live; ++p) {
+    const u16* stage = p < cold ? await_stage(w) : (const u16*)w.ring.stages;
+    const u16* page = w.p->values + page_start(*w.p, layer, page_at(pages, p), unit.head);
+    const int from = (w.warp * (HEAD_DIM / 8) + w.g) * PAGE + w.j * 8;
 #pragma unroll
-  for (int step = 0; step < STEPS; ++step) {
-    const u16* row = scores + w.g * STRIDE + step * 32 + w.j * 8;
-    const uint4 c = *(const uint4*)row, d = *(const uint4*)(row + 8 * STRIDE);
+    for (int half = 0; half < 2; ++half) {
+      const u16* row = scores + w.g * STRIDE + p * PAGE + half * 32 + w.j * 8;
+      const uint4 c = *(const uint4*)row, d = *(const uint4*)(row + 8 * STRIDE);
 #pragma unroll
-    for (int n = 0; n < V_TILES; ++n) {
-      mma_bf16(out[n], c.x, d.x, c.y, d.y, v[step][n].x, v[step][n].y);
-      mma_bf16(out[n], c.z, d.z, c.w, d.w, v[step][n].z, v[step][n].w);
+      for (int n = 0; n < V_TILES; ++n) {
+        const uint4 v = page16(p < cold, stage, page, from + n * 8 * PAGE + half * 32);
+        mma_bf16(out[n], c.x, d.x, c.y, d.y, v.x, v.y);
+        mma_bf16(out[n], c.z, d.z, c.w, d.w, v.z, v.w);
+      }
     }
+    if (p < cold) leave_stage(w);
   }
   const s64 at0 = ((s64)r.m0 * HEADS + r.h0) * w.p->partial_stride + unit.chunk;
   const s64 at1 = ((s64)r.m1 * HEADS + r.h1) * w.p->partial_stride + unit.chunk;
@@ -186,25 +228,14 @@ DEVICE void attend_chunk(Worker& w, int layer, const Unit& unit, const uint4& pa
 }
 
 DEVICE void attend(Worker& w, int layer) {
-  Unit unit = w.first_unit;
-  uint4 pages = w.first_pages;
-  bool more = w.attends;
+  Share now = w.first;
   int index = blockIdx.x;
   wait(w);
-  while (more) {
-    Unit next;
-    uint4 next_pages = make_uint4(0, 0, 0, 0);
-    index += gridDim.x;
-    const bool another = find_unit(w, index, next);
-    if (another) {
-      next_pages = find_pages(w, next);
-      fetch_ahead(w, layer, next, next_pages);
-    }
-    if (unit.chunk < NEAR_CHUNKS) attend_chunk<1>(w, layer, unit, pages);
-    else attend_chunk<4>(w, layer, unit, pages);
-    unit = next;
-    pages = next_pages;
-    more = another;
-    if (more) compute_sync();  // the scratch is read; it is free
+  while (now.any) {
+    const Share next = next_share(*w.p, *w.control, index);
+    if (now.unit.chunk < NEAR_CHUNKS) attend_chunk<1>(w, layer, now.unit, now.pages);
+    else attend_chunk<CHUNK / PAGE>(w, layer, now.unit, now.pages);
+    now = next;
+    if (now.any) compute_sync();  // the scratch is read; it is free
   }
 }

@@ -15,11 +15,9 @@ DEVICE void compute(Worker& w) {
     w.rope[i] = p.rope[(s64)c.position[i / (HEAD_DIM / 2)] * (HEAD_DIM / 2) + i % (HEAD_DIM / 2)];
   if (w.thread < w.rows)
     w.pages[w.thread] = p.tables[(s64)c.table[c.sequence[w.thread]] * p.table_stride + c.position[w.thread] / PAGE];
-  w.attends = find_unit(w, blockIdx.x, w.first_unit);
-  if (w.attends) w.first_pages = find_pages(w, w.first_unit);
+  w.first = first_share(p, c);
   arrive(w);
   for (int layer = 0; layer < LAYERS; ++layer) {
-    if (w.attends) fetch_ahead(w, layer, w.first_unit, w.first_pages);
     normalise(w, layer * 2);
     project_qkv(w, layer);
     arrive(w);
@@ -107,9 +105,11 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
       s.oldest = ring.at;
       s.spare = p.in_flight;
       s.policy = streaming_policy();
+      const Share first = first_share(p, *control);
       for (int layer = 0; layer < LAYERS; ++layer) {
         const u8* at = p.layers + layer * LAYER_BYTES;
         stream<Qkv>(s, at, QKV);
+        stream_pages(s, p, *control, layer, first);
         stream<Output>(s, at + Qkv::bytes, OUTPUT);
         stream<GateUp>(s, at + Qkv::bytes + Output::bytes, GATE_UP);
         stream<Down>(s, at + Qkv::bytes + Output::bytes + GateUp::bytes, DOWN);
@@ -137,7 +137,6 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
     w.unit = 0;
     w.ready = (u64*)(memory + MEETINGS_AT);
     w.freed = w.ready + BUFFERS;
-    w.first_pages = make_uint4(0, 0, 0, 0);
     w.marks = 0;
     compute(w);
     if (thread == 0 && exchange_add(&p.barrier[1], 1) == gridDim.x - 1) {

@@ -69,6 +69,7 @@ DEVICE void stream(Streamer& s, const u8* matrix, int which) {
 // A block's share of attention: 16 (row, head of the group) pairs from `row` on of one KV head of one sequence, over
 // one chunk of its keys. `last` is the position of the sequence's last row.
 struct Unit { int sequence, head, chunk, row, last; };
+struct Share { Unit unit; uint4 pages; bool any; };  // and the pages of those keys
 
 // Everything a computing warp carries through the step.
 struct Worker {
@@ -82,9 +83,7 @@ struct Worker {
   u16* operand;
   Ring ring;
   u32 arrivals;  // barriers passed
-  Unit first_unit;  // this block's first share of attention, the same in every layer
-  uint4 first_pages;
-  bool attends;
+  Share first;   // of this block's attention, the same in every layer
   u64* ready;    // of each buffer of sums: all warps have written
   u64* freed;    // and the one that adds has read
   int rows, thread, warp, lane, g, j, unit, marks;
