@@ -7,14 +7,19 @@ it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from keystroke.clients.cli import options
-from keystroke.clients.cli.invocation import of
+from keystroke.clients.cli.invocation import Invocation, of
 from keystroke.errors import InputError, NotFound, UsageError
+
+if TYPE_CHECKING:
+    from keystroke.engine.library import Progress
 
 app = typer.Typer(
     name="train",
@@ -24,6 +29,17 @@ app = typer.Typer(
 )
 Folder = Annotated[Path, typer.Argument(help="The folder to work in.")]
 Tokenizer = Annotated[Path, typer.Option(help="Folder of the tokenizer.")]
+
+
+@contextmanager
+def _resumable(run: Invocation) -> Iterator[Progress]:
+    """Shows how far the work has come, and says after Ctrl-C that nothing is lost."""
+    try:
+        with run.console.progress() as progress:
+            yield progress
+    except KeyboardInterrupt:
+        run.console.note("stopped; the same command goes on from here")
+        raise
 
 
 @app.command()
@@ -39,11 +55,15 @@ def corpus(
     ] = 5000,
     workers: Annotated[int, typer.Option(min=1, max=16, help="Downloads at a time.")] = 6,
     build: Annotated[bool, typer.Option(help="Compare, split and write the pieces afterwards.")] = True,
+    grow: Annotated[
+        bool, typer.Option("--grow", help="Leave the pieces there are as they are; add what is new.")
+    ] = False,
     json: options.Json = False,
 ) -> None:
     """Harvest projects from the package index and build the corpus. Goes on where it stopped."""
     from keystroke.train.corpus import names as lists
     from keystroke.train.corpus.build import build as build_corpus
+    from keystroke.train.corpus.build import grow as grow_corpus
     from keystroke.train.corpus.harvest import Limits, ProjectRecord, harvest
     from keystroke.train.corpus.index import PackageIndex
     from keystroke.train.corpus.split import LATE
@@ -61,26 +81,29 @@ def corpus(
     wanted = lists.sampled(wanted, projects) if projects else wanted
     index = PackageIndex(connections=workers)
     outcomes: dict[str, dict[str, int]] = {}
-    with run.console.progress() as progress:
-        young = lists.sampled(index.names(), late, seed=7) if late else []
-        for what, some, limits in (
-            ("projects", wanted, Limits()),
-            ("late projects", young, Limits(LATE, min_files=5, min_releases=3, try_variants=False)),
-        ):
+    with _resumable(run) as progress:
+
+        def gather(what: str, some: list[str], limits: Limits) -> None:
             done = [0]
 
-            def count(
-                _: ProjectRecord, what: str = what, total: int = len(some), done: list[int] = done
-            ) -> None:
+            def count(_: ProjectRecord) -> None:
                 done[0] += 1
-                progress(what, done[0], total)
+                progress(what, done[0], len(some))
 
             place = folder / what.replace(" ", "-")
             outcomes[what] = dict(harvest(index, some, place, limits=limits, workers=workers, report=count))
+
+        gather("projects", wanted, Limits())
+        if late:
+            progress("names of the index", 0, 1)
+            young = lists.sampled(index.names(), late, seed=7)
+            progress("names of the index", 1, 1)
+            gather("late projects", young, Limits(LATE, min_files=5, min_releases=3, try_variants=False))
         index.close()
         if build:
             places = [folder / "projects", folder / "late-projects"]
-            summary = build_corpus(places, folder / "corpus", report=progress)
+            make = grow_corpus if grow else build_corpus
+            summary = make(places, folder / "corpus", report=progress)
             outcomes["files"] = summary["files"]
             outcomes["characters"] = summary["characters"]
     if run.wants_json(json):
@@ -121,7 +144,7 @@ def edits(
     out = folder / "edits"
     summary: dict[str, Any] = {}
     index = PackageIndex(connections=workers)
-    with run.console.progress() as progress:
+    with _resumable(run) as progress:
         for part, records in parts.items():
             counts = collect(
                 index, records, out / "collected" / part, releases=releases, workers=workers, report=progress
