@@ -28,11 +28,12 @@ from keystroke.assist.audit.lower.javascript import ScriptLowering
 from keystroke.assist.audit.lower.python import PythonLowering
 from keystroke.assist.audit.match import Match, Matcher, index_of
 from keystroke.assist.audit.memo import Memo
+from keystroke.assist.audit.pointers import Pointers
 from keystroke.assist.audit.rules import LANGUAGES
 from keystroke.assist.audit.suppress import suppress
 from keystroke.assist.audit.triggers import FLOW, SILENT, WORD, triggers_of
 from keystroke.assist.audit.units import Skeleton, Unit, resplit, skeleton, split
-from keystroke.assist.audit.values import Value
+from keystroke.assist.audit.values import Memory, Value
 from keystroke.errors import InputError, NotFound
 from keystroke.text import Edit, apply_edits
 
@@ -162,7 +163,7 @@ class LiveAudit:
         matches, env, _ = self._walk(outline.text, {}, 0)
         # What was allocated or freed out there says nothing of a function, which runs at any time.
         env = {
-            name: replace(value, memory=None) if value.memory is not None and value.memory.block else value
+            name: replace(value, memory=_lasting(value.memory)) if value.memory is not None else value
             for name, value in env.items()
             if not name.startswith("#")
         }
@@ -238,7 +239,7 @@ class LiveAudit:
         root = _parse(source, self.language)
         memory = self.language in ("c", "cpp")
         matcher: Matcher = (MemoryDetectors if memory else Detectors)(self.language, self._index)
-        flow = Flow(self.language, self._knowledge, matcher, env)
+        flow = (Pointers if memory else Flow)(self.language, self._knowledge, matcher, env)
         matcher.flow = flow
         if self.language == "python" and (env is self._context or not env):
             flow.memo = self._memo if env else self._outline_memo
@@ -292,6 +293,7 @@ class LiveAudit:
                 match.end - shift,
                 match.origin,
                 tuple(fixes),
+                match.rule.also,
             )
             out.append(_Found(finding, tuple(needs)))
         return tuple(out)
@@ -353,6 +355,13 @@ class LiveAudit:
 
 
 _DEFINES = re.compile(r"\bfunc(?:tion)?\s+(?:\([^)]*\)\s*)?(\w+)|^[^({=]*?(\w+)\s*\(")
+
+
+def _lasting(memory: Memory | None) -> Memory | None:
+    """What is known of a global's memory whenever a function runs: the size of an array."""
+    if memory is None or not memory.array:
+        return None if memory is None or memory.block or memory.kind == "unset" else memory
+    return replace(memory, block=0, length=None, kind="static", fresh=False)
 
 
 def _first_function(stmts: list[ir.Stmt], name: str) -> ir.Function | None:

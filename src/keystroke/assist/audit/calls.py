@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from keystroke.assist.audit import ir
-from keystroke.assist.audit.folding import formatted, key_of, maps
+from keystroke.assist.audit.folding import formatted, key_of, maps, refused
 from keystroke.assist.audit.narrowing import Narrowing
+from keystroke.assist.audit.roles import given
 from keystroke.assist.audit.values import (
     ALL,
     CONSTANT,
@@ -59,6 +60,7 @@ class Calls(Narrowing):
                         self.element(receiver)
                         if receiver is not None and receiver.level > CONSTANT and maps(path)
                         else None,
+                        given(path, args, arg.function) if self.family == "javascript" else (),
                     )
                 )
             else:
@@ -69,7 +71,15 @@ class Calls(Narrowing):
         self.effects(expr, path, receiver, args)
         if replaced is not None:
             return replaced
-        if function is None and self.provide is not None and (receiver is None or receiver.level == CONSTANT):
+        if (
+            function is None
+            and self.provide is not None
+            and (
+                receiver is None
+                or (receiver.level == CONSTANT and self.family not in ("python", "javascript"))
+                or (receiver.path in SELF and self.family == "javascript")
+            )
+        ):
             function = self.provide(path.rsplit(".", 1)[-1])
         if function is not None and function is not (self.functions[-1] if self.functions else None):
             result = self.inlined(function, args)
@@ -84,6 +94,8 @@ class Calls(Narrowing):
         out = f"{path}()"
         if know.sources.match(out):
             return Value(level=REMOTE, path=out, origin=out, numeric=know.numeric.match(out))
+        if know.origins.match(out):
+            return Value(level=LOCAL, path=out, origin=out, numeric=know.numeric.match(out))
         inputs = ([receiver] if receiver is not None else []) + args + list(kwargs.values())
         if expr.new and not inputs:
             return Value(path=out)
@@ -91,6 +103,8 @@ class Calls(Narrowing):
         if know.numeric.match(out):
             return Value(level=mixed.level, numeric=True, path=out, origin=mixed.origin, roots=mixed.roots)
         uses = know.cleans(out)
+        if uses and path.endswith(".replace") and args and isinstance(args[0].const, str):
+            uses |= refused(args[0].const)
         if not uses and ESCAPING.search(path):
             uses = ALL
         if uses:
@@ -167,6 +181,10 @@ class Calls(Narrowing):
             and args
             and last in ("get", "getProperty", "getOrDefault")
         ):
+            if len(args) == 2 and isinstance(args[0].const, str) and isinstance(args[1].const, str):
+                setting = receiver.item(f"{args[0].const}\n{args[1].const}")
+                if setting is not None:
+                    return setting
             if args[0].known:
                 found = receiver.item(args[0].const)
                 return found if found is not None else (args[1] if len(args) > 1 else constant(None))
@@ -253,7 +271,13 @@ class Calls(Narrowing):
             and args
         ):
             known = self.held(holder) or PLAIN
-            if last in ("put", "setProperty", "set") and len(args) > 1:
+            if last == "set" and len(args) == 3:  # a setting in a section
+                if known.items is None and known.path.endswith("Parser()") and known.level <= LOCAL:
+                    self.env[holder] = replace(known, items=())
+                section, name = args[0].const, args[1].const
+                told = isinstance(section, str) and isinstance(name, str)
+                self.put(holder, f"{section}\n{name}" if told else UNKNOWN, args[2])
+            elif last in ("put", "setProperty", "set") and len(args) > 1:
                 if (
                     known.items is None
                     and known.path.endswith(("Map", "Map()", "Properties", "Properties()"))
@@ -290,8 +314,12 @@ class Calls(Narrowing):
                 )
             else:
                 self.put(holder, UNKNOWN, mix(args))
-        elif last == "remove" and args and isinstance(args[0].const, int):
+        elif last in ("remove", "pop", "shift") and (not args or isinstance(args[0].const, int)):
             known = self.held(holder) or PLAIN
-            if known.items is not None:
-                left = [value for key, value in known.items if key != args[0].const]
+            listed = known.items is not None and all(isinstance(key, int) for key, _ in known.items)
+            if known.items and listed and not (last == "remove" and (not args or self.family == "python")):
+                at = args[0].const if args else (0 if last == "shift" else -1)
+                if at < 0:
+                    at += len(known.items)
+                left = [value for key, value in known.items if key != at]
                 self.env[holder] = replace(known, items=tuple(enumerate(left)))

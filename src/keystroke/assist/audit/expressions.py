@@ -55,7 +55,8 @@ class Expressions(Calls):
             return Value(level=REMOTE, path=path, origin=path, roots=frozenset({path}))
         last = path.rsplit(".", 1)[-1]
         level = CONSTANT if CAPS.fullmatch(last) or self.know.constants.match(path) else LOCAL
-        return Value(level=level, path=path, roots=frozenset({path}))
+        origin = path if self.know.origins.match(path) else ""
+        return Value(level=level, path=path, origin=origin, roots=frozenset({path}))
 
     def attr(self, expr: ir.Attr) -> Value:
         key = key_of(expr)
@@ -76,6 +77,8 @@ class Expressions(Calls):
             return Value(path=name)
         if self.know.sources.match(path):
             return Value(level=REMOTE, path=path, origin=path, roots=base.roots)
+        if base.level <= LOCAL and self.know.origins.match(path):
+            return Value(level=LOCAL, path=path, origin=path, roots=base.roots)
         if name == "length" and self.family in ("javascript", "java"):
             return Value(level=base.level, numeric=True, path=path, roots=base.roots)
         level = base.level
@@ -192,15 +195,20 @@ class Expressions(Calls):
                 self.hear.arithmetic(op, args, expr.node)
             if op == "/" and self.family == "python" and not args[0].numeric:
                 return self.path_joined(args)
-            if op == "-" and args[0].memory is not None:
-                return replace(args[0], memory=replace(args[0].memory, capacity=None, array=False))
+            if op == "-" and args[0].memory is not None and args[1].memory is None:
+                return self.offset([args[0], self.unary("-", args[1])])
             return self.ranged(op, args)
         if op in ("==", "===", "!=", "!==", "<", ">", "<=", ">=", "is", "is not"):
             if not self.quiet and op in ("==", "===", "!=", "!=="):
                 self.hear.tested(expr, args)
             result = compare(op, args[0], args[1])
             return Value(numeric=True) if result is UNKNOWN else Value(result)
-        return Value(numeric=True, level=mix(args).level if op not in ("in", "not in") else CONSTANT)
+        if op in ("in", "not in"):
+            held, group = args[0].const, args[1].const
+            if isinstance(held, str) and isinstance(group, str) and not args[0].level and not args[1].level:
+                return Value((held in group) == (op == "in"))
+            return Value(numeric=True)
+        return Value(numeric=True, level=mix(args).level)
 
     def ranged(self, op: str, args: list[Value]) -> Value:
         worst = max(args, key=lambda arg: arg.level)
@@ -295,6 +303,8 @@ class Expressions(Calls):
                 else:
                     folded = fold("+", old.const, value.const, self.family)
                     value = constant(folded) if folded is not UNKNOWN else self.ranged("+", [old, value])
+            elif expr.op == "-" and old.memory is not None and value.memory is None:
+                value = self.offset([old, self.unary("-", value)])
             elif expr.op in ("||", "??", "&&", "|"):
                 value = join(old, value)
             else:

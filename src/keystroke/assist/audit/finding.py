@@ -5,7 +5,7 @@ Law: pure values, offsets are indices into the audited text. Nothing here knows 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from keystroke.text import Edit
@@ -40,6 +40,12 @@ class Finding:
     end: int
     origin: str = ""  # where the data comes from, in words: "request.args.get()"
     fixes: tuple[Fix, ...] = field(default=())
+    also: tuple[int, ...] = ()  # other CWE numbers that name the same weakness more or less narrowly
+
+    @property
+    def cwes(self) -> tuple[int, ...]:
+        """Every CWE number that describes it, the closest first."""
+        return (self.cwe, *(number for number in self.also if number != self.cwe))
 
     def moved(self, by: int) -> Finding:
         """The same finding `by` characters further on."""
@@ -49,13 +55,4 @@ class Finding:
             Fix(fix.title, tuple(Edit(edit.start + by, edit.end + by, edit.text) for edit in fix.edits))
             for fix in self.fixes
         )
-        return Finding(
-            self.rule,
-            self.cwe,
-            self.severity,
-            self.message,
-            self.start + by,
-            self.end + by,
-            self.origin,
-            fixes,
-        )
+        return replace(self, start=self.start + by, end=self.end + by, fixes=fixes)

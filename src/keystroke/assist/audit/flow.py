@@ -13,6 +13,7 @@ from keystroke.assist.audit import ir
 from keystroke.assist.audit.expressions import Expressions
 from keystroke.assist.audit.folding import assigned, key_of, names, raises
 from keystroke.assist.audit.knowledge import Knowledge
+from keystroke.assist.audit.roles import among, called_by_client, scripted
 from keystroke.assist.audit.values import (
     ALL,
     CONSTANT,
@@ -374,15 +375,25 @@ class Flow(Expressions):
         self.enter(function, handler)
 
     def enter(
-        self, function: ir.Function, handler: bool, level: int = PARAMETER, first: Value | None = None
-    ) -> None:
-        """Walk a body on its own: parameters are what any caller may pass."""
+        self,
+        function: ir.Function,
+        handler: bool,
+        level: int = PARAMETER,
+        first: Value | None = None,
+        roles: tuple[str, ...] = (),
+    ) -> Env:
+        """Walk a body on its own: parameters are what any caller may pass. Answers what it left behind."""
         outer, breaks, gotos = self.env, self.breaks, self.gotos
         self.env, self.breaks, self.gotos = dict(outer), [], {}
         main = function.name == "main" and self.family in ("c", "java")
+        if self.family == "python":
+            main = called_by_client(function)
+        elif self.family == "javascript" and not roles:
+            roles = among(function.params)
         for at, param in enumerate(function.params):
-            value = self.parameter(param, REMOTE if handler or main else level)
-            if at == 0 and first is not None:
+            role = roles[at] if at < len(roles) else ""
+            value = self.parameter(param, REMOTE if handler or main else level, role)
+            if at == 0 and first is not None and not role:
                 value = replace(first, roots=first.roots | {param.name})
             self.env[param.name] = value
             if param.default is not None:
@@ -393,16 +404,19 @@ class Flow(Expressions):
         try:
             if not self.run(function.body) and not self.quiet:
                 self.hear.leave(self.env, function)
+            return self.env
         finally:
             self.env, self.breaks, self.gotos = outer, breaks, gotos
             self.functions.pop()
             self.scopes.pop()
             self.returns.pop()
 
-    def parameter(self, param: ir.Param, level: int) -> Value:
-        if param.name in SELF:
+    def parameter(self, param: ir.Param, level: int, role: str = "") -> Value:
+        if param.name in SELF or (level == REMOTE and self.family == "python" and param.name == "request"):
             return Value(level=LOCAL, path=param.name)
         path = param.name
+        if self.family == "javascript":
+            path = role or scripted(param) or path
         if self.family in ("java", "go", "c") and param.type:
             path = (
                 self.typed(param.type)
@@ -420,7 +434,7 @@ class Flow(Expressions):
             level=level, path=path, numeric=numeric, origin=param.name, roots=frozenset({param.name})
         )
 
-    def closure(self, expr: ir.Closure, first: Value | None = None) -> Value:
+    def closure(self, expr: ir.Closure, first: Value | None = None, roles: tuple[str, ...] = ()) -> Value:
         handler = any(
             self.know.handler_types.match(self.typed(param.type))
             for param in expr.function.params
@@ -428,7 +442,12 @@ class Flow(Expressions):
         )
         if not self.quiet:
             self.hear.define(expr.function, handler)
-        self.enter(expr.function, handler, LOCAL if first is not None else PARAMETER, first)
+        after = self.enter(expr.function, handler, LOCAL if first is not None else PARAMETER, first, roles)
+        if self.family == "javascript":  # what a callback assigns outside itself is seen by the next one
+            for key, value in after.items():
+                known = self.env.get(key)
+                if known is not None and known is not value and value.level > known.level:
+                    self.env[key] = join(known, value)
         return Value(level=CONSTANT, function=expr.function)
 
     def inlined(self, function: ir.Function, args: list[Value]) -> Value | None:

@@ -25,6 +25,27 @@ _VALIDATING = re.compile(
 )
 
 
+# What a text without these characters cannot break out of.
+_REFUSED = {
+    "'": ("xpath", "sql"),
+    '"': ("xpath",),
+    "<": ("html",),
+    "(": ("ldap",),
+    "*": ("ldap",),
+    "\n": ("header", "log"),
+    "\r": ("header", "log"),
+    "$": ("nosql",),
+    ";": ("shell",),
+    "..": ("path",),
+    "://": ("redirect", "url"),
+}
+
+
+def refused(text: str) -> frozenset[str]:
+    """The uses for which a value is safe once it is known not to hold `text`."""
+    return frozenset(use for part, uses in _REFUSED.items() if text == part for use in uses)
+
+
 def raises(path: str) -> bool:
     return not re.search(r"(?i)(?:^|\.)is_?[a-z]", path)
 

@@ -51,6 +51,7 @@ class Knowledge:
     copies: dict[str, tuple[int, int]]
     exits: Globs
     numeric_types: frozenset[str]
+    origins: Globs  # not foreign, but worth remembering where a value came from: errors, guessable numbers
     _clean: dict[str, frozenset[str]] = field(default_factory=dict, compare=False)
 
     def cleans(self, path: str) -> frozenset[str]:
@@ -81,6 +82,7 @@ _KEYS = {
     "formatters": dict,
     "fills": dict,
     "copies": dict,
+    "origins": list,
 }
 
 
@@ -120,4 +122,5 @@ def load_knowledge(language: str) -> Knowledge:
         {name: (places[0], places[1]) for name, places in data.get("copies", {}).items()},
         globs("exits"),
         frozenset(data.get("numeric_types", [])),
+        globs("origins"),
     )

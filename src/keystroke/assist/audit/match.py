@@ -105,6 +105,8 @@ class Matcher(Listener):
                 self.add(rule, when, node, value, target, [value])
 
     def returned(self, value: Value, node: ir.Syntax, function: ir.Function | None) -> None:
+        if self.language == "python" and value.items is not None:  # body, status, headers
+            value = value.item(0) or value
         for rule, when in self.rules.returns:
             if self.holds(rule, when, value, [value], {}, function):
                 self.add(rule, when, node, value, None, [value])
@@ -174,6 +176,9 @@ class Matcher(Listener):
         if place in kwargs:
             return kwargs[place]
         outer, dotted, inside = place.partition(".")
+        if dotted and outer.isdigit() and inside.isdigit():  # an item of a tuple given as argument
+            whole = args[int(outer)] if int(outer) < len(args) else None
+            return whole.item(int(inside)) if whole is not None else None
         if dotted and outer in kwargs:
             return self.option(inside, [kwargs[outer]], {})
         for value in args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from keystroke.assist.audit import ir
-from keystroke.assist.audit.folding import key_of
+from keystroke.assist.audit.folding import key_of, refused
 from keystroke.assist.audit.values import (
     ALL,
     CONSTANT,
@@ -75,7 +75,7 @@ class Narrowing(Walk):
             held = truth == (op == "in")
             if isinstance(left, ir.Const) and isinstance(left.value, str):
                 if not held:  # `".." in path` was false
-                    self.clean(right, frozenset({"path", "header", "log"}))
+                    self.clean(right, frozenset({"path", "header", "log"}) | refused(left.value))
             elif held:
                 group = self.eval_quiet(right)
                 if group.level <= LOCAL:

@@ -69,6 +69,7 @@ def _entry(file: Audited, finding: Finding) -> dict[str, Any]:
         "end": finding.end,
         "rule": finding.rule,
         "cwe": finding.cwe,
+        "cwes": list(finding.cwes),
         "severity": finding.severity.value,
         "message": finding.message,
         "origin": finding.origin,
@@ -118,7 +119,7 @@ def _descriptor(name: str, rule: Rule | None) -> dict[str, Any]:
         else f"https://cwe.mitre.org/data/definitions/{rule.cwe}.html",
         "defaultConfiguration": {"level": _LEVELS[rule.severity]},
         "properties": {
-            "tags": ["security", f"external/cwe/cwe-{rule.cwe:03d}"],
+            "tags": ["security", *(f"external/cwe/cwe-{number:03d}" for number in (rule.cwe, *rule.also))],
             "security-severity": _SCORES[rule.severity],
         },
     }
@@ -133,6 +134,7 @@ def _result(file: Audited, finding: Finding, order: dict[str, int]) -> dict[str,
         "ruleIndex": order[finding.rule],
         "level": _LEVELS[finding.severity],
         "message": {"text": finding.message},
+        "properties": {"cwe": list(finding.cwes)},
         "locations": [
             {
                 "physicalLocation": {

@@ -30,7 +30,20 @@ _FOLDERS = {
     "go": ("go",),
     "java": ("java",),
 }
-_RULE_KEYS = {"id", "cwe", "severity", "title", "message", "why", "references", "use", "when", "fix", "tests"}
+_RULE_KEYS = {
+    "id",
+    "cwe",
+    "also",
+    "severity",
+    "title",
+    "message",
+    "why",
+    "references",
+    "use",
+    "when",
+    "fix",
+    "tests",
+}
 _WHEN_KEYS = {
     "call",
     "except",
@@ -111,6 +124,7 @@ class Rule:
     fixes: tuple[FixSpec, ...]
     bad: tuple[str, ...]
     good: tuple[str, ...]
+    also: tuple[int, ...] = ()  # other numbers of the same weakness
 
 
 @cache
@@ -192,6 +206,7 @@ def _rule(entry: dict[str, Any], language: str, where: str) -> Rule:
         tuple(_fix(fix, place) for fix in (fixes if isinstance(fixes, list) else [fixes])),
         tuple(tests.get("bad", ())),
         tuple(tests.get("good", ())),
+        tuple(int(number) for number in entry.get("also", ())),
     )
 
 

@@ -14,6 +14,7 @@ from functools import cache
 
 from keystroke.assist.audit.conditions import satisfies
 from keystroke.assist.audit.knowledge import Knowledge, load_knowledge
+from keystroke.assist.audit.roles import STANDARD, VIEW
 from keystroke.assist.audit.rules import Rule, When, load_rules
 from keystroke.assist.audit.secrets import ASSIGNED, FORMAT_MARKS, SECRET_WORDS
 from keystroke.assist.audit.values import REMOTE, Value
@@ -175,7 +176,12 @@ class Triggers:
 
     def _foreign(self, text: str, words: frozenset[str], called: set[str]) -> bool:
         """Whether data of the outside world can come into a text by itself."""
-        if "main(" in text or self.spelled.search(text) or any(_there(n, text, words) for n in self.loose):
+        if (
+            "main(" in text
+            or VIEW.search(text)
+            or self.spelled.search(text)
+            or any(_there(n, text, words) for n in self.loose)
+        ):
             return True
         if "@" in text and not words.isdisjoint(self.handlers):
             return True
@@ -195,11 +201,12 @@ def _all(pieces: tuple[str, ...], text: str) -> bool:
 
 
 def _words(pattern: str) -> frozenset[str]:
-    return frozenset(re.findall(r"(?<![\w*])[A-Za-z_]\w*(?![\w*])", pattern))
+    # What a role is called in a text is the text's own business.
+    return frozenset(re.findall(r"(?<![\w*])[A-Za-z_]\w*(?![\w*])", pattern)) - STANDARD
 
 
 def _pieces(pattern: str) -> tuple[str, ...]:
-    whole = _words(pattern)
+    whole = _words(pattern) | STANDARD
     return tuple(piece for piece in re.findall(r"\w+", pattern) if piece not in whole)
 
 

@@ -37,7 +37,9 @@ class Memory:
     nullable: bool = False
     fits: str = ""  # allocated for the string in this variable
     array: bool = False  # sizeof tells its capacity
-    kind: str = ""  # malloc, new, new[]
+    kind: str = ""  # malloc, new, new[], file, stack, static; unset: a variable nothing was written to
+    start: int | None = 0  # where in the block a pointer points, in bytes
+    fresh: bool = False  # nothing was written to it yet
 
 
 @dataclass(
@@ -57,6 +59,7 @@ class Value:
     high: int | None = None
     bounded: bool = False  # compared with an upper bound we cannot evaluate
     memory: Memory | None = None
+    target: str = ""  # the variable whose address this is
     function: Any = field(default=None, compare=False)
 
     @property
@@ -131,13 +134,15 @@ def join(a: Value, b: Value) -> Value:
         max(a.high, b.high) if a.high is not None and b.high is not None else None,
         (a.bounded or a.high is not None) and (b.bounded or b.high is not None) and (a.bounded or b.bounded),
         _join_memory(a.memory, b.memory),
+        a.target if a.target == b.target else "",
         a.function or b.function,
     )
 
 
 def _join_memory(a: Memory | None, b: Memory | None) -> Memory | None:
     if a is None or b is None:
-        return a or b
+        known = a or b
+        return None if known is not None and known.kind == "unset" else known
     if a == b:
         return a
     capacity = min(a.capacity, b.capacity) if a.capacity is not None and b.capacity is not None else None
@@ -151,6 +156,8 @@ def _join_memory(a: Memory | None, b: Memory | None) -> Memory | None:
         a.fits if a.fits == b.fits else "",
         a.array and b.array,
         a.kind if a.kind == b.kind else "",
+        a.start if a.start == b.start else None,
+        a.fresh and b.fresh,
     )
 
 
@@ -192,9 +199,11 @@ def mix(parts: list[Value]) -> Value:
     worst: Value | None = None
     clean: frozenset[str] | None = None
     roots: frozenset[str] = NONE
+    counted = ""  # where a number came from: it cannot inject, but it may be guessable
     for part in parts:
         roots = roots | part.roots if part.roots else roots
         if part.level == CONSTANT or part.numeric:
+            counted = counted or part.origin
             continue
         if "*" not in part.clean:
             clean = part.clean if clean is None else clean & part.clean
@@ -202,7 +211,7 @@ def mix(parts: list[Value]) -> Value:
             worst = part
         level = max(level, part.level)
     if worst is None:
-        return Value(roots=roots) if roots else PLAIN
+        return Value(roots=roots, origin=counted) if roots or counted else PLAIN
     # A fully cleaned part must not hide how foreign an unclean one is, nor raise its level.
     dirty = [part for part in parts if part.level and not part.numeric and "*" not in part.clean]
     if dirty:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from keystroke.assist.audit.ir import Const, Do, Expr, Op, Other, Stmt, Syntax, Text
 
+ERROR = "@error"  # stands for whatever a handler caught
 MAX_DEPTH = 90  # deeper than any code a person writes; keeps Python's own stack far away
 
 

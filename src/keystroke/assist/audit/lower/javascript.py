@@ -33,7 +33,7 @@ from keystroke.assist.audit.ir import (
     Text,
     Try,
 )
-from keystroke.assist.audit.lower import Lowering, first, named, number, unescape
+from keystroke.assist.audit.lower import ERROR, Lowering, first, named, number, unescape
 
 
 class ScriptLowering(Lowering):
@@ -294,11 +294,15 @@ class ScriptLowering(Lowering):
 
     def s_try_statement(self, node: Syntax) -> list[Stmt]:
         handler, final = node.field("handler"), node.field("finalizer")
+        caught: list[Stmt] = []
+        name = handler.field("parameter") if handler is not None else None
+        if name is not None:
+            caught.append(Do(name, Bind(name, self.expr(name), Name(name, ERROR))))
         return [
             Try(
                 node,
                 self.body(node.field("body")),
-                [self.body(handler.field("body"))] if handler is not None else [],
+                [[*caught, *self.body(handler.field("body"))]] if handler is not None else [],
                 self.body(final.field("body")) if final is not None else [],
             )
         ]

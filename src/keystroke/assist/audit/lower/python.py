@@ -33,7 +33,7 @@ from keystroke.assist.audit.ir import (
     Text,
     Try,
 )
-from keystroke.assist.audit.lower import Lowering, first, named, number, unescape
+from keystroke.assist.audit.lower import ERROR, Lowering, first, named, number, unescape
 
 
 class PythonLowering(Lowering):
@@ -300,13 +300,25 @@ class PythonLowering(Lowering):
         for child in named(node):
             if child.kind() in ("except_clause", "except_group_clause"):
                 handlers.append(
-                    [stmt for part in named(child) if part.kind() == "block" for stmt in self.later(part)]
+                    self.caught(child)
+                    + [stmt for part in named(child) if part.kind() == "block" for stmt in self.later(part)]
                 )
             elif child.kind() in ("finally_clause", "else_clause"):
                 final.extend(
                     stmt for part in named(child) if part.kind() == "block" for stmt in self.later(part)
                 )
         return [Try(node, self.later(node.field("body")), handlers, final)]
+
+    def caught(self, clause: Syntax) -> list[Stmt]:
+        """`except E as name`: the name holds an error."""
+        for part in named(clause):
+            if part.kind() == "as_pattern":
+                target = named(part)[-1]
+                inner = named(target)
+                name = inner[0] if inner else target
+                if name.kind() == "identifier":
+                    return [Do(part, Bind(part, Name(name, name.text()), Name(name, ERROR)))]
+        return []
 
     def s_match_statement(self, node: Syntax) -> list[Stmt]:
         subject = node.field("subject")
