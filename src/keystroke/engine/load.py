@@ -14,6 +14,7 @@ from typing import Literal
 from keystroke.config import Settings, load_settings
 from keystroke.engine.base import Engine
 from keystroke.engine.checkpoint import ModelSpec, extended, open_checkpoint
+from keystroke.engine.checkpoint.gguf_header import held_header
 from keystroke.engine.library import Progress, silent
 from keystroke.engine.locate import resolve
 from keystroke.engine.memory import available_bytes
@@ -44,18 +45,20 @@ def load_model(model: str | Path, settings: Settings | None = None, progress: Pr
         named.precision if named is not None and named.precision != "auto" else settings.model.precision
     )
     backend = _backend(kind)
-    tokenizer = _tokenizer(path)  # first: converting takes time, and is in vain without one
-    if backend == "cuda":
-        engine = _cuda(path, precision, settings)
-    else:
-        engine = _onnx(path, precision, settings, progress)
-    name = model if isinstance(model, str) else engine.info.name
-    return Model(name, engine, tokenizer, detect_chat(path), detect_fim(tokenizer, path))
+    with held_header(path):  # read once for all who ask
+        # The tokenizer first: converting takes time, and is in vain without one.
+        tokenizer = _tokenizer(path, settings.paths.cache / "tokenizers")
+        if backend == "cuda":
+            engine = _cuda(path, precision, settings)
+        else:
+            engine = _onnx(path, precision, settings, progress)
+        name = model if isinstance(model, str) else engine.info.name
+        return Model(name, engine, tokenizer, detect_chat(path), detect_fim(tokenizer, path), path)
 
 
-def _tokenizer(path: Path) -> Tokenizer:
+def _tokenizer(path: Path, cache: Path) -> Tokenizer:
     try:
-        return load_tokenizer(path)
+        return load_tokenizer(path, cache)
     except KeystrokeError:
         open_checkpoint(path).close()  # where the model as a whole is of no use, that is what to say
         raise

@@ -9,19 +9,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-import jinja2
-from jinja2.ext import Extension, loopcontrols
-from jinja2.nodes import Node
-from jinja2.parser import Parser
-from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-from keystroke.engine.checkpoint.gguf_header import Array, GGUFHeader
+from keystroke.engine.checkpoint.gguf_header import Array, open_header
 from keystroke.engine.fim import FimTemplate, detect_fim
 from keystroke.engine.tokenizer.base import Tokenizer
 from keystroke.engine.tokenizer.huggingface import read_json
@@ -32,32 +25,6 @@ __all__ = ["ChatTemplate", "FimTemplate", "detect_chat", "detect_fim"]
 Messages = Sequence[Mapping[str, Any]]
 
 _LARGEST_TEMPLATE = 1 << 20  # characters; real ones are a few thousand
-_LARGEST_RENDER = 64 << 20  # characters, of a whole conversation or of any text a template multiplies
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """Also refuses arithmetic that would fill the memory."""
-
-    intercepted_binops = frozenset({"*", "**"})
-
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        for value, times in ((left, right), (right, left)):
-            repeats = isinstance(value, (str, bytes, list, tuple)) and isinstance(times, int)
-            if repeats and len(value) * times > _LARGEST_RENDER:
-                raise jinja2.exceptions.SecurityError("a text multiplied beyond all use")
-        if operator == "**" and (abs(left) > 1 << 16 or abs(right) > 64):
-            raise jinja2.exceptions.SecurityError("a power beyond all use")
-        return super().call_binop(context, operator, left, right)
-
-
-class _AnswerMarks(Extension):
-    """`{% generation %}` marks the model's own words for training; here it only stands around them."""
-
-    tags = {"generation"}  # noqa: RUF012 - as the base class has it
-
-    def parse(self, parser: Parser) -> list[Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 class ChatTemplate:
@@ -70,16 +37,12 @@ class ChatTemplate:
             raise ModelDamaged(
                 f"the chat template is {len(source):,} characters long; that is no chat template"
             )
+        from keystroke.engine.sandbox import compiled  # here: a model that only completes needs no jinja2
+
         self.source = source
         self._names = {"bos_token": bos, "eos_token": eos}
-        environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _AnswerMarks])
-        environment.filters["tojson"] = _tojson
-        environment.globals["raise_exception"] = _refuse
-        environment.globals["strftime_now"] = lambda form: clock().strftime(form)
-        try:
-            self._template = environment.from_string(source)
-        except (jinja2.TemplateError, RecursionError) as error:
-            raise ModelDamaged(f"the model's chat template does not parse: {error}") from error
+        helpers = {"raise_exception": _refuse, "strftime_now": lambda form: clock().strftime(form)}
+        self._template = compiled(source, {"tojson": _tojson}, helpers)
 
     def render(
         self,
@@ -92,20 +55,19 @@ class ChatTemplate:
         """The conversation as one text, control tokens included. Raises InputError where the template
         refuses the messages. To make a prompt use `tokens`, which keeps users' text out of the controls."""
         try:
-            pieces = self._template.generate(
+            return self._template.render(
                 messages=[dict(m) for m in messages],
                 tools=[dict(t) for t in tools] if tools else None,
                 add_generation_prompt=add_generation_prompt,
                 **self._names,
                 **variables,
             )
-            return _joined(pieces)
         except RefusalError as refusal:
             raise InputError(
                 f"the model's chat template refuses these messages: {refusal}", param="messages"
             ) from None
-        except jinja2.exceptions.SecurityError as error:
-            raise ModelDamaged(f"the model's chat template tried something unsafe: {error}") from None
+        except ModelDamaged:
+            raise
         except Exception as error:  # a template is foreign code: it can raise anything
             raise InputError(
                 f"the model's chat template cannot render these messages ({type(error).__name__}: {error})",
@@ -131,16 +93,6 @@ class ChatTemplate:
             **veil.cover(variables),
         )
         return veil.encode(text)
-
-
-def _joined(pieces: Iterable[str]) -> str:
-    parts, size = [], 0
-    for piece in pieces:
-        size += len(piece)
-        if size > _LARGEST_RENDER:
-            raise jinja2.exceptions.SecurityError("it writes without end")
-        parts.append(piece)
-    return "".join(parts)
 
 
 class RefusalError(Exception):
@@ -220,7 +172,7 @@ def _characters(value: object) -> str:
 def detect_chat(path: Path) -> ChatTemplate | None:
     """The chat template that comes with a model's folder or GGUF file, or None."""
     if path.is_file() and path.suffix != ".json":
-        table = GGUFHeader(path).metadata
+        table = open_header(path).metadata
         return _chat(
             table.get("tokenizer.chat_template"), _piece(table, "bos_token_id"), _piece(table, "eos_token_id")
         )

@@ -7,13 +7,10 @@ first asked for, and carried through `apply` by rescanning only around the edits
 
 from __future__ import annotations
 
-import re
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Literal
 
 from keystroke.errors import InputError
 from keystroke.text.edit import Edit, apply_edits, ordered
@@ -21,9 +18,8 @@ from keystroke.text.edit import Edit, apply_edits, ordered
 Encoding = Literal["utf-8", "utf-16", "utf-32"]
 ENCODINGS: tuple[Encoding, ...] = ("utf-8", "utf-16", "utf-32")
 
-_LINE_END = re.compile(r"\r\n|\r|\n")
-_SMALL = 4096  # below this a regular expression beats the set-up cost of an array
-_Offsets = NDArray[np.int64]
+if TYPE_CHECKING:
+    from keystroke.text.line_index import Offsets
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +37,18 @@ class Document:
     text: str
     version: int = 0
     time: float | None = None
-    _starts: _Offsets | None = field(default=None, repr=False, compare=False)
+    _starts: Offsets | None = field(default=None, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.text)
 
     @property
-    def line_starts(self) -> _Offsets:
+    def line_starts(self) -> Offsets:
         """The offset at which each line begins. The first is 0; a final line end opens one more line."""
         if self._starts is None:
-            starts = np.concatenate((np.zeros(1, np.int64), _starts_within(self.text, 1, len(self.text))))
+            from keystroke.text.line_index import line_starts  # here: few commands need arrays to start
+
+            starts = line_starts(self.text)
             object.__setattr__(self, "_starts", starts)
             return starts
         return self._starts
@@ -90,8 +88,10 @@ class Document:
             inside, length = min(column, end - start), end - start
         else:
             # A column of n units lies within the first n characters: never look further along a long line.
-            before = _boundaries(self.text[start : min(end, start + column)], encoding)
-            inside = int(np.searchsorted(before, column, side="right")) - 1
+            from keystroke.text.line_index import boundaries
+
+            before = boundaries(self.text[start : min(end, start + column)], encoding)
+            inside = bisect_right(before, column) - 1
             length = int(before[-1])
             if not clamp and before[inside] < column <= length:
                 raise InputError(
@@ -110,12 +110,14 @@ class Document:
             raise InputError(
                 f"offset {offset} is outside the document, which has {len(self.text)} characters"
             )
-        line = int(np.searchsorted(self.line_starts, offset, side="right")) - 1
+        line = bisect_right(self.line_starts, offset) - 1
         start, end = self.line_span(line)
         before = min(offset, end)
         if encoding == "utf-32" or self.text.isascii():
             return Position(line, before - start)
-        return Position(line, int(_boundaries(self.text[start:before], encoding)[-1]))
+        from keystroke.text.line_index import boundaries
+
+        return Position(line, int(boundaries(self.text[start:before], encoding)[-1]))
 
     def edit(
         self, start: Position, end: Position, text: str, encoding: Encoding = "utf-16", *, clamp: bool = True
@@ -131,66 +133,8 @@ class Document:
         """The next version: all edits made at once. A line index already made is updated, not made again."""
         changes = ordered(edits, len(self.text))
         text = apply_edits(self.text, changes)
-        starts = None if self._starts is None else _updated(self._starts, changes, text)
-        return Document(text, self.version + 1, time, starts)
+        if self._starts is None:
+            return Document(text, self.version + 1, time)
+        from keystroke.text.line_index import updated
 
-
-def _updated(starts: _Offsets, edits: tuple[Edit, ...], text: str) -> _Offsets:
-    """Line starts of the new text. Whether a line starts at p depends on the characters at p - 1 and p alone,
-    so only offsets from an edit's start to its end need a new look; the others move along."""
-    pieces: list[_Offsets] = []
-    kept = 0  # index of the first old start not yet dealt with
-    moved = 0
-    seen = 0  # first new offset not yet dealt with; 0 is a start whatever happens
-    for edit in edits:
-        upto = int(np.searchsorted(starts, edit.start, side="left")) if edit.start else 1
-        if upto > kept:
-            pieces.append(starts[kept:upto] + moved)
-        first = edit.start + moved
-        last = first + len(edit.text)
-        pieces.append(_starts_within(text, max(first, seen, 1), last))
-        seen = last + 1
-        kept = max(kept, int(np.searchsorted(starts, edit.end, side="right")))
-        moved += edit.delta
-    pieces.append(starts[kept:] + moved)
-    return np.concatenate(pieces)
-
-
-def _starts_within(text: str, first: int, last: int) -> _Offsets:
-    """Offsets p with first <= p <= last, first > 0, at which a line starts."""
-    if last < first:
-        return np.empty(0, np.int64)
-    window = text[first - 1 : last + 1]
-    if len(window) < _SMALL:
-        found = [first - 1 + match.end() for match in _LINE_END.finditer(window)]
-        if found and found[-1] > last:
-            found.pop()
-        return np.array(found, np.int64)
-    units = _code_units(window)
-    ends = units == 10
-    returns = units == 13
-    if returns.any():
-        returns[:-1] &= ~ends[1:]
-        ends |= returns
-    result: _Offsets = np.flatnonzero(ends) + first
-    return result[:-1] if len(result) and result[-1] > last else result
-
-
-def _code_units(text: str) -> NDArray[np.uint8] | NDArray[np.uint32]:
-    if text.isascii():
-        return np.frombuffer(text.encode("ascii"), np.uint8)
-    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
-
-
-def _boundaries(text: str, encoding: Encoding) -> _Offsets:
-    """For i = 0 to len(text): how many units of the encoding the first i characters take. A lone surrogate
-    takes one UTF-16 unit and three UTF-8 bytes."""
-    points = _code_units(text)
-    result = np.zeros(len(points) + 1, np.int64)
-    widths = np.ones(len(points), np.int64)
-    if encoding == "utf-8":
-        widths += points > 0x7F
-        widths += points > 0x7FF
-    widths += points > 0xFFFF
-    np.cumsum(widths, out=result[1:])
-    return result
+        return Document(text, self.version + 1, time, updated(self._starts, changes, text))

@@ -13,7 +13,14 @@ from gguf.constants import GGMLQuantizationType as Kind
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from keystroke.engine.checkpoint import RopeSpec, inverse_frequencies, open_checkpoint, rope_tables
+from keystroke.engine.checkpoint import (
+    RopeSpec,
+    gguf_header,
+    inverse_frequencies,
+    open_checkpoint,
+    rope_tables,
+)
+from keystroke.engine.checkpoint.ggml_types import STORAGE_TYPES
 from keystroke.errors import InputError, ModelDamaged, ModelError, UnsupportedModel
 
 
@@ -260,3 +267,35 @@ def test_a_wrong_shape_is_damage(tmp_path: Path) -> None:
     write_gguf(tmp_path / "model.gguf", model, "llama")
     with pytest.raises(ModelDamaged, match="has shape 128x64 where its configuration asks for 96x64"):
         open_checkpoint(tmp_path / "model.gguf")
+
+
+def test_storage_types_are_those_of_the_gguf_package() -> None:
+    theirs = {int(kind): (kind.name, *gguf.GGML_QUANT_SIZES[kind]) for kind in Kind}
+    for number, told in theirs.items():
+        assert STORAGE_TYPES.get(number, told) == told
+    assert set(STORAGE_TYPES) >= {int(kind) for kind in (Kind.F32, Kind.BF16, Kind.Q4_K, Kind.Q8_0)}
+
+
+def test_a_header_is_read_once_while_it_is_held_and_again_when_the_file_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "model.gguf"
+    write_gguf(file, reference("llama"), "llama")
+    reads = []
+    plain = gguf_header.GGUFHeader
+
+    class Counted(plain):  # type: ignore[valid-type,misc]
+        def __init__(self, path: Path) -> None:
+            reads.append(path)
+            super().__init__(path)
+
+    monkeypatch.setattr(gguf_header, "GGUFHeader", Counted)
+    with gguf_header.held_header(file):
+        gguf_header.read_metadata(file)
+        open_checkpoint(file).close()
+        assert len(reads) == 1
+    gguf_header.read_metadata(file)
+    assert len(reads) == 2
+    with gguf_header.held_header(file):
+        write_gguf(file, reference("llama"), "llama", extra={"general.author": "another"})
+        assert gguf_header.read_metadata(file)["general.author"] == "another"

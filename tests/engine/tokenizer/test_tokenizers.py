@@ -326,6 +326,50 @@ def test_a_gguf_file_is_read_and_keeps_its_control_tokens(name: str, tmp_path: P
     assert tokenizer.vocab_size == TOKENIZERS[name].vocab_size
 
 
+_SAMPLE = "def f(x):\n\treturn 'é' <|im_end|> 1234\n" * 3
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_kept_tokenizer_is_the_one_that_was_built(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, cache = write_gguf(tmp_path / "m.gguf", name), tmp_path / "cache"
+    built = load_tokenizer(file)
+    load_tokenizer(file, cache)
+    with monkeypatch.context() as patch:
+        patch.setattr("keystroke.engine.tokenizer.gguf.build", None)  # it must not be built again
+        again = load_tokenizer(file, cache)
+    for special in (False, True):
+        assert again.encode(_SAMPLE, special=special) == built.encode(_SAMPLE, special=special)
+    assert again.decode(again.encode(_SAMPLE)) == _SAMPLE
+    for field in ("vocab_size", "bos", "eos", "starts_with_space"):
+        assert getattr(again, field) == getattr(built, field), field
+    assert again.cuts(_SAMPLE, 0, 20) == built.cuts(_SAMPLE, 0, 20)
+    assert [again.token_bytes(t) for t in range(again.vocab_size)] == [
+        built.token_bytes(t) for t in range(built.vocab_size)
+    ]
+
+
+def test_a_kept_tokenizer_that_is_damaged_or_of_another_file_is_built_again(tmp_path: Path) -> None:
+    file, cache = write_gguf(tmp_path / "m.gguf", "gpt-2"), tmp_path / "cache"
+    wanted = load_tokenizer(file, cache).encode(_SAMPLE)
+    (kept,) = cache.iterdir()
+    whole = kept.read_bytes()
+    for damage in (b"", whole[:-1], whole.replace(b"im_end", b"im_foo"), whole[: len(whole) // 2]):
+        kept.write_bytes(damage)
+        assert load_tokenizer(file, cache).encode(_SAMPLE) == wanted
+        assert kept.read_bytes() == whole
+    write_gguf(file, "qwen2" if "qwen2" in MACHINES else list(MACHINES)[-1])
+    load_tokenizer(file, cache)
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_a_cache_that_cannot_be_written_only_costs_time(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file stands where the folder should be")
+    file = write_gguf(tmp_path / "m.gguf", "gpt-2")
+    assert load_tokenizer(file, tmp_path / "cache").encode(_SAMPLE) == load_tokenizer(file).encode(_SAMPLE)
+
+
 def test_every_pre_tokenizer_of_a_gguf_can_be_built_and_cut() -> None:
     spec = json.loads(MACHINES["gpt-2"].to_str())
     for stages in PRE_TOKENIZERS.values():

@@ -7,13 +7,15 @@ repeat; it may make the answer faster and never changes it. Nothing here knows t
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from keystroke.engine.base import Interrupt
-from keystroke.engine.generation import Chunk, Finish, Generation, GenerationParams
-from keystroke.engine.model import Model
-from keystroke.engine.speculative import AdaptiveDrafter, Drafter, FileDrafter, SuffixDrafter, verify_cost
 from keystroke.errors import Interrupted, UsageError
+
+if TYPE_CHECKING:  # a patch or an undo needs no engine, so none is imported before something is written
+    from keystroke.engine.base import Interrupt
+    from keystroke.engine.generation import Generation, GenerationParams
+    from keystroke.engine.model import Model
+    from keystroke.engine.speculative import Drafter
 
 Messages = Sequence[Mapping[str, str]]
 
@@ -33,11 +35,14 @@ class ModelWriter:
                 f"{model.name} has no chat template, so it cannot follow instructions; choose another model"
             )
         self._model, self._chat = model, model.chat
-        self._params = params or GenerationParams()
+        self._params = params
         self._interrupt = interrupt
         self.last: Generation | None = None  # its stats tell what the prediction saved
 
     def write(self, messages: Messages, prediction: str | None) -> Iterator[str]:
+        from keystroke.engine.generation import Finish, Generation, GenerationParams
+        from keystroke.engine.speculative import AdaptiveDrafter, FileDrafter, SuffixDrafter, verify_cost
+
         tokenizer = self._model.tokenizer
         prompt = self._chat.tokens(tokenizer, messages)
         drafters: list[Drafter] = [SuffixDrafter()]
@@ -47,7 +52,8 @@ class ModelWriter:
         # A prediction may turn out wrong: drafts stay only as long as they earn what verifying them costs.
         drafter = AdaptiveDrafter(drafters, verify_cost(engine))
         with engine.session() as session:
-            self.last = Generation(self._model, session, prompt, self._params, drafter, self._interrupt)
+            params = self._params or GenerationParams()
+            self.last = Generation(self._model, session, prompt, params, drafter, self._interrupt)
             for chunk in self.last:
                 yield chunk.text
                 if chunk.finish is Finish.INTERRUPTED:
@@ -75,6 +81,8 @@ class RemoteWriter:
         self._model, self._params, self._interrupt = model, params, interrupt
 
     def write(self, messages: Messages, prediction: str | None) -> Iterator[str]:
+        from keystroke.engine.generation import Chunk, Finish
+
         for item in self._model.stream_chat(messages, self._params, None, self._interrupt):
             if isinstance(item, Chunk):
                 yield item.text

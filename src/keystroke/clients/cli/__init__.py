@@ -29,6 +29,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(arguments: list[str]) -> int:
+    if arguments in (["--version"], ["-V"], ["version"]):  # asked by scripts and editors at every start
+        from keystroke.clients.cli.release import release
+
+        sys.stdout.write(f"keystroke {release()}\n")
+        return 0
     from keystroke.clients.cli.app import command, missing
     from keystroke.clients.cli.console import complain
     from keystroke.errors import KeystrokeError

@@ -113,6 +113,14 @@ app = typer.Typer(
 )
 
 
+def _told(wanted: bool) -> None:
+    if wanted:
+        from keystroke.clients.cli.release import release
+
+        typer.echo(f"keystroke {release()}")
+        raise typer.Exit
+
+
 @app.callback()
 def options(
     ctx: typer.Context,
@@ -125,6 +133,10 @@ def options(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override one setting; may be repeated."),
     ] = None,
+    version: Annotated[
+        bool,
+        typer.Option("--version", "-V", is_eager=True, callback=_told, help="Print the version and leave."),
+    ] = False,
 ) -> None:
     """Code completion and chat at the speed of typing, on the hardware you have."""
     ctx.obj = Invocation(

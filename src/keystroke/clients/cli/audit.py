@@ -18,7 +18,7 @@ from keystroke.assist.audit import LANGUAGES, Auditor, Severity, all_rules, find
 from keystroke.assist.audit.files import Skipped, Source, sources
 from keystroke.assist.audit.report import Audited, as_json, as_sarif, as_text, diff, fixed
 from keystroke.clients.cli.console import complain
-from keystroke.clients.cli.version import release
+from keystroke.clients.cli.release import release
 from keystroke.errors import InputError, KeystrokeError, UsageError
 
 

@@ -33,7 +33,7 @@ def doctor(
     quick: Annotated[bool, typer.Option("--quick", help="Do not load a model or measure.")] = False,
     json: options.Json = False,
 ) -> None:
-    from keystroke.clients.cli.version import release
+    from keystroke.clients.cli.release import release
 
     run = of(ctx)
     facts: dict[str, Any] = {

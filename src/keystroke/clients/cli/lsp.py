@@ -57,7 +57,7 @@ def lsp(
 async def _serve(
     run: Invocation, gateway: str | None, models: list[str], tcp: str | None, linger: float, fake: bool
 ) -> int:
-    from keystroke.clients.cli.version import release
+    from keystroke.clients.cli.release import release
     from keystroke.clients.lsp.channel import Place
     from keystroke.clients.lsp.features import register
     from keystroke.clients.lsp.gateway import LocalGateway

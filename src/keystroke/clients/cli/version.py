@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import platform
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as installed
 
 import typer
 
 from keystroke.clients.cli import options
 from keystroke.clients.cli.invocation import of
+from keystroke.clients.cli.release import release
 
 
 def version(ctx: typer.Context, json: options.Json = False) -> None:
@@ -20,10 +19,3 @@ def version(ctx: typer.Context, json: options.Json = False) -> None:
         )
     else:
         run.console.line(f"keystroke {release()}")
-
-
-def release() -> str:
-    try:
-        return installed("keystroke")
-    except PackageNotFoundError:
-        return "0 (not installed)"

@@ -12,12 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from gguf.constants import GGMLQuantizationType
-from gguf.quants import dequantize
 
 from keystroke.engine.checkpoint.digest import full_digest, quick_digest
 from keystroke.engine.checkpoint.fields import Fields
-from keystroke.engine.checkpoint.gguf_header import GGUFHeader
+from keystroke.engine.checkpoint.gguf_header import GGUFHeader, open_header
 from keystroke.engine.checkpoint.huggingface import ELSEWHERE, RUNNABLE
 from keystroke.engine.checkpoint.rope import yarn_attention_factor
 from keystroke.engine.checkpoint.safetensors_file import widened
@@ -50,17 +48,17 @@ _INSIDE = {
     "mlp.down_proj": "ffn_down",
 }
 _LAYER_TENSOR = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
-_FLOATS: dict[GGMLQuantizationType, np.dtype[np.generic]] = {
-    GGMLQuantizationType.F32: np.dtype("<f4"),
-    GGMLQuantizationType.F16: np.dtype("<f2"),
-    GGMLQuantizationType.BF16: np.dtype("<u2"),
+_FLOATS: dict[str, np.dtype[np.generic]] = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
 }
 
 
 class GGUFCheckpoint(Checkpoint):
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._header: GGUFHeader | None = GGUFHeader(path)
+        self._header: GGUFHeader | None = open_header(path)
         self._bytes = np.frombuffer(self._header.view, dtype=np.uint8)
         self.spec = _spec(self._header)
         if "rope_freqs.weight" in self._header.tensors:
@@ -87,7 +85,7 @@ class GGUFCheckpoint(Checkpoint):
     def _stored(self, stored: str) -> tuple[npt.NDArray[np.generic], str]:
         info = self.header.tensors[stored]
         data = self._bytes[info.start : info.start + info.size]
-        dtype = _FLOATS.get(info.type)
+        dtype = _FLOATS.get(info.type.name)
         if dtype is not None:
             return data.view(dtype).reshape(info.shape), info.type.name
         return data.reshape(*info.shape[:-1], -1), info.type.name
@@ -105,6 +103,9 @@ class GGUFCheckpoint(Checkpoint):
         data, kind = self.raw(name)
         if data.dtype != np.uint8:
             return widened(data, kind)
+        from gguf.constants import GGMLQuantizationType  # here: a converted model is run without `gguf`
+        from gguf.quants import dequantize
+
         try:
             values: npt.NDArray[np.float32] = dequantize(data, GGMLQuantizationType[kind])
         except (NotImplementedError, KeyError) as error:

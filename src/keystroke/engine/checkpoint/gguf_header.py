@@ -2,21 +2,24 @@
 
 Law: every length is checked against the bytes that are there before it is used, and counts are capped, so
 a truncated or hostile file costs little time and memory and ends in ModelDamaged. Long arrays (a
-vocabulary) are walked over, and decoded only when asked for.
+vocabulary) are walked over, and decoded only when asked for. A file's header is read once as long as
+somebody holds it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import math
 import mmap
 import struct
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-
+from keystroke.engine.checkpoint.ggml_types import STORAGE_TYPES, StorageType
 from keystroke.errors import ModelDamaged, NotFound, UnsupportedModel
 
 _KEYS_LIMIT = 1 << 16
@@ -42,7 +45,7 @@ _U32, _U64 = _SCALARS[4], _SCALARS[10]
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    type: GGMLQuantizationType
+    type: StorageType
     shape: tuple[int, ...]  # rows first, as numpy has it
     start: int  # in the file
     size: int
@@ -104,7 +107,38 @@ class GGUFHeader:
         if tensors > _TENSORS_LIMIT or keys > _KEYS_LIMIT:
             raise _damaged(path, f"claims {tensors} tensors and {keys} keys, which no model has")
         self.metadata = _metadata(path, cursor, keys)
+        self._metadata_end = cursor.at
         self.tensors = _tensors(path, cursor, tensors, self.metadata)
+
+    def metadata_digest(self) -> str:
+        """A hash of everything the metadata says, the vocabulary included."""
+        return hashlib.sha256(memoryview(self.view)[: self._metadata_end]).hexdigest()
+
+
+_held: weakref.WeakValueDictionary[tuple[Path, int, int, int], GGUFHeader] = weakref.WeakValueDictionary()
+
+
+def open_header(path: Path) -> GGUFHeader:
+    """The header of a file: the one that somebody in this process holds, unless the file changed."""
+    try:
+        info = path.stat()
+    except OSError:
+        return GGUFHeader(path)
+    key = (path.absolute(), info.st_ino, info.st_size, info.st_mtime_ns)
+    header = _held.get(key)
+    if header is None:
+        header = _held[key] = GGUFHeader(path)
+    return header
+
+
+@contextlib.contextmanager
+def held_header(path: Path) -> Iterator[None]:
+    """While this is open, a GGUF file's header is read at most once."""
+    header = open_header(path) if path.suffix == ".gguf" and path.is_file() else None
+    try:
+        yield
+    finally:
+        del header
 
 
 def read_metadata(path: Path, wanted: Callable[[str], bool] = lambda key: True) -> dict[str, Any]:
@@ -113,7 +147,7 @@ def read_metadata(path: Path, wanted: Callable[[str], bool] = lambda key: True) 
         raise NotFound(f"there is no model file at {path}")
     return {
         key: value.values() if isinstance(value, Array) else value
-        for key, value in GGUFHeader(path).metadata.items()
+        for key, value in open_header(path).metadata.items()
         if wanted(key)
     }
 
@@ -247,19 +281,17 @@ def _tensors(
 def _tensor(
     path: Path, cursor: _Cursor, name: str, base: int, shape: tuple[int, ...], type_id: int, offset: int
 ) -> TensorInfo:
-    try:
-        kind = GGMLQuantizationType(type_id)
-    except ValueError:
+    kind = STORAGE_TYPES.get(type_id)
+    if kind is None:
         raise UnsupportedModel(
             f"tensor {name!r} in {path} is quantised in a way this version does not read (type {type_id}); "
             "use another quantisation of the model, such as Q4_K_M or Q8_0"
-        ) from None
-    block, block_bytes = GGML_QUANT_SIZES[kind]
-    if shape[-1] % block:
+        )
+    if shape[-1] % kind.block:
         raise _damaged(
             path, f"gives tensor {name!r} rows of {shape[-1]} values, which {kind.name} cannot hold"
         )
-    size = math.prod(shape) // block * block_bytes
+    size = math.prod(shape) // kind.block * kind.block_bytes
     if base + offset + size > len(cursor.view):
         raise _damaged(path, f"ends before tensor {name!r} does")
     return TensorInfo(kind, shape, base + offset, size)

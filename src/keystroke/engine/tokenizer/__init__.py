@@ -23,10 +23,11 @@ __all__ = [
 ]
 
 
-def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of a model: a Hugging Face folder, its tokenizer.json, or a GGUF file."""
+def load_tokenizer(path: Path, cache: Path | None = None) -> Tokenizer:
+    """The tokenizer of a model: a Hugging Face folder, its tokenizer.json, or a GGUF file. `cache`: a folder
+    for those that have to be built."""
     if path.is_dir() or path.name == "tokenizer.json":
         return load_tokenizer_json(path)
     if path.is_file():
-        return load_gguf_tokenizer(path)
+        return load_gguf_tokenizer(path, cache)
     raise NotFound(f"there is no model at {path}")

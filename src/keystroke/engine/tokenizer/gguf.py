@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from keystroke.engine.checkpoint.gguf_header import read_metadata
+from keystroke.engine.checkpoint.gguf_header import open_header, read_metadata
 from keystroke.engine.tokenizer.huggingface import (
     DEEPSEEK_PATTERNS,
     GPT2_PATTERN,
@@ -20,6 +20,7 @@ from keystroke.engine.tokenizer.huggingface import (
     LibraryTokenizer,
     from_spec,
 )
+from keystroke.engine.tokenizer.kept import kept
 from keystroke.errors import ModelDamaged, UnsupportedModel
 
 _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 3, 4, 5, 6
@@ -71,9 +72,14 @@ PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-def load_gguf_tokenizer(path: Path) -> LibraryTokenizer:
-    table = read_metadata(path, lambda key: key.startswith("tokenizer."))
-    return build(table, path.name)
+def load_gguf_tokenizer(path: Path, cache: Path | None = None) -> LibraryTokenizer:
+    """The tokenizer of a GGUF file; with a `cache` folder it is built only the first time."""
+    header = open_header(path)
+
+    def built() -> LibraryTokenizer:
+        return build(read_metadata(path, lambda key: key.startswith("tokenizer.")), path.name)
+
+    return built() if cache is None else kept(cache, header.metadata_digest(), built)
 
 
 def build(table: Mapping[str, Any], origin: str) -> LibraryTokenizer:

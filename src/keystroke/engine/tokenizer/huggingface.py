@@ -39,11 +39,13 @@ class LibraryTokenizer(Tokenizer):
         eos: int | None = None,
         byte_level: bool = True,
         cuttable: bool = False,
+        vocab_size: int | None = None,
     ) -> None:
         self._machine = machine
         self._special = dict(special)
         self._special_ids = frozenset(special.values())
         self.special_pattern = special_pattern(self._special)
+        self._byte_level = byte_level
         self._to_bytes = _byte_level if byte_level else _sentencepiece
         self._cuttable = cuttable
         # Filled as tokens are met: an answer uses few of them, and all would delay the first.
@@ -51,8 +53,36 @@ class LibraryTokenizer(Tokenizer):
             token: added.content.encode() for token, added in machine.get_added_tokens_decoder().items()
         } | {token: piece.encode() for piece, token in special.items()}
         self.bos, self.eos = bos, eos
-        highest = max(max(machine.get_vocab(True).values(), default=-1), max(special.values(), default=-1))
-        self.vocab_size = highest + 1
+        if vocab_size is None:
+            named = (machine.get_vocab(True).values(), special.values())
+            vocab_size = max(max(ids, default=-1) for ids in named) + 1
+        self.vocab_size = vocab_size
+
+    def description(self) -> tuple[dict[str, Any], str]:
+        """Everything about it: plain values, and the library's own JSON. `described` makes it anew."""
+        told = {
+            "special": self._special,
+            "bos": self.bos,
+            "eos": self.eos,
+            "byte_level": self._byte_level,
+            "cuttable": self._cuttable,
+            "vocab_size": self.vocab_size,
+            "starts_with_space": self.starts_with_space,
+        }
+        return told, self._machine.to_str()
+
+    @classmethod
+    def described(cls, told: dict[str, Any], machine: str) -> LibraryTokenizer:
+        """The tokenizer of a description. ValueError where the library does not understand it."""
+        told = dict(told)
+        spaced = bool(told.pop("starts_with_space"))
+        try:
+            library = tokenizers.Tokenizer.from_str(machine)
+        except Exception as error:  # the library raises bare Exception
+            raise ValueError(str(error)) from error
+        tokenizer = cls(library, told.pop("special"), **told)
+        tokenizer.starts_with_space = spaced
+        return tokenizer
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         if special and self.special_pattern is not None:

@@ -1,0 +1,59 @@
+"""Tokenizers that were built once, kept beside the converted models.
+
+Law: what comes out encodes as what went in. A file is found by a hash of everything it was built from, is
+whole or not used, and a folder that cannot be written only costs time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import tokenizers
+
+from keystroke.engine.tokenizer.huggingface import LibraryTokenizer
+
+FORMAT = 1  # of the files here, and of how tokenizers are built from their tables
+
+
+def kept(folder: Path, content: str, build: Callable[[], LibraryTokenizer]) -> LibraryTokenizer:
+    """The tokenizer for a hash of its `content`: read from `folder`, or built and left there."""
+    key = hashlib.sha256(f"{FORMAT}:{tokenizers.__version__}:{content}".encode()).hexdigest()
+    place = folder / f"{key[:40]}.json"
+    found = _read(place)
+    if found is None:
+        found = build()
+        with contextlib.suppress(OSError):
+            _write(place, found)
+    return found
+
+
+def _read(place: Path) -> LibraryTokenizer | None:
+    try:
+        digest, _, body = place.read_bytes().partition(b"\n")
+        if hashlib.sha256(body).hexdigest().encode() != digest:
+            return None
+        description, _, machine = body.partition(b"\n")
+        return LibraryTokenizer.described(json.loads(description), machine.decode())
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write(place: Path, tokenizer: LibraryTokenizer) -> None:
+    description, machine = tokenizer.description()
+    body = f"{json.dumps(description)}\n{machine}".encode()
+    place.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=place.parent, suffix=".partial")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
+        os.replace(name, place)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
