@@ -1,10 +1,14 @@
-"""A package index with a few projects, served in-process."""
+"""A package index with a few projects: called in-process, or served over HTTP on loopback."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 
 import httpx
 
@@ -65,3 +69,30 @@ class Server:
         if name in self.projects:
             return httpx.Response(200, json=self.projects[name])
         return httpx.Response(404)
+
+
+@contextmanager
+def served(server: Server) -> Iterator[str]:
+    """The index over HTTP; its address as pip is told it."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            answer = server(httpx.Request("GET", f"http://index.test{self.path}"))
+            self.send_response(answer.status_code)
+            self.send_header("Content-Length", str(len(answer.content)))
+            self.end_headers()
+            self.wfile.write(answer.content)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    listener = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    listener.daemon_threads = True
+    thread = Thread(target=listener.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.server_address[1]}/simple"
+    finally:
+        listener.shutdown()
+        listener.server_close()
+        thread.join()

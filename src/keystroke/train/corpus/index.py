@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import os
 import re
 import subprocess
 import sys
@@ -33,14 +34,16 @@ def normalised(name: str) -> str:
 
 
 def configured_index() -> str:
-    """The base address of pip's index, without `/simple`."""
-    asked = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "get", "global.index-url"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    address = asked.stdout.strip()
+    """The base address of pip's index, without `/simple`: from the environment, pip's settings, or pip."""
+    address = os.environ.get("PIP_INDEX_URL", "").strip()
+    if not address:
+        asked = subprocess.run(
+            [sys.executable, "-m", "pip", "config", "get", "global.index-url"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        address = asked.stdout.strip()
     if not address:
         address = str(importlib.import_module("pip._internal.models.index").PyPI.simple_url)
     if not address.startswith(("http://", "https://")):
