@@ -6,7 +6,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from package_index import module
 
+from keystroke.train.corpus import harvest
 from keystroke.train.corpus.filters import REDACTED, Refusal, clean, is_test
 from keystroke.train.corpus.licences import permissive_licence
 from keystroke.train.corpus.names import project_names, sampled
@@ -42,12 +44,50 @@ def test_plain_code_is_kept_unchanged() -> None:
         ("a.py", CODE.encode() + b"x = '" + b"a" * 500 + b"'\n", Refusal.LONG_LINES),
         ("a.py", (";".join(f"a{i}=b{i}(c)" for i in range(30)) + "\n").encode() * 3, Refusal.MINIFIED),
         ("a.py", b"table = [\n" + b"    0x1234, 0x5678, 0x9abc,\n" * 60 + b"]\n", Refusal.DATA),
+        ("a.py", b"x = ([\n" + b"  +-*/%&|^~<>=!:;.,\n" * 15, Refusal.DATA),
         ("a.py", CODE.encode() + b"\nprint 'hello'\n", Refusal.OLD_PYTHON),
+        ("a.py", b"Notes on the design, kept here for later readers of this folder.\n" * 4, Refusal.PROSE),
         ("a.py", CODE.encode() + b"\nK = '''-----BEGIN RSA PRIVATE KEY-----'''\n", Refusal.SECRET),
     ],
 )
 def test_unfit_files_are_refused_with_their_reason(path: str, data: bytes, reason: Refusal) -> None:
     assert clean(path, data) is reason
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        "AKIAIOSFODNN7EXAMPLE",
+        "ghp_" + "a1B2" * 9,
+        "xoxb-1234567890-abcdef",
+        "AIza" + "x" * 35,
+        "sk-" + "a1" * 20,
+        "glpat-" + "a" * 20,
+        "eyJ" + "a" * 20 + "." + "b" * 20 + "." + "c" * 20,
+    ],
+)
+def test_no_kind_of_token_stays(token: str) -> None:
+    text = clean("a.py", f"{CODE}KEY = '{token}'\n".encode())
+    assert isinstance(text, str)
+    assert token not in text
+    assert f"KEY = '{REDACTED}'" in text
+
+
+def test_a_project_is_capped_tests_are_a_quarter_and_repeats_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = {f"p/m{i}.py": module(f"m{i}") for i in range(10)}
+    tests = {f"tests/t{i}.py": module(f"t{i}") for i in range(10)}
+    size = len(module("m0"))
+    monkeypatch.setattr(harvest, "PROJECT_LIMIT", int(9.5 * size))
+    files = {**code, **tests, "p/again.py": module("m3")}
+    kept, refused = harvest.select_files((path, text.encode()) for path, text in files.items())
+    paths = [file.path for file in kept]
+    assert paths == sorted(paths)
+    assert sum(path.startswith("p/") for path in paths) == 9
+    assert refused == {"repeat": 1, "over_cap": 11}
+    monkeypatch.setattr(harvest, "PROJECT_LIMIT", 100 * size)
+    kept, refused = harvest.select_files((path, text.encode()) for path, text in files.items())
+    assert sum(file.path.startswith("tests/") for file in kept) == 3  # of ten files of code, a quarter of all
+    assert refused == {"repeat": 1, "over_cap": 7}
 
 
 def test_tokens_and_addresses_are_taken_out() -> None:
