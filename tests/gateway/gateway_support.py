@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 import uvicorn
 
 from keystroke.config import NamedModel, PathSettings, ServerSettings, Settings, SpeculationSettings
-from keystroke.engine.fake import END_OF_TURN, EOS, SPECIAL, FakeEngine
+from keystroke.engine.fake import END_OF_TURN, EOS, SPECIAL, FakeEngine, Script
 from keystroke.engine.model import Model
 from keystroke.engine.templates import ChatTemplate, FimTemplate
 from keystroke.engine.tokenizer.byte_tokens import ByteTokenizer
@@ -30,7 +30,7 @@ TEMPLATE = (
 FIM = {"<fim_prefix>": 259, "<fim_suffix>": 260, "<fim_middle>": 261}
 
 
-def fake_model(script: Callable[[str], str] | None = None, name: str = "fake", **costs: Any) -> Model:
+def fake_model(script: Script | None = None, name: str = "fake", **costs: Any) -> Model:
     """A byte-level model that answers by `script`, with a chat template and fill-in-the-middle."""
     return Model(
         name=name,

@@ -22,11 +22,12 @@ SPECIAL = {"<bos>": BOS, "<eos>": EOS, "<end>": END_OF_TURN}
 VOCAB = 320
 _PRINTABLE = b"abcdefghijklmnopqrstuvwxyz ()=.:_\n"
 
-Script = Callable[[str], str]
+Script = Callable[[str], str | Sequence[int]]
 
 
 class FakeEngine(Engine):
-    """`script` maps the prompt's text to the answer's; without one, text is hashed from its context.
+    """`script` maps the prompt's text to the answer's, or to its tokens; without one, text is hashed from its
+    context.
     Costs are seconds: per prefilled token, per step, and per further row of a step."""
 
     def __init__(
@@ -134,7 +135,8 @@ class FakeSession(HostSession):
             return self._hashed(ending, salt=0)
         if self._answer is None:
             prompt = bytes(t for t in self._tokens[: self._prompt] if t < BYTES).decode("utf-8", "replace")
-            self._answer = list(self._engine.script(prompt).encode())
+            answer = self._engine.script(prompt)
+            self._answer = list(answer.encode() if isinstance(answer, str) else answer)
         index = position - self._prompt
         return self._answer[index] if 0 <= index < len(self._answer) else END_OF_TURN
 

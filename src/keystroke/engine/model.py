@@ -7,6 +7,7 @@ nowhere is the text of a special token taken for the token itself unless the cal
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from keystroke.engine.base import Engine
 from keystroke.engine.templates import ChatTemplate, FimTemplate
@@ -20,6 +21,7 @@ class Model:
     tokenizer: Tokenizer
     chat: ChatTemplate | None = None
     fim: FimTemplate | None = None
+    path: Path | None = None  # where it lies; what else it has learned is said there
 
     def prompt(self, text: str, *, special: bool = False) -> list[int]:
         """The tokens of `text` at the start of a sequence, after the model's first token if it has one."""

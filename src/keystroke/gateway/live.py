@@ -19,6 +19,7 @@ from keystroke.assist.completion import LiveCompletion
 from keystroke.assist.completion.context import RecentEdit, gather
 from keystroke.assist.completion.window import ContextFile
 from keystroke.assist.next_edit import Other
+from keystroke.assist.next_edit.prompt import CHANGES, Change
 from keystroke.assist.rules import ProjectRules, project_rules
 from keystroke.assist.syntax import language_of
 from keystroke.config import AssistSettings
@@ -66,6 +67,7 @@ class LiveConnection:
         self._buffers: dict[str, LiveBuffer] = {}
         self._roots: dict[str, str | None] = {}
         self._recent: deque[tuple[str, int, str]] = deque(maxlen=_RECENT)
+        self.trail: deque[Change] = deque(maxlen=CHANGES)
         self._actions = LiveActions(self, service, caller, reads_files=self._reads_files)
         self._outbox = Outbox(lambda: None, lambda: None)
         self._writing_since = 0.0
@@ -174,11 +176,11 @@ class LiveConnection:
             request,
             completion,
             language,
+            path=path,
             audit=self._settings.audit,
             next_edit=self._settings.next_edit and len(request.text) <= self._settings.max_file_kb * 1024,
             scope=self._scope,
         )
-        buffer.path = path
         self._buffers[request.buffer] = buffer
         self._roots[request.buffer] = request.root
         self._actions.opened(request)

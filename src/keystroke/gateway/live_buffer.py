@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,12 +19,14 @@ from keystroke.assist.completion import Extent, Hidden, LiveCompletion, Offer, S
 from keystroke.assist.completion.prompt import CHARACTERS_PER_TOKEN
 from keystroke.assist.completion.window import ContextFile
 from keystroke.assist.next_edit import Other
+from keystroke.assist.next_edit.prompt import Change
 from keystroke.engine.generation import Chunk, GenerationParams
 from keystroke.errors import InputError, Interrupted, KeystrokeError
 from keystroke.gateway.keys import Caller
 from keystroke.gateway.lanes import Lane, Tier
 from keystroke.gateway.limits import Permit
 from keystroke.gateway.live_audit import BufferAudit
+from keystroke.gateway.live_foresight import Foresight
 from keystroke.gateway.live_next_edit import BufferNextEdit
 from keystroke.gateway.receipts import receipt
 from keystroke.gateway.registry import Entry
@@ -44,6 +46,8 @@ SHOWN = 32  # suggestions whose fate may still be told
 
 class Surroundings(Protocol):
     """What a buffer may ask of its connection."""
+
+    trail: deque[Change]  # what was changed lately, in all buffers
 
     def say(self, event: live.LiveEvent) -> None: ...
 
@@ -87,12 +91,13 @@ class LiveBuffer:
         completion: LiveCompletion,
         language: str | None,
         *,
+        path: str | None,
         audit: bool,
         next_edit: bool,
         scope: str,
     ) -> None:
         self.name = opened.buffer
-        self.path = opened.path
+        self.path = path
         self.language = language
         self.text = opened.text
         self.version = opened.version
@@ -111,7 +116,17 @@ class LiveBuffer:
         self._audit = BufferAudit(self.name, language, self._say) if audit else None
         self._next: BufferNextEdit | None = None
         if next_edit:
-            self._next = BufferNextEdit(self.name, opened.text, language, self._say)
+            # What is changed in a file that may hold secrets is nobody else's business either.
+            shared = completion.refusal(opened.text) is not Hidden.EXCLUDED
+            self._next = BufferNextEdit(
+                self.name,
+                opened.text,
+                language,
+                self._say,
+                path=path or opened.buffer,
+                trail=around.trail if shared else None,
+                foresight=self._foresight(path or opened.buffer),
+            )
         self._closed = False
 
     # From the connection
@@ -196,19 +211,21 @@ class LiveBuffer:
         """Say again what stands, or that nothing does."""
         if asked.version != self.version:
             self._say(live.NextEditDropped(id=asked.id, buffer=self.name, reason=Hidden.STALE))
-        elif self._next is None or not self._next.repeat():
-            self._say(live.NextEditDropped(id=asked.id, buffer=self.name, reason="nothing_to_change"))
+        elif self._next is None:
+            self._say(live.NextEditDropped(id=asked.id, buffer=self.name, reason=Hidden.DISABLED))
+        else:
+            self._next.ask(asked.id)
 
     def close(self) -> None:
         if self._ask is not None:
             self._finish(Withheld(Hidden.CANCELLED))
-        self._closed = True
         self._stop_run()
         if self._idle is not None:
             self._idle.cancel()
         for part in (self._audit, self._next):
             if part is not None:
                 part.close()
+        self._closed = True
 
     @property
     def busy(self) -> bool:
@@ -440,6 +457,20 @@ class LiveBuffer:
         stale = window.lagging
         if window.set_context(self._around.context(self)) or stale:
             self._warm()
+
+    def _foresight(self, path: str) -> Foresight | None:
+        """The way to ask the model for edits; None where it has not learned them or may not see the file."""
+        if self._entry.edits is None or self.completion.refusal(self.text) is not None:
+            return None
+        return Foresight(
+            self._service,
+            self._entry,
+            self._caller,
+            self.completion.settings,
+            path=path,
+            language=self.language,
+            rules=self.completion.rules,
+        )
 
     def _say(self, event: live.LiveEvent) -> None:
         if not self._closed:

@@ -1,31 +1,53 @@
 """The next edit of one live buffer: looked for when the keys pause, moved along with every key.
 
 Law: following a key is done at once and is cheap; looking happens in a thread on texts that do not change.
-What stands is said again whenever it moved; what no longer stands is said once, with its reason.
+Rules are asked first and the model, where it knows how, when they find nothing. What stands is said again
+whenever it moved; what no longer stands is said once, with its reason. Whoever asks hears what was found, or
+why nothing is shown, as soon as that is known.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from keystroke.assist.next_edit import NextEdits, Other, Proposal
+from keystroke.assist.completion import Hidden
+from keystroke.assist.next_edit import Found, NextEdits, Other, Proposal, Unfit, foreseen
+from keystroke.assist.next_edit.prompt import Change
+from keystroke.errors import KeystrokeError
+from keystroke.gateway.live_foresight import Foresight
 from keystroke.protocol import live
 from keystroke.text import Edit
 
 log = logging.getLogger("keystroke.live")
 
 PAUSE = 0.15  # seconds without a key after which a change is taken to mean something
+LONGER = 0.25  # seconds more after which the model is asked: it costs more than a rule
 
 
 class BufferNextEdit:
+    """`foresight` None: the model has not learned to be asked. `trail`: what was changed lately, in all
+    buffers of the connection."""
+
     def __init__(
-        self, buffer: str, text: str, language: str | None, say: Callable[[live.LiveEvent], None]
+        self,
+        buffer: str,
+        text: str,
+        language: str | None,
+        say: Callable[[live.LiveEvent], None],
+        *,
+        path: str = "",
+        trail: deque[Change] | None = None,
+        foresight: Foresight | None = None,
     ) -> None:
         self._buffer, self._say = buffer, say
-        self._edits = NextEdits(text, language)
+        self._edits = NextEdits(text, language, path, trail)
+        self._foresight = foresight
         self._version = 0
+        self._reason: str = Unfit.NOWHERE  # why nothing stands
+        self._asked: list[str] = []  # who waits for what is being looked for
         self._task: asyncio.Task[None] | None = None
 
     def follow(
@@ -46,16 +68,17 @@ class BufferNextEdit:
                 self._tell(self._edits.proposal)
             else:
                 self._drop(standing, dropped.reason if dropped is not None else "fulfilled")
-        if self._task is not None:
-            self._task.cancel()
+        self.close()
         self._task = asyncio.get_running_loop().create_task(self._look(text, version, cursor, others))
 
-    def repeat(self) -> bool:
-        """Say again what stands; False where nothing does."""
-        if self._edits.proposal is None:
-            return False
-        self._tell(self._edits.proposal)
-        return True
+    def ask(self, request: str) -> None:
+        """Say again what stands, or why nothing does; if it is being looked for, when that is known."""
+        if self._edits.proposal is not None:
+            self._tell(self._edits.proposal)
+        elif self._task is not None and not self._task.done():
+            self._asked.append(request)
+        else:
+            self._decline(request)
 
     def feedback(self, said: live.Feedback, text: str) -> bool:
         """Whether it was about this."""
@@ -67,19 +90,46 @@ class BufferNextEdit:
         return True
 
     def close(self) -> None:
+        """Stop looking; who waits is told that something else came up."""
         if self._task is not None:
             self._task.cancel()
+        self._reason = Hidden.SUPERSEDED
+        self._answer_all()
 
     async def _look(self, text: str, version: int, cursor: int, others: Mapping[str, Other]) -> None:
-        await asyncio.sleep(PAUSE)
-        inquiry = self._edits.inquiry()
+        self._reason = Unfit.NOWHERE
         try:
+            await asyncio.sleep(PAUSE)
+            inquiry = self._edits.inquiry()
             found = await asyncio.to_thread(inquiry.propose, text, cursor, others)
+            if found is None and self._foresight is not None:
+                found = await self._foreseen(self._foresight, text, cursor)
         except Exception:
             log.exception("looking for the next edit failed")
+            self._reason = Hidden.FAILED
+            self._answer_all()
             return
-        if version != self._version:
-            return
+        if version == self._version:
+            self._take(found)
+
+    async def _foreseen(self, foresight: Foresight, text: str, cursor: int) -> Proposal | None:
+        """What the model would change next; None with the reason noted."""
+        intent = self._edits.intent(text)
+        if intent is None:
+            return None
+        await asyncio.sleep(LONGER)
+        try:
+            found = await foresight.ask(intent, cursor)
+        except KeystrokeError as error:
+            log.debug("no next edit: %s", error)
+            self._reason = error.code
+            return None
+        if isinstance(found, Found):
+            return foreseen(text, found)
+        self._reason = found
+        return None
+
+    def _take(self, found: Proposal | None) -> None:
         standing = self._edits.proposal
         proposal = self._edits.adopt(found)
         if proposal is None:
@@ -87,6 +137,16 @@ class BufferNextEdit:
                 self._drop(standing, "no_longer_fits")
         elif proposal != standing:
             self._tell(proposal)
+        self._answer_all()
+
+    def _answer_all(self) -> None:
+        asked, self._asked = self._asked, []
+        for request in asked:
+            if self._edits.proposal is None:  # else it was just told
+                self._decline(request)
+
+    def _decline(self, request: str) -> None:
+        self._say(live.NextEditDropped(id=request, buffer=self._buffer, reason=self._reason))
 
     def _tell(self, proposal: Proposal) -> None:
         changes = [

@@ -12,6 +12,7 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from keystroke.assist.next_edit.prompt import EditFormat, detect
 from keystroke.config import NamedModel, Settings
 from keystroke.engine.base import EngineStats
 from keystroke.engine.library import Progress, silent
@@ -30,7 +31,8 @@ ROLES = ("fast", "deep")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One named model. `model` is None for a remote one, whose engine is elsewhere."""
+    """One named model. `model` is None for a remote one, whose engine is elsewhere. `edits`: how it is asked
+    for next edits, where it has learned them."""
 
     name: str
     role: str
@@ -38,6 +40,7 @@ class Entry:
     model: Model | None
     budget: Budget
     price: Price
+    edits: EditFormat | None = None
 
     @property
     def context_length(self) -> int | None:
@@ -95,6 +98,7 @@ def local_entry(
         model=model,
         budget=_budget(named),
         price=_price(named),
+        edits=detect(model.tokenizer, model.path) if model.path is not None else None,
     )
 
 

@@ -41,6 +41,7 @@ class RemoteScheduler:
         self.name = name
         self.concurrent = concurrent or 16  # servers batch; this many streams do not trouble one
         self.max_queue = max_queue
+        self.prefill_rate: float | None = None  # its own affair
         self._waiting: list[Ticket] = []
         self._tasks: dict[Ticket, asyncio.Task[None]] = {}
         self._resumed: dict[Ticket, asyncio.Event] = {}

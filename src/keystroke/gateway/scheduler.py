@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from keystroke.engine.base import Interrupt, Session
-from keystroke.engine.generation import Generation, GenerationParams
+from keystroke.engine.generation import Generation, GenerationParams, GenerationStats
 from keystroke.engine.model import Model
 from keystroke.engine.speculative.base import Drafter
 from keystroke.errors import EngineError, Interrupted, KeystrokeError, QueueFull, Unavailable
@@ -25,6 +25,8 @@ from keystroke.gateway.lanes import Lane, Tier
 from keystroke.gateway.ticket import Ended, Item, Moved, Reading, Started, Steered, Superseded, Ticket
 
 log = logging.getLogger("keystroke.scheduler")
+
+_TELLING = 96  # tokens of a prefill from which its speed is worth noting
 
 
 @dataclass(slots=True)
@@ -55,6 +57,7 @@ class Scheduler:
         self.model = model
         self.concurrent = concurrent or max(1, model.engine.max_batch)
         self.max_queue = max_queue
+        self.prefill_rate: float | None = None  # tokens a second, measured; None until something was long
         self._lock = threading.Condition()
         self._waiting: list[Ticket] = []  # best rank first, then arrival
         self._running: list[Running] = []
@@ -247,8 +250,15 @@ class Scheduler:
                 Interrupt()
             )  # the preemption came too late to matter
         running.prefilled = True
+        self._note_rate(running.generation.stats)
         if ticket.job.warm:
             self._finish(running, None)
+
+    def _note_rate(self, stats: GenerationStats) -> None:
+        """How fast prompts are read here; a short one says little."""
+        if stats.computed >= _TELLING and stats.prefill_seconds > 0:
+            rate = stats.computed / stats.prefill_seconds
+            self.prefill_rate = rate if self.prefill_rate is None else 0.7 * self.prefill_rate + 0.3 * rate
 
     def _advance(self, running: Running) -> None:
         ticket = running.ticket

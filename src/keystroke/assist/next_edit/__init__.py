@@ -3,6 +3,21 @@
 from __future__ import annotations
 
 from keystroke.assist.next_edit.burst import Burst, burst_between
-from keystroke.assist.next_edit.tracker import Cause, NextEdits, Other, Placed, Proposal
+from keystroke.assist.next_edit.question import Found, Question, Said, Unfit
+from keystroke.assist.next_edit.tracker import Cause, Intent, NextEdits, Other, Placed, Proposal, foreseen
 
-__all__ = ["Burst", "Cause", "NextEdits", "Other", "Placed", "Proposal", "burst_between"]
+__all__ = [
+    "Burst",
+    "Cause",
+    "Found",
+    "Intent",
+    "NextEdits",
+    "Other",
+    "Placed",
+    "Proposal",
+    "Question",
+    "Said",
+    "Unfit",
+    "burst_between",
+    "foreseen",
+]

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from keystroke.assist.next_edit.burst import Burst, burst_between
+from keystroke.assist.next_edit.prompt import CHANGES, Change
+from keystroke.assist.next_edit.question import Found, changes_of
 from keystroke.assist.next_edit.rename import is_top_level, mentions, renamed
 from keystroke.assist.next_edit.repeat import repeated
 from keystroke.assist.next_edit.signature import calls_in, changed_calls
@@ -22,6 +24,7 @@ from keystroke.text.rebase import Reason
 
 LARGEST = 400_000  # characters; a larger file would hold up a core
 _HISTORY = 8
+_REFUSED = 32
 _NEAR = 48  # characters between two edits that still belong together
 
 
@@ -29,6 +32,7 @@ class Cause(StrEnum):
     RENAME = "rename"
     SIGNATURE = "signature"
     REPEAT = "repeat"
+    MODEL = "model"  # no rule knew; the model did
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +110,26 @@ class Inquiry:
         return Cause.REPEAT, f"Change {old.strip():.40} to {new.strip():.40}", edits, {}
 
 
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """What the model is asked about: the last change, what was changed before it and what was refused."""
+
+    change: Burst
+    history: tuple[Change, ...]
+    dismissed: frozenset[tuple[str, str]]
+
+
 class NextEdits:
-    def __init__(self, text: str, language: str | None) -> None:
+    """`trail`: the changes made lately in all buffers, oldest first, shared by their trackers."""
+
+    def __init__(
+        self, text: str, language: str | None, path: str = "", trail: deque[Change] | None = None
+    ) -> None:
         self._language = language if language in LANGUAGES else None
+        self._path = path
+        self._trail: deque[Change] = trail if trail is not None else deque(maxlen=CHANGES)
+        self._refused: deque[tuple[str, str]] = deque(maxlen=_REFUSED)
+        self._taken_last: Burst | None = None  # the model's own edit, just taken
         self._baseline = text  # the text before the burst under way
         self._span: tuple[int, int] | None = None  # of the burst, in the text as it is now
         self._history: deque[Burst] = deque(maxlen=_HISTORY)
@@ -120,12 +141,15 @@ class NextEdits:
         """Edits were made one after another to `before`. Says why the proposal is gone, if it is now."""
         text = before
         for edit in edits:
+            after = text[: edit.start] + edit.text + text[edit.end :]
+            by_model = self.proposal is not None and self.proposal.cause is Cause.MODEL
             if self._taken(edit):
-                text = text[: edit.start] + edit.text + text[edit.end :]
-                self._baseline, self._span = text, None
+                self._let_go(text)
+                self._taken_last = burst_between(text, after) if by_model else None
+                self._baseline, self._span, text = after, None, after
                 continue
             self._grow(text, edit)
-            text = text[: edit.start] + edit.text + text[edit.end :]
+            text = after
             dropped = self._rebase(edit)
             if dropped is not None:
                 return dropped
@@ -134,6 +158,14 @@ class NextEdits:
     def inquiry(self) -> Inquiry:
         """The question as it stands now; `adopt` takes its answer."""
         return Inquiry(self._language, self._baseline, tuple(self._history))
+
+    def intent(self, text: str) -> Intent | None:
+        """What to ask the model about; None where nothing was changed. An edit of its own that was just taken
+        is a change like any other: there may be a next one."""
+        change = burst_between(self._baseline, text) or self._taken_last
+        if change is None or max(len(text), len(change.before)) > LARGEST or change.after != text:
+            return None
+        return Intent(change, tuple(self._trail), frozenset(self._refused))
 
     def propose(self, text: str, cursor: int, others: Mapping[str, Other]) -> Proposal | None:
         return self.inquiry().propose(text, cursor, others)
@@ -151,8 +183,13 @@ class NextEdits:
         return self.proposal
 
     def dismiss(self, text: str) -> None:
-        """Not wanted: the burst that led to it is let go."""
-        self.proposal, self._baseline, self._span = None, text, None
+        """Not wanted: the burst that led to it is let go, and the model's own words are not offered again."""
+        if self.proposal is not None and self.proposal.cause is Cause.MODEL:
+            for place in self.proposal.places:
+                old = text[place.edit.start : place.edit.end]
+                self._refused.append((old.strip(), place.edit.text.strip()))
+        self._let_go(text)
+        self.proposal, self._baseline, self._span, self._taken_last = None, text, None, None
 
     # Bursts
 
@@ -165,12 +202,20 @@ class NextEdits:
                 end = max(span[1] + edit.delta, edit.start + len(edit.text))
                 self._span = (min(span[0], edit.start), max(end, edit.start))
                 return
-        if span is not None:
-            ended = burst_between(self._baseline, text)
-            if ended is not None:
-                self._history.append(ended)
+        ended = self._let_go(text)
+        if ended is not None:
+            self._history.append(ended)
         self._baseline = text
         self._span = (edit.start, edit.start + len(edit.text))
+
+    def _let_go(self, text: str) -> Burst | None:
+        """End the burst under way. It and an edit of the model's that was taken are part of the trail now."""
+        ended = burst_between(self._baseline, text) if self._span is not None else None
+        for done in (self._taken_last, ended):
+            if done is not None:
+                self._trail.extend(changes_of(done, self._path))
+        self._taken_last = None
+        return ended
 
     def _taken(self, edit: Edit) -> bool:
         """Whether the edit is one the proposal asked for; then it is done and the rest moves along."""
@@ -197,6 +242,15 @@ class NextEdits:
             return first if isinstance(first, Dropped) else Dropped(Reason.OVERLAPPED)
         self.proposal = replace(proposal, places=kept)
         return None
+
+
+def foreseen(text: str, found: Found) -> Proposal:
+    """The model's edits as a proposal."""
+    first = found.edits[0]
+    line = text.count("\n", 0, first.start) + 1
+    said = next((row.strip() for row in first.text.split("\n") if row.strip()), "")
+    title = f"Change line {line} to {said:.40}" if said else f"Take out at line {line}"
+    return Proposal("", Cause.MODEL, title, tuple(Placed(None, edit) for edit in found.edits))
 
 
 def _defines_top_level(burst: Burst, language: str) -> bool:

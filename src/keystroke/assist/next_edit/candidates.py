@@ -1,0 +1,151 @@
+"""Where a change may ask for another one: places worth a question to the model, best guess first.
+
+Law: pure and bounded, text only. It guesses, the model judges: the lines around the change, lines that
+mention a name that came or went with it, lines made of the same words as the changed ones were, and lines
+somebody complains about. Two places stand so far apart that one question does not cover both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from keystroke.assist.next_edit.burst import IDENTIFIER, Burst
+
+MOST = 6  # questions asked of the model for one change
+_FAR = 1500  # lines either side of the change that are looked at
+_NAMES = 8
+_PER_NAME = 4  # places of one name: a name that stands everywhere tells little
+_ALIKE = 0.5  # share of words in common, from which two lines are of one kind
+_WORD = re.compile(r"\w+|[^\w\s]")
+_COMMON = frozenset({
+    "and", "assert", "async", "await", "bool", "break", "case", "catch", "class", "const", "continue", "def",
+    "del", "elif", "else", "except", "false", "finally", "float", "for", "from", "func", "function", "import",
+    "int", "lambda", "let", "new", "nil", "none", "not", "null", "pass", "print", "public", "raise", "return",
+    "self", "static", "str", "string", "struct", "super", "switch", "this", "throw", "true", "try", "type",
+    "var", "void", "while", "with", "yield",
+})  # fmt: skip
+
+
+class Why(StrEnum):
+    NEAR = "near"
+    MENTION = "mention"
+    ALIKE = "alike"
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A line of the text, and how good a guess it is (0 to 1)."""
+
+    line: int
+    why: Why
+    weight: float
+
+
+def candidates(
+    change: Burst, problems: Sequence[int] = (), *, apart: int = 6, most: int = MOST
+) -> list[Spot]:
+    """Spots of `change.after`, at least `apart` lines from each other. `problems`: offsets that diagnostics
+    point at."""
+    text = change.after
+    rows = text.split("\n")
+    changed = (text.count("\n", 0, change.start), text.count("\n", 0, change.new_end) + 1)
+    found = sorted(_guesses(change, rows, changed, problems), key=lambda guess: (-guess[1], guess[0]))
+    spots: list[Spot] = []
+    for row, weight, why in found:
+        if all(abs(spot.line - row) >= apart for spot in spots):
+            spots.append(Spot(row, why, weight))
+            if len(spots) == most:
+                break
+    return spots
+
+
+def _guesses(
+    change: Burst, rows: Sequence[str], changed: tuple[int, int], problems: Sequence[int]
+) -> Iterator[tuple[int, float, Why]]:
+    first, last = max(0, changed[0] - _FAR), min(len(rows), changed[1] + _FAR)
+    outside = [row for row in range(first, last) if not changed[0] <= row < changed[1] and rows[row].strip()]
+    yield from _near(outside, changed)
+    yield from _mentions(change, rows, outside, changed)
+    yield from _alike(change, rows, outside)
+    for offset in problems:
+        row = change.after.count("\n", 0, offset)
+        if row in outside:
+            yield row, 0.95, Why.PROBLEM
+
+
+def _near(outside: Sequence[int], changed: tuple[int, int]) -> Iterator[tuple[int, float, Why]]:
+    below = next((row for row in outside if row >= changed[1]), None)
+    above = next((row for row in reversed(outside) if row < changed[0]), None)
+    if below is not None:
+        yield below, 0.8, Why.NEAR
+    if above is not None:
+        yield above, 0.55, Why.NEAR
+
+
+def _mentions(
+    change: Burst, rows: Sequence[str], outside: Sequence[int], changed: tuple[int, int]
+) -> Iterator[tuple[int, float, Why]]:
+    """Names that went count most: whoever still says one is behind. Then names that came, then those that the
+    changed lines are about."""
+    gone, came, kept = changed_names(change)
+    for names, weight in ((gone, 1.0), (came, 0.7), (kept, 0.5)):
+        for name in names[:_NAMES]:
+            word = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)")
+            said = [row for row in outside if name in rows[row] and word.search(rows[row])]
+            said.sort(key=lambda row: _distance(row, changed))
+            for index, row in enumerate(said[:_PER_NAME]):
+                yield row, weight - 0.03 * index, Why.MENTION
+
+
+def _alike(change: Burst, rows: Sequence[str], outside: Sequence[int]) -> Iterator[tuple[int, float, Why]]:
+    """Lines like those that were changed, as they were before."""
+    old = [
+        words
+        for line in _lines(change.before, change.start, change.old_end)
+        if len(words := _words(line)) > 2
+    ]
+    if not old:
+        return
+    for row in outside:
+        words = _words(rows[row])
+        if len(words) < 3:
+            continue
+        share = max(len(words & model) / len(words | model) for model in old)
+        if share >= _ALIKE:
+            yield row, 0.3 + 0.6 * share, Why.ALIKE
+
+
+def changed_names(change: Burst) -> tuple[list[str], list[str], list[str]]:
+    """Names that went from the changed lines, that came into them, and that are in both, as they appear."""
+    old = dict.fromkeys(_names(_lines(change.before, change.start, change.old_end)))
+    new = dict.fromkeys(_names(_lines(change.after, change.start, change.new_end)))
+    gone = [name for name in old if name not in new]
+    came = [name for name in new if name not in old]
+    return gone, came, [name for name in new if name in old]
+
+
+def _lines(text: str, start: int, end: int) -> list[str]:
+    """The whole lines that [start, end] touches."""
+    first = text.rfind("\n", 0, start) + 1
+    last = text.find("\n", end)
+    return text[first : last if last >= 0 else len(text)].split("\n")
+
+
+def _names(lines: Iterable[str]) -> Iterator[str]:
+    for line in lines:
+        for name in IDENTIFIER.findall(line):
+            if len(name) > 2 and name.lower() not in _COMMON:
+                yield name
+
+
+def _words(line: str) -> frozenset[str]:
+    return frozenset(_WORD.findall(line)) - frozenset("()[]{}:,.;=")
+
+
+def _distance(row: int, changed: tuple[int, int]) -> int:
+    """Below counts as nearer: that is where people go on."""
+    return row - changed[1] if row >= changed[1] else 2 * (changed[0] - row)
