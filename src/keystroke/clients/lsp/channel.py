@@ -56,7 +56,8 @@ class Channel(LiveClient):
         return f"a{self._count}"
 
     def _received(self, event: live.LiveEvent) -> None:
-        if isinstance(event, live.NextEdit):  # it has an id of its own: whoever asked about the buffer is served
+        if isinstance(event, live.NextEdit):
+            # It has an id of its own: whoever asked about the buffer is served.
             for request, waiting in tuple(self._replies.values()):
                 same = isinstance(request, live.NextEditAsk) and request.buffer == event.buffer
                 if same and not waiting.done():
