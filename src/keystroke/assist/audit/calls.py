@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from keystroke.assist.audit import ir
-from keystroke.assist.audit.folding import formatted, key_of, maps, refused
+from keystroke.assist.audit.folding import formatted, key_of, maps, replaced
 from keystroke.assist.audit.narrowing import Narrowing
 from keystroke.assist.audit.roles import given
 from keystroke.assist.audit.values import (
@@ -103,8 +103,8 @@ class Calls(Narrowing):
         if know.numeric.match(out):
             return Value(level=mixed.level, numeric=True, path=out, origin=mixed.origin, roots=mixed.roots)
         uses = know.cleans(out)
-        if uses and path.endswith(".replace") and args and isinstance(args[0].const, str):
-            uses |= refused(args[0].const)
+        if args and (path.endswith((".replace", ".replaceAll")) or path == "re.sub"):
+            uses |= replaced(args[0], self.family)
         if not uses and ESCAPING.search(path):
             uses = ALL
         if uses:
@@ -115,6 +115,8 @@ class Calls(Narrowing):
                 origin=mixed.origin,
                 roots=mixed.roots,
             )
+        if path == "require" and args and isinstance(args[0].const, str) and self.family == "javascript":
+            return Value(path=args[0].const.removeprefix("node:"))
         last = path.rsplit(".", 1)[-1]
         special = self.special(path, last, receiver, args)
         if special is not None:
@@ -198,8 +200,11 @@ class Calls(Narrowing):
         ):
             place = args[0].const
             return constant(receiver.const[place]) if 0 <= place < len(receiver.const) else None
-        if last == "promisify" and args:
+        if last in ("promisify", "promisifyAll", "pify") and args:
             return args[0]
+        if path == "RegExp" and args and isinstance(args[0].const, str):
+            flags = args[1].const if len(args) > 1 and isinstance(args[1].const, str) else ""
+            return Value(path="RegExp()", skeleton=f"/{args[0].const}/{flags}")
         return None
 
     def effects(self, expr: ir.Call, path: str, receiver: Value | None, args: list[Value]) -> None:

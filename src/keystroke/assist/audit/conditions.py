@@ -29,6 +29,8 @@ def satisfies(value: Value | None, test: str, use: str) -> bool:
         return False
     if test == "present":
         return True
+    if test == "foreign":  # numbers too: how many, how long
+        return value.level >= REMOTE and not value.bounded and not value.safe(use)
     level = _LEVELS.get(test)
     if level is not None:
         return value.level >= level and not value.numeric and not value.safe(use)

@@ -10,12 +10,18 @@ import re
 
 from keystroke.assist.audit import ir
 from keystroke.assist.audit.flow import CallEvent
-from keystroke.assist.audit.match import Matcher
+from keystroke.assist.audit.match import Matcher, key_of
 from keystroke.assist.audit.memory import MemoryMatcher
 from keystroke.assist.audit.secrets import FORMAT_MARKS, FORMATS, is_secret
-from keystroke.assist.audit.values import PARAMETER, Value
+from keystroke.assist.audit.values import PARAMETER, REMOTE, Value
 
 _LOGIN = re.compile(r"(?i)connect|login|createConnection|create_engine|pool$|authenticate")
+
+_TIMED = ("python", "javascript", "typescript", "tsx")
+_TIMED_NAME = re.compile(
+    r"(?i)(?:^|[._])(?:\w*(?:signature|hmac|digest|csrf\w*|(?:secret|api|auth|access)_?(?:key|token)|token|password|passwd)|secret)$"
+)
+_DIGEST = re.compile(r"\.(?:hexdigest|digest)\(\)$|hmac|createHmac")
 
 
 class _Secrets(Matcher):
@@ -46,11 +52,22 @@ class _Secrets(Matcher):
                     self.named(key.value, Value(item.value), item.node)
 
     def tested(self, test: ir.Op, args: list[Value]) -> None:
+        self.compared(test, args)
         for side, other in ((0, 1), (1, 0)):
             expr = test.args[side]
             name = expr.id if isinstance(expr, ir.Name) else expr.name if isinstance(expr, ir.Attr) else ""
             if name and isinstance(test.args[other], ir.Const):
                 self.named(name, args[other], test.node)
+
+    def compared(self, test: ir.Op, args: list[Value]) -> None:
+        """A secret held against what a caller sent, character by character."""
+        if self.language not in _TIMED or any(not value.level or value.numeric for value in args):
+            return
+        names = [key_of(expr) or "" for expr in test.args]
+        sent = [value.level >= PARAMETER for value in args]
+        digest = any(_DIGEST.search(value.path) for value in args)
+        if (any(map(_TIMED_NAME.search, names)) and sent[0] != sent[1]) or (digest and any(sent)):
+            self.detected("timing-compare", test.node)
 
     def define(self, function: ir.Function, handler: bool) -> None:
         super().define(function, handler)
@@ -150,7 +167,7 @@ class Detectors(_Secrets):
         )
         right = parent.field("right")
         copied = right is not None and right.kind() == "subscript_expression" and "Object.keys" in key.path
-        if nested or copied:
+        if nested or copied or key.level >= REMOTE:
             self.detected("foreign-property", parent, origin=key.origin)
 
 

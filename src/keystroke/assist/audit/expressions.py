@@ -333,6 +333,9 @@ class Expressions(Calls):
         if isinstance(target, ir.Attr):
             base = self.eval(target.base)
             path = f"{base.path}.{target.name}" if base.path else key or f"?.{target.name}"
+            owner = key_of(target.base)
+            if self.family == "javascript" and owner is not None and base.items is not None:
+                self.put(owner, target.name, value)
         elif isinstance(target, ir.Index):
             base = self.eval(target.base)
             index = self.eval(target.key)

@@ -11,6 +11,7 @@ from typing import Any
 
 from keystroke.assist.audit import ir
 from keystroke.assist.audit.values import (
+    ALL,
     CONSTANT,
     UNKNOWN,
     Value,
@@ -44,6 +45,22 @@ _REFUSED = {
 def refused(text: str) -> frozenset[str]:
     """The uses for which a value is safe once it is known not to hold `text`."""
     return frozenset(use for part, uses in _REFUSED.items() if text == part for use in uses)
+
+
+def replaced(pattern: Value, family: str) -> frozenset[str]:
+    """The uses for which a text is safe once everything that matches `pattern` was replaced in it."""
+    text = pattern.text
+    if text is None or pattern.level:
+        return frozenset()
+    body, _, flags = text[1:].rpartition("/") if pattern.path == "RegExp()" else (text, "", "g")
+    if "g" not in flags:
+        return frozenset()  # the first match only
+    if body.startswith("[^") and not any(char in body for char in "<'\"\\/;$") or body in (r"\W", r"\W+", r"\D"):
+        return ALL  # only letters, digits and the like are left
+    if pattern.path == "RegExp()" or family == "python":
+        inside = body.strip("[]()")
+        return frozenset(use for part, uses in _REFUSED.items() if part in inside for use in uses)
+    return refused(body) if family != "javascript" else frozenset()
 
 
 def raises(path: str) -> bool:

@@ -210,6 +210,8 @@ class Matcher(Listener):
             return False
         if not satisfies(value, when.test, rule.use):
             return False
+        if when.unless is not None and function is not None and when.unless.search(function.node.text()):
+            return False
         if when.text is not None:
             text = value.text if value is not None else None
             if text is None or not when.text.search(text):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from keystroke.assist.audit import ir
 from keystroke.assist.audit.folding import key_of, refused
 from keystroke.assist.audit.values import (
@@ -101,6 +103,13 @@ class Narrowing(Walk):
                 self.clean(left, frozenset({"proto"}))
             elif isinstance(left, ir.Call) and self.eval_quiet(right).const == -1:
                 self.clean(left, frozenset({"path"}))  # indexOf("..") != -1 was false
+
+        elif op in ("<", "<=", ">", ">=") and self.family in ("python", "javascript"):
+            small, limit = (left, right) if (op in ("<", "<=")) == truth else (right, left)
+            key = key_of(small)
+            known = self.held(key) if key is not None else None
+            if key is not None and known is not None and self.eval_quiet(limit).level <= LOCAL:
+                self.env[key] = replace(known, bounded=True)
 
     def validated(self, test: ir.Call, truth: bool) -> None:
         func = test.func

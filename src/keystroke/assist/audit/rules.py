@@ -62,6 +62,7 @@ _WHEN_KEYS = {
     "without",
     "handler",
     "function",
+    "unless",
     "severity",
     "message",
     "cwe",
@@ -90,6 +91,7 @@ class When:
     without: tuple[str, ...]
     handler: bool
     function: re.Pattern[str] | None
+    unless: re.Pattern[str] | None  # what the function around must not hold
     severity: Severity | None
     message: str
     cwe: int
@@ -266,6 +268,7 @@ def _when(when: dict[str, Any], place: str) -> When:
         tuple(when.get("without", ())),
         bool(when.get("handler")),
         regex("function"),
+        regex("unless"),
         _severity(severity, place) if severity else None,
         when.get("message", ""),
         int(when.get("cwe", 0)),
@@ -302,7 +305,7 @@ _WORDS = {
     "numeric",
     "text",
 }
-_WORDS |= {"dynamic", "tainted", "remote", "built", "built-tainted", "built-remote", "built-dynamic"}
+_WORDS |= {"foreign", "dynamic", "tainted", "remote", "built", "built-tainted", "built-remote", "built-dynamic"}
 
 
 def _check_test(test: str, place: str) -> None:

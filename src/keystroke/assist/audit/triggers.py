@@ -30,6 +30,9 @@ SILENT, SYNTAX, FLOW = range(3)  # what a unit needs: nothing, its syntax patter
 _DETECTORS = {"java": ("XML", "SAX", "DocumentBuilder", "TransformerFactory", "SchemaFactory", "addCookie")}
 _PROPERTY = re.compile(r"\]\s*=[^=]")  # JavaScript: an assignment to a computed property
 
+_TIMED = r"(?:ignature|mac|igest|csrf\w*|oken|ecret|[_kK]ey|assword|asswd)(?:\(\))?"
+_COMPARED = re.compile(rf"{_TIMED}\s*[!=]==?|[!=]==?\s*[\w.\[\]\"'()]*{_TIMED}")  # a secret held against a value
+
 
 @dataclass(frozen=True, slots=True)
 class _Need:
@@ -172,6 +175,7 @@ class Triggers:
             or any(mark in text for mark in FORMAT_MARKS)
             or (SECRET_WORDS.search(text) is not None and ASSIGNED.search(text) is not None)
             or (self.script and _PROPERTY.search(text) is not None)
+            or ((self.python or self.script) and "=" in text and _COMPARED.search(text) is not None)
         )
 
     def _foreign(self, text: str, words: frozenset[str], called: set[str]) -> bool:
@@ -245,4 +249,4 @@ def _need(rule: Rule, when: When) -> _Need:
 def _remote(test: str) -> bool:
     if "||" in test:
         return all(_remote(part) for part in test.split("||"))
-    return any(part.strip() in ("remote", "built-remote") for part in test.split("&&"))
+    return any(part.strip() in ("remote", "built-remote", "foreign") for part in test.split("&&"))

@@ -62,8 +62,11 @@ class ScriptLowering(Lowering):
 
     def x_regex(self, node: Syntax) -> Expr:
         pattern = node.field("pattern")
+        flags = node.field("flags")
         inner = Const(node, pattern.text() if pattern is not None else "")
-        return Call(node, Name(node, "RegExp"), [inner], {}, True)
+        return Call(
+            node, Name(node, "RegExp"), [inner, Const(node, flags.text() if flags is not None else "")], {}, True
+        )
 
     def x_template_string(self, node: Syntax) -> Expr:
         parts: list[Expr] = []
@@ -236,6 +239,12 @@ class ScriptLowering(Lowering):
 
     def s_import_statement(self, node: Syntax) -> list[Stmt]:
         source = node.field("source")
+        clause = first(node, "import_require_clause")
+        if clause is not None:
+            name, inner = first(clause, "identifier"), first(clause, "string")
+            if name is None or inner is None:
+                return []
+            return [Import(node, name.text(), inner.text()[1:-1].removeprefix("node:"))]
         if source is None:
             return []
         path = source.text()[1:-1].removeprefix("node:")

@@ -1,0 +1,109 @@
+"""Labelled suites read from a folder: which lines or files are weak, which are not.
+
+Law: a suite is read as its authors wrote it; nothing of it is stored here. Three forms are known: labels.json
+({"path", "bad", "cwe", "line"}), a table of expected results (name, category, real, cwe), and marks in the
+source's own comments. A label is for one file, or for one line of it.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from keystroke.assist.audit.files import language_of
+
+# "ruleid: x" and "ok: x" speak of the next line of code; the other marks of the line they stand on.
+_AHEAD = re.compile(r"(?:#|//|/\*|\*|<!--)\s*(?:todo)?(ruleid|ok)\s*:", re.IGNORECASE)
+_ALERT = re.compile(r"(?:#|//)\s*\$\s*(?:.*?\s)?((?:MISSING|SPURIOUS):?\s*)?Alert\b|(?:#|//)\s*\$.*?\bresult=(BAD|OK)\b")
+_BESIDE = re.compile(r"(?:#|//|/\*)[^\n]*?\b(NOT OK|BAD|OK|GOOD)\b")
+_COMMENT = re.compile(r"\s*(?:#|//|/\*|\*|<!--|\{/\*|$)")
+_FOLDERS = {"bad": True, "true_positives": True, "good": False, "true_negatives": False}
+REACH = 8  # lines
+_CWE = re.compile(r"(?i)CWE[-_]?0*(\d+)")
+
+
+@dataclass(frozen=True)
+class Label:
+    path: Path
+    bad: bool
+    cwe: frozenset[int] = frozenset()
+    line: int | None = None  # from 1; None: the whole file
+    last: int | None = None  # where a mark ahead of several statements covers them all
+
+
+def read_suite(folder: Path) -> list[Label]:
+    """Every label of a folder, in whichever of the known forms it is kept."""
+    if (folder / "labels.json").is_file():
+        return list(_listed(folder))
+    tables = sorted(folder.glob("expectedresults*.csv"))
+    if tables:
+        return list(_tabled(folder, tables[-1]))
+    return list(_marked(folder))
+
+
+def half(label: Label, folder: Path) -> str:
+    """Which half of its suite a label belongs to, told from the file's name alone."""
+    name = label.path.relative_to(folder).as_posix()
+    return "tuned" if zlib.crc32(name.encode()) % 2 == 0 else "held"
+
+
+def _listed(folder: Path) -> Iterator[Label]:
+    for item in json.loads((folder / "labels.json").read_text(encoding="utf-8")):
+        yield Label(
+            folder / item["path"], bool(item["bad"]), frozenset(item.get("cwe", ())), item.get("line")
+        )
+
+
+def _tabled(folder: Path, table: Path) -> Iterator[Label]:
+    sources = {path.stem: path for path in folder.rglob("*") if language_of(path) is not None}
+    with table.open(encoding="utf-8", newline="") as rows:
+        for row in csv.reader(rows):
+            if len(row) >= 4 and not row[0].startswith("#") and row[0] in sources:
+                yield Label(sources[row[0]], row[2].strip() == "true", frozenset({int(row[3])}))
+
+
+def _marked(folder: Path) -> Iterator[Label]:
+    for path in sorted(folder.rglob("*")):
+        if not path.is_file() or language_of(path) is None or ".fixed." in path.name:
+            continue
+        labels = list(_marks(path))
+        if labels:
+            yield from labels
+            continue
+        parts = [part for part in path.relative_to(folder).parts[:-1] if part in _FOLDERS]
+        if parts:
+            yield Label(path, _FOLDERS[parts[-1]])
+
+
+def _marks(path: Path) -> Iterator[Label]:
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    named = frozenset(int(number) for number in _CWE.findall(path.parent.as_posix())[-1:])
+    found: dict[int, bool] = {}
+    ahead_of: set[int] = set()
+    for at, line in enumerate(lines, 1):
+        ahead = _AHEAD.search(line)
+        if ahead is not None:
+            target = at + 1
+            while target < len(lines) and _COMMENT.match(lines[target - 1]):
+                target += 1
+            found[target] = found.get(target, False) or ahead[1].lower() == "ruleid"
+            ahead_of.add(target)
+            continue
+        alert = _ALERT.search(line)
+        if alert is not None:
+            found[at] = alert[2] == "BAD" if alert[2] else not (alert[1] or "").startswith("SPURIOUS")
+            continue
+        beside = _BESIDE.search(line)
+        if beside is not None and not _COMMENT.match(line):
+            found[at] = beside[1] in ("NOT OK", "BAD")
+    marked = sorted(found)
+    for place, at in enumerate(marked):
+        # Such a mark stands before the first of the statements that together are weak.
+        following = marked[place + 1] - 2 if place + 1 < len(marked) else len(lines)
+        last = max(at, min(at + REACH, following)) if found[at] and at in ahead_of else at
+        yield Label(path, found[at], named, at, last)
