@@ -31,13 +31,22 @@ def pretrain(
     device: str,
     workers: int,
     start: Path | None = None,
+    edits: Path | None = None,
 ) -> None:
     """Train until the deadline (or for the recipe's steps) and leave the weights in `run`."""
     run.mkdir(parents=True, exist_ok=True)
     if not recipe.steps and not (run / "deadline").exists():
         (run / "deadline").write_text(str(time.time() + 60 * minutes))
     length = shape.context + 1
-    feed = Feed(data, tokenizer, length=length, workers=workers, seed=recipe.seed)
+    feed = Feed(
+        data,
+        tokenizer,
+        length=length,
+        workers=workers,
+        seed=recipe.seed,
+        edits=edits,
+        mix=recipe.main.mix,
+    )
     try:
         feed.start()
         kept = None
@@ -60,6 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--run", type=Path, required=True, help="folder of this run")
+    parser.add_argument("--edits", type=Path, help="folder of pieces of edits; may still be filling")
     parser.add_argument("--heldout", type=Path, help="a piece that is never trained on")
     parser.add_argument("--start", type=Path, help="weights of an earlier run to begin from")
     parser.add_argument("--minutes", type=float, default=10.0)
@@ -67,6 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--micro-batch", type=int, default=32)
     parser.add_argument("--shape", default="{}", help="JSON of what differs from the default shape")
+    parser.add_argument("--recipe", default="{}", help="JSON of what differs from the default recipe")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--workers", type=int, default=12)
     given = parser.parse_args(arguments)
@@ -78,10 +89,13 @@ def main(arguments: list[str] | None = None) -> int:
             heldout=given.heldout,
             minutes=given.minutes,
             shape=Shape.from_json(given.shape),
-            recipe=Recipe(steps=given.steps, batch=given.batch, micro_batch=given.micro_batch),
+            recipe=Recipe.from_json(
+                given.recipe, steps=given.steps, batch=given.batch, micro_batch=given.micro_batch
+            ),
             device=given.device,
             workers=given.workers,
             start=given.start,
+            edits=given.edits,
         )
     except KeystrokeError as error:
         sys.stderr.write(f"{error}\n")

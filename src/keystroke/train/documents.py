@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keystroke.train import special
+from keystroke.train.corpus.trajectories import FileEdit
+from keystroke.train.cursor import cursor_sequences
+from keystroke.train.edits import edit_sequences, steps
 from keystroke.train.fim import Order, Parts, TokenParts, choose, cut, join
 
 
@@ -34,9 +37,12 @@ class Source:
 class Mix:
     """What a document becomes."""
 
-    fim: float = 0.6  # share of excerpts with a part taken out
-    spm: float = 0.8  # of those, in the live order
-    path: float = 0.5  # share that begins with the file's path
+    fim: float = 0.6  # share of files cut into excerpts with a part taken out
+    cursor: float = 0.0  # share of files asked about at cursors, as the editor does it
+    edits: float = 0.0  # share of windows that are made of edits, where there are any
+    spm: float = 0.8  # of the excerpts, in the live order
+    path: float = 0.5  # share of plain files and excerpts that begins with the file's path
+    seam: int = 0  # characters between two places at which plain text is encoded in two parts; 0: none
     longest: int = 5200  # characters of an excerpt, so that it fits one window
     shortest: int = 900
 
@@ -62,14 +68,25 @@ def excerpts(text: str, mix: Mix, rng: random.Random) -> Iterator[str]:
         start = end
 
 
-def documents(sources: Iterable[Source], tokenizer: Any, mix: Mix, rng: random.Random) -> Iterator[Document]:
-    """Documents of the sources, in their order. `tokenizer` must know no special tokens."""
+def documents(
+    sources: Iterable[Source],
+    tokenizer: Any,
+    mix: Mix,
+    rng: random.Random,
+    library: Mapping[str, Mapping[str, str]] | None = None,
+) -> Iterator[Document]:
+    """Documents of the sources, in their order. `tokenizer` must know no special tokens. `library`: the texts
+    of each project by path, for what a cursor may know of other files."""
     for source in sources:
-        if rng.random() >= mix.fim:
+        drawn = rng.random()
+        if drawn < mix.cursor:
+            known = (library or {}).get(source.project, {})
+            for tokens in cursor_sequences(source.path, source.text, known.get, tokenizer, rng):
+                yield Document(tokens, True)
+            continue
+        if drawn >= mix.cursor + mix.fim:
             head = _head(source, tokenizer, mix, rng)
-            yield Document(
-                [*head, *tokenizer.encode(source.text, add_special_tokens=False).ids, special.END], False
-            )
+            yield Document([*head, *seamed(source.text, tokenizer, mix.seam, rng), special.END], False)
             continue
         for piece in excerpts(source.text, mix, rng):
             head = _head(source, tokenizer, mix, rng)
@@ -81,6 +98,20 @@ def documents(sources: Iterable[Source], tokenizer: Any, mix: Mix, rng: random.R
                 continue
             order = Order.SPM if rng.random() < mix.spm else Order.PSM
             yield Document([*head, *join(tokenised(parts, tokenizer), order)], True)
+
+
+def seamed(text: str, tokenizer: Any, seam: int, rng: random.Random) -> list[int]:
+    """The tokens of `text`, encoded in two parts wherever a random seam falls: a cursor stands anywhere,
+    mid-word too, and the model must go on from there as well as from where its tokens would end."""
+    if not seam:
+        found: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        return found
+    parts, start = [], 0
+    while start < len(text):
+        end = start + 1 + int(rng.expovariate(1 / seam))
+        parts.append(text[start:end])
+        start = end
+    return [t for e in tokenizer.encode_batch(parts, add_special_tokens=False) for t in e.ids]
 
 
 def tokenised(parts: Parts, tokenizer: Any) -> TokenParts:
@@ -163,5 +194,16 @@ def token_windows(
         files = sorted(projects[name], key=lambda s: s.path)
         rng.shuffle(files)
         ordered.extend(files)
-    found = list(windows(documents(ordered, tokenizer, mix, rng), length))
+    library = {name: {s.path: s.text for s in files} for name, files in projects.items()}
+    found = list(windows(documents(ordered, tokenizer, mix, rng, library), length))
+    return np.asarray(found, dtype=np.uint16).reshape(len(found), length)
+
+
+def edit_windows(edits: Sequence[FileEdit], tokenizer: Any, length: int, seed: int) -> NDArray[np.uint16]:
+    """Every window of next-edit sequences, [n, length], release steps in an order the seed decides."""
+    rng = random.Random(seed)
+    order = steps(edits)
+    rng.shuffle(order)
+    stream = (Document(tokens, True) for tokens in edit_sequences(order, tokenizer, rng))
+    found = list(windows(stream, length))
     return np.asarray(found, dtype=np.uint16).reshape(len(found), length)

@@ -1,14 +1,16 @@
 """Windows for the trainer, made by worker processes while it trains.
 
-Law: pieces may arrive in the folder while training runs; each is transformed anew for every pass, with its
-own seed, so no two passes cut a file the same way. A window is drawn once. The trainer never waits unless
-the workers are slower than it, and a damaged piece stops the run with its name.
+Law: pieces of code, and of edits in a folder of their own, may arrive while training runs; each is
+transformed anew for every pass, with its own seed, so no two passes cut a file the same way. A window is
+drawn once. The trainer never waits unless the workers are slower than it, and a damaged piece stops the run
+with its name.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -17,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keystroke.errors import NotFound
-from keystroke.train.documents import Mix, token_windows
+from keystroke.train.corpus.trajectories import read_edits
+from keystroke.train.documents import Mix, edit_windows, token_windows
 from keystroke.train.pieces import piece_paths, read_piece
 from keystroke.train.tokenizer import load, plain
 
@@ -25,13 +28,85 @@ Windows = NDArray[np.uint16]
 
 
 def transform(piece: Path, tokenizer: Path, mix: Mix, length: int, seed: int) -> Windows:
-    """All windows of one piece. Runs in a worker process."""
+    """All windows of one piece of code. Runs in a worker process."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     return token_windows(read_piece(piece), plain(load(tokenizer)), mix, length, seed)
 
 
+def transform_edits(piece: Path, tokenizer: Path, mix: Mix, length: int, seed: int) -> Windows:
+    """All windows of one piece of edits. Runs in a worker process."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    del mix
+    return edit_windows(read_edits(piece), plain(load(tokenizer)), length, seed)
+
+
+Transform = Callable[[Path, Path, Mix, int, int], Windows]
+
+
+class Stock:
+    """Windows of one folder's pieces: what is at hand, what is being made, what comes next."""
+
+    def __init__(self, folder: Path, work: Transform, backlog: int) -> None:
+        self.folder, self.work, self.backlog = folder, work, backlog
+        self.passes = 0
+        self.jobs: list[tuple[Mix, Future[Windows]]] = []
+        self._queue: list[Path] = []
+        self._known: set[Path] = set()
+        self._held: list[tuple[Mix, Windows]] = []  # shuffled on arrival; drawn from their ends
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to make windows from."""
+        return not self._known
+
+    @property
+    def available(self) -> int:
+        return sum(len(windows) for _, windows in self._held)
+
+    def low(self, mix: Mix) -> bool:
+        """Whether there are too few windows of this mix."""
+        return sum(len(windows) for made_for, windows in self._held if made_for == mix) < self.backlog
+
+    def look(self) -> None:
+        fresh = [p for p in piece_paths(self.folder) if p not in self._known]
+        self._known.update(fresh)
+        self._queue.extend(fresh)
+
+    def next_piece(self, rng: np.random.Generator) -> Path | None:
+        """New pieces first, then another pass."""
+        if not self._queue and self._known:
+            self.passes += 1
+            self._queue = sorted(self._known)
+            rng.shuffle(self._queue)
+        return self._queue.pop(0) if self._queue else None
+
+    def collect(self, rng: np.random.Generator) -> None:
+        for entry in [e for e in self.jobs if e[1].done()]:
+            self.jobs.remove(entry)
+            found = entry[1].result()
+            if len(found):
+                rng.shuffle(found)
+                self._held.append((entry[0], found))
+
+    def draw(self, size: int, mix: Mix, rng: np.random.Generator) -> Windows:
+        """`size` windows out of every piece in proportion to what is left of it; of the mix asked for, as
+        soon as there are plenty, and what was made for another one is then let go."""
+        current = [e for e in self._held if e[0] == mix]
+        if sum(len(w) for _, w in current) >= 8 * size:
+            self._held = current
+        counts = rng.multivariate_hypergeometric([len(w) for _, w in self._held], size)
+        taken = []
+        for i, count in enumerate(counts):
+            if count:
+                made_for, windows = self._held[i]
+                taken.append(windows[-count:])
+                self._held[i] = (made_for, windows[:-count])
+        self._held = [e for e in self._held if len(e[1])]
+        return np.concatenate(taken)
+
+
 class Feed:
-    """Random windows of the pieces in a folder, for ever."""
+    """Random windows of the pieces in a folder, for ever; a share of them from a folder of edits."""
 
     def __init__(
         self,
@@ -42,76 +117,70 @@ class Feed:
         workers: int,
         seed: int = 0,
         backlog: int = 24_000,
+        edits: Path | None = None,
+        mix: Mix | None = None,
     ) -> None:
         self.folder, self.tokenizer, self.length = folder, tokenizer, length
-        self.mix = Mix()
-        self.passes = 0
-        self._backlog = backlog
+        self.mix = mix or Mix()
+        self._code = Stock(folder, transform, backlog)
+        self._edits = None if edits is None else Stock(edits, transform_edits, max(64, backlog // 6))
         self._pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
         self._workers = workers
-        self._jobs: list[Future[Windows]] = []
-        self._queue: list[Path] = []
-        self._known: set[Path] = set()
         self._rng = np.random.default_rng(seed)
-        self._stock: list[Windows] = []  # shuffled on arrival; drawn from their ends
         self._seed = seed * 1_000_003
 
     def start(self) -> None:
         """Set the workers going before the first batch is wanted."""
         self._order()
 
-    def _order(self) -> None:
-        """Keep the workers busy while the stock is low: new pieces first, then another pass."""
-        fresh = [p for p in piece_paths(self.folder) if p not in self._known]
-        self._known.update(fresh)
-        self._queue.extend(fresh)
-        while len(self._jobs) < self._workers and self.available < self._backlog:
-            if not self._queue:
-                if not self._known:
-                    return
-                self.passes += 1
-                self._queue = sorted(self._known)
-                self._rng.shuffle(self._queue)
-            self._seed += 1
-            piece = self._queue.pop(0)
-            self._jobs.append(
-                self._pool.submit(transform, piece, self.tokenizer, self.mix, self.length, self._seed)
-            )
-
-    def _collect(self) -> None:
-        for job in [j for j in self._jobs if j.done()]:
-            self._jobs.remove(job)
-            found = job.result()
-            if len(found):
-                self._rng.shuffle(found)
-                self._stock.append(found)
+    @property
+    def passes(self) -> int:
+        return self._code.passes
 
     @property
     def available(self) -> int:
-        return sum(map(len, self._stock))
+        return self._code.available
+
+    def _stocks(self) -> list[Stock]:
+        """Edits first: they need few workers and must not wait behind code."""
+        return [self._edits, self._code] if self._edits is not None and self.mix.edits else [self._code]
+
+    def _order(self) -> None:
+        """Keep the workers busy while a stock is low."""
+        for stock in self._stocks():
+            stock.look()
+            most = self._workers if stock is self._code else max(1, self._workers // 3)
+            while len(stock.jobs) < most and stock.low(self.mix):
+                piece = stock.next_piece(self._rng)
+                if piece is None:
+                    break
+                self._seed += 1
+                job = self._pool.submit(stock.work, piece, self.tokenizer, self.mix, self.length, self._seed)
+                stock.jobs.append((self.mix, job))
 
     def batch(self, size: int) -> Windows:
-        """`size` windows, drawn from every piece in stock in proportion to what is left of it."""
-        self._collect()
-        self._order()
-        waited = 0.0
-        while self.available < size:
-            if not self._jobs and not self._known:
+        """`size` windows; of edits as many as the mix says, fewer while there are none yet."""
+        self._turn()
+        edits = 0
+        if self._edits is not None and self.mix.edits:
+            wanted = int(self._rng.binomial(size, self.mix.edits))
+            edits = min(wanted, self._edits.available)
+        while self._code.available < size - edits:
+            if self._code.empty:
                 raise NotFound(
                     f"{self.folder} holds no pieces of a corpus; build one with `keystroke train corpus`"
                 )
             time.sleep(0.05)
-            waited += 0.05
-            self._collect()
-            self._order()
-        counts = self._rng.multivariate_hypergeometric([len(s) for s in self._stock], size)
-        taken = []
-        for i, count in enumerate(counts):
-            if count:
-                taken.append(self._stock[i][-count:])
-                self._stock[i] = self._stock[i][:-count]
-        self._stock = [s for s in self._stock if len(s)]
-        return np.concatenate(taken)
+            self._turn()
+        drawn = [self._code.draw(size - edits, self.mix, self._rng)] if size > edits else []
+        if edits and self._edits is not None:
+            drawn.append(self._edits.draw(edits, self.mix, self._rng))
+        return np.concatenate(drawn)
+
+    def _turn(self) -> None:
+        for stock in self._stocks():
+            stock.collect(self._rng)
+        self._order()
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

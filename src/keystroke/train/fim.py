@@ -12,7 +12,7 @@ beside it.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -32,11 +32,16 @@ class Cut(StrEnum):
     LINE = "line"  # the cursor is at the start of a line, after its indentation
     LINES = "lines"  # the next few lines
     BLOCK = "block"  # to the end of the indented block
+    BODY = "body"  # everything under a header
+    INSIDE = "inside"  # some of a line, more of it follows
     SPAN = "span"  # anything
 
 
 MIX = {Cut.REST_OF_LINE: 0.36, Cut.LINE: 0.22, Cut.LINES: 0.10, Cut.BLOCK: 0.22, Cut.SPAN: 0.10}
+# What editors ask for: mostly the rest of a line; a whole body where a header was just written.
+LIVE_MIX = {Cut.REST_OF_LINE: 0.48, Cut.LINE: 0.26, Cut.BODY: 0.10, Cut.BLOCK: 0.08, Cut.INSIDE: 0.08}
 _INVITING = frozenset(" .(,=[{:\"'@")  # signs after which people wait for a suggestion
+_STOPPING = frozenset(" .()[]{},:=+-*/")  # signs that may stand right of the cursor
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +112,12 @@ def _place(text: str, kind: Cut, rng: random.Random) -> tuple[int, int]:
         return start, line_end
     if kind is Cut.LINE:
         return content, line_end
+    if kind is Cut.INSIDE:
+        start = max(offset, content)
+        stops = [i for i in range(start + 1, line_end) if text[i] in _STOPPING and text[i - 1] != " "]
+        return (start, rng.choice(stops)) if stops else (0, 0)
+    if kind is Cut.BODY:
+        return _body(text, offset)
     start = content if rng.random() < 0.7 else max(offset, content)
     if kind is Cut.BLOCK:
         return start, block_end(text, start)
@@ -116,8 +127,21 @@ def _place(text: str, kind: Cut, rng: random.Random) -> tuple[int, int]:
     return start, len(text[:end].rstrip("\n "))
 
 
-def choose(rng: random.Random) -> Cut:
-    return rng.choices(list(MIX), weights=list(MIX.values()))[0]
+def _body(text: str, offset: int) -> tuple[int, int]:
+    """The body of the first header from `offset` on, without its indentation; nothing where there is none."""
+    header = text.find(":\n", offset)
+    start = header + 2
+    if header < 0 or start >= len(text):
+        return 0, 0
+    line = text[text.rfind("\n", 0, header) + 1 : header]
+    depth = indentation(text[start : _line_end(text, start)])
+    if depth <= indentation(line):
+        return 0, 0
+    return start + depth, block_end(text, start + depth)
+
+
+def choose(rng: random.Random, mix: Mapping[Cut, float] = MIX) -> Cut:
+    return rng.choices(list(mix), weights=list(mix.values()))[0]
 
 
 def prompt_tokens(prefix: Sequence[int], suffix: Sequence[int], order: Order) -> list[int]:

@@ -206,11 +206,16 @@ class CodeModel(nn.Module):
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Mean cross entropy in nats."""
-        return self._head(self(tokens), targets)
+        return self.weighted_loss(tokens, targets, torch.ones(tokens.shape, device=tokens.device))
 
-    def _head(self, hidden: Tensor, targets: Tensor) -> Tensor:
+    def weighted_loss(self, tokens: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        """The same with a weight for each target."""
+        return self._head(self(tokens), targets, weights)
+
+    def _head(self, hidden: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
         logits = F.linear(hidden, self.model.embed_tokens.weight)
-        return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+        each = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none")
+        return (each * weights.flatten()).sum() / weights.sum()
 
     def compile_parts(self, backend: str = "inductor") -> None:
         """Compile one layer for all of them, and the head: seconds, where the whole takes a minute."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,29 @@ import torch
 from numpy.typing import NDArray
 
 from keystroke.errors import InputError, ModelDamaged
+from keystroke.train import special
+from keystroke.train.documents import Mix
 from keystroke.train.feed import Feed
 from keystroke.train.model import CodeModel, Shape
 from keystroke.train.muon import Optimiser
 from keystroke.train.schedule import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """What is learned from, and how much what an answer says counts beside what it is asked.
+
+    The loss is over all tokens: prompts are code too, and most of what there is to learn. But an answer of
+    ten tokens after a prompt of five hundred is what the model is for, and a next edit is decided by one
+    token (leave it or not), so these may weigh more."""
+
+    mix: Mix = field(default_factory=Mix)
+    answer: float = 1.0
+    decision: float = 1.0
+
+
+MAIN = Phase(Mix(fim=0.5, edits=0.04, seam=600))
+FINAL = Phase(Mix(fim=0.12, cursor=0.5, edits=0.13, seam=250), answer=2.5, decision=10.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +57,26 @@ class Recipe:
     other_rate: float = 0.003
     weight_decay: float = 0.01
     schedule: Schedule = field(default_factory=Schedule)
-    final_fim: float = 0.75  # share of fill-in-the-middle while the rate decays
+    main: Phase = MAIN
+    final: Phase = FINAL  # while the rate decays
     seed: int = 0
     report_every: int = 20
     checkpoint_seconds: float = 120.0
     heldout_every: int = 200
+
+    @classmethod
+    def from_json(cls, text: str, **fixed: Any) -> Recipe:
+        """The recipe that differs from the default in what `text` (a JSON object) and `fixed` say."""
+        try:
+            said: dict[str, Any] = json.loads(text)
+            if "schedule" in said:
+                said["schedule"] = Schedule(**said["schedule"])
+            for name in ("main", "final"):
+                if name in said:
+                    said[name] = Phase(**{**said[name], "mix": Mix(**said[name].get("mix", {}))})
+            return cls(**{**said, **fixed})
+        except (ValueError, TypeError, AttributeError) as error:
+            raise InputError(f"this is no recipe ({error}); give what differs as a JSON object") from error
 
     def __post_init__(self) -> None:
         if self.batch % self.micro_batch:
@@ -52,25 +86,30 @@ class Recipe:
 
 
 class Clock:
-    """How much of the run is over. `deadline` in the run's folder holds the end as seconds since the
-    epoch."""
+    """How much of the run is over. `deadline` in the run's folder holds the end as seconds since the epoch,
+    `started` the beginning."""
 
-    def __init__(self, run: Path, recipe: Recipe, *, done_before: float = 0.0) -> None:
+    def __init__(self, run: Path, recipe: Recipe) -> None:
         self._file = run / "deadline"
         self._steps = recipe.steps
-        self._started = time.time()
-        self._before = done_before
-        if not self._steps and not self._file.exists():
+        if self._steps:
+            return
+        if not self._file.exists():
             raise InputError(
                 f"{self._file} does not say when to end; write a Unix time there or give a number of steps"
             )
+        self._end = float(self._file.read_text())
+        started = run / "started"  # a run that goes on does not begin anew
+        if not started.exists():
+            started.write_text(str(time.time()))
+        self._started = float(started.read_text())
 
     def done(self, step: int) -> float:
         if self._steps:
             return step / self._steps
-        end = float(self._file.read_text())
-        spent = (time.time() - self._started) / max(1e-9, end - self._started)
-        return min(1.0, self._before + (1 - self._before) * spent)
+        with suppress(OSError, ValueError):  # just being rewritten: the last known end holds
+            self._end = float(self._file.read_text())
+        return min(1.0, (time.time() - self._started) / max(1e-9, self._end - self._started))
 
 
 def move(batch: NDArray[np.uint16], device: torch.device) -> torch.Tensor:
@@ -78,6 +117,21 @@ def move(batch: NDArray[np.uint16], device: torch.device) -> torch.Tensor:
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True).long()
     return tensor.long()
+
+
+def token_weights(windows: torch.Tensor, answer: float, decision: float) -> torch.Tensor:
+    """How much each target (window[:, 1:]) counts: 1, `answer` inside an answer, `decision` for the first
+    token of a next edit's. Read from the special tokens alone, which stand nowhere else."""
+    tokens = windows[:, :-1]
+    place = torch.arange(1, tokens.size(1) + 1, device=tokens.device).expand_as(tokens)
+
+    def last(found: torch.Tensor) -> torch.Tensor:
+        return (place * found).cummax(dim=1).values
+
+    asked = (tokens == special.EDIT_AFTER) & (last(tokens == special.FILE_SEP) > last(tokens == special.EDIT))
+    inside = last((tokens == special.FIM_MIDDLE) | asked) > last(tokens == special.END)
+    weights = torch.where(inside, answer, 1.0)
+    return torch.where(asked, decision, weights)
 
 
 class Trainer:
@@ -121,16 +175,18 @@ class Trainer:
 
     def train(self, heldout: NDArray[np.uint16] | None = None) -> None:
         recipe = self.recipe
+        self.feed.mix = recipe.main.mix
         self.feed.start()
         self._warm_up_compiler()
-        clock = Clock(self.run, recipe, done_before=0.0)
+        clock = Clock(self.run, recipe)
         reported, since, saved = self.tokens, time.time(), time.time()
         while (done := clock.done(self.step)) < 1.0:
-            if recipe.schedule.decaying(done) and self.feed.mix.fim < recipe.final_fim:
-                self.feed.mix = type(self.feed.mix)(fim=recipe.final_fim, spm=0.9)
+            phase = recipe.final if recipe.schedule.decaying(done) else recipe.main
+            if phase is not recipe.main and self.feed.mix == recipe.main.mix:
                 self.save_weights(self.run / "stable.pt")
+            self.feed.mix = phase.mix
             factor = recipe.schedule.factor(done)
-            loss = self._one_step(factor)
+            loss = self._one_step(factor, phase)
             if self.step % recipe.report_every == 0:
                 value = float(loss)
                 now = time.time()
@@ -138,6 +194,7 @@ class Trainer:
                 self._log(
                     step=self.step,
                     tokens=self.tokens,
+                    done=round(done, 4),
                     loss=round(value, 4),
                     factor=round(factor, 4),
                     tokens_per_second=round(rate),
@@ -176,18 +233,21 @@ class Trainer:
             self.recipe.micro_batch, self.shape.context, dtype=torch.int64, device=self.device
         )
         with self._autocast():
-            (self.model.loss(tokens, tokens) / 2).backward()  # type: ignore[no-untyped-call]
+            weights = torch.ones(tokens.shape, device=self.device)
+            (self.model.weighted_loss(tokens, tokens, weights) / 2).backward()  # type: ignore[no-untyped-call]
         self.model.zero_grad(set_to_none=True)
 
-    def _one_step(self, factor: float) -> torch.Tensor:
+    def _one_step(self, factor: float, phase: Phase) -> torch.Tensor:
         recipe = self.recipe
         batch = move(self.feed.batch(recipe.batch), self.device)
         parts = recipe.batch // recipe.micro_batch
         total = torch.zeros((), device=self.device)
         for i in range(parts):
             window = batch[i * recipe.micro_batch : (i + 1) * recipe.micro_batch]
+            weights = token_weights(window, phase.answer, phase.decision)
             with self._autocast():
-                loss = self.model.loss(window[:, :-1].contiguous(), window[:, 1:].contiguous()) / parts
+                tokens, targets = window[:, :-1].contiguous(), window[:, 1:].contiguous()
+                loss = self.model.weighted_loss(tokens, targets, weights) / parts
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         self.optimiser.step(factor, momentum=0.85 + 0.10 * min(1.0, self.step / 200))

@@ -27,3 +27,4 @@ NAMED = (
 ) = range(len(NAMED))
 RESERVED = 32  # room for later ones without new embedding rows
 SPELLING = NAMED + tuple(f"<|reserved_{i}|>" for i in range(RESERVED - len(NAMED)))
+KEEP = len(NAMED)  # the first of them: "nothing to change here" as a next edit's answer

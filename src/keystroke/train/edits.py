@@ -1,0 +1,228 @@
+"""Next-edit sequences from what people changed between two releases.
+
+Law: the prompt is `assist.next_edit.prompt`'s own. Some hunks of a release count as done, in an order someone
+could have made them; the question is about a place where one is left (the answer rewrites it) or where none
+is (the answer leaves it). Both kinds of place are framed by the same function, so that the frame says
+nothing. Given a random generator, always the same.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from keystroke.assist.next_edit.prompt import (
+    CHANGES,
+    Change,
+    EditFormat,
+    EditPrompt,
+    Marks,
+    Region,
+    change_of,
+)
+from keystroke.train import special
+from keystroke.train.corpus.hunks import Hunk
+from keystroke.train.corpus.trajectories import FileEdit
+
+MARKS = Marks(
+    edit=special.EDIT,
+    before=special.EDIT_BEFORE,
+    after=special.EDIT_AFTER,
+    file=special.FILE_SEP,
+    below=special.FIM_SUFFIX,
+    cursor=special.CURSOR,
+    keep=special.KEEP,
+    end=special.END,
+)
+POSITIVE = 0.5  # share of questions at a place that changes
+IN_ORDER = 0.6  # share of histories that go down the file
+RELATED = 0.7  # share of places that share a changed name with the history, where there are such
+CURSOR = 0.7  # share of questions that say where the cursor is
+_MOST = 10  # questions about one release step
+_WORD = re.compile(r"[A-Za-z_]\w{2,}")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A place asked about and what is right there: its new lines, or None to leave it."""
+
+    path: str
+    history: tuple[Change, ...]
+    lines: tuple[str, ...]
+    region: Region
+    cursor: int | None
+    answer: tuple[str, ...] | None
+
+    def prompt(self, form: EditFormat) -> EditPrompt:
+        return form.build(self.history, self.path, self.lines, self.region, self.cursor)
+
+
+def edit_format(tokenizer: Any) -> EditFormat:
+    """The format over a tokenizer that knows no special tokens."""
+    return EditFormat(
+        lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids),
+        lambda tokens: str(tokenizer.decode(list(tokens))),
+        MARKS,
+    )
+
+
+def edit_sequences(
+    taken: Iterable[Sequence[FileEdit]], tokenizer: Any, rng: random.Random
+) -> Iterator[list[int]]:
+    """Whole training sequences of release steps."""
+    form = edit_format(tokenizer)
+    for step in taken:
+        hunks = sum(len(edit.hunks) for edit in step)
+        for _ in range(min(_MOST, 1 + hunks)):
+            question = ask(step, form, rng)
+            if question is not None:
+                yield [*question.prompt(form).tokens, *form.answer(question.answer)]
+
+
+def steps(edits: Iterable[FileEdit]) -> list[list[FileEdit]]:
+    """The files that one release of a project changed, together."""
+    found: dict[tuple[str, str, str], list[FileEdit]] = {}
+    for edit in edits:
+        found.setdefault((edit.project, edit.release_from, edit.release_to), []).append(edit)
+    return list(found.values())
+
+
+def ask(step: Sequence[FileEdit], form: EditFormat, rng: random.Random) -> Question | None:
+    """One question about a release step; None where the place drawn makes no clear one."""
+    order = _order(step, rng)
+    positive = len(order) > 1 and rng.random() < POSITIVE
+    made = rng.randint(1, len(order) - (1 if positive else 0))
+    done: dict[int, set[int]] = {i: set() for i in range(len(step))}
+    for file, hunk in order[:made]:
+        done[file].add(hunk)
+    last_file, last_hunk = order[made - 1]
+    if positive:
+        target = _next(step, order, made, rng)
+    else:
+        other = rng.choice(order)[0]
+        target = (last_file if rng.random() < 0.8 else other, -1)
+    edit = step[target[0]]
+    state = _State.of(edit, done[target[0]])
+    cursor = None
+    if last_file == target[0]:
+        cursor = state.at[last_hunk] + max(0, len(edit.hunks[last_hunk].new) - 1)
+    if positive:
+        line = state.at[target[1]] + rng.randint(-2, 2)
+    else:
+        line = _quiet_line(state, cursor, step[last_file].hunks[last_hunk].old, rng)
+    region = form.region(state.lines, min(max(0, line), len(state.lines) - 1))
+    touched = state.rewritten(region)
+    if touched is None or (touched.count == 0) == positive:
+        return None
+    history = tuple(_change(step[file], hunk) for file, hunk in order[max(0, made - CHANGES) : made])
+    return Question(
+        edit.path,
+        history,
+        tuple(state.lines),
+        region,
+        cursor if rng.random() < CURSOR else None,
+        tuple(touched.lines) if positive else None,
+    )
+
+
+def _order(step: Sequence[FileEdit], rng: random.Random) -> list[tuple[int, int]]:
+    """Every hunk of the step, in an order in which someone could have made them: file after file."""
+    files = list(range(len(step)))
+    rng.shuffle(files)
+    order = []
+    for file in files:
+        hunks = list(range(len(step[file].hunks)))
+        if rng.random() >= IN_ORDER:
+            rng.shuffle(hunks)
+        order += [(file, hunk) for hunk in hunks]
+    return order
+
+
+def _next(
+    step: Sequence[FileEdit], order: Sequence[tuple[int, int]], made: int, rng: random.Random
+) -> tuple[int, int]:
+    """The hunk asked about: rather one that has to do with those made, since only that can be foreseen."""
+    left = order[made:]
+    words = set().union(*(_words(step[f].hunks[h]) for f, h in order[max(0, made - CHANGES) : made]))
+    related = [(f, h) for f, h in left if words & _words(step[f].hunks[h])]
+    if related and rng.random() < RELATED:
+        return rng.choice(related)
+    near = [place for place in left if place[0] == order[made - 1][0]]
+    return rng.choice(near) if near and rng.random() < 0.5 else left[0]
+
+
+def _words(hunk: Hunk) -> set[str]:
+    """The names that come or go."""
+    return set(_WORD.findall("\n".join(hunk.old))) ^ set(_WORD.findall("\n".join(hunk.new)))
+
+
+def _change(edit: FileEdit, index: int) -> Change:
+    hunk = edit.hunks[index]
+    old = edit.before.split("\n")
+    new = [*old[: hunk.start_line], *hunk.new]
+    was, became = hunk.start_line + len(hunk.old), hunk.start_line + len(hunk.new)
+    return change_of(old, (hunk.start_line, was), new, (hunk.start_line, became), edit.path)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rewritten:
+    lines: list[str]
+    count: int  # of hunks
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """A file of which some hunks have been made."""
+
+    edit: FileEdit
+    done: frozenset[int]
+    lines: list[str]
+    at: list[int]  # where each hunk begins
+
+    @classmethod
+    def of(cls, edit: FileEdit, done: Iterable[int]) -> _State:
+        made = frozenset(done)
+        lines: list[str] = []
+        at: list[int] = []
+        old, end = edit.before.split("\n"), 0
+        for i, hunk in enumerate(edit.hunks):
+            lines += old[end : hunk.start_line]
+            at.append(len(lines))
+            lines += hunk.new if i in made else hunk.old
+            end = hunk.start_line + len(hunk.old)
+        return cls(edit, made, lines + old[end:], at)
+
+    def rewritten(self, region: Region) -> _Rewritten | None:
+        """The region with every hunk that is left in it made; None where one reaches across its edge."""
+        lines: list[str] = []
+        count, end = 0, region.first
+        for i, hunk in enumerate(self.edit.hunks):
+            first, last = self.at[i], self.at[i] + len(hunk.old)
+            if i in self.done or last < region.first or first > region.last:
+                continue
+            inside = region.first <= first and last <= region.last
+            on_edge = not hunk.old and (first == region.last or first == region.first > 0)
+            if not inside or on_edge:
+                if last == region.first or first == region.last:
+                    continue  # it only touches the region
+                return None
+            lines += [*self.lines[end:first], *hunk.new]
+            count, end = count + 1, last
+        return _Rewritten([*lines, *self.lines[end : region.last]], count)
+
+
+def _quiet_line(state: _State, cursor: int | None, changed: Sequence[str], rng: random.Random) -> int:
+    """A line to ask about where nothing may be left to do: near the last change, near a mention of what
+    changed, or anywhere."""
+    drawn = rng.random()
+    if cursor is not None and drawn < 0.4:
+        return cursor + rng.randint(-4, 8)
+    if drawn < 0.75:
+        words = set(_WORD.findall("\n".join(changed)))
+        found = [i for i, line in enumerate(state.lines) if words & set(_WORD.findall(line))]
+        if found:
+            return rng.choice(found) + rng.randint(-2, 2)
+    return rng.randrange(len(state.lines))

@@ -1,0 +1,252 @@
+"""What the end of training is made of: cursors as the editor has them, edits as people made them."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keystroke.assist.completion.window import PromptWindow
+from keystroke.assist.next_edit.prompt import changes_between
+from keystroke.engine.fim import detect_fim
+from keystroke.engine.tokenizer import load_tokenizer
+from keystroke.errors import InputError
+from keystroke.train import special
+from keystroke.train import tokenizer as code_tokenizer
+from keystroke.train.corpus.hunks import Hunk
+from keystroke.train.corpus.trajectories import FileEdit, write_edits
+from keystroke.train.cursor import LONGEST_ANSWER, as_editors_see_it, cursor_prompt, cursor_sequences
+from keystroke.train.documents import Mix, Source, edit_windows, seamed
+from keystroke.train.edits import ask, edit_format, edit_sequences, steps
+from keystroke.train.feed import Feed
+from keystroke.train.fim import Cut, Parts, cut, take_apart
+from keystroke.train.pieces import write_piece
+from keystroke.train.pretrain import Clock, Phase, Recipe, token_weights
+
+MODEL = Path(__file__).parents[2] / "models" / "keystroke-80m"
+OURS = load_tokenizer(MODEL)
+PLAIN = code_tokenizer.plain(code_tokenizer.load(MODEL))
+FILES = sorted(Path(__file__).parents[2].glob("src/keystroke/train/*.py"))
+TEXTS = {f"keystroke/train/{f.name}": f.read_text(encoding="utf-8") for f in FILES}
+TEXT = TEXTS["keystroke/train/fim.py"]
+
+BEFORE = "\n".join(f"line_{i} = old_name({i})" if i % 9 == 0 else f"line_{i} = {i}" for i in range(60))
+EDIT = FileEdit(
+    "project", "MIT", "1.0", "1.1", "pkg/module.py", BEFORE,
+    [Hunk(i, [f"line_{i} = old_name({i})"], [f"line_{i} = new_name({i})"]) for i in range(0, 60, 9)],
+)  # fmt: skip
+FORM = edit_format(PLAIN)
+
+
+def window(path: str | None) -> PromptWindow:
+    engine = SimpleNamespace(info=SimpleNamespace(context_length=2048))
+    model: Any = SimpleNamespace(engine=engine, tokenizer=OURS, fim=detect_fim(OURS, MODEL))
+    return PromptWindow(model, 768, path)
+
+
+@pytest.mark.parametrize("kind", [Cut.REST_OF_LINE, Cut.LINE, Cut.BODY, Cut.INSIDE])
+def test_a_cursor_is_asked_about_just_as_the_editor_asks(kind: Cut) -> None:
+    rng = random.Random(3)
+    for _ in range(12):
+        found = cut(TEXT[:1500], kind, rng)
+        if found is None:
+            continue
+        parts = as_editors_see_it(found)
+        text = parts.prefix + parts.suffix
+        header = [special.FILE_SEP, *OURS.encode("pkg/fim.py\n")]
+        asked = window("pkg/fim.py").prompt(text, len(parts.prefix)).tokens
+        assert cursor_prompt(parts, header, PLAIN, 768) == asked
+
+
+def test_a_long_file_is_trimmed_to_the_budget_as_the_editor_trims_it() -> None:
+    text = TEXT * 3
+    middle = len(text) // 2
+    start = text.index("\n", middle) + 1
+    parts = Parts(text[:start], "", text[start:])
+    asked = window(None).prompt(text, start).tokens
+    made = cursor_prompt(parts, [], PLAIN, 768)
+    assert len(made) <= 768
+    (_, _, suffix), _ = _parts(asked)
+    (prefix, _, below), _ = _parts(made)
+    assert below == suffix
+    assert OURS.decode(prefix) in text
+    assert text[: text.index(OURS.decode(prefix))].endswith("\n")
+
+
+def _parts(tokens: list[int]) -> tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]], Any]:
+    parts, order = take_apart([*tokens, special.END])
+    return (parts.prefix, parts.middle, parts.suffix), order
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6))
+def test_every_cursor_sequence_is_a_prompt_and_its_answer(seed: int) -> None:
+    rng = random.Random(seed)
+    path = rng.choice(list(TEXTS))
+    for tokens in cursor_sequences(path, TEXTS[path], TEXTS.get, PLAIN, rng):
+        first = tokens.index(special.FIM_SUFFIX)
+        parts, order = take_apart(tokens[first:])
+        assert order == "spm"
+        assert 0 < len(parts.middle) <= LONGEST_ANSWER
+        assert len(tokens) <= 768 + LONGEST_ANSWER + 1
+        body = OURS.decode(parts.prefix) + OURS.decode(parts.middle)
+        assert body in TEXTS[path]
+
+
+def test_definitions_of_other_files_come_before_the_path() -> None:
+    rng = random.Random(0)
+    found = [
+        OURS.decode(tokens[: tokens.index(special.FIM_SUFFIX)])
+        for _ in range(40)
+        for tokens in cursor_sequences(
+            "keystroke/train/feed.py", TEXTS["keystroke/train/feed.py"], TEXTS.get, PLAIN, rng
+        )
+    ]
+    assert any(head.startswith("keystroke/train/") and "def " in head for head in found)
+    assert any(not head for head in found)
+
+
+@given(st.text(max_size=300), st.integers(0, 50))
+def test_seams_lose_nothing(text: str, seed: int) -> None:
+    tokens = seamed(text, PLAIN, 20, random.Random(seed))
+    assert b"".join(map(OURS.token_bytes, tokens)) == text.encode("utf-8", "surrogatepass")
+    assert seamed(text, PLAIN, 0, random.Random(0)) == PLAIN.encode(text).ids
+
+
+# Edits
+
+
+def test_an_edit_left_to_make_is_asked_for_and_one_made_is_left_alone() -> None:
+    rng = random.Random(1)
+    found = [q for _ in range(300) if (q := ask([EDIT], FORM, rng)) is not None]
+    changed = [q for q in found if q.answer is not None]
+    kept = [q for q in found if q.answer is None]
+    assert len(changed) > 60
+    assert len(kept) > 60
+    for question in found:
+        lines = list(question.lines)
+        inside = lines[question.region.first : question.region.last]
+        assert all("new_name" in change.after for change in question.history)
+        if question.answer is None:
+            assert not any("old_name" in line for line in inside[1:-1])
+        else:
+            assert not any("old_name" in line for line in question.answer)
+            assert [a.replace("new_name", "old_name") for a in question.answer] == [
+                line.replace("new_name", "old_name") for line in inside
+            ]
+
+
+def test_the_history_reads_as_the_editor_would_tell_it() -> None:
+    rng = random.Random(2)
+    after = EDIT.after()
+    told = changes_between(BEFORE, after, EDIT.path)
+    for _ in range(50):
+        question = ask([EDIT], FORM, rng)
+        if question is not None:
+            assert set(question.history) <= set(told)
+
+
+def test_a_place_that_reaches_over_the_edge_makes_no_question() -> None:
+    whole = FileEdit(
+        "p", "MIT", "1", "2", "a.py", "\n".join(f"a{i}" for i in range(30)),
+        [Hunk(0, ["a0"], ["b0"]), Hunk(5, [f"a{i}" for i in range(5, 25)], ["b"])],
+    )  # fmt: skip
+    rng = random.Random(0)
+    asked = [q for _ in range(100) if (q := ask([whole], FORM, rng)) is not None]
+    assert all(q.answer is None or "b" not in q.answer or "b" in q.lines for q in asked)
+
+
+def test_files_of_one_release_are_one_step() -> None:
+    other = FileEdit("project", "MIT", "1.1", "1.2", "x.py", "a\n", [Hunk(0, ["a"], ["b"])])
+    assert [len(step) for step in steps([EDIT, other, EDIT])] == [2, 1]
+
+
+def test_edit_windows_hold_whole_questions() -> None:
+    found = edit_windows([EDIT] * 3, PLAIN, 512, seed=4)
+    assert len(found)
+    np.testing.assert_array_equal(found, edit_windows([EDIT] * 3, PLAIN, 512, seed=4))
+    assert np.count_nonzero(found == special.KEEP) > 0
+    assert np.count_nonzero(found == special.EDIT) > 0
+
+
+def test_answers_weigh_more_and_a_decision_most() -> None:
+    sequences = list(edit_sequences([[EDIT]], PLAIN, random.Random(0)))
+    keep = next(s for s in sequences if special.KEEP in s)
+    fim = [special.FIM_SUFFIX, 40, special.FIM_PREFIX, 41, special.FIM_MIDDLE, 42, 43, special.END]
+    plain = [50, 51, 52]
+    tokens = torch.tensor([[*plain, *keep, *fim, *plain]])
+    weights = token_weights(tokens, answer=2.0, decision=9.0)[0]
+    targets = tokens[0, 1:]
+    assert weights.shape == targets.shape
+    assert weights[targets == special.KEEP].tolist() == [9.0]
+    after_keep = int((targets == special.KEEP).nonzero()[0]) + 1
+    assert weights[after_keep] == 2.0  # the end belongs to the answer
+    answer = [float(weights[i]) for i, t in enumerate(targets.tolist()) if t in (42, 43)]
+    assert answer == [2.0, 2.0]
+    assert weights[: len(plain) + len(keep) - 3].max() == 1.0
+    assert weights[-3:].tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.fixture
+def feed(tmp_path: Path) -> Iterator[Feed]:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "edits").mkdir()
+    write_piece(tmp_path / "code" / "0.jsonl.bz2", [Source("p", n, t) for n, t in TEXTS.items()])
+    found = Feed(
+        tmp_path / "code", MODEL, length=257, workers=1, backlog=32,
+        edits=tmp_path / "edits", mix=Mix(path=1.0, edits=0.5),
+    )  # fmt: skip
+    yield found
+    found.close()
+
+
+def test_edits_are_mixed_in_as_soon_as_they_arrive(feed: Feed, tmp_path: Path) -> None:
+    assert not np.any(feed.batch(16) == special.EDIT)
+    write_edits(tmp_path / "edits" / "0.jsonl.bz2", [EDIT] * 20)
+    for _ in range(400):
+        batch = feed.batch(8)
+        if np.any(batch == special.EDIT):
+            break
+        time.sleep(0.02)
+    assert np.any(batch == special.EDIT)
+    assert batch.shape == (8, 257)
+
+
+def test_another_mix_takes_over(feed: Feed) -> None:
+    assert np.any(feed.batch(24) == special.FILE_SEP)
+    feed.mix = Mix(path=0.0)
+    for _ in range(400):
+        if not np.any(feed.batch(24) == special.FILE_SEP):
+            return
+        time.sleep(0.02)
+    pytest.fail("windows of the old mix kept coming")
+
+
+def test_a_run_that_goes_on_keeps_its_beginning(tmp_path: Path) -> None:
+    now = time.time()
+    (tmp_path / "started").write_text(str(now - 500))
+    (tmp_path / "deadline").write_text(str(now + 500))
+    clock = Clock(tmp_path, Recipe())
+    assert 0.49 < clock.done(0) < 0.52
+    (tmp_path / "deadline").write_text("")  # being rewritten
+    assert 0.49 < clock.done(0) < 0.52
+
+
+def test_a_recipe_is_what_differs_from_the_default() -> None:
+    text = '{"matrix_rate": 0.01, "schedule": {"decay": 0.3}, "final": {"mix": {"cursor": 0.2}, "answer": 4}}'
+    recipe = Recipe.from_json(text, batch=32)
+    assert (recipe.matrix_rate, recipe.schedule.decay, recipe.batch) == (0.01, 0.3, 32)
+    assert recipe.final == Phase(Mix(cursor=0.2), answer=4)
+    assert Recipe.from_json("{}") == Recipe()
+    for wrong in ("[]", "{", '{"speed": 1}', '{"schedule": {"x": 1}}'):
+        with pytest.raises(InputError, match="no recipe"):
+            Recipe.from_json(wrong)
