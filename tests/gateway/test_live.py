@@ -278,6 +278,78 @@ def test_findings_come_without_asking_and_follow_the_text() -> None:
         asyncio.run(run(server))
 
 
+class TestPlaces:
+    """Where the user is, and what the editor's own list has selected."""
+
+    TEXT = "".join(f"line_{n} = {n}\n" for n in range(40))
+
+    def test_the_first_key_finds_the_context_warm_where_the_cursor_is(self) -> None:
+        cursor = self.TEXT.index("line_20 =")
+
+        async def run(server: RunningServer) -> None:
+            async with wired(server) as wire:
+                await wire.open(self.TEXT, cursor=cursor)
+                event = await wire.complete(cursor, 0, invoked=True)
+                assert event["receipt"]["computed_tokens"] <= 2
+
+        with serving(spm_model()) as server:
+            asyncio.run(run(server))
+
+    def test_a_cursor_that_went_elsewhere_is_followed(self) -> None:
+        cursor = self.TEXT.index("line_20 =")
+
+        async def run(server: RunningServer) -> None:
+            async with wired(server) as wire:
+                await wire.open(self.TEXT, cursor=0)
+                engine = server.engines["fake"]
+                before = engine.prefilled
+                await wire.send(kind="buffer.cursor", buffer="a.py", version=0, cursor=cursor)
+                async with asyncio.timeout(10):
+                    while engine.prefilled == before or not server.settled():  # noqa: ASYNC110
+                        await asyncio.sleep(0.01)
+                event = await wire.complete(cursor, 0, invoked=True)
+                assert event["receipt"]["computed_tokens"] <= 2
+
+        with serving(spm_model()) as server:
+            asyncio.run(run(server))
+
+    @pytest.mark.parametrize(("cursor", "version"), [(10_000, 0), (5, 7)])
+    def test_a_cursor_that_cannot_be_is_ignored(self, cursor: int, version: int) -> None:
+        async def run(server: RunningServer) -> None:
+            async with wired(server) as wire:
+                await wire.open("value = ", cursor=cursor)
+                await wire.send(kind="buffer.cursor", buffer="a.py", version=version, cursor=cursor)
+                assert (await wire.complete(8, 0))["text"] == "one"
+                assert not [e for e in wire.heard if e["type"] in ("error", "resync")]
+
+        with serving(spm_model(after({"value = ": "one\n"}))) as server:
+            asyncio.run(run(server))
+
+    def test_a_suggestion_goes_on_from_what_the_editors_list_has_selected(self) -> None:
+        async def run(server: RunningServer) -> None:
+            async with wired(server) as wire:
+                await wire.open("return a")
+                plain = await wire.complete(8, 0, "plain")
+                assert (plain["text"], plain["start"]) == (" + b", 8)
+                picked = {"start": 7, "end": 8, "text": "add"}
+                event = await wire.complete(8, 0, "list", selected=picked)
+                assert (event["start"], event["end"], event["text"]) == (7, 8, "add(a, b)")
+
+        with serving(spm_model(after({"return a": " + b\n", "return add": "(a, b)\n"}))) as server:
+            asyncio.run(run(server))
+
+    def test_a_selection_outside_the_text_is_refused_and_nothing_hangs(self) -> None:
+        async def run(server: RunningServer) -> None:
+            async with wired(server) as wire:
+                await wire.open("return a")
+                bad = await wire.complete(8, 0, "bad", selected={"start": 7, "end": 99, "text": "add"})
+                assert (bad["type"], bad["status"]) == ("error", 400)
+                assert (await wire.complete(8, 0, "good"))["text"] == " + b"
+
+        with serving(spm_model(after({"return a": " + b\n"}))) as server:
+            asyncio.run(run(server))
+
+
 class TestBadInput:
     def test_a_version_gap_asks_for_the_whole_text(self) -> None:
         async def run(server: RunningServer) -> None:

@@ -85,6 +85,21 @@ async def test_an_edit_is_the_smallest_that_does_it(server: RunningServer) -> No
         assert reply.files == [live.FileEdits(buffer="b", edits=[live.Delta(18, 19, "2")])]
 
 
+async def test_an_edit_by_instruction_is_told_the_projects_rules(tmp_path: Path) -> None:
+    prompts: list[str] = []
+
+    def listening(prompt: str) -> str:
+        prompts.append(prompt)
+        return script(prompt)
+
+    (tmp_path / "AGENTS.md").write_text("Say please.")
+    (tmp_path / ".editorconfig").write_text("root = true\n[*]\nindent_style = tab\n")
+    with serving(fake_model(listening)) as running:
+        async with channel(running, path=str(tmp_path / "a.py"), root=str(tmp_path)) as client:
+            await client.ask(edit(client, "make it two"))
+    assert any("Say please." in prompt and "Indent with tabs." in prompt for prompt in prompts)
+
+
 @pytest.mark.parametrize(
     ("instruction", "span", "why"),
     [

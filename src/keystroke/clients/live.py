@@ -36,6 +36,7 @@ class _Buffer:
     path: str | None
     root: str | None
     language: str | None
+    cursor: int | None = None
 
 
 @dataclass(slots=True)
@@ -122,9 +123,10 @@ class LiveClient:
         path: str | None = None,
         root: str | None = None,
         language: str | None = None,
+        cursor: int | None = None,
     ) -> None:
-        """Open a buffer, or replace its whole text."""
-        self._buffers[buffer] = _Buffer(text, version, path, root, language)
+        """Open a buffer, or replace its whole text. `cursor`: where the user is, if that is known."""
+        self._buffers[buffer] = _Buffer(text, version, path, root, language, cursor)
         self._send_open(buffer)
 
     def change(self, buffer: str, version: int, edits: Sequence[Edit], cursor: int | None = None) -> None:
@@ -137,11 +139,19 @@ class LiveClient:
         for edit in edits:
             text = apply_edits(text, (edit,))
         base, held.text, held.version = held.version, text, version
+        held.cursor = cursor
         if len(edits) > live.MAX_DELTAS:
             self._send_open(buffer)
             return
         deltas = [live.Delta(e.start, e.end, e.text) for e in edits]
         self._send(live.BufferChange(buffer=buffer, base=base, version=version, edits=deltas, cursor=cursor))
+
+    def moved(self, buffer: str, cursor: int) -> None:
+        """The user went there without typing."""
+        held = self._held(buffer)
+        if 0 <= cursor <= len(held.text) and cursor != held.cursor:
+            held.cursor = cursor
+            self._send(live.BufferCursor(buffer=buffer, version=held.version, cursor=cursor))
 
     def close(self, buffer: str) -> None:
         if self._buffers.pop(buffer, None) is not None:
@@ -159,10 +169,12 @@ class LiveClient:
         *,
         invoked: bool = False,
         extent: live.Extent = "auto",
+        selected: Edit | None = None,
         on_partial: OnPartial | None = None,
     ) -> Answer:
         """The suggestion at `cursor` in the buffer as it is now. `on_partial` sees a block's first lines
-        while the rest is made. Cancelling the awaiting task cancels the request."""
+        while the rest is made. `selected`: what the editor's own list would put there. Cancelling the
+        awaiting task cancels the request."""
         held = self._held(buffer)
         self._count += 1
         name = f"c{self._count}"
@@ -170,6 +182,8 @@ class LiveClient:
         ask = live.Complete(
             id=name, buffer=buffer, version=version, cursor=cursor, invoked=invoked, extent=extent
         )
+        if selected is not None:
+            ask.selected = live.Delta(selected.start, selected.end, selected.text)
         if not self._send(ask):
             return live.NotShown(id=name, buffer=buffer, version=version, reason="disconnected")
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
@@ -219,6 +233,7 @@ class LiveClient:
                 path=held.path,
                 root=held.root,
                 language=held.language,
+                cursor=held.cursor,
             )
         )
 

@@ -164,6 +164,10 @@ class AssistSettings:
     completion: bool = option(True, "ghost text while typing")
     next_edit: bool = option(True, "suggest the next place to change")
     audit: bool = option(True, "security findings while typing")
+    # What is read in a second is worth waiting for when a file is opened; more context is better guesses.
+    context_tokens: int = option(
+        0, "tokens of context for ghost text; 0: what this machine reads in a second", least=0, most=1 << 15
+    )
     # Generated and minified files cost much and gain nothing.
     max_file_kb: int = option(1024, "larger files get no suggestions", least=1, most=1 << 20)
     # Files that hold secrets never enter a prompt. Guarded: a project must not shorten the list.

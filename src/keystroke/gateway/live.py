@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePath
 
-from keystroke.assist.completion import LiveCompletion
+from keystroke.assist.completion import LiveCompletion, context_budget
 from keystroke.assist.completion.context import RecentEdit, gather
 from keystroke.assist.completion.window import ContextFile
 from keystroke.assist.next_edit import Other
@@ -125,6 +125,10 @@ class LiveConnection:
                 if request.version > buffer.version:
                     self._resync(request.buffer, "version_gap", buffer.version)
                 buffer.complete(request)
+        elif isinstance(request, live.BufferCursor):
+            buffer = self._find(request.buffer)
+            if buffer is not None:
+                buffer.moved(request)
         elif isinstance(request, live.BufferOpen):
             self._open(request)
         elif isinstance(request, live.BufferClose):
@@ -166,7 +170,12 @@ class LiveConnection:
         language = language_of(request.path or request.buffer, request.language)
         path = _relative(request.path, request.root)
         completion = LiveCompletion(
-            entry.model, self._settings, path=path, language=language, rules=self._rules(request, language)
+            entry.model,
+            self._settings,
+            path=path,
+            language=language,
+            rules=self._rules(request, language),
+            budget=context_budget(self._settings, entry.scheduler.prefill_rate),
         )
         buffer = LiveBuffer(
             self,

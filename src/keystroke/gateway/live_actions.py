@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from keystroke.assist.debug import Diagnostic, Project, check
 from keystroke.assist.edit import EditTask, Proposal, Region
+from keystroke.assist.rules import project_rules
 from keystroke.engine.generation import Chunk, GenerationParams
 from keystroke.engine.speculative.file_draft import FileDrafter
 from keystroke.errors import Forbidden, InputError, Interrupted, KeystrokeError, UsageError
@@ -191,7 +192,8 @@ class LiveActions:
             if last > first and buffer.text[request.end - 1] == "\n":
                 last -= 1  # a selection that ends at a line's start does not mean that line
             region = Region(path, first, last + 1)
-        task = EditTask({path: buffer.text}, request.instruction, region)
+        rules = await asyncio.to_thread(self._rules, buffer)
+        task = EditTask({path: buffer.text}, request.instruction, region, rules)
         proposal = task.read(await self._written(task))
         return live.Changes(
             id=request.id,
@@ -200,6 +202,16 @@ class LiveActions:
             title=request.instruction[:80],
             files=[live.FileEdits(buffer=request.buffer, edits=_deltas(_only(proposal, path)))],
         )
+
+    def _rules(self, buffer: Mirrored) -> str:
+        """What the project says about style, where this machine has the project."""
+        where = self._place(buffer)
+        if where.path is None:
+            return ""
+        try:
+            return project_rules(where.path, where.root, buffer.language).header()
+        except (OSError, ValueError):
+            return ""
 
     async def _written(self, task: EditTask) -> str:
         """A model's answer, through its queue."""

@@ -15,7 +15,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from keystroke.assist.completion import Extent, Hidden, LiveCompletion, Offer, Stream, Withheld
+from keystroke.assist.completion import (
+    Extent,
+    Hidden,
+    LiveCompletion,
+    Offer,
+    Stream,
+    Withheld,
+    context_budget,
+)
 from keystroke.assist.completion.prompt import CHARACTERS_PER_TOKEN
 from keystroke.assist.completion.window import ContextFile
 from keystroke.assist.next_edit import Other
@@ -41,6 +49,7 @@ from keystroke.text import Edit, apply_edits
 log = logging.getLogger("keystroke.live")
 
 IDLE = 0.7  # seconds without a key after which the prompt is brought up to date
+STAYED = 0.15  # seconds after which a place the cursor went to is worth warming
 SHOWN = 32  # suggestions whose fate may still be told
 
 
@@ -58,13 +67,16 @@ class Surroundings(Protocol):
 
 @dataclass(slots=True)
 class Ask:
-    """A request that waits for its answer."""
+    """A request that waits for its answer: about the buffer's text, or that text with what the editor's own
+    list has selected put in (`selected`, which the answer then begins with)."""
 
     id: str
     version: int
+    text: str
     cursor: int
     invoked: bool
     arrived: float
+    selected: Edit | None = None
     told: str = ""  # the part of a block that was shown already
 
 
@@ -102,7 +114,8 @@ class LiveBuffer:
         self.text = opened.text
         self.version = opened.version
         self.completion = completion
-        self.cursor = 0
+        # Where the user is, if that is known.
+        self.cursor = opened.cursor if opened.cursor is not None and opened.cursor <= len(opened.text) else 0
         self._remote = entry.model is None
         self.touched = time.monotonic()
         self._around = around
@@ -169,7 +182,7 @@ class LiveBuffer:
             where = None  # somebody else's machine is asked when the editor asks, not at every key
         if where is not None and where <= len(text):
             self.cursor = where
-            self._begin(where, None, invoked=False)
+            self._begin(text, where, None, invoked=False)
         elif self._run is not None and self._run.stream is not None:
             self._stop_run()
         self._rest()
@@ -179,20 +192,39 @@ class LiveBuffer:
         if self._ask is not None:
             self._finish(Withheld(Hidden.SUPERSEDED))
         began = self._key if self._key and now - self._key < 1.0 else now
-        self._ask = Ask(asked.id, asked.version, asked.cursor, asked.invoked, began)
+        self._ask = Ask(asked.id, asked.version, self.text, asked.cursor, asked.invoked, began)
         if asked.version != self.version:
             self._finish(Withheld(Hidden.STALE))
             return
-        if asked.cursor > len(self.text):
+        try:
+            self._assume(self._ask, asked)
+        except InputError:
             self._ask = None
+            raise
+        self.cursor = asked.cursor
+        extent = {"line": Extent.LINE, "block": Extent.BLOCK}.get(asked.extent)
+        self._begin(self._ask.text, self._ask.cursor, extent, invoked=asked.invoked)
+        self._rest()
+
+    def _assume(self, ask: Ask, asked: live.Complete) -> None:
+        """Check the cursor, and put in what the editor's list has selected. Raises InputError."""
+        if asked.cursor > len(self.text):
             raise InputError(
                 f"The cursor {asked.cursor} is outside the buffer, which has {len(self.text)} characters.",
                 param="cursor",
             )
-        self.cursor = asked.cursor
-        extent = {"line": Extent.LINE, "block": Extent.BLOCK}.get(asked.extent)
-        self._begin(asked.cursor, extent, invoked=asked.invoked)
-        self._rest()
+        if asked.selected is not None:
+            edit = Edit(asked.selected.start, asked.selected.end, asked.selected.text)
+            ask.text = apply_edits(self.text, (edit,))
+            ask.cursor, ask.selected = edit.start + len(edit.text), edit
+
+    def moved(self, said: live.BufferCursor) -> None:
+        """Warm the context where the user went, once they stay."""
+        if said.version != self.version or said.cursor > len(self.text) or said.cursor == self.cursor:
+            return
+        self.cursor = said.cursor
+        if not self._remote and self.completion.refusal(self.text) is None:
+            self._rest(STAYED)
 
     def cancel(self, request: str) -> bool:
         if self._ask is None or self._ask.id != request:
@@ -233,20 +265,20 @@ class LiveBuffer:
 
     # Suggestions
 
-    def _begin(self, cursor: int, extent: Extent | None, *, invoked: bool) -> None:
+    def _begin(self, text: str, cursor: int, extent: Extent | None, *, invoked: bool) -> None:
         """Answer from what is known, join what runs, or compute."""
-        known = self.completion.look(self.text, cursor, invoked=invoked)
+        known = self.completion.look(text, cursor, invoked=invoked)
         if known is not None and not (extent is Extent.BLOCK and isinstance(known, Withheld)):
             if self._ask is not None:
                 self._finish(known, known=True)
             return
         run = self._run
         if run is not None and run.stream is not None:
-            typed = run.stream.typed(self.text, cursor)
+            typed = run.stream.typed(text, cursor)
             if typed is not None and typed >= 0 and (extent is None or extent is run.stream.extent):
                 self._grown(run)
                 return
-        self._compute(self.completion.begin(self.text, cursor, extent), Lane.GHOST)
+        self._compute(self.completion.begin(text, cursor, extent), Lane.GHOST)
 
     def _compute(self, stream: Stream, lane: Lane) -> None:
         prompt, params = stream.prompt, stream.params()
@@ -310,13 +342,13 @@ class LiveBuffer:
                 self._stop_run()
             return
         ask = self._ask
-        answer = completion.answer(stream, self.text, ask.cursor, invoked=ask.invoked)
+        answer = completion.answer(stream, ask.text, ask.cursor, invoked=ask.invoked)
         if answer is None:
             return
         if isinstance(answer, Withheld) and answer.reason is Hidden.SUPERSEDED:
             # Typing and the model parted ways while the user waits for an answer here: begin anew.
             self._stop_run()
-            self._compute(completion.begin(self.text, ask.cursor), Lane.GHOST)
+            self._compute(completion.begin(ask.text, ask.cursor), Lane.GHOST)
             return
         if isinstance(answer, Offer) and not answer.done:
             if answer.text != ask.told:
@@ -342,12 +374,12 @@ class LiveBuffer:
             )
             return
         self._say(self._suggestion(ask, answer, None if known else run))
-        line = self.text[self.text.rfind("\n", 0, ask.cursor) + 1 : ask.cursor]
+        line = ask.text[ask.text.rfind("\n", 0, ask.cursor) + 1 : ask.cursor]
         self._shown[ask.id] = (line, answer.text)
         while len(self._shown) > SHOWN:
             self._shown.popitem(last=False)
         if not self._remote and (self._run is None or self._run.settled):
-            ahead = self.completion.ahead(self.text, ask.cursor, answer)
+            ahead = self.completion.ahead(ask.text, ask.cursor, answer)
             if ahead is not None:
                 self._compute(ahead, Lane.BACKGROUND)
 
@@ -356,13 +388,14 @@ class LiveBuffer:
             source = "computed" if run.began >= ask.arrived - 0.001 else "continued"
         else:
             source = "typed_through" if offer.typed else "cached"
+        put = ask.selected
         return live.Suggestion(
             id=ask.id,
             buffer=self.name,
             version=ask.version,
-            start=ask.cursor,
-            end=ask.cursor,
-            text=offer.text,
+            start=ask.cursor if put is None else put.start,
+            end=ask.cursor if put is None else put.end,
+            text=offer.text if put is None else put.text + offer.text,
             done=offer.done,
             extent=offer.extent.value,
             confidence=round(offer.confidence, 4),
@@ -442,19 +475,23 @@ class LiveBuffer:
             Job(prompt.tokens, GenerationParams(max_tokens=0), warm=True), Lane.BACKGROUND, None, announce
         )
 
-    def _rest(self) -> None:
+    def _rest(self, seconds: float = IDLE) -> None:
         if self._idle is not None:
             self._idle.cancel()
-        self._idle = asyncio.get_running_loop().call_later(IDLE, self._rested)
+        self._idle = asyncio.get_running_loop().call_later(seconds, self._rested, seconds < IDLE)
 
-    def _rested(self) -> None:
-        """Bring the parts of the prompt that lag behind up to date, and compute them now."""
+    def _rested(self, elsewhere: bool) -> None:
+        """Bring the parts of the prompt that lag behind up to date, and compute them now. `elsewhere`: the
+        user went to another place, whose text is not in the prompt yet."""
         if self._remote or self._closed or self._run is not None or self._ask is not None:
             return
         if self.completion.refusal(self.text) is not None:
             return
         window = self.completion.window
-        stale = window.lagging
+        stale = window.lagging or elsewhere
+        stale |= self.completion.grow(
+            context_budget(self.completion.settings, self._entry.scheduler.prefill_rate)
+        )
         if window.set_context(self._around.context(self)) or stale:
             self._warm()
 

@@ -37,7 +37,8 @@ class Delta(Struct, frozen=True):
 
 class BufferOpen(Struct, tag_field="type", tag="buffer.open", kw_only=True):
     """Open a buffer, or replace all of one that is open; its context is warmed at once. `path`: where the
-    file lies, in the workspace `root`; both only serve to find rules, imports and a language."""
+    file lies, in the workspace `root`; both only serve to find rules, imports and a language. `cursor`: where
+    the user is, so that the context is warmed there."""
 
     buffer: BufferName
     text: str
@@ -45,6 +46,7 @@ class BufferOpen(Struct, tag_field="type", tag="buffer.open", kw_only=True):
     path: str | None = None
     root: str | None = None
     language: str | None = None  # a language id as editors use them: "python", "typescriptreact", ...
+    cursor: Offset | None = None
 
 
 class BufferChange(Struct, tag_field="type", tag="buffer.change", kw_only=True):
@@ -58,13 +60,23 @@ class BufferChange(Struct, tag_field="type", tag="buffer.change", kw_only=True):
     cursor: Offset | None = None
 
 
+class BufferCursor(Struct, tag_field="type", tag="buffer.cursor", kw_only=True):
+    """The user went there without typing: the context is warmed for the key to come. Never answered; about
+    another version than the mirrored one it means nothing."""
+
+    buffer: BufferName
+    version: Version
+    cursor: Offset
+
+
 class BufferClose(Struct, tag_field="type", tag="buffer.close", kw_only=True):
     buffer: BufferName
 
 
 class Complete(Struct, tag_field="type", tag="complete", kw_only=True):
     """Ask for the text at `cursor`. A newer request of the same buffer takes the place of an older one.
-    `invoked`: the user asked by hand, so nothing is held back for calm's sake."""
+    `invoked`: the user asked by hand, so nothing is held back for calm's sake. `selected`: what the editor's
+    own list would put there; the suggestion replaces the same span, begins with the same text and goes on."""
 
     id: RequestId
     buffer: BufferName
@@ -72,6 +84,7 @@ class Complete(Struct, tag_field="type", tag="complete", kw_only=True):
     cursor: Offset
     invoked: bool = False
     extent: Extent = "auto"
+    selected: Delta | None = None
 
 
 class NextEditAsk(Struct, tag_field="type", tag="next_edit.ask", kw_only=True):
@@ -139,6 +152,7 @@ class EditAsk(Struct, tag_field="type", tag="edit.ask", kw_only=True):
 LiveRequest = (
     BufferOpen
     | BufferChange
+    | BufferCursor
     | BufferClose
     | Complete
     | NextEditAsk

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keystroke.assist.completion import Extent, Hidden, LiveCompletion, Offer, Stream, Withheld
+from keystroke.assist.completion import (
+    Extent,
+    Hidden,
+    LiveCompletion,
+    Offer,
+    Stream,
+    Withheld,
+    context_budget,
+)
 from keystroke.assist.completion.cache import Kept, TypeThrough
 from keystroke.assist.completion.context import RecentEdit, gather
 from keystroke.assist.completion.extent import extent_at
@@ -44,6 +53,28 @@ def run(chosen: Model, stream: Stream) -> None:
             stream.feed(chunk)
             if stream.done:
                 return
+
+
+@pytest.mark.parametrize(
+    ("told", "rate", "tokens"),
+    [(0, None, 768), (0, 50.0, 512), (0, 1000.5, 1000), (0, 1e6, 2048), (300, 1e6, 300)],
+)
+def test_the_context_is_what_the_settings_say_or_the_machine_reads_in_a_second(
+    told: int, rate: float | None, tokens: int
+) -> None:
+    assert context_budget(AssistSettings(context_tokens=told), rate) == tokens
+
+
+def test_the_context_grows_where_the_machine_is_fast_and_never_shrinks() -> None:
+    chosen = model()
+    completion = LiveCompletion(chosen, AssistSettings(), budget=100)
+    text = "".join(f"v{n} = {n}\n" for n in range(80))
+    small = len(completion.window.prompt(text, len(text)).tokens)
+    assert not completion.grow(149)
+    assert not completion.grow(50)
+    assert completion.grow(400)
+    completion.window.prompt(text, 0)  # another place: the prompt is arranged anew
+    assert len(completion.window.prompt(text, len(text)).tokens) > 1.5 * small
 
 
 class TestWindow:
@@ -194,6 +225,12 @@ class TestGate:
         assert judge(Candidate("x = ", 4, "1", least - 0.01), eagerness, Dismissed()) is (
             Hidden.LOW_CONFIDENCE
         )
+
+    def test_what_is_on_the_screen_does_not_vanish_while_it_is_typed(self) -> None:
+        unsure = Candidate("x = s", 5, "elf.y", 0.1, fast=True)
+        assert judge(unsure, "calm", Dismissed()) is Hidden.LOW_CONFIDENCE
+        assert judge(replace(unsure, followed=True), "calm", Dismissed()) is None
+        assert judge(replace(unsure, followed=True, inserted=""), "calm", Dismissed()) is Hidden.EMPTY
 
     def test_a_burst_is_fast_and_a_pause_ends_it(self) -> None:
         rhythm = Rhythm()

@@ -2,7 +2,7 @@
 
 from keystroke.assist.completion.ending import Cut, Ending
 from keystroke.assist.completion.extent import Extent
-from keystroke.assist.completion.live import LiveCompletion, Offer, Withheld
+from keystroke.assist.completion.live import LiveCompletion, Offer, Withheld, context_budget
 from keystroke.assist.completion.prompt import CompletionPrompt, build_prompt, trim_text
 from keystroke.assist.completion.reasons import Hidden
 from keystroke.assist.completion.run import Completion, complete
@@ -21,5 +21,6 @@ __all__ = [
     "Withheld",
     "build_prompt",
     "complete",
+    "context_budget",
     "trim_text",
 ]

@@ -18,7 +18,8 @@ _BELOW = 48
 @dataclass(slots=True)
 class Kept:
     """`ends[i]` is where token i of `text` ends, `logprobs[i]` how sure it was. `whole`: the model had
-    nothing to add after it. `broken`: whether it would break the syntax, once somebody looked."""
+    nothing to add after it. `broken`: whether it would break the syntax, once somebody looked. `shown`: it
+    was on the screen, and typing what it says must not make it go away."""
 
     text: str
     extent: str
@@ -26,6 +27,7 @@ class Kept:
     logprobs: tuple[float, ...] = ()
     whole: bool = True
     broken: bool | None = None
+    shown: bool = False
 
     def sureness(self, start: int) -> list[float]:
         """The logprobs of the tokens that end after `start`."""

@@ -68,6 +68,7 @@ class Candidate:
     confidence: float
     invoked: bool = False
     fast: bool = False
+    followed: bool = False  # it is on the screen already, and what it says is being typed
     max_line: int | None = None
 
 
@@ -97,10 +98,10 @@ def judge(candidate: Candidate, eagerness: str, dismissed: Dismissed) -> Hidden 
             return Hidden.WOULD_INDENT
         if (line, c.inserted) in dismissed:
             return Hidden.DISMISSED
-        least = THRESHOLDS[eagerness]
+        least = 0.0 if c.followed else THRESHOLDS[eagerness]
         if c.confidence < least:
             return Hidden.LOW_CONFIDENCE
-        if c.fast and c.confidence < min(least + BURST, 0.95):
+        if c.fast and not c.followed and c.confidence < min(least + BURST, 0.95):
             return Hidden.TYPING_FAST
     return None
 

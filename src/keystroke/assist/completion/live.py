@@ -23,8 +23,21 @@ from keystroke.assist.syntax import breaks
 from keystroke.config import AssistSettings
 from keystroke.engine.model import Model
 
-CONTEXT_TOKENS = 768  # what a laptop prefills in about a second, and a screenful above and below the cursor
+CONTEXT_TOKENS = 768  # a screenful above and below the cursor; where nothing was measured yet
+LEAST_CONTEXT, MOST_CONTEXT = 512, 2048
+WAIT = 1.0  # seconds that warming a file's context may take
+GROWTH = 1.5  # a budget that differs by less is not worth computing everything anew
 _OPENER = re.compile(r"[:{(\[]\s*$")
+
+
+def context_budget(settings: AssistSettings, rate: float | None) -> int:
+    """Tokens of prompt: what the settings say, else what this machine reads in about a second. `rate`: tokens
+    a second, measured; None where nothing was."""
+    if settings.context_tokens:
+        return settings.context_tokens
+    if rate is None:
+        return CONTEXT_TOKENS
+    return max(LEAST_CONTEXT, min(MOST_CONTEXT, int(rate * WAIT)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +74,20 @@ class LiveCompletion:
         self.language = language
         self.rules = rules or ProjectRules()
         self.window: Window = PromptWindow(model, budget, path) if model is not None else TextWindow(budget)
+        self.budget = budget
         self.rhythm = gate.Rhythm()
         self.dismissed = gate.Dismissed()
         self.cache = TypeThrough()
         self._name = PurePath(path).name if path else ""
+
+    def grow(self, budget: int) -> bool:
+        """Take a larger context where the machine turned out to be fast. True if that changed anything, which
+        costs a prefill: do it when nobody types."""
+        if budget < GROWTH * self.budget:
+            return False
+        self.budget = budget
+        self.window.resize(budget)
+        return True
 
     def refusal(self, text: str) -> Hidden | None:
         """Why this buffer gets no completions at all, if so."""
@@ -143,7 +166,10 @@ class LiveCompletion:
     def _judged(self, text: str, cursor: int, kept: Kept, typed: int, invoked: bool) -> Offer | Withheld:
         rest = kept.text[typed:]
         sure = gate.confidence(kept.sureness(typed))
-        candidate = gate.Candidate(text, cursor, rest, sure, invoked, self.rhythm.fast(), self.rules.max_line)
+        followed = kept.shown and typed > 0
+        candidate = gate.Candidate(
+            text, cursor, rest, sure, invoked, self.rhythm.fast(), followed, self.rules.max_line
+        )
         reason = gate.judge(candidate, self.settings.eagerness, self.dismissed)
         if reason is None and self.language is not None:
             # Looked at once: typing through a suggestion leads to the same text.
@@ -152,4 +178,5 @@ class LiveCompletion:
             reason = Hidden.BREAKS_SYNTAX if kept.broken else None
         if reason is not None:
             return Withheld(reason, rest)
+        kept.shown = True
         return Offer(rest, Extent(kept.extent), sure, typed)

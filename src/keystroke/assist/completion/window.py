@@ -56,6 +56,8 @@ class Window(Protocol):
 
     def set_context(self, files: Sequence[ContextFile]) -> bool: ...
 
+    def resize(self, budget: int) -> None: ...
+
     def follow(self, edits: Sequence[Edit]) -> None: ...
 
     def prompt(self, text: str, cursor: int, *, refresh: bool = False) -> WindowPrompt: ...
@@ -72,6 +74,9 @@ class TextWindow:
     def set_context(self, files: Sequence[ContextFile]) -> bool:
         return False
 
+    def resize(self, budget: int) -> None:
+        self._budget = budget
+
     def follow(self, edits: Sequence[Edit]) -> None:
         pass
 
@@ -84,7 +89,7 @@ class PromptWindow:
     def __init__(self, model: Model, budget: int, path: str | None = None) -> None:
         self._model = model
         self._path = path
-        self._room = max(32, min(budget, model.engine.info.context_length // 2) - CONTROL_TOKENS)
+        self.resize(budget)
         self._encoder = IncrementalEncoder(model.tokenizer)
         self._prefix = ""  # the encoder's text
         self._anchor = 0
@@ -93,6 +98,10 @@ class PromptWindow:
         self._header: list[int] = []
         self.lagging = False  # the suffix snapshot differs from the text
         self.set_context(())
+
+    def resize(self, budget: int) -> None:
+        """Room for so many tokens; the prompt fills it by and by."""
+        self._room = max(32, min(budget, self._model.engine.info.context_length // 2) - CONTROL_TOKENS)
 
     @property
     def anchor(self) -> int:

@@ -83,7 +83,8 @@ def _suggestions(server: KeystrokeServer) -> None:
     @server.feature(types.TEXT_DOCUMENT_INLINE_COMPLETION, types.InlineCompletionOptions())
     async def inline(params: types.InlineCompletionParams) -> types.InlineCompletionList | None:
         invoked = params.context.trigger_kind is types.InlineCompletionTriggerKind.Invoked
-        return await suggestions.inline(params.text_document.uri, params.position, invoked)
+        selected = params.context.selected_completion_info
+        return await suggestions.inline(params.text_document.uri, params.position, invoked, selected)
 
     @server.feature("textDocument/copilotInlineEdit")
     async def inline_edit(params: Any) -> dict[str, Any]:
@@ -145,6 +146,8 @@ def _actions(server: KeystrokeServer) -> None:
         types.CodeActionOptions(code_action_kinds=list(_KINDS), resolve_provider=True),
     )
     def listed(params: types.CodeActionParams) -> list[types.CodeAction | types.Command]:
+        if params.range.start == params.range.end:
+            server.went(params.text_document.uri, params.range.end)  # editors ask wherever the cursor goes
         return actions.listed(params.text_document.uri, params.range, params.context.only)
 
     @server.feature(types.CODE_ACTION_RESOLVE)

@@ -193,6 +193,12 @@ class KeystrokeServer(LanguageServer):
             self.channel.change(document.uri, document.revision, edits)
             self._check_later(document)
 
+    def went(self, uri: str, place: types.Position) -> None:
+        """The cursor is there now."""
+        document = self.documents.usable(uri)
+        if document is not None:
+            self.channel.moved(uri, document.offset(place))
+
     def saved(self, uri: str) -> None:
         document = self.documents.usable(uri)
         if document is not None:

@@ -27,13 +27,19 @@ class Suggestions:
         self._next: dict[str, live.NextEdit] = {}  # the offer standing for each buffer
 
     async def inline(
-        self, uri: str, place: types.Position, invoked: bool
+        self,
+        uri: str,
+        place: types.Position,
+        invoked: bool,
+        selected: types.SelectedCompletionInfo | None = None,
     ) -> types.InlineCompletionList | None:
+        """`selected`: what the editor's own list has selected; ghost text must go on from it."""
         document = self._documents.usable(uri)
         if document is None:
             return None
         revision, offset = document.revision, document.offset(place)
-        answer = await self._channel.complete(uri, offset, invoked=invoked)
+        picked = document.edit(selected.range, selected.text) if selected is not None else None
+        answer = await self._channel.complete(uri, offset, invoked=invoked, selected=picked)
         if not isinstance(answer, live.Suggestion) or self._moved(document, revision):
             return None
         self._remember(answer.id, uri, answer.text)
