@@ -76,8 +76,8 @@ class Prefill:
 
     @staticmethod
     def _context(keys: Tensor, table: Tensor, end: int) -> Tensor:
-        """[kv_heads, end, head_dim], gathered from pages, each key's numbers side by side (flash attention asks
-        for that, and a single page would otherwise come as a view of transposed values)."""
+        """[kv_heads, end, head_dim], gathered from pages, each key's numbers side by side: flash attention
+        asks for that, and a single page would otherwise come as a view of transposed values."""
         gathered = keys[table].transpose(0, 1).contiguous()
         return gathered.reshape(gathered.shape[0], -1, gathered.shape[-1])[:, :end]
 
