@@ -6,6 +6,7 @@ the engine gets. Used for large samples; speed and the shipped precision are mea
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -24,16 +25,19 @@ from keystroke.train.model import CodeModel
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """A model for batched evaluation. `ends` are tokens that end its text."""
+    """A model for batched evaluation. `ends` are tokens that end its text; `context`: tokens around the
+    cursor that it sees, 0 for all that fit."""
 
     model: CodeModel
     tokenizer: Tokenizer
     fim: FimTemplate | None
     ends: frozenset[int]
+    context: int = 0
 
     def prompt(self, case: Case, limit: int, *, fill: bool) -> CompletionPrompt:
+        budget = self.context or self.model.shape.context
         if not fill or self.fim is None:
-            prefix, held = left_to_right(case.prefix, self.model.shape.context)
+            prefix, held = left_to_right(case.prefix, budget)
             first = [] if self.tokenizer.bos is None else [self.tokenizer.bos]
             return CompletionPrompt((*first, *self.tokenizer.encode(prefix)), frozenset(), held, False)
         stand_in: Any = SimpleNamespace(
@@ -41,8 +45,17 @@ class Plain:
             tokenizer=self.tokenizer,
             fim=self.fim,
         )
-        budget = self.model.shape.context
         return build_prompt(stand_in, case.prefix, case.suffix, budget=budget, max_tokens=limit)
+
+
+@dataclass(slots=True)
+class Answer:
+    tokens: list[int]
+    logprobs: list[float]
+
+    @property
+    def confidence(self) -> float:
+        return math.exp(sum(self.logprobs) / len(self.logprobs)) if self.logprobs else 0.0
 
 
 @torch.no_grad()
@@ -52,54 +65,89 @@ def greedy(
     limit: int,
     finished: Sequence[frozenset[int]],
     size: int,
-) -> list[list[int]]:
-    """Up to `limit` tokens after each prompt, each ended by its own set of tokens (not included)."""
-    device = model.model.embed_tokens.weight.device
-    out: list[list[int]] = []
+    last: frozenset[int] = frozenset(),
+) -> list[Answer]:
+    """Up to `limit` tokens after each prompt, each ended by its own set of tokens (not included) or by one of
+    `last` (included)."""
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-    found: dict[int, list[int]] = {}
+    found: dict[int, Answer] = {}
     for first in range(0, len(order), size):
         batch = order[first : first + size]
-        lengths = torch.tensor([len(prompts[i]) for i in batch], device=device)
-        width = int(lengths.max()) + limit
-        tokens = torch.zeros(len(batch), width, dtype=torch.int64, device=device)
-        for row, i in enumerate(batch):
-            tokens[row, : len(prompts[i])] = torch.tensor(list(prompts[i]), device=device)
-        rows = torch.arange(len(batch), device=device)
-        done = [False] * len(batch)
-        answers: list[list[int]] = [[] for _ in batch]
-        for step in range(limit):
-            hidden = model(tokens[:, : int(lengths.max()) + step])[rows, lengths + step - 1]
-            chosen = (hidden @ model.model.embed_tokens.weight.T.to(hidden.dtype)).argmax(-1)
-            tokens[rows, lengths + step] = chosen
-            for row, token in enumerate(chosen.tolist()):
-                done[row] = done[row] or token in finished[batch[row]]
-                if not done[row]:
-                    answers[row].append(token)
-            if all(done):
-                break
+        answers = _together(model, [prompts[i] for i in batch], limit, [finished[i] for i in batch], last)
         found.update(zip(batch, answers, strict=True))
-    out.extend(found[i] for i in range(len(prompts)))
-    return out
+    return [found[i] for i in range(len(prompts))]
+
+
+def _together(
+    model: CodeModel,
+    prompts: list[Sequence[int]],
+    limit: int,
+    finished: list[frozenset[int]],
+    last: frozenset[int],
+) -> list[Answer]:
+    """One batch; rows that have ended leave it."""
+    table = model.model.embed_tokens.weight
+    tokens = torch.zeros(len(prompts), max(map(len, prompts)) + limit, dtype=torch.int64, device=table.device)
+    lengths = torch.tensor([len(p) for p in prompts], device=table.device)
+    for row, prompt in enumerate(prompts):
+        tokens[row, : len(prompt)] = torch.tensor(list(prompt), device=table.device)
+    answers = [Answer([], []) for _ in prompts]
+    active = list(range(len(prompts)))
+    for _ in range(limit):
+        rows = torch.arange(len(active), device=table.device)
+        hidden = model(tokens[:, : int(lengths.max())])[rows, lengths - 1]
+        scores = (hidden.to(table.dtype) @ table.T).float()
+        chosen = scores.argmax(-1)
+        logprobs = scores.log_softmax(-1)[rows, chosen].tolist()
+        tokens[rows, lengths] = chosen
+        lengths = lengths + 1
+        going = []
+        for row, token in enumerate(chosen.tolist()):
+            if token not in finished[active[row]]:
+                answers[active[row]].tokens.append(token)
+                answers[active[row]].logprobs.append(logprobs[row])
+                if token not in last:
+                    going.append(row)
+        if not going:
+            break
+        kept = torch.tensor(going, device=table.device)
+        tokens, lengths, active = tokens[kept], lengths[kept], [active[row] for row in going]
+    return answers
+
+
+@torch.no_grad()
+def next_logprobs(model: CodeModel, prompts: Sequence[Sequence[int]], token: int, size: int) -> list[float]:
+    """How likely `token` is right after each prompt, as a logarithm."""
+    table = model.model.embed_tokens.weight
+    found = []
+    for first in range(0, len(prompts), size):
+        batch = prompts[first : first + size]
+        tokens = torch.zeros(len(batch), max(map(len, batch)), dtype=torch.int64, device=table.device)
+        for row, prompt in enumerate(batch):
+            tokens[row, : len(prompt)] = torch.tensor(list(prompt), device=table.device)
+        last = torch.tensor([len(p) - 1 for p in batch], device=table.device)
+        hidden = model(tokens)[torch.arange(len(batch), device=table.device), last]
+        found += (hidden.to(table.dtype) @ table.T).float().log_softmax(-1)[:, token].tolist()
+    return found
 
 
 def score(plain: Plain, cases: Sequence[Case], *, fill: bool, limit: int = 48, size: int = 64) -> Score:
     """Exact matches of `cases` of one kind."""
     one_line = all(case.kind != Cut.BLOCK for case in cases)
     prompts = [plain.prompt(case, limit, fill=fill) for case in cases]
-    newline = frozenset(
-        t
-        for t in range(plain.tokenizer.vocab_size)
-        if one_line and plain.tokenizer.token_bytes(t).startswith(b"\n")
-    )
+    pieces = [plain.tokenizer.token_bytes(t) for t in range(plain.tokenizer.vocab_size if one_line else 0)]
+    newline = frozenset(t for t, piece in enumerate(pieces) if piece.startswith(b"\n"))
+    last = frozenset(t for t, piece in enumerate(pieces) if b"\n" in piece)
     ends = [plain.ends | prompt.stops | newline for prompt in prompts]
-    answers = greedy(plain.model, [p.tokens for p in prompts], limit, ends, size)
+    answers = greedy(plain.model, [p.tokens for p in prompts], limit, ends, size, last)
     hits, similar, texts = 0, 0.0, []
     for case, prompt, answer in zip(cases, prompts, answers, strict=True):
-        text = plain.tokenizer.decode(answer).removeprefix(prompt.held)
+        text = plain.tokenizer.decode(answer.tokens).removeprefix(prompt.held)
         if one_line:
             text = text.split("\n", 1)[0]
         texts.append(text)
         hits += text.rstrip() == case.middle.rstrip()
         similar += edit_similarity(text.rstrip(), case.middle.rstrip())
-    return Score(Share(hits, len(cases)), similar / max(1, len(cases)), texts)
+    return Score(
+        Share(hits, len(cases)), similar / max(1, len(cases)), texts, [a.confidence for a in answers]
+    )

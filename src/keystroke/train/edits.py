@@ -41,7 +41,7 @@ POSITIVE = 0.5  # share of questions at a place that changes
 IN_ORDER = 0.6  # share of histories that go down the file
 RELATED = 0.7  # share of places that share a changed name with the history, where there are such
 CURSOR = 0.7  # share of questions that say where the cursor is
-_MOST = 10  # questions about one release step
+_MOST = 24  # questions about one release step
 _WORD = re.compile(r"[A-Za-z_]\w{2,}")
 
 

@@ -175,6 +175,7 @@ class Score:
     exact: Share
     similarity: float
     answers: list[str] = field(default_factory=list, repr=False)
+    confidences: list[float] = field(default_factory=list, repr=False)
 
 
 @dataclass(slots=True)
@@ -199,14 +200,15 @@ Ask = Callable[[str, str | None], Suggestion]
 
 
 def _score(cases: Sequence[Case], ask: Ask, *, suffix: bool, pace: list[Suggestion]) -> Score:
-    hits, similar, answers = 0, 0.0, []
+    hits, similar, answers, sure = 0, 0.0, [], []
     for case in cases:
         answer = ask(case.prefix, case.suffix if suffix else None)
         pace.append(answer)
         hits += answer.text.rstrip() == case.middle.rstrip()
         similar += edit_similarity(answer.text.rstrip(), case.middle.rstrip())
         answers.append(answer.text)
-    return Score(Share(hits, len(cases)), similar / max(1, len(cases)), answers)
+        sure.append(answer.confidence)
+    return Score(Share(hits, len(cases)), similar / max(1, len(cases)), answers, sure)
 
 
 def evaluate(suggester: Suggester, cases: Sequence[Case], *, typed_lines: int = 30) -> Report:
