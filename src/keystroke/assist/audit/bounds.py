@@ -9,6 +9,7 @@ from keystroke.assist.audit import ir
 from keystroke.assist.audit.folding import key_of
 from keystroke.assist.audit.match import Matcher
 from keystroke.assist.audit.values import (
+    UNKNOWN,
     Memory,
     Value,
 )
@@ -18,8 +19,26 @@ _LENGTHS = ("strlen", "wcslen", "strnlen", "size", "length", "sizeof")
 
 
 class Bounds(Matcher):
+    def before(self, node: ir.Syntax, writes: bool) -> None:
+        self.detected(
+            "overflow" if writes else "over-read",
+            node,
+            "the pointer points before the start of its buffer",
+        )
+
+    def remark(self, detector: str, node: ir.Syntax) -> None:
+        self.detected(detector, node)
+
+    def reached(self, base: Value, expr: ir.Attr) -> None:
+        self.dereferenced(base, expr.node, expr.base)
+
     def dereferenced(self, value: Value, node: ir.Syntax, expr: ir.Expr) -> None:
         memory = value.memory
+        if value.known and value.const is None and memory is None and isinstance(expr, ir.Name):
+            if self.flow is None or expr.id not in self.flow.env:
+                return  # a global is not null for ever
+            self.detected("null-dereference", node, "a pointer that is null here is followed")
+            return
         if memory is None or not memory.nullable or self.flow is None:
             return
         key = key_of(expr)
@@ -91,7 +110,9 @@ class Bounds(Matcher):
         if known is None:
             known = flow.eval_quiet(expr)
         if known.memory is not None:
-            return
+            if known.memory.kind != "unset":
+                return
+            known = replace(known, memory=None)
         number = limit.const if isinstance(limit.const, int) and not isinstance(limit.const, bool) else None
         if op in ("<", "<="):
             top = number if number is not None else limit.high
@@ -120,10 +141,19 @@ class Bounds(Matcher):
             flow.env[key] = known.cleaned(frozenset({use}))
 
     def assume(self, key: str, present: bool) -> None:
-        if self.flow is None or not present:
+        if self.flow is None:
             return
         known = self.flow.held(key)
-        if known is not None and known.memory is not None and known.memory.nullable:
+        if not present:
+            if known is not None and known.memory is not None and known.memory.block:
+                self.flow.env.pop(f"#l{known.memory.block}", None)
+                self.flow.env[key] = replace(known, memory=None, const=None)
+            elif known is not None and known.memory is None and not known.numeric and not known.known:
+                self.flow.env[key] = replace(known, const=None)
+            return
+        if known is not None and known.known and known.const is None:
+            self.flow.env[key] = replace(known, const=UNKNOWN)
+        elif known is not None and known.memory is not None and known.memory.nullable:
             self.flow.env[key] = replace(known, memory=replace(known.memory, nullable=False))
 
 

@@ -39,6 +39,8 @@ COUNTED = {
     "recvfrom": (1, -1, 2),
     "snprintf": (0, -1, 1),
     "vsnprintf": (0, -1, 1),
+    "swprintf": (0, -1, 1),
+    "_snprintf": (0, -1, 1),
     "strlcpy": (0, -1, 2),
     "CopyMemory": (0, 1, 2),
 }
@@ -63,6 +65,24 @@ SCANS = {
     "swscanf": 1,
     "__isoc99_scanf": 0,
 }
+FORMATS = {  # where each takes its format
+    "printf": 0,
+    "wprintf": 0,
+    "fprintf": 1,
+    "fwprintf": 1,
+    "sprintf": 1,
+    "snprintf": 2,
+    "swprintf": 2,
+    "syslog": 1,
+    "dprintf": 1,
+    "scanf": 0,
+    "sscanf": 1,
+    "fscanf": 1,
+}
+_DIRECTIVE = re.compile(
+    r"%(?P<literal>%)|%(?P<skip>\*)?(?P<flags>[-+ #0']*)(?P<width>\*|\d+)?(?:\.(?P<precision>\*|\d+)?)?"
+    r"(?:hh|h|ll|l|z|j|t|L|q|I64)?(?P<kind>[a-zA-LN-Z\[])"
+)
 _WIDTH = re.compile(r"%(\*?)(\d*)(?:l|h|hh|ll)?(m?)([a-zA-Z\[%])")
 
 
@@ -73,10 +93,12 @@ class Copies(Bounds):
         if max(to, at) >= len(args):
             return
         target, count = args[to], args[at]
-        unit = 4 if name.startswith(("w", "fgetws")) else 1
+        unit = 4 if name.startswith(("w", "fgetws", "swprintf")) else 1
         memory = target.memory
         self.dereferenced(target, event.call.node, exprs[to])
         whole = exprs[at]
+        if self.misplaced(event, to, source):
+            return
         if (
             isinstance(whole, ir.Call)
             and named(whole, "sizeof")
@@ -145,16 +167,25 @@ class Copies(Bounds):
             if (
                 origin is not None
                 and origin.capacity is not None
-                and isinstance(count.const, int)
-                and count.const * unit > origin.capacity
+                and isinstance(most := count.const if count.known else count.high, int)
+                and most * unit > origin.capacity
             ):
                 self.detected(
                     "over-read",
                     event.call.node,
-                    f"{count.const * unit} bytes are read from a buffer of {origin.capacity}",
+                    f"{most * unit} bytes are read from a buffer of {origin.capacity}",
                     subject=event.call,
                 )
         self.set_length(exprs[to], self.filled(name, args, count, unit))
+
+    def misplaced(self, event: CallEvent, to: int, source: int) -> bool:
+        """Whether a copy goes to or comes from before the start of a buffer."""
+        for at in (to, source):
+            memory = event.args[at].memory if 0 <= at < len(event.args) else None
+            if memory is not None and memory.start is not None and memory.start < 0:
+                self.before(event.call.node, writes=at == to)
+                return True
+        return False
 
     def limited(self, expr: ir.Expr, memory: Memory) -> bool:
         text = str(expr.node.text())
@@ -178,12 +209,20 @@ class Copies(Bounds):
         return None
 
     def set_length(self, expr: ir.Expr, length: int | None) -> None:
-        key = key_of(expr)
-        if key is None or self.flow is None:
+        if self.flow is None:
             return
-        known = self.flow.held(key)
-        if known is not None and known.memory is not None:
-            self.flow.env[key] = replace(known, memory=replace(known.memory, length=length))
+        key = key_of(expr)
+        if key is None:
+            key, length = self.flow.place(expr), None
+        known = self.flow.held(key) if key is not None else None
+        if key is None or known is None or known.memory is None:
+            return
+        self.flow.env[key] = replace(known, memory=replace(known.memory, length=length, fresh=False))
+        for name in self.flow.aliases(known.memory.block):
+            other = self.flow.env[name]
+            if name != key and other.memory is not None:
+                here = length if other.memory.start == known.memory.start else None
+                self.flow.env[name] = replace(other, memory=replace(other.memory, length=here, fresh=False))
 
     def length_of(self, value: Value) -> int | None:
         if isinstance(value.const, str):
@@ -197,6 +236,8 @@ class Copies(Bounds):
         exprs = event.call.args
         unit = 4 if name.startswith("w") else 1
         self.dereferenced(target, event.call.node, exprs[0])
+        if self.misplaced(event, 0, 1):
+            return
         length = self.length_of(source)
         if isinstance(source.const, str) and unit == 4:
             length = len(source.const) * 4
@@ -308,6 +349,26 @@ class Copies(Bounds):
                 subject=event.call,
                 args=event.args,
             )
+
+    def directed(self, event: CallEvent, at: int) -> None:
+        """A format that asks for more arguments than there are."""
+        if at >= len(event.call.args) or not isinstance(event.call.args[at], ir.Const):
+            return
+        template = event.call.args[at].node
+        if template.kind() != "string_literal" or any("..." in arg.node.text() for arg in event.call.args):
+            return
+        scans = "scanf" in event.path
+        wanted = 0
+        for found in _DIRECTIVE.finditer(template.text()):
+            if found["literal"] or (scans and (found["skip"] or found["width"] == "*")):
+                continue
+            if found["kind"] == "m" and not scans:
+                continue
+            wanted += 1 + (
+                not scans and ((found["width"] == "*") + (found["precision"] == "*") + bool(found["skip"]))
+            )
+        if wanted > len(event.call.args) - at - 1 and "$" not in template.text():
+            self.detected("format-arguments", event.call.node)
 
     def scanned(self, event: CallEvent, name: str) -> None:
         at = SCANS[name]

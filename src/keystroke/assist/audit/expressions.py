@@ -227,7 +227,7 @@ class Expressions(Calls):
         bounded = (
             all(arg.bounded or arg.known or arg.high is not None or not arg.level for arg in args)
             or high is not None
-            or (op == "%" and not b.level)
+            or op == "%"
         )
         return Value(
             level=worst.level,
@@ -282,7 +282,7 @@ class Expressions(Calls):
         self.env = dict(before)
         self.narrow(expr.args[0], both)
         right = self.eval(expr.args[1])
-        self.env = before
+        self.env = self.joined([before, self.env]) if self.family == "c" else before
         if both and self.family != "javascript":
             return right if not left.numeric else replace(right, const=UNKNOWN)
         return join(left, right)

@@ -6,16 +6,13 @@ past the end, a block used after it was freed. Unknown sizes stay silent unless 
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 from keystroke.assist.audit import ir
-from keystroke.assist.audit.copies import COUNTED, SCANS, STRING, Copies, named
-from keystroke.assist.audit.folding import key_of
+from keystroke.assist.audit.copies import COUNTED, FORMATS, SCANS, STRING
+from keystroke.assist.audit.lifetimes import ALLOC, DUPLICATES, FREE, OPENS, Lifetimes
+from keystroke.assist.audit.sizes import size_of
 from keystroke.assist.audit.values import (
-    LOCAL,
-    NONE,
-    PARAMETER,
     REMOTE,
     UNKNOWN,
     Memory,
@@ -24,53 +21,15 @@ from keystroke.assist.audit.values import (
 )
 from keystroke.assist.audit.walk import CallEvent
 
-_SIZES = {
-    "char": 1,
-    "wchar_t": 4,
-    "short": 2,
-    "int": 4,
-    "long": 8,
-    "float": 4,
-    "double": 8,
-    "size_t": 8,
-    "bool": 1,
-    "void": 1,
-}
-_FIXED = re.compile(r"u?int(\d+)_t")
-_ALLOC = {
-    "malloc": 0,
-    "calloc": 1,
-    "realloc": 1,
-    "alloca": 0,
-    "ALLOCA": 0,
-    "valloc": 0,
-    "xmalloc": 0,
-    "new[]": 0,
-    "kmalloc": 0,
-}
-_FREE = {"free": "malloc", "delete": "new", "delete[]": "new[]", "kfree": "malloc"}
 
-
-def size_of(kind: str) -> int | None:
-    text = kind.replace("const", "").replace("signed", "").replace("un", "").strip() or "int"
-    if "*" in text:
-        return 8
-    fixed = _FIXED.search(text)
-    if fixed:
-        return int(fixed[1]) // 8
-    if text.startswith("long"):
-        return 8
-    return _SIZES.get(text.split()[-1])
-
-
-class MemoryMatcher(Copies):
-    blocks = 0  # allocations seen so far; each gets its number
-
+class MemoryMatcher(Lifetimes):
     # Declarations
 
     def let(self, stmt: ir.Let, value: Value) -> Value:
         unit = size_of(stmt.type) or 1
         if stmt.size is not None and self.flow is not None:
+            if stmt.pointer:
+                unit = 8
             count = self.flow.eval_quiet(stmt.size).const
             capacity: int | None = count * unit if isinstance(count, int) else None
             length: int | None = None
@@ -79,14 +38,18 @@ class MemoryMatcher(Copies):
                 capacity = capacity if capacity is not None else length + unit
             elif value.items is not None and capacity is None and not isinstance(stmt.size, ir.Const):
                 capacity = len(value.items) * unit or None
-            if unit == 1 and size_of(stmt.type) is None:
-                capacity = None if stmt.type not in ("char",) and size_of(stmt.type) is None else capacity
-            memory = Memory(capacity, unit, length, array=True, kind="static" if stmt.static else "stack")
+            if size_of(stmt.type) is None and not stmt.pointer:
+                capacity = None
+            kind = "static" if stmt.static or not self.flow.functions else "stack"
+            fresh = kind == "stack" and stmt.value is None and size_of(stmt.type) is not None
+            memory = Memory(capacity, unit, length, self.block(), array=True, kind=kind, fresh=fresh)
             return replace(value, memory=memory, const=UNKNOWN, items=None, numeric=False, level=value.level)
+        if self.unwritten(stmt):
+            return replace(value, memory=Memory(kind="unset"))
         if value.memory is not None:
             if stmt.pointer:
                 return replace(
-                    value, memory=replace(value.memory, unit=unit, array=value.memory.array), numeric=False
+                    value, memory=replace(value.memory, unit=size_of(stmt.type) or 0), numeric=False
                 )
             return value
         if stmt.pointer and isinstance(value.const, str):
@@ -102,13 +65,24 @@ class MemoryMatcher(Copies):
 
     def call(self, event: CallEvent) -> Value | None:
         super().call(event)
+        if isinstance(event.call.func, ir.Attr):  # a method or a function pointer, whatever its name
+            self.lent(event, "")
+            return None
         name = event.path.rsplit(".", 1)[-1]
         args = event.args
         if name == "sizeof":
             return self.sizeof(event)
-        if name in _ALLOC or name in ("strdup", "wcsdup", "strndup", "new"):
+        if name == "new" and event.kwargs.get("place") is not None:
+            return event.kwargs["place"]
+        if name in ALLOC or name in DUPLICATES or name == "new":
             return self.allocate(event, name)
-        if name in _FREE and args:
+        if name in OPENS:
+            return self.opened(event)
+        self.lent(event, name)
+        self.raced(event, name)
+        if name in FORMATS:
+            self.directed(event, FORMATS[name])
+        if name in FREE and args:
             self.release(event, name)
         elif name in COUNTED:
             self.counted(event, name)
@@ -122,7 +96,11 @@ class MemoryMatcher(Copies):
             self.scanned(event, name)
         if name in ("strlen", "wcslen") and args:
             memory = args[0].memory
-            high = memory.length // memory.unit if memory is not None and memory.length is not None else None
+            high = (
+                memory.length // (memory.unit or 1)
+                if memory is not None and memory.length is not None
+                else None
+            )
             return Value(
                 level=args[0].level,
                 numeric=True,
@@ -143,140 +121,38 @@ class MemoryMatcher(Copies):
             return constant(size) if size is not None else Value(numeric=True)
         if arg.memory is not None and arg.memory.array:
             return constant(arg.memory.capacity) if arg.memory.capacity is not None else Value(numeric=True)
-        if arg.memory is not None:
+        if arg.memory is not None and arg.memory.kind != "unset":
             return constant(8)
         return Value(numeric=True)
-
-    def allocate(self, event: CallEvent, name: str) -> Value:
-        self.blocks += 1
-        block = self.blocks
-        capacity: int | None = None
-        fits = ""
-        at = _ALLOC.get(name)
-        if at is not None and at < len(event.args):
-            size, expr = event.args[at], event.call.args[at]
-            if isinstance(size.const, int):
-                capacity = size.const
-            if name == "calloc" and isinstance(event.args[0].const, int) and capacity is not None:
-                capacity *= event.args[0].const
-            if name == "new[]":
-                unit = size_of(str(event.args[1].const)) if len(event.args) > 1 else 1
-                capacity = capacity * unit if capacity is not None and unit else None
-            fits = self.sized(event, name, expr, size)
-        elif name in ("strdup", "strndup", "wcsdup") and event.args:
-            memory = event.args[0].memory
-            capacity = memory.length + 1 if memory is not None and memory.length is not None else None
-        kind = (
-            "new"
-            if name == "new"
-            else "new[]"
-            if name == "new[]"
-            else "stack"
-            if name.lower() == "alloca"
-            else "malloc"
-        )
-        nullable = kind == "malloc" and name != "xmalloc"
-        memory = Memory(capacity, 1, None, 0 if kind == "stack" else block, nullable, fits, False, kind)
-        level = (
-            max((arg.level for arg in event.args), default=0) if name.startswith(("strdup", "strndup")) else 0
-        )
-        return Value(level=level, path=f"{event.path}()", memory=memory, roots=NONE)
-
-    def sized(self, event: CallEvent, name: str, expr: ir.Expr, size: Value) -> str:
-        """Checks the size asked for; answers the variable whose string it was made for."""
-        bare = expr
-        if (
-            isinstance(bare, ir.Op)
-            and bare.op == "*"
-            and any(isinstance(arg, ir.Call) and named(arg, "sizeof") for arg in bare.args)
-        ):
-            bare = next(arg for arg in bare.args if not (isinstance(arg, ir.Call) and named(arg, "sizeof")))
-        if isinstance(bare, ir.Call) and named(bare, "strlen", "wcslen"):
-            self.detected("strlen-allocation", event.call.node, subject=event.call, args=event.args)
-        if (isinstance(expr, ir.Op) and expr.op in ("*", "+", "<<")) or name == "new[]":
-            foreign = size.level >= REMOTE or (
-                size.level >= PARAMETER and isinstance(expr, ir.Op) and expr.op in ("*", "<<")
-            )
-            lengths = "strlen" in str(event.call.node.text())
-            if foreign and size.numeric and not size.bounded and size.high is None and not lengths:
-                self.detected("allocation-overflow", event.call.node, origin=size.origin, subject=event.call)
-        if isinstance(expr, ir.Op) and expr.op == "+":
-            for arg in expr.args:
-                if isinstance(arg, ir.Call) and named(arg, "strlen", "wcslen") and arg.args:
-                    return key_of(arg.args[0]) or ""
-        return ""
-
-    def release(self, event: CallEvent, name: str) -> None:
-        expr = event.call.args[0]
-        key = key_of(expr)
-        value = event.args[0]
-        if key is None or self.flow is None or isinstance(expr, ir.Op):
-            return
-        start = expr.node.range().start.index
-        uaf = self.rules.detectors.get("use-after-free")
-        if value.memory is not None and self.freed(value.memory.block):
-            if uaf is not None:
-                self.matches.pop((uaf[0].id, start), None)
-            self.detected("double-free", event.call.node, subject=event.call)
-            return
-        memory = value.memory
-        if memory is not None and memory.array and memory.kind in ("stack", "static"):
-            self.detected("invalid-free", event.call.node, subject=event.call)
-            return
-        if (
-            memory is not None
-            and memory.kind in ("malloc", "new", "new[]")
-            and memory.block
-            and memory.kind != _FREE[name]
-        ):
-            self.detected("mismatched-free", event.call.node, subject=event.call)
-        if memory is None or not memory.block:
-            if memory is not None and memory.capacity is not None:
-                return
-            self.blocks += 1
-            memory = Memory(block=self.blocks)
-            self.flow.env[key] = replace(value, memory=memory)
-        self.flow.env[f"#{memory.block}"] = Value(level=LOCAL)
-
-    def freed(self, block: int) -> bool:
-        if not block or self.flow is None:
-            return False
-        state = self.flow.held(f"#{block}")
-        return state is not None and state.level > 0
-
-    def used(self, name: str, value: Value, node: ir.Syntax) -> None:
-        if value.memory is not None and self.freed(value.memory.block):
-            parent = node.parent()
-            kind = parent.kind() if parent is not None else ""
-            if (
-                kind == "assignment_expression"
-                and parent.field("left").range().start.index == node.range().start.index
-                and parent.field("left").kind() == "identifier"
-            ):
-                return
-            if kind == "binary_expression" and parent.field("operator").text() in ("==", "!="):
-                return
-            self.detected("use-after-free", node)
 
     # Places
 
     def index(self, base: Value, key: Value, node: ir.Syntax, expr: ir.Index) -> None:
         self.dereferenced(base, node, expr.base)
         memory = base.memory
-        if memory is None or memory.capacity is None or not memory.unit:
+        if memory is None:
             return
-        count = memory.capacity // memory.unit
         parent = node.parent()
         if parent is not None and (
             parent.kind() == "sizeof_expression"
             or (parent.kind() == "pointer_expression" and parent.text().startswith("&"))
         ):
             return
-        writes = (
-            parent is not None
-            and parent.kind() == "assignment_expression"
-            and parent.field("left").range().start.index == node.range().start.index
-        )
+        writes = stored(node)
+        if memory.fresh and memory.block:
+            if not writes and not self.updated(node):
+                self.detected("uninitialised", node)
+            self.written(memory.block)
+        if not memory.unit:
+            return
+        if memory.start is not None and memory.start < 0 and memory.kind != "unset":
+            place = key.const if isinstance(key.const, int) else key.low
+            if isinstance(place, int) and memory.start + place * memory.unit < 0:
+                self.before(node, writes)
+            return
+        if memory.capacity is None:
+            return
+        count = memory.capacity // memory.unit
         place = key.const if isinstance(key.const, int) else key.high
         if isinstance(place, int) and place >= count:
             if key.known or key.low is not None or key.level >= REMOTE:
@@ -305,6 +181,17 @@ class MemoryMatcher(Copies):
                     key.origin,
                 )
 
+    def updated(self, node: ir.Syntax) -> bool:
+        """Whether a place may be written rather than read: its address is taken, or a call changes it."""
+        whole = _base(node)
+        parent = whole.parent()
+        if parent is None or whole.text().startswith("&") or parent.kind() == "sizeof_expression":
+            return True
+        if parent.kind() != "argument_list":
+            return False
+        callee = parent.parent().field("function")
+        return self.language == "cpp" or callee is None or callee.text().isupper()
+
     def arithmetic(self, op: str, args: list[Value], node: ir.Syntax) -> None:
         left, right = args
         if op == ">>" and left.path.endswith("cin") and right.memory is not None and right.memory.array:
@@ -321,7 +208,7 @@ class MemoryMatcher(Copies):
             ):
                 self.detected("zero-division", node, origin=right.origin)
             return
-        if op not in ("+", "-", "*"):
+        if op not in ("+", "-", "*") or "LL" in node.text():
             return
         for arg, other in ((left, right), (right, left)):
             if arg.level < REMOTE or not arg.numeric or arg.memory is not None:
@@ -367,4 +254,32 @@ def _number_source(origin: str) -> bool:
             "getenv",
             "sto",
         )
+    )
+
+
+def _base(node: ir.Syntax) -> ir.Syntax:
+    """The whole place that an indexed buffer is part of: `a[i].x` of `a[i]`."""
+    parent = node.parent()
+    while parent is not None and parent.kind() in (
+        "field_expression",
+        "subscript_expression",
+        "parenthesized_expression",
+        "pointer_expression",
+    ):
+        inside = parent.field("argument")
+        if inside is not None and inside.range().start.index != node.range().start.index:
+            break
+        node, parent = parent, parent.parent()
+    return node
+
+
+def stored(node: ir.Syntax) -> bool:
+    """Whether a place is written by a plain assignment."""
+    whole = _base(node)
+    parent = whole.parent()
+    return (
+        parent is not None
+        and parent.kind() == "assignment_expression"
+        and parent.field("left").range().start.index == whole.range().start.index
+        and parent.field("operator").text() == "="
     )

@@ -145,6 +145,8 @@ def _join_memory(a: Memory | None, b: Memory | None) -> Memory | None:
         return None if known is not None and known.kind == "unset" else known
     if a == b:
         return a
+    if "unset" in (a.kind, b.kind):  # written on one way: what was written there
+        return a if b.kind == "unset" else b
     capacity = min(a.capacity, b.capacity) if a.capacity is not None and b.capacity is not None else None
     length = max(a.length, b.length) if a.length is not None and b.length is not None else None
     return Memory(

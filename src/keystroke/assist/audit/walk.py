@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from keystroke.assist.audit import ir
+from keystroke.assist.audit.folding import key_of
 from keystroke.assist.audit.knowledge import Knowledge
 from keystroke.assist.audit.memo import Memo
 from keystroke.assist.audit.values import (
@@ -62,6 +63,9 @@ class Listener:
     def imported(self, path: str, node: ir.Syntax) -> None: ...
     def index(self, base: Value, key: Value, node: ir.Syntax, expr: ir.Index) -> None: ...
     def used(self, name: str, value: Value, node: ir.Syntax) -> None: ...
+    def remark(self, detector: str, node: ir.Syntax) -> None:
+        """Something the walk itself finds odd."""
+
     def reached(self, base: Value, expr: ir.Attr) -> None:
         """A field asked for through a pointer."""
 
@@ -140,6 +144,14 @@ class Walk:
 
     def eval(self, expr: ir.Expr) -> Value:
         raise NotImplementedError
+
+    def place(self, expr: ir.Expr) -> str | None:
+        """The variable whose memory an expression points into; languages without pointers have no others."""
+        return key_of(expr)
+
+    def aliases(self, block: int) -> list[str]:
+        """The variables that point into one block of memory."""
+        return []
 
     def run(self, stmts: list[ir.Stmt]) -> bool:
         raise NotImplementedError

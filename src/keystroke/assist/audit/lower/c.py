@@ -5,6 +5,8 @@ Pointers keep no shape here: `*p` is `p[0]`, `p->x` is `p.x`, `&x` is the operat
 
 from __future__ import annotations
 
+import re
+
 from keystroke.assist.audit.ir import (
     Attr,
     Bind,
@@ -46,6 +48,9 @@ _DECLARATORS = (
     "function_declarator",
     "parenthesized_declarator",
 )
+
+
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 
 
 class CLowering(Lowering):
@@ -124,7 +129,11 @@ class CLowering(Lowering):
             return Call(node, Name(node, "new[]"), [size, Const(node, node.field("type").text())], {}, True)
         arguments = node.field("arguments")
         args = [self.expr(child) for child in named(arguments)] if arguments is not None else []
-        return Call(node, Name(node, "new"), args, {}, True)
+        placement = node.field("placement")
+        where = (
+            {"place": self.expr(named(placement)[0])} if placement is not None and named(placement) else {}
+        )
+        return Call(node, Name(node, "new"), args, where, True)
 
     def x_delete_expression(self, node: Syntax) -> Expr:
         inner = named(node)
@@ -209,8 +218,11 @@ class CLowering(Lowering):
         if name is None or value is None:
             return []
         text = value.text().strip()
-        if text.startswith('"'):
+        if text.startswith(('"', 'L"')):
+            text = text.removeprefix("L")
             return [Let(node, name.text(), Const(node, unescape(text[1:].split('"', 1)[0])), "define")]
+        if _IDENTIFIER.fullmatch(text) and text != name.text():  # another name for a function or a constant
+            return [Let(node, name.text(), Name(node, text), "define")]
         plain = number(text.strip("()"))
         return [Let(node, name.text(), Const(node, plain), "define")] if plain is not None else []
 
@@ -296,11 +308,9 @@ class CLowering(Lowering):
 
     def s_do_statement(self, node: Syntax) -> list[Stmt]:
         test = node.field("condition")
-        return (
-            [*self.block(node.field("body")), Do(node, self.expr(test))]
-            if test is not None
-            else self.body(node)
-        )
+        # Its body runs at least once; a switch with one way catches the breaks in it.
+        once = Switch(node, Const(node, True), [([], self.block(node.field("body")))])
+        return [once, Do(node, self.expr(test))] if test is not None else [once]
 
     def s_for_statement(self, node: Syntax) -> list[Stmt]:
         init, test, step = node.field("initializer"), node.field("condition"), node.field("update")
