@@ -102,6 +102,14 @@ class Calls(Narrowing):
         mixed = mix(inputs)
         if know.numeric.match(out):
             return Value(level=mixed.level, numeric=True, path=out, origin=mixed.origin, roots=mixed.roots)
+        if path == "json.loads" and args and args[0].level >= REMOTE:
+            return Value(
+                level=REMOTE,
+                path="json.loads()",
+                origin=f"json.loads({args[0].origin})",
+                roots=args[0].roots,
+                clean=args[0].clean | know.cleans("json.loads()"),
+            )
         uses = know.cleans(out)
         if args and (path.endswith((".replace", ".replaceAll")) or path == "re.sub"):
             uses |= replaced(args[0], self.family)

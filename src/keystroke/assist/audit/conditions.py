@@ -58,6 +58,10 @@ def _constant(value: Value, test: str) -> bool:
         return value.known and bool(const)
     if test == "numeric":
         return value.numeric
+    if test == "single":  # no list or mapping
+        return value.items is None
+    if test[0] == "+":  # a number with one of these bits
+        return isinstance(const, int) and bool(const & int(test[1:], 0))
     if test == "text":
         return isinstance(const, str | bytes) and len(const) > 0
     if test[0] == "~":

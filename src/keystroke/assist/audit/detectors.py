@@ -21,7 +21,39 @@ _TIMED = ("python", "javascript", "typescript", "tsx")
 _TIMED_NAME = re.compile(
     r"(?i)(?:^|[._])(?:\w*(?:signature|hmac|digest|csrf\w*|(?:secret|api|auth|access)_?(?:key|token)|token|password|passwd)|secret)$"
 )
+_LOGS = re.compile(
+    r"^(?:print|console\.(?:log|info|warn|error|debug)|logging\.\w+)$"
+    r"|(?i:log(?:ger|ging)?(?:\.getLogger\(\))?)\.(?:debug|info|warn|warning|error|critical|exception|log|trace|fatal)$"
+)
+_PRIVATE = re.compile(
+    r"(?i)(?:^|[._]|(?<=[a-z])(?=[A-Z]))(?:password|passwd|passphrase|(?:api|secret|private|access)_?key"
+    r"|(?:auth|access|refresh|bearer)_?token|client_?secret|secret|credit_?card(?:_?number)?|ssn|cvv)$"
+)
 _DIGEST = re.compile(r"\.(?:hexdigest|digest)\(\)$|hmac|createHmac")
+
+
+def _mentioned(expr: ir.Expr, depth: int) -> list[str]:
+    """Names whose text ends up in the text of an expression."""
+    if depth > 6:
+        return []
+    if isinstance(expr, ir.Name):
+        return [expr.id]
+    if isinstance(expr, ir.Attr):
+        return [key_of(expr) or expr.name]
+    if isinstance(expr, ir.Index) and isinstance(expr.key, ir.Const):
+        return [str(expr.key.value)]
+    if isinstance(expr, ir.Text):
+        return [name for part in expr.parts for name in _mentioned(part, depth + 1)]
+    if isinstance(expr, ir.Op) and expr.op in ("+", "%", "||", "or"):
+        return [name for part in expr.args for name in _mentioned(part, depth + 1)]
+    if isinstance(expr, ir.Coll) and expr.keys is None:
+        return [name for part in expr.items for name in _mentioned(part, depth + 1)]
+    if isinstance(expr, ir.Call) and isinstance(expr.func, ir.Attr) and expr.func.name in ("%", "format", "decode", "toString"):
+        base = _mentioned(expr.func.base, depth + 1) if expr.func.name in ("decode", "toString") else []
+        return base + [name for part in (*expr.args, *expr.kwargs.values()) for name in _mentioned(part, depth + 1)]
+    if isinstance(expr, ir.Call) and isinstance(expr.func, ir.Name) and expr.func.id in ("str", "repr", "String"):
+        return [name for part in expr.args for name in _mentioned(part, depth + 1)]
+    return []
 
 
 class _Secrets(Matcher):
@@ -33,6 +65,8 @@ class _Secrets(Matcher):
         self.named(name, value, node)
 
     def call(self, event: CallEvent) -> Value | None:
+        if self.language in _TIMED and _LOGS.search(event.path):
+            self.logged(event)
         for name, value in event.kwargs.items():
             self.named(name, value, event.call.kwargs[name].node)
             if (
@@ -63,11 +97,28 @@ class _Secrets(Matcher):
         """A secret held against what a caller sent, character by character."""
         if self.language not in _TIMED or any(not value.level or value.numeric for value in args):
             return
-        names = [key_of(expr) or "" for expr in test.args]
+        names = [
+            str(expr.key.value)
+            if isinstance(expr, ir.Index) and isinstance(expr.key, ir.Const)
+            else key_of(expr) or ""
+            for expr in test.args
+        ]
         sent = [value.level >= PARAMETER for value in args]
         digest = any(_DIGEST.search(value.path) for value in args)
         if (any(map(_TIMED_NAME.search, names)) and sent[0] != sent[1]) or (digest and any(sent)):
             self.detected("timing-compare", test.node)
+
+    def logged(self, event: CallEvent) -> None:
+        """A password or key written where others read it."""
+        for arg in (*event.call.args, *event.call.kwargs.values()):
+            for name in _mentioned(arg, 0):
+                held = self.flow.held(name) if self.flow is not None else None
+                if (
+                    _PRIVATE.search(name)
+                    and not (held is not None and (held.numeric or held.known or held.function is not None))
+                ):
+                    self.detected("secret-logged", event.call.node, origin=name)
+                    return
 
     def define(self, function: ir.Function, handler: bool) -> None:
         super().define(function, handler)
@@ -146,6 +197,15 @@ class Detectors(_Secrets):
 
     def index(self, base: Value, key: Value, node: ir.Syntax, expr: ir.Index) -> None:
         """`target[key] = value` with a foreign key: JavaScript objects answer to __proto__."""
+        if self.language == "python":
+            if (
+                key.level >= REMOTE
+                and not key.numeric
+                and base.path.endswith("session")
+                and _assigned(node) is not None
+            ):
+                self.detected("session-key", node, origin=key.origin)
+            return
         if (
             self.language not in ("javascript", "typescript", "tsx")
             or key.numeric
@@ -153,12 +213,8 @@ class Detectors(_Secrets):
             or key.safe("proto")
         ):
             return
-        parent = node.parent()
-        if (
-            parent is None
-            or parent.kind() != "assignment_expression"
-            or parent.field("left").range().start.index != node.range().start.index
-        ):
+        parent = _assigned(node)
+        if parent is None:
             return
         nested = (
             isinstance(expr.base, ir.Index)
@@ -169,6 +225,18 @@ class Detectors(_Secrets):
         copied = right is not None and right.kind() == "subscript_expression" and "Object.keys" in key.path
         if nested or copied or key.level >= REMOTE:
             self.detected("foreign-property", parent, origin=key.origin)
+
+
+def _assigned(node: ir.Syntax) -> ir.Syntax | None:
+    """The assignment whose left side a node is."""
+    parent = node.parent()
+    if (
+        parent is None
+        or parent.kind() not in ("assignment_expression", "assignment")
+        or parent.field("left").range().start.index != node.range().start.index
+    ):
+        return None
+    return parent
 
 
 class MemoryDetectors(_Secrets, MemoryMatcher):

@@ -57,8 +57,10 @@ def replaced(pattern: Value, family: str) -> frozenset[str]:
         return frozenset()  # the first match only
     if body.startswith("[^") and not any(char in body for char in "<'\"\\/;$") or body in (r"\W", r"\W+", r"\D"):
         return ALL  # only letters, digits and the like are left
-    if pattern.path == "RegExp()" or family == "python":
-        inside = body.strip("[]()")
+    if pattern.path == "RegExp()" or (family == "python" and body.startswith("[")):
+        if re.fullmatch(r"\[(?:[^\]\\]|\\.)*\][+*]?|\\?.(?:\|\\?.)*|\\[rn](?:\|\\[rn])*", body) is None:
+            return frozenset()
+        inside = body.replace("\\n", "\n").replace("\\r", "\r")
         return frozenset(use for part, uses in _REFUSED.items() if part in inside for use in uses)
     return refused(body) if family != "javascript" else frozenset()
 

@@ -180,7 +180,8 @@ class Matcher(Listener):
             whole = args[int(outer)] if int(outer) < len(args) else None
             return whole.item(int(inside)) if whole is not None else None
         if dotted and outer in kwargs:
-            return self.option(inside, [kwargs[outer]], {})
+            held = kwargs[outer]
+            return held.item(int(inside)) if inside.isdigit() else self.option(inside, [held], {})
         for value in args:
             if value.items is not None:
                 found = value.item(place)

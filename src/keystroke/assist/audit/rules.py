@@ -305,7 +305,7 @@ _WORDS = {
     "numeric",
     "text",
 }
-_WORDS |= {"foreign", "dynamic", "tainted", "remote", "built", "built-tainted", "built-remote", "built-dynamic"}
+_WORDS |= {"single", "foreign", "dynamic", "tainted", "remote", "built", "built-tainted", "built-remote", "built-dynamic"}
 
 
 def _check_test(test: str, place: str) -> None:
@@ -315,7 +315,7 @@ def _check_test(test: str, place: str) -> None:
         try:
             if word[:1] in ("~", "@", "^"):
                 re.compile(word.lstrip("~@"))
-            elif word[:1] in ("<", ">"):
+            elif word[:1] in ("<", ">", "+"):
                 int(word[1:], 0)
             elif word[:1] != "=" and word not in _WORDS:
                 raise ValueError("no such word")

@@ -33,6 +33,11 @@ _PROPERTY = re.compile(r"\]\s*=[^=]")  # JavaScript: an assignment to a computed
 _TIMED = r"(?:ignature|mac|igest|csrf\w*|oken|ecret|[_kK]ey|assword|asswd)(?:\(\))?"
 _COMPARED = re.compile(rf"{_TIMED}\s*[!=]==?|[!=]==?\s*[\w.\[\]\"'()]*{_TIMED}")  # a secret held against a value
 
+_LOGGED = re.compile(  # a secret's name in a call that writes it down
+    r"(?:print|console\.\w+|[lL]og\w*\.\w+)\s*\([^\n]*(?:\n[^\n]*){0,3}?"
+    r"(?:assw(?:or)?d|PASSWORD|assphrase|[kK]ey|KEY|oken|TOKEN|ecret|SECRET|redit_?[cC]ard|ssn|SSN|cvv|CVV)"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class _Need:
@@ -175,7 +180,8 @@ class Triggers:
             or any(mark in text for mark in FORMAT_MARKS)
             or (SECRET_WORDS.search(text) is not None and ASSIGNED.search(text) is not None)
             or (self.script and _PROPERTY.search(text) is not None)
-            or ((self.python or self.script) and "=" in text and _COMPARED.search(text) is not None)
+            or ((self.python or self.script) and _COMPARED.search(text) is not None)
+            or ((self.python or self.script) and _LOGGED.search(text) is not None)
         )
 
     def _foreign(self, text: str, words: frozenset[str], called: set[str]) -> bool:
