@@ -120,17 +120,40 @@ def test_one_key_applies_a_fix_and_undo_takes_it_back(home: Home) -> None:
     assert (home.root / "app.py").read_text() == text
 
 
-def test_verify_keeps_a_fix_that_helps_and_takes_back_one_that_does_not(home: Home) -> None:
+def test_verify_keeps_a_fix_that_helps(home: Home) -> None:
     (home.root / "app.py").write_text("print(lenn([1]))\n")
     done = run(home, PYTHON, "app.py", options=("--fix", "--verify"))
     assert b"now succeeds" in done.stderr
     assert (home.root / "app.py").read_text() == "print(len([1]))\n"
-    stubborn = "d = {'name': 1}\nd.clear()\nprint(d['nmae'])\nprint(d['name'])\n"
-    (home.root / "app.py").write_text(stubborn)
-    run(
-        home, PYTHON, "-c", "print(open('app.py').read()); raise SystemExit(1)", options=("--fix", "--verify")
+
+
+def test_verify_takes_back_a_fix_that_does_not_help_and_tries_the_next(home: Home) -> None:
+    (home.root / "app.py").write_text("d = {'name': 1}\nd.clear()\nprint(d['nmae'])\n")
+    done = run(home, PYTHON, "app.py", options=("--fix", "--verify"))
+    assert b"Change the key to 'name': it fails as before, so the fix was taken back" in done.stderr
+    assert b"verified: the command now succeeds" in done.stderr
+    assert (home.root / "app.py").read_text() == "d = {'name': 1}\nd.clear()\nprint(d.get('nmae'))\n"
+    assert home.keystroke("undo", "--list").stdout.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "ending", ["raise SystemExit(1)", "import time; time.sleep(300)"], ids=["fails", "hangs"]
+)
+def test_verify_leaves_the_file_as_it_was_if_nothing_helps(home: Home, ending: str) -> None:
+    text = "print(lenn([1]))\n"
+    (home.root / "app.py").write_text(text)
+    again = (
+        "import os, sys\nseen = os.path.exists('ran')\nopen('ran', 'w').close()\n"
+        "sys.stderr.write('Traceback (most recent call last):\\n  File \"app.py\", line 1, in <module>\\n'"
+        "\"NameError: name 'lenn' is not defined\\n\")\n"
+        f"if not seen: raise SystemExit(1)\n{ending}\n"
     )
-    assert (home.root / "app.py").read_text() == stubborn
+    (home.root / "stubborn.py").write_text(again)
+    done = run(home, PYTHON, "stubborn.py", options=("--fix", "--verify", "--verify-seconds", "3"))
+    assert b"so the fix was taken back" in done.stderr
+    assert done.returncode == 1
+    assert (home.root / "app.py").read_text() == text
+    assert "nothing to undo" in home.refused("undo")
 
 
 def test_a_model_is_asked_only_where_no_rule_helps(remote_home: Home, server: OpenAIServer) -> None:

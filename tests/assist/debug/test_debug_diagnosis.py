@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from keystroke.assist.debug.diagnose import Diagnosis, diagnose
-from keystroke.assist.debug.report import Failure, Frame, Language, failures
+from keystroke.assist.debug.report import Failure, Frame, Language, Watch, failures
+from keystroke.assist.debug.screen import Screen
 from keystroke.text import apply_edits
 
 
@@ -134,6 +138,152 @@ def test_go_panics_and_compiler_errors_are_located() -> None:
     assert failure == Failure(Language.GO, "panic", "boom", (Frame("/w/main.go", 9), Frame("/w/main.go", 5)))
     (compiled,) = failures("# example\n./main.go:3:5: undefined: x\n")
     assert (compiled.message, compiled.frames) == ("undefined: x", (Frame("./main.go", 3, "", 5),))
+
+
+LOCATED = [
+    ("node", "s.js", "function f() {\n  return 1 +;\n}\n", ["node", "s.js"], (Language.NODE, "SyntaxError", 2)),
+    ("gcc", "a.c", "int main(void) {\n  return y;\n}\n", ["gcc", "-c", "a.c"], (Language.C, "compile error", 2)),
+    ("g++", "a.cpp", "int main() {\n  return y;\n}\n", ["g++", "-c", "a.cpp"], (Language.CPP, "compile error", 2)),
+    ("javac", "A.java", "class A {\n  int x = y;\n}\n", ["javac", "A.java"], (Language.JAVA, "compile error", 2)),
+    ("rustc", "m.rs", "fn main() {\n    y;\n}\n", ["rustc", "m.rs"], (Language.RUST, "compile error E0425", 2)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("tool", "name", "text", "command", "expected"), LOCATED, ids=[c[0] for c in LOCATED]
+)
+def test_what_compilers_say_is_located(
+    tmp_path: Path, tool: str, name: str, text: str, command: list[str], expected: tuple[Language, str, int]
+) -> None:
+    if shutil.which(tool) is None:
+        pytest.skip(f"{tool} is not installed")
+    (tmp_path / name).write_text(text)
+    failure = failures(output(tmp_path, *command))[0]
+    found = diagnose(failure, tmp_path, tmp_path, lambda path: read(tmp_path, path))
+    assert (failure.language, failure.kind, found.line) == expected
+    assert (found.path, found.code) == (name, text.splitlines()[1].strip())
+
+
+TRACES = {
+    "java": (
+        'Exception in thread "main" java.lang.RuntimeException: outer\n\tat org.deep.A.main(A.java:4)\n'
+        "Caused by: java.lang.IndexOutOfBoundsException: Index 3\n\tat org.deep.A.f(A.java:3)\n"
+        "\tat java.base/java.util.List.get(List.java:9)\n\t... 1 more\n",
+        [("RuntimeException", "outer", 4), ("IndexOutOfBoundsException", "Index 3", 3)],
+    ),
+    "rust": (
+        "thread 'main' (17) panicked at src/org/deep/A.java:3:5:\nindex out of bounds\nstack backtrace:\n",
+        [("panic", "index out of bounds", 3)],
+    ),
+    "sanitizer": (
+        "==9==ERROR: AddressSanitizer: heap-use-after-free on address 0x1 at pc 0x2\n"
+        "WRITE of size 4\n    #0 0xaaaa in main /w/a.c:2:3\n    #1 0xbbbb in start /lib/x.c:9\n\nfreed by\n",
+        [("AddressSanitizer", "heap-use-after-free", 2)],
+    ),
+    "tsc": (
+        "src/a.ts(3,5): error TS2322: Type 'x'.\nsrc/b.ts:4:6 - error TS2304: Cannot find.\n",
+        [("compile error", "TS2322: Type 'x'.", 3), ("compile error", "TS2304: Cannot find.", 4)],
+    ),
+    "go test": ("--- FAIL: TestIt (0.00s)\n    it_test.go:12: got 1\nFAIL\n", [("test", "got 1", 12)]),
+    "mypy": ("src/a.py:7:5: error: Incompatible types  [x]\nsrc/a.py:8: note: see\n", [("compile error", "Incompatible types  [x]", 7)]),
+    "logger": (
+        '[web-1] Traceback (most recent call last):\n[web-1]   File "a.py", line 3, in f\n[web-1]     x()\n'
+        "[web-1] struct.error: bad\n",
+        [("struct.error", "bad", 3)],
+    ),
+    "notes": (
+        'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\nValueError: two\nlines\n',
+        [("ValueError", "two", 1)],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_stack_traces_of_many_makers_are_read(name: str) -> None:
+    text, expected = TRACES[name]
+    assert [(f.kind, f.message, f.frames[-1].line) for f in failures(text)] == expected
+
+
+def test_a_place_told_by_its_end_counts_if_only_one_file_fits(tmp_path: Path) -> None:
+    for name in ("one/src/org/deep/A.java", "one/src/org/other/A.java", "node_modules/org/deep/A.java"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("x\n" * 9)
+    deep = Failure(Language.JAVA, "E", "", (Frame("org/deep/A.java", 3),))
+    found = diagnose(deep, tmp_path, tmp_path, lambda path: read(tmp_path, path))
+    assert (found.path, found.line) == ("one/src/org/deep/A.java", 3)
+    unclear = Failure(Language.JAVA, "E", "", (Frame("A.java", 3),))
+    assert diagnose(unclear, tmp_path, tmp_path, lambda path: read(tmp_path, path)).path == ""
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    names=st.lists(st.sampled_from(sorted(TRACES)), min_size=1, max_size=3),
+    cuts=st.lists(st.integers(0, 800), max_size=8),
+    pause=st.sampled_from([0.0, 0.01]),
+)
+def test_however_output_is_cut_the_same_failures_are_told(
+    names: list[str], cuts: list[int], pause: float
+) -> None:
+    text = "".join(f"{TRACES[name][0]}and then\n" for name in names)
+    data = text.encode()
+    places = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
+    watch, now = Watch(), 0.0
+    told: list[Failure] = []
+    for start, end in itertools.pairwise(places):
+        watch.hear(1, data[start:end], now)
+        now += pause
+        if watch.due(now) == 0.0:
+            told += watch.told(now)
+    told += watch.told(now + 10)
+    assert set(told) == set(failures(text))
+    assert watch.told(now + 20, ended=True) == []
+    assert watch.due(now + 20) is None
+
+
+def test_two_streams_do_not_tear_each_others_tracebacks() -> None:
+    watch = Watch()
+    half = b'Traceback (most recent call last):\n  File "a.py", line 3, in f\n'
+    watch.hear(2, half, 0.0)
+    watch.hear(1, b"printed meanwhile\nTypeError: no\n", 0.0)
+    watch.hear(2, b"KeyError: 'x'\n", 0.0)
+    (failure,) = watch.told(1.0)
+    assert (failure.kind, failure.frames[-1].line) == ("KeyError", 3)
+
+
+def test_a_stream_without_end_is_heard_in_bounded_memory_and_still_told() -> None:
+    watch = Watch()
+    for step in range(400):
+        watch.hear(1, b"an error was avoided\n" * 200, step * 0.01)
+        if watch.due(step * 0.01) == 0.0:
+            assert watch.told(step * 0.01) == []
+    watch.hear(1, TRACES["notes"][0].encode(), 5.0)
+    assert [item.kind for item in watch.told(6.0)] == ["ValueError"]
+    assert sum(len(stream.data) for stream in watch._streams.values()) < 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("shown", "unfinished"),
+    [
+        (b"", b""),
+        (b"a line\n", b""),
+        (b"a line\r\n\x1b[0m", b""),
+        (b"log\n>>> ", b">>> "),
+        (b"\x1b[32m$\x1b[0m ls", b"\x1b[32m$\x1b[0m ls"),
+        (b"\r 40% \r 41%", None),
+        (b"\x1b[2Jmenu", None),
+        (b"\x1b[?1049h\x1b[Htext\n", None),
+        (b"\x1b[?1049htext\x1b[?1049l\n", b""),
+        (b"x" * 5000, None),
+    ],
+)
+def test_a_screen_tells_what_would_be_written_over(shown: bytes, unfinished: bytes | None) -> None:
+    screen = Screen()
+    for at in range(0, len(shown), 7):
+        screen.show(shown[at : at + 7])
+    whole = Screen()
+    whole.show(shown)
+    assert whole.unfinished() == unfinished
+    assert screen.unfinished() == unfinished or shown.startswith(b"\x1b[?1049h")
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from keystroke.assist.debug.candidates import declared_outside
-from keystroke.assist.debug.check import check, concerns, read
+from keystroke.assist.debug.check import check, read
 from keystroke.assist.debug.diagnostic import Diagnostic, Fix, Level
+from keystroke.assist.debug.failure import Failure, Frame, Language
 from keystroke.assist.debug.knowledge import PACKAGES
 from keystroke.assist.debug.modules import Project
-from keystroke.assist.debug.report import Failure, Frame, Language
+from keystroke.assist.debug.places import place
 from keystroke.assist.debug.runtime_fixes import runtime_fixes
 from keystroke.text import apply_edits
 
@@ -34,13 +35,16 @@ class Repair:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """A failure with its place in the project: `path` is a workspace name, `line` counts from 1."""
+    """A failure with its place in the project: `path` is a workspace name, `line` and `column` count from 1
+    (0: not told), `code` is that line as it is written."""
 
     failure: Failure
     path: str = ""
     line: int = 0
     advice: str = ""
     repairs: tuple[Repair, ...] = ()
+    column: int = 0
+    code: str = ""
 
     @property
     def title(self) -> str:
@@ -52,14 +56,16 @@ def diagnose(failure: Failure, root: Path, cwd: Path, read_text: ReadText) -> Di
     """Locate a failure in the workspace at `root` and look for fixes. `cwd` is where the program ran;
     `read_text` reads workspace files and may refuse any."""
     for frame in reversed(failure.frames):
-        name = _inside(frame, root, cwd)
+        name = place(frame, root, cwd, search=failure.language is not Language.PYTHON)
         text = read_text(name) if name else None
         if name and text is not None:
             break
     else:
         return Diagnosis(failure, advice=_advice(failure))
-    if failure.language is not Language.PYTHON or not concerns(name):
-        return Diagnosis(failure, name, frame.line)
+    lines = text.splitlines()
+    code = lines[frame.line - 1].strip() if 0 < frame.line <= len(lines) else ""
+    if failure.language is not Language.PYTHON or failure.compiled:
+        return Diagnosis(failure, name, frame.line, column=frame.column, code=code)
     project = Project(root)
     repairs: list[Repair] = []
     for fix, proof in _proved(failure, frame, text, root / name, project):
@@ -68,24 +74,7 @@ def diagnose(failure: Failure, root: Path, cwd: Path, read_text: ReadText) -> Di
         if len(repairs) == 3:
             break
     repairs += _elsewhere(failure, root, cwd, read_text, project) if not repairs else []
-    return Diagnosis(failure, name, frame.line, _advice(failure), tuple(repairs[:3]))
-
-
-def _inside(frame: Frame, root: Path, cwd: Path) -> str | None:
-    """The workspace name of a frame's file; None for the interpreter's own and installed packages."""
-    if frame.path.startswith("<") or "\0" in frame.path:
-        return None
-    path = Path(frame.path)
-    try:
-        real = (path if path.is_absolute() else cwd / path).resolve()
-        name = real.relative_to(root.resolve())
-    except (ValueError, OSError, RuntimeError):
-        return None
-    if any(
-        part in ("site-packages", "dist-packages", "node_modules", ".venv", "venv") for part in name.parts
-    ):
-        return None
-    return name.as_posix()
+    return Diagnosis(failure, name, frame.line, _advice(failure), tuple(repairs[:3]), frame.column, code)
 
 
 def _proved(

@@ -1,168 +1,95 @@
 """What a program said when it failed: tracebacks and stack traces in its output, as values.
 
-Law: reads text, knows formats, touches no file. Python tracebacks (chained ones, syntax errors, pytest's own
-style) give the error and its frames; Node and Go give locations and the sentence.
+Law: reads text, knows formats through its parsers, touches no file. `failures` reads what is there;
+`Watch` hears a stream while it comes and tells each failure once, when it is complete.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, field
 
-_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-_]")
-_GROUP = re.compile(r"^\s+[|+](?: |$|-)")  # the margin that exception groups draw
-_HEAD = re.compile(r"^\s*(?:Exception Group )?Traceback \(most recent call last\):\s*$")
-_FRAME = re.compile(r'^\s*File "(?P<path>[^"\n]+)", line (?P<line>\d+)(?:, in (?P<name>.+))?\s*$')
-_ERROR = re.compile(
-    r"^(?P<kind>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Warning|Interrupt|Exit|Iteration|Group)?)"
-    r"(?::\s?(?P<message>.*))?$"
-)
-_PYTEST = re.compile(r"^(?P<path>[^\s:][^:\n]*\.py):(?P<line>\d+): (?P<kind>[A-Z]\w*)\s*$")
-_PYTEST_SAID = re.compile(r"^E\s{1,10}(?P<text>\S.*)$")
-_HINT = re.compile(r"\.? Did you (?:mean|forget to import)[: ]+(?:import )?'(?P<name>[\w.]+)'\??\s*$")
-_NODE_AT = re.compile(
-    r"^\s+at (?:(?P<name>.+?) \()?(?:file://)?(?P<path>[^():\n]+):(?P<line>\d+):(?P<column>\d+)\)?\s*$"
-)
-_NODE_SAID = re.compile(
-    r"^(?:Uncaught )?(?P<kind>[A-Z]\w*(?:Error|Exception)|Error)(?: \[\w+\])?: (?P<message>.*)$"
-)
-_GO_AT = re.compile(r"^\t(?P<path>\S+\.go):(?P<line>\d+)(?: \+0x[0-9a-f]+)?$")
-_GO_SAID = re.compile(r"^(?P<kind>panic|fatal error): (?P<message>.*)$")
-_GO_COMPILER = re.compile(r"^(?P<path>\S+\.go):(?P<line>\d+)(?::(?P<column>\d+))?: (?P<message>.+)$")
+from keystroke.assist.debug.failure import Failure, Frame, Language
+from keystroke.assist.debug.stack_traces import other_failures
+from keystroke.assist.debug.tracebacks import python_failures
 
+__all__ = ["Failure", "Frame", "Language", "Watch", "failures"]
 
-class Language(StrEnum):
-    PYTHON = "python"
-    NODE = "javascript"
-    GO = "go"
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """A place in a file; line counts from 1, as the program printed it. `column` likewise, 0 if not told."""
-
-    path: str
-    line: int
-    name: str = ""
-    column: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """One error with its frames, the innermost last. `hint` is the name the interpreter itself suggests."""
-
-    language: Language
-    kind: str
-    message: str
-    frames: tuple[Frame, ...]
-    hint: str = ""
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)|\x1b[@-_]")
+QUIET = 0.15  # seconds without output after which a failure is taken to be complete: chains come at once
+LATEST = 1.0  # seconds after which a stream that never rests is looked at all the same
+KEPT = 512 * 1024  # bytes that are looked at together
+_CONTEXT = 16 * 1024  # bytes kept before something that looks like a failure: its beginning may be there
+# One of these is in every format that is read; finding none costs next to nothing.
+_SIGNS = (b"Traceback (", b"rror", b"ERROR", b"xception", b"panic", b"\nE  ", b"_test.go:", b".go:")
 
 
 def failures(output: str, limit: int = 20) -> tuple[Failure, ...]:
     """Every failure in a program's output, in order, each once. Of a chain the last is what stopped it."""
-    lines = [line.rstrip("\r") for line in _ESCAPES.sub("", output).split("\n")]
-    found = _tracebacks([_GROUP.sub("", line) for line in lines])
-    told = {(item.kind, item.message) for item in found}
-    found += [item for item in _bare_syntax_errors(lines) if (item.kind, item.message) not in told]
-    found += _pytest(lines)
-    if not found:
-        found = [*_node(lines), *_go(lines)]
-    return tuple(dict.fromkeys(found))[-limit:]
+    return tuple(dict.fromkeys(item for _, item in _located(_lines(output))))[-limit:]
 
 
-def _tracebacks(lines: list[str]) -> list[Failure]:
-    found: list[Failure] = []
-    frames: list[Frame] | None = None  # those of the traceback being read
-    for line in lines:
-        if _HEAD.match(line):
-            frames = []
-        elif frames is None:
-            continue
-        elif frame := _FRAME.match(line):
-            frames.append(Frame(frame["path"], int(frame["line"]), frame["name"] or ""))
-        elif not line[:1].isspace() and line and frames:
-            if said := _ERROR.match(line):
-                found.append(_failure(said["kind"], said["message"] or "", frames))
-            frames = None
-    return found
+def _lines(output: str) -> list[str]:
+    return [line.rstrip("\r") for line in _ESCAPES.sub("", output).split("\n")]
 
 
-def _failure(kind: str, message: str, frames: list[Frame]) -> Failure:
-    hint = _HINT.search(message)
-    words = message[: hint.start()] if hint else message
-    name = hint["name"] if hint else ""
-    return Failure(Language.PYTHON, kind.rpartition(".")[2], words, tuple(frames), name)
+def _located(lines: list[str]) -> list[tuple[int, Failure]]:
+    return sorted([*python_failures(lines), *other_failures(lines)], key=lambda item: item[0])
 
 
-def _bare_syntax_errors(lines: list[str]) -> list[Failure]:
-    """A script that does not parse has no traceback: a place, the line, a caret and the error."""
-    found: list[Failure] = []
-    for index, line in enumerate(lines):
-        frame = _FRAME.match(line)
-        if frame is None or frame["name"]:
-            continue
-        for after in lines[index + 1 : index + 5]:
-            said = _ERROR.match(after)
-            if said and said["kind"] in ("SyntaxError", "IndentationError", "TabError"):
-                place = Frame(frame["path"], int(frame["line"]))
-                found.append(_failure(said["kind"], said["message"] or "", [place]))
-                break
-    return found
+@dataclass
+class _Stream:
+    data: bytearray = field(default_factory=bytearray)
+    since: float | None = None  # when something that looks like a failure was first heard
+    last: float = 0.0
 
 
-def _pytest(lines: list[str]) -> list[Failure]:
-    found: list[Failure] = []
-    said = ""
-    frames: list[Frame] = []
-    for line in lines:
-        if line.startswith(("____", "====")):
-            said, frames = "", []
-        elif text := _PYTEST_SAID.match(line):
-            said = said or text["text"]
-        elif place := _PYTEST.match(line):
-            frames.append(Frame(place["path"], int(place["line"])))
-            if said:
-                error = _ERROR.match(said)
-                own = error is not None and error["kind"].endswith(place["kind"])
-                message = (error["message"] or "") if own and error is not None else said
-                found.append(_failure(place["kind"], message, frames))
-                said, frames = "", []
-        elif between := re.match(r"^(?P<path>[^\s:][^:\n]*\.py):(?P<line>\d+): \s*$", line):
-            frames.append(Frame(between["path"], int(between["line"])))
-    return found
+class Watch:
+    """Hears the output of a program, stream by stream, and tells its failures as they become complete. Times
+    are the caller's clock, in seconds."""
 
+    def __init__(self) -> None:
+        self._streams: dict[int, _Stream] = {}
 
-def _node(lines: list[str]) -> list[Failure]:
-    found: list[Failure] = []
-    said: tuple[str, str] | None = None
-    frames: list[Frame] = []
-    for line in [*lines, ""]:
-        place = _NODE_AT.match(line)
-        if place and said:
-            frames.append(Frame(place["path"], int(place["line"]), place["name"] or "", int(place["column"])))
-            continue
-        if said and frames:
-            # Node tells the innermost frame first.
-            found.append(Failure(Language.NODE, *said, tuple(reversed(frames))))
-            said, frames = None, []
-        if error := _NODE_SAID.match(line):
-            said = (error["kind"], error["message"])
-    return found
+    def hear(self, stream: int, data: bytes, now: float) -> None:
+        heard = self._streams.setdefault(stream, _Stream())
+        start = max(0, len(heard.data) - 16)  # a sign may be cut in two
+        heard.data += data
+        heard.last = now
+        if heard.since is None:
+            if any(heard.data.find(sign, start) >= 0 for sign in _SIGNS):
+                heard.since = now
+            elif len(heard.data) > 4 * _CONTEXT:
+                del heard.data[:-_CONTEXT]
+        elif len(heard.data) > 2 * KEPT:
+            del heard.data[:-KEPT]
 
+    def due(self, now: float) -> float | None:
+        """In how many seconds `told` has something to look at; None while nothing looks like a failure."""
+        times = [
+            min(stream.last + QUIET, stream.since + LATEST)
+            for stream in self._streams.values()
+            if stream.since is not None
+        ]
+        return max(0.0, min(times) - now) if times else None
 
-def _go(lines: list[str]) -> list[Failure]:
-    found: list[Failure] = []
-    said: tuple[str, str] | None = None
-    frames: list[Frame] = []
-    for line in lines:
-        if error := _GO_SAID.match(line):
-            said = (error["kind"], error["message"])
-        elif (place := _GO_AT.match(line)) and said:
-            frames.append(Frame(place["path"], int(place["line"])))
-        elif wrong := _GO_COMPILER.match(line):
-            frame = Frame(wrong["path"], int(wrong["line"]), "", int(wrong["column"] or 0))
-            found.append(Failure(Language.GO, "compile error", wrong["message"], (frame,)))
-    if said and frames:
-        found.append(Failure(Language.GO, *said, tuple(reversed(frames))))
-    return found
+    def told(self, now: float, *, ended: bool = False) -> list[Failure]:
+        """The failures that are complete. `ended`: the program is gone and nothing more will come."""
+        found: list[Failure] = []
+        for stream in self._streams.values():
+            if stream.since is None:
+                continue
+            if ended or now >= stream.last + QUIET or now >= stream.since + LATEST:
+                found += self._looked_at(stream)
+        return found
+
+    def _looked_at(self, stream: _Stream) -> list[Failure]:
+        raw = bytes(stream.data).split(b"\n")
+        found = _located(_lines(b"\n".join(raw).decode("utf-8", "replace")))
+        if found:
+            last = max(at for at, _ in found)
+            stream.data = bytearray(b"\n".join(raw[last + 1 :]))
+        if len(stream.data) > _CONTEXT:
+            del stream.data[:-_CONTEXT]
+        stream.since = None
+        return list(dict.fromkeys(item for _, item in found))

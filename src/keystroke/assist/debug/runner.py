@@ -1,4 +1,4 @@
-"""A command run as if we were not there: its output passes through untouched, and its end is kept to read.
+"""A command run as if we were not there: its output passes through untouched, and a listener hears it.
 
 Law: no byte is added, dropped or held back. Where our own output is a terminal the command gets one too, with
 its size, its signals and its job control. How it ended is told exactly, a signal as a signal.
@@ -21,12 +21,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 from keystroke.errors import InputError, NotFound
 
-KEPT = 512 * 1024  # bytes of output kept; a traceback stands near the end
+KEPT = 512 * 1024  # bytes of a check's output that are kept; what matters stands near its end
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_GLANCE = 0.2  # seconds between two looks at whether the command is gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,29 +39,37 @@ class Ended:
     timed_out: bool = False
 
 
-class Tail:
-    """The last bytes of a stream."""
+class Listener(Protocol):
+    """Who hears what a command prints while it runs. Every call comes from the thread that runs it, and must
+    return quickly: meanwhile the command's output waits."""
 
-    def __init__(self, size: int = KEPT) -> None:
-        self._size = size
-        self._data = bytearray()
+    def heard(self, stream: int, data: bytes) -> None:
+        """`data` was written to our stream 1 or 2."""
 
-    def add(self, data: bytes) -> None:
-        self._data += data
-        if len(self._data) > 2 * self._size:
-            del self._data[: len(self._data) - self._size]
+    def wait(self) -> float | None:
+        """In how many seconds `turn` is wanted; None if there is no hurry."""
 
-    def text(self) -> str:
-        return bytes(self._data[-self._size :]).decode("utf-8", "replace")
+    def turn(self) -> None:
+        """Something passed, or the time is over."""
 
 
-def run_command(command: Sequence[str], cwd: Path | None = None) -> Ended:
-    """Run a command in the foreground, its input and output ours."""
-    terminals = [fd for fd in (1, 2) if os.isatty(fd)]
+class Deaf:
+    """A listener that wants nothing."""
+
+    def heard(self, stream: int, data: bytes) -> None:
+        pass
+
+    def wait(self) -> float | None:
+        return None
+
+    def turn(self) -> None:
+        pass
+
+
+def run_command(command: Sequence[str], cwd: Path | None = None, listener: Listener | None = None) -> int:
+    """Run a command in the foreground, its input and output ours. Its code as `subprocess` tells it."""
     try:
-        if terminals and os.isatty(0):
-            return _on_terminal(command, terminals, cwd)
-        return _through_pipes(command, cwd)
+        return _Foreground(listener or Deaf()).run(command, cwd)
     except FileNotFoundError:
         if cwd is not None and not cwd.is_dir():
             raise NotFound(f"the folder {cwd} does not exist; run the command where it does") from None
@@ -73,121 +82,118 @@ def run_command(command: Sequence[str], cwd: Path | None = None) -> Ended:
         raise InputError(f"{command[0]} cannot be run: {error.strerror}") from None
 
 
-def _through_pipes(command: Sequence[str], cwd: Path | None) -> Ended:
-    child = subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert child.stdout is not None
-    assert child.stderr is not None
-    tail = Tail()
-    routes = {child.stdout.fileno(): 1, child.stderr.fileno(): 2}
-    with child, _signals(child.pid, shared=True):
-        while routes:
-            ready, _, _ = select.select(list(routes), [], [])
+class _Foreground:
+    """A command and the ways its bytes take. Each of our outputs that is a terminal is one for the command
+    too; the others are pipes. Keys go to the command's terminal if they come from ours; any other input it
+    reads itself."""
+
+    def __init__(self, listener: Listener) -> None:
+        self.listener = listener
+        self.terminals = [fd for fd in (1, 2) if os.isatty(fd)]
+        self.own = bool(self.terminals) and os.isatty(0)  # the command gets a session of its own
+        self.routes: dict[int, int] = {}  # what we read -> where it goes
+        self.main = -1
+
+    def run(self, command: Sequence[str], cwd: Path | None) -> int:
+        given: list[int] = []  # the command's ends
+        try:
+            streams = self._open(given)
+            child = subprocess.Popen(
+                command,
+                cwd=cwd,
+                stdin=streams.pop(0, None) if self.own else None,
+                stdout=streams[1],
+                stderr=streams[2],
+                start_new_session=self.own,
+                preexec_fn=_own_terminal if self.own else None,
+            )
+            while given:
+                os.close(given.pop())
+            alone = contextlib.nullcontext()
+            resized = _resized(self.main, None if self.own else child.pid) if self.main >= 0 else alone
+            with _signals(child.pid, shared=not self.own), resized, _raw(0) if self.own else alone:
+                return self._ferry(child)
+        finally:
+            for fd in (*given, *self.routes):
+                os.close(fd)
+
+    def _open(self, given: list[int]) -> dict[int, int]:
+        streams: dict[int, int] = {}
+        if self.terminals:
+            self.main, side = pty.openpty()
+            self.routes[self.main] = self.terminals[0]
+            given.append(side)
+            streams |= dict.fromkeys((*self.terminals, *([0] if self.own else [])), side)
+            with contextlib.suppress(termios.error):
+                like = termios.tcgetattr(self.terminals[0])
+                if not self.own:
+                    like[1] &= ~termios.OPOST  # our own terminal ends the lines
+                termios.tcsetattr(side, termios.TCSANOW, like)
+            _copy_size(self.main)
+        for fd in (1, 2):
+            if fd not in streams:
+                read, streams[fd] = os.pipe()
+                self.routes[read] = fd
+                given.append(streams[fd])
+        return streams
+
+    def _ferry(self, child: subprocess.Popen[bytes]) -> int:
+        """Carry bytes until the command is gone and all it wrote was read."""
+        keys = [0] if self.own else []
+        while self.routes:
+            wait = self.listener.wait()
+            ready, _, _ = select.select([*self.routes, *keys], [], [], min(_GLANCE, wait or _GLANCE))
             for source in ready:
-                data = os.read(source, 65536)
-                if not data:
-                    del routes[source]
+                if source == 0:
+                    typed = os.read(0, 65536)
+                    if typed:
+                        _write(self.main, typed)
+                    else:
+                        keys.clear()
                     continue
-                tail.add(data)
-                _write(routes[source], data)
-        return Ended(child.wait(), tail.text())
+                data = _read(source)
+                if data:
+                    self.listener.heard(self.routes[source], data)
+                # Where nobody reads any more the command shall notice, as if it had written there itself.
+                if not data or not _write(self.routes[source], data):
+                    del self.routes[source]
+                    os.close(source)
+            self.listener.turn()
+            if not ready and (ended := self._state(child)) is not None:
+                return ended
+        return child.wait()
 
-
-def _on_terminal(command: Sequence[str], terminals: list[int], cwd: Path | None) -> Ended:
-    """The command on a terminal of its own; an output that is not one of ours stays where it leads."""
-    main, side = pty.openpty()
-    pipe = os.pipe() if len(terminals) == 1 else None
-    streams: dict[str, Any] = {"stdout": side, "stderr": side}
-    if pipe is not None:
-        streams["stderr" if terminals == [1] else "stdout"] = pipe[1]
-    with contextlib.suppress(termios.error):
-        termios.tcsetattr(side, termios.TCSANOW, termios.tcgetattr(0))
-    _copy_size(main)
-    try:
-        child = subprocess.Popen(
-            command, cwd=cwd, stdin=side, start_new_session=True, preexec_fn=_own_terminal, **streams
-        )
-    except OSError:
-        for fd in (main, side, *(pipe or ())):
-            os.close(fd)
-        raise
-    os.close(side)
-    if pipe is not None:
-        os.close(pipe[1])
-    other = 3 - terminals[0]
-    tail = Tail()
-    try:
-        with _signals(child.pid, shared=False), _resized(main), _raw(0):
-            code = _ferry(child, main, pipe[0] if pipe else None, terminals[0], other, tail)
-    finally:
-        os.close(main)
-        if pipe is not None:
-            os.close(pipe[0])
-    return Ended(code, tail.text())
+    def _state(self, child: subprocess.Popen[bytes]) -> int | None:
+        """The exit code of a command that is gone, though something it left behind may hold its streams. One
+        with a terminal of its own that stopped itself (Ctrl-Z) stops us with it, and goes on with us."""
+        if not self.own:
+            return child.poll()
+        try:
+            pid, status = os.waitpid(child.pid, os.WNOHANG | os.WUNTRACED)
+        except ChildProcessError:
+            return child.wait()
+        if not pid:
+            return None
+        if os.WIFSTOPPED(status):
+            with _cooked(0):
+                os.kill(os.getpid(), signal.SIGSTOP)
+            os.killpg(child.pid, signal.SIGCONT)
+            return None
+        child.returncode = os.waitstatus_to_exitcode(status)
+        return child.returncode
 
 
 def _own_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
-def _ferry(
-    child: subprocess.Popen[bytes], main: int, pipe: int | None, screen: int, other: int, tail: Tail
-) -> int:
-    """Carry bytes between our terminal and the command's until it is gone and all it wrote was read."""
-    sources = [main, 0] + ([pipe] if pipe is not None else [])
-    while True:
-        ready, _, _ = select.select(sources, [], [], 0.2)
-        if 0 in ready:
-            typed = os.read(0, 65536)
-            if typed:
-                _write(main, typed)
-            else:
-                sources.remove(0)
-        if pipe is not None and pipe in ready:
-            data = os.read(pipe, 65536)
-            if data:
-                tail.add(data)
-                _write(other, data)
-            else:
-                sources.remove(pipe)
-        if main in ready:
-            try:
-                data = os.read(main, 65536)
-            except OSError as error:
-                if error.errno != errno.EIO:
-                    raise
-                data = b""  # the last writer closed the terminal
-            if not data:
-                if pipe is not None and pipe in sources:
-                    _drain(pipe, other, tail)
-                return child.wait()
-            tail.add(data)
-            _write(screen, data)
-        if not ready and (ended := _state(child)) is not None:
-            return ended
-
-
-def _drain(source: int, target: int, tail: Tail) -> None:
-    while data := os.read(source, 65536):
-        tail.add(data)
-        _write(target, data)
-
-
-def _state(child: subprocess.Popen[bytes]) -> int | None:
-    """The exit code of a command that is gone, though something it left behind may hold its terminal. One
-    that stopped itself (Ctrl-Z) stops us with it, and goes on with us."""
+def _read(source: int) -> bytes:
     try:
-        pid, status = os.waitpid(child.pid, os.WNOHANG | os.WUNTRACED)
-    except ChildProcessError:
-        return child.wait()
-    if not pid:
-        return None
-    if os.WIFSTOPPED(status):
-        with _cooked(0):
-            os.kill(os.getpid(), signal.SIGSTOP)
-        os.killpg(child.pid, signal.SIGCONT)
-        return None
-    child.returncode = os.waitstatus_to_exitcode(status)
-    return child.returncode
+        return os.read(source, 65536)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return b""  # the last writer closed the terminal
 
 
 _before: list[Any] = []
@@ -218,14 +224,23 @@ def _cooked(fd: int) -> Iterator[None]:
 
 
 def _copy_size(main: int) -> None:
+    ours = next((fd for fd in (0, 1, 2) if os.isatty(fd)), 0)
     with contextlib.suppress(OSError):
-        size = fcntl.ioctl(0, termios.TIOCGWINSZ, struct.pack("HHHH", 0, 0, 0, 0))
+        size = fcntl.ioctl(ours, termios.TIOCGWINSZ, struct.pack("HHHH", 0, 0, 0, 0))
         fcntl.ioctl(main, termios.TIOCSWINSZ, size)
 
 
 @contextlib.contextmanager
-def _resized(main: int) -> Iterator[None]:
-    before = signal.signal(signal.SIGWINCH, lambda *_: _copy_size(main))
+def _resized(main: int, pid: int | None) -> Iterator[None]:
+    """Its terminal changes with ours. `pid`: a command whose session is ours is not told by the system."""
+
+    def changed(number: int, _frame: FrameType | None) -> None:
+        _copy_size(main)
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    before = signal.signal(signal.SIGWINCH, changed)
     try:
         yield
     finally:
@@ -268,15 +283,16 @@ def _in_foreground() -> bool:
         os.close(terminal)
 
 
-def _write(fd: int, data: bytes) -> None:
-    """All of it; a reader that went away is the command's business, not ours."""
+def _write(fd: int, data: bytes) -> bool:
+    """All of it; False where the reader went away."""
     while data:
         try:
             data = data[os.write(fd, data) :]
         except BlockingIOError:
             select.select([], [fd], [])
         except OSError:
-            return
+            return False
+    return True
 
 
 def run_quietly(command: str | Sequence[str], cwd: Path, seconds: float) -> Ended:

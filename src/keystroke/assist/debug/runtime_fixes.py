@@ -14,9 +14,9 @@ from pathlib import Path
 
 from keystroke.assist.debug.candidates import candidates
 from keystroke.assist.debug.diagnostic import Diagnostic, Fix, Level
+from keystroke.assist.debug.failure import Failure
 from keystroke.assist.debug.knowledge import FOREIGN_METHODS
 from keystroke.assist.debug.modules import Project, parsed
-from keystroke.assist.debug.report import Failure
 from keystroke.assist.debug.scope import Classes, Source, nearest, own_members
 from keystroke.text import Document, Edit
 

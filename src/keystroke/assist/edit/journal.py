@@ -1,8 +1,9 @@
 """The undo journal: what each applied edit replaced, kept under the user's state folder.
 
 Law: an entry is written before the files are, and holds inverse edits with the digests of both sides. Undo
-takes back the newest entry, whole or not at all, and only while every file is still as the edit left it.
-Entries hold source text, so only the user may read them.
+takes back the newest entry, whole or not at all, and only while every file is still as the edit left it. An
+edit whose process died in the middle is known by its open mark, and `recover` takes it back. Entries hold
+source text, so only the user may read them.
 """
 
 from __future__ import annotations
@@ -48,25 +49,83 @@ class Journal:
         self._workspace = workspace
         self._folder = state / "undo" / digest(os.fsencode(workspace.root))[:16]
 
-    def record(self, instruction: str, files: Sequence[Inverse]) -> Entry:
-        """Write an entry, durable before it returns."""
+    @contextlib.contextmanager
+    def recording(self, instruction: str, files: Sequence[Inverse]) -> Iterator[Entry]:
+        """An entry, and a mark that its edit is under way for as long as this is open. An edit that fails is
+        forgotten, unless a file could not be restored: then undo still can."""
         now = time.time_ns()
         entry = Entry(f"{now:020d}", now / 1e9, instruction, str(self._workspace.root), tuple(files))
-        path = self._path(entry.id)
+        mark = self._mark(entry.id)
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            handle = os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except OSError as error:
+            raise InputError(
+                f"the undo journal {mark} cannot be written: {error.strerror}; nothing was changed"
+            ) from None
+        try:
+            _lock(handle)
+            self._record(entry)
+            try:
+                yield entry
+            except BaseException:
+                self.settle(entry)
+                raise
+        finally:
+            with contextlib.suppress(OSError):
+                mark.unlink()
+            os.close(handle)
+
+    def recover(self) -> list[str]:
+        """Take back what edits left whose process died in the middle. One sentence for each."""
+        said = []
+        for mark in sorted(self._folder.glob("*.open")):
+            try:
+                handle = os.open(mark, os.O_RDWR)
+            except OSError:
+                continue
+            try:
+                if _lock(handle, wait=False):  # else its process lives
+                    said += self._recovered(mark.stem)
+                    mark.unlink(missing_ok=True)
+            except (OSError, KeystrokeError) as error:
+                mark.unlink(missing_ok=True)  # said once; the entry stays
+                said.append(f"an edit was interrupted and cannot be taken back: {error}")
+            finally:
+                os.close(handle)
+        return said
+
+    def _recovered(self, entry_id: str) -> list[str]:
+        self._path(entry_id).with_suffix(".part").unlink(missing_ok=True)
+        if not self._path(entry_id).exists():
+            return []  # it had not begun
+        entry = self._load(entry_id)
+        self._workspace.clear([inverse.path for inverse in entry.files], entry.id)
+        now = [self._digest(inverse.path) for inverse in entry.files]
+        if all(have == inverse.after for have, inverse in zip(now, entry.files, strict=True)):
+            return []  # it was all done but for its mark
+        if any(have != inverse.before for have, inverse in zip(now, entry.files, strict=True)):
+            self.take_back(entry)
+            return [f"an edit that was interrupted was taken back: {entry.instruction[:100]}"]
+        self.forget(entry.id)
+        return []
+
+    def _record(self, entry: Entry) -> None:
+        """Write an entry, whole and durable before it returns."""
+        path, part = self._path(entry.id), self._path(entry.id).with_suffix(".part")
+        try:
+            handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(handle, "wb") as file:
                 file.write(msgspec.json.encode(entry))
                 file.flush()
                 os.fsync(file.fileno())
+            os.replace(part, path)
         except OSError as error:
             raise InputError(
                 f"the undo journal {path} cannot be written: {error.strerror}; nothing was changed"
             ) from None
         for old in self._ids()[KEPT:]:
             self.forget(old)
-        return entry
 
     def forget(self, entry_id: str) -> None:
         with contextlib.suppress(OSError):
@@ -86,14 +145,18 @@ class Journal:
         """Take the newest edit back and forget it. NotFound if there is none; InputError if a file changed
         since: then nothing is touched."""
         for entry in self.entries():
-            writes = [write for inverse in entry.files if (write := self._taken_back(inverse)) is not None]
-            if writes:
-                self._workspace.write(writes)
-            self.forget(entry.id)
-            if writes:
+            if self.take_back(entry):
                 return entry
             # All files are as before: the edit never got past its entry. Go on to the one before.
         raise NotFound("there is nothing to undo in this workspace")
+
+    def take_back(self, entry: Entry) -> bool:
+        """Take one edit back, whole or not at all, and forget it. Whether there was anything to take back."""
+        writes = [write for inverse in entry.files if (write := self._taken_back(inverse)) is not None]
+        if writes:
+            self._workspace.write(writes, entry.id)
+        self.forget(entry.id)
+        return bool(writes)
 
     def _taken_back(self, inverse: Inverse) -> Write | None:
         path = inverse.path
@@ -123,6 +186,9 @@ class Journal:
     def _path(self, entry_id: str) -> Path:
         return self._folder / f"{entry_id}.json"
 
+    def _mark(self, entry_id: str) -> Path:
+        return self._folder / f"{entry_id}.open"
+
     def _ids(self) -> list[str]:
         return sorted((path.stem for path in self._folder.glob("*.json")), reverse=True)
 
@@ -132,3 +198,16 @@ class Journal:
             return msgspec.json.decode(path.read_bytes(), type=Entry)
         except (OSError, msgspec.MsgspecError) as error:
             raise InputError(f"the undo entry {path} cannot be read ({error}); delete it to go on") from None
+
+
+def _lock(handle: int, *, wait: bool = True) -> bool:
+    """Hold a file until it is closed, which the system does for a process that dies."""
+    try:
+        import fcntl
+    except ImportError:  # elsewhere a mark is taken to be of a dead process
+        return True
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

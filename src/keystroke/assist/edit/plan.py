@@ -98,13 +98,11 @@ class EditPlan:
         if self.failures:
             first = self.failures[0]
             raise InputError(f"nothing was changed: {first.path or 'the answer'}: {first.message}")
-        entry = journal.record(self.instruction, self._inverses()) if journal else None
-        try:
+        if journal is None:
             self.workspace.write(self._writes)
-        except BaseException:
-            if journal and entry:
-                journal.settle(entry)
-            raise
+            return None
+        with journal.recording(self.instruction, self._inverses()) as entry:
+            self.workspace.write(self._writes, entry.id)
         return entry
 
     def _inverses(self) -> list[Inverse]:

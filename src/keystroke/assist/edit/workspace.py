@@ -11,14 +11,15 @@ import contextlib
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 
 from keystroke.assist.edit.fileio import Decoded, decode, digest
-from keystroke.errors import Forbidden, InputError, NotFound
+from keystroke.errors import Forbidden, InputError, KeystrokeError, NotFound
 
+_ENDING = ".keystroke"
 MAX_BYTES = 8 << 20  # larger files are data; no model edits them and no person reads the diff
 
 
@@ -110,9 +111,10 @@ class Workspace:
         except OSError as error:
             raise InputError(f"{path} cannot be read: {error.strerror}; check its permissions") from None
 
-    def write(self, writes: Sequence[Write]) -> None:
+    def write(self, writes: Sequence[Write], tag: str = "edit") -> None:
         """Make all writes or none. Every new content lies complete on disk beside its target before the first
-        file is replaced; if a replacement fails, those already made are taken back."""
+        file is replaced; if a replacement fails, those already made are taken back. `tag` marks the files
+        beside: `clear` removes what a process that died left of them."""
         targets = {write.path: self.locate(write.path) for write in writes}
         if len(set(targets.values())) < len(writes):
             raise InputError("two of the files to write are the same file under two names; name it once")
@@ -123,7 +125,7 @@ class Workspace:
         }
         with contextlib.ExitStack() as cleanup:
             staged = {
-                write.path: self._staged(targets[write.path], write.data, modes[write.path], cleanup)
+                write.path: self._staged(targets[write.path], write.data, modes[write.path], cleanup, tag)
                 for write in writes
                 if write.data is not None
             }
@@ -136,7 +138,9 @@ class Workspace:
                     _put(targets[write.path], staged.get(write.path))
             except BaseException as error:
                 lost = [
-                    path for path in done if not self._taken_back(targets[path], before[path], modes[path])
+                    path
+                    for path in done
+                    if not self._taken_back(targets[path], before[path], modes[path], tag)
                 ]
                 state = (
                     f"{', '.join(lost)} could not be restored, undo it later"
@@ -160,9 +164,21 @@ class Workspace:
             raise Forbidden(f"{write.path} is read-only; make it writable first")
         return data
 
-    def _staged(self, target: Path, data: bytes, mode: int | None, cleanup: contextlib.ExitStack) -> Path:
+    def clear(self, paths: Iterable[str], tag: str) -> None:
+        """Remove what a write of these files under this tag left beside them."""
+        for path in paths:
+            with contextlib.suppress(OSError, KeystrokeError):
+                target = self.locate(path)
+                head = _beside(target, tag)
+                for name in os.listdir(target.parent):
+                    if name.startswith(head) and name.endswith(_ENDING):
+                        (target.parent / name).unlink()
+
+    def _staged(
+        self, target: Path, data: bytes, mode: int | None, cleanup: contextlib.ExitStack, tag: str
+    ) -> Path:
         """The new content under a name of its own in the target's folder, with the target's mode, on disk."""
-        name = target.with_name(f".{target.name[:80]}.{secrets.token_hex(6)}.keystroke")
+        name = target.with_name(f"{_beside(target, tag)}{secrets.token_hex(6)}{_ENDING}")
         try:
             for folder in _missing_folders(target.parent):
                 folder.mkdir()
@@ -185,17 +201,22 @@ class Workspace:
             raise InputError(f"{target} cannot be written: {error.strerror}; no file was changed") from None
         return name
 
-    def _taken_back(self, target: Path, data: bytes | None, mode: int | None) -> bool:
+    def _taken_back(self, target: Path, data: bytes | None, mode: int | None, tag: str) -> bool:
         """Restore what was replaced; False where the failing disk does not even let us do that."""
         try:
             with contextlib.ExitStack() as cleanup:
                 if data is None:
                     target.unlink(missing_ok=True)
                 elif not target.exists() or target.read_bytes() != data:
-                    _put(target, self._staged(target, data, mode, cleanup))
+                    _put(target, self._staged(target, data, mode, cleanup, tag))
         except (OSError, InputError):
             return False
         return True
+
+
+def _beside(target: Path, tag: str) -> str:
+    """How the names of files made beside a target begin; short enough for every file system."""
+    return f".{target.name.encode()[:100].decode(errors='ignore')}.{tag}."
 
 
 def _mode(path: Path) -> int:

@@ -31,7 +31,10 @@ def workspace_root(start: Path | None = None) -> Path:
 def open_workspace(run: Invocation) -> tuple[Workspace, Journal]:
     settings = run.settings
     workspace = Workspace(workspace_root(), exclude=settings.assist.exclude)
-    return workspace, Journal(settings.paths.state, workspace)
+    journal = Journal(settings.paths.state, workspace)
+    for said in journal.recover():
+        run.console.note(said)
+    return workspace, journal
 
 
 def plan_edits(

@@ -7,6 +7,7 @@ is run only when --check names it, within a time limit; if it fails the edit is 
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,12 +15,10 @@ import typer
 
 from keystroke.clients.cli import options
 from keystroke.clients.cli.invocation import Invocation, of
-from keystroke.errors import InputError, KeystrokeError, UsageError
+from keystroke.errors import InputError, KeystrokeError, NotFound, UsageError
 
 if TYPE_CHECKING:
-    from keystroke.assist.edit import EditPlan, Journal, Region, Workspace
-
-FAILED = 1
+    from keystroke.assist.edit import EditPlan, Entry, Journal, Region, Workspace
 
 
 def edit(
@@ -67,10 +66,10 @@ def edit(
     applied = False
     verdict = None
     if not dry_run and agreed("Apply this?", yes=yes):
-        plan.apply(journal)
+        entry = plan.apply(journal)
         applied = True
-        if check:
-            verdict = _verdict(run, journal, check, check_seconds, workspace.root)
+        if check and entry is not None:
+            verdict = _verdict(run, journal, entry, check, check_seconds, workspace.root)
             applied = verdict is None
         if applied and not as_json:
             for line in plan.summary():
@@ -154,7 +153,9 @@ def _patched(workspace: Workspace, patch: str, files: list[str]) -> EditPlan:
     return plan_patch(workspace, text)
 
 
-def _verdict(run: Invocation, journal: Journal, command: str, seconds: float, root: Path) -> str | None:
+def _verdict(
+    run: Invocation, journal: Journal, entry: Entry, command: str, seconds: float, root: Path
+) -> str | None:
     """Run the user's check. None if it passed; else the edit is taken back, and the sentence says so."""
     from keystroke.assist.debug.runner import run_quietly
 
@@ -162,7 +163,7 @@ def _verdict(run: Invocation, journal: Journal, command: str, seconds: float, ro
     try:
         ended = run_quietly(command, root, seconds)
     except BaseException:
-        journal.undo()
+        journal.take_back(entry)
         raise
     if ended.code == 0:
         run.console.note("the check passed")
@@ -171,21 +172,49 @@ def _verdict(run: Invocation, journal: Journal, command: str, seconds: float, ro
     for line in ended.output.splitlines()[-20:]:
         run.console.note(f"  {line}")
     try:
-        journal.undo()
+        journal.take_back(entry)
     except KeystrokeError as error:
         return f"the check {why}, and the edit could not be taken back: {error}"
     return f"the check {why}; the edit was taken back"
 
 
-def undo(ctx: typer.Context, json: options.Json = False) -> None:
+def undo(
+    ctx: typer.Context,
+    steps: Annotated[int, typer.Option("--steps", "-n", min=1, help="Take back this many edits.")] = 1,
+    listed: Annotated[bool, typer.Option("--list", help="List the edits that can be taken back.")] = False,
+    json: options.Json = False,
+) -> None:
     from keystroke.clients.cli.changes import open_workspace
 
     run = of(ctx)
+    as_json = run.wants_json(json)
     _, journal = open_workspace(run)
-    entry = journal.undo()
-    if run.wants_json(json):
-        run.console.json({"undone": entry.instruction, "files": [item.path for item in entry.files]})
+    if listed:
+        entries = list(journal.entries())
+        if not entries:
+            run.console.note("there is nothing to undo in this workspace")
+        for entry in entries:
+            _tell(run, entry, as_json=as_json)
         return
-    run.console.line(f"undone: {entry.instruction}")
-    for item in entry.files:
-        run.console.note(item.path)
+    for step in range(steps):
+        try:
+            entry = journal.undo()
+        except NotFound:
+            if not step:
+                raise
+            run.console.note(f"there were only {step} edits to undo")
+            return
+        _tell(run, entry, as_json=as_json, undone=True)
+
+
+def _tell(run: Invocation, entry: Entry, *, as_json: bool, undone: bool = False) -> None:
+    files = [item.path for item in entry.files]
+    if as_json:
+        run.console.json({"undone" if undone else "edit": entry.instruction, "files": files})
+    elif undone:
+        run.console.line(f"undone: {entry.instruction}")
+        for path in files:
+            run.console.note(path)
+    else:
+        made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.time))
+        run.console.line(f"{made}  {entry.instruction}  ({', '.join(files)})")

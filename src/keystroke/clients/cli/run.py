@@ -1,7 +1,8 @@
-"""`keystroke run -- COMMAND`: a program as ever, and when it fails, where and what to do.
+"""`keystroke run -- COMMAND`: a program as ever, and when something in it fails, where and what to do.
 
-Law: the command's output, exit code and signals are its own; what we have to say comes afterwards, on
-standard error. A fix is written only when the user agrees (a key, or --fix); --verify runs the command again.
+Law: the command's output, exit code and signals are its own. A failure is told while the command still runs,
+between two lines of it, on standard error. A fix is written only after it ended and when the user agrees (a
+key, or --fix); --verify runs the command again.
 """
 
 from __future__ import annotations
@@ -10,25 +11,29 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from keystroke.clients.cli import options
+from keystroke.clients.cli.console import DIM, PLAIN, colourful
 from keystroke.clients.cli.invocation import Invocation, of
 from keystroke.errors import KeystrokeError, UsageError
 
 if TYPE_CHECKING:
     from keystroke.assist.debug.diagnose import Diagnosis, Repair
-    from keystroke.assist.edit import Journal, Workspace
+    from keystroke.assist.debug.failure import Failure
+    from keystroke.assist.edit import Entry, Journal, Workspace
 
-_SHOWN = 3  # failures of one run that are worked on; the last ones are the ones that count
+_OFFERED = 3  # failures of one run that fixes are offered for; the last ones are the ones that count
 
 
 def run(
     ctx: typer.Context,
     command: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND...", help="The command.")] = None,
-    fix: Annotated[bool, typer.Option("--fix", help="Apply the best fix without asking.")] = False,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Apply the best fix without asking, when the command has ended.")
+    ] = False,
     verify: Annotated[
         bool, typer.Option("--verify", help="Run the command again with the fix; keep it only if it helped.")
     ] = False,
@@ -40,23 +45,21 @@ def run(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    from keystroke.assist.debug.report import failures
     from keystroke.assist.debug.runner import run_command
+    from keystroke.clients.cli.live_run import LiveRun
 
     invocation = of(ctx)
     if not command:
         raise UsageError("name the command to run, after --, for example: keystroke run -- python app.py")
-    ended = run_command(command)
-    found = failures(ended.output)[-_SHOWN:]
-    if found and ended.code != -signal.SIGINT:
-        work = Bench(invocation, model, as_json=invocation.wants_json(json))
-        fixed = False
-        for failure in found[::-1]:
-            diagnosis = work.diagnose(failure)
-            if diagnosis is None or fixed:
-                continue
-            fixed = work.offer(diagnosis, command if verify else None, seconds, fix=fix)
-    _leave(ended.code)
+    work = Bench(invocation, model, as_json=invocation.wants_json(json))
+    live = LiveRun(work.diagnose, work.say)
+    code = run_command(command, listener=live)
+    found = live.finish()
+    if code != -signal.SIGINT:
+        for diagnosis in found[: -_OFFERED - 1 : -1]:
+            if work.offer(diagnosis, command if verify else None, seconds, fix=fix):
+                break
+    _leave(code)
 
 
 def _leave(code: int) -> None:
@@ -79,28 +82,36 @@ class Bench:
     """Where a failure is looked at: its workspace, its fixes, the talk about them."""
 
     def __init__(self, invocation: Invocation, model: str | None, *, as_json: bool) -> None:
-        from keystroke.clients.cli.changes import open_workspace
-
         self.invocation, self.model, self.as_json = invocation, model, as_json
         self.texts: dict[str, str] = {}  # as they were when they were looked at
-        self.workspace: Workspace
-        self.journal: Journal
-        self.workspace, self.journal = open_workspace(invocation)
+        self._opened: tuple[Workspace, Journal] | None = None
+        self._hinted = False
 
-    def diagnose(self, failure: Any) -> Diagnosis | None:
+    def _open(self) -> tuple[Workspace, Journal]:
+        """When something failed, and not before: a command that goes well pays nothing."""
+        from keystroke.clients.cli.changes import open_workspace
+
+        if self._opened is None:
+            self._opened = open_workspace(self.invocation)
+        return self._opened
+
+    @property
+    def workspace(self) -> Workspace:
+        return self._open()[0]
+
+    @property
+    def journal(self) -> Journal:
+        return self._open()[1]
+
+    def diagnose(self, failure: Failure) -> Diagnosis | None:
         """The failure placed in the workspace. None where nothing can be said beyond what was printed."""
         from keystroke.assist.debug.diagnose import diagnose
 
-        found = diagnose(failure, self.workspace.root, Path.cwd(), self._text)
-        if not found.path and not found.advice:
+        try:
+            found = diagnose(failure, self.workspace.root, Path.cwd(), self._text)
+        except KeystrokeError:
             return None
-        if not found.repairs and found.path:
-            found = self._by_model(found)
-        if self.as_json:
-            self._say_json(found)
-        else:
-            self._say(found)
-        return found
+        return found if found.path or found.advice else None
 
     def _text(self, path: str) -> str | None:
         try:
@@ -116,36 +127,55 @@ class Bench:
         from keystroke.assist.debug.model_fix import model_repair
         from keystroke.assist.rules import project_rules
         from keystroke.clients.cli.interruption import interruptible
-        from keystroke.clients.cli.writers import deep_model, open_writer
+        from keystroke.clients.cli.writers import HOW, deep_model, open_writer
 
+        note = self.invocation.console.note
         name = self.model or deep_model(self.invocation.settings)
         text = self._text(found.path)
-        if name is None or text is None:
+        if text is None:
+            return found
+        if name is None:
+            if not self.as_json and not self._hinted:
+                note(f"  no rule mends this; for a model's attempt, {HOW}")
+            self._hinted = True
             return found
         rules = project_rules(self.workspace.root / found.path, self.workspace.root).header()
         try:
             with interruptible() as interrupt, open_writer(name, self.invocation, interrupt) as writer:
                 repair = model_repair(found, text, self.workspace.root, writer, rules)
         except KeystrokeError as error:
-            self.invocation.console.note(f"the model could not help: {error}")
+            note(f"the model could not help: {error}")
             return found
-        return dataclasses.replace(found, repairs=(repair,)) if repair is not None else found
+        if repair is None:
+            return found
+        found = dataclasses.replace(found, repairs=(repair,))
+        if self.as_json:
+            sys.stderr.write(f"{self._record(found)}\n")
+        else:
+            note(f"  1. {repair.fix.title} ({repair.path}, proved by {repair.proof})")
+        return found
 
-    def _say(self, found: Diagnosis) -> None:
-        note = self.invocation.console.note
-        place = f"{found.path}:{found.line}: " if found.path else ""
-        note(f"\nkeystroke: {place}{found.title}")
+    def say(self, found: Diagnosis) -> str:
+        """What is told about a failure: lines for a person, or one line of JSON. Empty with --quiet."""
+        if self.as_json:
+            return self._record(found)
+        if self.invocation.quiet:
+            return ""
+        where = ""
+        if found.path:
+            shown = os.path.relpath(self.workspace.root / found.path)  # a terminal makes it a link
+            where = f"{shown}:{found.line}:{f'{found.column}:' if found.column else ''} "
+        lines = ["", f"keystroke: {where}{found.title}"]
+        if found.code:
+            lines.append(f"  {found.line:5} | {found.code[:200]}")
         if found.advice:
-            note(f"  {found.advice}")
+            lines.append(f"  {found.advice}")
         for number, repair in enumerate(found.repairs, 1):
-            note(f"  {number}. {repair.fix.title} ({repair.path}, proved by {repair.proof})")
-        if found.path and not found.repairs:
-            from keystroke.clients.cli.writers import HOW, deep_model
+            lines.append(f"  {number}. {repair.fix.title} ({repair.path}, proved by {repair.proof})")
+        text = "\n".join(lines)
+        return f"{DIM}{text}{PLAIN}" if colourful(sys.stderr) else text
 
-            if self.model is None and deep_model(self.invocation.settings) is None:
-                note(f"  no rule mends this; for a model's attempt, {HOW}")
-
-    def _say_json(self, found: Diagnosis) -> None:
+    def _record(self, found: Diagnosis) -> str:
         import msgspec
 
         failure = found.failure
@@ -155,6 +185,7 @@ class Bench:
             "message": failure.message,
             "path": found.path,
             "line": found.line,
+            "column": found.column,
             "advice": found.advice,
             "frames": [{"path": f.path, "line": f.line, "name": f.name} for f in failure.frames],
             "fixes": [
@@ -167,20 +198,24 @@ class Bench:
                 for repair in found.repairs
             ],
         }
-        # Standard output is the command's own.
-        sys.stderr.write(msgspec.json.encode(record).decode() + "\n")
+        return msgspec.json.encode(record).decode()
 
     def offer(self, found: Diagnosis, command: list[str] | None, seconds: float, *, fix: bool) -> bool:
         """Apply a fix if the user wants it. Whether something was applied and kept."""
         from keystroke.clients.cli.changes import key, plan_edits
 
+        note = self.invocation.console.note
         asked = sys.stdin.isatty() and sys.stderr.isatty() and not self.as_json
+        if not found.repairs and found.path and not found.failure.compiled:
+            found = self._by_model(found)
         if not found.repairs or not (fix or asked):
             return False
+        if any(self.workspace.read(repair.path).text != self.texts[repair.path] for repair in found.repairs):
+            return False  # edited while the command ran: the fix was for another text
         chosen = 0
         if not fix:
             numbers = "".join(str(n + 1) for n in range(len(found.repairs)))
-            pressed = key(f"  apply {'/'.join(numbers)}, or n? ", f"{numbers}n")
+            pressed = key(f"  {found.title[:80]}: apply {'/'.join(numbers)}, or n? ", f"{numbers}n")
             if pressed == "n":
                 return False
             chosen = int(pressed) - 1
@@ -188,30 +223,32 @@ class Bench:
             plan = plan_edits(
                 self.workspace, f"fix {found.title[:80]}", {repair.path: repair.fix.edits}, self.texts
             )
-            plan.apply(self.journal)
-            self.invocation.console.note(f"  applied: {repair.fix.title}; `keystroke undo` takes it back")
-            if command is None or self._verified(found, repair, command, seconds):
+            entry = plan.apply(self.journal)
+            note(f"  applied: {repair.fix.title}; `keystroke undo` takes it back")
+            if command is None or entry is None or self._verified(found, repair, entry, command, seconds):
                 return True
         return False
 
-    def _verified(self, found: Diagnosis, repair: Repair, command: list[str], seconds: float) -> bool:
+    def _verified(
+        self, found: Diagnosis, repair: Repair, entry: Entry, command: list[str], seconds: float
+    ) -> bool:
         from keystroke.assist.debug.report import failures
         from keystroke.assist.debug.runner import run_quietly
 
         note = self.invocation.console.note
-        ended = run_quietly(command, Path.cwd(), seconds)
-        same = any(
-            (item.kind, item.message, item.frames[-1:])
-            == (found.failure.kind, found.failure.message, found.failure.frames[-1:])
-            for item in failures(ended.output)
-        )
+        try:
+            ended = run_quietly(command, Path.cwd(), seconds)
+        except BaseException:
+            self.journal.take_back(entry)
+            raise
+        same = any(item.place == found.failure.place for item in failures(ended.output))
         if ended.code == 0:
             note("  verified: the command now succeeds")
             return True
         if not same and not ended.timed_out:
             note(f"  this failure is gone, but the command still ends with {ended.code}")
             return True
-        self.journal.undo()
+        self.journal.take_back(entry)
         why = f"it did not end within {seconds:g} seconds" if ended.timed_out else "it fails as before"
         note(f"  {repair.fix.title}: {why}, so the fix was taken back")
         return False

@@ -1,0 +1,68 @@
+"""A failure of a program, as a value: what went wrong and through which places.
+
+Law: says what was printed and nothing more; no file was looked at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import PurePath
+
+
+class Language(StrEnum):
+    PYTHON = "python"
+    NODE = "javascript"
+    TYPESCRIPT = "typescript"
+    GO = "go"
+    JAVA = "java"
+    RUST = "rust"
+    C = "c"
+    CPP = "cpp"
+    OTHER = "other"
+
+
+_BY_SUFFIX = {
+    ".py": Language.PYTHON, ".pyi": Language.PYTHON, ".js": Language.NODE, ".mjs": Language.NODE,
+    ".cjs": Language.NODE, ".jsx": Language.NODE, ".ts": Language.TYPESCRIPT, ".tsx": Language.TYPESCRIPT,
+    ".mts": Language.TYPESCRIPT, ".cts": Language.TYPESCRIPT, ".go": Language.GO, ".java": Language.JAVA,
+    ".rs": Language.RUST, ".c": Language.C, ".h": Language.C, ".cc": Language.CPP, ".cpp": Language.CPP,
+    ".cxx": Language.CPP, ".hpp": Language.CPP,
+}  # fmt: skip
+
+
+def language_of(path: str) -> Language:
+    return _BY_SUFFIX.get(PurePath(path).suffix.lower(), Language.OTHER)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A place in a file; line counts from 1, as the program printed it. `column` likewise, 0 if not told."""
+
+    path: str
+    line: int
+    name: str = ""
+    column: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One error with its frames, the innermost last. `hint` is the name the interpreter itself suggests.
+    `compiled`: a compiler said it, and nothing was run."""
+
+    language: Language
+    kind: str
+    message: str
+    frames: tuple[Frame, ...]
+    hint: str = ""
+    compiled: bool = False
+
+    @property
+    def place(self) -> tuple[str, str, int]:
+        """What makes two failures the same one happening again: messages may hold numbers that differ."""
+        last = self.frames[-1] if self.frames else Frame("", 0)
+        return self.kind, last.path, last.line
+
+
+# What a parser of output gives: the index of a failure's last line, and the failure.
+Found = tuple[int, Failure]
