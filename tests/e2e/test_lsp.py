@@ -91,6 +91,22 @@ async def test_typing_what_is_suggested_shows_the_rest_without_computing(
     assert shown == ["eft + right", "ft + right", "t + right", " + right"]
 
 
+async def test_ghost_text_goes_on_from_what_the_editors_list_has_selected(editor: Editor) -> None:
+    uri = editor.open("list.py", "left, right = 1, 2\nto")
+    place = editor.range(uri, len("left, right = 1, 2\n"), len(editor.text(uri)))
+    got = await editor.client.text_document_inline_completion_async(
+        types.InlineCompletionParams(
+            context=types.InlineCompletionContext(
+                types.InlineCompletionTriggerKind.Automatic, types.SelectedCompletionInfo(place, "total = ")
+            ),
+            text_document=types.TextDocumentIdentifier(uri),
+            position=place.end,
+        )
+    )
+    assert isinstance(got, types.InlineCompletionList)
+    assert [(item.insert_text, item.range) for item in got.items] == [("total = left + right", place)]
+
+
 async def test_a_cancelled_request_stops_the_engine(waiting: Editor, slow_gateway: RunningServer) -> None:
     uri = waiting.open("cancel.py", "endless = ")
     steps = slow_gateway.engines["fake"].steps

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from keystroke.clients.lsp.actions import EDIT, REFACTOR, SUPPRESS
-from keystroke.clients.lsp.features import RECONNECT, STATUS
+from keystroke.clients.lsp.commands import EDIT, RECONNECT, REFACTOR, STATUS, SUPPRESS
 
 EXTENSION = Path(__file__).parents[2] / "editors" / "vscode"
 SOURCE = (EXTENSION / "src" / "extension.ts").read_text()

@@ -13,7 +13,8 @@ import pytest
 from gateway_support import RunningServer, fake_model, last_user, serving
 
 from keystroke.clients.connection import RemoteError
-from keystroke.clients.lsp.channel import Channel, Place
+from keystroke.clients.lsp.channel import Channel
+from keystroke.clients.lsp.place import Place
 from keystroke.errors import Unavailable
 from keystroke.protocol import live
 

@@ -1,7 +1,8 @@
 """`keystroke lsp`: the language server for editors.
 
 Law: puts the server together with a way to a gateway: the one named, or this machine's own, which is
-started with the options given here. Standard output belongs to the editor.
+started with the options given here. Standard output belongs to the editor, whose first message is answered
+before anything heavy is loaded.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,6 +20,10 @@ from keystroke.errors import UsageError
 
 if TYPE_CHECKING:
     from keystroke.clients.lsp.gateway import ServeCommand
+    from keystroke.clients.lsp.place import Place
+    from keystroke.clients.lsp.server import KeystrokeServer
+
+    Locate = Callable[[], Awaitable[Place]]
 
 # Enough to reload a window or change editors without loading the model again.
 LINGER = 60.0
@@ -58,33 +64,80 @@ async def _serve(
     run: Invocation, gateway: str | None, models: list[str], tcp: str | None, linger: float, fake: bool
 ) -> int:
     from keystroke.clients.cli.release import release
-    from keystroke.clients.lsp.channel import Place
+
+    locate = _fixed(gateway) if gateway is not None else _own(run, models, linger, fake)
+    if tcp is not None:
+        from keystroke.clients.lsp.transport import serve_tcp
+
+        address = _address(tcp)
+        server = _server(run, locate, release())
+        return await _until_over(server, serve_tcp(server.protocol, server.over, *address))
+    from keystroke.clients.lsp.frames import framed, next_body, standard_streams
+    from keystroke.clients.lsp.greeting import greet
+
+    reader, target = await standard_streams()
+    body = await next_body(reader)
+    if body is None:
+        return 1
+    first = greet(body, release())
+    if first.answered is not None:
+        # The editor goes on while everything else is loaded, and so does the gateway, which takes longer.
+        try:
+            target.write(framed(first.reply))
+            target.flush()
+        except BrokenPipeError:
+            return 1
+        locate = _ahead(locate)
+    server = await asyncio.to_thread(_server, run, locate, release())
+    from keystroke.clients.lsp.transport import serve_stdio
+
+    return await _until_over(server, serve_stdio(server.protocol, reader, target, server.over, first))
+
+
+def _server(run: Invocation, locate: Locate, version: str) -> KeystrokeServer:
+    """Most of the time it takes to start is spent in these imports."""
     from keystroke.clients.lsp.features import register
-    from keystroke.clients.lsp.gateway import LocalGateway
     from keystroke.clients.lsp.server import KeystrokeServer
-    from keystroke.clients.lsp.transport import serve_stdio, serve_tcp
 
-    settings = run.settings
-    if gateway is not None:
-        place = Place(gateway)
-
-        async def locate() -> Place:
-            return place
-    else:
-        command = _command(run, models, linger, fake)
-        locate = LocalGateway(command, settings.paths.state).locate
-    server = KeystrokeServer(settings.assist, locate, release())
+    server = KeystrokeServer(run.settings.assist, locate, version)
     register(server)
+    return server
+
+
+async def _until_over(server: KeystrokeServer, serving: Awaitable[None]) -> int:
     try:
-        if tcp is None:
-            await serve_stdio(server.protocol, server.over)
-        else:
-            await serve_tcp(server.protocol, server.over, *_address(tcp))
+        await serving
     except BrokenPipeError:
         pass  # the editor is gone
     finally:
         await server.stop()
     return server.exit_code
+
+
+def _fixed(url: str) -> Locate:
+    from keystroke.clients.lsp.place import Place
+
+    async def locate() -> Place:
+        return Place(url)
+
+    return locate
+
+
+def _own(run: Invocation, models: list[str], linger: float, fake: bool) -> Locate:
+    from keystroke.clients.lsp.gateway import LocalGateway
+
+    return LocalGateway(_command(run, models, linger, fake), run.settings.paths.state).locate
+
+
+def _ahead(locate: Locate) -> Locate:
+    """Begin to look now; the first who asks gets what that finds, everybody after that asks anew."""
+    begun: list[asyncio.Future[Place]] = [asyncio.ensure_future(locate())]
+    begun[0].add_done_callback(lambda found: found.cancelled() or found.exception())  # asked for or not
+
+    async def looked() -> Place:
+        return await (begun.pop() if begun else locate())
+
+    return looked
 
 
 def _command(run: Invocation, models: list[str], linger: float, fake: bool) -> ServeCommand:

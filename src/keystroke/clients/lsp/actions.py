@@ -18,13 +18,13 @@ from lsprotocol import types
 from pygls.uris import from_fs_path
 
 from keystroke.clients.lsp.channel import Channel
+from keystroke.clients.lsp.commands import EDIT, REFACTOR
 from keystroke.clients.lsp.documents import Documents, OpenDocument, span_of
 from keystroke.clients.lsp.findings import REASONS, Findings, suppression
 from keystroke.errors import Forbidden, InputError
 from keystroke.protocol import live
 from keystroke.text import Document, Edit
 
-EDIT, REFACTOR, SUPPRESS = "keystroke.edit", "keystroke.refactor", "keystroke.suppress"
 _Kind = types.CodeActionKind
 _REWRITE = _Kind.RefactorRewrite
 # A comment that asks for something: whoever has no way to be asked for an instruction writes it down.

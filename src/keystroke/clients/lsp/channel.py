@@ -8,23 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 from keystroke.clients.connection import RemoteError
 from keystroke.clients.live import LiveClient, OnEvent, OnNotice
+from keystroke.clients.lsp.place import Place
 from keystroke.errors import EngineError, Unavailable
 from keystroke.protocol import live
 
 Ask = live.ProblemsAsk | live.RefactorAsk | live.EditAsk | live.NextEditAsk
 Reply = live.Problems | live.Changes | live.NextEdit | live.NextEditDropped
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a gateway listens, and the key it wants."""
-
-    url: str
-    token: str | None = None
 
 
 class Channel(LiveClient):

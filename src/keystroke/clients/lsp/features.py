@@ -12,23 +12,23 @@ from typing import Any, cast
 from lsprotocol import types
 from pygls.exceptions import JsonRpcException
 
-from keystroke.clients.lsp.actions import EDIT, REFACTOR, SUPPRESS
+from keystroke.clients.lsp.commands import (
+    ACCEPTED,
+    ACTION_KINDS,
+    EDIT,
+    RECONNECT,
+    REFACTOR,
+    STATUS,
+    SUPPRESS,
+)
 from keystroke.clients.lsp.server import KeystrokeServer
-from keystroke.clients.lsp.suggestions import ACCEPTED, field_of
+from keystroke.clients.lsp.suggestions import field_of
 from keystroke.errors import KeystrokeError, UsageError
 from keystroke.protocol import live
 
-RECONNECT, STATUS = "keystroke.reconnect", "keystroke.status"
 FRESH = 1.0  # seconds a pulled report waits for the audit of the last key
 _REQUEST_FAILED = -32803
 _INVALID_PARAMS = -32602
-_KINDS = (
-    types.CodeActionKind.QuickFix,
-    types.CodeActionKind.RefactorExtract,
-    types.CodeActionKind.RefactorInline,
-    types.CodeActionKind.RefactorRewrite,
-    types.CodeActionKind.SourceOrganizeImports,
-)
 
 
 class Failed(JsonRpcException):
@@ -143,7 +143,7 @@ def _actions(server: KeystrokeServer) -> None:
 
     @server.feature(
         types.TEXT_DOCUMENT_CODE_ACTION,
-        types.CodeActionOptions(code_action_kinds=list(_KINDS), resolve_provider=True),
+        types.CodeActionOptions(code_action_kinds=list(ACTION_KINDS), resolve_provider=True),
     )
     def listed(params: types.CodeActionParams) -> list[types.CodeAction | types.Command]:
         if params.range.start == params.range.end:

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from keystroke.clients.lsp.channel import Place
+from keystroke.clients.lsp.place import Place
 from keystroke.errors import KeystrokeError, Unavailable
 
 _LOOK = 0.03  # seconds between looks at a file or a process

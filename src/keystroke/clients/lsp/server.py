@@ -23,10 +23,11 @@ from pygls.protocol.language_server import lsp_method
 from pygls.uris import to_fs_path
 
 from keystroke.clients.lsp.actions import Actions
-from keystroke.clients.lsp.channel import Channel, Place
+from keystroke.clients.lsp.channel import Channel
 from keystroke.clients.lsp.documents import Documents, OpenDocument
 from keystroke.clients.lsp.findings import Findings
 from keystroke.clients.lsp.gateway import alive
+from keystroke.clients.lsp.place import Place
 from keystroke.clients.lsp.suggestions import Suggestions
 from keystroke.config import AssistSettings
 from keystroke.errors import KeystrokeError, Unavailable

@@ -12,11 +12,11 @@ from typing import Any
 from lsprotocol import types
 
 from keystroke.clients.lsp.channel import Channel
+from keystroke.clients.lsp.commands import ACCEPTED
 from keystroke.clients.lsp.documents import Documents, OpenDocument
 from keystroke.errors import KeystrokeError
 from keystroke.protocol import live
 
-ACCEPTED = "keystroke.accepted"
 _REMEMBERED = 256  # suggestions whose text is kept for partial acceptance
 
 

@@ -10,29 +10,45 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
-import sys
-from collections.abc import Awaitable
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from pygls.exceptions import JsonRpcInvalidParams
-from pygls.io_ import StdinAsyncReader, StdoutWriter
+from pygls.io_ import StdoutWriter
 from pygls.protocol import JsonRPCProtocol
+
+from keystroke.clients.lsp.frames import Reader, next_body
+from keystroke.clients.lsp.greeting import Greeting
 
 log = logging.getLogger("keystroke.lsp")
 
 
-class Reader(Protocol):
-    def readline(self) -> Awaitable[bytes]: ...
-    def readexactly(self, n: int, /) -> Awaitable[bytes]: ...
+async def serve_stdio(
+    protocol: JsonRPCProtocol, reader: Reader, target: BinaryIO, over: asyncio.Event, first: Greeting
+) -> None:
+    """Until the editor closes its end, or `over` is set. `first`: what came before this was called."""
+    writer = StdoutWriter(target)
+    protocol.set_writer(writer if first.answered is None else _Answered(writer, first.answered))
+    _handle(protocol, first.body)
+    await serve(protocol, reader, over)
 
 
-async def serve_stdio(protocol: JsonRPCProtocol, over: asyncio.Event) -> None:
-    """Until the editor closes its end, or `over` is set."""
-    source, target = sys.stdin.buffer, sys.stdout.buffer
-    sys.stdout = sys.stderr  # a stray print must not end up between messages
-    protocol.set_writer(StdoutWriter(target))
-    await serve(protocol, await _stdin(source, target), over)
+class _Answered:
+    """Leaves out the answer to a request that was answered already; everything else goes through."""
+
+    def __init__(self, writer: StdoutWriter, request: int | str) -> None:
+        self._writer, self._request = writer, request
+        self._pending = True
+
+    def write(self, data: bytes) -> Any:
+        if self._pending:
+            message = json.loads(data.partition(b"\r\n\r\n")[2])
+            if message.get("id") == self._request and "method" not in message:
+                self._pending = False
+                return None
+        return self._writer.write(data)
+
+    def close(self) -> Any:
+        return self._writer.close()  # type: ignore[no-untyped-call]
 
 
 async def serve_tcp(protocol: JsonRPCProtocol, over: asyncio.Event, host: str, port: int) -> None:
@@ -61,7 +77,7 @@ async def serve(protocol: JsonRPCProtocol, reader: Reader, over: asyncio.Event) 
     ended = asyncio.create_task(over.wait())
     try:
         while not over.is_set():
-            reading = asyncio.ensure_future(_body(reader))
+            reading = asyncio.ensure_future(next_body(reader))
             await asyncio.wait({reading, ended}, return_when=asyncio.FIRST_COMPLETED)
             if not reading.done():
                 reading.cancel()
@@ -91,38 +107,3 @@ def _handle(protocol: JsonRPCProtocol, body: bytes) -> None:
             # Whoever asked must not wait forever.
             refusal = JsonRpcInvalidParams("the parameters do not fit the method")
             protocol._send_response(message["id"], error=refusal.to_response_error())
-
-
-async def _body(reader: Reader) -> bytes | None:
-    """The next message; None at the end of the stream."""
-    length: int | None = None
-    try:
-        while True:
-            line = await reader.readline()
-            if not line:
-                return None
-            name, colon, value = line.partition(b":")
-            if colon and name.strip().lower() == b"content-length" and value.strip().isdigit():
-                length = int(value)
-            elif not line.strip() and length is not None:
-                body = await reader.readexactly(length)
-                return body if len(body) == length else None
-    except (asyncio.IncompleteReadError, ConnectionError):
-        return None
-    except ValueError:
-        log.warning("the input is not a stream of messages")
-        return None
-
-
-async def _stdin(source: BinaryIO, target: BinaryIO) -> Reader:
-    """Standard input without a thread in between where the system allows it."""
-    loop = asyncio.get_running_loop()
-    try:
-        # Reading without blocking makes writing so too where both are one socket or terminal.
-        if os.fstat(source.fileno())[1:3] != os.fstat(target.fileno())[1:3]:
-            reader = asyncio.StreamReader(limit=1 << 20)
-            await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), source)
-            return reader
-    except (OSError, ValueError, NotImplementedError):
-        pass
-    return StdinAsyncReader(source)

@@ -1,0 +1,14 @@
+"""The names under which the language server can be asked for something, and the kinds of its code actions."""
+
+from __future__ import annotations
+
+EDIT, REFACTOR, SUPPRESS = "keystroke.edit", "keystroke.refactor", "keystroke.suppress"
+ACCEPTED, RECONNECT, STATUS = "keystroke.accepted", "keystroke.reconnect", "keystroke.status"
+COMMANDS = (EDIT, REFACTOR, SUPPRESS, ACCEPTED, RECONNECT, STATUS)
+ACTION_KINDS = (
+    "quickfix",
+    "refactor.extract",
+    "refactor.inline",
+    "refactor.rewrite",
+    "source.organizeImports",
+)

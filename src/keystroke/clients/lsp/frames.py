@@ -1,0 +1,69 @@
+"""Messages as bytes: where one ends and the next begins on a stream.
+
+Law: knows `Content-Length` and nothing of what is inside. Imports nothing heavy: the first message is
+answered before anything heavy is loaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Awaitable
+from typing import BinaryIO, Protocol
+
+log = logging.getLogger("keystroke.lsp")
+
+
+class Reader(Protocol):
+    def readline(self) -> Awaitable[bytes]: ...
+    def readexactly(self, n: int, /) -> Awaitable[bytes]: ...
+
+
+async def standard_streams() -> tuple[Reader, BinaryIO]:
+    """Standard input to read from and standard output to write to."""
+    source, target = sys.stdin.buffer, sys.stdout.buffer
+    sys.stdout = sys.stderr  # a stray print must not end up between messages
+    return await _stdin(source, target), target
+
+
+def framed(body: bytes) -> bytes:
+    return b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+
+
+async def next_body(reader: Reader) -> bytes | None:
+    """The next message; None at the end of the stream."""
+    length: int | None = None
+    try:
+        while True:
+            line = await reader.readline()
+            if not line:
+                return None
+            name, colon, value = line.partition(b":")
+            if colon and name.strip().lower() == b"content-length" and value.strip().isdigit():
+                length = int(value)
+            elif not line.strip() and length is not None:
+                body = await reader.readexactly(length)
+                return body if len(body) == length else None
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+    except ValueError:
+        log.warning("the input is not a stream of messages")
+        return None
+
+
+async def _stdin(source: BinaryIO, target: BinaryIO) -> Reader:
+    """Standard input without a thread in between where the system allows it."""
+    loop = asyncio.get_running_loop()
+    try:
+        # Reading without blocking makes writing so too where both are one socket or terminal.
+        if os.fstat(source.fileno())[1:3] != os.fstat(target.fileno())[1:3]:
+            reader = asyncio.StreamReader(limit=1 << 20)
+            await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), source)
+            return reader
+    except (OSError, ValueError, NotImplementedError):
+        pass
+    from pygls.io_ import StdinAsyncReader
+
+    return StdinAsyncReader(source)
