@@ -31,12 +31,13 @@ class EmulatedLauncher:
             pytest.skip("the emulator needs g++")
         self.blocks = plan.blocks
         self._plan = plan
-        self._kernels: dict[int, ctypes.CDLL] = {}
+        self._kernels: dict[tuple[int, bool], ctypes.CDLL] = {}
 
-    def launch(self, parameters: Parameters, bucket: Bucket) -> None:
-        kernel = self._kernels.get(bucket.tiles_n)
+    def launch(self, parameters: Parameters, bucket: Bucket, sparse: bool) -> None:
+        kernel = self._kernels.get((bucket.tiles_n, sparse))
         if kernel is None:
-            kernel = self._kernels[bucket.tiles_n] = _build(self._plan.macros(bucket.tiles_n))
+            kernel = _build(self._plan.macros(bucket.tiles_n, sparse))
+            self._kernels[bucket.tiles_n, sparse] = kernel
         assert bucket.ring_offset + bucket.stages * (16_384 + 128) <= SHARED_BYTES
         stuck = kernel.launch(ctypes.byref(parameters), self.blocks, SHARED_BYTES)
         assert not stuck, "the kernel's threads wait for each other"

@@ -13,6 +13,7 @@ from keystroke.engine.cuda.engine import CudaEngine
 from keystroke.engine.cuda.model import Weights, build_weights
 from keystroke.engine.cuda.packing import plain_order, unpack
 from keystroke.engine.cuda.plan import Plan, Precision
+from keystroke.engine.cuda.sparse import Sparse
 
 CPU = torch.device("cpu")
 FAMILIES = ("llama", "qwen2", "qwen3")
@@ -57,10 +58,14 @@ def tiny_weights(spec: ModelSpec, precision: Precision = "bf16", blocks: int = 2
 
 
 def tiny_engine(
-    spec: ModelSpec, precision: Precision = "bf16", blocks: int = 2, kv_tokens: int = 4096
+    spec: ModelSpec,
+    precision: Precision = "bf16",
+    blocks: int = 2,
+    kv_tokens: int = 4096,
+    sparse: Sparse = "off",
 ) -> CudaEngine:
     weights = tiny_weights(spec, precision, blocks)
-    return CudaEngine(weights, EmulatedLauncher(weights.plan), kv_tokens)
+    return CudaEngine(weights, EmulatedLauncher(weights.plan), kv_tokens, sparse=sparse)
 
 
 def dense_tensors(weights: Weights) -> dict[str, Tensor]:

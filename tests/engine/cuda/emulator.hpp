@@ -26,6 +26,7 @@ static inline uint2 make_uint2(u32 x, u32 y) { return {x, y}; }
 static inline float2 make_float2(float x, float y) { return {x, y}; }
 
 #define DEVICE static inline
+#define DEVICE_APART static
 #define DEVICE_METHOD inline
 #define KERNEL static
 #define __grid_constant__
@@ -170,6 +171,7 @@ DEVICE uint4 load16(const void* p) {
 DEVICE float2 load8(const float2* p) { return *p; }
 DEVICE float load4(const float* p) { return *p; }
 DEVICE void prefetch(const void*) {}
+DEVICE void count_shared(int* p) { ++*p; }
 template <class T>
 static T shuffle_any(T v, int mask) {
   u32 words[2] = {0, 0};

@@ -29,6 +29,7 @@ _PARTS = (  # in the order in which they build on each other
     "multiply.cuh",
     "project.cuh",
     "attention.cuh",
+    "selection.cuh",
     "combine.cuh",
     "choice.cuh",
     "decode.cu",
@@ -45,14 +46,14 @@ class GpuLauncher:
         self._device = device
         self._profile = profile
         self._driver = ctypes.CDLL("libcuda.so.1")
-        self._functions: dict[int, ctypes.c_void_p] = {}
+        self._functions: dict[tuple[int, bool], ctypes.c_void_p] = {}
         self._lock = threading.Lock()
         torch.cuda.synchronize(device)  # makes the primary context, and makes it current
         self._context = ctypes.c_void_p()
         self._call("cuCtxGetCurrent", ctypes.byref(self._context))
 
-    def launch(self, parameters: Parameters, bucket: Bucket) -> None:
-        function = self._functions.get(bucket.tiles_n) or self.prepare(bucket.tiles_n)
+    def launch(self, parameters: Parameters, bucket: Bucket, sparse: bool) -> None:
+        function = self._functions.get((bucket.tiles_n, sparse)) or self.prepare(bucket.tiles_n, sparse)
         self._call("cuCtxSetCurrent", self._context)
         stream = ctypes.c_void_p(torch.cuda.current_stream(self._device).cuda_stream)
         arguments = (ctypes.c_void_p * 1)(ctypes.addressof(parameters))
@@ -64,12 +65,12 @@ class GpuLauncher:
             arguments,
         )
 
-    def prepare(self, tiles_n: int) -> ctypes.c_void_p:
+    def prepare(self, tiles_n: int, sparse: bool = False) -> ctypes.c_void_p:
         with self._lock:
-            found = self._functions.get(tiles_n)
+            found = self._functions.get((tiles_n, sparse))
             if found is not None:
                 return found
-            macros = self._plan.macros(tiles_n)
+            macros = self._plan.macros(tiles_n, sparse)
             if self._profile:
                 macros["PROFILE"] = str(self._profile)
             image = compiled(macros)
@@ -78,7 +79,7 @@ class GpuLauncher:
             self._call("cuModuleLoadData", ctypes.byref(module), image)
             self._call("cuModuleGetFunction", ctypes.byref(function), module, b"decode_step")
             self._call("cuFuncSetAttribute", function, _DYNAMIC_SHARED, SHARED_BYTES)
-            self._functions[tiles_n] = function
+            self._functions[tiles_n, sparse] = function
             return function
 
     def check(self) -> None:

@@ -22,6 +22,15 @@ from keystroke.engine.cuda.pages import PagePool, PageTable
 from keystroke.engine.cuda.plan import PAGE, Plan, Precision
 from keystroke.engine.cuda.prefill import Prefill
 from keystroke.engine.cuda.session import CudaSession
+from keystroke.engine.cuda.sparse import (
+    BUDGET,
+    MOST_OMITTED,
+    SPARSE_FROM,
+    TRUST_AGAIN,
+    PageBounds,
+    Sparse,
+    usable,
+)
 from keystroke.engine.cuda.step import Launch, Launcher, Outcome, SequenceRows, Stepper
 from keystroke.engine.sampler import verify
 from keystroke.errors import ModelError, NotEnoughMemory, SessionClosed, UsageError
@@ -39,7 +48,9 @@ class _Follower:
     """A step the device already works on, in case the caller asks for it."""
 
     launch: Launch
-    key: tuple[tuple[CudaSession, Sampling, int], ...]  # session, sampling, length it goes on from
+    key: tuple[
+        tuple[CudaSession, Sampling, int, int], ...
+    ]  # session, sampling, budget, length it goes on from
 
 
 class CudaEngine(Engine):
@@ -47,7 +58,9 @@ class CudaEngine(Engine):
     prefill_chunk = 2048
     tail = 16  # a keystroke's worth of tokens joins the next step instead of costing a run of its own
 
-    def __init__(self, weights: Weights, launcher: Launcher, kv_tokens: int) -> None:
+    def __init__(
+        self, weights: Weights, launcher: Launcher, kv_tokens: int, *, sparse: Sparse = "off"
+    ) -> None:
         plan, spec = weights.plan, weights.plan.spec
         device = weights.embedding.device
         self.info: ModelInfo = weights.info()
@@ -64,8 +77,16 @@ class CudaEngine(Engine):
             ) from error
         width = -(-spec.context_length // PAGE) + 8
         self._tables = torch.zeros(_SLOTS, -(-width // 4) * 4, dtype=torch.int32, device=device)
-        self._stepper = Stepper(weights, self._keys, self._values, self._tables, launcher)
         keys = self._keys.view(*shape[:3], PAGE, spec.head_dim)
+        self._bounds = PageBounds(keys) if sparse != "off" and usable(spec) else None
+        self._stepper = Stepper(
+            weights, self._keys, self._values, self._tables, launcher, self._bounds and self._bounds.tensor
+        )
+        self._stepper.allow_omission(MOST_OMITTED if sparse == "auto" else 1.0)
+        self.sparse_from = SPARSE_FROM
+        self.sparse_budget = BUDGET
+        self.sparse_steps = 0  # taken with part of the context
+        self.doubts = 0  # and taken again with all of it
         values = self._values.view(*shape[:3], spec.head_dim, PAGE)
         self._prefill = Prefill(weights, keys, values)
         self._free_slots = list(range(_SLOTS - 1, -1, -1))
@@ -107,7 +128,7 @@ class CudaEngine(Engine):
             session.close()
         self.settle()
         self._closed = True
-        del self._stepper, self._prefill, self._keys, self._values, self._tables
+        del self._stepper, self._prefill, self._keys, self._values, self._tables, self._bounds
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
@@ -144,6 +165,11 @@ class CudaEngine(Engine):
     def copy_page(self, old: int, new: int) -> None:
         self._keys[:, new] = self._keys[:, old]
         self._values[:, new] = self._values[:, old]
+
+    def changes(self, pages: Sequence[int]) -> None:
+        """A session is about to write to these pages."""
+        if self._bounds is not None:
+            self._bounds.forget(pages)
 
     def settle(self) -> None:
         """Let go of a step that runs ahead. What it wrote lies past every session's end."""
@@ -182,10 +208,12 @@ class CudaEngine(Engine):
             not request.draft and _on_device(request.sampling) and session.length - session.resident == 1
             for request, session in zip(group, sessions, strict=True)
         )
-        key = tuple(
-            (session, request.sampling, session.length)
-            for request, session in zip(group, sessions, strict=True)
+        budgets = [self._budget(session) for session in sessions]
+        familiar = tuple(
+            (session, request.sampling, budget)
+            for request, session, budget in zip(group, sessions, budgets, strict=True)
         )
+        key = _with_lengths(familiar)
         launch = None
         if plain and self._follower is not None and self._follower.key == key:
             launch, self._follower = self._follower.launch, None
@@ -196,53 +224,89 @@ class CudaEngine(Engine):
             for request, session in zip(group, sessions, strict=True)
         ]
         if launch is None:
-            launch = self._start(group, sessions, parts)
-        familiar = tuple(
-            (session, request.sampling) for request, session in zip(group, sessions, strict=True)
-        )
+            launch = self._start(group, sessions, parts, budgets)
         follower = None
         if (
             plain
             and self._last_key == familiar
             and all(s.length + 2 < self.info.context_length for s in sessions)
         ):
-            follower = self._follow(launch, sessions)
+            follower = self._follow(launch, sessions, budgets)
         self._last_key = familiar if plain else ()
         outcome = self._stepper.finish(launch)
         if outcome is None:  # stopped before it began, by a settle that came in between
-            launch = self._start(group, sessions, parts)
+            launch = self._start(group, sessions, parts, budgets)
             follower, outcome = None, self._stepper.finish(launch)
             assert outcome is not None
+        self.sparse_steps += any(budgets)
+        if any(outcome.doubtful):
+            outcome, follower = self._retake(group, sessions, parts, outcome, follower), None
         steps = self._steps(group, parts, outcome)
         row = 0
         for session, step, (pending, draft) in zip(sessions, steps, parts, strict=True):
             session.absorb([*pending, *draft], step.tokens, step.accepted)
             row += len(pending) + len(draft)
         if follower is not None:
-            self._follower = _Follower(
-                follower,
-                tuple((s, request.sampling, s.length) for request, s in zip(group, sessions, strict=True)),
-            )
+            self._follower = _Follower(follower, _with_lengths(familiar))
         return steps
 
+    def _budget(self, session: CudaSession) -> int:
+        """How many chunks of keys a row of `session` attends to; 0: all."""
+        if self._bounds is None or session.length < max(self.sparse_from, session.dense_until):
+            return 0
+        return self.sparse_budget
+
+    def _retake(
+        self,
+        group: list[StepRequest],
+        sessions: list[CudaSession],
+        parts: list[tuple[list[int], list[int]]],
+        outcome: Outcome,
+        follower: Launch | None,
+    ) -> Outcome:
+        """The same step, over the whole context of the sessions whose choice of it is in doubt."""
+        if follower is not None:
+            self._stepper.finish(follower)  # the device let it go
+        for session, doubtful in zip(sessions, outcome.doubtful, strict=True):
+            if doubtful:
+                self.doubts += 1
+                session.dense_until = session.length + TRUST_AGAIN
+        launch = self._start(group, sessions, parts, [self._budget(session) for session in sessions])
+        again = self._stepper.finish(launch)
+        assert again is not None
+        return again
+
     def _start(
-        self, group: list[StepRequest], sessions: list[CudaSession], parts: list[tuple[list[int], list[int]]]
+        self,
+        group: list[StepRequest],
+        sessions: list[CudaSession],
+        parts: list[tuple[list[int], list[int]]],
+        budgets: list[int],
     ) -> Launch:
         rows = []
-        for request, session, (pending, draft) in zip(group, sessions, parts, strict=True):
+        for request, session, (pending, draft), budget in zip(group, sessions, parts, budgets, strict=True):
             start = session.resident
+            if budget and self._bounds is not None:
+                self._bounds.ensure(session.fresh_pages())
             session.reserve(start, start + len(pending) + len(draft) + _AHEAD - 1)
             rows.append(
                 SequenceRows(
-                    session.slot, [*pending, *draft], start, len(pending), _for_device(request.sampling)
+                    session.slot,
+                    [*pending, *draft],
+                    start,
+                    len(pending),
+                    _for_device(request.sampling),
+                    budget,
                 )
             )
         return self._stepper.start(rows)
 
-    def _follow(self, launch: Launch, sessions: list[CudaSession]) -> Launch | None:
+    def _follow(self, launch: Launch, sessions: list[CudaSession], budgets: list[int]) -> Launch | None:
         try:
-            for session in sessions:
+            for session, budget in zip(sessions, budgets, strict=True):
                 session.reserve(session.length, session.length + _AHEAD)
+                if budget and self._bounds is not None:
+                    self._bounds.ensure(session.fresh_pages())
         except NotEnoughMemory:
             return None  # the step itself has room; running ahead is a luxury
         return self._stepper.follow(launch)
@@ -265,6 +329,12 @@ class CudaEngine(Engine):
         return steps
 
 
+def _with_lengths(
+    familiar: Sequence[tuple[CudaSession, Sampling, int]],
+) -> tuple[tuple[CudaSession, Sampling, int, int], ...]:
+    return tuple((session, sampling, budget, session.length) for session, sampling, budget in familiar)
+
+
 def _on_device(sampling: Sampling) -> bool:
     """The kernel knows greedy, temperature, seed and min-p; anything else is chosen from its logits."""
     filtered = sampling.top_k > 1 or sampling.top_p < 1.0
@@ -280,7 +350,12 @@ def _for_device(sampling: Sampling) -> Sampling:
 
 
 def load_cuda(
-    path: Path, *, precision: Precision = "bf16", context: int | None = None, kv_tokens: int | None = None
+    path: Path,
+    *,
+    precision: Precision = "bf16",
+    context: int | None = None,
+    kv_tokens: int | None = None,
+    sparse: Sparse = "off",
 ) -> CudaEngine:
     """Load a Hugging Face folder or GGUF file onto the first GPU. `context` beyond what the model was trained
     on stretches it by YaRN; `kv_tokens` defaults to the memory that is left."""
@@ -294,7 +369,7 @@ def load_cuda(
         free, _ = torch.cuda.mem_get_info(device)
         kv_tokens = max(int((free - _SPARE_BYTES) * 0.9) // weights.plan.kv_bytes_per_token, PAGE * 2)
         kv_tokens = min(kv_tokens, 16 * weights.plan.spec.context_length)
-    return CudaEngine(weights, GpuLauncher(weights.plan, device), kv_tokens)
+    return CudaEngine(weights, GpuLauncher(weights.plan, device), kv_tokens, sparse=sparse)
 
 
 def gpu_report(spec: ModelSpec, precision: Precision = "bf16") -> tuple[bool, str]:

@@ -27,7 +27,9 @@ PAD = 32
 SHARED_BYTES = 232_448  # what one block may have on compute capability 9.0
 STAGE_BYTES = 16_384 + TAIL_BYTES
 FEWEST_STAGES = 3
-CONTROL_WORDS = 4 + 11 * MAX_ROWS
+CONTROL_WORDS = 6 + 14 * MAX_ROWS
+FILTER_PASSES = 10  # of top-k and top-p over the bytes of their keys
+_SELECTION_BYTES = 4_096
 _LONGEST_INNER = 3_712  # of a split unit: 16 rows of it still leave room for the ring
 _BUCKETS = (1, 2, 4, 8, 16, 32)
 
@@ -161,7 +163,7 @@ class Plan:
     def bucket(self, rows: int) -> Bucket:
         return next(bucket for bucket in self.buckets if bucket.rows >= rows)
 
-    def macros(self, tiles_n: int) -> dict[str, str]:
+    def macros(self, tiles_n: int, sparse: bool = False) -> dict[str, str]:
         spec = self.spec
         return {
             "HIDDEN": str(spec.hidden),
@@ -178,6 +180,7 @@ class Plan:
             "DOWN_SPLIT": str(self.down.split),
             "QK_NORM": str(int(spec.qk_norm)),
             "NORM_EPS": f"{spec.norm_eps!r}f",
+            "SPARSE": str(int(sparse)),  # a kernel of its own: what it adds takes registers from all else
         }
 
     def _head_split(self) -> int:
@@ -216,7 +219,9 @@ class Plan:
         rope_at = _up(CONTROL_WORDS * 4) + 128 + 256 + 512
         scratch_at = rope_at + columns * spec.head_dim // 2 * 8
         buffers = 4 if tiles_n == 1 else 2
-        scratch = max(buffers * 8 * 16 * columns * 4, 16 * (CHUNK + PAD) * 2 + 2 * 8 * 16 * 4)
+        scratch = max(
+            buffers * 8 * 16 * columns * 4, 16 * (CHUNK + PAD) * 2 + 2 * 8 * 16 * 4 + _SELECTION_BYTES
+        )
         operand_at = _up(scratch_at + scratch)
         need = max(spec.hidden, spec.heads * spec.head_dim, self.down.inner)
         whole = max(need, spec.intermediate)

@@ -27,6 +27,8 @@ class CudaSession(HostSession):
         self._engine = engine
         self._table = table
         self.slot = slot
+        self.dense_until = 0  # tokens before which sparse attention is not tried again
+        self._bounded = 0  # leading pages whose bounds were asked for and whose content has not changed since
 
     # What HostSession asks of a backend
 
@@ -46,6 +48,7 @@ class CudaSession(HostSession):
             return own
         self._table.adopt(run)
         self._engine.upload(self.slot, self._table.pages, 0)
+        self._bounded = 0
         self._held = list(tokens[:shared])
         return shared
 
@@ -119,8 +122,15 @@ class CudaSession(HostSession):
         copies = self._table.reserve(start, end)
         for _, old, new in copies:
             self._engine.copy_page(old, new)
+        self._bounded = min(self._bounded, start // PAGE)
+        self._engine.changes(self._table.pages[start // PAGE :])
         if copies or len(self._table.pages) != before or start // PAGE < before:
             self._engine.upload(self.slot, self._table.pages, start // PAGE)
+
+    def fresh_pages(self) -> Sequence[int]:
+        """Whole pages whose bounds nobody has asked for since they were last written to."""
+        first, self._bounded = self._bounded, self._resident // PAGE
+        return self._table.pages[first : self._bounded]
 
     def absorb(self, computed: Sequence[int], chosen: Sequence[int], accepted: int) -> None:
         """A step ended: KV of `computed` is in place, `chosen` are the new tokens."""

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from keystroke.engine.base import Sampling
 from keystroke.engine.cuda.model import Weights
-from keystroke.engine.cuda.plan import CHUNK, CONTROL_WORDS, MAX_ROWS, NEAR, PAGE, Bucket, Plan
+from keystroke.engine.cuda.plan import CHUNK, CONTROL_WORDS, FILTER_PASSES, MAX_ROWS, NEAR, PAGE, Bucket, Plan
 from keystroke.errors import EngineError
 
 _POINTERS = (
@@ -45,6 +45,11 @@ _POINTERS = (
     "best_token",
     "best_score",
     "barrier",
+    "bounds",
+    "chunk_bounds",
+    "omitted",
+    "doubt",
+    "histogram",
     "control",
     "next",
     "result",
@@ -61,7 +66,7 @@ _NUMBERS = (
     "direct_rows",
     "fused_rows",
 )
-_RESULT_WORDS = 2 + 2 * MAX_ROWS
+_RESULT_WORDS = 2 + 3 * MAX_ROWS
 _SLOTS = 8  # launches whose control and result may be alive at once; at most two are
 _STOPPED = -1
 _POLLS_BETWEEN_CHECKS = 200_000
@@ -71,14 +76,16 @@ class Parameters(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in _POINTERS),
         ("kv_layer_stride", ctypes.c_int64),
+        ("bound_layer_stride", ctypes.c_int64),
         *((name, ctypes.c_int) for name in _NUMBERS),
+        ("most_omitted", ctypes.c_float),
     ]
 
 
 class Launcher(Protocol):
     blocks: int
 
-    def launch(self, parameters: Parameters, bucket: Bucket) -> None:
+    def launch(self, parameters: Parameters, bucket: Bucket, sparse: bool) -> None:
         """Start one step. Returns at once where the device works by itself."""
 
     def check(self) -> None:
@@ -98,14 +105,17 @@ class SequenceRows:
     position: int
     pending: int
     sampling: Sampling
+    budget: int = 0  # chunks of keys each row attends to; 0: all
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a step chose after each row, and how much of each sequence's draft it accepted."""
+    """What a step chose after each row, how much of each sequence's draft it accepted, and which sequences
+    may have left out too much of their context."""
 
     chosen: tuple[int, ...]
     accepted: tuple[int, ...]
+    doubtful: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -114,6 +124,7 @@ class Launch:
     slot: int
     rows: int
     sequences: int
+    sparse: bool
 
 
 class Stepper:
@@ -121,13 +132,20 @@ class Stepper:
     sequences, whose input the device already has; `finish` waits for a launch's result."""
 
     def __init__(
-        self, weights: Weights, keys: Tensor, values: Tensor, tables: Tensor, launcher: Launcher
+        self,
+        weights: Weights,
+        keys: Tensor,
+        values: Tensor,
+        tables: Tensor,
+        launcher: Launcher,
+        bounds: Tensor | None = None,
     ) -> None:
         self.plan: Plan = weights.plan
         self._launcher = launcher
         spec, device = self.plan.spec, weights.layers.device
         rows, blocks = self.plan.max_rows, launcher.blocks
         chunks = NEAR // PAGE + max(0, -(-(spec.context_length - NEAR) // CHUNK)) + 1
+        chunks = -(-chunks // 4) * 4  # so that four bounds can be read at once
         width = spec.heads * spec.head_dim
 
         def floats(*shape: int) -> Tensor:
@@ -163,6 +181,10 @@ class Stepper:
             "best_token": integers(2 * blocks, MAX_ROWS),
             "best_score": torch.zeros(blocks, MAX_ROWS, dtype=torch.float64, device=device),
             "barrier": integers(4),
+            "chunk_bounds": floats(rows * spec.heads, 1 if bounds is None else chunks),
+            "omitted": floats(rows, spec.heads),
+            "doubt": integers(MAX_ROWS),
+            "histogram": torch.zeros(FILTER_PASSES, MAX_ROWS, 256, dtype=torch.int64, device=device),
         }
         self._controls = integers(_SLOTS, CONTROL_WORDS)
         self._staging = launcher.host_buffer(_SLOTS * CONTROL_WORDS).view(_SLOTS, CONTROL_WORDS)
@@ -175,6 +197,11 @@ class Stepper:
             setattr(self._parameters, name, tensor.data_ptr())
         self._parameters.stop = self._stop.data_ptr()
         self._parameters.kv_layer_stride = keys.stride(0)
+        if bounds is not None:
+            self._buffers["bounds"] = bounds
+            self._parameters.bounds = bounds.data_ptr()
+            self._parameters.bound_layer_stride = bounds.stride(0)
+        self._parameters.most_omitted = float("inf")
         self._parameters.table_stride = tables.stride(0)
         self._parameters.partial_stride = chunks
         self._in_flight = 3
@@ -193,15 +220,19 @@ class Stepper:
         self._parameters.direct_rows = direct_rows
         self._parameters.fused_rows = fused_rows
 
+    def allow_omission(self, share: float) -> None:
+        """The largest part of a row's attention that sparse attention may leave out without doubt."""
+        self._parameters.most_omitted = float(np.log2(share / (1.0 - share))) if share < 1.0 else float("inf")
+
     def start(self, parts: Sequence[SequenceRows]) -> Launch:
         slot = self._ticket % _SLOTS
         rows = self._write_control(self._staged[slot], parts)
         self._controls[slot].copy_(self._staging[slot], non_blocking=True)
-        return self._launch(slot, rows, len(parts))
+        return self._launch(slot, rows, len(parts), any(part.budget for part in parts))
 
     def follow(self, launch: Launch) -> Launch:
         """The step after `launch`: every sequence goes on from the token that `launch` chooses."""
-        return self._launch(self._ticket % _SLOTS, launch.sequences, launch.sequences)
+        return self._launch(self._ticket % _SLOTS, launch.sequences, launch.sequences, launch.sparse)
 
     def stop(self) -> None:
         """Let followers that have not begun end without work."""
@@ -226,9 +257,10 @@ class Stepper:
             raise EngineError("the model produced numbers that are not finite; its weights may be damaged")
         accepted = tuple(words[2 : 2 + launch.sequences].tolist())
         chosen = tuple(words[2 + MAX_ROWS : 2 + MAX_ROWS + launch.rows].tolist())
-        return Outcome(chosen, accepted)
+        doubt = words[2 + 2 * MAX_ROWS : 2 + 2 * MAX_ROWS + launch.sequences]
+        return Outcome(chosen, accepted, tuple((doubt != 0).tolist()))
 
-    def _launch(self, slot: int, rows: int, sequences: int) -> Launch:
+    def _launch(self, slot: int, rows: int, sequences: int, sparse: bool) -> Launch:
         bucket = self.plan.bucket(rows)
         self._ticket += 1
         p = self._parameters
@@ -237,12 +269,12 @@ class Stepper:
         p.result = self._results[slot].data_ptr()
         p.x_stride, p.stages, p.ring_offset = bucket.x_stride, bucket.stages, bucket.ring_offset
         p.in_flight = min(self._in_flight, bucket.stages - 1)  # as many as the ring would never end
-        self._launcher.launch(p, bucket)
-        return Launch(self._ticket, slot, rows, sequences)
+        self._launcher.launch(p, bucket, sparse)
+        return Launch(self._ticket, slot, rows, sequences, sparse)
 
     def _write_control(self, words: npt.NDArray[np.int32], parts: Sequence[SequenceRows]) -> int:
-        arrays = words[4:].reshape(11, MAX_ROWS)
-        token, position, owner, first, count, pending, table, inverse, floor, low, high = arrays
+        arrays = words[6:].reshape(14, MAX_ROWS)
+        token, position, owner, first, count, pending, table, inverse, floor, low, high, k, p, budget = arrays
         row = 0
         for s, part in enumerate(parts):
             size, sampling = len(part.tokens), part.sampling
@@ -255,7 +287,12 @@ class Stepper:
             floor.view(np.float32)[s] = np.log(sampling.min_p) if sampling.min_p > 0 else -np.inf
             low.view(np.uint32)[s] = sampling.seed & 0xFFFFFFFF
             high.view(np.uint32)[s] = (sampling.seed >> 32) & 0xFFFFFFFF
+            k[s] = sampling.top_k if hot else 0
+            p.view(np.float32)[s] = sampling.top_p if hot else 1.0
+            budget[s] = part.budget
             row += size
         hot_rows = bool((inverse.view(np.float32)[: len(parts)] != 0).any())
-        words[:4] = (row, len(parts), int(hot_rows), self._ticket + 1)
+        filtered = bool(k[: len(parts)].any() or (p.view(np.float32)[: len(parts)] < 1).any())
+        sparse = bool(budget[: len(parts)].any())
+        words[:6] = (row, len(parts), hot_rows, self._ticket + 1, filtered, sparse)
         return row

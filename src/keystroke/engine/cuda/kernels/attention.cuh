@@ -10,6 +10,7 @@ constexpr int PAGE_BYTES = PAGE * HEAD_DIM * 2;  // of one head's keys or values
 static_assert(PAGE_BYTES <= STAGE, "a stage of the ring holds a page");
 DEVICE bool find_unit(const Control& c, int index, Unit& unit) {
   for (int s = 0; s < c.sequences; ++s) {
+    if (SPARSE && c.budget[s]) continue;
     const int last = c.position[c.first[s] + c.count[s] - 1];
     const int chunks = chunks_to(last), tiles = (c.count[s] * GROUP + 15) / 16;
     const int units = chunks * tiles * KV_HEADS;
@@ -17,8 +18,9 @@ DEVICE bool find_unit(const Control& c, int index, Unit& unit) {
       unit.sequence = s;
       unit.head = index % KV_HEADS;
       unit.row = index / KV_HEADS % tiles * 16;
-      unit.chunk = index / KV_HEADS / tiles;
+      unit.chunk = unit.slot = index / KV_HEADS / tiles;
       unit.last = last;
+      unit.end = c.count[s] * GROUP;
       return true;
     }
     index -= units;
@@ -77,13 +79,20 @@ DEVICE void stream_pages(Streamer& s, const Parameters& p, const Control& c, int
   }
 }
 
+// Ask for a unit's values while its keys are read: they come as far as the second-level cache.
+DEVICE void fetch_ahead(Worker& w, int layer, const Unit& unit, const uint4& pages) {
+  constexpr int LINES = PAGE_BYTES / 128;
+  const int total = live_pages(unit) * LINES;
+  for (int line = w.thread; line < total; line += COMPUTE)
+    prefetch(w.p->values + page_start(*w.p, layer, page_at(pages, line / LINES), unit.head) + line % LINES * 64);
+}
 // What a thread needs to know of the two rows it scores, g and g + 8 of the unit.
 struct Rows {
   bool has0, has1;
   int m0, m1, h0, h1, limit0, limit1;
 };
 DEVICE Rows rows_of(Worker& w, const Unit& unit) {
-  const int first = w.control->first[unit.sequence], live = w.control->count[unit.sequence] * GROUP;
+  const int first = w.control->first[unit.sequence], live = unit.end;
   const int r0 = unit.row + w.g, r1 = r0 + 8;
   Rows r;
   r.has0 = r0 < live; r.has1 = r1 < live;
@@ -107,7 +116,7 @@ DEVICE void leave_stage(Worker& w) {
 }
 // One chunk of 64 T keys: a warp scores 8 T of them, then gathers an eighth of the dimensions over all.
 template <int T>
-DEVICE void attend_chunk(Worker& w, int layer, const Unit& unit, const uint4& pages) {
+DEVICE void attend_chunk(Worker& w, int layer, const Unit& unit, const uint4& pages, int cold) {
   constexpr int STRIDE = 64 * T + PAD;
   const float score_scale = 1.4426950408889634f / sqrtf((float)HEAD_DIM);
   const float nothing = -INFINITY;
@@ -115,7 +124,7 @@ DEVICE void attend_chunk(Worker& w, int layer, const Unit& unit, const uint4& pa
   u16* scores = (u16*)w.scratch;
   float* largest = (float*)(scores + 16 * SCORE_STRIDE);
   float* totals = largest + WARPS * 16;
-  const int start = first_key(unit), live = live_pages(unit), cold = cold_pages(*w.control, unit);
+  const int start = first_key(unit), live = live_pages(unit);
   const Rows r = rows_of(w, unit);
   const u16* q0 = w.p->queries + r.m0 * QUERY_WIDTH + r.h0 * HEAD_DIM + w.j * 8;
   const u16* q1 = w.p->queries + r.m1 * QUERY_WIDTH + r.h1 * HEAD_DIM + w.j * 8;
@@ -210,8 +219,8 @@ DEVICE void attend_chunk(Worker& w, int layer, const Unit& unit, const uint4& pa
     }
     if (p < cold) leave_stage(w);
   }
-  const s64 at0 = ((s64)r.m0 * HEADS + r.h0) * w.p->partial_stride + unit.chunk;
-  const s64 at1 = ((s64)r.m1 * HEADS + r.h1) * w.p->partial_stride + unit.chunk;
+  const s64 at0 = ((s64)r.m0 * HEADS + r.h0) * w.p->partial_stride + unit.slot;
+  const s64 at1 = ((s64)r.m1 * HEADS + r.h1) * w.p->partial_stride + unit.slot;
   const int d = w.warp * (HEAD_DIM / 8) + w.j * 2;
 #pragma unroll
   for (int n = 0; n < V_TILES; ++n) {
@@ -227,14 +236,15 @@ DEVICE void attend_chunk(Worker& w, int layer, const Unit& unit, const uint4& pa
   }
 }
 
-DEVICE void attend(Worker& w, int layer) {
+// Every chunk of the sequences that attend to all.
+DEVICE void attend_all(Worker& w, int layer) {
   Share now = w.first;
   int index = blockIdx.x;
-  wait(w);
   while (now.any) {
     const Share next = next_share(*w.p, *w.control, index);
-    if (now.unit.chunk < NEAR_CHUNKS) attend_chunk<1>(w, layer, now.unit, now.pages);
-    else attend_chunk<CHUNK / PAGE>(w, layer, now.unit, now.pages);
+    const int cold = cold_pages(*w.control, now.unit);
+    if (now.unit.chunk < NEAR_CHUNKS) attend_chunk<1>(w, layer, now.unit, now.pages, cold);
+    else attend_chunk<CHUNK / PAGE>(w, layer, now.unit, now.pages, cold);
     now = next;
     if (now.any) compute_sync();  // the scratch is read; it is free
   }

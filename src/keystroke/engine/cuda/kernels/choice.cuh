@@ -170,23 +170,32 @@ DEVICE void conclude(Worker& w) {
     next->log_min_p[s] = c.log_min_p[s];
     next->seed_low[s] = c.seed_low[s];
     next->seed_high[s] = c.seed_high[s];
+    next->top_k[s] = c.top_k[s];
+    next->top_p[s] = c.top_p[s];
+    next->budget[s] = c.budget[s];
   }
   compute_sync();
   const u32 fault = *(volatile u32*)&w.p->barrier[2];
   if (w.thread == 0) {
-    const bool stopped = load_system(w.p->stop) != 0 || fault;
+    bool stopped = load_system(w.p->stop) != 0 || fault;
+    if (SPARSE && c.sparse)  // a step in doubt is taken again: nothing may follow it
+      for (int i = 0; i < c.sequences; ++i) stopped |= *(volatile int*)(w.p->doubt + i) != 0;
     next->rows = stopped ? 0 : c.sequences;
     next->sequences = c.sequences;
     next->sampled = c.sampled;
+    next->filtered = c.filtered;
+    next->sparse = c.sparse;
     next->ticket = c.ticket + 1;
   }
   int* result = w.p->result;
   if (w.thread < MAX_ROWS) {
     store_system(result + 2 + w.thread, w.thread < c.sequences ? accepted[w.thread] : 0);
     store_system(result + 2 + MAX_ROWS + w.thread, w.thread < w.rows ? chosen[w.thread] : -1);
+    store_system(result + 2 + 2 * MAX_ROWS + w.thread, *(volatile int*)(w.p->doubt + w.thread));
     fence_system();
   }
   compute_sync();
+  if (w.thread < MAX_ROWS) w.p->doubt[w.thread] = 0;
   if (w.thread == 0) {
     store_system(result + 1, (int)fault);
     fence_system();

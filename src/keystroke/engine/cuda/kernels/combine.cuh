@@ -23,7 +23,7 @@ DEVICE void take_values(Partial& p, const float* from) {
   p.x = __uint_as_float(raw.x); p.y = __uint_as_float(raw.y); p.z = __uint_as_float(raw.z); p.u = __uint_as_float(raw.w);
 }
 // By one warp, lane = group: what each group's sums are multiplied by at the end.
-DEVICE float group_weight(float top, float total) {
+DEVICE float group_weight(float top, float total, float& whole) {
   float best = top;
 #pragma unroll
   for (int mask = 16; mask; mask >>= 1) best = fmaxf(best, shuffle_xor(best, mask));
@@ -31,6 +31,7 @@ DEVICE float group_weight(float top, float total) {
   float sum = weight * total;
 #pragma unroll
   for (int mask = 16; mask; mask >>= 1) sum += shuffle_xor(sum, mask);
+  whole = best + log2f(sum);
   return weight / sum;
 }
 DEVICE uint2 packed_sum(const Partial& first, const Partial& second) {
@@ -49,8 +50,10 @@ DEVICE void combine_alone(Worker& w, int first_head, int heads) {
     const int m = at / heads, head = first_head + at % heads;
     const s64 base = ((s64)m * HEADS + head) * w.p->partial_stride;
     float2 norm = make_float2(-INFINITY, 0.0f);
-    if (w.lane < chunks_to(w.control->position[m])) norm = load8(w.p->partial_norm + base + w.lane);
-    weights[at * GROUPS + w.lane] = group_weight(norm.x, norm.y);
+    if (w.lane < chunks_of(*w.control, m)) norm = load8(w.p->partial_norm + base + w.lane);
+    float whole;
+    weights[at * GROUPS + w.lane] = group_weight(norm.x, norm.y, whole);
+    raise_doubt(w, m, head, whole);
   }
   compute_sync();
   // A thread adds 16 chunks of four dimensions; its partner, eight lanes away, the other 16.
@@ -62,7 +65,7 @@ DEVICE void combine_alone(Worker& w, int first_head, int heads) {
     const bool real = item < items;
     const int at = real ? item / QUADS : 0, d = item % QUADS * 4;
     const int m = at / heads, head = first_head + at % heads;
-    const int chunks = chunks_to(w.control->position[m]);
+    const int chunks = chunks_of(*w.control, m);
     const float* parts = w.p->partial + (((s64)m * HEADS + head) * w.p->partial_stride + half * 16) * HEAD_DIM + d;
     Partial part[16], sum = nothing_yet();
 #pragma unroll
@@ -78,7 +81,7 @@ DEVICE void combine_alone(Worker& w, int first_head, int heads) {
 }
 // 32 dimensions of one head of one row by a whole block.
 DEVICE void combine_together(Worker& w, int m, int head, int d) {
-  const int chunks = chunks_to(w.control->position[m]);
+  const int chunks = chunks_of(*w.control, m);
   const s64 base = ((s64)m * HEADS + head) * w.p->partial_stride;
   const float2* norms = w.p->partial_norm + base;
   const int quad = w.thread & 7, group = w.thread >> 3;
@@ -119,7 +122,9 @@ DEVICE void combine_together(Worker& w, int m, int head, int d) {
   all[group * 8 + quad] = sum;
   compute_sync();
   if (w.warp == 0) {
-    weights[w.lane] = group_weight(all[w.lane * 8].top, all[w.lane * 8].total);
+    float whole;
+    weights[w.lane] = group_weight(all[w.lane * 8].top, all[w.lane * 8].total, whole);
+    if (d == 0) raise_doubt(w, m, head, whole);
     warp_sync();
     const int half = w.lane >> 3 & 1;
     sum = nothing_yet();
@@ -133,10 +138,10 @@ DEVICE void combine_together(Worker& w, int m, int head, int d) {
 DEVICE void gather(Worker& w) {
   const Control& c = *w.control;
   const Span span = w.spans[OUTPUT];
-  int last = 0;
-  for (int m = 0; m < w.rows; ++m) last = c.position[m] > last ? c.position[m] : last;
+  int most = 0;
+  for (int m = 0; m < w.rows; ++m) most = chunks_of(c, m) > most ? chunks_of(c, m) : most;
   wait(w);
-  if (last < NEAR && w.rows <= w.p->fused_rows) {
+  if (most <= GROUPS && w.rows <= w.p->fused_rows) {
     if (span.low < span.high) {
       constexpr int EACH = HEADS / O_SPLIT;  // heads in one part of the inner dimension
       const int from = span.low / (HIDDEN / 16), to = (span.high - 1) / (HIDDEN / 16);

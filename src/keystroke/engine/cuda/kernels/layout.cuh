@@ -2,7 +2,7 @@
 // Law: constants and layouts only. plan.py and step.py say the same in Python; change both or neither.
 
 // Sizes come as macros (plan.py): HIDDEN HEADS KV_HEADS HEAD_DIM INTERMEDIATE VOCAB LAYERS TILES_N FORMAT
-// HEAD_FORMAT O_SPLIT DOWN_SPLIT QK_NORM NORM_EPS.
+// HEAD_FORMAT O_SPLIT DOWN_SPLIT QK_NORM NORM_EPS SPARSE.
 
 constexpr int WARPS = 8;
 constexpr int COMPUTE = 256;
@@ -49,10 +49,15 @@ constexpr s64 LAYER_BYTES = Qkv::bytes + Output::bytes + GateUp::bytes + Down::b
 
 struct Control {
   int rows, sequences, sampled, ticket;
+  int filtered;  // whether top-k or top-p narrows the draw of some row
+  int sparse;    // whether some row attends to chosen chunks only
   int token[MAX_ROWS], position[MAX_ROWS], sequence[MAX_ROWS];
   int first[MAX_ROWS], count[MAX_ROWS], pending[MAX_ROWS], table[MAX_ROWS];  // of each sequence
   float inverse_temperature[MAX_ROWS], log_min_p[MAX_ROWS];
   u32 seed_low[MAX_ROWS], seed_high[MAX_ROWS];
+  int top_k[MAX_ROWS];    // 0: off
+  float top_p[MAX_ROWS];  // 1: off
+  int budget[MAX_ROWS];   // chunks of keys that a row of the sequence attends to; 0: all
 };
 constexpr int CONTROL_WORDS = sizeof(Control) / 4;
 
@@ -79,17 +84,23 @@ struct Parameters {
   int* best_token;        // [blocks][MAX_ROWS]
   double* best_score;     // [blocks][MAX_ROWS]
   u32* barrier;           // arrivals, departures, fault
+  const u16* bounds;      // [LAYERS][pages][KV_HEADS][2][HEAD_DIM] largest, then smallest of each page's keys
+  float* chunk_bounds;    // [MAX_ROWS][HEADS][partial_stride] log2 of the most weight a chunk may have
+  float* omitted;         // [MAX_ROWS][HEADS] log2 of the most weight that chunks left out may have
+  int* doubt;             // [MAX_ROWS] sequences that left out more than they may
+  u64* histogram;         // [FILTER_PASSES][MAX_ROWS][256]
   const Control* control;
   Control* next;          // where the step after this one finds its rows, if it follows without the host
-  int* result;            // host memory: ticket, fault, accepted[MAX_ROWS], chosen[MAX_ROWS]
+  int* result;            // host memory: ticket, fault, accepted[MAX_ROWS], chosen[MAX_ROWS], doubt[MAX_ROWS]
   const int* stop;        // host memory
   s64* profile;           // [blocks][PROFILE] clock readings around every barrier, where compiled in
-  s64 kv_layer_stride;
+  s64 kv_layer_stride, bound_layer_stride;
   int table_stride, partial_stride;
   int x_stride, stages, ring_offset;
   int in_flight;     // chunks the streaming warp keeps under way: enough for bandwidth, few enough for latency
   int direct_rows;   // up to this many rows every block normalises for itself
   int fused_rows;    // up to this many rows every block combines partial results for itself
+  float most_omitted;  // log2 of the largest ratio of weight left out to weight taken that raises no doubt
 };
 
 // Shared memory, in this order: control, page of each row, barriers, rotary table, scratch, operand, ring.
@@ -104,8 +115,9 @@ constexpr int REDUCTION = WARPS * 16 * COLUMNS;  // floats of one unit's partial
 constexpr int BUFFERS = TILES_N == 1 ? 4 : 2;     // units whose sums may be under way
 constexpr int SCORE_STRIDE = CHUNK + PAD;
 constexpr int ATTENTION_BYTES = 16 * SCORE_STRIDE * 2 + 2 * WARPS * 16 * 4;
+constexpr int SELECTION_BYTES = 4096;
 constexpr int SUMS_BYTES = BUFFERS * REDUCTION * 4;
-constexpr int SCRATCH_BYTES = SUMS_BYTES > ATTENTION_BYTES ? SUMS_BYTES : ATTENTION_BYTES;
+constexpr int SCRATCH_BYTES = SUMS_BYTES > ATTENTION_BYTES + SELECTION_BYTES ? SUMS_BYTES : ATTENTION_BYTES + SELECTION_BYTES;
 constexpr int OPERAND_AT = (SCRATCH_AT + SCRATCH_BYTES + 127) / 128 * 128;
 
 DEVICE void mma_weights(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {

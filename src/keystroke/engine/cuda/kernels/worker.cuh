@@ -68,7 +68,11 @@ DEVICE void stream(Streamer& s, const u8* matrix, int which) {
 
 // A block's share of attention: 16 (row, head of the group) pairs from `row` on of one KV head of one sequence, over
 // one chunk of its keys. `last` is the position of the sequence's last row.
-struct Unit { int sequence, head, chunk, row, last; };
+struct Unit {
+  int sequence, head, chunk, row, last;
+  int end;   // the pair after the last
+  int slot;  // where the chunk's partial result goes
+};
 struct Share { Unit unit; uint4 pages; bool any; };  // and the pages of those keys
 
 // Everything a computing warp carries through the step.

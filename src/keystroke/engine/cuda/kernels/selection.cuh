@@ -1,0 +1,285 @@
+// Sparse attention: which chunks of keys a row attends to, and the most weight that it thereby leaves out.
+// Law: a row chooses by its own queries and by pages that its step does not write to, so the choice never depends on
+// the rows beside it. With every chunk chosen, the result is that of attend_all, bit for bit.
+
+constexpr int RECENT = 3;       // the last chunks are always taken: no row asks for bounds of pages this step writes
+constexpr int RUN = 4;          // consecutive chunks that a thread looks at while choosing
+constexpr int MOST_CHUNKS = COMPUTE * RUN;
+constexpr int MOST_CHOSEN = 64;
+constexpr float BOUND_SLACK = 0.01f;  // more than rounding can take from a bound
+constexpr int KEY_SCALE = 512, KEY_MOST = 65535;
+
+// Selection's own shared memory. Attention leaves it alone.
+struct Selection {
+  int chosen[MOST_CHOSEN];
+  int bins[256];
+  int counts[WARPS];
+  float tops[WARPS][GROUP];
+};
+static_assert(sizeof(Selection) <= SELECTION_BYTES, "selection fits its memory");
+
+DEVICE int chunks_of(const Control& c, int m) {  // partial results that row m has
+  const int all = chunks_to(c.position[m]), budget = SPARSE ? c.budget[c.sequence[m]] : 0;
+  return budget && budget < all ? budget : all;
+}
+// A row that may have left out too much says so; its step will be taken again with every chunk. By one warp.
+DEVICE void raise_doubt(Worker& w, int m, int head, float taken) {
+  const int s = w.control->sequence[m];
+  if (SPARSE && w.lane == 0 && w.control->budget[s] && load4(w.p->omitted + m * HEADS + head) - taken > w.p->most_omitted)
+    *(volatile int*)(w.p->doubt + s) = 1;
+}
+
+// log2(2**a + 2**b)
+DEVICE float add_logs(float a, float b) {
+  const float top = fmaxf(a, b);
+  return top == -INFINITY ? top : top + log2f(exp2f(a - top) + exp2f(b - top));
+}
+// Halves of a word of two bf16 that are positive, or those that are not.
+DEVICE u32 negative_halves(u32 word) { return (word >> 15 & 0x00010001u) * 0xffffu; }
+DEVICE u32 positive_part(u32 word) { return word & ~negative_halves(word); }
+DEVICE u32 negative_part(u32 word) { return word & negative_halves(word); }
+
+// The most that a key of a page can score is a product of the query with the page's largest keys where the query is
+// positive and with its smallest where it is negative: tensor cores give it for eight pages and 16 (row, head) pairs
+// at once. A warp takes such a group and leaves, for each chunk, log2 of the most weight it may have.
+DEVICE_APART void bound_chunks(Worker w, int layer) {
+  const Control& c = *w.control;
+  const float score_scale = 1.4426950408889634f / sqrtf((float)HEAD_DIM);
+  const uint4 zero = {0, 0, 0, 0};
+  int index = blockIdx.x + w.warp * gridDim.x;
+  for (int s = 0; s < c.sequences; ++s) {
+    if (!c.budget[s]) continue;
+    const int pages = c.position[c.first[s]] / PAGE;  // whole ones
+    const int groups = (pages + 7) / 8, tiles = (c.count[s] * GROUP + 15) / 16, items = groups * tiles * KV_HEADS;
+    for (; index < items; index += gridDim.x * WARPS) {
+      Unit unit;
+      unit.sequence = s;
+      unit.head = index % KV_HEADS;
+      unit.row = index / KV_HEADS % tiles * 16;
+      unit.end = c.count[s] * GROUP;
+      const int from = index / KV_HEADS / tiles * 8, page = from + w.g;
+      const bool there = page < pages;
+      const int* table = w.p->tables + (s64)c.table[s] * w.p->table_stride;
+      const u16* at = w.p->bounds + layer * w.p->bound_layer_stride +
+                      ((s64)(there ? table[page] : 0) * KV_HEADS + unit.head) * (2 * HEAD_DIM) + w.j * 8;
+      uint4 high[K_STEPS], low[K_STEPS];
+#pragma unroll
+      for (int step = 0; step < K_STEPS; ++step) {
+        high[step] = there ? load16(at + step * 32) : zero;
+        low[step] = there ? load16(at + HEAD_DIM + step * 32) : zero;
+      }
+      const Rows r = rows_of(w, unit);
+      const u16* q0 = w.p->queries + r.m0 * QUERY_WIDTH + r.h0 * HEAD_DIM + w.j * 8;
+      const u16* q1 = w.p->queries + r.m1 * QUERY_WIDTH + r.h1 * HEAD_DIM + w.j * 8;
+      float most[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+      for (int step = 0; step < K_STEPS; ++step) {
+        const uint4 a = r.has0 ? load16(q0 + step * 32) : zero, b = r.has1 ? load16(q1 + step * 32) : zero;
+        mma_bf16(most, positive_part(a.x), positive_part(b.x), positive_part(a.y), positive_part(b.y), high[step].x, high[step].y);
+        mma_bf16(most, positive_part(a.z), positive_part(b.z), positive_part(a.w), positive_part(b.w), high[step].z, high[step].w);
+        mma_bf16(most, negative_part(a.x), negative_part(b.x), negative_part(a.y), negative_part(b.y), low[step].x, low[step].y);
+        mma_bf16(most, negative_part(a.z), negative_part(b.z), negative_part(a.w), negative_part(b.w), low[step].z, low[step].w);
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        most[i] = from + w.j * 2 + (i & 1) < pages ? most[i] * score_scale + BOUND_SLACK + 6.0f : -INFINITY;  // 64 keys
+      float* to0 = w.p->chunk_bounds + ((s64)r.m0 * HEADS + r.h0) * w.p->partial_stride;
+      float* to1 = w.p->chunk_bounds + ((s64)r.m1 * HEADS + r.h1) * w.p->partial_stride;
+      const int first = from + w.j * 2;
+      if (from < NEAR_CHUNKS) {
+        if (r.has0) { to0[first] = most[0]; to0[first + 1] = most[1]; }
+        if (r.has1) { to1[first] = most[2]; to1[first + 1] = most[3]; }
+      } else {
+        float sum0 = add_logs(most[0], most[1]), sum1 = add_logs(most[2], most[3]);
+        sum0 = add_logs(sum0, shuffle_xor(sum0, 1));
+        sum1 = add_logs(sum1, shuffle_xor(sum1, 1));
+        const int chunk = NEAR_CHUNKS + (first - NEAR_CHUNKS) / (CHUNK / PAGE);
+        if (r.has0 && !(w.j & 1)) to0[chunk] = sum0;
+        if (r.has1 && !(w.j & 1)) to1[chunk] = sum1;
+      }
+    }
+    index -= items;
+  }
+}
+
+// Sum of what the lanes before this one hold; `all` becomes the sum of the warp.
+DEVICE int sum_before(const Worker& w, int value, int& all) {
+  int before = 0;
+  all = value;
+#pragma unroll
+  for (int mask = 1; mask < 32; mask <<= 1) {
+    const int other = shuffle_xor_int(all, mask);
+    if (w.lane & mask) before += other;
+    all += other;
+  }
+  return before;
+}
+// The bin in which the wanted-th of the counted keys lies; `wanted` becomes its place there. Every warp for itself.
+DEVICE int find_bin(const Worker& w, const int* bins, int& wanted) {
+  int own = 0, all;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) own += bins[w.lane * 8 + i];
+  int before = sum_before(w, own, all), found = -1, place = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const int count = bins[w.lane * 8 + i];
+    if (before < wanted && wanted <= before + count) { found = w.lane * 8 + i; place = wanted - before; }
+    before += count;
+  }
+#pragma unroll
+  for (int mask = 16; mask; mask >>= 1) {
+    const int other = shuffle_xor_int(found, mask), other_place = shuffle_xor_int(place, mask);
+    if (other > found) { found = other; place = other_place; }
+  }
+  wanted = place;
+  return found;
+}
+
+// Chunks of one KV head for row m, in their order, into `sel.chosen`: the first, the last, and those whose bounds stand
+// out most beside the best of any query head. `accounts`: this block says what is left out.
+DEVICE void choose_chunks(Worker& w, Selection& sel, int m, int head, bool accounts) {
+  const Control& c = *w.control;
+  const int chunks = chunks_to(c.position[m]), count = chunks_of(c, m), mine = w.thread * RUN;
+  float v[GROUP][RUN];
+#pragma unroll
+  for (int h = 0; h < GROUP; ++h) {
+    const float* from = w.p->chunk_bounds + ((s64)m * HEADS + head * GROUP + h) * w.p->partial_stride + mine;
+    const uint4 raw = mine < chunks ? load16(from) : make_uint4(0, 0, 0, 0);
+    v[h][0] = __uint_as_float(raw.x); v[h][1] = __uint_as_float(raw.y); v[h][2] = __uint_as_float(raw.z); v[h][3] = __uint_as_float(raw.w);
+  }
+  compute_sync();  // the previous choice is no longer read
+  sel.bins[w.thread] = 0;
+#pragma unroll
+  for (int h = 0; h < GROUP; ++h) {
+    float top = -INFINITY;
+#pragma unroll
+    for (int i = 0; i < RUN; ++i) {
+      if (mine + i < 1 || mine + i >= chunks - RECENT) v[h][i] = -INFINITY;
+      top = fmaxf(top, v[h][i]);
+    }
+#pragma unroll
+    for (int mask = 16; mask; mask >>= 1) top = fmaxf(top, shuffle_xor(top, mask));
+    if (w.lane == 0) sel.tops[w.warp][h] = top;
+  }
+  compute_sync();
+  float tops[GROUP];
+  int key[RUN];
+#pragma unroll
+  for (int i = 0; i < RUN; ++i) key[i] = mine + i < chunks ? -1 : KEY_MOST + 2;
+#pragma unroll
+  for (int h = 0; h < GROUP; ++h) {
+    tops[h] = sel.tops[0][h];
+#pragma unroll
+    for (int i = 1; i < WARPS; ++i) tops[h] = fmaxf(tops[h], sel.tops[i][h]);
+#pragma unroll
+    for (int i = 0; i < RUN; ++i) {
+      if (mine + i < 1 || mine + i >= chunks - RECENT) continue;
+      const float behind = (tops[h] - v[h][i]) * KEY_SCALE;
+      const int own = behind < (float)KEY_MOST ? (int)behind : KEY_MOST;
+      key[i] = h == 0 || own < key[i] ? own : key[i];
+    }
+  }
+  // Two rounds over the bytes of the keys find the last key that is taken.
+  int wanted = count - (chunks < 1 + RECENT ? chunks : 1 + RECENT), last = KEY_MOST + 1;
+  if (count < chunks) {
+#pragma unroll
+    for (int i = 0; i < RUN; ++i)
+      if (key[i] >= 0 && key[i] <= KEY_MOST) count_shared(&sel.bins[key[i] >> 8]);
+    compute_sync();
+    const int high = find_bin(w, sel.bins, wanted);
+    compute_sync();
+    sel.bins[w.thread] = 0;
+    compute_sync();
+#pragma unroll
+    for (int i = 0; i < RUN; ++i)
+      if (key[i] >= 0 && key[i] >> 8 == high) count_shared(&sel.bins[key[i] & 255]);
+    compute_sync();
+    last = high << 8 | find_bin(w, sel.bins, wanted);  // `wanted` of those whose key this is
+  }
+  int own = 0, all;
+#pragma unroll
+  for (int i = 0; i < RUN; ++i) own += (key[i] < last) + ((key[i] == last) << 16);
+  int before = sum_before(w, own, all);
+  if (w.lane == 0) sel.counts[w.warp] = all;
+  compute_sync();
+  for (int i = 0; i < w.warp; ++i) before += sel.counts[i];
+  bool taken[RUN];
+#pragma unroll
+  for (int i = 0; i < RUN; ++i) {
+    const int less = before & 0xffff, equal = before >> 16;
+    taken[i] = key[i] < last || (key[i] == last && equal < wanted);
+    if (taken[i]) sel.chosen[less + (equal < wanted ? equal : wanted)] = mine + i;
+    before += (key[i] < last) + ((key[i] == last) << 16);
+  }
+  if (accounts) {
+    compute_sync();
+#pragma unroll
+    for (int h = 0; h < GROUP; ++h) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int i = 0; i < RUN; ++i)
+        if (!taken[i] && key[i] <= KEY_MOST) sum += exp2f(v[h][i] - tops[h]);
+#pragma unroll
+      for (int mask = 16; mask; mask >>= 1) sum += shuffle_xor(sum, mask);
+      if (w.lane == 0) sel.tops[w.warp][h] = sum;
+    }
+    compute_sync();
+#pragma unroll
+    for (int h = 0; h < GROUP; ++h) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int i = 0; i < WARPS; ++i) sum += sel.tops[i][h];
+      if (w.thread == h) w.p->omitted[m * HEADS + head * GROUP + h] = sum > 0.0f ? tops[h] + log2f(sum) : -INFINITY;
+    }
+  }
+  compute_sync();
+}
+
+// The chosen chunks of the sequences that choose. Each block takes a run of them.
+DEVICE_APART void attend_chosen(Worker w, int layer) {
+  Selection& sel = *(Selection*)((u8*)w.scratch + ATTENTION_BYTES);
+  const Control& c = *w.control;
+  int units = 0;
+  for (int m = 0; m < w.rows; ++m)
+    if (c.budget[c.sequence[m]]) units += chunks_of(c, m) * KV_HEADS;
+  const int low = (int)((s64)blockIdx.x * units / gridDim.x), high = (int)((s64)(blockIdx.x + 1) * units / gridDim.x);
+  int at = low, base = 0;
+  for (int m = 0; m < w.rows && at < high; ++m) {
+    const int s = c.sequence[m];
+    if (!c.budget[s]) continue;
+    const int count = chunks_of(c, m);
+    for (int head = 0; head < KV_HEADS; ++head, base += count) {
+      if (at >= high || at >= base + count) continue;
+      choose_chunks(w, sel, m, head, at == base);
+      Unit unit;
+      unit.sequence = s;
+      unit.head = head;
+      unit.row = (m - c.first[s]) * GROUP;
+      unit.end = unit.row + GROUP;
+      unit.last = c.position[m];
+      for (; at < high && at < base + count; ++at) {
+        unit.slot = at - base;
+        unit.chunk = sel.chosen[unit.slot];
+        const uint4 pages = find_pages(*w.p, c, unit);
+        fetch_ahead(w, layer, unit, pages);
+        if (unit.chunk < NEAR_CHUNKS) attend_chunk<1>(w, layer, unit, pages, 0);
+        else attend_chunk<CHUNK / PAGE>(w, layer, unit, pages, 0);
+        compute_sync();  // the scratch is read; it is free
+      }
+    }
+  }
+}
+
+// Waits for the queries.
+DEVICE void attend(Worker& w, int layer) {
+  wait(w);
+  if (SPARSE && w.control->sparse) {
+    bound_chunks(w, layer);
+    arrive(w);
+  }
+  attend_all(w, layer);
+  if (SPARSE && w.control->sparse) {
+    wait(w);
+    attend_chosen(w, layer);
+  }
+}
