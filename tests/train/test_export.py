@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from keystroke.assist.next_edit.prompt import VERSION, detect
 from keystroke.engine.checkpoint import open_checkpoint
 from keystroke.engine.templates import detect_fim
 from keystroke.engine.tokenizer import load_tokenizer
@@ -112,6 +113,20 @@ def test_the_gguf_carries_tokenizer_and_fill_in_the_middle_order(
     assert template.tokens(inside, "a", "b")[0] == special.FIM_SUFFIX
 
 
+def test_a_model_says_that_it_has_learned_edits_only_if_it_has(
+    weights: Path, tokenizer: Path, tmp_path: Path
+) -> None:
+    learned = tmp_path / "learned.pt"
+    torch.save({**torch.load(weights, weights_only=True), "next_edit": VERSION}, learned)
+    for source, has in ((weights, False), (learned, True)):
+        file, folder = tmp_path / f"{has}.gguf", tmp_path / f"{has}"
+        export_gguf(source, tokenizer, file, name="test")
+        export_huggingface(source, tokenizer, folder)
+        assert (detect(load_tokenizer(file), file) is not None) == has
+        assert (detect(load_tokenizer(folder), folder) is not None) == has
+        assert load_tokenizer(file).special("<|reserved_0|>") == special.KEEP
+
+
 def test_a_tokenizer_of_another_size_is_refused(weights: Path, tmp_path: Path) -> None:
     other = code_tokenizer.train([CODE], 300)
     code_tokenizer.save(other, tmp_path / "other")
@@ -150,8 +165,8 @@ def test_training_can_go_on_from_what_was_exported(weights: Path, tokenizer: Pat
     file, again = tmp_path / "model.gguf", tmp_path / "again.pt"
     export_gguf(weights, tokenizer, file, name="test", quantisation="BF16")
     import_weights(file, again)
-    shape, tensors = trained(again)
-    wanted_shape, wanted = trained(weights)
+    shape, tensors, _ = trained(again)
+    wanted_shape, wanted, _ = trained(weights)
     # What a file can hold: its context and rotary base come back, and every weight.
     assert shape == wanted_shape
     assert all(torch.equal(tensors[name], wanted[name]) for name in wanted)

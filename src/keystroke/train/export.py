@@ -65,9 +65,9 @@ def expected(shape: Shape) -> dict[str, tuple[int, ...]]:
     return tensors
 
 
-def trained(path: Path) -> tuple[Shape, Weights]:
-    """The weights of a run (final.pt, stable.pt). Raises ModelDamaged if one is missing, misshapen or
-    not finite."""
+def trained(path: Path) -> tuple[Shape, Weights, dict[str, Any]]:
+    """The weights of a run (final.pt, stable.pt) and what keystroke.json says of them. Raises ModelDamaged if
+    one is missing, misshapen or not finite."""
     state = read_state(path)
     shape = Shape.from_json(state["shape"])
     weights: Weights = state.get("weights") or state.get("model") or {}
@@ -80,7 +80,8 @@ def trained(path: Path) -> tuple[Shape, Weights]:
             )
         if not torch.isfinite(tensor.float()).all():
             raise ModelDamaged(f"{path}: {name} has values that are not numbers; the run diverged")
-    return shape, {name: weights[name] for name in expected(shape)}
+    skills = {**KEYSTROKE, "next_edit": state["next_edit"]} if state.get("next_edit") else {**KEYSTROKE}
+    return shape, {name: weights[name] for name in expected(shape)}, skills
 
 
 def _checked_tokenizer(tokenizer: Path, shape: Shape) -> Any:
@@ -96,7 +97,7 @@ def _checked_tokenizer(tokenizer: Path, shape: Shape) -> Any:
 
 def export_huggingface(weights: Path, tokenizer: Path, out: Path) -> None:
     """A folder that `transformers` loads as LlamaForCausalLM."""
-    shape, tensors = trained(weights)
+    shape, tensors, skills = trained(weights)
     loaded = _checked_tokenizer(tokenizer, shape)
     out.mkdir(parents=True, exist_ok=True)
     partial = out / "model.safetensors.partial"
@@ -109,7 +110,7 @@ def export_huggingface(weights: Path, tokenizer: Path, out: Path) -> None:
     (out / "config.json").write_text(json.dumps(shape.huggingface(), indent=1) + "\n")
     generation = {"bos_token_id": special.END, "eos_token_id": special.END}
     (out / "generation_config.json").write_text(json.dumps(generation, indent=1) + "\n")
-    (out / "keystroke.json").write_text(json.dumps(KEYSTROKE) + "\n")
+    (out / "keystroke.json").write_text(json.dumps(skills) + "\n")
     save(loaded, out)
 
 
@@ -137,12 +138,15 @@ def export_gguf(weights: Path, tokenizer: Path, out: Path, *, name: str, quantis
         raise InputError(
             f"{quantisation} is no GGUF quantisation; use Q8_0, F16, BF16 or F32", param="quantisation"
         ) from None
-    shape, tensors = trained(weights)
+    shape, tensors, skills = trained(weights)
     loaded = _checked_tokenizer(tokenizer, shape)
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.with_name(out.name + ".partial")
     writer = gguf.GGUFWriter(str(partial), "llama")
     _describe(writer, shape, name, kind)
+    writer.add_string("keystroke.fim_order", skills["fim_order"])
+    if "next_edit" in skills:
+        writer.add_uint32("keystroke.next_edit", skills["next_edit"])
     _vocabulary(writer, loaded)
     for tensor_name, tensor in tensors.items():
         values = tensor.float().numpy()
@@ -179,7 +183,6 @@ def _describe(writer: Any, shape: Shape, name: str, kind: GGMLQuantizationType) 
     file_types = {"Q8_0": "MOSTLY_Q8_0", "F16": "MOSTLY_F16", "BF16": "MOSTLY_BF16", "F32": "ALL_F32"}
     if kind.name in file_types:
         writer.add_file_type(gguf.LlamaFileType[file_types[kind.name]])
-    writer.add_string("keystroke.fim_order", KEYSTROKE["fim_order"])
 
 
 def _vocabulary(writer: Any, tokenizer: Any) -> None:
@@ -188,7 +191,7 @@ def _vocabulary(writer: Any, tokenizer: Any) -> None:
     merges = [" ".join(merge) if isinstance(merge, list) else merge for merge in spec["model"]["merges"]]
     kinds = [
         gguf.TokenType.CONTROL
-        if i < len(special.NAMED)
+        if i < len(special.NAMED) or i == special.KEEP
         else gguf.TokenType.UNUSED
         if i < special.RESERVED
         else gguf.TokenType.NORMAL

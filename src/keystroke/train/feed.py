@@ -122,6 +122,7 @@ class Feed:
     ) -> None:
         self.folder, self.tokenizer, self.length = folder, tokenizer, length
         self.mix = mix or Mix()
+        self.edits_drawn = 0  # windows
         self._code = Stock(folder, transform, backlog)
         self._edits = None if edits is None else Stock(edits, transform_edits, max(64, backlog // 6))
         self._pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
@@ -175,6 +176,7 @@ class Feed:
         drawn = [self._code.draw(size - edits, self.mix, self._rng)] if size > edits else []
         if edits and self._edits is not None:
             drawn.append(self._edits.draw(edits, self.mix, self._rng))
+            self.edits_drawn += edits
         return np.concatenate(drawn)
 
     def _turn(self) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from keystroke.assist.next_edit.prompt import VERSION as EDIT_FORMAT
 from keystroke.errors import InputError, ModelDamaged
 from keystroke.train import special
 from keystroke.train.documents import Mix
@@ -200,6 +201,7 @@ class Trainer:
                     tokens_per_second=round(rate),
                     time=round(now, 1),
                     passes=self.feed.passes,
+                    edits=self.feed.edits_drawn,
                     stock=self.feed.available,
                 )
                 if not np.isfinite(value):
@@ -274,10 +276,9 @@ class Trainer:
     def save_weights(self, path: Path) -> None:
         """The weights alone, in bfloat16: what is shipped and what a next run may start from."""
         weights = {name: p.detach().to(torch.bfloat16).cpu() for name, p in self.model.named_parameters()}
-        _save(
-            path,
-            {"shape": self.shape.to_json(), "step": self.step, "tokens": self.tokens, "weights": weights},
-        )
+        facts = {"shape": self.shape.to_json(), "step": self.step, "tokens": self.tokens}
+        learned = EDIT_FORMAT if self.feed.edits_drawn else 0
+        _save(path, {**facts, "next_edit": learned, "weights": weights})
 
     def checkpoint(self) -> None:
         state = {"model": self.model.state_dict(), "optimiser": self.optimiser.state_dict()}
