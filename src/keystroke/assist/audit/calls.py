@@ -117,7 +117,7 @@ class Calls(Narrowing):
             uses = ALL
         if uses:
             return Value(
-                level=max(mixed.level, LOCAL),
+                level=max(mixed.level, LOCAL) if any(not item.known for item in inputs) else mixed.level,
                 clean=mixed.clean | uses,
                 path=out,
                 origin=mixed.origin,

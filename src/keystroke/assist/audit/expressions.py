@@ -90,6 +90,8 @@ class Expressions(Calls):
             )
         elif base.level == PARAMETER and self.family == "c":
             level = LOCAL
+        elif base.level == LOCAL and CAPS.fullmatch(name):
+            level = CONSTANT
         return Value(level=level, path=path, origin=base.origin, roots=base.roots, clean=base.clean)
 
     def element(self, whole: Value) -> Value:
@@ -116,6 +118,9 @@ class Expressions(Calls):
                 if item is not None:
                     return item
             return self.element(base)
+        if isinstance(base.const, str) and isinstance(key.const, int) and not base.level:
+            inside = -len(base.const) <= key.const < len(base.const)
+            return constant(base.const[key.const]) if inside else PLAIN
         if isinstance(key.const, str) and base.path:
             return self.member(base, key.const)
         element = self.element(base)

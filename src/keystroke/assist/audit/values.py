@@ -201,13 +201,15 @@ def mix(parts: list[Value]) -> Value:
     worst: Value | None = None
     clean: frozenset[str] | None = None
     roots: frozenset[str] = NONE
+    bare = all(part.level <= LOCAL or part.numeric for part in parts)
     counted = ""  # where a number came from: it cannot inject, but it may be guessable
     for part in parts:
         roots = roots | part.roots if part.roots else roots
         if part.level == CONSTANT or part.numeric:
             counted = counted or part.origin
             continue
-        if "*" not in part.clean:
+        # An unknown part of our own says nothing against what was done to the parts that callers chose.
+        if "*" not in part.clean and (part.level > LOCAL or bare):
             clean = part.clean if clean is None else clean & part.clean
         if worst is None or (part.level, "*" not in part.clean) > (worst.level, "*" not in worst.clean):
             worst = part
