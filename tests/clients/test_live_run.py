@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import IO
 
 import pytest
 from cli_home import PROGRAM, Home, home  # noqa: F401
@@ -52,10 +53,10 @@ def started(home: Home, text: str, *options: str) -> Iterator[subprocess.Popen[b
         child.communicate()
 
 
-def until(stream: object, words: bytes) -> bytes:
+def until(stream: IO[bytes], words: bytes) -> bytes:
     """What a stream says up to the line that holds some words."""
     said = b""
-    for line in stream:  # type: ignore[attr-defined]
+    for line in stream:
         said += line
         if words in line:
             return said
