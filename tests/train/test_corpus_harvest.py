@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import time
 from pathlib import Path
 
@@ -164,6 +165,51 @@ def test_growing_without_stored_signatures_gives_the_same(
     build([tmp_path / "projects"], tmp_path / "b")
     (tmp_path / "b" / "signatures.npy").unlink()
     assert grow([tmp_path / "more"], tmp_path / "a") == grow([tmp_path / "more"], tmp_path / "b")
+
+
+def test_a_growth_cut_short_leaves_the_corpus_as_it_was_and_can_be_done_again(
+    server: Server, index: PackageIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harvest(index, NAMES, tmp_path / "projects")
+    server.add("later", {"1.0": {"x/a.py": module("alpha"), "x/z.py": module("zeta")}})
+    harvest(index, ["later"], tmp_path / "more")
+    for name in ("cut", "whole"):
+        build([tmp_path / "projects"], tmp_path / name)
+    before = read_manifest(tmp_path / "cut")
+    replace, done = os.replace, list[str]()
+
+    def stop_before_the_manifest(source: Path, target: Path) -> None:
+        if target.name == "manifest.json":
+            raise KeyboardInterrupt
+        done.append(target.name)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", stop_before_the_manifest)
+    with pytest.raises(KeyboardInterrupt):
+        grow([tmp_path / "more"], tmp_path / "cut")
+    assert {"signatures.npy", "files.jsonl.gz"} <= set(done)
+    assert read_manifest(tmp_path / "cut") == before
+    monkeypatch.undo()
+    assert grow([tmp_path / "more"], tmp_path / "cut") == grow([tmp_path / "more"], tmp_path / "whole")
+    listings = [gzip.decompress((tmp_path / n / "files.jsonl.gz").read_bytes()) for n in ("cut", "whole")]
+    assert listings[0] == listings[1]
+
+
+def test_building_again_leaves_no_piece_of_the_corpus_before(index: PackageIndex, tmp_path: Path) -> None:
+    harvest(index, NAMES, tmp_path / "projects")
+    summary = build([tmp_path / "projects"], tmp_path / "corpus")
+    stray = tmp_path / "corpus" / "train" / "0007.jsonl.bz2"
+    stray.write_bytes(b"old")
+    assert build([tmp_path / "projects"], tmp_path / "corpus") == summary
+    assert not stray.exists()
+
+
+def test_a_listing_that_lost_lines_is_named(index: PackageIndex, tmp_path: Path) -> None:
+    harvest(index, NAMES, tmp_path / "projects")
+    build([tmp_path / "projects"], tmp_path / "corpus")
+    (tmp_path / "corpus" / "files.jsonl.gz").write_bytes(gzip.compress(b""))
+    with pytest.raises(InputError, match="has lost lines; build the corpus again"):
+        grow([tmp_path / "projects"], tmp_path / "corpus")
 
 
 def test_growing_twice_adds_nothing(server: Server, index: PackageIndex, tmp_path: Path) -> None:

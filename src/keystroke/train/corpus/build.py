@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +30,8 @@ from keystroke.train.documents import Source
 from keystroke.train.pieces import SUFFIX, piece_paths, read_piece, write_piece
 
 PIECE = 20_000_000  # characters
+Report = Callable[[str, int, int], None]
+MANIFEST = "manifest.json"
 LISTING = "files.jsonl.gz"
 SIGNATURES = "signatures.npy"  # of every kept file, so that a corpus can grow without being read again
 
@@ -66,17 +69,15 @@ def build(
     out: Path,
     *,
     workers: int = 1,
-    report: Callable[[str, int, int], None] = lambda *_: None,
+    report: Report = lambda *_: None,
 ) -> dict[str, Any]:
     """Write `out/train`, `out/heldout`, `out/late` and the manifest; the manifest's summary."""
     projects = harvested(folders)
     out.mkdir(parents=True, exist_ok=True)
-    for part in Part:
-        for old in (out / part).glob(f"*{SUFFIX}"):
-            old.unlink()
+    (out / MANIFEST).unlink(missing_ok=True)  # what it accounts for is about to be overwritten
     seen, files = Deduplicator(), Counter[str]()
-    keep = _compare(projects, out, False, seen, set(), files, report)
-    pieces = _write_pieces(projects, keep, out, workers, report)
+    keep = _compare(projects, out, seen, [], files, report)
+    pieces = _write_pieces(projects, keep, out, [], workers, report)
     return _finish(out, seen, _summary(projects, files, pieces))
 
 
@@ -85,20 +86,23 @@ def grow(
     out: Path,
     *,
     workers: int = 1,
-    report: Callable[[str, int, int], None] = lambda *_: None,
+    report: Report = lambda *_: None,
 ) -> dict[str, Any]:
     """Add what `folders` hold and the corpus in `out` has not: new pieces beside the old ones, which stay as
-    they are. Here a file that resembles any part of the corpus is left out, held-out parts included."""
+    they are. Here a file that resembles any part of the corpus is left out, held-out parts included. The
+    manifest changes last and says how much of the other files counts, so a growth cut short leaves the
+    corpus as it was."""
     manifest = read_manifest(out)
     projects = harvested(folders)
-    known, names = _listed(out)
-    seen = _remembered(out, report)
     files: Counter[str] = Counter(manifest["files"])
-    keep = _compare(projects, out, True, seen, known, files, report)
+    listed = _listed(out, files.total())
+    kept = sum(number for what, number in files.items() if what.endswith(" kept"))
+    seen = _remembered(out, manifest["pieces"], kept, report)
+    keep = _compare(projects, out, seen, listed, files, report)
     projects = [p for p in projects if keep[p.record.name]]
-    pieces = _write_pieces(projects, keep, out, workers, report)
-    fresh = [p for p in projects if p.record.name not in names]
-    added = _summary(fresh, files, pieces)
+    pieces = _write_pieces(projects, keep, out, manifest["pieces"], workers, report)
+    names = {json.loads(line)[1] for line in listed}
+    added = _summary([p for p in projects if p.record.name not in names], files, pieces)
     for counts in ("projects", "licences", "refused_files", "characters"):
         total = Counter(manifest[counts])
         total.update(added[counts])
@@ -108,54 +112,61 @@ def grow(
 
 
 def _finish(out: Path, seen: Deduplicator, summary: dict[str, Any]) -> dict[str, Any]:
-    np.save(out / SIGNATURES, seen.signatures())
-    partial = out / "manifest.json.partial"
-    partial.write_text(json.dumps(summary, indent=1) + "\n")
-    os.replace(partial, out / "manifest.json")
+    """Make the new corpus the one that counts; the manifest is what decides."""
+    with (out / f"{SIGNATURES}.partial").open("wb") as stream:
+        np.save(stream, seen.signatures())
+    (out / f"{MANIFEST}.partial").write_text(json.dumps(summary, indent=1) + "\n")
+    for name in (SIGNATURES, LISTING, MANIFEST):
+        os.replace(out / f"{name}.partial", out / name)
+    accounted = {row["piece"] for row in summary["pieces"]}
+    for part in Part:
+        for path in piece_paths(out / part):
+            if f"{part}/{path.name}" not in accounted:
+                path.unlink()
     return summary
 
 
-def _listed(out: Path) -> tuple[set[str], set[str]]:
-    """Hashes of the files and names of the projects that were compared before."""
-    known, names = set[str](), set[str]()
+def _listed(out: Path, count: int) -> list[str]:
+    """The first `count` lines of the listing: one for each file compared before."""
     try:
         with gzip.open(out / LISTING, "rt", encoding="utf-8") as stream:
-            for line in stream:
-                _, name, _, _, _, sha256, *_ = json.loads(line)
-                known.add(sha256)
-                names.add(name)
+            lines = list(islice(stream, count))
     except (OSError, EOFError, ValueError) as error:
         raise InputError(f"{out / LISTING} cannot be read ({error}); build the corpus again") from error
-    return known, names
+    if len(lines) < count:
+        raise InputError(f"{out / LISTING} has lost lines; build the corpus again")
+    return lines
 
 
-def _remembered(out: Path, report: Callable[[str, int, int], None]) -> Deduplicator:
+def _remembered(out: Path, pieces: list[dict[str, Any]], kept: int, report: Report) -> Deduplicator:
     """A comparer that knows the corpus in `out`; from its pieces where no signatures are stored."""
     try:
-        return Deduplicator(np.load(out / SIGNATURES))
+        signatures = np.load(out / SIGNATURES)
+        if len(signatures) >= kept:
+            return Deduplicator(signatures[:kept])
     except (OSError, ValueError):
-        seen = Deduplicator()
-        paths = [path for part in Part for path in piece_paths(out / part)]
-        for i, path in enumerate(paths):
-            for source in read_piece(path):
-                seen.is_new(source.text)
-            report("remember", i + 1, len(paths))
-        return seen
+        pass
+    seen = Deduplicator()
+    for i, row in enumerate(pieces):
+        for source in read_piece(out / row["piece"]):
+            seen.remember(source.text)
+        report("remember", i + 1, len(pieces))
+    return seen
 
 
 def _compare(
     projects: list[Harvested],
     out: Path,
-    append: bool,
     seen: Deduplicator,
-    known: set[str],
+    listed: list[str],
     files: Counter[str],
-    report: Callable[[str, int, int], None],
+    report: Report,
 ) -> dict[str, set[str]]:
-    """Paths to keep of each project. Every file not `known` is counted and listed with what came of it."""
+    """Paths to keep of each project. Every file not `listed` is counted and listed with what came of it."""
+    known = {json.loads(line)[5] for line in listed}
     keep: dict[str, set[str]] = {}
-    mode: Literal["at", "wt"] = "at" if append else "wt"
-    with gzip.open(out / LISTING, mode, encoding="utf-8", compresslevel=6) as listing:
+    with gzip.open(out / f"{LISTING}.partial", "wt", encoding="utf-8", compresslevel=6) as listing:
+        listing.writelines(listed)
         for i, project in enumerate(projects):
             record, sources = read_project(project.path)
             kept = keep[record.name] = set()
@@ -185,16 +196,17 @@ def _write_pieces(
     projects: list[Harvested],
     keep: dict[str, set[str]],
     out: Path,
+    before: list[dict[str, Any]],
     workers: int,
-    report: Callable[[str, int, int], None],
+    report: Report,
 ) -> list[dict[str, Any]]:
+    """Pieces of what is kept, numbered on from those there were `before`."""
     jobs: list[tuple[Path, list[tuple[Path, set[str]]]]] = []
     for part in Part:
         (out / part).mkdir(exist_ok=True)
-        first = len(list(piece_paths(out / part)))
-        for i, group in enumerate(
-            _groups(sorted((p for p in projects if p.part is part), key=lambda p: p.shuffled)), start=first
-        ):
+        first = sum(row["piece"].startswith(f"{part}/") for row in before)
+        of_part = sorted((p for p in projects if p.part is part), key=lambda p: p.shuffled)
+        for i, group in enumerate(_groups(of_part), start=first):
             jobs.append((out / part / f"{i:04d}{SUFFIX}", [(p.path, keep[p.record.name]) for p in group]))
     pieces = []
     with ProcessPoolExecutor(workers) as pool:
@@ -256,7 +268,7 @@ def _summary(projects: list[Harvested], files: Counter[str], pieces: list[dict[s
 
 def read_manifest(out: Path) -> dict[str, Any]:
     try:
-        manifest: dict[str, Any] = json.loads((out / "manifest.json").read_text())
+        manifest: dict[str, Any] = json.loads((out / MANIFEST).read_text())
     except (OSError, ValueError) as error:
         raise InputError(
             f"{out} holds no corpus ({error}); build one with `keystroke train corpus`"

@@ -62,7 +62,7 @@ class Deduplicator:
         self._bands: list[dict[bytes, int]] = [{} for _ in range(BANDS)]
         self._kept: list[Signature] = []
         for mine in known if known is not None else ():
-            self._remember(mine)
+            self._keep(mine)
 
     def is_new(self, text: str) -> bool:
         """Whether no text shown and kept before is nearly this one. A new text is remembered."""
@@ -71,10 +71,14 @@ class Deduplicator:
             rival = table.get(key)
             if rival is not None and similarity(mine, self._kept[rival]) >= SIMILAR:
                 return False
-        self._remember(mine)
+        self._keep(mine)
         return True
 
-    def _remember(self, mine: Signature) -> None:
+    def remember(self, text: str) -> None:
+        """Take the text as kept without comparing it."""
+        self._keep(signature(text))
+
+    def _keep(self, mine: Signature) -> None:
         for table, key in zip(self._bands, _keys(mine), strict=True):
             table.setdefault(key, len(self._kept))
         self._kept.append(mine)
