@@ -1,12 +1,16 @@
 """Single-stream speed of the CUDA engine, with transformers' compiled static cache beside it.
 
-Regime: batch 1 unless a row says otherwise, bf16 KV, greedy, weights random (speed does not depend on them).
-A step must read every weight once and the context's KV once; that many bytes over the bandwidth of a large
-copy, measured in the same run, is the ceiling, and `fraction_of_limit` is how near a row comes. Everything
-goes through `Session`, host included. The last line is JSON.
+Regime: batch 1 unless a row says otherwise, bf16 KV, greedy, weights random (speed does not depend on them)
+but for the speculative edit, which needs a real model. A step must read every weight once and the context's
+KV once; that many bytes over the bandwidth of a large copy, measured in the same run, is the ceiling, and
+`fraction_of_limit` is how near a row comes. Everything goes through `Session`, host included. The last line
+is JSON.
 
-    python bench/cuda.py                 every row and the peer
-    python bench/cuda.py 135m 1.5b       some shapes;  --no-peer leaves transformers out
+    python -P bench/cuda.py                   every row and the peer
+    python -P bench/cuda.py 135m 1.5b         some of: 135m 1.5b 7b 120k edit
+        --model PATH    a folder or file with real weights, for the edit
+        --no-peer       leaves transformers out
+        --compile       only compiles the kernels, so that a later run need not
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,12 +31,16 @@ import torch
 sys.path[:] = [p for p in sys.path if Path(p or ".").resolve() != Path(__file__).resolve().parent]
 
 from keystroke.engine.base import StepRequest  # noqa: E402
+from keystroke.engine.checkpoint import open_checkpoint  # noqa: E402
 from keystroke.engine.checkpoint.rope import extended  # noqa: E402
 from keystroke.engine.checkpoint.spec import ModelSpec, RopeSpec  # noqa: E402
-from keystroke.engine.cuda.driver import GpuLauncher  # noqa: E402
-from keystroke.engine.cuda.engine import CudaEngine  # noqa: E402
+from keystroke.engine.cuda.driver import GpuLauncher, compiled  # noqa: E402
+from keystroke.engine.cuda.engine import CudaEngine, load_cuda  # noqa: E402
 from keystroke.engine.cuda.model import random_weights  # noqa: E402
-from keystroke.engine.cuda.plan import Precision  # noqa: E402
+from keystroke.engine.cuda.plan import Plan, Precision  # noqa: E402
+from keystroke.engine.cuda.sparse import Sparse  # noqa: E402
+from keystroke.engine.speculative import FileDrafter  # noqa: E402
+from keystroke.engine.tokenizer import load_tokenizer  # noqa: E402
 
 DEVICE = torch.device("cuda")
 BASE = ModelSpec(
@@ -77,6 +86,24 @@ SHAPES = {
         tied=False,
     ),
 }
+LONG = extended(SHAPES["1.5b"], 131_072)
+KERNELS: dict[str, tuple[tuple[ModelSpec, Precision, tuple[tuple[int, bool], ...]], ...]] = {
+    # what each part of the benchmark runs: shape, precision, (tiles of rows, sparse)
+    "135m": ((SHAPES["135m"], "bf16", ((1, False), (2, False))),),
+    "1.5b": ((SHAPES["1.5b"], "bf16", ((1, False), (2, False))),),
+    "7b": tuple((SHAPES["7b"], p, ((1, False), (2, False))) for p in ("bf16", "int8", "int4")),
+    "120k": ((LONG, "bf16", ((1, False), (1, True))),),
+}
+# Figures measured once on such a GPU with another program, batch 1, the same shapes: quoted, not run here.
+QUOTED = {
+    ("SmolLM2-135M", "bf16", 1024): ("llama.cpp F16", 965.0),
+    ("Qwen2.5-1.5B", "bf16", 1024): ("gpt-fast", 436.0),
+    ("Qwen2.5-7B", "bf16", 1024): ("llama.cpp F16", 196.0),
+    ("Qwen2.5-7B", "int8", 1024): ("llama.cpp Q8_0", 257.0),
+    ("Qwen2.5-7B", "int4", 1024): ("llama.cpp Q4_0", 353.0),
+    ("Qwen2.5-1.5B", "bf16", 120_000): ("llama.cpp F16", 247.0),
+}
+EDITED = Path(__file__).resolve().parent.parent / "src/keystroke/engine/speculative/file_draft.py"
 Row = dict[str, Any]
 
 
@@ -106,10 +133,28 @@ def prompt(spec: ModelSpec, length: int) -> list[int]:
     return torch.randint(0, spec.vocab_size, (length,), generator=generator).tolist()
 
 
-def engine(spec: ModelSpec, precision: Precision, kv_tokens: int) -> CudaEngine:
-    blocks = torch.cuda.get_device_properties(DEVICE).multi_processor_count
-    weights = random_weights(spec, precision, DEVICE, blocks)
-    return CudaEngine(weights, GpuLauncher(weights.plan, DEVICE), kv_tokens)
+def blocks() -> int:
+    return torch.cuda.get_device_properties(DEVICE).multi_processor_count
+
+
+def engine(spec: ModelSpec, precision: Precision, kv_tokens: int, sparse: Sparse = "off") -> CudaEngine:
+    weights = random_weights(spec, precision, DEVICE, blocks())
+    return CudaEngine(weights, GpuLauncher(weights.plan, DEVICE), kv_tokens, sparse=sparse)
+
+
+def compile_all(parts: list[str], model: Path | None) -> None:
+    """Every kernel these parts need, at once: the compiler is slow and the machine has cores."""
+    wanted = [
+        Plan(spec, precision, blocks()).macros(*variant)
+        for part in parts
+        for spec, precision, variants in KERNELS.get(part, ())
+        for variant in variants
+    ]
+    if model is not None and "edit" in parts:
+        with open_checkpoint(model) as checkpoint:
+            wanted += [Plan(checkpoint.spec, "bf16", blocks()).macros(tiles) for tiles in (1, 2)]
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(compiled, wanted))
 
 
 class Bench:
@@ -130,6 +175,9 @@ class Bench:
             "peer_tok_s": None,
             **more,
         }
+        quoted = QUOTED.get((spec.name, precision, context))
+        if mode in ("decode", "sparse decode") and quoted is not None:
+            row["quoted_peer"], row["quoted_tok_s"] = quoted
         self.rows.append(row)
         extra = ", ".join(
             f"{k} {v}" for k, v in row.items() if k not in ("shape", "precision", "context", "mode", "tok_s")
@@ -167,7 +215,7 @@ class Bench:
         }
         print(json.dumps({**found, "rows": self.rows}), flush=True)
 
-    def decode(self, e: CudaEngine, spec: ModelSpec, context: int) -> float:
+    def decode(self, e: CudaEngine, spec: ModelSpec, context: int, mode: str = "decode") -> float:
         """One stream of plain steps; returns seconds a step."""
         plan = e._stepper.plan
         with e.session() as session:
@@ -176,14 +224,12 @@ class Bench:
                 session.step()
             step = seconds(session.step, 100)
         moved = plan.streamed_bytes + context * plan.kv_bytes_per_token
-        self.add(
-            spec,
-            plan.precision,
-            context,
-            "decode",
-            1 / step,
-            fraction_of_limit=round(moved / step / self.limit, 3),
-        )
+        more: Row = {}
+        if mode == "decode":
+            more["fraction_of_limit"] = round(moved / step / self.limit, 3)
+        else:
+            more["steps_taken_again"] = e.doubts
+        self.add(spec, plan.precision, context, mode, 1 / step, **more)
         return step
 
     def verify(self, e: CudaEngine, spec: ModelSpec, context: int) -> None:
@@ -252,11 +298,60 @@ class Bench:
 
     def prefill(self, e: CudaEngine, spec: ModelSpec, context: int) -> None:
         with e.session() as session:
+            session.extend(prompt(spec, 2048)[:2000])  # the libraries' own first-time work
+        with e.session() as session:
             torch.cuda.synchronize()
             began = time.perf_counter()
             session.extend(prompt(spec, context))
             torch.cuda.synchronize()
-            self.add(spec, e.info.precision, context, "prefill", context / (time.perf_counter() - began))
+            taken = time.perf_counter() - began
+        self.add(spec, e.info.precision, context, "prefill", context / taken, seconds=round(taken, 3))
+
+    def edit(self, path: Path, count: int = 400) -> None:
+        """A file copied with a name changed: the model has seen the file and the beginning of its new
+        version; the old file is the draft. The text must be the same with and without it."""
+        tokenizer = load_tokenizer(path)
+        source = EDITED.read_text()
+        old, new = "_at", "_cursor"
+        tokens = tokenizer.encode(source)[:900]
+        shown = tokenizer.decode(tokens)
+        changed = tokenizer.encode(shown.replace(old, new))
+        lead = len(changed) // 3
+        start = [*tokens, *tokenizer.encode("\n\n"), *changed[:lead]]
+        with load_cuda(path, kv_tokens=16_384) as e:
+            texts, times, steps, accepted, drafted = {}, {}, 0, 0, 0
+            for mode in ("plain", "drafts", "plain", "drafts"):  # the first of each warms up
+                drafter = FileDrafter(tokens)
+                drafter.begin(start)
+                drafter.observe(changed[:lead])
+                steps = accepted = drafted = 0
+                with e.session() as session:
+                    session.extend(start)
+                    torch.cuda.synchronize()
+                    began = time.perf_counter()
+                    made: list[int] = []
+                    while len(made) < count:
+                        draft = drafter.propose(session.tokens, 15) if mode == "drafts" else ()
+                        step = session.step(draft)
+                        if mode == "drafts":
+                            drafter.observe(step.tokens)
+                        made += step.tokens
+                        steps, accepted, drafted = steps + 1, accepted + step.accepted, drafted + len(draft)
+                    times[mode] = (time.perf_counter() - began) / len(made)
+                texts[mode] = made[:count]
+            spec, precision = e._stepper.plan.spec, e.info.precision
+        self.add(spec, precision, len(start), "copy with edits, plain", 1 / times["plain"])
+        self.add(
+            spec,
+            precision,
+            len(start),
+            "copy with edits, drafts",
+            1 / times["drafts"],
+            times_plain=round(times["plain"] / times["drafts"], 2),
+            accepted=round(accepted / max(drafted, 1), 3),
+            tokens_a_step=round(count / steps, 2),
+            same_text=texts["plain"] == texts["drafts"],
+        )
 
 
 def transformers_speed(spec: ModelSpec, context: int) -> float:
@@ -301,7 +396,11 @@ def transformers_speed(spec: ModelSpec, context: int) -> float:
 
 
 def main(arguments: list[str]) -> None:
-    wanted = [a for a in arguments if not a.startswith("-")] or ["135m", "1.5b", "120k", "7b"]
+    model = Path(arguments.pop(arguments.index("--model") + 1)) if "--model" in arguments else None
+    wanted = [a for a in arguments if not a.startswith("-")] or ["135m", "1.5b", "7b", "120k", "edit"]
+    compile_all(wanted, model)
+    if "--compile" in arguments:
+        return
     bench = Bench()
     torch.cuda.empty_cache()
     print(f"{torch.cuda.get_device_name()}: copy {bench.limit / 1e12:.2f} TB/s", flush=True)
@@ -319,6 +418,7 @@ def main(arguments: list[str]) -> None:
             bench.together(e, spec, 1024, alone)
             alone = bench.decode(e, spec, 8192)
             bench.keystroke(e, spec, 8192, alone)
+            bench.prefill(e, spec, 16_384)
     if "7b" in wanted:
         spec = SHAPES["7b"]
         for precision in ("bf16", "int8", "int4"):
@@ -326,16 +426,19 @@ def main(arguments: list[str]) -> None:
                 bench.decode(e, spec, 1024)
                 bench.verify(e, spec, 1024)
     if "120k" in wanted:
-        spec = extended(SHAPES["1.5b"], 131_072)
-        with engine(spec, "bf16", 262_144) as e:
-            bench.prefill(e, spec, 131_000)
-            bench.decode(e, spec, 120_000)
+        with engine(LONG, "bf16", 262_144) as e:
+            bench.prefill(e, LONG, 131_000)
+            bench.decode(e, LONG, 120_000)
+        with engine(LONG, "bf16", 131_072, "always") as e:
+            bench.decode(e, LONG, 120_000, "sparse decode")
+    if "edit" in wanted and model is not None:
+        bench.edit(model)
     bench.report()
     if "--no-peer" not in arguments:
-        for name in SHAPES:
+        for name in ("135m", "1.5b"):
             if name in wanted:
                 bench.compare(SHAPES[name])
-        bench.report()
+                bench.report()
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -95,7 +96,7 @@ def plain(engine: CudaEngine, prompt: list[int], count: int, sampling: Sampling 
         return [session.step(sampling=sampling).tokens[0] for _ in range(count)]
 
 
-@pytest.mark.parametrize("length", [1, 16, 300, 2500])
+@pytest.mark.parametrize("length", [1, 16, 17, 50, 64, 65, 300, 2500])
 def test_logits_are_nearer_the_truth_than_plain_bf16(
     model: tuple[ModelSpec, Tensors, CudaEngine], length: int
 ) -> None:
@@ -109,6 +110,65 @@ def test_logits_are_nearer_the_truth_than_plain_bf16(
     truth = forward(chosen, tensors.__getitem__, prompt, torch.float64)[-1]
     rounded = forward(chosen, tensors.__getitem__, prompt, torch.bfloat16)[-1].double()
     assert (logits - truth).norm() <= (rounded - truth).norm()
+
+
+def transformers_model(chosen: ModelSpec, tensors: Tensors) -> Any:
+    transformers = pytest.importorskip("transformers")
+    name = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}[chosen.architecture]
+    config = getattr(transformers, f"{name}Config")(
+        vocab_size=chosen.vocab_size,
+        hidden_size=chosen.hidden,
+        intermediate_size=chosen.intermediate,
+        num_hidden_layers=chosen.layers,
+        num_attention_heads=chosen.heads,
+        num_key_value_heads=chosen.kv_heads,
+        head_dim=chosen.head_dim,
+        max_position_embeddings=chosen.context_length,
+        rms_norm_eps=chosen.norm_eps,
+        tie_word_embeddings=chosen.tied,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+    )
+    with torch.device(DEVICE):
+        found = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    missing, unexpected = found.load_state_dict(
+        {name: tensor.float() for name, tensor in tensors.items()}, strict=False
+    )
+    assert not unexpected
+    assert set(missing) <= {"lm_head.weight"}
+    found.tie_weights()
+    return found
+
+
+@torch.inference_mode()
+def test_logits_are_nearer_transformers_in_fp32_than_its_own_bf16(
+    model: tuple[ModelSpec, Tensors, CudaEngine],
+) -> None:
+    chosen, tensors, engine = model
+    prompt = text(700, 9)
+    peer = transformers_model(chosen, tensors)
+    tokens = torch.tensor([prompt], device=DEVICE)
+    truth = peer(tokens).logits[0, -1].double()
+    rounded = peer.to(torch.bfloat16)(tokens).logits[0, -1].double()
+    with engine.session() as session:
+        session.extend(prompt)
+        session.step(sampling=Sampling(logprobs=0))
+        logits = engine._stepper.logits[0].double()
+    assert (logits - truth).norm() <= (rounded - truth).norm()
+
+
+def test_greedy_tokens_are_the_same_in_every_bucket(model: tuple[ModelSpec, Tensors, CudaEngine]) -> None:
+    _, _, engine = model
+    prompt = text(333, 10)
+    expected = plain(engine, prompt, 48)
+    for size in range(1, engine._stepper.plan.max_rows):
+        with engine.session() as session:
+            session.extend(prompt)
+            seen: list[int] = []
+            while len(seen) < 48:
+                step = session.step(expected[len(seen) : len(seen) + size])
+                assert step.accepted == min(size, 48 - len(seen))
+                seen += step.tokens
+            assert seen[:48] == expected, size
 
 
 def test_rows_are_bit_equal_in_every_bucket(model: tuple[ModelSpec, Tensors, CudaEngine]) -> None:
@@ -235,6 +295,24 @@ def test_an_interrupt_ends_a_long_prefill_and_keeps_what_was_computed(qwen: Cuda
         assert 0 < held < 16_000
         assert session.extend(prompt).reused >= held - 64
         assert len(session.step().tokens) == 1
+
+
+def test_an_interrupt_stops_generation_between_two_steps(qwen: CudaEngine) -> None:
+    interrupt = Interrupt()
+    with qwen.session() as session:
+        session.extend(text(40, 12))
+
+        def generate() -> None:
+            while session.length < 10_000:
+                session.step(interrupt=interrupt)
+
+        threading.Timer(0.05, interrupt.set).start()
+        with pytest.raises(Interrupted):
+            generate()
+        held = session.length
+        assert held < 10_000
+        session.step()
+        assert session.length == held + 1
 
 
 def test_context_of_128k_can_be_read_and_continued() -> None:
