@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from package_index import module
 
-from keystroke.train.corpus import harvest
 from keystroke.train.corpus.filters import REDACTED, Refusal, clean, is_test
+from keystroke.train.corpus.harvest import select_files
 from keystroke.train.corpus.licences import permissive_licence
-from keystroke.train.corpus.names import project_names, sampled
+from keystroke.train.corpus.names import project_names, required, sampled
 from keystroke.train.corpus.split import LATE, Part, part_of
 
 CODE = '''"""A module."""
@@ -73,21 +73,21 @@ def test_no_kind_of_token_stays(token: str) -> None:
     assert f"KEY = '{REDACTED}'" in text
 
 
-def test_a_project_is_capped_tests_are_a_quarter_and_repeats_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_project_is_capped_tests_are_a_quarter_and_repeats_go() -> None:
     code = {f"p/m{i}.py": module(f"m{i}") for i in range(10)}
     tests = {f"tests/t{i}.py": module(f"t{i}") for i in range(10)}
     size = len(module("m0"))
-    monkeypatch.setattr(harvest, "PROJECT_LIMIT", int(9.5 * size))
     files = {**code, **tests, "p/again.py": module("m3")}
-    kept, refused = harvest.select_files((path, text.encode()) for path, text in files.items())
-    paths = [file.path for file in kept]
+    contents = [(path, text.encode()) for path, text in files.items()]
+    few, refused = select_files(contents, int(9.5 * size))
+    paths = [file.path for file in few]
     assert paths == sorted(paths)
     assert sum(path.startswith("p/") for path in paths) == 9
     assert refused == {"repeat": 1, "over_cap": 11}
-    monkeypatch.setattr(harvest, "PROJECT_LIMIT", 100 * size)
-    kept, refused = harvest.select_files((path, text.encode()) for path, text in files.items())
-    assert sum(file.path.startswith("tests/") for file in kept) == 3  # of ten files of code, a quarter of all
+    many, refused = select_files(contents, 100 * size)
+    assert sum(file.path.startswith("tests/") for file in many) == 3  # of ten files of code, a quarter of all
     assert refused == {"repeat": 1, "over_cap": 7}
+    assert set(few) <= set(many)  # a larger cap adds
 
 
 def test_tokens_and_addresses_are_taken_out() -> None:
@@ -178,3 +178,7 @@ def test_a_sample_depends_on_the_seed_alone(tmp_path: Path) -> None:
     names = [f"n{i}" for i in range(100)]
     assert sampled(names, 10, seed=3) == sampled(reversed(names), 10, seed=3)
     assert sampled(names, 10, seed=3) != sampled(names, 10, seed=4)
+
+
+def test_what_is_required_most_and_not_known_comes_first() -> None:
+    assert required([["b", "a", "b"], ["a", "c"], ["d"]], known=["d"]) == ["a", "b", "c"]

@@ -56,6 +56,26 @@ def test_a_second_harvest_asks_for_nothing(server: Server, index: PackageIndex, 
     assert server.asked == []
 
 
+def test_only_a_project_cut_by_a_smaller_cap_is_harvested_again(
+    server: Server, index: PackageIndex, tmp_path: Path
+) -> None:
+    files = {f"big/m{i}.py": module(f"m{i}") for i in range(8)}
+    size = len(module("m0"))
+    server.add("big", {"1.0": files})
+    small = Limits(characters=3 * size + 10)
+    harvest(index, ["big", "one"], tmp_path, limits=small)
+    record, some = read_project(tmp_path / "big.jsonl.gz")
+    assert (len(some), record.refused) == (3, {"over_cap": 5})
+    server.asked.clear()
+    harvest(index, ["big", "one"], tmp_path, limits=small)
+    assert server.asked == []
+    harvest(index, ["big", "one"], tmp_path, limits=Limits(characters=100 * size))
+    assert {path for path in server.asked if path.startswith("/pypi")} == {"/pypi/big/json"}
+    record, every = read_project(tmp_path / "big.jsonl.gz")
+    assert (len(every), record.refused) == (8, {})
+    assert set(some) <= set(every)
+
+
 def test_a_file_with_another_hash_is_left_out(server: Server, index: PackageIndex, tmp_path: Path) -> None:
     server.files["/files/one-1.0.tar.gz"] += b"tampered"
     assert harvest(index, ["one"], tmp_path) == {"failed: InputError": 1}

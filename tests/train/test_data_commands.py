@@ -124,6 +124,15 @@ def test_a_grown_corpus_leaves_its_pieces_alone(desk: Desk) -> None:
     assert {s.project for s in read_piece(piece.with_name("0001.jsonl.bz2"))} == {"two"}
 
 
+def test_what_kept_projects_require_can_be_harvested_too(desk: Desk) -> None:
+    files = {f"dep/{x}.py": module(f"dep_{x}") for x in "abc"}
+    desk.index.add("dep", {"1": files, "2": files, "3": files})
+    (desk.folder / "names").write_text("one\n")
+    assert corpus(desk, "--requirements")["requirements"] == {"kept": 1}
+    pieces = piece_paths(desk.folder / "work" / "corpus" / "train")
+    assert {s.project for piece in pieces for s in read_piece(piece)} == {"one", "dep"}
+
+
 def test_bad_input_is_one_sentence(desk: Desk) -> None:
     (desk.folder / "empty").write_text("\n")
     for arguments, sentence in (

@@ -90,41 +90,71 @@ def steps(edits: Iterable[FileEdit]) -> list[list[FileEdit]]:
     return list(found.values())
 
 
-def ask(step: Sequence[FileEdit], form: EditFormat, rng: random.Random) -> Question | None:
-    """One question about a release step; None where the place drawn makes no clear one."""
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """Some hunks of a release step have been made. `target`: the file asked about and the hunk to be made
+    next in it, None if the question is about a place where there is none."""
+
+    step: Sequence[FileEdit]
+    made: Sequence[tuple[int, int]]
+    target: tuple[int, int | None]
+    state: State
+    cursor: int | None  # the line of the last change, if that was in this file
+
+    @property
+    def path(self) -> str:
+        return self.step[self.target[0]].path
+
+    @property
+    def last(self) -> Hunk:
+        file, hunk = self.made[-1]
+        return self.step[file].hunks[hunk]
+
+    def history(self) -> tuple[Change, ...]:
+        return tuple(_change(self.step[file], hunk) for file, hunk in self.made[-CHANGES:])
+
+    def region(self, form: EditFormat, line: int) -> Region:
+        return form.region(self.state.lines, min(max(0, line), len(self.state.lines) - 1))
+
+
+def situation(step: Sequence[FileEdit], rng: random.Random, *, positive: bool) -> Situation | None:
+    """A moment on the way through a release step; None where nothing would be left to ask for."""
     order = _order(step, rng)
-    positive = len(order) > 1 and rng.random() < POSITIVE
-    made = rng.randint(1, len(order) - (1 if positive else 0))
-    done: dict[int, set[int]] = {i: set() for i in range(len(step))}
-    for file, hunk in order[:made]:
-        done[file].add(hunk)
-    last_file, last_hunk = order[made - 1]
+    if positive and len(order) < 2:
+        return None
+    count = rng.randint(1, len(order) - (1 if positive else 0))
+    made = order[:count]
+    last_file, last_hunk = made[-1]
+    target: tuple[int, int | None]
     if positive:
-        target = _next(step, order, made, rng)
+        target = _next(step, order, count, rng)
     else:
-        other = rng.choice(order)[0]
-        target = (last_file if rng.random() < 0.8 else other, -1)
+        target = (last_file if rng.random() < 0.8 else rng.choice(order)[0], None)
     edit = step[target[0]]
-    state = _State.of(edit, done[target[0]])
+    state = State.of(edit, [hunk for file, hunk in made if file == target[0]])
     cursor = None
     if last_file == target[0]:
         cursor = state.at[last_hunk] + max(0, len(edit.hunks[last_hunk].new) - 1)
-    if positive:
-        line = state.at[target[1]] + rng.randint(-2, 2)
-    else:
-        line = _quiet_line(state, cursor, step[last_file].hunks[last_hunk].old, rng)
-    region = form.region(state.lines, min(max(0, line), len(state.lines) - 1))
-    touched = state.rewritten(region)
-    if touched is None or (touched.count == 0) == positive:
+    return Situation(step, made, target, state, cursor)
+
+
+def ask(step: Sequence[FileEdit], form: EditFormat, rng: random.Random) -> Question | None:
+    """One question about a release step; None where the place drawn makes no clear one."""
+    found = situation(step, rng, positive=rng.random() < POSITIVE) or situation(step, rng, positive=False)
+    assert found is not None
+    hunk = found.target[1]
+    line = quiet_line(found, rng) if hunk is None else found.state.at[hunk] + rng.randint(-2, 2)
+    region = found.region(form, line)
+    rewritten = found.state.rewritten(region)
+    if rewritten is None or (rewritten.count > 0) == (hunk is None):
         return None
-    history = tuple(_change(step[file], hunk) for file, hunk in order[max(0, made - CHANGES) : made])
     return Question(
-        edit.path,
-        history,
-        tuple(state.lines),
+        found.path,
+        found.history(),
+        tuple(found.state.lines),
         region,
-        cursor if rng.random() < CURSOR else None,
-        tuple(touched.lines) if positive else None,
+        found.cursor if rng.random() < CURSOR else None,
+        None if hunk is None else tuple(rewritten.lines),
     )
 
 
@@ -174,7 +204,7 @@ class _Rewritten:
 
 
 @dataclass(frozen=True, slots=True)
-class _State:
+class State:
     """A file of which some hunks have been made."""
 
     edit: FileEdit
@@ -183,7 +213,7 @@ class _State:
     at: list[int]  # where each hunk begins
 
     @classmethod
-    def of(cls, edit: FileEdit, done: Iterable[int]) -> _State:
+    def of(cls, edit: FileEdit, done: Iterable[int]) -> State:
         made = frozenset(done)
         lines: list[str] = []
         at: list[int] = []
@@ -214,15 +244,15 @@ class _State:
         return _Rewritten([*lines, *self.lines[end : region.last]], count)
 
 
-def _quiet_line(state: _State, cursor: int | None, changed: Sequence[str], rng: random.Random) -> int:
+def quiet_line(found: Situation, rng: random.Random) -> int:
     """A line to ask about where nothing may be left to do: near the last change, near a mention of what
     changed, or anywhere."""
-    drawn = rng.random()
-    if cursor is not None and drawn < 0.4:
-        return cursor + rng.randint(-4, 8)
+    lines, drawn = found.state.lines, rng.random()
+    if found.cursor is not None and drawn < 0.4:
+        return found.cursor + rng.randint(-4, 8)
     if drawn < 0.75:
-        words = set(_WORD.findall("\n".join(changed)))
-        found = [i for i, line in enumerate(state.lines) if words & set(_WORD.findall(line))]
-        if found:
-            return rng.choice(found) + rng.randint(-2, 2)
-    return rng.randrange(len(state.lines))
+        words = set(_WORD.findall("\n".join(found.last.old)))
+        near = [i for i, line in enumerate(lines) if words & set(_WORD.findall(line))]
+        if near:
+            return rng.choice(near) + rng.randint(-2, 2)
+    return rng.randrange(len(lines))

@@ -1,0 +1,263 @@
+"""Next edits to be foreseen in projects no model has seen: is it the right place, and the right text?
+
+Law: a case is a moment in a release that people really made: what they had changed, the file as it stood,
+and a few places of it framed alike, of which one had to change next or none had. A `Judge` is anything that
+says how likely a place changes and what it becomes. Plain counts, with 95 % intervals.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import math
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from keystroke.assist.next_edit.prompt import Change, EditFormat, EditPrompt, Region
+from keystroke.engine.base import Sampling
+from keystroke.engine.model import Model
+from keystroke.errors import InputError
+from keystroke.train.corpus.trajectories import FileEdit
+from keystroke.train.edits import quiet_line, situation, steps
+from keystroke.train.evaluate import Share
+
+PLACES = 6
+SURE = 0.5  # a place more likely to change than not is offered
+_LARGEST = 14_000  # characters of a file: a case must stay small enough to keep
+_PER_PROJECT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class EditCase:
+    """`right`: which of the places changes, and `answer` what it becomes; None if none does."""
+
+    project: str
+    licence: str
+    path: str
+    history: tuple[Change, ...]
+    lines: tuple[str, ...]
+    cursor: int | None
+    places: tuple[Region, ...]
+    right: int | None
+    answer: tuple[str, ...] | None
+
+    def prompt(self, form: EditFormat, place: int) -> EditPrompt:
+        return form.build(self.history, self.path, self.lines, self.places[place], self.cursor)
+
+
+def make_edit_cases(edits: Sequence[FileEdit], form: EditFormat, count: int, seed: int = 0) -> list[EditCase]:
+    """`count` cases, two in three with a change left to make."""
+    rng = random.Random(seed)
+    pool = steps(edits)
+    found: list[EditCase] = []
+    used: dict[str, int] = {}
+    for _ in range(count * 60):
+        if len(found) == count:
+            break
+        step = rng.choice(pool)
+        if used.get(step[0].project, 0) >= _PER_PROJECT:
+            continue
+        case = _case(step, form, rng, positive=len(found) % 3 != 2)
+        if case is not None:
+            found.append(case)
+            used[case.project] = used.get(case.project, 0) + 1
+    return found
+
+
+def _case(
+    step: Sequence[FileEdit], form: EditFormat, rng: random.Random, *, positive: bool
+) -> EditCase | None:
+    moment = situation(step, rng, positive=positive)
+    # The change asked for is in the file just edited: from elsewhere nobody could say which file is next.
+    if moment is None or moment.cursor is None or len("\n".join(moment.state.lines)) > _LARGEST:
+        return None
+    places: list[Region] = []
+    answer: tuple[str, ...] | None = None
+    if positive:
+        hunk = moment.target[1]
+        assert hunk is not None
+        region = moment.region(form, moment.state.at[hunk] + rng.randint(-2, 2))
+        rewritten = moment.state.rewritten(region)
+        if rewritten is None or not rewritten.count:
+            return None
+        places, answer = [region], tuple(rewritten.lines)
+    for _ in range(40):
+        region = moment.region(form, quiet_line(moment, rng))
+        apart = all(abs(region.first - other.first) >= 3 for other in places)
+        quiet = moment.state.rewritten(region)
+        if apart and quiet is not None and not quiet.count:
+            places.append(region)
+        if len(places) == PLACES:
+            break
+    if len(places) < PLACES // 2:
+        return None
+    order = list(range(len(places)))
+    rng.shuffle(order)
+    return EditCase(
+        step[0].project,
+        step[0].licence,
+        moment.path,
+        moment.history(),
+        tuple(moment.state.lines),
+        moment.cursor,
+        tuple(places[i] for i in order),
+        order.index(0) if positive else None,
+        answer,
+    )
+
+
+def write_edit_cases(path: Path, cases: Sequence[EditCase]) -> None:
+    with lzma.open(path, "wt", encoding="utf-8", preset=9) as stream:
+        for case in cases:
+            stream.write(json.dumps(asdict(case), ensure_ascii=False) + "\n")
+
+
+def read_edit_cases(path: Path) -> list[EditCase]:
+    try:
+        with lzma.open(path, "rt", encoding="utf-8") as stream:
+            return [_read(json.loads(line)) for line in stream]
+    except (OSError, EOFError, lzma.LZMAError, ValueError, TypeError, KeyError) as error:
+        raise InputError(f"{path} does not hold edit cases ({error}); make them again") from error
+
+
+def _read(row: dict[str, Any]) -> EditCase:
+    return EditCase(
+        **{
+            **row,
+            "history": tuple(Change(**change) for change in row["history"]),
+            "places": tuple(Region(**place) for place in row["places"]),
+            "lines": tuple(row["lines"]),
+            "answer": None if row["answer"] is None else tuple(row["answer"]),
+        }
+    )
+
+
+class Judge(Protocol):
+    """Something that foresees edits."""
+
+    def chances(self, case: EditCase) -> list[float]:
+        """How likely each place changes."""
+
+    def rewrite(self, case: EditCase, place: int) -> list[str] | None:
+        """What the place becomes; None: nothing."""
+
+
+class ModelJudge:
+    """A model on an engine. One session is kept: the history of a case is computed once."""
+
+    def __init__(self, model: Model, form: EditFormat) -> None:
+        self.form = form
+        self._session = model.engine.session()
+
+    def chances(self, case: EditCase) -> list[float]:
+        found = []
+        for place in range(len(case.places)):
+            prompt = case.prompt(self.form, place)
+            self._session.extend(prompt.tokens)
+            first = self._session.step((), Sampling(logprobs=20)).logprobs[0]
+            keep = dict(((first.token, first.logprob), *first.top)).get(prompt.keep, -math.inf)
+            found.append(1.0 - math.exp(keep))
+        return found
+
+    def rewrite(self, case: EditCase, place: int) -> list[str] | None:
+        prompt = case.prompt(self.form, place)
+        self._session.extend(prompt.tokens)
+        # The answer may not be "leave it" any more: what it would become is the question.
+        said: list[int] = []
+        bias = {prompt.keep: -100.0}
+        while prompt.end not in said and len(said) < prompt.room:
+            ahead = _ahead(prompt.draft, said)
+            said += self._session.step(ahead, Sampling(logit_bias=bias)).tokens
+        return self.form.parse(prompt, said)
+
+    def close(self) -> None:
+        self._session.close()
+
+
+def _ahead(draft: Sequence[int], said: Sequence[int], most: int = 12) -> Sequence[int]:
+    """The old text from where the answer agrees with it again: most of an answer is a copy."""
+    if not said:
+        return draft[:most]
+    tail = tuple(said[-3:])
+    for start in range(len(draft) - len(tail) + 1):
+        if tuple(draft[start : start + len(tail)]) == tail:
+            return draft[start + len(tail) : start + len(tail) + most]
+    return ()
+
+
+class WordJudge:
+    """The baseline without a model: a place that holds more of the names that went is likelier."""
+
+    def chances(self, case: EditCase) -> list[float]:
+        went: set[str] = set()
+        for change in case.history:
+            went |= set(_WORD.findall(change.before)) - set(_WORD.findall(change.after))
+        found = []
+        for place in case.places:
+            inside = set(_WORD.findall("\n".join(case.lines[place.first : place.last])))
+            found.append(len(went & inside) / (1 + len(went)))
+        return found
+
+    def rewrite(self, case: EditCase, place: int) -> list[str] | None:
+        """The last change repeated, where its words stand."""
+        region = case.places[place]
+        lines = list(case.lines[region.first : region.last])
+        last = case.history[-1]
+        old, new = last.before.rstrip("\n"), last.after.rstrip("\n")
+        text = "\n".join(lines)
+        return text.replace(old, new).split("\n") if old and old in text else None
+
+
+_WORD = re.compile(r"[A-Za-z_]\w{2,}")
+
+
+@dataclass(slots=True)
+class EditReport:
+    """`place`: the place that changed was thought the likeliest; `text`: asked about the right place, the
+    answer was right to the letter; `both`: the likeliest place was offered, and place and text were right;
+    `offered`: of what was offered, how much was right in place; `alarms`: moments with nothing left to do at
+    which something was offered."""
+
+    place: Share
+    text: Share
+    both: Share
+    offered: Share
+    alarms: Share
+
+
+def evaluate_edits(judge: Judge, cases: Sequence[EditCase], sure: float = SURE) -> EditReport:
+    place = text = both = offered = right = alarms = 0
+    open_cases = [case for case in cases if case.right is not None]
+    for case in cases:
+        chances = judge.chances(case)
+        best = max(range(len(chances)), key=chances.__getitem__)
+        shown = chances[best] >= sure
+        offered += shown
+        if case.right is None:
+            alarms += shown
+            continue
+        hit = best == case.right
+        said = judge.rewrite(case, case.right)
+        exact = said is not None and tuple(said) == case.answer
+        place += hit
+        text += exact
+        both += hit and exact and shown
+        right += hit and shown
+    n = len(open_cases)
+    return EditReport(
+        Share(place, n), Share(text, n), Share(both, n), Share(right, offered), Share(alarms, len(cases) - n)
+    )
+
+
+def edit_summary(report: EditReport) -> dict[str, float | list[float] | int]:
+    rows: dict[str, float | list[float] | int] = {}
+    for key in ("place", "text", "both", "offered", "alarms"):
+        share: Share = getattr(report, key)
+        rows[f"edit_{key}"] = round(share.value, 4)
+        rows[f"edit_{key}_95"] = [round(x, 4) for x in share.interval]
+        rows[f"edit_{key}_of"] = share.of
+    return rows
