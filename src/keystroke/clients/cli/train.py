@@ -53,6 +53,12 @@ def corpus(
     late: Annotated[
         int, typer.Option(min=0, help="Names to draw from the whole index for the late part.")
     ] = 5000,
+    requirements: Annotated[
+        bool, typer.Option("--requirements", help="Harvest what the kept projects require, too.")
+    ] = False,
+    cap: Annotated[
+        int, typer.Option(min=1000, help="Most characters of one project; those cut by less are asked again.")
+    ] = 4 << 20,
     workers: Annotated[int, typer.Option(min=1, max=16, help="Downloads at a time.")] = 6,
     build: Annotated[bool, typer.Option(help="Compare, split and write the pieces afterwards.")] = True,
     grow: Annotated[
@@ -64,7 +70,7 @@ def corpus(
     from keystroke.train.corpus import names as lists
     from keystroke.train.corpus.build import build as build_corpus
     from keystroke.train.corpus.build import grow as grow_corpus
-    from keystroke.train.corpus.harvest import Limits, ProjectRecord, harvest
+    from keystroke.train.corpus.harvest import Limits, ProjectRecord, harvest, read_record
     from keystroke.train.corpus.index import PackageIndex
     from keystroke.train.corpus.split import LATE
 
@@ -90,15 +96,23 @@ def corpus(
                 done[0] += 1
                 progress(what, done[0], len(some))
 
-            place = folder / what.replace(" ", "-")
+            place = folder / ("late-projects" if what == "late projects" else "projects")
             outcomes[what] = dict(harvest(index, some, place, limits=limits, workers=workers, report=count))
 
-        gather("projects", wanted, Limits())
+        gather("projects", wanted, Limits(characters=cap))
+        if requirements:
+            there = list((folder / "projects").glob("*.jsonl.gz"))
+            kept = [record for path in there if (record := read_record(path)).outcome == "kept"]
+            more = lists.required((r.requires for r in kept), (p.name.split(".")[0] for p in there))
+            small = Limits(min_files=3, min_releases=3, try_variants=False, characters=cap)
+            gather("requirements", more, small)
         if late:
             progress("names of the index", 0, 1)
             young = lists.sampled(index.names(), late, seed=7)
             progress("names of the index", 1, 1)
-            gather("late projects", young, Limits(LATE, min_files=5, min_releases=3, try_variants=False))
+            gather(
+                "late projects", young, Limits(LATE, 5, min_releases=3, try_variants=False, characters=cap)
+            )
         index.close()
         if build:
             places = [folder / "projects", folder / "late-projects"]

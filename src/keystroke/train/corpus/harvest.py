@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from keystroke.errors import InputError, KeystrokeError
-from keystroke.train.corpus.archives import python_files
+from keystroke.train.corpus.archives import MAX_FILE, python_files
 from keystroke.train.corpus.filters import Refusal, clean, is_test
 from keystroke.train.corpus.index import PackageIndex, Project, normalised
 from keystroke.train.corpus.licences import permissive_licence
@@ -53,6 +53,7 @@ class ProjectRecord:
     requires: list[str] = field(default_factory=list)
     refused: dict[str, int] = field(default_factory=dict)
     characters: int = 0
+    cap: int = PROJECT_LIMIT  # the limit it was harvested under
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,7 @@ class Limits:
     min_files: int = 1
     min_releases: int = 1
     try_variants: bool = True  # "python-NAME" and "pyNAME" where NAME is unknown
+    characters: int = PROJECT_LIMIT  # kept of one project
 
 
 def harvested_path(folder: Path, name: str) -> Path:
@@ -100,8 +102,11 @@ def _write(path: Path, record: ProjectRecord, files: list[SourceFile]) -> None:
     os.replace(partial, path)
 
 
-def select_files(contents: Iterable[tuple[str, bytes]]) -> tuple[list[SourceFile], dict[str, int]]:
-    """Clean files in path order, exact repeats left out, tests capped, and how many were refused for what."""
+def select_files(
+    contents: Iterable[tuple[str, bytes]], limit: int = PROJECT_LIMIT
+) -> tuple[list[SourceFile], dict[str, int]]:
+    """Clean files in path order, at most `limit` characters, exact repeats left out, tests capped, and how
+    many were refused for what."""
     refused: Counter[str] = Counter()
     code: list[SourceFile] = []
     tests: list[SourceFile] = []
@@ -118,15 +123,15 @@ def select_files(contents: Iterable[tuple[str, bytes]]) -> tuple[list[SourceFile
         seen.add(sha256)
         (tests if is_test(path) else code).append(SourceFile(path, sha256, text))
     kept: list[SourceFile] = []
-    room = PROJECT_LIMIT
-    # Hash order: a cap then takes an even sample of the project, the same one every time.
+    room = limit
+    # Hash order: a cap then takes an even sample of the project, and a larger cap adds to a smaller one's.
     for file in sorted(code, key=lambda f: f.sha256):
         if len(file.text) <= room:
             kept.append(file)
             room -= len(file.text)
         else:
             refused["over_cap"] += 1
-    test_room = min(room, int(TEST_SHARE / (1 - TEST_SHARE) * (PROJECT_LIMIT - room)))
+    test_room = min(room, int(TEST_SHARE / (1 - TEST_SHARE) * (limit - room)))
     for file in sorted(tests, key=lambda f: f.sha256):
         if len(file.text) <= test_room:
             kept.append(file)
@@ -145,10 +150,18 @@ def harvest_project(index: PackageIndex, name: str, folder: Path, limits: Limits
     """Fetch, clean and store one project; its record says what came of it."""
     path = harvested_path(folder, name)
     if path.exists():
-        return read_record(path)
+        record = read_record(path)
+        if not _was_cut(record, limits):
+            return record
     record, files = _gather(index, name, limits)
     _write(path, record, files)
     return record
+
+
+def _was_cut(record: ProjectRecord, limits: Limits) -> bool:
+    """Whether a smaller cap left out files of a project that the present one has room for."""
+    full = record.characters + MAX_FILE >= record.cap  # the next file might not have fitted
+    return record.cap < limits.characters and full and record.refused.get("over_cap", 0) > 0
 
 
 def _gather(index: PackageIndex, name: str, limits: Limits) -> tuple[ProjectRecord, list[SourceFile]]:
@@ -172,12 +185,13 @@ def _gather(index: PackageIndex, name: str, limits: Limits) -> tuple[ProjectReco
     facts |= {"licence": licence, "version": release.version}
     facts |= {"archive": release.download.filename, "archive_sha256": release.download.sha256}
     data = index.fetch(release.download)
-    files, refused = select_files(python_files(data, release.download.filename, sdist=release.download.sdist))
+    contents = python_files(data, release.download.filename, sdist=release.download.sdist)
+    files, refused = select_files(contents, limits.characters)
     if len(files) < limits.min_files:
         return ProjectRecord(**facts, outcome="few_files", refused=refused), []
-    return ProjectRecord(
-        **facts, outcome="kept", refused=refused, characters=sum(len(f.text) for f in files)
-    ), files
+    characters = sum(len(f.text) for f in files)
+    facts |= {"refused": refused, "characters": characters, "cap": limits.characters}
+    return ProjectRecord(**facts, outcome="kept"), files
 
 
 def harvest(

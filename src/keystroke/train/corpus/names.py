@@ -1,7 +1,7 @@
 """Which projects to ask the index for.
 
 Law: gives names only. The curated list is Debian's: a package there had a person check that it is real, kept
-software. `dependencies` widens it by what curated projects themselves rely on; `sampled` draws from the
+software. `required` widens it by what harvested projects themselves rely on; `sampled` draws from the
 whole index by a seed, for projects too young to be in any list.
 """
 
@@ -11,6 +11,7 @@ import random
 import re
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Iterable
 
 from keystroke.errors import NotFound
@@ -48,3 +49,10 @@ def sampled(names: Iterable[str], count: int, seed: int = 0) -> list[str]:
     """`count` names drawn from the index by `seed`; the order of `names` does not matter."""
     ordered = sorted(names)
     return random.Random(seed).sample(ordered, min(count, len(ordered)))
+
+
+def required(requirements: Iterable[Iterable[str]], known: Iterable[str]) -> list[str]:
+    """Names that projects require and that are not known yet, those most relied on first."""
+    counts = Counter(name for names in requirements for name in set(names))
+    there = set(known)
+    return sorted((name for name in counts if name not in there), key=lambda name: (-counts[name], name))
