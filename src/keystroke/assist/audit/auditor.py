@@ -28,6 +28,7 @@ from keystroke.assist.audit.lower.javascript import ScriptLowering
 from keystroke.assist.audit.lower.python import PythonLowering
 from keystroke.assist.audit.match import Match, Matcher, index_of
 from keystroke.assist.audit.memo import Memo
+from keystroke.assist.audit.numbers import GoDetectors
 from keystroke.assist.audit.pointers import Pointers
 from keystroke.assist.audit.rules import LANGUAGES
 from keystroke.assist.audit.suppress import suppress
@@ -238,7 +239,8 @@ class LiveAudit:
     def _walk(self, source: str, env: Env, shift: int, data: bool = True) -> tuple[list[Match], Env, Any]:
         root = _parse(source, self.language)
         memory = self.language in ("c", "cpp")
-        matcher: Matcher = (MemoryDetectors if memory else Detectors)(self.language, self._index)
+        heard = MemoryDetectors if memory else GoDetectors if self.language == "go" else Detectors
+        matcher: Matcher = heard(self.language, self._index)
         flow = (Pointers if memory else Flow)(self.language, self._knowledge, matcher, env)
         matcher.flow = flow
         if self.language == "python" and (env is self._context or not env):

@@ -100,6 +100,8 @@ class Flow(Expressions):
             return self.branch(stmt)
         if isinstance(stmt, ir.Return):
             value = self.eval(stmt.value) if stmt.value is not None else PLAIN
+            if self.inline and isinstance(stmt.value, ir.Name):
+                value = self.gathered(stmt.value.id, value)
             self.returns[-1].append(value)
             if not self.quiet and stmt.value is not None:
                 self.hear.returned(value, stmt.value.node, self.functions[-1] if self.functions else None)
@@ -137,6 +139,16 @@ class Flow(Expressions):
             if not self.quiet:
                 self.hear.imported(stmt.path, stmt.node)
         return False
+
+    def gathered(self, name: str, value: Value) -> Value:
+        """An object with what was assigned to its fields, for whoever gets it."""
+        prefix = f"{name}."
+        fields = [key for key in self.dotted if key.startswith(prefix) and key in self.env]
+        if not fields:
+            return value
+        items = dict(value.items or ()) | {key[len(prefix) :]: self.env[key] for key in sorted(fields)}
+        mixed = mix([value, *items.values()])
+        return replace(mixed, path=value.path, items=tuple(items.items()))
 
     def pending(self, stmt: ir.Pending) -> bool:
         """A statement walked before in a like environment is not walked again."""

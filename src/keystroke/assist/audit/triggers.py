@@ -27,11 +27,16 @@ MAX_KEYS = 20  # keys of a mapping of the file that count as words where it is n
 SILENT, SYNTAX, FLOW = range(3)  # what a unit needs: nothing, its syntax patterns alone, the walk of its data
 
 # Words without which the detectors in code stay silent.
-_DETECTORS = {"java": ("XML", "SAX", "DocumentBuilder", "TransformerFactory", "SchemaFactory", "addCookie")}
+_DETECTORS = {
+    "go": ("strconv.", "make("),
+    "java": ("XML", "SAX", "DocumentBuilder", "TransformerFactory", "SchemaFactory", "addCookie"),
+}
 _PROPERTY = re.compile(r"\]\s*=[^=]")  # JavaScript: an assignment to a computed property
 
 _TIMED = r"(?:ignature|mac|igest|csrf\w*|oken|ecret|[_kK]ey|assword|asswd)(?:\(\))?"
-_COMPARED = re.compile(rf"{_TIMED}\s*[!=]==?|[!=]==?\s*[\w.\[\]\"'()]*{_TIMED}")  # a secret held against a value
+_COMPARED = re.compile(
+    rf"{_TIMED}\s*[!=]==?|[!=]==?\s*[\w.\[\]\"'()]*{_TIMED}"
+)  # a secret held against a value
 
 _LOGGED = re.compile(  # a secret's name in a call that writes it down
     r"(?:print|console\.\w+|[lL]og\w*\.\w+)\s*\([^\n]*(?:\n[^\n]*){0,3}?"
