@@ -15,11 +15,11 @@ best precision too, and the table shows both, with the KL divergence from 32-bit
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
 import platform
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -39,6 +39,9 @@ from keystroke.engine.onnx.engine import OnnxEngine
 from keystroke.engine.speculative import FileDrafter, measure_verify_cost
 from keystroke.engine.speculative.adaptive import AdaptiveDrafter, drafter_for
 from keystroke.engine.tokenizer import IncrementalEncoder, load_tokenizer
+
+sys.path.append(str(Path(__file__).parent))  # last: neighbours bear the names of packages
+from llama_file import llama_files
 
 ROOT = Path(__file__).parents[1]
 PROMPT = 150
@@ -163,28 +166,6 @@ class LlamaCpp:
     def prefill(self, prompt: Sequence[int]) -> float:
         self.model.reset()
         return len(prompt) / timed(lambda: self.model.eval(prompt))
-
-
-_kept: list[object] = []
-
-
-def llama_files(gguf: Path, cache: Path) -> dict[str, Path]:
-    """The 4-bit and 8-bit files llama.cpp is fastest with, made from the same weights."""
-    import llama_cpp
-
-    silent = llama_cpp.llama_log_callback(lambda *_: None)
-    llama_cpp.llama_log_set(silent, ctypes.c_void_p(0))
-    _kept.append(silent)  # llama.cpp holds only a pointer to it
-    cache.mkdir(parents=True, exist_ok=True)
-    files = {}
-    for name, kind in (("Q4_0", 2), ("Q8_0", 7)):
-        file = cache / f"{gguf.stem}-{name}.gguf"
-        if not file.exists():
-            params = llama_cpp.llama_model_quantize_default_params()
-            params.ftype, params.allow_requantize, params.nthread = kind, True, os.cpu_count() or 1
-            llama_cpp.llama_model_quantize(str(gguf).encode(), str(file).encode(), ctypes.byref(params))
-        files[name] = file
-    return files
 
 
 def speculation(ours: Ours, rounds: int) -> dict[str, float]:

@@ -78,6 +78,19 @@ async def test_ghost_text_arrives_at_the_cursor(editor: Editor) -> None:
     assert item.range == types.Range(end, end)
 
 
+async def test_a_receipt_says_where_the_time_went_or_why_nothing_is_shown(editor: Editor) -> None:
+    uri = editor.open("receipt.py", "left, right = 1, 2\ntotal = ")
+    assert await editor.request("keystroke/receipt", {"uri": uri}) == {}
+    await editor.ghost(uri)
+    paid = await editor.request("keystroke/receipt", {"uri": uri})
+    assert (paid["shown"], paid["reason"]) == (True, "")
+    assert paid["total_ms"] > 0
+    await editor.ghost(uri, len("lef"), invoked=False)
+    paid = await editor.request("keystroke/receipt", {"uri": uri})
+    assert (paid["shown"], paid["reason"]) == (False, "mid_word")
+    assert await editor.request("keystroke/receipt", {"nonsense": 1}) == {}
+
+
 async def test_typing_what_is_suggested_shows_the_rest_without_computing(
     editor: Editor, gateway: RunningServer
 ) -> None:

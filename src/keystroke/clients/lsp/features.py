@@ -95,6 +95,11 @@ def _suggestions(server: KeystrokeServer) -> None:
             raise Failed(UsageError("textDocument/copilotInlineEdit needs textDocument and position."))
         return await suggestions.next_edit(uri, version, types.Position(line, column))
 
+    @server.feature("keystroke/receipt")
+    def receipt(params: Any) -> dict[str, Any]:
+        """Why nothing is shown, or where the time of what is shown went."""
+        return suggestions.receipt(str(field_of(params, "uri")))
+
     @server.feature("textDocument/didShowCompletion")
     def shown(params: Any) -> None:
         suggestions.feedback(field_of(field_of(params, "item"), "command"), "shown")

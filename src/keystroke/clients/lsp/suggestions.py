@@ -10,6 +10,7 @@ from collections import OrderedDict
 from typing import Any
 
 from lsprotocol import types
+from msgspec import to_builtins
 
 from keystroke.clients.lsp.channel import Channel
 from keystroke.clients.lsp.commands import ACCEPTED
@@ -25,6 +26,7 @@ class Suggestions:
         self._documents, self._channel = documents, channel
         self._texts: OrderedDict[str, tuple[str, str]] = OrderedDict()  # id -> buffer, text
         self._next: dict[str, live.NextEdit] = {}  # the offer standing for each buffer
+        self._last: dict[str, live.Suggestion | live.NotShown] = {}  # what the last request came to
 
     async def inline(
         self,
@@ -40,7 +42,10 @@ class Suggestions:
         revision, offset = document.revision, document.offset(place)
         picked = document.edit(selected.range, selected.text) if selected is not None else None
         answer = await self._channel.complete(uri, offset, invoked=invoked, selected=picked)
-        if not isinstance(answer, live.Suggestion) or self._moved(document, revision):
+        if self._moved(document, revision):
+            return None
+        self._last[uri] = answer
+        if not isinstance(answer, live.Suggestion):
             return None
         self._remember(answer.id, uri, answer.text)
         item = types.InlineCompletionItem(
@@ -49,6 +54,14 @@ class Suggestions:
             command=_accepted(answer.id, uri, answer.receipt.source),
         )
         return types.InlineCompletionList([item])
+
+    def receipt(self, uri: str) -> dict[str, Any]:
+        """What the last request for ghost text came to, and where its time went; empty if there was none."""
+        answer = self._last.get(uri)
+        if answer is None:
+            return {}
+        reason = answer.reason if isinstance(answer, live.NotShown) else ""
+        return {"shown": not reason, "reason": reason, **to_builtins(answer.receipt)}
 
     # Next edits
 
@@ -62,6 +75,7 @@ class Suggestions:
 
     def forget(self, uri: str) -> None:
         self._next.pop(uri, None)
+        self._last.pop(uri, None)
 
     async def next_edit(self, uri: str, version: int | None, place: types.Position) -> dict[str, Any]:
         """The next edit in the words of `textDocument/copilotInlineEdit`."""
