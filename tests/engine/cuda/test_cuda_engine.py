@@ -75,18 +75,48 @@ def test_every_precision_computes_with_the_weights_it_stands_for(precision: Prec
     assert (logits - truth).norm() / truth.norm() < 0.02
 
 
-def test_the_kernel_draws_what_the_sampler_draws(engine: CudaEngine) -> None:
+FILTERS = [
+    {},
+    {"min_p": 0.02},
+    {"top_k": 5},
+    {"top_k": 500},
+    {"top_p": 0.3},
+    {"top_p": 0.9},
+    {"top_k": 40, "top_p": 0.8},
+    {"top_k": 3, "top_p": 0.99, "min_p": 0.01},
+    {"temperature": 0.1, "top_k": 150},
+    {"temperature": 4.0, "top_p": 0.5},
+]
+
+
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+def test_the_kernel_draws_what_the_sampler_draws(engine: CudaEngine, filters: dict[str, float]) -> None:
     with engine.session() as session:
         session.extend(PROMPT)
-        for seed in range(6):
-            sampling = Sampling(temperature=1.0, seed=seed, min_p=0.01 * (seed % 3))
+        for seed in range(5):
+            sampling = Sampling(**{"temperature": 1.0, "seed": seed, **filters})  # type: ignore[arg-type]
             token = session.step(sampling=sampling).tokens[0]
             logits = engine._stepper.logits[0].numpy()
             assert token == choose(logits, sampling, session.length - 1)
 
 
+def test_equal_logits_leave_the_lowest_ids_at_the_edge_of_a_filter() -> None:
+    spec = replace(tiny_spec(layers=1, tied=False), vocab_size=64)
+    with tiny_engine(spec) as engine, engine.session() as session:
+        engine._prefill._weights.head.zero_()  # every logit is 0: only the noise and the filters decide
+        session.extend([1, 2, 3])
+        chosen = set()
+        for seed in range(12):
+            for filters in ({"top_k": 7}, {"top_p": 0.105}, {"top_k": 20, "top_p": 0.34}):
+                sampling = Sampling(temperature=1.0, seed=seed, **filters)  # type: ignore[arg-type]
+                token = session.step(sampling=sampling).tokens[0]
+                assert token == choose(engine._stepper.logits[0].numpy(), sampling, session.length - 1)
+                chosen.add(token)
+        assert max(chosen) <= 6
+
+
 def test_drafts_never_change_the_text(engine: CudaEngine) -> None:
-    for sampling in (Sampling(), Sampling(temperature=1.0, seed=3)):
+    for sampling in (Sampling(), Sampling(temperature=1.0, seed=3), Sampling(0.8, 20, 0.9, seed=4)):
         text = plain(engine, PROMPT, 10, sampling)
         with engine.session() as session:
             session.extend(PROMPT)
@@ -103,7 +133,11 @@ def test_drafts_never_change_the_text(engine: CudaEngine) -> None:
 
 def test_results_do_not_depend_on_the_company(engine: CudaEngine) -> None:
     prompts = [PROMPT, PROMPT[:3], [*PROMPT[5:], 9]]
-    samplings = [Sampling(), Sampling(temperature=0.7, seed=1), Sampling(temperature=1.3, top_k=5, seed=2)]
+    samplings = [
+        Sampling(),
+        Sampling(temperature=0.7, seed=1),
+        Sampling(temperature=1.3, top_k=5, top_p=0.9, seed=2),
+    ]
     alone = [plain(engine, p, 4, s) for p, s in zip(prompts, samplings, strict=True)]
     sessions = [engine.session() for _ in prompts]
     for session, prompt in zip(sessions, prompts, strict=True):

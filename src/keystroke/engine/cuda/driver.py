@@ -31,6 +31,7 @@ _PARTS = (  # in the order in which they build on each other
     "attention.cuh",
     "selection.cuh",
     "combine.cuh",
+    "filter.cuh",
     "choice.cuh",
     "decode.cu",
 )

@@ -336,13 +336,8 @@ def _with_lengths(
 
 
 def _on_device(sampling: Sampling) -> bool:
-    """The kernel knows greedy, temperature, seed and min-p; anything else is chosen from its logits."""
-    filtered = sampling.top_k > 1 or sampling.top_p < 1.0
-    return (
-        sampling.logprobs is None
-        and not sampling.logit_bias
-        and not (filtered and sampling.temperature > 0.0)
-    )
+    """The kernel makes every choice but those that logit bias or log probabilities go with."""
+    return sampling.logprobs is None and not sampling.logit_bias
 
 
 def _for_device(sampling: Sampling) -> Sampling:

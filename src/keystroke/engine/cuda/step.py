@@ -19,7 +19,7 @@ from torch import Tensor
 
 from keystroke.engine.base import Sampling
 from keystroke.engine.cuda.model import Weights
-from keystroke.engine.cuda.plan import CHUNK, CONTROL_WORDS, FILTER_PASSES, MAX_ROWS, NEAR, PAGE, Bucket, Plan
+from keystroke.engine.cuda.plan import CHUNK, CONTROL_WORDS, FILTER_BINS, MAX_ROWS, NEAR, PAGE, Bucket, Plan
 from keystroke.errors import EngineError
 
 _POINTERS = (
@@ -184,7 +184,9 @@ class Stepper:
             "chunk_bounds": floats(rows * spec.heads, 1 if bounds is None else chunks),
             "omitted": floats(rows, spec.heads),
             "doubt": integers(MAX_ROWS),
-            "histogram": torch.zeros(FILTER_PASSES, MAX_ROWS, 256, dtype=torch.int64, device=device),
+            "histogram": torch.zeros(
+                FILTER_BINS[0], MAX_ROWS, FILTER_BINS[1], dtype=torch.int64, device=device
+            ),
         }
         self._controls = integers(_SLOTS, CONTROL_WORDS)
         self._staging = launcher.host_buffer(_SLOTS * CONTROL_WORDS).view(_SLOTS, CONTROL_WORDS)

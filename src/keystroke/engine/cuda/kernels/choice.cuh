@@ -106,6 +106,7 @@ DEVICE void draw(Worker& w) {
     for (int id = low + w.lane; id < high; id += 32) {
       const float relative = (load4(w.p->logits + (s64)m * VOCAB + id) - top) * inverse;
       if (!(relative > -26.8738f) || relative < c.log_min_p[s]) continue;
+      if (c.filtered && !inside(key_of(relative), id, filter_edges(w)[m])) continue;
       const u32 bits = noise_bits(id, (u32)(c.position[m] + 1), c.seed_low[s], c.seed_high[s]);
       const double uniform = ((double)bits + 0.5) * 2.3283064365386963e-10;
       const double score = (double)relative - log(-log1p(-uniform));

@@ -11,6 +11,7 @@ DEVICE void compute(Worker& w) {
     const int m = i / HIDDEN, d = i % HIDDEN;
     p.residual[i] = to_s64(bf16_value(p.embedding[(s64)c.token[m] * HIDDEN + d]) * FIXED_ONE);
   }
+  if (c.filtered) clear_histogram(w);
   for (int i = w.thread; i < w.rows * (HEAD_DIM / 2); i += COMPUTE)
     w.rope[i] = p.rope[(s64)c.position[i / (HEAD_DIM / 2)] * (HEAD_DIM / 2) + i % (HEAD_DIM / 2)];
   if (w.thread < w.rows)
@@ -43,6 +44,7 @@ DEVICE void compute(Worker& w) {
   arrive(w);
   if (c.sampled) {
     wait(w);
+    if (c.filtered) w.arrivals = find_all_edges(w);
     draw(w);
     arrive(w);
   }

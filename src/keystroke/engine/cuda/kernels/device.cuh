@@ -66,14 +66,17 @@ DEVICE void bulk_copy(void* to, const void* from, u32 bytes, u64* b, u64 policy)
 DEVICE uint4 load16(const void* p) { return __ldcg((const uint4*)p); }
 DEVICE float2 load8(const float2* p) { return __ldcg(p); }
 DEVICE float load4(const float* p) { return __ldcg(p); }
+DEVICE u64 load_u64(const u64* p) { return __ldcg(p); }
 
 DEVICE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
 DEVICE void count_shared(int* p) { atomicAdd(p, 1); }
+DEVICE void add_shared(u32* p, u32 v) { atomicAdd(p, v); }
 
 // Across a warp.
 DEVICE float shuffle_xor(float v, int mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 DEVICE int shuffle_xor_int(int v, int mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
+DEVICE u64 shuffle_xor_u64(u64 v, int mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 DEVICE double shuffle_xor_double(double v, int mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 
 // Tensor cores: c[16 x 8] += a[16 x 16] b[16 x 8].

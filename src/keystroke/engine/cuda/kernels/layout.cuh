@@ -88,7 +88,7 @@ struct Parameters {
   float* chunk_bounds;    // [MAX_ROWS][HEADS][partial_stride] log2 of the most weight a chunk may have
   float* omitted;         // [MAX_ROWS][HEADS] log2 of the most weight that chunks left out may have
   int* doubt;             // [MAX_ROWS] sequences that left out more than they may
-  u64* histogram;         // [FILTER_PASSES][MAX_ROWS][256]
+  u64* histogram;         // [2 filters][3 passes][MAX_ROWS][1024 bins]
   const Control* control;
   Control* next;          // where the step after this one finds its rows, if it follows without the host
   int* result;            // host memory: ticket, fault, accepted[MAX_ROWS], chosen[MAX_ROWS], doubt[MAX_ROWS]
