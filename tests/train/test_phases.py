@@ -25,7 +25,7 @@ from keystroke.train import tokenizer as code_tokenizer
 from keystroke.train.corpus.hunks import Hunk
 from keystroke.train.corpus.trajectories import FileEdit, write_edits
 from keystroke.train.cursor import LONGEST_ANSWER, as_editors_see_it, cursor_prompt, cursor_sequences
-from keystroke.train.documents import Mix, Source, edit_windows, seamed
+from keystroke.train.documents import Mix, Source, documents, edit_windows, is_of_today, seamed
 from keystroke.train.edits import ask, edit_format, edit_sequences, steps
 from keystroke.train.feed import Feed
 from keystroke.train.fim import Cut, Parts, cut, take_apart
@@ -120,6 +120,16 @@ def test_seams_lose_nothing(text: str, seed: int) -> None:
     tokens = seamed(text, PLAIN, 20, random.Random(seed))
     assert b"".join(map(OURS.token_bytes, tokens)) == text.encode("utf-8", "surrogatepass")
     assert seamed(text, PLAIN, 0, random.Random(0)) == PLAIN.encode(text).ids
+
+
+def test_files_of_yesterday_are_used_less() -> None:
+    old = Source("p", "old.py", "def f(a):\n    return 'x' % a\n" * 30)
+    new = Source("p", "new.py", "def f(a: str) -> str:\n    return f'{a}'\n" * 30)
+    assert is_of_today(new.text)
+    assert not is_of_today(old.text)
+    rng = random.Random(0)
+    kept = list(documents([old, new] * 40, PLAIN, Mix(fim=0.0, path=0.0, dated=0.25), rng))
+    assert 42 < len(kept) < 65
 
 
 # Edits

@@ -9,6 +9,7 @@ model learns to use a repository.
 from __future__ import annotations
 
 import random
+import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,12 +43,22 @@ class Mix:
     edits: float = 0.0  # share of windows that are made of edits, where there are any
     spm: float = 0.8  # of the excerpts, in the live order
     path: float = 0.5  # share of plain files and excerpts that begins with the file's path
+    dated: float = 1.0  # share of the files without annotations or f-strings that is used
     seam: int = 0  # characters between two places at which plain text is encoded in two parts; 0: none
     longest: int = 5200  # characters of an excerpt, so that it fits one window
     shortest: int = 900
 
 
 PLAIN = Mix(fim=0.0, path=0.0)
+
+
+_TODAY = re.compile(r"\) -> |\bf[\"']|@dataclass|: (?:str|int|bool|float|list|dict|Path|Optional)\b")
+
+
+def is_of_today(text: str) -> bool:
+    """Whether the file is written as most Python is written now: something annotated or an f-string in every
+    forty lines. One in three files of old packages is, four in five of new ones."""
+    return len(_TODAY.findall(text)) * 40 >= text.count("\n") + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +89,8 @@ def documents(
     """Documents of the sources, in their order. `tokenizer` must know no special tokens. `library`: the texts
     of each project by path, for what a cursor may know of other files."""
     for source in sources:
+        if mix.dated < 1 and not is_of_today(source.text) and rng.random() >= mix.dated:
+            continue
         drawn = rng.random()
         if drawn < mix.cursor:
             known = (library or {}).get(source.project, {})

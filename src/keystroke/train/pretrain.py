@@ -43,8 +43,8 @@ class Phase:
     decision: float = 1.0
 
 
-MAIN = Phase(Mix(fim=0.5, edits=0.04, seam=600))
-FINAL = Phase(Mix(fim=0.12, cursor=0.5, edits=0.13, seam=250), answer=2.5, decision=10.0)
+MAIN = Phase(Mix(fim=0.5, edits=0.04, dated=0.7, seam=600))
+FINAL = Phase(Mix(fim=0.12, cursor=0.5, edits=0.13, dated=0.3, seam=250), answer=2.5, decision=10.0)
 
 
 @dataclass(frozen=True, slots=True)
