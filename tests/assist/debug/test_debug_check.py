@@ -189,7 +189,7 @@ def test_strange_texts_are_answered_not_raised(text: str) -> None:
 
 
 def test_what_is_not_python_or_too_long_is_not_checked() -> None:
-    assert check("this is { not python", "a.js") == ()
+    assert check("this is { not python", "a.txt") == ()
     with pytest.raises(InputError, match="at most"):
         check("x = 1\n" * 400_000, "a.py")
 

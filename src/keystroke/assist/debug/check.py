@@ -1,4 +1,4 @@
-"""Errors in Python text that is not saved, and never run: syntax, names, imports, attributes.
+"""Errors in text that is not saved, and never run: syntax, and in Python names, imports, attributes.
 
 Law: plain functions on text; ranges are offsets. Every fix that comes out was applied and checked again: its
 diagnostic is gone and no new one has come. What cannot be known from the text is not reported.
@@ -17,6 +17,7 @@ from pyflakes import checker, messages
 
 from keystroke.assist.debug.candidates import candidates
 from keystroke.assist.debug.diagnostic import Diagnostic, Fix, Level
+from keystroke.assist.debug.foreign import foreign_fixes, foreign_language, syntax_errors
 from keystroke.assist.debug.knowledge import MOVED_MODULES
 from keystroke.assist.debug.modules import Project, parsed
 from keystroke.assist.debug.scope import BUILTINS, Classes, Source, nearest, receiver, visible
@@ -62,12 +63,17 @@ _WARNED: dict[type, tuple[str, Level]] = {
 def check(
     text: str, path: str | Path = "", *, project: Project | None = None, fixes: bool = True
 ) -> tuple[Diagnostic, ...]:
-    """What is wrong with a Python text, in the order of the text. `path` tells where it lies (it need not be
-    saved, or exist); a file that is not Python has no diagnostics. InputError for a text that is too long."""
+    """What is wrong with a text, in the order of the text. `path` tells its language and where it lies; it
+    need not be saved, or exist. InputError for a text that is too long."""
     if not concerns(path):
         return ()
     if len(text) > MAX_TEXT:
         raise InputError(f"the text has {len(text):,} characters; at most {MAX_TEXT:,} are checked")
+    if not is_python(path):
+        return tuple(
+            replace(item, fixes=foreign_fixes(text, item, path, _LIMIT)) if fixes else item
+            for item in syntax_errors(text, path)
+        )
     home = project or Project()
     found = _found(text, path, home)
     if not fixes:
@@ -82,8 +88,12 @@ def check(
 
 def concerns(path: str | Path) -> bool:
     """Whether a path is one whose text can be checked."""
-    suffix = Path(path).suffix.lower()
-    return suffix in (".py", ".pyi", ".pyw", "")
+    return is_python(path) or foreign_language(path) is not None
+
+
+def is_python(path: str | Path) -> bool:
+    """Whether a path is Python's; a text without one is taken for it."""
+    return Path(path).suffix.lower() in (".py", ".pyi", ".pyw", "")
 
 
 def fixes_for(
@@ -96,6 +106,8 @@ def fixes_for(
     limit: int = _LIMIT,
 ) -> tuple[Fix, ...]:
     """The proved fixes of one diagnostic of `text`, best first. `known`: what the text's check said."""
+    if not is_python(path):
+        return foreign_fixes(text, diagnostic, path, limit)
     home = project or Project()
     if diagnostic.code == "syntax-error":
         error = broken(text)

@@ -95,6 +95,14 @@ def changed_files(
     return found, left
 
 
+def committed_text(root: Path, path: str) -> str | None:
+    """A file's text in the last commit; None where it has none."""
+    try:
+        return decode(_git(root, "show", f"HEAD:./{path}"), path).text
+    except KeystrokeError:
+        return None
+
+
 def _head(root: Path) -> str:
     """HEAD; of a repository without a commit, the empty tree."""
     try:

@@ -13,9 +13,11 @@ from keystroke.assist.audit import Auditor, Severity
 from keystroke.assist.audit.auditor import MAX_LINE
 from keystroke.assist.audit.files import language_of
 from keystroke.assist.debug import Level, Project, check, concerns
+from keystroke.assist.debug.check import is_python
+from keystroke.assist.debug.foreign import foreign_language, remember, slips
 from keystroke.assist.debug.syntax_fixes import parses
 from keystroke.assist.edit import Writer
-from keystroke.assist.review.changes import Changed
+from keystroke.assist.review.changes import Changed, committed_text
 from keystroke.assist.review.finding import Finding, Fix
 from keystroke.assist.review.linter import lint, ruff_of
 from keystroke.assist.review.model_review import remarks
@@ -74,8 +76,11 @@ def _of_file(file: Changed, root: Path, project: Project, program: str | None) -
 
 
 def _checked(file: Changed, root: Path, project: Project) -> Iterator[Finding]:
-    if not concerns(file.path) or not file.path.endswith((".py", ".pyi", ".pyw")):
+    if not concerns(file.path) or not Path(file.path).suffix:
         return
+    language = foreign_language(file.path)
+    if language is not None and (base := committed_text(root, file.path)) and not slips(base, language):
+        remember(root / file.path)  # the grammar understands this file
     document = Document(file.text)
     for item in check(file.text, root / file.path, project=project):
         fix = Fix(item.fixes[0].title, item.fixes[0].edits) if item.fixes else None
@@ -138,7 +143,7 @@ def fixed_texts(
         if any(_touch(a, b) for a in taken for b in new):
             continue
         text = texts[finding.path]
-        python = concerns(finding.path) and parses(apply_edits(text, taken))
+        python = is_python(finding.path) and parses(apply_edits(text, taken))
         if python and not parses(apply_edits(text, (*taken, *new))):
             continue
         edits[finding.path] = (*taken, *new)
