@@ -13,7 +13,7 @@ from keystroke.assist.audit.flow import CallEvent
 from keystroke.assist.audit.match import Matcher, key_of
 from keystroke.assist.audit.memory import MemoryMatcher
 from keystroke.assist.audit.secrets import FORMAT_MARKS, FORMATS, is_secret
-from keystroke.assist.audit.values import PARAMETER, REMOTE, Value
+from keystroke.assist.audit.values import LOCAL, PARAMETER, REMOTE, Value
 
 _LOGIN = re.compile(r"(?i)connect|login|createConnection|create_engine|pool$|authenticate")
 
@@ -153,10 +153,27 @@ _XML_FACTORIES = {
     "XMLReaderFactory": ("createXMLReader",),
     "TransformerFactory": ("newTransformer",),
     "SchemaFactory": ("newSchema",),
+    "WstxInputFactory": ("createXMLStreamReader", "createXMLEventReader"),
+    "SAXTransformerFactory": ("newTransformer", "newXMLFilter"),
+    "Digester": ("parse",),
+    "Validator": ("validate",),
+    "Unmarshaller": ("unmarshal",),
+    "Persister": ("validate", "read"),
+}
+_XML_GIVEN = {  # these read what they are given: how foreign that must be
+    "TransformerFactory": LOCAL,
+    "SAXTransformerFactory": LOCAL,
+    "SchemaFactory": LOCAL,
+    "Validator": LOCAL,
+    "Unmarshaller": REMOTE,
+    "Persister": REMOTE,
+    "Digester": LOCAL,
 }
 _XML_SAFE = re.compile(
-    r"disallow-doctype-decl|external-general-entities|external-parameter-entities|FEATURE_SECURE_PROCESSING|SUPPORT_DTD|IS_SUPPORTING_EXTERNAL"
-    r"|ACCESS_EXTERNAL|setExpandEntityReferences\(\s*false|load-external-dtd|secure-processing|XMLConstants\.FEATURE|setEntityResolver"
+    r"(?:disallow-doctype-decl|FEATURE_SECURE_PROCESSING|secure-processing)\"?\s*,\s*(?:true|Boolean\.TRUE)"
+    r"|(?:external-general-entities|external-parameter-entities|load-external-dtd)\"\s*,\s*(?:false|Boolean\.FALSE)"
+    r"|(?:SUPPORT_DTD|supportDTD|(?:IS_SUPPORTING_EXTERNAL|isSupportingExternal)\w*)\"?\s*,\s*(?:\"?false|Boolean\.FALSE)"
+    r"|ACCESS_EXTERNAL|accessExternal|setExpandEntityReferences\(\s*false|setEntityResolver|setXMLResolver"
 )
 
 
@@ -175,7 +192,7 @@ class Detectors(_Secrets):
         if (
             wanted is None
             or method not in wanted
-            or (name in ("TransformerFactory", "SchemaFactory") and not event.args)
+            or (name in _XML_GIVEN and not (event.args and event.args[0].level >= _XML_GIVEN[name]))
         ):
             return
         root = event.call.node.get_root().root()
@@ -187,13 +204,13 @@ class Detectors(_Secrets):
         if not event.path.endswith(".addCookie") or not event.call.args:
             return
         holder = event.call.args[0]
-        made = isinstance(holder, ir.Name) and event.args[0].path in ("Cookie", "Cookie()")
-        if (
-            made
-            and isinstance(holder, ir.Name)
-            and f"{holder.id}.setSecure(" not in event.call.node.get_root().root().text()
-        ):
+        if not isinstance(holder, ir.Name) or event.args[0].path not in ("Cookie", "Cookie()"):
+            return
+        text = event.call.node.get_root().root().text()
+        if f"{holder.id}.setSecure(" not in text:
             self.detected("plain-cookie", event.call.node)
+        if f"{holder.id}.setHttpOnly(" not in text:
+            self.detected("bare-cookie", event.call.node)
 
     def index(self, base: Value, key: Value, node: ir.Syntax, expr: ir.Index) -> None:
         """`target[key] = value` with a foreign key: JavaScript objects answer to __proto__."""
