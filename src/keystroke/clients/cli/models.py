@@ -177,9 +177,8 @@ def verify(ctx: typer.Context, name: Name, json: options.Json = False) -> None:
     run = of(ctx)
     if name == EMBEDDED:
         if (own := shipped()) is not None:
-            raise UsageError(
-                f"{own.name} came with this installation and was never added; reinstall it if in doubt"
-            )
+            _verify_shipped(own, run, run.wants_json(json))
+            return
         name = SMOLLM2.name
     with run.console.progress() as progress:
         entry = _library(run).verify(name, progress)
@@ -187,6 +186,18 @@ def verify(ctx: typer.Context, name: Name, json: options.Json = False) -> None:
         run.console.json({"name": name, "ok": True, "files": len(entry.files), "size": entry.size})
     else:
         run.console.line(f"{name}: all {len(entry.files)} files are as they were added")
+
+
+def _verify_shipped(own: Path, run: Invocation, json: bool) -> None:
+    from keystroke.engine.sums import verify_sums
+
+    folder = own if own.is_dir() else own.parent
+    with run.console.progress() as progress:
+        files = verify_sums(folder, progress)
+    if json:
+        run.console.json({"name": folder.name, "ok": True, "files": len(files)})
+    else:
+        run.console.line(f"{folder.name}: {', '.join(files)} as published")
 
 
 @app.command()

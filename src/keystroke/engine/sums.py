@@ -1,0 +1,44 @@
+"""The checksums that come with shipped weights: whether the files are still what was published.
+
+Law: reads `SHA256SUMS` beside the weights, in the form of `sha256sum`, and every byte of what it names. A
+damaged or missing file is an error that names it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from keystroke.engine.library import Progress, hash_file, silent
+from keystroke.errors import ModelDamaged, NotFound
+
+NAME = "SHA256SUMS"
+
+
+def verify_sums(folder: Path, progress: Progress = silent) -> list[str]:
+    """The names of the files that were compared. NotFound where no checksums came with them."""
+    try:
+        lines = (folder / NAME).read_text(encoding="ascii").splitlines()
+    except (OSError, UnicodeDecodeError):
+        raise NotFound(f"{folder} has no readable {NAME}; reinstall the program if in doubt") from None
+    wanted = [line.split(maxsplit=1) for line in lines if line.strip()]
+    if not wanted or any(len(parts) != 2 or len(parts[0]) != 64 or "/" in parts[1] for parts in wanted):
+        raise ModelDamaged(f"{folder / NAME} is not a list of checksums; reinstall the program")
+    sizes = [_size(folder / name.lstrip("*")) for _, name in wanted]
+    done = 0
+    for (digest, name), size in zip(wanted, sizes, strict=True):
+        path = folder / name.lstrip("*")
+        found = hash_file(path, progress, f"verify {path.name}", done, sum(sizes))
+        if found != digest.lower():
+            raise ModelDamaged(
+                f"{path} is not what was published (SHA-256 {found[:12]}…, not {digest[:12]}…); "
+                "reinstall the program"
+            )
+        done += size
+    return [name.lstrip("*") for _, name in wanted]
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        raise ModelDamaged(f"{path} is missing; reinstall the program") from None
