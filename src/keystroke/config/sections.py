@@ -17,6 +17,7 @@ import platformdirs
 
 ENGINES = ("auto", "onnx", "cuda", "remote")
 PRECISIONS = ("auto", "int4", "int8", "fp16", "fp32")
+SPARSE = ("off", "auto", "always")
 
 
 def option(
@@ -58,6 +59,12 @@ class EngineSettings:
     exact: bool = option(True, "results never depend on how tokens were grouped into runs")
     # The model knows best; a smaller figure saves memory.
     context: int = option(0, "context length in tokens; 0 means the model's own", least=0, most=1_048_576)
+    # Off: every answer follows from its whole context.
+    sparse: str = option(
+        "off",
+        "a GPU reads part of contexts from 16k tokens on: auto only where proved enough",
+        choices=SPARSE,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +90,10 @@ class SpeculationSettings:
     enabled: bool = option(True, "draft tokens and verify them together")
     # Above this a CPU pays more to verify than a code draft earns; GPUs may go to 32.
     max_draft: int = option(16, "longest draft in tokens", least=1, most=128)
+    # None: the text itself is the best drafter, and costs nothing. Guarded: it loads another model.
+    draft_model: str | None = option(
+        None, "a smaller model with the same vocabulary, which drafts", guarded=True
+    )
 
 
 def _data_path(*parts: str) -> Callable[[], Path]:

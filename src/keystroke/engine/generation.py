@@ -131,6 +131,7 @@ class Generation:
         self.stats.reused += extended.reused
         self.stats.computed += extended.computed
         if self._drafter is not None:
+            self._drafter.choose_by(self.params.sampling)
             self._drafter.begin(self._prompt)
         return extended
 

@@ -53,7 +53,42 @@ def load_model(model: str | Path, settings: Settings | None = None, progress: Pr
         else:
             engine = _onnx(path, precision, settings, progress)
         name = model if isinstance(model, str) else engine.info.name
-        return Model(name, engine, tokenizer, detect_chat(path), detect_fim(tokenizer, path), path)
+        chat, fim = detect_chat(path), detect_fim(tokenizer, path)
+    draft = _draft(engine, tokenizer, backend, settings, progress)
+    return Model(name, engine, tokenizer, chat, fim, path, draft)
+
+
+def _draft(
+    engine: Engine, tokenizer: Tokenizer, backend: str, settings: Settings, progress: Progress
+) -> Engine | None:
+    """The engine of the smaller model that drafts for `engine`, where the settings name one."""
+    wanted = settings.speculation.draft_model
+    if wanted is None or not settings.speculation.enabled:
+        return None
+    try:
+        path = resolve(wanted, settings, progress)
+        precision = settings.model.precision
+        if backend == "cuda":
+            draft = _cuda(path, precision, settings, kv_tokens=2 * engine.info.context_length)
+        else:
+            draft = _onnx(path, precision, settings, progress)
+        try:
+            other = _tokenizer(path, settings.paths.cache / "tokenizers")
+            probe = "def f(x):\n\treturn x + 1  # 0123456789 \u00e9\u4e2d\n"
+            if draft.info.vocab_size != engine.info.vocab_size or other.encode(probe) != tokenizer.encode(
+                probe
+            ):
+                raise ConfigError(
+                    f"{draft.info.name} cannot draft for {engine.info.name}: they do not share a vocabulary; "
+                    "set speculation.draft_model to a smaller model of the same family"
+                )
+        except BaseException:
+            draft.close()
+            raise
+    except BaseException:
+        engine.close()
+        raise
+    return draft
 
 
 def _tokenizer(path: Path, cache: Path) -> Tokenizer:
@@ -124,7 +159,7 @@ def _check_memory(spec: ModelSpec, need: int, precision: str) -> None:
         )
 
 
-def _cuda(path: Path, precision: str, settings: Settings) -> Engine:
+def _cuda(path: Path, precision: str, settings: Settings, kv_tokens: int | None = None) -> Engine:
     if importlib.util.find_spec("torch") is None:
         raise ConfigError("the CUDA engine needs the extra packages: pip install 'keystroke[cuda]'")
     from keystroke.engine.cuda.engine import load_cuda
@@ -135,4 +170,17 @@ def _cuda(path: Path, precision: str, settings: Settings) -> Engine:
         raise ConfigError(
             f"the CUDA engine has no precision {precision!r}; set model.precision to one of {known}"
         )
-    return load_cuda(path, precision=chosen, context=settings.engine.context or None)
+    if kv_tokens is None and settings.speculation.draft_model is not None:
+        kv_tokens = 4 * _context(path, settings)  # the model that drafts needs room too
+    return load_cuda(
+        path,
+        precision=chosen,
+        context=settings.engine.context or None,
+        kv_tokens=kv_tokens,
+        sparse=settings.engine.sparse,  # type: ignore[arg-type] - the settings know the same words
+    )
+
+
+def _context(path: Path, settings: Settings) -> int:
+    with open_checkpoint(path) as checkpoint:
+        return settings.engine.context or checkpoint.spec.context_length

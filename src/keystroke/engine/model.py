@@ -22,6 +22,7 @@ class Model:
     chat: ChatTemplate | None = None
     fim: FimTemplate | None = None
     path: Path | None = None  # where it lies; what else it has learned is said there
+    draft: Engine | None = None  # a smaller model of the same vocabulary, which drafts for `engine`
 
     def prompt(self, text: str, *, special: bool = False) -> list[int]:
         """The tokens of `text` at the start of a sequence, after the model's first token if it has one."""

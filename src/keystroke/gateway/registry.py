@@ -71,6 +71,8 @@ class Registry:
         for entry in self.entries.values():
             if entry.model is not None:
                 await asyncio.to_thread(entry.model.engine.close)
+                if entry.model.draft is not None:
+                    await asyncio.to_thread(entry.model.draft.close)
 
     def find(self, name: str) -> Entry:
         """The model called `name`, or the first of that role. Raises ModelNotFound."""

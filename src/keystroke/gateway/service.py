@@ -126,7 +126,7 @@ class Service:
         source = model.tokenizer.encode(text_of(prediction.content)) if prediction is not None else []
         if length > _LEARNT:
             return FileDrafter(source) if source else None
-        return drafter_for(model.engine, source)
+        return drafter_for(model.engine, source, draft=model.draft)
 
     @staticmethod
     def check_room(entry: Entry, tokens: Sequence[int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 from itertools import pairwise
@@ -223,6 +224,37 @@ def test_a_model_drafts_its_equal_without_a_miss_at_any_temperature() -> None:
         list(generation)
         assert generation.stats.accepted == generation.stats.drafted > 50
         drafter.close()
+
+
+@pytest.mark.parametrize(("verify", "pays"), [(0.05, True), (0.00001, False)], ids=["dear", "cheap"])
+def test_a_draft_model_is_asked_as_far_as_its_steps_pay(
+    monkeypatch: pytest.MonkeyPatch, verify: float, pays: bool
+) -> None:
+    clock = itertools.count(0.0, 0.004)  # a proposal takes this long, whatever its length
+    monkeypatch.setattr("keystroke.engine.speculative.draft_model.time.perf_counter", lambda: next(clock))
+    drafter = ModelDrafter.shared(FakeEngine(), FakeEngine())
+    lengths = []
+    for _ in range(8):
+        draft = drafter.propose([1, 2, 3], 16)
+        lengths.append(len(draft))
+        drafter.verified(len(draft), len(draft), verify)
+    assert lengths[0] == 4
+    assert (lengths[-1] > 8) is pays
+    assert (lengths[-1] == 0) is not pays
+
+
+def test_with_a_draft_model_the_text_is_the_same() -> None:
+    sampling = Sampling(temperature=1.0, seed=5)
+    params = GenerationParams(max_tokens=80, sampling=sampling)
+    engine, small = FakeEngine(), FakeEngine()
+    model = Model("fake", engine, TOKENIZER, draft=small)
+    texts = []
+    for drafter in (None, drafter_for(engine, draft=small), drafter_for(engine, draft=small)):
+        generation = Generation(model, engine.session(), [1, 2, 3], params, drafter)
+        list(generation)
+        texts.append(generation.tokens)
+    assert texts[0] == texts[1] == texts[2]
+    assert small.stats().sessions == 1  # shared by all answers
 
 
 def test_a_model_with_another_vocabulary_cannot_draft() -> None:

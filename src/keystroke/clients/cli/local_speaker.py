@@ -30,7 +30,7 @@ class LocalSpeaker(Speaker):
         self.session = model.engine.session()
         # One for all answers: it learns from each.
         enabled = settings.speculation.enabled
-        self.drafter: Drafter | None = drafter_for(model.engine) if enabled else None
+        self.drafter: Drafter | None = drafter_for(model.engine, draft=model.draft) if enabled else None
 
     @classmethod
     def load(cls, name: str, settings: Settings, progress: Progress) -> LocalSpeaker:
@@ -79,6 +79,8 @@ class LocalSpeaker(Speaker):
     def close(self) -> None:
         self.session.close()
         self.model.engine.close()
+        if self.model.draft is not None:
+            self.model.draft.close()
 
     def splice(self, messages: Sequence[Message], line: str) -> list[int]:
         """The tokens that end the answer under way, say `line`, and open the next answer."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,6 +33,15 @@ def serve(
         list[str] | None,
         typer.Option(
             "--model", "-m", metavar="MODEL", help="Serve this model; may be repeated. Default: settings."
+        ),
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option("--engine", metavar="KIND", help="Run local models by auto, onnx or cuda.")
+    ] = None,
+    draft_model: Annotated[
+        str | None,
+        typer.Option(
+            "--draft-model", metavar="MODEL", help="A smaller model of the same vocabulary, which drafts."
         ),
     ] = None,
     certificate: Annotated[
@@ -64,7 +74,8 @@ def serve(
     from keystroke.gateway.store import open_store
 
     run = of(ctx)
-    settings = _settings(run, host, port, certificate, private_key, origins)
+    own = {"engine.kind": engine, "speculation.draft_model": draft_model}
+    settings = _settings(run, host, port, certificate, private_key, origins, own)
     if announcement is not None:  # for editors of this machine: no certificate names its loopback address
         plain = dataclasses.replace(settings.server, tls_certificate=None, tls_key=None)
         settings = dataclasses.replace(settings, server=plain)
@@ -113,11 +124,13 @@ def _settings(
     certificate: str | None,
     private_key: str | None,
     origins: list[str] | None,
+    own: Mapping[str, str | None],
 ) -> Settings:
     from keystroke.config import load_settings
 
     flags = {
         **run.flags,
+        **own,
         "server.host": host,
         "server.port": port,
         "server.tls_certificate": certificate,

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from keystroke.engine.base import Engine
+from keystroke.engine.base import Engine, Sampling
 from keystroke.engine.speculative.base import Drafter
 from keystroke.engine.speculative.combined import CombinedDrafter
 from keystroke.engine.speculative.cost import verify_cost
+from keystroke.engine.speculative.draft_model import ModelDrafter
 from keystroke.engine.speculative.file_draft import FileDrafter
 from keystroke.engine.speculative.suffix_automaton import SuffixDrafter
 
@@ -41,6 +42,9 @@ class AdaptiveDrafter(Drafter):
         self._hits: dict[tuple[int, int], float] = {}
         self._misses: dict[tuple[int, int], float] = {}
         self._asked: tuple[int, int] | None = None
+
+    def choose_by(self, sampling: Sampling) -> None:
+        self._inner.choose_by(sampling)
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._inner.begin(prompt)
@@ -148,11 +152,17 @@ def _bucket(strength: int) -> int:
 
 
 def drafter_for(
-    engine: Engine, source: Sequence[int] | None = None, history: Iterable[Sequence[int]] = ()
+    engine: Engine,
+    source: Sequence[int] | None = None,
+    history: Iterable[Sequence[int]] = (),
+    draft: Engine | None = None,
 ) -> AdaptiveDrafter:
     """The drafter for `engine`: first the original file, where the answer is an edit of one (`source`),
-    then what was seen before: in the prompt, in `history` and in the answer itself."""
+    then what was seen before: in the prompt, in `history` and in the answer itself; then what the smaller
+    model `draft` would say, if there is one."""
     drafters: list[Drafter] = [SuffixDrafter(history)]
+    if draft is not None:
+        drafters.append(ModelDrafter.shared(draft, engine))
     if source:
         drafters.insert(0, FileDrafter(source))
     return AdaptiveDrafter(drafters, verify_cost(engine))

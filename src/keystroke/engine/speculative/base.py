@@ -9,6 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from keystroke.engine.base import Sampling
+
 MAX_DRAFT = 32  # tokens; beyond this no engine verifies for less than it decodes
 
 
@@ -20,6 +22,9 @@ class Drafter(ABC):
     @abstractmethod
     def propose(self, tokens: Sequence[int], limit: int) -> Sequence[int]:
         """At most `limit` tokens guessed to follow `tokens`, the whole sequence so far. Empty: no guess."""
+
+    def choose_by(self, sampling: Sampling) -> None:  # noqa: B027 - optional
+        """How the sequence about to begin chooses its tokens: a drafter that chooses does the same."""
 
     def begin(self, prompt: Sequence[int]) -> None:
         """A sequence begins. A drafter may serve many, one after the other, and learn from all of them."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from keystroke.engine.base import Sampling
 from keystroke.engine.speculative.base import Drafter
 
 
@@ -14,6 +15,10 @@ class CombinedDrafter(Drafter):
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self._drafters = tuple(drafters)
         self.speaker: int | None = None  # which drafter made the last proposal
+
+    def choose_by(self, sampling: Sampling) -> None:
+        for drafter in self._drafters:
+            drafter.choose_by(sampling)
 
     def begin(self, prompt: Sequence[int]) -> None:
         for drafter in self._drafters:
