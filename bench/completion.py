@@ -10,7 +10,12 @@ float32, whatever the tokenizer. `chars_per_s`: decoding alone. `chars_saved`: s
 taken suggestions would have typed, in simulated typing with a display gate. Ceiling: exact match cannot
 reach 1, since names and comments are free choices.
 
-    python bench/completion.py [--cases N] [--context N] [--typed N] [--bytes N] [--model M ...]
+Next edits, of releases held out: `edit_place`: of six places of a file just edited, the one that changed next
+is ranked first (chance 1/6); `edit_text`: what it became, to the letter; `edit_offered`: of the places
+offered (more likely to change than not), how many were right; `edit_alarms`: something was offered where
+nothing was left to do. The baseline ranks by the names that went, and repeats the last change.
+
+    python bench/completion.py [--cases N] [--context N] [--typed N] [--bytes N] [--edits N] [--model M ...]
 """
 
 from __future__ import annotations
@@ -30,13 +35,23 @@ from keystroke.engine.load import load_model  # noqa: E402
 from keystroke.engine.locate import resolve  # noqa: E402
 from keystroke.errors import KeystrokeError  # noqa: E402
 from keystroke.train.cases import Case, read_cases  # noqa: E402
+from keystroke.train.edit_cases import (  # noqa: E402
+    EditCase,
+    WordJudge,
+    edit_summary,
+    evaluate_edits,
+    read_edit_cases,
+    scored_edits,
+)
 from keystroke.train.evaluate import ModelSuggester, NgramSuggester, evaluate, limited, summary  # noqa: E402
 from keystroke.train.fim import Cut  # noqa: E402
 
 CASES = Path(__file__).parent / "data" / "completion.jsonl.xz"
+EDITS = Path(__file__).parent / "data" / "edits.jsonl.xz"
 COLUMNS = (
     "rest_of_line_em", "line_em", "fim_rest_of_line_em", "fim_line_em", "fim_block_em",
     "bits_per_byte", "chars_per_s", "tokens_per_s", "chars_saved",
+    "edit_place", "edit_text", "edit_offered", "edit_alarms",
 )  # fmt: skip
 
 
@@ -53,20 +68,24 @@ def measured_bits(path: Path, cases: list[Case], texts: int) -> float | None:
         return None
 
 
-def measure(name: str, cases: list[Case], typed: int, texts: int, context: int) -> dict[str, Any]:
+def measure(
+    name: str, cases: list[Case], typed: int, texts: int, context: int, edits: list[EditCase]
+) -> dict[str, Any]:
     if name == "ngram":
-        return dict(summary(evaluate(NgramSuggester(), cases, typed_lines=typed)))
+        words = edit_summary(evaluate_edits(WordJudge(), edits, sure=0.3)) if edits else {}
+        return {**summary(evaluate(NgramSuggester(), cases, typed_lines=typed)), **words}
     path = resolve(name, load_settings({}, Path.cwd()))
     model = load_model(path)
     suggester = ModelSuggester(model, context)
     try:
         report = evaluate(suggester, cases, typed_lines=typed)
+        foreseen = scored_edits(model, path, edits)
     finally:
         suggester.close()
         model.engine.close()
     if texts:
         report.bits_per_byte = measured_bits(path, cases, texts)
-    return dict(summary(report))
+    return {**summary(report), **foreseen}
 
 
 def shown(value: object) -> str:
@@ -79,15 +98,17 @@ def main() -> int:
     parser.add_argument("--context", type=int, default=256, help="tokens around the cursor")
     parser.add_argument("--typed", type=int, default=10, help="lines typed in the simulation")
     parser.add_argument("--bytes", type=int, default=12, help="texts for bits per byte")
+    parser.add_argument("--edits", type=int, default=30, help="cases of next edits")
     parser.add_argument("--model", action="append", help="a model by name or path; may be repeated")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     cases = limited(read_cases(CASES), given.cases)
+    edits = read_edit_cases(EDITS)[: given.edits]
     results: dict[str, Any] = {}
     for name in given.model or ["embedded", "smollm2", "ngram"]:
         started = time.perf_counter()
         try:
-            results[name] = measure(name, cases, given.typed, given.bytes, given.context)
+            results[name] = measure(name, cases, given.typed, given.bytes, given.context, edits)
         except KeystrokeError as error:
             print(f"{name}: {error}", file=sys.stderr)
             continue
@@ -95,7 +116,7 @@ def main() -> int:
     width = max(map(len, results), default=5)
     print(" " * width, *(f"{c:>20}" for c in COLUMNS))
     for name, row in results.items():
-        print(f"{name:<{width}}", *(f"{shown(row[c]):>20}" for c in COLUMNS))
+        print(f"{name:<{width}}", *(f"{shown(row.get(c)):>20}" for c in COLUMNS))
     line = json.dumps(
         {"bench": "completion", "cases": len(cases), "context": given.context, "models": results}
     )

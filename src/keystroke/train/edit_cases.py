@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from keystroke.assist.next_edit.prompt import Change, EditFormat, EditPrompt, Region
+from keystroke.assist.next_edit.prompt import Change, EditFormat, EditPrompt, Region, detect
 from keystroke.engine.base import Sampling
 from keystroke.engine.model import Model
 from keystroke.errors import InputError
@@ -261,3 +261,15 @@ def edit_summary(report: EditReport) -> dict[str, float | list[float] | int]:
         rows[f"edit_{key}_95"] = [round(x, 4) for x in share.interval]
         rows[f"edit_{key}_of"] = share.of
     return rows
+
+
+def scored_edits(model: Model, path: Path, cases: Sequence[EditCase]) -> dict[str, float | list[float] | int]:
+    """The scores of a model; nothing where it has not learned edits or there are no cases."""
+    form = detect(model.tokenizer, path)
+    if form is None or not cases:
+        return {}
+    judge = ModelJudge(model, form)
+    try:
+        return edit_summary(evaluate_edits(judge, cases))
+    finally:
+        judge.close()

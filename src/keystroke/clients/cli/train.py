@@ -218,11 +218,15 @@ def pretrain(
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
     workers: Annotated[int, typer.Option(min=1, help="Processes that prepare data.")] = 8,
     start: Annotated[Path | None, typer.Option(help="Weights of an earlier run to begin from.")] = None,
+    edits: Annotated[
+        Path | None, typer.Option(help="Folder of pieces of edits; may still be filling.")
+    ] = None,
+    recipe: Annotated[str, typer.Option(help="JSON of what differs from the default recipe.")] = "{}",
 ) -> None:
     """Train a model on prepared pieces."""
     train = _with_torch("keystroke.train.__main__")
     model = _with_torch("keystroke.train.model")
-    recipe = _with_torch("keystroke.train.pretrain").Recipe(steps=steps)
+    said = _with_torch("keystroke.train.pretrain").Recipe.from_json(recipe, steps=steps)
     train.pretrain(
         data,
         tokenizer,
@@ -230,10 +234,11 @@ def pretrain(
         heldout=heldout,
         minutes=minutes,
         shape=model.Shape.from_json(shape),
-        recipe=recipe,
+        recipe=said,
         device=device,
         workers=workers,
         start=start,
+        edits=edits,
     )
 
 
@@ -272,20 +277,26 @@ def evaluate(
     models: Annotated[list[str], typer.Argument(help="Models by name or path.")],
     cases: Annotated[Path, typer.Option(help="Evaluation cases.")],
     limit: Annotated[int, typer.Option(min=0, help="Cases of each kind; 0 is all.")] = 0,
+    edits: Annotated[Path | None, typer.Option(help="Cases of next edits.")] = None,
 ) -> None:
-    """Ask models the same completions and print their scores as JSON."""
+    """Ask models the same completions, and next edits where they have learned them, and print their scores as
+    JSON."""
     from keystroke.engine.load import load_model
     from keystroke.engine.locate import resolve
     from keystroke.train.cases import read_cases
+    from keystroke.train.edit_cases import read_edit_cases, scored_edits
     from keystroke.train.evaluate import ModelSuggester, evaluate, limited, summary
 
     run = of(ctx)
     asked = limited(read_cases(cases), limit)
+    changes = [] if edits is None else read_edit_cases(edits)[: limit or None]
     results: dict[str, Any] = {}
     for name in models:
-        model = load_model(resolve(name, run.settings))
+        path = resolve(name, run.settings)
+        model = load_model(path)
         try:
-            results[name] = summary(evaluate(ModelSuggester(model), asked))
+            results[name] = {**summary(evaluate(ModelSuggester(model), asked))}
+            results[name] |= scored_edits(model, path, changes)
         finally:
             model.engine.close()
     run.console.json({"cases": len(asked), "models": results})
