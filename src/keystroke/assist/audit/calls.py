@@ -304,7 +304,7 @@ class Calls(Narrowing):
                 "StringBuilder()",
                 "strings.Builder",
             ):
-                start = known if known.text is not None else constant("")
+                start = known if known.text is not None or known.level else constant("")
                 self.env[holder] = replace(text_of([start, *args]), path=known.path)
             elif (
                 known.items is not None
