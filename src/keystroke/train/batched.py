@@ -66,14 +66,17 @@ def greedy(
     finished: Sequence[frozenset[int]],
     size: int,
     last: frozenset[int] = frozenset(),
+    never: tuple[int, ...] = (),
 ) -> list[Answer]:
     """Up to `limit` tokens after each prompt, each ended by its own set of tokens (not included) or by one of
-    `last` (included)."""
+    `last` (included); `never` are not chosen."""
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     found: dict[int, Answer] = {}
     for first in range(0, len(order), size):
         batch = order[first : first + size]
-        answers = _together(model, [prompts[i] for i in batch], limit, [finished[i] for i in batch], last)
+        answers = _together(
+            model, [prompts[i] for i in batch], limit, [finished[i] for i in batch], last, never
+        )
         found.update(zip(batch, answers, strict=True))
     return [found[i] for i in range(len(prompts))]
 
@@ -84,6 +87,7 @@ def _together(
     limit: int,
     finished: list[frozenset[int]],
     last: frozenset[int],
+    never: tuple[int, ...],
 ) -> list[Answer]:
     """One batch; rows that have ended leave it."""
     table = model.model.embed_tokens.weight
@@ -97,6 +101,7 @@ def _together(
         rows = torch.arange(len(active), device=table.device)
         hidden = model(tokens[:, : int(lengths.max())])[rows, lengths - 1]
         scores = (hidden.to(table.dtype) @ table.T).float()
+        scores[:, list(never)] = -math.inf
         chosen = scores.argmax(-1)
         logprobs = scores.log_softmax(-1)[rows, chosen].tolist()
         tokens[rows, lengths] = chosen
