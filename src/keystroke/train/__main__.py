@@ -1,4 +1,4 @@
-"""Pretraining on a bare machine: torch, numpy and tokenizers are all it needs.
+"""Pretraining on a bare machine: torch, numpy, tokenizers and the prompt formats are all it needs.
 
 Law: flags in, a run folder out. `keystroke train pretrain` is the same with the program's own manners.
 """
