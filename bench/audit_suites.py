@@ -19,7 +19,9 @@ from keystroke.assist.audit.files import language_of
 
 # "ruleid: x" and "ok: x" speak of the next line of code; the other marks of the line they stand on.
 _AHEAD = re.compile(r"(?:#|//|/\*|\*|<!--)\s*(?:todo)?(ruleid|ok)\s*:", re.IGNORECASE)
-_ALERT = re.compile(r"(?:#|//)\s*\$\s*(?:.*?\s)?((?:MISSING|SPURIOUS):?\s*)?Alert\b|(?:#|//)\s*\$.*?\bresult=(BAD|OK)\b")
+_ALERT = re.compile(
+    r"(?:#|//)\s*\$\s*(?:.*?\s)?((?:MISSING|SPURIOUS):?\s*)?Alert\b|(?:#|//)\s*\$.*?\bresult=(BAD|OK)\b"
+)
 _BESIDE = re.compile(r"(?:#|//|/\*)[^\n]*?\b(NOT OK|BAD|OK|GOOD)\b")
 _COMMENT = re.compile(r"\s*(?:#|//|/\*|\*|<!--|\{/\*|$)")
 _FOLDERS = {"bad": True, "true_positives": True, "good": False, "true_negatives": False}

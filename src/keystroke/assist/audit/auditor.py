@@ -80,23 +80,27 @@ class Auditor:
         self.honour_others = honour_others
 
     def audit(self, text: str) -> tuple[Finding, ...]:
-        return LiveAudit(self.language, text, honour_others=self.honour_others).findings
+        return LiveAudit(self.language, text, honour_others=self.honour_others, remember=False).findings
 
 
 class LiveAudit:
     """The audit of one buffer, brought up to date by each edit."""
 
-    def __init__(self, language: str, text: str = "", *, honour_others: bool = False) -> None:
+    def __init__(
+        self, language: str, text: str = "", *, honour_others: bool = False, remember: bool = True
+    ) -> None:
         if language not in LANGUAGES:
             raise NotFound(f"cannot audit {language!r}; known languages: {', '.join(LANGUAGES)}")
         self.language = language
         self.honour_others = honour_others
+        self._remember = remember  # what statements did, for the next key; of no use to an audit done once
         self._lowering = _LOWERINGS[language]()
         self._index = index_of(language)
         self._triggers = triggers_of(language)
         self._knowledge = load_knowledge(language)
         self._results: OrderedDict[tuple[str, str], _Result] = OrderedDict()
         self._context: Env = {}
+        self._constants = ""  # texts of the file that its functions may use
         self._memo = Memo()
         self._outline_memo = Memo()
         self._outline = Skeleton("", (0,), (0,))
@@ -169,6 +173,9 @@ class LiveAudit:
             if not name.startswith("#")
         }
         self._context = env
+        self._constants = "\n".join(
+            value.const for value in env.values() if isinstance(value.const, str) and len(value.const) < 400
+        )
         changed = {name for name in before.keys() | env.keys() if before.get(name) != env.get(name)}
         if changed:
             self._memo.forget(changed)
@@ -243,7 +250,8 @@ class LiveAudit:
         matcher: Matcher = heard(self.language, self._index)
         flow = (Pointers if memory else Flow)(self.language, self._knowledge, matcher, env)
         matcher.flow = flow
-        if self.language == "python" and (env is self._context or not env):
+        matcher.about(source + self._constants if env else source)
+        if self._remember and self.language == "python" and (env is self._context or not env):
             flow.memo = self._memo if env else self._outline_memo
             flow.broken = [
                 (span.start.index, span.end.index)

@@ -19,8 +19,9 @@ _LOGIN = re.compile(r"(?i)connect|login|createConnection|create_engine|pool$|aut
 
 _TIMED = ("python", "javascript", "typescript", "tsx")
 _TIMED_NAME = re.compile(
-    r"(?i)(?:^|[._])(?:\w*(?:signature|hmac|digest|csrf\w*|(?:secret|api|auth|access)_?(?:key|token)|token|password|passwd)|secret)$"
+    r"(?i)(?:^|[._])(?:\w*(?:signature|hmac|digest|csrf\w*|(?:secret|api|auth|access)_?(?:key|token)|password|passwd)|secret)$"
 )
+_TOKEN = re.compile(r"(?i)token$")
 _LOGS = re.compile(
     r"^(?:print|console\.(?:log|info|warn|error|debug)|logging\.\w+)$"
     r"|(?i:log(?:ger|ging)?(?:\.getLogger\(\))?)\.(?:debug|info|warn|warning|error|critical|exception|log|trace|fatal)$"
@@ -29,7 +30,7 @@ _PRIVATE = re.compile(
     r"(?i)(?:^|[._]|(?<=[a-z])(?=[A-Z]))(?:password|passwd|passphrase|(?:api|secret|private|access)_?key"
     r"|(?:auth|access|refresh|bearer)_?token|client_?secret|secret|credit_?card(?:_?number)?|ssn|cvv)$"
 )
-_DIGEST = re.compile(r"\.(?:hexdigest|digest)\(\)$|hmac|createHmac")
+_DIGEST = re.compile(r"(?i)hmac")
 
 
 def _mentioned(expr: ir.Expr, depth: int) -> list[str]:
@@ -48,10 +49,20 @@ def _mentioned(expr: ir.Expr, depth: int) -> list[str]:
         return [name for part in expr.args for name in _mentioned(part, depth + 1)]
     if isinstance(expr, ir.Coll) and expr.keys is None:
         return [name for part in expr.items for name in _mentioned(part, depth + 1)]
-    if isinstance(expr, ir.Call) and isinstance(expr.func, ir.Attr) and expr.func.name in ("%", "format", "decode", "toString"):
+    if (
+        isinstance(expr, ir.Call)
+        and isinstance(expr.func, ir.Attr)
+        and expr.func.name in ("%", "format", "decode", "toString")
+    ):
         base = _mentioned(expr.func.base, depth + 1) if expr.func.name in ("decode", "toString") else []
-        return base + [name for part in (*expr.args, *expr.kwargs.values()) for name in _mentioned(part, depth + 1)]
-    if isinstance(expr, ir.Call) and isinstance(expr.func, ir.Name) and expr.func.id in ("str", "repr", "String"):
+        return base + [
+            name for part in (*expr.args, *expr.kwargs.values()) for name in _mentioned(part, depth + 1)
+        ]
+    if (
+        isinstance(expr, ir.Call)
+        and isinstance(expr.func, ir.Name)
+        and expr.func.id in ("str", "repr", "String")
+    ):
         return [name for part in expr.args for name in _mentioned(part, depth + 1)]
     return []
 
@@ -105,7 +116,12 @@ class _Secrets(Matcher):
         ]
         sent = [value.level >= PARAMETER for value in args]
         digest = any(_DIGEST.search(value.path) for value in args)
-        if (any(map(_TIMED_NAME.search, names)) and sent[0] != sent[1]) or (digest and any(sent)):
+        if self.function is not None and self.function.name in ("__eq__", "__ne__", "equals"):
+            return
+        named = any(map(_TIMED_NAME.search, names)) or (
+            any(value.level >= REMOTE for value in args) and any(map(_TOKEN.search, names))
+        )
+        if (named and sent[0] != sent[1]) or (digest and any(sent)):
             self.detected("timing-compare", test.node)
 
     def logged(self, event: CallEvent) -> None:
@@ -113,9 +129,8 @@ class _Secrets(Matcher):
         for arg in (*event.call.args, *event.call.kwargs.values()):
             for name in _mentioned(arg, 0):
                 held = self.flow.held(name) if self.flow is not None else None
-                if (
-                    _PRIVATE.search(name)
-                    and not (held is not None and (held.numeric or held.known or held.function is not None))
+                if _PRIVATE.search(name) and not (
+                    held is not None and (held.numeric or held.known or held.function is not None)
                 ):
                     self.detected("secret-logged", event.call.node, origin=name)
                     return

@@ -9,6 +9,7 @@ from typing import Any
 from keystroke.assist.audit import ir
 from keystroke.assist.audit.calls import Calls
 from keystroke.assist.audit.folding import compare, fold, key_of
+from keystroke.assist.audit.roles import served
 from keystroke.assist.audit.values import (
     CONSTANT,
     LOCAL,
@@ -75,7 +76,7 @@ class Expressions(Calls):
         path = f"{base.path}.{name}" if base.path else f"?.{name}"
         if self.family == "java" and name[:1].isupper() and _PACKAGE.fullmatch(base.path):
             return Value(path=name)
-        if self.know.sources.match(path):
+        if self.know.sources.match(path) and served(path, self.functions[-1] if self.functions else None):
             return Value(level=REMOTE, path=path, origin=path, roots=base.roots)
         if base.level <= LOCAL and self.know.origins.match(path):
             return Value(level=LOCAL, path=path, origin=path, roots=base.roots)

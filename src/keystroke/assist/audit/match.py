@@ -81,13 +81,22 @@ class Matcher(Listener):
         self.matches: dict[tuple[str, int], Match] = {}
         self.flow: Flow | None = None
         self.handlers: dict[int, bool] = {}
+        self.any_call = index.any_call
+
+    def about(self, text: str) -> None:
+        """The text that will be walked: rules for every call are asked only where their words occur."""
+        self.any_call = [
+            pair
+            for pair in self.rules.any_call
+            if not pair[1].needs or any(word in text for word in pair[1].needs)
+        ]
 
     # Events
 
     def call(self, event: CallEvent) -> Value | None:
         path = event.path
         last = path.rsplit(".", 1)[-1]
-        for rule, when in [*self.rules.calls.get(last, ()), *self.rules.any_call]:
+        for rule, when in [*self.rules.calls.get(last, ()), *self.any_call]:
             if (
                 when.call is None
                 or not when.call.match(path)

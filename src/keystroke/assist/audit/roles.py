@@ -36,6 +36,8 @@ _TYPES = (
 _ROUTES = frozenset({"get", "post", "put", "delete", "patch", "all", "use", "head", "options", "any", "del"})
 _PARENTS = frozenset({"parent", "root", "obj", "source", "_", "__", "_parent", "_root", "_obj", "_source"})
 _VERBS = frozenset({"get", "post", "put", "patch", "delete", "dispatch"})
+_FIELDS = frozenset({"self.path", "self.headers", "self.requestline"})
+_SERVES = re.compile(r"do_[A-Z]+$|handle|log_message|end_headers")
 VIEW = re.compile(r"def\s+\w+\(\s*(?:self\s*,\s*)?request\b|\bevent\s*(?::[^,()]*)?,\s*_?context\b")
 
 
@@ -76,6 +78,11 @@ def given(path: str, args: list[Value], function: ir.Function) -> tuple[str, ...
     if last == "on" and told == "data" and path.split(".", 1)[0] in ("req", "socket", "conn", "ws"):
         return (LAMBDA,)
     return ()
+
+
+def served(path: str, function: ir.Function | None) -> bool:
+    """Whether a source holds here: fields of that name are a client's only in the methods of an HTTP handler."""
+    return path not in _FIELDS or (function is not None and _SERVES.match(function.name) is not None)
 
 
 def called_by_client(function: ir.Function) -> bool:

@@ -305,7 +305,17 @@ _WORDS = {
     "numeric",
     "text",
 }
-_WORDS |= {"single", "foreign", "dynamic", "tainted", "remote", "built", "built-tainted", "built-remote", "built-dynamic"}
+_WORDS |= {
+    "single",
+    "foreign",
+    "dynamic",
+    "tainted",
+    "remote",
+    "built",
+    "built-tainted",
+    "built-remote",
+    "built-dynamic",
+}
 
 
 def _check_test(test: str, place: str) -> None:

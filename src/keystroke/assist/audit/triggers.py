@@ -34,10 +34,10 @@ _DETECTORS = {
 _PROPERTY = re.compile(r"\]\s*=[^=]")  # JavaScript: an assignment to a computed property
 
 _TIMED = r"(?:ignature|mac|igest|csrf\w*|oken|ecret|[_kK]ey|assword|asswd)(?:\(\))?"
-_COMPARED = re.compile(
-    rf"{_TIMED}\s*[!=]==?|[!=]==?\s*[\w.\[\]\"'()]*{_TIMED}"
-)  # a secret held against a value
-
+_EQUALS = re.compile(r"[!=]==?")
+_BEFORE = re.compile(rf"{_TIMED}[\"'\])]*$")
+_AFTER = re.compile(rf"[\w.\[\]\"'()]*{_TIMED}")
+_WRITES = ("print", "console.", "log", "Log")
 _LOGGED = re.compile(  # a secret's name in a call that writes it down
     r"(?:print|console\.\w+|[lL]og\w*\.\w+)\s*\([^\n]*(?:\n[^\n]*){0,3}?"
     r"(?:assw(?:or)?d|PASSWORD|assphrase|[kK]ey|KEY|oken|TOKEN|ecret|SECRET|redit_?[cC]ard|ssn|SSN|cvv|CVV)"
@@ -75,7 +75,8 @@ class Triggers:
         self.know = knowledge
         self.words = _DETECTORS.get(language, ())
         self.names: dict[str, list[_Name]] = defaultdict(list)
-        self.holes: list[_Name] = []
+        self.holes: list[_Name] = []  # names with a hole in them that hold no whole word
+        self.holed: dict[str, list[_Name]] = defaultdict(list)  # and those that do, by their longest one
         self.binds: list[tuple[str, re.Pattern[str], _Need]] = []
         self.returns: list[_Need] = []
         self.syntax: list[_Need] = []
@@ -102,7 +103,7 @@ class Triggers:
             for pattern in when.call.patterns:
                 last = pattern.rsplit(".", 1)[-1]
                 if "*" in last:
-                    self.holes.append(_Name(_words(pattern), _pieces(pattern), False, need))
+                    self._hole(pattern, need)
                 else:
                     word = (WORD.findall(last) or [last])[-1]
                     self.names[word].append(
@@ -114,11 +115,18 @@ class Triggers:
                     word = re.findall(r"\w+", pattern)[-1]
                     self.binds.append((word, re.compile(rf"{word}\s*(?::[^=\n]*)?=(?!=)"), need))
                 else:
-                    self.holes.append(_Name(_words(pattern), _pieces(pattern), False, need))
+                    self._hole(pattern, need)
         if when.returns:
             self.returns.append(need)
         if when.ast is not None:
             self.syntax.append(need)
+
+    def _hole(self, pattern: str, need: _Need) -> None:
+        name = _Name(_words(pattern), _pieces(pattern), False, need)
+        if name.words:
+            self.holed[max(name.words, key=len)].append(name)
+        else:
+            self.holes.append(name)
 
     def _source(self, pattern: str) -> None:
         if pattern.startswith("self.") and "*" not in pattern:
@@ -171,8 +179,11 @@ class Triggers:
                     return FLOW
         if self._literal(text) or any(map(holds, self.returns)):
             return FLOW
-        if any(_there(name, text, words) and holds(name.need) for name in self.holes):
+        if any(_all(name.pieces, text) and holds(name.need) for name in self.holes):
             return FLOW
+        for word in words & self.holed.keys():
+            if any(_there(name, text, words) and holds(name.need) for name in self.holed[word]):
+                return FLOW
         for word, pattern, need in self.binds:
             if word in text and pattern.search(text) and holds(need):
                 return FLOW
@@ -185,8 +196,7 @@ class Triggers:
             or any(mark in text for mark in FORMAT_MARKS)
             or (SECRET_WORDS.search(text) is not None and ASSIGNED.search(text) is not None)
             or (self.script and _PROPERTY.search(text) is not None)
-            or ((self.python or self.script) and _COMPARED.search(text) is not None)
-            or ((self.python or self.script) and _LOGGED.search(text) is not None)
+            or ((self.python or self.script) and (_compared(text) or _logged(text)))
         )
 
     def _foreign(self, text: str, words: frozenset[str], called: set[str]) -> bool:
@@ -205,6 +215,22 @@ class Triggers:
             for word in words & self.sources.keys()
             for name in self.sources[word]
         )
+
+
+def _compared(text: str) -> bool:
+    """Whether something with a secret's name is held against a value."""
+    for found in _EQUALS.finditer(text):
+        start, end = found.span()
+        if (
+            _BEFORE.search(text[max(0, start - 40) : start].rstrip()) is not None
+            or _AFTER.match(text[end : end + 60].lstrip()) is not None
+        ):
+            return True
+    return False
+
+
+def _logged(text: str) -> bool:
+    return any(word in text for word in _WRITES) and _LOGGED.search(text) is not None
 
 
 def _there(name: _Name, text: str, words: frozenset[str]) -> bool:
