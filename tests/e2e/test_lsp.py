@@ -364,7 +364,7 @@ async def test_an_extraction_works_on_a_document_without_a_file(editor: Editor) 
     run = types.ExecuteCommandParams("keystroke.refactor", arguments)
     assert await editor.client.workspace_execute_command_async(run) is True
     editor.make(editor.applied[-1].edit)
-    assert editor.text(uri) == "def f(a, b):\n    added = a + b\n    return (added) * 2\n"
+    assert editor.text(uri) == "def f(a, b):\n    added = a + b\n    return added * 2\n"
 
 
 async def test_actions_are_made_when_they_are_chosen(gateway: RunningServer, tmp_path: Path) -> None:

@@ -540,6 +540,22 @@ class TestNextEdit:
         with serving(spm_model()) as server:
             asyncio.run(run(server))
 
+    def test_whoever_asks_in_mid_word_hears_of_the_whole_word(self) -> None:
+        async def run(server: RunningServer) -> None:
+            async with wired(server) as wire:
+                await wire.open("def load():\n    pass\n\nload()\n")
+                change = {"kind": "buffer.change", "buffer": "a.py"}
+                edits = [{"start": 4, "end": 8, "text": "fetc"}]
+                await wire.send(**change, base=0, version=1, edits=edits)
+                assert (await wire.until("next_edit"))["change"]["text"] == "fetc"
+                await wire.send(**change, base=1, version=2, edits=[{"start": 8, "end": 8, "text": "h"}])
+                await wire.send(kind="next_edit.ask", id="n", buffer="a.py", version=2, cursor=9)
+                event = await wire.until("next_edit", answers=["n"])
+                assert event["change"]["text"] == "fetch"
+
+        with serving(spm_model()) as server:
+            asyncio.run(run(server))
+
     def test_asked_for_nothing_it_says_so(self) -> None:
         async def run(server: RunningServer) -> None:
             async with wired(server) as wire:

@@ -4,6 +4,7 @@
 
 import * as vscode from "vscode";
 import { LanguageClient, State, TransportKind } from "vscode-languageclient/node";
+import { NextEdits } from "./nextEdit";
 
 let client: LanguageClient | undefined;
 
@@ -18,10 +19,13 @@ export async function activate(context: vscode.ExtensionContext): Promise<void> 
     documentSelector: [{ scheme: "file" }, { scheme: "untitled" }],
   });
   const status = new Status(client);
+  const nextEdits = new NextEdits(client);
   context.subscriptions.push(
     status,
+    nextEdits,
     vscode.commands.registerCommand("keystroke.editByInstruction", editByInstruction),
     vscode.commands.registerCommand("keystroke.suppressHere", suppressHere),
+    vscode.commands.registerCommand("keystroke.nextEdit", () => nextEdits.take()),
     // The editor itself can take part of a suggestion; the server hears of it as the typing it is.
     alias("keystroke.acceptWord", "editor.action.inlineSuggest.acceptNextWord"),
     alias("keystroke.acceptLine", "editor.action.inlineSuggest.acceptNextLine"),

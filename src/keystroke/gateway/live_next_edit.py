@@ -72,13 +72,11 @@ class BufferNextEdit:
         self._task = asyncio.get_running_loop().create_task(self._look(text, version, cursor, others))
 
     def ask(self, request: str) -> None:
-        """Say again what stands, or why nothing does; if it is being looked for, when that is known."""
-        if self._edits.proposal is not None:
-            self._tell(self._edits.proposal)
-        elif self._task is not None and not self._task.done():
-            self._asked.append(request)
-        else:
-            self._decline(request)
+        """Say again what stands, or why nothing does; while a change is being looked at, when that is over:
+        what stands now may be about half a word."""
+        self._asked.append(request)
+        if self._task is None or self._task.done():
+            self._answer_all()
 
     def feedback(self, said: live.Feedback, text: str) -> bool:
         """Whether it was about this."""
@@ -93,8 +91,9 @@ class BufferNextEdit:
         """Stop looking; who waits is told that something else came up."""
         if self._task is not None:
             self._task.cancel()
-        self._reason = Hidden.SUPERSEDED
-        self._answer_all()
+        asked, self._asked = self._asked, []
+        for request in asked:
+            self._decline(request, Hidden.SUPERSEDED)
 
     async def _look(self, text: str, version: int, cursor: int, others: Mapping[str, Other]) -> None:
         self._reason = Unfit.NOWHERE
@@ -135,20 +134,22 @@ class BufferNextEdit:
         if proposal is None:
             if standing is not None:
                 self._drop(standing, "no_longer_fits")
-        elif proposal != standing:
+        elif proposal != standing and not self._asked:
             self._tell(proposal)
         self._answer_all()
 
     def _answer_all(self) -> None:
         asked, self._asked = self._asked, []
+        if asked and self._edits.proposal is not None:
+            self._tell(self._edits.proposal, asked)
+            return
         for request in asked:
-            if self._edits.proposal is None:  # else it was just told
-                self._decline(request)
+            self._decline(request, self._reason)
 
-    def _decline(self, request: str) -> None:
-        self._say(live.NextEditDropped(id=request, buffer=self._buffer, reason=self._reason))
+    def _decline(self, request: str, reason: str) -> None:
+        self._say(live.NextEditDropped(id=request, buffer=self._buffer, reason=reason))
 
-    def _tell(self, proposal: Proposal) -> None:
+    def _tell(self, proposal: Proposal, asked: Sequence[str] = ()) -> None:
         changes = [
             live.Change(buffer=p.buffer or self._buffer, start=p.edit.start, end=p.edit.end, text=p.edit.text)
             for p in proposal.places
@@ -161,6 +162,7 @@ class BufferNextEdit:
             title=proposal.title,
             change=changes[0],
             others=changes[1:],
+            answers=list(asked),
         )
         self._say(event)
 

@@ -240,7 +240,7 @@ class Change(Struct, frozen=True, kw_only=True):
 
 class NextEdit(Struct, tag_field="type", tag="next_edit", kw_only=True):
     """Jump to `change`, and take it. `others`: the rest of the same intent, in order. Rebased while the user
-    types: a later event with the same id takes this one's place."""
+    types: a later event with the same id takes this one's place. `answers`: the asks it answers."""
 
     id: str
     buffer: str  # the buffer whose change led here
@@ -249,9 +249,12 @@ class NextEdit(Struct, tag_field="type", tag="next_edit", kw_only=True):
     title: str
     change: Change
     others: list[Change] = []
+    answers: list[str] = []
 
 
 class NextEditDropped(Struct, tag_field="type", tag="next_edit.dropped", kw_only=True):
+    """An offer is gone (`id` is its own), or nothing is offered to an ask (`id` is the ask's); and why."""
+
     id: str
     buffer: str
     reason: str

@@ -26,13 +26,13 @@ class Channel(LiveClient):
         super().__init__(on_event=self._received, on_notice=on_notice)
         self._locate = locate
         self._pass_on = on_event
-        self._replies: dict[str, tuple[Ask, asyncio.Future[Reply]]] = {}
+        self._replies: dict[str, asyncio.Future[Reply]] = {}
 
     async def ask(self, request: Ask) -> Reply:
         """The answer to a request. Raises RemoteError with the gateway's words, Unavailable where there is no
         gateway. Cancelling the awaiting task cancels the request."""
         reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._replies[request.id] = (request, reply)
+        self._replies[request.id] = reply
         try:
             if not self._send(request):
                 raise Unavailable("The gateway is not running; try again shortly.")
@@ -48,14 +48,11 @@ class Channel(LiveClient):
         return f"a{self._count}"
 
     def _received(self, event: live.LiveEvent) -> None:
-        if isinstance(event, live.NextEdit):
-            # It has an id of its own: whoever asked about the buffer is served.
-            for request, waiting in tuple(self._replies.values()):
-                same = isinstance(request, live.NextEditAsk) and request.buffer == event.buffer
-                if same and not waiting.done():
-                    waiting.set_result(event)
-        _, reply = self._replies.get(getattr(event, "id", None) or "", (None, None))
-        if reply is not None and not reply.done():
+        names = event.answers if isinstance(event, live.NextEdit) else [getattr(event, "id", None)]
+        for name in names:
+            reply = self._replies.get(name or "")
+            if reply is None or reply.done():
+                continue
             if isinstance(event, live.LiveError):
                 reply.set_exception(RemoteError(event.error, event.status))
             elif isinstance(event, Reply):
@@ -72,6 +69,6 @@ class Channel(LiveClient):
 
     def _give_up(self, reason: str) -> None:
         super()._give_up(reason)
-        for _, reply in tuple(self._replies.values()):
+        for reply in tuple(self._replies.values()):
             if not reply.done():
                 reply.set_exception(Unavailable("The gateway went away; try again shortly."))

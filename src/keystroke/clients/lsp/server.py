@@ -279,10 +279,6 @@ class KeystrokeServer(LanguageServer):
             if document is not None:
                 self.findings.audited(event)
                 self._publish(document)
-        elif isinstance(event, live.NextEdit):
-            self.suggestions.offered(event)
-        elif isinstance(event, live.NextEditDropped):
-            self.suggestions.dropped(event)
         elif isinstance(event, live.Ready):
             document = self.documents.usable(event.buffer)
             if document is not None:

@@ -25,7 +25,6 @@ class Suggestions:
     def __init__(self, documents: Documents, channel: Channel) -> None:
         self._documents, self._channel = documents, channel
         self._texts: OrderedDict[str, tuple[str, str]] = OrderedDict()  # id -> buffer, text
-        self._next: dict[str, live.NextEdit] = {}  # the offer standing for each buffer
         self._last: dict[str, live.Suggestion | live.NotShown] = {}  # what the last request came to
 
     async def inline(
@@ -65,16 +64,7 @@ class Suggestions:
 
     # Next edits
 
-    def offered(self, event: live.NextEdit) -> None:
-        self._next[event.buffer] = event
-
-    def dropped(self, event: live.NextEditDropped) -> None:
-        held = self._next.get(event.buffer)
-        if held is not None and held.id == event.id:
-            del self._next[event.buffer]
-
     def forget(self, uri: str) -> None:
-        self._next.pop(uri, None)
         self._last.pop(uri, None)
 
     async def next_edit(self, uri: str, version: int | None, place: types.Position) -> dict[str, Any]:
@@ -83,9 +73,7 @@ class Suggestions:
         if document is None or (version is not None and version < document.version):
             return {"edits": []}
         revision = document.revision
-        offer = self._next.get(uri)
-        if offer is None or offer.version != revision:
-            offer = await self._asked(document, document.offset(place))
+        offer = await self._asked(document, document.offset(place))
         if offer is None or self._moved(document, revision):
             return {"edits": []}
         edits = [self._edit(offer.id, uri, change) for change in (offer.change, *offer.others)]
