@@ -8,6 +8,7 @@ import pytest
 
 from keystroke.errors import InputError
 from keystroke.train import tokenizer as code_tokenizer
+from keystroke.train.card import edit_samples
 from keystroke.train.corpus.hunks import Hunk
 from keystroke.train.corpus.trajectories import FileEdit
 from keystroke.train.edit_cases import (
@@ -91,3 +92,12 @@ def test_the_committed_cases_are_permissive_and_ask_both_ways() -> None:
     report = evaluate_edits(WordJudge(), cases[:60], sure=0.3)
     assert 0.1 < report.place.value < 0.6
     assert set(edit_summary(report)) >= {"edit_place", "edit_text_95", "edit_alarms_of"}
+
+
+def test_the_card_shows_edits_right_and_wrong() -> None:
+    cases = make_edit_cases([EDIT], FORM, 6, seed=5)
+    shown = edit_samples(Knowing(), cases, 6)
+    assert "+call_30 = new_name(30)" in shown or "new_name" in shown
+    assert "(exact)" in shown
+    assert "nothing was left to do" in shown
+    assert "the file has" in edit_samples(Eager(), cases, 6)

@@ -5,6 +5,7 @@ Law: drawn from the run's own log and from a seed. Plain SVG and Markdown; nothi
 
 from __future__ import annotations
 
+import difflib
 import json
 import random
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from keystroke.errors import InputError
 from keystroke.train.cases import Case
+from keystroke.train.edit_cases import EditCase, Judge
 from keystroke.train.evaluate import Suggester
 from keystroke.train.fim import Cut
 
@@ -90,3 +92,38 @@ def samples(suggester: Suggester, cases: Sequence[Case], count: int = 20, seed: 
             + ("" if right else f"\nthe file has\n\n~~~python\n{case.middle.rstrip()}\n~~~\n")
         )
     return "\n".join(out)
+
+
+def edit_samples(judge: Judge, cases: Sequence[EditCase], count: int = 8, seed: int = 0) -> str:
+    """`count` next edits of cases drawn by `seed`, right or wrong, as Markdown."""
+    drawn = random.Random(seed).sample(list(cases), min(count, len(cases)))
+    out = []
+    for number, case in enumerate(drawn, start=1):
+        chances = judge.chances(case)
+        best = max(range(len(chances)), key=chances.__getitem__)
+        last = case.history[-1]
+        shown = [f"**{number}.** {case.project} ({case.licence}), `{case.path}`; the last change was"]
+        shown.append(_difference(last.before.splitlines(), last.after.splitlines()))
+        if case.right is None:
+            verdict = "nothing was left to do"
+        else:
+            verdict = "the right place" if best == case.right else "not the place that changed"
+        shown.append(f"likeliest place to change: {chances[best]:.2f}, {verdict}.")
+        if case.right is not None:
+            place = case.places[case.right]
+            old = case.lines[place.first : place.last]
+            said = judge.rewrite(case, case.right)
+            exact = said is not None and tuple(said) == case.answer
+            shown.append(f"Asked about the place that changed, it says ({'exact' if exact else 'not exact'})")
+            shown.append(_difference(old, said if said is not None else old) or "(no change)")
+            if not exact:
+                shown += ["the file has", _difference(old, case.answer or ())]
+        out.append("\n\n".join(shown))
+    return "\n\n".join(out) + "\n"
+
+
+def _difference(old: Sequence[str], new: Sequence[str]) -> str:
+    """Both as a diff without its heads."""
+    lines = [line for line in difflib.unified_diff(list(old), list(new), lineterm="", n=1)][2:]
+    body = "\n".join(line for line in lines if not line.startswith("@@"))
+    return f"~~~diff\n{body}\n~~~" if body else ""
