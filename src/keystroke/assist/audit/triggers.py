@@ -96,7 +96,9 @@ class Triggers:
         self.handlers = frozenset(
             word for pattern in knowledge.handler_decorators.patterns for word in WORD.findall(pattern)[-1:]
         )
-        self.spelled = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in self.exact) or "(?!)")
+        self.spelled = [
+            (name.rsplit(".", 1)[-1], re.compile(rf"\b{re.escape(name)}\b")) for name in self.exact
+        ]
 
     def _add(self, when: When, need: _Need) -> None:
         if when.call is not None:
@@ -185,7 +187,7 @@ class Triggers:
             if any(_there(name, text, words) and holds(name.need) for name in self.holed[word]):
                 return FLOW
         for word, pattern, need in self.binds:
-            if word in text and pattern.search(text) and holds(need):
+            if word in text and holds(need) and pattern.search(text):
                 return FLOW
         return SYNTAX if any(map(holds, self.syntax)) else SILENT
 
@@ -203,8 +205,8 @@ class Triggers:
         """Whether data of the outside world can come into a text by itself."""
         if (
             "main(" in text
-            or VIEW.search(text)
-            or self.spelled.search(text)
+            or (("request" in words or "context" in words) and VIEW.search(text))
+            or any(word in words and name.search(text) for word, name in self.spelled)
             or any(_there(n, text, words) for n in self.loose)
         ):
             return True
