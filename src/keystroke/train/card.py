@@ -124,6 +124,6 @@ def edit_samples(judge: Judge, cases: Sequence[EditCase], count: int = 8, seed: 
 
 def _difference(old: Sequence[str], new: Sequence[str]) -> str:
     """Both as a diff without its heads."""
-    lines = [line for line in difflib.unified_diff(list(old), list(new), lineterm="", n=1)][2:]
+    lines = list(difflib.unified_diff(list(old), list(new), lineterm="", n=1))[2:]
     body = "\n".join(line for line in lines if not line.startswith("@@"))
     return f"~~~diff\n{body}\n~~~" if body else ""
