@@ -10,9 +10,13 @@
              the files reported. bandit and ruff (rules S) read the same files in the same run; their language
              is Python, so their recall is over the Python files.
   alarms     findings per 1,000 lines over wheels of widely used packages, fetched by pip into the cache,
-             tests left out.
+             tests left out; and how many thousand lines a second one core audits.
+  suites     with --suite NAME=DIR (as often as wanted): labelled folders as their authors publish them, see
+             audit_suites.py. Recall over the weak lines or files, alarms over those marked as safe, apart
+             for the half of the files that rules may be tuned on and the half that is held out.
 
-Last line: JSON. `python bench/audit.py [--cases DIR] [--packages N] [--only latency,cases,alarms]`
+Last line: JSON. `python bench/audit.py [--cases DIR] [--suite NAME=DIR]... [--packages N]
+[--only latency,cases,alarms,suites]`
 """
 
 from __future__ import annotations
@@ -40,6 +44,9 @@ sys.path[:] = [place for place in sys.path if Path(place).resolve() != Path(__fi
 from keystroke.assist.audit import Auditor, LiveAudit  # noqa: E402
 from keystroke.assist.audit.files import language_of  # noqa: E402
 from keystroke.errors import KeystrokeError  # noqa: E402
+
+sys.path.append(str(Path(__file__).resolve().parent))
+from audit_suites import suite  # noqa: E402
 
 CACHE = Path(platformdirs.user_cache_dir("keystroke")) / "bench-audit"
 BANDIT = "bandit==1.8.3"
@@ -324,8 +331,9 @@ def reported(case: Case) -> set[int]:
         return set()
     try:
         return {
-            finding.cwe
+            number
             for finding in Auditor(language).audit(case.path.read_text(encoding="utf-8", errors="replace"))
+            for number in finding.cwes
         }
     except KeystrokeError:
         return set()
@@ -423,6 +431,7 @@ def alarms(count: int) -> dict[str, Any]:
     rules: Counter[str] = Counter()
     severities: Counter[str] = Counter()
     read = 0
+    spent = 0.0
     auditor = Auditor("python")
     for _, folder in packages(count):
         read += 1
@@ -430,10 +439,12 @@ def alarms(count: int) -> dict[str, Any]:
             if {"tests", "test", "testing"} & set(path.parts) or path.name.startswith("test_"):
                 continue
             text = path.read_text(encoding="utf-8", errors="replace")
+            begun = time.process_time()
             try:
                 found = auditor.audit(text)
             except KeystrokeError:
                 continue
+            spent += time.process_time() - begun
             lines += text.count("\n")
             rules.update(finding.rule for finding in found)
             severities.update(finding.severity.value for finding in found)
@@ -447,6 +458,7 @@ def alarms(count: int) -> dict[str, Any]:
         "serious_alarms_per_kloc": round((severities["high"] + severities["critical"]) / thousands, 3),
         "packages": read,
         "lines": lines,
+        "kloc_per_second": round(thousands / max(spent, 0.001), 1),
     }
 
 
@@ -455,9 +467,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--cases", type=Path, default=None)
+    parser.add_argument("--suite", action="append", default=[], metavar="NAME=DIR")
     parser.add_argument("--packages", type=int, default=100)
-    parser.add_argument("--only", default="latency,cases,alarms")
+    parser.add_argument("--only", default="latency,cases,alarms,suites")
     options = parser.parse_args()
+    for item in options.suite:
+        if not Path(item.partition("=")[2]).is_dir():
+            parser.error(f"--suite {item} names no folder; write NAME=DIR")
     wanted = options.only.split(",")
     out: dict[str, Any] = {}
     if "latency" in wanted:
@@ -472,6 +488,10 @@ def main() -> None:
         out |= judge(given_cases(options.cases) if options.cases else bandit_cases())
     if "alarms" in wanted:
         out |= alarms(options.packages)
+    if "suites" in wanted:
+        for item in options.suite:
+            name, _, folder = item.partition("=")
+            out |= suite(name, Path(folder))
     print(json.dumps(out))
 
 

@@ -11,11 +11,15 @@ import csv
 import json
 import re
 import zlib
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from keystroke.assist.audit import Auditor
 from keystroke.assist.audit.files import language_of
+from keystroke.errors import KeystrokeError
 
 # "ruleid: x" and "ok: x" speak of the next line of code; the other marks of the line they stand on.
 _AHEAD = re.compile(r"(?:#|//|/\*|\*|<!--)\s*(?:todo)?(ruleid|ok)\s*:", re.IGNORECASE)
@@ -109,3 +113,60 @@ def _marks(path: Path) -> Iterator[Label]:
         following = marked[place + 1] - 2 if place + 1 < len(marked) else len(lines)
         last = max(at, min(at + REACH, following)) if found[at] and at in ahead_of else at
         yield Label(path, found[at], named, at, last)
+
+
+def hit(label: Label, spans: list[tuple[int, int, frozenset[int]]]) -> bool:
+    """Whether a finding lies on what the label marks; a whole file's label also asks for its weakness."""
+    if label.line is None:
+        return any(not label.cwe or label.cwe & cwes for _, _, cwes in spans)
+    last = label.last if label.last is not None else label.line
+    return any(start <= last and end >= label.line for start, end, _ in spans)
+
+
+def spans_of(path: Path) -> list[tuple[int, int, frozenset[int]]]:
+    """First and last line and the weaknesses of each finding in a file."""
+    language = language_of(path)
+    text = path.read_text(encoding="utf-8", errors="replace")
+    try:
+        findings = Auditor(language).audit(text) if language is not None else ()
+    except KeystrokeError:
+        findings = ()
+    return [
+        (
+            text.count("\n", 0, item.start) + 1,
+            text.count("\n", 0, max(item.start, item.end - 1)) + 1,
+            frozenset(item.cwes),
+        )
+        for item in findings
+    ]
+
+
+def suite(name: str, folder: Path) -> dict[str, Any]:
+    """Recall and alarms of one suite by language family and half."""
+    files: dict[Path, list[Label]] = defaultdict(list)
+    for label in read_suite(folder):
+        files[label.path].append(label)
+    rows: dict[str, Counter[str]] = defaultdict(Counter)
+    for path, labels in files.items():
+        spans = spans_of(path)
+        for label in labels:
+            language = language_of(path) or ""
+            family = {"typescript": "javascript", "tsx": "javascript"}.get(language, language)
+            row = rows[f"{family}_{half(label, folder)}"]
+            found = hit(label, spans)
+            row["bad"] += label.bad
+            row["found"] += label.bad and found
+            row["good"] += not label.bad
+            row["alarms"] += not label.bad and found
+    out: dict[str, Any] = {}
+    for key, row in sorted(rows.items()):
+        recall = row["found"] / max(row["bad"], 1)
+        print(f"{name:16} {key:18} {row['found']:5} of {row['bad']:5} weak ({recall:.3f})", end="")
+        print(f"  alarms {row['alarms']:4} of {row['good']:4} safe")
+        out[key] = {
+            "recall": round(recall, 3),
+            "weak": row["bad"],
+            "alarms": row["alarms"],
+            "safe": row["good"],
+        }
+    return {f"suite_{name}": out}
