@@ -209,3 +209,91 @@ def test_files_that_are_missing_broken_binary_or_outside_are_refused(folder: Pat
         work.organise_imports("../outside.py")
     # The others are refactored all the same.
     assert "user.py" in work.rename("main.py", MAIN.index("area"), "surface").edits
+
+
+@pytest.mark.parametrize(
+    ("before", "selected", "after"),
+    [
+        ("def f(a, b):\n    return (a + b) * 2\n", "a + b", "    total = a + b\n    return total * 2\n"),
+        ("def f(a, b):\n    return (a + b) * 2\n", "(a + b)", "    total = a + b\n    return total * 2\n"),
+        ("def f(a):\n    return(a + 1)\n", "a + 1", "    total = a + 1\n    return total\n"),
+        ("def f(a):\n    return g((a + 1))\n", "(a + 1)", "    total = a + 1\n    return g(total)\n"),
+        ("def f(a):\n    return (a, 1)\n", "(a, 1)", "    total = (a, 1)\n    return total\n"),
+        ("def f(a):\n    return sum(x for x in a)\n", "x for x in a", "    total = (x for x in a)\n    return sum(total)\n"),
+        ("def f(a):\n    return 1 if(a > 1)else 2\n", "a > 1", "    total = a > 1\n    return 1 if total else 2\n"),
+    ],
+)  # fmt: skip
+def test_an_extracted_variable_leaves_no_parentheses_behind(
+    tmp_path: Path, before: str, selected: str, after: str
+) -> None:
+    (tmp_path / "a.py").write_text(before)
+    start = before.index(selected)
+    done = Refactoring(tmp_path).extract_variable("a.py", start, start + len(selected), "total")
+    assert apply_edits(before, done.edits["a.py"]).endswith(after)
+
+
+def test_a_rename_follows_export_lists_and_quoted_annotations_and_no_other_string(tmp_path: Path) -> None:
+    package = tmp_path / "pack"
+    package.mkdir()
+    files = {
+        "pack/__init__.py": 'from .core import *\nfrom .core import __all__ as names\n\n__all__ = ["Thing", "other"]\nother = 1\n',
+        "pack/core.py": '__all__ = ["Thing"]\n\n\nclass Thing:\n    """A Thing."""\n\n    label = "Thing"\n',
+        "pack/use.py": 'from __future__ import annotations\n\nfrom .core import Thing\n\n\ndef f(x: "Thing | None") -> list["Thing"]:\n    return [Thing()]\n',
+        "pack/else.py": '__all__ = ["Thing"]\nThing = 1\n',
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    work = Refactoring(tmp_path)
+    done = work.rename("pack/core.py", files["pack/core.py"].index("Thing:"), "Item")
+    after = {name: apply_edits(text, done.edits.get(name, ())) for name, text in files.items()}
+    assert after["pack/__init__.py"] == files["pack/__init__.py"].replace("Thing", "Item")
+    assert (
+        after["pack/core.py"]
+        == '__all__ = ["Item"]\n\n\nclass Item:\n    """A Thing."""\n\n    label = "Thing"\n'
+    )
+    assert after["pack/use.py"] == files["pack/use.py"].replace("Thing", "Item")
+    assert after["pack/else.py"] == files["pack/else.py"]
+
+
+def test_a_real_package_renamed_there_and_back_is_the_same_and_runs_in_between(tmp_path: Path) -> None:
+    import shutil
+
+    import pyflakes
+
+    shutil.copytree(
+        Path(pyflakes.__file__).parent,
+        tmp_path / "pyflakes",
+        ignore=shutil.ignore_patterns("test", "__pycache__"),
+    )
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*.py")}
+    names = [
+        ("checker.py", "class Binding", "Tied"),
+        ("checker.py", "def getAlternatives", "branches"),
+        ("messages.py", "class UnusedImport", "IdleImport"),
+    ]
+    program = (
+        "import sys; sys.path.insert(0, '.'); from pyflakes import api; api.check('import os\\n', 'x.py')"
+    )
+    usual = "x.py:1:1: 'os' imported but unused\n"
+    for file, definition, new in names:
+        path = f"pyflakes/{file}"
+        old = definition.rpartition(" ")[2]
+        for wanted, there in (
+            (new, f"{definition.partition(' ')[0]} {old}"),
+            (old, f"{definition.partition(' ')[0]} {new}"),
+        ):
+            work = Refactoring(tmp_path)
+            done = work.rename(path, work.text(path).index(there) + len(there), wanted)
+            work.close()
+            for name, edits in done.edits.items():
+                target = tmp_path / name
+                target.write_bytes(apply_edits(target.read_bytes().decode(), edits).encode())
+            ran = subprocess.run(
+                [sys.executable, "-B", "-c", program],
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert (ran.stdout, ran.stderr) == (usual, ""), (wanted, ran.stderr)
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*.py")} == before

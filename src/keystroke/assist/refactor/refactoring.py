@@ -19,8 +19,10 @@ from keystroke.assist.debug.check import check, read
 from keystroke.assist.debug.diagnostic import Level
 from keystroke.assist.debug.modules import Project
 from keystroke.assist.debug.scope import visible
+from keystroke.assist.refactor.parentheses import unwrapped
 from keystroke.assist.refactor.signature import Parameter, of_function, parameters, steps
 from keystroke.assist.refactor.sources import Sources, own_edits, plain_offset
+from keystroke.assist.refactor.words import follow
 from keystroke.errors import InputError, KeystrokeError
 from keystroke.text import Edit, apply_edits, minimal_diff
 
@@ -57,8 +59,14 @@ class Refactoring:
         self._check_free(path, offset, name)
         with self._opened(path, f"rename {old}") as (project, resource):
             work = Rename(project, resource, plain_offset(self.text(path), offset))
-            changes = work.get_changes(name, in_hierarchy=True, resources=self._resources(old))
-            return self._planned(f"Rename {old} to {name}", changes)
+            resources = self._resources(old)
+            changes = work.get_changes(name, in_hierarchy=True, resources=resources)
+            home = self._home(work.old_pyname, old)
+
+            def strings(texts: dict[str, str]) -> None:
+                follow(texts, old, name, home, [item.path for item in resources], self.text)
+
+            return self._planned(f"Rename {old} to {name}", changes, also=strings)
 
     def extract_function(self, path: str, start: int, end: int, name: str) -> Refactored:
         """Statements or an expression become a function, called where they were."""
@@ -154,7 +162,8 @@ class Refactoring:
         first, last = plain_offset(text, start), plain_offset(text, end)
         with self._opened(path, "extract") as (project, resource):
             work = getattr(extract, kind)(project, resource, first, last)
-            return self._planned(f"Extract {name}", work.get_changes(name))
+            bare = (lambda _, plain: unwrapped(plain, name)) if kind == "ExtractVariable" else None
+            return self._planned(f"Extract {name}", work.get_changes(name), bare)
 
     def _check_name(self, name: str) -> None:
         if not name.isidentifier() or keyword.iskeyword(name):
@@ -231,9 +240,22 @@ class Refactoring:
         names = dict.fromkeys([*self._sources.concerned(word), *paths])
         return [self._project.get_resource(name) for name in names]
 
+    def _home(self, pyname: Any, name: str) -> str | None:
+        """The file that defines a name at its top; None for parameters, methods and what is local."""
+        module, _ = pyname.get_definition_location()
+        resource = module.get_resource() if module is not None else None
+        if resource is None or module.get_attributes().get(name) is not pyname:
+            return None
+        return self._sources.name(resource.real_path)
+
     def _planned(
-        self, title: str, changes: Any, finish: Callable[[str, str], str] | None = None
+        self,
+        title: str,
+        changes: Any,
+        finish: Callable[[str, str], str] | None = None,
+        also: Callable[[dict[str, str]], None] | None = None,
     ) -> Refactored:
+        """A change of rope's as a plan. `finish` has the last word on each file's text, `also` on all."""
         from rope.base.change import ChangeContents, ChangeSet, MoveResource
 
         texts: dict[str, str] = {}
@@ -249,6 +271,8 @@ class Refactoring:
                 moves[change.resource.path] = change.new_resource.path
             elif change is not None:
                 raise InputError("this refactoring would make or remove files, which is not supported")
+        if also is not None:
+            also(texts)
         edits: dict[str, tuple[Edit, ...]] = {}
         for path, plain in texts.items():
             text = self.text(path)

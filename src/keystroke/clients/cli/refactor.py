@@ -6,8 +6,10 @@ undo` takes it back. Places are FILE:LINE:COLUMN, counted from 1 as editors show
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -37,89 +39,28 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the diff; write no
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Apply without asking.")]
 
 
-@app.command()
-def rename(
-    ctx: typer.Context,
-    where: Where,
-    name: Annotated[str, typer.Argument(help="The new name.")],
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    json: options.Json = False,
-) -> None:
-    """Give a function, class, variable, parameter or method another name, everywhere."""
-    desk = Desk.open(ctx)
-    path, offset = desk.place(where)
-    desk.finish(desk.work.rename(path, offset, name), dry_run, yes, json)
+def _refactoring(planned: Callable[..., Refactored]) -> Callable[..., None]:
+    """A command out of a function that plans: it gets the desk, and what every refactoring is asked besides
+    (whether to write, whether to ask, how to print) is added here, once."""
 
+    def command(ctx: typer.Context, dry_run: bool, yes: bool, json: bool, **asked: Any) -> None:
+        desk = Desk.open(ctx)
+        desk.finish(planned(desk, **asked), dry_run, yes, json)
 
-@app.command()
-def extract(
-    ctx: typer.Context,
-    span: Span,
-    name: Annotated[str, typer.Argument(help="Name of the function or variable.")],
-    variable: Annotated[bool, typer.Option("--variable", help="Extract a variable, not a function.")] = False,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    json: options.Json = False,
-) -> None:
-    """Turn lines or an expression into a function, or an expression into a variable."""
-    desk = Desk.open(ctx)
-    path, start, end = desk.span(span)
-    action = desk.work.extract_variable if variable else desk.work.extract_function
-    desk.finish(action(path, start, end, name), dry_run, yes, json)
-
-
-@app.command()
-def inline(
-    ctx: typer.Context, where: Where, dry_run: DryRun = False, yes: Yes = False, json: options.Json = False
-) -> None:
-    """Replace a function or variable by what it stands for."""
-    desk = Desk.open(ctx)
-    path, offset = desk.place(where)
-    desk.finish(desk.work.inline(path, offset), dry_run, yes, json)
-
-
-@app.command()
-def move(
-    ctx: typer.Context,
-    where: Where,
-    target: Annotated[str, typer.Argument(metavar="FILE", help="The module it goes to.")],
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    json: options.Json = False,
-) -> None:
-    """Move a function, class or variable to another module; imports follow."""
-    desk = Desk.open(ctx)
-    path, offset = desk.place(where)
-    desk.finish(desk.work.move(path, offset, desk.workspace.name(target)), dry_run, yes, json)
-
-
-@app.command()
-def signature(
-    ctx: typer.Context,
-    where: Where,
-    parameters: Annotated[str, typer.Argument(metavar='"a, b, c=0"', help="The parameters it shall have.")],
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    json: options.Json = False,
-) -> None:
-    """Add, remove or reorder a function's parameters; every call follows."""
-    desk = Desk.open(ctx)
-    path, offset = desk.place(where)
-    desk.finish(desk.work.change_signature(path, offset, parameters), dry_run, yes, json)
-
-
-@app.command()
-def imports(
-    ctx: typer.Context,
-    file: Annotated[str, typer.Argument(metavar="FILE", help="The file to tidy.")],
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    json: options.Json = False,
-) -> None:
-    """Remove unused imports and sort the others."""
-    desk = Desk.open(ctx)
-    desk.finish(desk.work.organise_imports(desk.workspace.name(file)), dry_run, yes, json)
+    del planned.__annotations__["return"]  # for type checkers only: its module is not loaded yet
+    own = list(inspect.signature(planned, eval_str=True).parameters.values())[1:]
+    shared = [("dry_run", DryRun), ("yes", Yes), ("json", options.Json)]
+    kind = inspect.Parameter.KEYWORD_ONLY
+    parameters = [
+        inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context),
+        *(one.replace(kind=kind) for one in own),
+        *(inspect.Parameter(name, kind, annotation=hint, default=False) for name, hint in shared),
+    ]
+    command.__name__, command.__doc__ = planned.__name__, planned.__doc__
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {one.name: one.annotation for one in parameters}
+    app.command()(command)
+    return command
 
 
 @dataclass
@@ -203,3 +144,60 @@ class Desk:
             raise InputError("this would rename the file itself; rename the file first, then its uses")
         texts = {path: self.work.text(path) for path in done.edits}
         return plan_edits(self.workspace, done.title, done.edits, texts)
+
+
+# ── the commands ──────────────────────────────────────────────────────────────────────────────
+
+
+@_refactoring
+def rename(
+    desk: Desk, where: Where, name: Annotated[str, typer.Argument(help="The new name.")]
+) -> Refactored:
+    """Give a function, class, variable, parameter or method another name, everywhere."""
+    return desk.work.rename(*desk.place(where), name)
+
+
+@_refactoring
+def extract(
+    desk: Desk,
+    span: Span,
+    name: Annotated[str, typer.Argument(help="Name of the function or variable.")],
+    variable: Annotated[bool, typer.Option("--variable", help="Extract a variable, not a function.")] = False,
+) -> Refactored:
+    """Turn lines or an expression into a function, or an expression into a variable."""
+    action = desk.work.extract_variable if variable else desk.work.extract_function
+    return action(*desk.span(span), name)
+
+
+@_refactoring
+def inline(desk: Desk, where: Where) -> Refactored:
+    """Replace a function or variable by what it stands for."""
+    return desk.work.inline(*desk.place(where))
+
+
+@_refactoring
+def move(
+    desk: Desk,
+    where: Where,
+    target: Annotated[str, typer.Argument(metavar="FILE", help="The module it goes to.")],
+) -> Refactored:
+    """Move a function, class or variable to another module; imports follow."""
+    return desk.work.move(*desk.place(where), desk.workspace.name(target))
+
+
+@_refactoring
+def signature(
+    desk: Desk,
+    where: Where,
+    parameters: Annotated[str, typer.Argument(metavar='"a, b, c=0"', help="The parameters it shall have.")],
+) -> Refactored:
+    """Add, remove or reorder a function's parameters; every call follows."""
+    return desk.work.change_signature(*desk.place(where), parameters)
+
+
+@_refactoring
+def imports(
+    desk: Desk, file: Annotated[str, typer.Argument(metavar="FILE", help="The file to tidy.")]
+) -> Refactored:
+    """Remove unused imports and sort the others."""
+    return desk.work.organise_imports(desk.workspace.name(file))
