@@ -158,7 +158,7 @@ def test_logits_are_nearer_transformers_in_fp32_than_its_own_bf16(
 
 def test_greedy_tokens_are_the_same_in_every_bucket(model: tuple[ModelSpec, Tensors, CudaEngine]) -> None:
     _, _, engine = model
-    prompt = text(333, 10)
+    prompt = text(321, 10)  # whole pages and one token: later sessions find the very KV of the first
     expected = plain(engine, prompt, 48)
     for size in range(1, engine._stepper.plan.max_rows):
         with engine.session() as session:
@@ -198,7 +198,7 @@ def test_rows_are_bit_equal_in_every_bucket(model: tuple[ModelSpec, Tensors, Cud
     "sampling", [Sampling(), Sampling(temperature=0.8, seed=11)], ids=["greedy", "sampled"]
 )
 def test_speculation_never_changes_the_text(qwen: CudaEngine, sampling: Sampling) -> None:
-    prompt = text(200, 2)
+    prompt = text(193, 2)  # as above
     expected = plain(qwen, prompt, 120, sampling)
     rng = np.random.default_rng(3)
     with qwen.session() as session:
