@@ -28,15 +28,22 @@ def follow(
 ) -> None:
     """Rename `old` to `new` in the strings of files. `texts` are the texts as the rename left them, and gets
     those of more files; `before` gives a file's text from before; `home` defines the name at its top."""
-    for path in dict.fromkeys((*texts, *paths)):
-        plain = before(path).replace("\r\n", "\n")
-        text = texts.get(path, plain)
-        if path in texts:
-            text = _forward(text, plain, old, new)
-        if home is not None and _hands_on(text, plain, path, home, old):
-            text = _exported(text, old, new)
-        if text != texts.get(path, plain):
-            texts[path] = text
+    plain = {path: before(path).replace("\r\n", "\n") for path in dict.fromkeys((*texts, *paths))}
+    for path in list(texts):
+        texts[path] = _forward(texts[path], plain[path], old, new)
+    homes = {home} if home is not None else set()
+    found = homes
+    while found:  # a module may hand on what another handed on to it
+        found = {
+            path
+            for path, was in plain.items()
+            if path not in homes and _hands_on(texts.get(path, was), was, path, homes, old)
+        }
+        homes = homes | found
+    for path in homes & plain.keys():
+        text = texts.get(path, plain[path])
+        if (exported := _exported(text, old, new)) != text:
+            texts[path] = exported
 
 
 def _forward(text: str, plain: str, old: str, new: str) -> str:
@@ -55,11 +62,12 @@ def _forward(text: str, plain: str, old: str, new: str) -> str:
 
 
 def _quoted(source: Source, old: str, new: str) -> Iterator[Edit]:
-    hints = [node.annotation for node in (*source.of(ast.arg), *source.of(ast.AnnAssign)) if node.annotation]
-    functions = (*source.of(ast.FunctionDef), *source.of(ast.AsyncFunctionDef))
-    hints += [node.returns for node in functions if node.returns is not None]
+    hints: list[ast.expr | None] = [node.annotation for node in source.of(ast.arg)]
+    hints += [node.annotation for node in source.of(ast.AnnAssign)]
+    hints += [node.returns for node in source.of(ast.FunctionDef)]
+    hints += [node.returns for node in source.of(ast.AsyncFunctionDef)]
     for hint in hints:
-        for node in ast.walk(hint):
+        for node in ast.walk(hint) if hint is not None else ():
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 start, end = source.span(node)
                 places = find_words(source.text[start:end], old)
@@ -70,16 +78,15 @@ def _undefined(text: str) -> list[Diagnostic]:
     return [item for item in check(text, fixes=False) if item.code == "undefined-name"]
 
 
-def _hands_on(text: str, plain: str, path: str, home: str, old: str) -> bool:
-    """Whether a module has the renamed thing at its top: it defines it, imported it, or imports all of it."""
-    if path == home:
-        return True
+def _hands_on(text: str, plain: str, path: str, homes: set[str], old: str) -> bool:
+    """Whether a module has the renamed thing at its top: it imported it, or all of a module that has it."""
     now, then = read(text), read(plain)
     if now is None or then is None:
         return False
     if old in bound_in(then.tree) and old not in bound_in(now.tree):
         return True
-    return any(_is_home(node, path, home) for node in then.of(ast.ImportFrom) if node.names[0].name == "*")
+    stars = [node for node in then.of(ast.ImportFrom) if node.names[0].name == "*"]
+    return any(_is_home(node, path, home) for node in stars for home in homes)
 
 
 def _is_home(node: ast.ImportFrom, path: str, home: str) -> bool:
