@@ -107,3 +107,65 @@ def test_typing_in_a_helper_changes_what_its_callers_are_told() -> None:
     at = text.index("return x") + len("return ")
     assert "java-sql-injection" not in {finding.rule for finding in live.edit(at, at + 1, '"a"')}
     assert "java-sql-injection" in {finding.rule for finding in live.edit(at, at + 3, "x")}
+
+
+@pytest.mark.parametrize(
+    ("check", "safe"),
+    [
+        ('if "\'" in name:\n        return None', True),
+        ("name = name.replace(\"'\", '')", True),
+        ("name = re.sub(r'[^a-z0-9]', '', name)", True),
+        ("name = name.replace('x', '')", False),
+        ("if 'x' in name:\n        return None", False),
+    ],
+)
+def test_a_value_without_the_quote_cannot_leave_the_quotes(check: str, safe: bool) -> None:
+    text = f"import re\ndef f(tree, name):\n    {check}\n    return tree.xpath(f\"//u[@n='{{name}}']\")\n"
+    found = {finding.rule for finding in Auditor("python").audit(text)}
+    assert ("python-xpath-injection" not in found) is safe
+
+
+def test_a_global_replacement_cleans_and_the_first_occurrence_alone_does_not() -> None:
+    text = 'app.get("/", (req, res) => { res.send("<p>" + req.query.n.replace(%s, "")); });'
+    for pattern, safe in (("/[<>]/g", True), ("/[<>]/", False), ("/[^a-z]/g", True), ("/<script>/g", False)):
+        found = {finding.rule for finding in Auditor("javascript").audit(text % pattern)}
+        assert ("javascript-xss-response" not in found) is safe, pattern
+
+
+def test_an_unknown_part_of_our_own_does_not_undo_what_made_the_rest_safe() -> None:
+    text = "import os, shlex\nfrom flask import request\ndef f(self):\n    os.system(self.tool + ' ' + {})\n"
+    unsafe = Auditor("python").audit(text.format("request.args['a']"))
+    safe = Auditor("python").audit(text.format("shlex.quote(request.args['a'])"))
+    assert [finding.rule for finding in unsafe] == ["python-command-injection"]
+    assert safe == ()
+
+
+def test_guessable_numbers_are_followed_through_conversions_to_a_secret() -> None:
+    text = (
+        "import random, base64\n"
+        "def f():\n"
+        "    raw = random.randbytes(9)\n"
+        "    {} = str(base64.b64encode(raw))\n"
+    )
+    for name, weak in (("reset_token", True), ("label", False)):
+        found = {finding.rule for finding in Auditor("python").audit(text.format(name))}
+        assert ("python-weak-random" in found) is weak
+
+
+def test_settings_and_lists_keep_their_items_apart() -> None:
+    text = (
+        "import configparser, os\n"
+        "def f(word):\n"
+        "    settings = configparser.ConfigParser()\n"
+        "    settings.set('a', 'fixed', 'ls')\n"
+        "    settings.set('a', 'given', word)\n"
+        "    items = ['ls', word]\n"
+        "    items.pop(0)\n"
+        "    os.system({})\n"
+    )
+    for used, weak in (
+        ("settings.get('a', 'fixed')", False),
+        ("settings.get('a', 'given')", True),
+        ("items[0]", True),
+    ):
+        assert bool(Auditor("python").audit(text.format(used))) is weak, used

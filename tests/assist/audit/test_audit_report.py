@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from keystroke.assist.audit import Auditor
 from keystroke.assist.audit.files import Skipped, Source, sources
-from keystroke.assist.audit.report import Audited, as_sarif
+from keystroke.assist.audit.report import Audited, as_json, as_sarif
 from keystroke.clients.cli.audit import audit
 from keystroke.errors import UsageError
 
@@ -135,3 +135,30 @@ def test_files_that_are_not_source_are_skipped_with_a_reason(
     else:
         assert isinstance(found, Skipped)
         assert why in found.why
+
+
+def test_a_finding_names_every_number_of_its_weakness_the_closest_first() -> None:
+    text = "import hashlib\nh = hashlib.md5(b'x')\n"
+    audited = Audited("a b.py", text, Auditor("python").audit(text))
+    (entry,) = as_json([audited])["findings"]
+    assert entry["cwes"][0] == entry["cwe"] == 327
+    assert 328 in entry["cwes"]
+    (one,) = as_sarif([audited], "1")["runs"]
+    (rule,) = one["tool"]["driver"]["rules"]
+    assert {"external/cwe/cwe-327", "external/cwe/cwe-328"} <= set(rule["properties"]["tags"])
+    (result,) = one["results"]
+    assert result["properties"]["cwe"] == entry["cwes"]
+    assert result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "a%20b.py"
+
+
+def test_many_files_report_progress_on_standard_error_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(3):
+        (tmp_path / f"m{number}.py").write_text("x = 1\n")
+    monkeypatch.setattr("keystroke.clients.cli.audit.MANY", 2)
+    monkeypatch.setattr("keystroke.clients.cli.console.SPARSE", 0.0)
+    result = run(str(tmp_path))
+    assert result.exit_code == 0
+    assert result.stdout == "0 findings in 3 files\n"
+    assert "audit: 66 %" in result.stderr + capfd.readouterr().err

@@ -51,7 +51,7 @@ class Calls(Narrowing):
         else:
             callee = self.eval(func)
             path, function = callee.path or "?", callee.function
-        args = []
+        args: list[Value] = []
         for arg in expr.args:
             if isinstance(arg, ir.Closure):
                 args.append(

@@ -56,8 +56,8 @@ def replaced(pattern: Value, family: str) -> frozenset[str]:
     if "g" not in flags:
         return frozenset()  # the first match only
     if (
-        body.startswith("[^")
-        and not any(char in body for char in "<'\"\\/;$")
+        (body.startswith("[^")
+        and not any(char in body for char in "<'\"\\/;$"))
         or body in (r"\W", r"\W+", r"\D")
     ):
         return ALL  # only letters, digits and the like are left

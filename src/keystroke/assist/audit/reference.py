@@ -27,9 +27,12 @@ def reference() -> str:
         "",
     ]
     total = 0
+    weaknesses: set[int] = set()
     for language, title in _TITLES.items():
         rules = load_rules(language)
         total += len(rules)
+        for rule in rules:
+            weaknesses |= {rule.cwe, *rule.also, *(when.cwe for when in rule.whens if when.cwe)}
         lines += [
             f"## {title}",
             "",
@@ -37,15 +40,19 @@ def reference() -> str:
             "|---|---|---|---|---|",
         ]
         lines += [
-            f"| [`{rule.id}`](#{rule.id}) | {rule.cwe} | {rule.severity.value} | {rule.title} "
+            f"| [`{rule.id}`](#{rule.id}) | {_numbers(rule)} | {rule.severity.value} | {rule.title} "
             f"| {'yes' if rule.fixes else ''} |"
             for rule in rules
         ]
         lines.append("")
         for rule in rules:
             lines += _section(rule)
-    lines[2] = f"{total} rules. " + lines[2]
+    lines[2] = f"{total} rules for {len(weaknesses)} CWE numbers. " + lines[2]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _numbers(rule: Rule) -> str:
+    return ", ".join(str(number) for number in dict.fromkeys((rule.cwe, *rule.also)))
 
 
 def _section(rule: Rule) -> list[str]:

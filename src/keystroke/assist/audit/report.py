@@ -9,6 +9,7 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 from keystroke.assist.audit.finding import Finding, Severity
 from keystroke.assist.audit.rules import Rule, all_rules
@@ -128,7 +129,7 @@ def _descriptor(name: str, rule: Rule | None) -> dict[str, Any]:
 def _result(file: Audited, finding: Finding, order: dict[str, int]) -> dict[str, Any]:
     line, column = file.place(finding.start)
     end_line, end_column = file.place(finding.end)
-    uri = file.path.replace("\\", "/")
+    uri = quote(file.path.replace("\\", "/"))
     result: dict[str, Any] = {
         "ruleId": finding.rule,
         "ruleIndex": order[finding.rule],

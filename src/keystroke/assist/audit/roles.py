@@ -81,7 +81,7 @@ def given(path: str, args: list[Value], function: ir.Function) -> tuple[str, ...
 
 
 def served(path: str, function: ir.Function | None) -> bool:
-    """Whether a source holds here: fields of that name are a client's only in the methods of an HTTP handler."""
+    """Whether a source holds here: such fields are a client's only in the methods of an HTTP handler."""
     return path not in _FIELDS or (function is not None and _SERVES.match(function.name) is not None)
 
 

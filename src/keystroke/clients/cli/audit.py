@@ -17,9 +17,11 @@ import typer
 from keystroke.assist.audit import LANGUAGES, Auditor, Severity, all_rules, find_rule
 from keystroke.assist.audit.files import Skipped, Source, sources
 from keystroke.assist.audit.report import Audited, as_json, as_sarif, as_text, diff, fixed
-from keystroke.clients.cli.console import complain
+from keystroke.clients.cli.console import Console, complain
 from keystroke.clients.cli.release import release
 from keystroke.errors import InputError, KeystrokeError, UsageError
+
+MANY = 40  # files from which on progress is shown
 
 
 class Format(StrEnum):
@@ -58,18 +60,21 @@ def audit(
     if stdin and not language:
         raise UsageError("--stdin needs --language")
     found, failed = [], False
-    for source in [_standard_input(language)] if stdin else _sources(paths or [], language):
-        try:
-            findings = Auditor(source.language, honour_others=nosec).audit(source.text)
-        except KeystrokeError as error:
-            complain(f"{source.path} was skipped: {error}")
-            continue
-        kept = tuple(item for item in findings if item.severity.rank >= severity.rank)
-        file = Audited(str(source.path), source.text, kept)
-        found.append(file)
-        failed = failed or bool(kept)
-        if fix or show_diff:
-            _apply(file, source, write=fix and not show_diff and not stdin)
+    chosen = [_standard_input(language)] if stdin else _sources(paths or [], language)
+    with Console(quiet=len(chosen) < MANY).progress() as report:
+        for at, source in enumerate(chosen):
+            report("audit", at, len(chosen))
+            try:
+                findings = Auditor(source.language, honour_others=nosec).audit(source.text)
+            except KeystrokeError as error:
+                complain(f"{source.path} was skipped: {error}")
+                continue
+            kept = tuple(item for item in findings if item.severity.rank >= severity.rank)
+            file = Audited(str(source.path), source.text, kept)
+            found.append(file)
+            failed = failed or bool(kept)
+            if fix or show_diff:
+                _apply(file, source, write=fix and not show_diff and not stdin)
     if not show_diff:
         _write(found, form)
     raise typer.Exit(1 if failed and not exit_zero else 0)
@@ -130,6 +135,7 @@ def _rules(action: str, names: list[str]) -> None:
     rule = find_rule(names[0])
     links = "\n".join(rule.references)
     sys.stdout.write(
-        f"{rule.id} (CWE-{rule.cwe}, {rule.severity.value})\n{rule.title}\n\n"
+        f"{rule.id} ({', '.join(f'CWE-{number}' for number in (rule.cwe, *rule.also))}, "
+        f"{rule.severity.value})\n{rule.title}\n\n"
         f"{rule.message}\n{rule.why}\n\n{links}\n"
     )

@@ -65,7 +65,11 @@ class ScriptLowering(Lowering):
         flags = node.field("flags")
         inner = Const(node, pattern.text() if pattern is not None else "")
         return Call(
-            node, Name(node, "RegExp"), [inner, Const(node, flags.text() if flags is not None else "")], {}, True
+            node,
+            Name(node, "RegExp"),
+            [inner, Const(node, flags.text() if flags is not None else "")],
+            {},
+            True,
         )
 
     def x_template_string(self, node: Syntax) -> Expr:
