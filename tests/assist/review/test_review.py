@@ -199,3 +199,47 @@ def test_programs_that_the_repository_names_are_not_run(repository: Path) -> Non
     (repository / "old.py").write_text("print(missing_one)\n")
     assert "undefined-name" in {item.code for item in findings(repository)}
     assert not (repository / "ran").exists()
+
+
+def test_of_a_renamed_file_only_what_changed_is_reviewed_and_of_a_removed_one_nothing(
+    repository: Path,
+) -> None:
+    (repository / "gone.py").write_text("print(nowhere)\n")
+    git(repository, "add", ".")
+    git(repository, "commit", "-qm", "second")
+    git(repository, "mv", "old.py", "new name.py")
+    (repository / "gone.py").unlink()
+    assert files(repository) == []
+    text = (repository / "new name.py").read_text()
+    (repository / "new name.py").write_text(text.replace("return width", "return widht"))
+    assert [(item.path, item.line, item.code) for item in findings(repository)] == [
+        ("new name.py", 5, "undefined-name")
+    ]
+
+
+def test_a_repository_inside_is_left_out_and_said(repository: Path) -> None:
+    inner = repository / "inner"
+    inner.mkdir()
+    git(inner, "init", "-q")
+    (inner / "a.py").write_text("print(nowhere)\n")
+    git(inner, "add", ".")
+    git(inner, "commit", "-qm", "inner")
+    git(repository, "-c", "advice.addEmbeddedRepo=false", "add", "inner")
+    git(repository, "commit", "-qm", "with inner")
+    (inner / "a.py").write_text("print(elsewhere)\n")
+    git(inner, "commit", "-qam", "more")
+    changed, left = changed_files(Workspace(repository))
+    assert changed == []
+    assert [(item.path, "of its own" in item.why) for item in left] == [("inner", True)]
+
+
+def test_a_syntax_error_in_another_language_is_found_where_its_grammar_understood_the_file_before(
+    repository: Path,
+) -> None:
+    (repository / "a.js").write_text("function f() {\n  return (1);\n}\n")
+    git(repository, "add", ".")
+    git(repository, "commit", "-qm", "js")
+    (repository / "a.js").write_text("function f() {\n  return (1;\n}\n")
+    (found,) = findings(repository)
+    assert (found.source, found.line, found.message) == ("check", 2, "Missing `)`")
+    assert found.fix is not None

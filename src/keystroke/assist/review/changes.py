@@ -63,7 +63,7 @@ def changed_files(
             )
     newer = re.split(r"\.\.\.?", revision)[1] or "HEAD" if ".." in revision else ""
     base = [revision] if revision else [] if staged else [_head(root)]
-    options = ["-U0", "--no-color", "--no-ext-diff", "--no-textconv", "--diff-filter=d", "--no-renames"]
+    options = ["-U0", "--no-color", "--no-ext-diff", "--no-textconv", "--diff-filter=d", "-M"]
     options += ["--src-prefix=a/", "--dst-prefix=b/", *(["--cached"] if staged else [])]
     output = _git(root, "diff", *options, *base, "--")
     parts = _files(output.decode("utf-8", "surrogateescape"))
@@ -77,6 +77,9 @@ def changed_files(
     for path, lines, diff in parts:
         if len(found) >= MAX_FILES:
             left.append(LeftOut(path, f"more than {MAX_FILES} files changed"))
+            continue
+        if (root / path).is_dir():
+            left.append(LeftOut(path, "it is a repository of its own; review it there"))
             continue
         try:
             disk = workspace.read_bytes(path)
