@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from keystroke.assist.audit.backtracking import runaway
 from keystroke.assist.audit.values import CONSTANT, LOCAL, PARAMETER, REMOTE, Value
 
 _LEVELS = {"dynamic": LOCAL, "tainted": PARAMETER, "remote": REMOTE}
@@ -58,6 +59,9 @@ def _constant(value: Value, test: str) -> bool:
         return value.known and bool(const)
     if test == "numeric":
         return value.numeric
+    if test == "runaway":  # a regular expression of exponential time
+        text = const.decode("latin-1") if isinstance(const, bytes) else const
+        return isinstance(text, str) and runaway(text)
     if test == "single":  # no list or mapping
         return value.items is None
     if test[0] == "+":  # a number with one of these bits

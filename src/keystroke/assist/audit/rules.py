@@ -307,6 +307,7 @@ _WORDS = {
 }
 _WORDS |= {
     "single",
+    "runaway",
     "foreign",
     "dynamic",
     "tainted",
