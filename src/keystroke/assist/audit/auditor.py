@@ -8,7 +8,7 @@ the audit of an edited text equals the audit of the same text from scratch.
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,8 +40,10 @@ from keystroke.text import Edit, apply_edits
 
 MAX_TEXT = 4_000_000  # characters; beyond this a file is data, not source
 MAX_LINE = 20_000  # a longer line is minified or generated
-# Where a call reads the function called. Not in Python and C: a key in a helper would audit all its callers.
+# Where a call reads the function called. Elsewhere a key in a helper would audit all its callers; C reads
+# those with few callers.
 ACROSS = ("java", "javascript", "typescript", "tsx", "go")
+CALLERS = 3  # functions of C with more callers are not read where they are called
 KEPT = 400  # results of units no longer in the text that are kept for undo
 _LOWERINGS: dict[str, type[Lowering]] = {
     "python": PythonLowering,
@@ -68,6 +70,7 @@ class _Result:
     found: tuple[_Found, ...]
     names: frozenset[str]
     called: dict[str, str]  # functions of the same file that it names, with their text
+    reach: frozenset[str]  # names whose meaning outside it counts: its own and those of the functions called
 
 
 class Auditor:
@@ -107,6 +110,7 @@ class LiveAudit:
         self._outline_found: tuple[_Found, ...] = ()
         self._units: list[Unit] = []
         self._functions: dict[str, str] = {}
+        self._alone: dict[str, frozenset[str]] = {}
         self._lowered: dict[str, ir.Function | None] = {}
         self._words: dict[str, frozenset[str]] = {}
         self.text = ""
@@ -141,7 +145,10 @@ class LiveAudit:
         if outline.text != self._outline.text:
             self._read_outline(outline)
         self._outline = outline
-        self._functions = self._defined() if self.language in ACROSS else {}
+        if self.language in ACROSS:
+            self._functions = self._defined()
+        elif self.language in ("c", "cpp"):
+            self._functions = self._single(self._defined())
         placed: list[tuple[_Found, int]] = []
         for unit in self._units:
             source = text[unit.start : unit.end]
@@ -179,7 +186,8 @@ class LiveAudit:
         changed = {name for name in before.keys() | env.keys() if before.get(name) != env.get(name)}
         if changed:
             self._memo.forget(changed)
-            for key in [key for key, result in self._results.items() if result.names & changed]:
+            self._alone.clear()
+            for key in [key for key, result in self._results.items() if result.reach & changed]:
                 del self._results[key]
         self._outline_found = self._with_fixes(matches, outline.text, {}, 0)
 
@@ -189,12 +197,41 @@ class LiveAudit:
         if self.language not in ("c", "cpp"):
             needed = self._triggers.concern(source, names, self._context, not self._functions)
         if needed == SILENT:  # no rule can match: most code most of the time
-            return _Result((), names, self._called(names, source))
+            return self._result((), names, source)
         whole = unit.before + source + unit.after
         shift = len(unit.before)
         matches, _, _ = self._walk(whole, self._context, shift, needed == FLOW)
         found = self._with_fixes(matches, whole, self._context, shift)
-        return _Result(found, names, self._called(names, source))
+        return self._result(found, names, source)
+
+    def _result(self, found: tuple[_Found, ...], names: frozenset[str], source: str) -> _Result:
+        called = self._called(names, source)
+        return _Result(found, names, called, names.union(*map(self._names, called.values())))
+
+    def _single(self, table: dict[str, str]) -> dict[str, str]:
+        """The functions that few others call: a key in one of them audits only those again."""
+        counts: Counter[str] = Counter()
+        for unit in self._units:
+            source = self.text[unit.start : unit.end]
+            result = self._results.get((source, unit.before))
+            counts.update((result.names if result is not None else self._names(source)) & table.keys())
+        # A function names itself where it is defined.
+        return {name: source for name, source in table.items() if 1 < counts[name] <= CALLERS + 1}
+
+    def _reported_alone(self, name: str) -> frozenset[str]:
+        """The rules a function breaks by itself; they are said there and not at its calls."""
+        source = self._functions.get(name, "")
+        if source not in self._alone:
+            if len(self._alone) > KEPT:
+                self._alone.clear()
+            table, self._functions = self._functions, {}
+            lowering, self._lowering = self._lowering, _LOWERINGS[self.language]()
+            try:
+                matches, _, _ = self._walk(source, self._context, 0)
+            finally:
+                self._functions, self._lowering = table, lowering
+            self._alone[source] = frozenset(match.rule.id for match in matches)
+        return self._alone[source]
 
     def _defined(self) -> dict[str, str]:
         """Names of functions that one unit alone defines, with that unit's text as it is parsed."""
@@ -258,6 +295,8 @@ class LiveAudit:
                 for span in (node.range() for node in root.find_all(kind="ERROR"))
             ]
         flow.provide = self._function if self._functions else None
+        if isinstance(flow, Pointers):
+            flow.alone = self._reported_alone
         try:
             if data:
                 flow.run(self._lowering.stmt(root))

@@ -123,6 +123,9 @@ class Copies(Bounds):
         ):
             self.detected("signed-length", event.call.node, origin=count.origin, subject=event.call)
             return
+        if isinstance(count.const, int) and count.const < 0:
+            self.detected("signed-length", event.call.node, subject=event.call)
+            return
         if memory is not None and memory.capacity is not None:
             size = count.const if isinstance(count.const, int) else count.high
             if isinstance(size, int):

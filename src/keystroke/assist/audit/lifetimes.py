@@ -134,12 +134,33 @@ class Lifetimes(Copies):
         origin = event.args[0].origin if name in DUPLICATES and event.args else ""
         if name == "realloc" and event.args:
             self.grown(event)
-        if kind == "malloc" or (kind == "new[]" and self.plain(event)):
+        self.measured(event)
+        if kind == "malloc" or (kind in ("new", "new[]") and self.plain(event)):
             self.born(number, event)
         return Value(level=level, path=f"{event.path}()", memory=memory, roots=NONE, origin=origin)
 
+    def measured(self, event: CallEvent) -> None:
+        """`p = malloc(sizeof(p))`: as much as a pointer takes."""
+        node = event.call.node.parent()
+        while node is not None and node.kind() in ("cast_expression", "parenthesized_expression"):
+            node = node.parent()
+        if node is None or node.kind() not in ("assignment_expression", "init_declarator"):
+            return
+        target = (node.field("left") or node.field("declarator")).text().lstrip("* ")
+        for arg in event.call.args:
+            for part in arg.args if isinstance(arg, ir.Op) else [arg]:
+                if (
+                    isinstance(part, ir.Call)
+                    and named(part, "sizeof")
+                    and "type" not in part.kwargs
+                    and part.args
+                    and part.args[0].node.text().strip("() ") == target
+                ):
+                    self.detected("sizeof-pointer", node)
+
     def plain(self, event: CallEvent) -> bool:
-        return len(event.args) > 1 and _SCALAR.fullmatch(str(event.args[1].const)) is not None
+        kind = event.kwargs.get("type") or (event.args[1] if len(event.args) > 1 else None)
+        return kind is not None and _SCALAR.fullmatch(str(kind.const)) is not None
 
     def opened(self, event: CallEvent) -> Value:
         number = self.block()
@@ -258,6 +279,10 @@ class Lifetimes(Copies):
                 if held.memory is not None and (held.memory.fresh or held.memory.kind == "unset"):
                     bare = None if held.memory.kind == "unset" else replace(held.memory, fresh=False)
                     self.flow.env[key] = replace(held, memory=bare)
+        if name in ("strcat", "strncat", "wcscat", "wcsncat") and event.args:
+            start = event.args[0].memory
+            if start is not None and start.fresh:
+                self.detected("uninitialised", event.call.node)
         keeps = name not in _BORROWS and not _SHOWS.match(name)
         for value in (*event.args, *event.kwargs.values()):
             memory = value.memory
@@ -311,6 +336,12 @@ class Lifetimes(Copies):
             self.checked[path] = event.call.node
         elif path in self.checked:
             self.detected("toctou", self.checked.pop(path))
+
+    def lost(self, block: int) -> None:
+        env = self.flow.env if self.flow is not None else {}
+        if f"#l{block}" in env and f"#e{block}" not in env and block in self.sites:
+            kind = "handle-leak" if env[f"#l{block}"].path in OPENS else "leak"
+            self.detected(kind, self.sites[block])
 
     # Being used
 

@@ -55,11 +55,24 @@ class MemoryMatcher(Lifetimes):
         if stmt.pointer and isinstance(value.const, str):
             size = len(value.const)
             return replace(value, memory=Memory(size * unit + unit, unit, size * unit))
+        self.fitted(stmt, value)
         if value.numeric and (
             "unsigned" in stmt.type or "size_t" in stmt.type or stmt.type.startswith("uint")
         ):
             return replace(value, low=max(value.low or 0, 0))
         return value
+
+    def fitted(self, stmt: ir.Let, value: Value) -> None:
+        """Arithmetic on constants whose result the type cannot hold."""
+        size = size_of(stmt.type)
+        if size is None or stmt.pointer or not isinstance(value.const, int) or isinstance(value.const, bool):
+            return
+        if not isinstance(stmt.value, ir.Op) or stmt.value.op not in ("+", "-", "*") or "double" in stmt.type:
+            return
+        free = "unsigned" in stmt.type or stmt.type.startswith(("uint", "size_t"))
+        top = 1 << (8 * size - (not free))
+        if not (0 if free else -top) <= value.const < top:
+            self.detected("integer-overflow", stmt.node)
 
     # Calls
 

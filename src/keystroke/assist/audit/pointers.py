@@ -6,6 +6,8 @@ a pointer may do to memory is told to the listener; no size is judged here.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,13 +15,37 @@ from keystroke.assist.audit import ir
 from keystroke.assist.audit.flow import Flow
 from keystroke.assist.audit.folding import key_of
 from keystroke.assist.audit.sizes import size_of
-from keystroke.assist.audit.values import PLAIN, REMOTE, UNKNOWN, Value
-from keystroke.assist.audit.walk import CallEvent
+from keystroke.assist.audit.values import PLAIN, REMOTE, UNKNOWN, Value, constant, join
+from keystroke.assist.audit.walk import CallEvent, Env
 
+_NARROW = ("char", "short", "int8_t", "int16_t", "unsigned char", "unsigned short", "uint8_t", "uint16_t")
+_PARSED = re.compile(r"ato[il]|strto|scanf|rand|RAND|argv|fgets")
+LIMITS = {
+    "CHAR_MAX": 127,
+    "CHAR_MIN": -128,
+    "SCHAR_MAX": 127,
+    "UCHAR_MAX": 255,
+    "SHRT_MAX": 32767,
+    "SHRT_MIN": -32768,
+    "USHRT_MAX": 65535,
+    "INT_MAX": 2**31 - 1,
+    "INT_MIN": -(2**31),
+    "UINT_MAX": 2**32 - 1,
+    "LLONG_MAX": 2**63 - 1,
+    "LLONG_MIN": -(2**63),
+    "INT64_MAX": 2**63 - 1,
+    "INT64_MIN": -(2**63),
+    "UINT64_MAX": 2**64 - 1,
+}
 _READERS = frozenset({"free", "memcmp", "strcmp", "sizeof", "printf", "fprintf", "delete"})
 
 
 class Pointers(Flow):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.calling: list[ir.Call] = []
+        self.alone: Callable[[str], frozenset[str]] | None = None  # rules a function breaks by itself
+
     def place(self, expr: ir.Expr) -> str | None:
         """The variable whose memory an expression points into."""
         while True:
@@ -55,6 +81,10 @@ class Pointers(Flow):
         if expr.op == "&" and len(expr.args) == 1:
             return self.address(expr.args[0])
         return super().op(expr)
+
+    def unknown(self, path: str) -> Value:
+        limit = LIMITS.get(path)
+        return constant(limit) if limit is not None else super().unknown(path)
 
     def address(self, inner: ir.Expr) -> Value:
         if isinstance(inner, ir.Index):
@@ -109,16 +139,68 @@ class Pointers(Flow):
         if isinstance(expr.func, ir.Name) and expr.func.id == "sizeof":  # its operand is never evaluated
             args = [self.eval_quiet(arg) for arg in expr.args]
             kwargs = {name: self.eval_quiet(arg) for name, arg in expr.kwargs.items()}
-            function = self.functions[-1] if self.functions else None
-            return self.hear.call(CallEvent(expr, "sizeof", None, args, kwargs, function)) or Value(
-                numeric=True
-            )
-        return super().call(expr)
+            event = CallEvent(expr, "sizeof", None, args, kwargs, None)
+            return self.hear.call(event) or Value(numeric=True)
+        self.calling.append(expr)
+        try:
+            return super().call(expr)
+        finally:
+            self.calling.pop()
+
+    def inlined(self, function: ir.Function, args: list[Value]) -> Value | None:
+        """A function of the file walked with what a call gives it; what only that breaks is said at the call."""
+        if self.inline or not function.body or self.alone is None or len(args) < len(function.params):
+            return None
+        call = self.calling[-1]
+        outer, breaks, gotos = self.env, self.breaks, self.gotos
+        self.env, self.breaks, self.gotos = dict(outer), [], {}
+        for param, arg in zip(function.params, args, strict=False):
+            self.env[param.name] = arg
+        self.inline += 1
+        self.functions.append(function)
+        self.returns.append([])
+        self.hear.elsewhere = (call.node, self.alone(function.name))
+        try:
+            self.run(function.body)
+        finally:
+            after, self.env, self.breaks, self.gotos = self.env, outer, breaks, gotos
+            self.hear.elsewhere = None
+            self.inline -= 1
+            self.functions.pop()
+            results = self.returns.pop()
+        self.adopt(after, call, function)
+        if not results:
+            return None
+        whole = results[0]
+        for result in results[1:]:
+            whole = join(whole, result)
+        return whole
+
+    def adopt(self, after: Env, call: ir.Call, function: ir.Function) -> None:
+        """What a called function did to blocks, globals and its references."""
+        for key, value in after.items():
+            if (key.startswith("#") and not key.startswith("#l")) or key in self.outside:
+                self.env[key] = value
+        for key, known in list(self.env.items()):
+            inner = after.get(key)
+            if known.memory is None or not known.memory.block or inner is None or inner.memory is None:
+                continue
+            if inner.memory.block == known.memory.block:
+                self.env[key] = inner
+        for param, arg in zip(function.params, call.args, strict=False):
+            name = key_of(arg) if "&" in param.type else None
+            if name is not None and param.name in after:
+                self.store(name, after[param.name])
 
     def cast(self, expr: ir.Cast) -> Value:
         value = super().cast(expr)
         if expr.type in ("float", "double") and value.level >= REMOTE:
             return replace(value, bounded=True)  # it does not wrap around
+        open_ended = value.numeric and not value.bounded and value.high is None
+        if expr.type in _NARROW and value.level >= REMOTE and open_ended and _PARSED.search(value.origin):
+            if not self.quiet:
+                self.hear.remark("truncation", expr.node)
+            value = replace(value, bounded=True)
         if value.memory is not None and "*" in expr.type and value.memory.kind not in ("file", "unset"):
             unit = size_of(expr.type.replace("*", "", 1)) or 0
             if unit != value.memory.unit and "void" not in expr.type:
@@ -155,6 +237,15 @@ class Pointers(Flow):
         return super().loop(replace(stmt, init=[]))
 
     # Effects
+
+    def bind(self, expr: ir.Bind) -> Value:
+        if expr.op in ("+", "-", "*") and not self.quiet:
+            parent = expr.node.parent()
+            if parent is not None and parent.kind() == "expression_statement":
+                args = [self.eval_quiet(expr.target), self.eval_quiet(expr.value)]
+                if args[0].memory is None:
+                    self.hear.arithmetic(expr.op, args, expr.node)
+        return super().bind(expr)
 
     def assign(self, target: ir.Expr, value: Value, node: ir.Syntax) -> None:
         if isinstance(target, ir.Index) and isinstance(target.key, ir.Const) and target.key.value == 0:
@@ -216,9 +307,13 @@ class Pointers(Flow):
     def store(self, key: str, value: Value) -> None:
         old = self.env.get(key)
         if old is not None and old.memory is not None and old.memory.block:
-            freed = f"#{old.memory.block}"
-            if freed in self.env and self.aliases(old.memory.block) == [key]:
-                del self.env[freed]  # the last name of a freed block is gone
+            block = old.memory.block
+            here = value.memory is not None and value.memory.block == block
+            if not here and self.aliases(block) == [key]:
+                if f"#{block}" in self.env:
+                    del self.env[f"#{block}"]  # the last name of a freed block is gone
+                elif not self.quiet and not self.inline:
+                    self.hear.lost(block)
         super().store(key, value)
 
     def pointed(self, expr: ir.Expr) -> ir.Expr:

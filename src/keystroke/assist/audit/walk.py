@@ -50,6 +50,9 @@ class CallEvent:
 class Listener:
     """Hears what the walk sees; every method may be left as it is."""
 
+    elsewhere: tuple[ir.Syntax, frozenset[str]] | None = (
+        None  # a call that is walked into; what is said there
+    )
     heard = 0  # grows when something was said that a rule describes
 
     def call(self, event: CallEvent) -> Value | None:
@@ -63,6 +66,9 @@ class Listener:
     def imported(self, path: str, node: ir.Syntax) -> None: ...
     def index(self, base: Value, key: Value, node: ir.Syntax, expr: ir.Index) -> None: ...
     def used(self, name: str, value: Value, node: ir.Syntax) -> None: ...
+    def lost(self, block: int) -> None:
+        """The last pointer to a block was overwritten."""
+
     def remark(self, detector: str, node: ir.Syntax) -> None:
         """Something the walk itself finds odd."""
 

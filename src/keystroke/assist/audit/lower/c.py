@@ -129,11 +129,12 @@ class CLowering(Lowering):
             return Call(node, Name(node, "new[]"), [size, Const(node, node.field("type").text())], {}, True)
         arguments = node.field("arguments")
         args = [self.expr(child) for child in named(arguments)] if arguments is not None else []
+        told: dict[str, Expr] = {"type": Const(node, node.field("type").text())}
         placement = node.field("placement")
-        where = (
-            {"place": self.expr(named(placement)[0])} if placement is not None and named(placement) else {}
-        )
-        return Call(node, Name(node, "new"), args, where, True)
+        inner = named(placement) if placement is not None else []
+        if inner:
+            told["place"] = self.expr(inner[0])
+        return Call(node, Name(node, "new"), args, told, True)
 
     def x_delete_expression(self, node: Syntax) -> Expr:
         inner = named(node)
@@ -256,7 +257,7 @@ class CLowering(Lowering):
             value = child.field("value") if child.kind() == "init_declarator" else None
             inner = child.field("declarator") if child.kind() == "init_declarator" else child
             name, pointer, size, function = self.declared(inner)
-            if name and not function:
+            if name and (not function or value is not None):  # a pointer to a function is a variable
                 lowered = self.expr(value) if value is not None else None
                 if value is not None and value.kind() == "argument_list":
                     lowered = Call(
@@ -402,5 +403,6 @@ class CLowering(Lowering):
             name, pointer, size, _ = self.declared(child.field("declarator"))
             base = type_.text() if type_ is not None else ""
             if name:
-                out.append(Param(name, base + ("*" if pointer or size is not None else "")))
+                mark = "&" if "&" in child.field("declarator").text() else ""
+                out.append(Param(name, base + ("*" if pointer or size is not None else "") + mark))
         return out
