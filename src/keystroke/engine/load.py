@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 from keystroke.config import Settings, load_settings
 from keystroke.engine.base import Engine
@@ -22,6 +22,9 @@ from keystroke.engine.model import Model
 from keystroke.engine.templates import detect_chat, detect_fim
 from keystroke.engine.tokenizer import Tokenizer, load_tokenizer
 from keystroke.errors import ConfigError, KeystrokeError, NotEnoughMemory
+
+if TYPE_CHECKING:
+    from keystroke.engine.cuda.sparse import Sparse
 
 # Below this, four bits cost more quality than they save time; above, memory traffic decides.
 FOUR_BITS_FROM = 3_000_000_000
@@ -177,7 +180,7 @@ def _cuda(path: Path, precision: str, settings: Settings, kv_tokens: int | None 
         precision=chosen,
         context=settings.engine.context or None,
         kv_tokens=kv_tokens,
-        sparse=settings.engine.sparse,  # type: ignore[arg-type] - the settings know the same words
+        sparse=cast("Sparse", settings.engine.sparse),  # the settings know the same words
     )
 
 

@@ -94,7 +94,7 @@ def test_the_kernel_draws_what_the_sampler_draws(engine: CudaEngine, filters: di
     with engine.session() as session:
         session.extend(PROMPT)
         for seed in range(5):
-            sampling = Sampling(**{"temperature": 1.0, "seed": seed, **filters})  # type: ignore[arg-type]
+            sampling = Sampling(**{"temperature": 1.0, "seed": seed, **filters})
             token = session.step(sampling=sampling).tokens[0]
             logits = engine._stepper.logits[0].numpy()
             assert token == choose(logits, sampling, session.length - 1)

@@ -80,7 +80,12 @@ class CudaEngine(Engine):
         keys = self._keys.view(*shape[:3], PAGE, spec.head_dim)
         self._bounds = PageBounds(keys) if sparse != "off" and usable(spec) else None
         self._stepper = Stepper(
-            weights, self._keys, self._values, self._tables, launcher, self._bounds and self._bounds.tensor
+            weights,
+            self._keys,
+            self._values,
+            self._tables,
+            launcher,
+            None if self._bounds is None else self._bounds.tensor,
         )
         self._stepper.allow_omission(MOST_OMITTED if sparse == "auto" else 1.0)
         self.sparse_from = SPARSE_FROM

@@ -237,8 +237,7 @@ DEVICE void attend_chunk(Worker& w, int layer, const Unit& unit, const uint4& pa
 }
 
 // Every chunk of the sequences that attend to all.
-DEVICE void attend_all(Worker& w, int layer) {
-  Share now = w.first;
+DEVICE void attend_all(Worker& w, int layer, Share now) {
   int index = blockIdx.x;
   while (now.any) {
     const Share next = next_share(*w.p, *w.control, index);

@@ -16,7 +16,6 @@ DEVICE void compute(Worker& w) {
     w.rope[i] = p.rope[(s64)c.position[i / (HEAD_DIM / 2)] * (HEAD_DIM / 2) + i % (HEAD_DIM / 2)];
   if (w.thread < w.rows)
     w.pages[w.thread] = p.tables[(s64)c.table[c.sequence[w.thread]] * p.table_stride + c.position[w.thread] / PAGE];
-  w.first = first_share(p, c);
   arrive(w);
   for (int layer = 0; layer < LAYERS; ++layer) {
     normalise(w, layer * 2);

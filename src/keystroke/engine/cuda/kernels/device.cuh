@@ -91,6 +91,13 @@ DEVICE void mma_f16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b
                : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+// The same value, of which the compiler knows nothing: what follows from it is computed here, not far ahead and kept.
+DEVICE int fresh(int v) {
+  int d;
+  asm volatile("mov.b32 %0, %1;" : "=r"(d) : "r"(v));
+  return d;
+}
+
 // Number formats.
 DEVICE u32 pack_bf16(float low, float high) {
   u32 d;

@@ -42,7 +42,7 @@ DEVICE u32 negative_part(u32 word) { return word & negative_halves(word); }
 // The most that a key of a page can score is a product of the query with the page's largest keys where the query is
 // positive and with its smallest where it is negative: tensor cores give it for eight pages and 16 (row, head) pairs
 // at once. A warp takes such a group and leaves, for each chunk, log2 of the most weight it may have.
-DEVICE_APART void bound_chunks(Worker w, int layer) {
+DEVICE void bound_chunks(Worker w, int layer) {
   const Control& c = *w.control;
   const float score_scale = 1.4426950408889634f / sqrtf((float)HEAD_DIM);
   const uint4 zero = {0, 0, 0, 0};
@@ -236,7 +236,7 @@ DEVICE void choose_chunks(Worker& w, Selection& sel, int m, int head, bool accou
 }
 
 // The chosen chunks of the sequences that choose. Each block takes a run of them.
-DEVICE_APART void attend_chosen(Worker w, int layer) {
+DEVICE void attend_chosen(Worker w, int layer) {
   Selection& sel = *(Selection*)((u8*)w.scratch + ATTENTION_BYTES);
   const Control& c = *w.control;
   int units = 0;
@@ -272,14 +272,15 @@ DEVICE_APART void attend_chosen(Worker w, int layer) {
 
 // Waits for the queries.
 DEVICE void attend(Worker& w, int layer) {
+  const Share first = first_share(*w.p, *w.control);
   wait(w);
   if (SPARSE && w.control->sparse) {
-    bound_chunks(w, layer);
+    bound_chunks(apart(w), layer);
     arrive(w);
   }
-  attend_all(w, layer);
+  attend_all(w, layer, first);
   if (SPARSE && w.control->sparse) {
     wait(w);
-    attend_chosen(w, layer);
+    attend_chosen(apart(w), layer);
   }
 }

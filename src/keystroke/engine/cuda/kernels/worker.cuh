@@ -87,11 +87,21 @@ struct Worker {
   u16* operand;
   Ring ring;
   u32 arrivals;  // barriers passed
-  Share first;   // of this block's attention, the same in every layer
   u64* ready;    // of each buffer of sums: all warps have written
   u64* freed;    // and the one that adds has read
   int rows, thread, warp, lane, g, j, unit, marks;
 };
+
+// The worker as a rare path sees it: nothing that follows from its place is kept in registers from elsewhere.
+DEVICE Worker apart(const Worker& w) {
+  Worker o = w;
+  o.thread = fresh(w.thread);
+  o.warp = o.thread / 32;
+  o.lane = o.thread % 32;
+  o.g = o.lane / 4;
+  o.j = o.lane % 4;
+  return o;
+}
 
 DEVICE void mark(Worker& w) {
 #ifdef PROFILE
