@@ -109,7 +109,10 @@ class Matcher(Listener):
         return None
 
     def bind(self, path: str, key: str, value: Value, node: ir.Syntax, target: ir.Expr) -> None:
-        for rule, when in self.rules.binds_for(path):
+        pairs = self.rules.binds_for(path)
+        if isinstance(target, ir.Index) and isinstance(target.key, ir.Const) and path.endswith("[]"):
+            pairs = [*pairs, *self.rules.binds_for(f"{path[:-1]}{target.key.value}]")]  # by name too
+        for rule, when in pairs:
             if self.holds(rule, when, value, [value], {}, self.function):
                 self.add(rule, when, node, value, target, [value])
 

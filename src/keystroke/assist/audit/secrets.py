@@ -14,6 +14,8 @@ _NAME = re.compile(
     r"(?i)(?:^|[\W_]|(?<=[a-z]))(pass(?:word|wd|phrase|code)?|pwd|secret(?:_?key)?|api_?key|apikey|access_?key|auth_?(?:key|token)"
     r"|access_?token|token|private_?key|encryption_?key|signing_?key|client_?secret|credentials?|aes_?key|crypt(?:o)?_?key|jwt_?(?:key|secret))(?:_?\d)?$"
 )
+_KEY = re.compile(r"(?i)(?:^|_)keys?$")
+_RANDOM = re.compile(r"(?=.*\d)(?=.*[a-z])(?=.*[A-Z])[A-Za-z0-9+/=_\-]+")  # no word, no path: drawn by chance
 _STRONG = re.compile(r"(?i)pass|pwd|secret")
 _PLACEHOLDER = re.compile(
     r"(?i)^[\W_]*$|^<.*>$|^\$?\{.*\}|^%[(\w]|x{4,}|\*{3,}|\.\.\.|your[_\- ]|change[_\- ]?me"
@@ -32,7 +34,7 @@ _WORDS = (
 SECRET_WORDS = re.compile("(?:[Pp]ass|PASS|[Pp]wd|PWD|ecret|ECRET|oken|OKEN|redential|REDENTIAL|[Kk]ey|KEY)")
 # A text in which a name of a secret meets a literal: without this no value can be one.
 ASSIGNED = re.compile(
-    rf"(?i){_WORDS}(?:_?\d)?[\"']?\]?\s*(?::[^=\n]{{0,60}})?[=:!][^\n]*(?:\(\s*\n[^\n]*)?[\"'`]"
+    rf"(?i)(?:{_WORDS}|key)(?:_?\d)?[\"']?\]?\s*(?::[^=\n]{{0,60}})?[=:!][^\n]*(?:\(\s*\n[^\n]*)?[\"'`]"
     rf"|[\"'`]\s*[!=]==?\s*[\w.]*{_WORDS}"
 )
 FORMATS = re.compile(
@@ -76,6 +78,8 @@ def entropy(text: str) -> float:
 def is_secret(name: str, value: str) -> bool:
     """Whether `name = value` writes a secret down."""
     found = _NAME.search(name)
+    if found is None and _KEY.search(name):
+        return len(value) >= 24 and _RANDOM.fullmatch(value) is not None and entropy(value) >= 4.0
     if found is None or not 3 <= len(value) <= 400 or _PLACEHOLDER.search(value):
         return False
     if _LABEL.match(value) and not re.search(r"\d", value):
