@@ -37,7 +37,8 @@ class Bounds(Matcher):
         if value.known and value.const is None and memory is None and isinstance(expr, ir.Name):
             if self.flow is None or expr.id not in self.flow.env:
                 return  # a global is not null for ever
-            self.detected("null-dereference", node, "a pointer that is null here is followed")
+            if self.elsewhere is None:
+                self.detected("null-dereference", node, "a pointer that is null here is followed")
             return
         if memory is None or not memory.nullable or self.flow is None:
             return
@@ -72,6 +73,12 @@ class Bounds(Matcher):
                     for arg in side.args:
                         self.bound(flow, arg, effective, bound)
                 continue
+            if isinstance(side, ir.Op) and effective in ("<", "<=") and side.op in ("+", "-"):
+                step = flow.eval_quiet(side.args[-1]).const
+                if isinstance(step, int) and isinstance(bound.const, int) and len(side.args) == 2:
+                    limit = bound.const - step if side.op == "+" else bound.const + step
+                    self.bound(flow, side.args[0], effective, Value(limit, numeric=True))
+                    continue
             if isinstance(side, ir.Op) and effective in ("<", "<=", ">", ">="):
                 for arg in side.args:
                     self.bound(flow, arg, "<", Value(numeric=True))

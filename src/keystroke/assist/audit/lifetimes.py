@@ -98,6 +98,7 @@ class Lifetimes(Copies):
     def __init__(self, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]
         self.sites: dict[int, ir.Syntax] = {}
+        self.declared: set[str] = set()  # variables of the function
         self.checked: dict[str, ir.Syntax] = {}  # paths whose file was looked at
 
     def block(self) -> int:
@@ -169,7 +170,7 @@ class Lifetimes(Copies):
         return Value(path=f"{event.path}()", memory=memory, level=LOCAL)
 
     def born(self, number: int, event: CallEvent) -> None:
-        if self.flow is not None and len(self.flow.functions) == 1:
+        if self.flow is not None and len(self.flow.functions) == 1 and not _tested(event.call.node):
             self.sites[number] = event.call.node
             self.flow.env[f"#l{number}"] = Value(path=event.path)
 
@@ -302,10 +303,8 @@ class Lifetimes(Copies):
 
     def bind(self, path: str, key: str, value: Value, node: ir.Syntax, target: ir.Expr) -> None:
         super().bind(path, key, value, node, target)
-        if value.memory is not None and (
-            not isinstance(target, ir.Name) or (self.flow is not None and key in self.flow.outside)
-        ):
-            self.escape(value)
+        if value.memory is not None and (not isinstance(target, ir.Name) or key not in self.declared):
+            self.escape(value)  # into a structure, a parameter, a member or a global
 
     def literal(self, value: Value, node: ir.Syntax, coll: ir.Coll) -> None:
         super().literal(value, node, coll)
@@ -324,8 +323,7 @@ class Lifetimes(Copies):
             if key.startswith("#l"):
                 number = int(key[2:])
                 if number in held and f"#{number}" not in env and f"#e{number}" not in env:
-                    kind = "handle-leak" if env[key].path in OPENS else "leak"
-                    self.detected(kind, self.sites[number])
+                    self.leaked(number, env[key])
 
     def raced(self, event: CallEvent, name: str) -> None:
         """A path checked by one call and used by a later one: the file may be another by then."""
@@ -340,8 +338,11 @@ class Lifetimes(Copies):
     def lost(self, block: int) -> None:
         env = self.flow.env if self.flow is not None else {}
         if f"#l{block}" in env and f"#e{block}" not in env and block in self.sites:
-            kind = "handle-leak" if env[f"#l{block}"].path in OPENS else "leak"
-            self.detected(kind, self.sites[block])
+            self.leaked(block, env[f"#l{block}"])
+
+    def leaked(self, block: int, state: Value) -> None:
+        handle = state.path.rsplit(".", 1)[-1] in OPENS
+        self.detected("handle-leak" if handle else "leak", self.sites[block])
 
     # Being used
 
@@ -399,3 +400,13 @@ class Lifetimes(Copies):
             and bool(self.flow.functions)
             and (stmt.pointer or _SCALAR.fullmatch(stmt.type.strip()) is not None)
         )
+
+
+def _tested(node: ir.Syntax) -> bool:
+    """Whether an allocation happens in one side of a test, where it may not happen at all."""
+    parent = node.parent()
+    while parent is not None and parent.kind().endswith("expression"):
+        if parent.kind() == "binary_expression" and parent.field("operator").text() in ("||", "&&"):
+            return True
+        parent = parent.parent()
+    return False

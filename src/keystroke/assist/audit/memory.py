@@ -26,6 +26,7 @@ class MemoryMatcher(Lifetimes):
     # Declarations
 
     def let(self, stmt: ir.Let, value: Value) -> Value:
+        self.declared.add(stmt.name)
         unit = size_of(stmt.type) or 1
         if stmt.size is not None and self.flow is not None:
             if stmt.pointer:
@@ -85,8 +86,10 @@ class MemoryMatcher(Lifetimes):
         args = event.args
         if name == "sizeof":
             return self.sizeof(event)
-        if name == "new" and event.kwargs.get("place") is not None:
-            return event.kwargs["place"]
+        if name == "new":
+            self.lent(event, name)
+            if event.kwargs.get("place") is not None:
+                return event.kwargs["place"]
         if name in ALLOC or name in DUPLICATES or name == "new":
             return self.allocate(event, name)
         if name in OPENS:
@@ -156,8 +159,8 @@ class MemoryMatcher(Lifetimes):
             if not writes and not self.updated(node):
                 self.detected("uninitialised", node)
             self.written(memory.block)
-        if not memory.unit:
-            return
+        if not memory.unit or (self.elsewhere is not None and not key.known):
+            return  # what a called function checks of its index is its own business
         if memory.start is not None and memory.start < 0 and memory.kind != "unset":
             place = key.const if isinstance(key.const, int) else key.low
             if isinstance(place, int) and memory.start + place * memory.unit < 0:
@@ -224,7 +227,7 @@ class MemoryMatcher(Lifetimes):
         if op not in ("+", "-", "*") or "LL" in node.text():
             return
         for arg, other in ((left, right), (right, left)):
-            if arg.level < REMOTE or not arg.numeric or arg.memory is not None:
+            if arg.level < REMOTE or not arg.numeric or not (other.numeric or other.known):
                 continue
             if (op == "-" and (arg is not left or arg.low is not None)) or (
                 op != "-" and (arg.bounded or arg.high is not None)
@@ -259,9 +262,6 @@ def _number_source(origin: str) -> bool:
             "atol",
             "strto",
             "rand",
-            "recv",
-            "fgets",
-            "read",
             "RAND",
             "argv",
             "getenv",

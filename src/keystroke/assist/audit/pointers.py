@@ -127,7 +127,11 @@ class Pointers(Flow):
         )
 
     def index(self, expr: ir.Index) -> Value:
-        if isinstance(expr.key, ir.Const) and expr.key.value == 0:
+        if (
+            isinstance(expr.key, ir.Const)
+            and expr.key.value == 0
+            and isinstance(expr.base, ir.Name | ir.Attr)
+        ):
             base = self.eval_quiet(expr.base)
             held = self.held(base.target) if base.target else None
             if held is not None:
@@ -148,7 +152,7 @@ class Pointers(Flow):
             self.calling.pop()
 
     def inlined(self, function: ir.Function, args: list[Value]) -> Value | None:
-        """A function of the file walked with what a call gives it; what only that breaks is said at the call."""
+        """A function of the file walked with what a call gives it; what only that breaks is said here."""
         if self.inline or not function.body or self.alone is None or len(args) < len(function.params):
             return None
         call = self.calling[-1]
@@ -208,7 +212,7 @@ class Pointers(Flow):
         return value
 
     def attr(self, expr: ir.Attr) -> Value:
-        if not self.quiet and "->" in expr.node.text():
+        if not self.quiet and isinstance(expr.base, ir.Name | ir.Attr) and "->" in expr.node.text():
             self.hear.reached(self.eval_quiet(expr.base), expr)
         return super().attr(expr)
 
@@ -245,10 +249,19 @@ class Pointers(Flow):
                 args = [self.eval_quiet(expr.target), self.eval_quiet(expr.value)]
                 if args[0].memory is None:
                     self.hear.arithmetic(expr.op, args, expr.node)
+        if expr.node.kind() == "update_expression" and expr.node.text()[0] not in "+-":
+            old = self.eval_quiet(expr.target)
+            super().bind(expr)
+            return old  # `p++` is what p was
         return super().bind(expr)
 
     def assign(self, target: ir.Expr, value: Value, node: ir.Syntax) -> None:
-        if isinstance(target, ir.Index) and isinstance(target.key, ir.Const) and target.key.value == 0:
+        if (
+            isinstance(target, ir.Index)
+            and isinstance(target.key, ir.Const)
+            and target.key.value == 0
+            and isinstance(target.base, ir.Name | ir.Attr)
+        ):
             base = self.eval_quiet(target.base)
             if base.target and self.held(base.target) is not None:
                 self.eval(target.base)
@@ -326,6 +339,10 @@ class Pointers(Flow):
     def ranged(self, op: str, args: list[Value]) -> Value:
         value = super().ranged(op, args)
         a, b = args
+        if op == "/":
+            value = replace(value, bounded=value.bounded or a.bounded)
+        if op == "-" and a.level < REMOTE <= b.level:
+            value = replace(value, level=a.level, origin=a.origin)  # what is left of it is no larger
         if op == "&" and value.level < REMOTE:  # a mask says what fits, not what comes
             return replace(value, low=None)
         if op == "*" and all(arg.low is not None and arg.low >= 0 and arg.high is not None for arg in args):

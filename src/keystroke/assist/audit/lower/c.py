@@ -50,10 +50,13 @@ _DECLARATORS = (
 )
 
 
+_ARRAY = re.compile(r"new\s+[\w:<>,\s]+\**\s*\[")
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 
 
 class CLowering(Lowering):
+    inside = 0  # functions around
+
     def x_identifier(self, node: Syntax) -> Expr:
         return Name(node, node.text())
 
@@ -123,6 +126,8 @@ class CLowering(Lowering):
 
     def x_new_expression(self, node: Syntax) -> Expr:
         count = first(node, "new_declarator")
+        if count is None and _ARRAY.match(node.text()):
+            return Call(node, Name(node, "new[]"), [Other(node, []), Const(node, "?")], {}, True)
         if count is not None:
             inner = named(count)
             size = self.expr(inner[0]) if inner else Other(node, [])
@@ -203,9 +208,24 @@ class CLowering(Lowering):
         return self.body(node)
 
     s_declaration_list = s_linkage_specification = s_translation_unit
-    s_preproc_if = s_preproc_ifdef = s_preproc_else = s_preproc_elif = s_template_declaration = (
-        s_translation_unit
-    )
+    s_preproc_else = s_preproc_elif = s_template_declaration = s_translation_unit
+
+    def s_preproc_if(self, node: Syntax) -> list[Stmt]:
+        other = node.field("alternative")
+        if not self.inside or other is None:  # outside functions the last definition of a name counts
+            return self.body(node)
+        skip = {
+            part.range().start.index for part in (other, node.field("condition"), node.field("name")) if part
+        }
+        then = [
+            stmt
+            for child in named(node)
+            if child.range().start.index not in skip
+            for stmt in self.stmt(child)
+        ]
+        return [If(node, Other(node, []), then, self.stmt(other))]
+
+    s_preproc_ifdef = s_preproc_if
 
     def s_namespace_definition(self, node: Syntax) -> list[Stmt]:
         return self.body(node.field("body"))
@@ -382,6 +402,9 @@ class CLowering(Lowering):
         if declarator is None or declarator.kind() != "function_declarator":
             return self.block(node.field("body"))
         name = declarator.field("declarator")
+        self.inside += 1
+        body = self.body(node.field("body"))
+        self.inside -= 1
         return [
             Def(
                 node,
@@ -389,7 +412,7 @@ class CLowering(Lowering):
                     node,
                     name.text() if name is not None else "",
                     self.params(declarator.field("parameters")),
-                    self.body(node.field("body")),
+                    body,
                     [],
                     returns.text() if returns is not None else "",
                 ),
