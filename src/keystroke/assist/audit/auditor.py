@@ -305,7 +305,7 @@ class LiveAudit:
         finally:
             self._lowering.depth = 0
         flow.quiet = 0
-        matcher.patterns(root, source)
+        matcher.patterns(root)
         matcher.source(root, source)
         matches = [match for match in matcher.matches.values() if match.start >= shift]
         return _distinct(matches), flow.env, root

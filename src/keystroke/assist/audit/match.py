@@ -63,6 +63,8 @@ class Index:
                         place.append(pair)
                 if when.detector:
                     self.detectors[when.detector] = pair
+        waited = [when for _, when in [*self.any_call, *self.patterns]]
+        self.needed = tuple(dict.fromkeys(word for when in waited for word in when.needs))
         self.binds_for = lru_cache(maxsize=4096)(self._binds_for)
 
     def _binds_for(self, path: str) -> list[tuple[Rule, When]]:
@@ -82,13 +84,15 @@ class Matcher(Listener):
         self.flow: Flow | None = None
         self.handlers: dict[int, bool] = {}
         self.any_call = index.any_call
+        self.present: set[str] = set()  # words that rules wait for and the text holds
 
     def about(self, text: str) -> None:
-        """The text that will be walked: rules for every call are asked only where their words occur."""
+        """The text that will be walked: what its words rule out is not asked again at each call."""
+        self.present = {word for word in self.rules.needed if word in text}
         self.any_call = [
             pair
             for pair in self.rules.any_call
-            if not pair[1].needs or any(word in text for word in pair[1].needs)
+            if not pair[1].needs or not self.present.isdisjoint(pair[1].needs)
         ]
 
     # Events
@@ -144,10 +148,10 @@ class Matcher(Listener):
     def function(self) -> ir.Function | None:
         return self.flow.functions[-1] if self.flow is not None and self.flow.functions else None
 
-    def patterns(self, root: Any, text: str) -> None:
+    def patterns(self, root: Any) -> None:
         """Syntax rules, on the units whose text can match at all."""
         for rule, when in self.rules.patterns:
-            if when.ast is None or not any(word in text for word in when.needs):
+            if when.ast is None or self.present.isdisjoint(when.needs):
                 continue
             for node in root.find_all({"rule": when.ast}):
                 self.add(rule, when, node, None, None, [])
@@ -252,9 +256,7 @@ class Matcher(Listener):
     ) -> None:
         if self.flow is not None and self.flow.quiet:
             return
-        if (
-            self.elsewhere is not None
-        ):  # in a function called: said at the call, unless it is said there
+        if self.elsewhere is not None:  # in a function called: said at the call, unless it is said there
             node, known = self.elsewhere
             if rule.id in known:
                 return

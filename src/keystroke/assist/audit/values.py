@@ -196,31 +196,37 @@ def text_of(parts: list[Value]) -> Value:
 
 
 def mix(parts: list[Value]) -> Value:
-    """Data of all parts flows together: as foreign as the worst, as safe as the least safe."""
-    level = CONSTANT
+    """Data of all parts flows together: as foreign as the worst, as safe as the least safe.
+
+    A part made safe for everything neither hides how foreign another is nor raises it, and an unknown part of
+    our own says nothing against what was done to the parts that callers chose.
+    """
     worst: Value | None = None
-    clean: frozenset[str] | None = None
+    spare: Value | None = None  # the worst of the parts that are safe for everything
+    sent: frozenset[str] | None = None  # what the parts that callers chose are safe for
+    own: frozenset[str] | None = None
     roots: frozenset[str] = NONE
-    bare = all(part.level <= LOCAL or part.numeric for part in parts)
     counted = ""  # where a number came from: it cannot inject, but it may be guessable
     for part in parts:
-        roots = roots | part.roots if part.roots else roots
-        if part.level == CONSTANT or part.numeric:
+        if part.roots:
+            roots = roots | part.roots
+        level = part.level
+        if not level or part.numeric:
             counted = counted or part.origin
             continue
-        # An unknown part of our own says nothing against what was done to the parts that callers chose.
-        if "*" not in part.clean and (part.level > LOCAL or bare):
-            clean = part.clean if clean is None else clean & part.clean
-        if worst is None or (part.level, "*" not in part.clean) > (worst.level, "*" not in worst.clean):
+        clean = part.clean
+        if "*" in clean:
+            spare = part if spare is None or level > spare.level else spare
+            continue
+        if level > LOCAL:
+            sent = clean if sent is None else sent & clean
+        else:
+            own = clean if own is None else own & clean
+        if worst is None or level > worst.level:
             worst = part
-        level = max(level, part.level)
-    if worst is None:
-        return Value(roots=roots, origin=counted) if roots or counted else PLAIN
-    # A fully cleaned part must not hide how foreign an unclean one is, nor raise its level.
-    dirty = [part for part in parts if part.level and not part.numeric and "*" not in part.clean]
-    if dirty:
-        worst = max(dirty, key=lambda part: part.level)
-        level = worst.level
-    else:
-        clean = ALL
-    return Value(level=level, clean=clean if clean is not None else NONE, origin=worst.origin, roots=roots)
+    if worst is not None:
+        uses = sent if sent is not None else own
+        return Value(level=worst.level, clean=uses or NONE, origin=worst.origin, roots=roots)
+    if spare is not None:
+        return Value(level=spare.level, clean=ALL, origin=spare.origin, roots=roots)
+    return Value(roots=roots, origin=counted) if roots or counted else PLAIN
