@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
 from pathlib import Path
 
@@ -96,6 +98,21 @@ def test_doctor_and_the_quick_benchmark_measure(tiny_home: Home) -> None:
     assert facts["speed"]["decode"] > 0
     assert "decode" in tiny_home.keystroke("doctor").stdout
     assert json.loads(tiny_home.keystroke("bench", "quick", "--json").stdout)["prefill"] > 0
+
+
+def test_without_a_gpu_the_cuda_engine_says_what_is_missing(tiny_home: Home) -> None:
+    if importlib.util.find_spec("torch") is None:
+        wanted = "keystroke[cuda]"
+    else:
+        torch = importlib.import_module("torch")
+        if torch.cuda.is_available():
+            pytest.skip("this machine has a GPU")
+        wanted = "torch was built without CUDA" if torch.version.cuda is None else "nvidia-smi"
+    assert wanted in tiny_home.refused("bench", "cuda", code=1)
+    assert wanted in tiny_home.refused("serve", "--engine", "cuda", "--model", "tiny", "--port", "0", code=1)
+    facts = json.loads(tiny_home.keystroke("--set", "engine.kind=cuda", "doctor", "--quick", "--json").stdout)
+    assert facts["cuda"]["suits"] is False
+    assert wanted in facts["cuda"]["why"]
 
 
 def test_a_model_is_added_shown_and_used_by_name(tiny_home: Home) -> None:

@@ -163,16 +163,10 @@ def _check_memory(spec: ModelSpec, need: int, precision: str) -> None:
 
 
 def _cuda(path: Path, precision: str, settings: Settings, kv_tokens: int | None = None) -> Engine:
-    if importlib.util.find_spec("torch") is None:
-        raise ConfigError("the CUDA engine needs the extra packages: pip install 'keystroke[cuda]'")
+    check_cuda()
     from keystroke.engine.cuda.engine import load_cuda
 
-    chosen = GPU_PRECISIONS.get(precision)
-    if chosen is None:
-        known = ", ".join(GPU_PRECISIONS)
-        raise ConfigError(
-            f"the CUDA engine has no precision {precision!r}; set model.precision to one of {known}"
-        )
+    chosen = _gpu_precision(precision)
     if kv_tokens is None and settings.speculation.draft_model is not None:
         kv_tokens = 4 * _context(path, settings)  # the model that drafts needs room too
     return load_cuda(
@@ -182,6 +176,42 @@ def _cuda(path: Path, precision: str, settings: Settings, kv_tokens: int | None 
         kv_tokens=kv_tokens,
         sparse=cast("Sparse", settings.engine.sparse),  # the settings know the same words
     )
+
+
+def check_cuda() -> None:
+    """Raises ConfigError or ModelError, saying what to do, unless the CUDA engine runs on this machine."""
+    if importlib.util.find_spec("torch") is None:
+        raise ConfigError("the CUDA engine needs the extra packages: pip install 'keystroke[cuda]'")
+    from keystroke.engine.cuda.gpu import hopper
+
+    hopper()
+
+
+def gpu_verdict(model: str, settings: Settings) -> tuple[bool, str]:
+    """Whether this machine's GPU, its driver and its memory suit `model`, and one sentence about it."""
+    try:
+        check_cuda()
+        path = resolve(model, settings, silent)
+        named = settings.models.get(model)
+        wanted = named.precision if named is not None else "auto"
+        precision = _gpu_precision(wanted if wanted != "auto" else settings.model.precision)
+        with open_checkpoint(path) as checkpoint:
+            spec = checkpoint.spec
+    except KeystrokeError as error:
+        return False, str(error)
+    from keystroke.engine.cuda.gpu import gpu_report
+
+    return gpu_report(spec, precision)
+
+
+def _gpu_precision(precision: str) -> Literal["bf16", "int8", "int4"]:
+    chosen = GPU_PRECISIONS.get(precision)
+    if chosen is None:
+        known = ", ".join(GPU_PRECISIONS)
+        raise ConfigError(
+            f"the CUDA engine has no precision {precision!r}; set model.precision to one of {known}"
+        )
+    return chosen
 
 
 def _context(path: Path, settings: Settings) -> int:

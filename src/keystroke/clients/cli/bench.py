@@ -20,6 +20,7 @@ from keystroke.clients.cli.invocation import Invocation, of
 from keystroke.errors import NotFound, UnsupportedModel
 
 QUICK = "quick"
+CUDA = "cuda"
 
 
 def bench(
@@ -43,6 +44,10 @@ def bench(
     elif name == QUICK:
         _quick(model, run, as_json=run.wants_json(json))
     elif name in found:
+        if name == CUDA:
+            from keystroke.engine.load import check_cuda
+
+            check_cuda()  # says what is missing
         done = subprocess.run([sys.executable, str(found[name]), *(arguments or ())], check=False)
         raise typer.Exit(done.returncode)
     else:

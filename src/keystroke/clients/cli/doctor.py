@@ -47,6 +47,11 @@ def doctor(
         name: {"path": str(path), "bytes": _folder_bytes(path)}
         for name, path in (("models", settings.paths.models), ("cache", settings.paths.cache))
     }
+    if facts["gpu"] is not None or settings.engine.kind == "cuda":
+        from keystroke.engine.load import gpu_verdict
+
+        suits, why = gpu_verdict(model or settings.model.default, settings)
+        facts["cuda"] = {"suits": suits, "why": why}
     problem: KeystrokeError | None = None
     if not quick:
         try:
@@ -152,6 +157,8 @@ def _print(run: Invocation, facts: dict[str, Any]) -> None:
     row("cores", f"{box['cores']} usable; memory {size(box['memory_bytes'])}{free}")
     row("packages", ", ".join(f"{name} {v}" for name, v in facts["packages"].items() if v))
     row("gpu", facts["gpu"] or "none found")
+    if "cuda" in facts:
+        row("cuda", ("suits: " if facts["cuda"]["suits"] else "no: ") + facts["cuda"]["why"])
     for name, folder in facts["folders"].items():
         row(name, f"{size(folder['bytes'])} in {folder['path']}")
     model = facts.get("model")

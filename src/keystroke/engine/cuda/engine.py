@@ -15,11 +15,11 @@ import torch
 
 from keystroke.engine.base import Engine, EngineStats, ModelInfo, Sampling, Step, StepRequest
 from keystroke.engine.checkpoint import extended, open_checkpoint
-from keystroke.engine.checkpoint.spec import ModelSpec
 from keystroke.engine.cuda.driver import GpuLauncher
+from keystroke.engine.cuda.gpu import SPARE_BYTES, gpu_report, hopper
 from keystroke.engine.cuda.model import Weights, build_weights, load_weights
 from keystroke.engine.cuda.pages import PagePool, PageTable
-from keystroke.engine.cuda.plan import PAGE, Plan, Precision
+from keystroke.engine.cuda.plan import PAGE, Precision
 from keystroke.engine.cuda.prefill import Prefill
 from keystroke.engine.cuda.session import CudaSession
 from keystroke.engine.cuda.sparse import (
@@ -33,14 +33,13 @@ from keystroke.engine.cuda.sparse import (
 )
 from keystroke.engine.cuda.step import Launch, Launcher, Outcome, SequenceRows, Stepper
 from keystroke.engine.sampler import verify
-from keystroke.errors import ModelError, NotEnoughMemory, SessionClosed, UsageError
+from keystroke.errors import NotEnoughMemory, SessionClosed, UsageError
 
 __all__ = ["CudaEngine", "build_weights", "gpu_report", "load_cuda"]
 
 _BATCH = 16
 _SLOTS = 256  # sessions at once
 _AHEAD = 3  # positions kept writable past a plain step: its own and two that may follow
-_SPARE_BYTES = 4 << 30  # left to prefill and to others when KV memory takes the rest
 
 
 @dataclass(frozen=True)
@@ -359,7 +358,7 @@ def load_cuda(
 ) -> CudaEngine:
     """Load a Hugging Face folder or GGUF file onto the first GPU. `context` beyond what the model was trained
     on stretches it by YaRN; `kv_tokens` defaults to the memory that is left."""
-    device = _device()
+    device = hopper()
     blocks = torch.cuda.get_device_properties(device).multi_processor_count
     with open_checkpoint(path) as checkpoint:
         if context is not None:
@@ -367,35 +366,6 @@ def load_cuda(
         weights = load_weights(checkpoint, precision, device, blocks)
     if kv_tokens is None:
         free, _ = torch.cuda.mem_get_info(device)
-        kv_tokens = max(int((free - _SPARE_BYTES) * 0.9) // weights.plan.kv_bytes_per_token, PAGE * 2)
+        kv_tokens = max(int((free - SPARE_BYTES) * 0.9) // weights.plan.kv_bytes_per_token, PAGE * 2)
         kv_tokens = min(kv_tokens, 16 * weights.plan.spec.context_length)
     return CudaEngine(weights, GpuLauncher(weights.plan, device), kv_tokens, sparse=sparse)
-
-
-def gpu_report(spec: ModelSpec, precision: Precision = "bf16") -> tuple[bool, str]:
-    """Whether this machine's GPU suits a model, and one sentence about it."""
-    try:
-        device = _device()
-        plan = Plan(spec, precision, torch.cuda.get_device_properties(device).multi_processor_count)
-    except ModelError as error:
-        return False, str(error)
-    free, total = torch.cuda.mem_get_info(device)
-    need = plan.streamed_bytes + spec.vocab_size * spec.hidden * 2 + _SPARE_BYTES
-    name = torch.cuda.get_device_name(device)
-    sizes = f"{name}: {free / 1e9:.0f} of {total / 1e9:.0f} GB free"
-    if free < need:
-        return False, f"{sizes}, but {spec.name} in {precision} needs {need / 1e9:.0f} GB; choose fewer bits"
-    tokens = (free - need) // plan.kv_bytes_per_token
-    return True, f"{sizes}; {spec.name} in {precision} leaves room for {tokens:,} tokens of KV"
-
-
-def _device() -> torch.device:
-    if not torch.cuda.is_available():
-        raise ModelError("no usable NVIDIA GPU was found; check nvidia-smi, or use the CPU engine")
-    major, minor = torch.cuda.get_device_capability(0)
-    if major != 9:
-        raise ModelError(
-            f"the CUDA engine is built for Hopper GPUs (compute capability 9.0), not {major}.{minor}; "
-            "use the CPU engine or a remote server"
-        )
-    return torch.device("cuda", 0)
