@@ -216,6 +216,14 @@ class Pointers(Flow):
             self.hear.reached(self.eval_quiet(expr.base), expr)
         return super().attr(expr)
 
+    def widen(self, changed: frozenset[str]) -> None:
+        super().widen(changed)
+        for key in changed:
+            value = self.env.get(key)
+            if value is None or value.memory is None or value.memory.array or value.memory.capacity is None:
+                continue
+            self.env[key] = replace(value, memory=replace(value.memory, capacity=None, length=None))
+
     def branch(self, stmt: ir.If) -> bool:
         test = stmt.test
         if isinstance(test, ir.Bind) and not test.op and isinstance(test.value, ir.Const) and not self.quiet:

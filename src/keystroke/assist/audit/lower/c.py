@@ -149,6 +149,12 @@ class CLowering(Lowering):
         )
 
     def x_binary_expression(self, node: Syntax) -> Expr:
+        if (
+            node.field("left").kind() == "new_expression"
+            and node.field("right").kind() == "lambda_expression"
+        ):
+            # `new T*[n]` reads like a product with a lambda
+            return Call(node, Name(node, "new[]"), [Other(node, []), Const(node, "?")], {}, True)
         return Op(
             node,
             node.field("operator").text(),
