@@ -13,6 +13,7 @@ import pytest
 from gateway_support import FIM, RunningServer, fake_model, serving
 from websockets.asyncio.client import ClientConnection, connect
 
+from keystroke.assist.completion.window import half_word
 from keystroke.engine.fake import END_OF_TURN, EOS
 from keystroke.engine.model import Model
 from keystroke.engine.templates import FimTemplate
@@ -28,10 +29,13 @@ def spm_model(script: Callable[[str], str] | None = None, **costs: Any) -> Model
 
 
 def after(mapping: dict[str, str]) -> Callable[[str], str]:
-    """Answers by how the prompt ends: the last characters before the cursor."""
+    """Answers by the last characters before the cursor. A half word there is not in the prompt: the model
+    says it again."""
+    halves = {end: half_word(end) for end in mapping}
+    said = {end[: len(end) - len(halves[end])]: halves[end] + answer for end, answer in mapping.items()}
 
     def script(prompt: str) -> str:
-        return next((answer for end, answer in mapping.items() if prompt.endswith(end)), "")
+        return next((answer for end, answer in said.items() if prompt.endswith(end)), "")
 
     return script
 
@@ -331,11 +335,11 @@ class TestPlaces:
                 await wire.open("return a")
                 plain = await wire.complete(8, 0, "plain")
                 assert (plain["text"], plain["start"]) == (" + b", 8)
-                picked = {"start": 7, "end": 8, "text": "add"}
+                picked = {"start": 7, "end": 8, "text": "add2"}
                 event = await wire.complete(8, 0, "list", selected=picked)
-                assert (event["start"], event["end"], event["text"]) == (7, 8, "add(a, b)")
+                assert (event["start"], event["end"], event["text"]) == (7, 8, "add2(a, b)")
 
-        with serving(spm_model(after({"return a": " + b\n", "return add": "(a, b)\n"}))) as server:
+        with serving(spm_model(after({"return a": " + b\n", "return add2": "(a, b)\n"}))) as server:
             asyncio.run(run(server))
 
     def test_a_selection_outside_the_text_is_refused_and_nothing_hangs(self) -> None:

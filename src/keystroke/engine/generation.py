@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from keystroke.engine.base import (
@@ -23,6 +23,7 @@ from keystroke.engine.base import (
     StepRequest,
     TokenLogprob,
 )
+from keystroke.engine.beginning import RIVALS, Beginning
 from keystroke.engine.model import Model
 from keystroke.engine.speculative.base import MAX_DRAFT, Drafter
 from keystroke.engine.tokenizer import StreamDecoder
@@ -43,6 +44,7 @@ class GenerationParams:
     stop: tuple[str, ...] = ()
     stop_tokens: frozenset[int] = frozenset()  # end the answer as the model's own end does
     ignore_eos: bool = False
+    begin: str = ""  # the answer begins with this, however its tokens cut it
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 0:
@@ -110,6 +112,8 @@ class Generation:
         self._drafter = drafter
         self._decoder = StreamDecoder(model.tokenizer)
         self._stops = StopStrings(self.params.stop)
+        self._beginning = Beginning(self.params.begin, model.tokenizer)
+        self._held = False  # the step under way is held to the beginning
         ends = frozenset() if self.params.ignore_eos else model.engine.info.eos
         self._eos = ends | self.params.stop_tokens
         self._context = model.engine.info.context_length
@@ -156,11 +160,16 @@ class Generation:
         if room <= 0:
             return None
         draft: Sequence[int] = ()
-        if self._drafter is not None and room > 1:
+        sampling = self.params.sampling
+        self._held = self._beginning.open and bool(bias := self._beginning.bias())
+        if self._held:
+            rivals = None if sampling.logprobs is None else RIVALS
+            sampling = replace(sampling, logit_bias={**sampling.logit_bias, **bias}, logprobs=rivals)
+        elif self._drafter is not None and room > 1:
             started = time.perf_counter()
             draft = self._drafter.propose(self.session.tokens, min(room - 1, MAX_DRAFT))
             self.stats.draft_seconds += time.perf_counter() - started
-        return StepRequest(self.session, draft, self.params.sampling)
+        return StepRequest(self.session, draft, sampling)
 
     def take(self, step: Step, seconds: float, drafted: int = 0) -> Chunk:
         """Turn a step's tokens into a chunk, ending the answer where it ends."""
@@ -169,6 +178,8 @@ class Generation:
         stats.step_seconds.append(seconds)
         stats.drafted += drafted
         stats.accepted += step.accepted
+        if self._held:
+            step = self._begun(step)
         tokens, text, finish = self._read(step.tokens)
         if len(tokens) < len(step.tokens):
             self.session.rollback(self.session.length - len(step.tokens) + len(tokens))
@@ -219,6 +230,12 @@ class Generation:
             return
         while self.finish is None:
             yield self.advance()
+
+    def _begun(self, step: Step) -> Step:
+        """A step that was held to the beginning, with chances as the caller asked for them."""
+        told = tuple(self._beginning.among(p, self.params.sampling.logprobs or 0) for p in step.logprobs)
+        self._beginning.take(step.tokens)
+        return replace(step, logprobs=told)
 
     def _room(self) -> int:
         """How many more tokens may be emitted."""

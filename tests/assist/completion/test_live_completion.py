@@ -80,10 +80,42 @@ def test_the_context_grows_where_the_machine_is_fast_and_never_shrinks() -> None
 class TestWindow:
     def test_the_suffix_stands_before_the_prefix(self) -> None:
         chosen = model()
-        prompt = PromptWindow(chosen, 256).prompt("above = 1\nhere\nbelow = 2\n", 14)
+        prompt = PromptWindow(chosen, 256).prompt("above = 1\nhere(\nbelow = 2\n", 15)
         assert shown(chosen, prompt.tokens) == (
-            "<fim_suffix>\nbelow = 2\n<fim_prefix>above = 1\nhere<fim_middle>"
+            "<fim_suffix>\nbelow = 2\n<fim_prefix>above = 1\nhere(<fim_middle>"
         )
+
+    @pytest.mark.parametrize("fim", [None, SPM])
+    @pytest.mark.parametrize(
+        ("before", "half"),
+        [
+            ("    retu", " retu"),
+            ("self.hei", ".hei"),
+            ("my_na", "_na"),
+            ("x\nnam", "nam"),
+            ("f(größ", "(größ"),
+            ("x1", ""),
+            ("one\n", ""),
+            ("x = ", ""),
+            ("", ""),
+        ],
+    )
+    def test_a_half_word_is_left_to_the_model_to_say_again(
+        self, before: str, half: str, fim: FimTemplate | None
+    ) -> None:
+        chosen = model(fim=fim)
+        prompt = PromptWindow(chosen, 256).prompt(before, len(before))
+        assert prompt.begin == half
+        assert prompt.held.endswith(half)
+        assert before.endswith(prompt.held)
+        assert f"{half}<fim_middle>" not in shown(chosen, prompt.tokens) or not half
+
+    def test_typing_on_in_a_word_leaves_the_prompt_as_it_is(self) -> None:
+        window = PromptWindow(model(), 256)
+        prompts = [
+            window.prompt(f"x = 1\nreturn {word}\n", 13 + len(word)).tokens for word in ("v", "va", "val")
+        ]
+        assert prompts[0] == prompts[1] == prompts[2]
 
     def test_context_and_path_stand_in_front(self) -> None:
         chosen = model()
@@ -152,7 +184,7 @@ class TestWindow:
             if fim is not None:
                 said = said.partition("<fim_prefix>")[2].removesuffix("<fim_middle>")
             said += prompt.held
-            assert text[:cursor].endswith(said) or said == "\n"
+            assert text[:cursor].endswith(said) or said == "\n" + prompt.held
             assert len(prompt.tokens) <= 170
 
 

@@ -39,11 +39,13 @@ class Stream:
     def params(self) -> GenerationParams:
         line = self.extent is not Extent.BLOCK
         return GenerationParams(
-            max_tokens=LINE_TOKENS if line else BLOCK_TOKENS,
+            # What is said again is not counted: a letter is a token at most.
+            max_tokens=(LINE_TOKENS if line else BLOCK_TOKENS) + len(self.prompt.begin),
             sampling=Sampling(logprobs=0 if self.prompt.tokens else None),  # not every server tells them
             # A line ends itself without asking back; its first line end is never part of it.
             stop=("\n",) if line else (),
             stop_tokens=self.prompt.stops,
+            begin=self.prompt.begin,
         )
 
     def feed(self, chunk: Chunk) -> None:

@@ -3,11 +3,13 @@
 Law: what stands in the prompt changes as rarely as can be. Project context comes first and is replaced only
 on request; then (for models that take the suffix first) the text below the cursor, a snapshot that may lag
 behind edits far below; then the text above, which begins at an anchored line and grows as one types. After
-any edits the prefix tokens equal a fresh encoding of the text from the anchor to the cursor.
+any edits the prefix tokens equal a fresh encoding of the text from the anchor to the cursor, less the word
+the cursor stands in: the model says that again, in its own tokens.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -27,6 +29,9 @@ LEAST = 0.25  # an anchor so near above the cursor is moved up
 NEAR = 160  # characters below the cursor that must never lag
 CONTROL_TOKENS = 8
 LONGEST_TOKEN = 16
+LONGEST_WORD = 24  # characters of a half word that the model is made to say again
+# Tokenizers put the sign before a word into its token: a space, a dot, an underscore.
+_HALF_WORD = re.compile(r"(?:[^\w\r\n]|_)?[^\W\d_]+\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +44,15 @@ class ContextFile:
 
 @dataclass(frozen=True, slots=True)
 class WindowPrompt:
-    """`held`: white space left of the cursor that is not in the prompt; the model says it again. A model that
-    is elsewhere gets `prefix` and `suffix` instead of tokens."""
+    """`held`: what stands left of the cursor and is not in the prompt; the model says it again, and has to
+    where it is a half word (`begin`). A model that is elsewhere gets `prefix` and `suffix` instead."""
 
     tokens: list[int]
     stops: frozenset[int]
     held: str
     prefix: str = ""
     suffix: str = ""
+    begin: str = ""
 
 
 class Window(Protocol):
@@ -61,6 +67,12 @@ class Window(Protocol):
     def follow(self, edits: Sequence[Edit]) -> None: ...
 
     def prompt(self, text: str, cursor: int, *, refresh: bool = False) -> WindowPrompt: ...
+
+
+def half_word(before: str) -> str:
+    """The letters right before the cursor, with the sign that belongs to them."""
+    found = _HALF_WORD.search(before)
+    return found[0] if found else ""
 
 
 class TextWindow:
@@ -139,23 +151,25 @@ class PromptWindow:
     def prompt(self, text: str, cursor: int, *, refresh: bool = False) -> WindowPrompt:
         """The prompt at the cursor. `refresh`: the suffix snapshot may be brought up to date at will."""
         model = self._model
-        held = ""
-        body = cursor
-        if model.fim is None:
+        begin = half_word(text[max(0, cursor - LONGEST_WORD) : cursor])
+        body = cursor - len(begin)
+        if model.fim is None and not begin:
             # Tokens mostly begin with their space: a prompt that ends in one makes the model stumble.
             line = text[text.rfind("\n", 0, cursor) + 1 : cursor]
             body = cursor - (len(line) - len(line.rstrip(" \t")))
-            held = text[body:cursor]
-        else:
+        held = text[body:cursor]
+        if model.fim is not None:
             self._take_suffix(text, cursor, refresh)
         room = self._room - len(self._suffix_tokens) - len(self._header)
         self._take_prefix(text, body, room)
         first = [] if model.tokenizer.bos is None else [model.tokenizer.bos]
         if model.fim is None:
             lead = self._encoder.tokens or model.tokenizer.encode("\n")
-            return WindowPrompt([*first, *self._header, *lead], frozenset(), held)
+            return WindowPrompt([*first, *self._header, *lead], frozenset(), held, begin=begin)
         tokens = model.fim.assemble(model.tokenizer, self._encoder.tokens, self._suffix_tokens)
-        return WindowPrompt([*first, *self._header, *tokens[len(first) :]], model.fim.stops, held)
+        return WindowPrompt(
+            [*first, *self._header, *tokens[len(first) :]], model.fim.stops, held, begin=begin
+        )
 
     # The prefix
 
