@@ -8,17 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from keystroke.assist.next_edit.prompt import Region, changes_between, detect
 from keystroke.engine.checkpoint import open_checkpoint
 from keystroke.engine.load import load_model
 from keystroke.engine.locate import shipped
 from keystroke.engine.tokenizer import load_tokenizer
 from keystroke.train import tokenizer as code_tokenizer
+from keystroke.train.edit_cases import EditCase, ModelJudge
 from keystroke.train.evaluate import ModelSuggester
 
 FOLDER = Path(__file__).parents[2] / "models" / "keystroke-80m"
 FILE = FOLDER / "keystroke-80m.gguf"
-SIZE = 86_392_512
-SHA256 = "a5c24b82fe09a60c6e9b0f62535abf7d9a69fe5ce054707c08015e250ecc7d72"
+SIZE = 86_392_544
+SHA256 = "02bda6f8586b045241c4fd7d8afeb588f135221e841bd1f0ced38a9a9f4f4fa6"
 
 pytestmark = [
     pytest.mark.model,
@@ -55,5 +57,27 @@ def test_it_completes_an_obvious_line() -> None:
         suffix = "\n\n    def norm(self):\n        return (self.x ** 2 + self.y ** 2) ** 0.5\n"
         assert suggester.line(prefix, suffix).text == "y = y"
         suggester.close()
+    finally:
+        model.engine.close()
+
+
+def test_it_follows_a_renamed_function_to_its_call() -> None:
+    old = (
+        "def load_config(path):\n    with open(path) as file:\n        return file.read()\n\n\n"
+        "def main():\n    config = load_config('app.ini')\n    print(config)\n"
+    )
+    new = old.replace("def load_config", "def read_config")
+    model = load_model(FILE)
+    try:
+        form = detect(model.tokenizer, FILE)
+        assert form is not None
+        lines = tuple(new.split("\n"))
+        history = tuple(changes_between(old, new, "app/config.py"))
+        case = EditCase("app", "", "app/config.py", history, lines, 0, (Region(4, len(lines)),), 0, None)
+        judge = ModelJudge(model, form)
+        said = judge.rewrite(case, 0)
+        judge.close()
+        assert said is not None
+        assert "    config = read_config('app.ini')" in said
     finally:
         model.engine.close()
