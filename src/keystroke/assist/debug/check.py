@@ -6,21 +6,23 @@ diagnostic is gone and no new one has come. What cannot be known from the text i
 
 from __future__ import annotations
 
-import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from pyflakes import checker, messages
+from pyflakes import messages
 
 from keystroke.assist.debug.candidates import candidates
 from keystroke.assist.debug.diagnostic import Diagnostic, Fix, Level
+from keystroke.assist.debug.facts import facts
+from keystroke.assist.debug.flakes import flakes, separable
 from keystroke.assist.debug.foreign import foreign_fixes, foreign_language, syntax_errors
 from keystroke.assist.debug.knowledge import MOVED_MODULES
 from keystroke.assist.debug.modules import Project, parsed
-from keystroke.assist.debug.scope import BUILTINS, Classes, Source, nearest, receiver, visible
+from keystroke.assist.debug.pieces import Piece, pieces, whole
+from keystroke.assist.debug.scope import BUILTINS, Classes, Source, nearest
 from keystroke.assist.debug.syntax_fixes import broken, syntax_fixes
 from keystroke.errors import InputError
 from keystroke.text import Document, apply_edits
@@ -30,7 +32,6 @@ MAX_FIXED = 24  # diagnostics per check that get fixes at once; `fixes_for` make
 _TRIES = 6
 _LIMIT = 3
 _QUIET = re.compile(r"#\s*(?:noqa(?!:)|noqa:[^#]*\bF\d|type:\s*ignore|pyright:\s*ignore)", re.IGNORECASE)
-_GUARDS = {"ImportError", "ModuleNotFoundError", "AttributeError", "Exception", "NameError"}
 _WARNED: dict[type, tuple[str, Level]] = {
     messages.UnusedVariable: ("unused-variable", Level.HINT),
     messages.RedefinedWhileUnused: ("redefined-unused", Level.WARNING),
@@ -144,43 +145,72 @@ def _origin(path: str | Path) -> Path | None:
 
 
 def _found(text: str, path: str | Path, project: Project) -> tuple[Diagnostic, ...]:
-    source = read(text)
-    if source is None:
+    cut = pieces(text)
+    if cut is None:
         error = broken(text)
         if error is None:
             return ()
         end = max(error.end, min(error.start + 1, len(text)))
         message = error.message[:1].upper() + error.message[1:]
         return (Diagnostic("syntax-error", Level.ERROR, message, error.start, end),)
-    found: list[Diagnostic] = []
     try:
-        found += _flakes(source, path)
-        found += _imports(source, project, _origin(path))
-        found += _attributes(source, project, _origin(path))
-        found += _own_attributes(source)
-        found += _methods_without_self(source)
-        found += _forgotten_prefixes(source)
+        if len(cut) > 1 and not separable(cut):
+            cut = whole(text) or cut
+        module = _Module(cut)
+        found = [
+            *_flakes(module, path),
+            *_imports(module, project, _origin(path)),
+            *_attributes(module, project, _origin(path)),
+            *_own_attributes(module),
+            *_methods_without_self(module),
+            *_forgotten_prefixes(module),
+        ]
     except RecursionError:
-        pass  # machine-made code, deeper than the stack: what was found so far stands
-    kept = [item for item in found if not _QUIET.search(_line(source, item.start))]
-    return tuple(sorted(set(kept), key=lambda item: (item.start, item.end, item.code)))
+        return ()  # machine-made code, deeper than the stack
+    kept = {module.placed(at, item) for at, item in found if not _QUIET.search(module.line(at, item.start))}
+    return tuple(sorted(kept, key=lambda item: (item.start, item.end, item.code)))
 
 
-def _line(source: Source, offset: int) -> str:
-    return source.document.line(source.document.position(offset).line)
+_Found = Iterator[tuple[int, Diagnostic]]  # a diagnostic in the offsets of its piece, and which piece that is
+
+
+class _Module:
+    """The pieces of one text with what each says, and where each begins."""
+
+    def __init__(self, cut: list[Piece]) -> None:
+        self.pieces = cut
+        self.facts = [facts(piece) for piece in cut]
+        self.starts: list[int] = []
+        self.lines: list[int] = []  # before each piece
+        start = line = 0
+        for piece in cut:
+            self.starts.append(start)
+            self.lines.append(line)
+            start += len(piece.text)
+            line += piece.text.count("\n")
+
+    def placed(self, at: int, item: Diagnostic) -> Diagnostic:
+        start = self.starts[at]
+        return replace(item, start=item.start + start, end=item.end + start) if start else item
+
+    def line(self, at: int, offset: int) -> str:
+        document = self.pieces[at].source.document
+        return document.line(document.position(offset, "utf-32").line)
 
 
 # ── names ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def _flakes(source: Source, path: str | Path) -> Iterator[Diagnostic]:
+def _flakes(module: _Module, path: str | Path) -> _Found:
     name = Path(path).name if str(path) else "text.py"
-    for message in checker.Checker(source.tree, filename=str(path) or "text.py").messages:
+    for at, message, origin in flakes(module.pieces, str(path) or "text.py"):
         known = _WARNED.get(type(message))
         if known is None or (known[0] == "unused-import" and name == "__init__.py"):
             continue
+        source = module.pieces[at].source
         code, level = known
-        subject = str(message.message_args[0]) if message.message_args else ""
+        given = message.message_args
+        subject = str(given[0]) if given else ""
         start = source.offset(message.lineno, message.col)
         end = source.document.line_span(message.lineno - 1)[1]
         if code in ("undefined-name", "undefined-local"):
@@ -191,64 +221,39 @@ def _flakes(source: Source, path: str | Path) -> Iterator[Diagnostic]:
             words = f"`{subject}` is not defined" if code == "undefined-name" else ""
             words = words or f"`{subject}` is used before this function gives it a value"
         else:
-            words = (message.message % message.message_args).replace("'", "`")
+            if code == "redefined-unused":
+                given = (given[0], given[1] + module.lines[origin])
+            words = (message.message % given).replace("'", "`")
             words = words[:1].upper() + words[1:]
             end = max(end, start)
-        yield Diagnostic(code, level, words, start, end, subject)
+        yield at, Diagnostic(code, level, words, start, end, subject)
 
 
 # ── imports and attributes of modules ─────────────────────────────────────────────────────────
 
 
-def _guarded(source: Source) -> set[int]:
-    """The lines inside `try` blocks that expect what is reported here, and under tests of what there is."""
-    lines: set[int] = set()
-    for node in source.of(ast.Try):
-        expected = [h.type for h in node.handlers]
-        names = {n.id for t in expected if t is not None for n in ast.walk(t) if isinstance(n, ast.Name)}
-        if None in expected or names & _GUARDS:
-            for inner in node.body:
-                lines.update(range(inner.lineno, (inner.end_lineno or inner.lineno) + 1))
-    for test in source.of(ast.If):
-        words = {n.attr for n in ast.walk(test.test) if isinstance(n, ast.Attribute)}
-        words |= {n.id for n in ast.walk(test.test) if isinstance(n, ast.Name)}
-        if words & {"hasattr", "version_info", "platform", "system", "name"}:
-            lines.update(range(test.lineno, (test.end_lineno or test.lineno) + 1))
-    return lines
-
-
-def _imports(source: Source, project: Project, origin: Path | None) -> Iterator[Diagnostic]:
-    guarded = _guarded(source)
-    for plain in source.of(ast.Import):
-        for alias in plain.names:
-            if plain.lineno not in guarded:
-                yield from _missing(alias.name, source.span(alias)[0], project, origin)
-    for node in source.of(ast.ImportFrom):
-        if node.lineno in guarded:
-            continue
-        if node.level:
-            target = project.relative(origin, node.level, node.module or "") if origin is not None else None
-            names = project.names_of(target) if target is not None else None
-            module = "." * node.level + (node.module or "")
-        else:
-            module = node.module or ""
-            absent = list(_missing(module, source.span(node)[0] + len("from "), project, origin))
-            yield from absent
-            names = None if absent else project.names(module, origin)
-        if names is None:
-            continue
-        for alias in node.names:
-            if alias.name != "*" and alias.name not in names:
-                start = source.span(alias)[0]
-                yield Diagnostic(
-                    "unknown-import-name",
-                    Level.ERROR,
-                    f"`{module}` has no `{alias.name}`",
-                    start,
-                    start + len(alias.name),
-                    alias.name,
-                    module,
-                )
+def _imports(module: _Module, project: Project, origin: Path | None) -> _Found:
+    for at, said in enumerate(module.facts):
+        for item in said.imports:
+            if item.level is None:
+                for name, start in item.names:
+                    yield from ((at, found) for found in _missing(name, start, project, origin))
+                continue
+            if item.level:
+                target = project.relative(origin, item.level, item.module) if origin is not None else None
+                names = project.names_of(target) if target is not None else None
+            else:
+                absent = list(_missing(item.module, item.start, project, origin))
+                yield from ((at, found) for found in absent)
+                names = None if absent else project.names(item.module, origin)
+            wanted = "." * item.level + item.module
+            for name, start in item.names if names is not None else ():
+                if names is not None and name not in names:
+                    end, words = start + len(name), f"`{wanted}` has no `{name}`"
+                    yield (
+                        at,
+                        Diagnostic("unknown-import-name", Level.ERROR, words, start, end, name, wanted),
+                    )
 
 
 def _missing(module: str, start: int, project: Project, origin: Path | None) -> Iterator[Diagnostic]:
@@ -258,161 +263,84 @@ def _missing(module: str, start: int, project: Project, origin: Path | None) -> 
     top = module.partition(".")[0]
     own = top in project.own_tops() or (top != module and project.exists(top, origin))
     if own or module in MOVED_MODULES or nearest(top, project.tops(), 1, least=0.8):
-        yield Diagnostic(
-            "unresolved-import",
-            Level.ERROR,
-            f"There is no module `{module}`",
-            start,
-            start + len(module),
-            module,
-        )
+        words = f"There is no module `{module}`"
+        yield Diagnostic("unresolved-import", Level.ERROR, words, start, start + len(module), module)
 
 
-def _attributes(source: Source, project: Project, origin: Path | None) -> Iterator[Diagnostic]:
+def _attributes(module: _Module, project: Project, origin: Path | None) -> _Found:
     modules: dict[str, str] = {}
     rebound: set[str] = set()
-    for node in source.of(ast.Import):
-        for alias in node.names:
-            name = alias.asname or alias.name.partition(".")[0]
-            module = alias.name if alias.asname else name
-            if modules.setdefault(name, module) != module:
+    for said in module.facts:
+        for name, meant in said.modules:
+            if modules.setdefault(name, meant) != meant:
                 rebound.add(name)
     if not modules:
         return
-    rebound.update(alias.asname or alias.name for node in source.of(ast.ImportFrom) for alias in node.names)
-    rebound.update(node.id for node in source.of(ast.Name) if not isinstance(node.ctx, ast.Load))
-    rebound.update(node.arg for node in source.of(ast.arg))
-    for kind in (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef):
-        rebound.update(node.name for node in source.of(kind))  # type: ignore[attr-defined]
-    rebound.update(
-        node.value.id
-        for node in source.of(ast.Attribute)
-        if not isinstance(node.ctx, ast.Load) and isinstance(node.value, ast.Name)
-    )
-    guarded = _guarded(source)
-    for use in source.of(ast.Attribute):
-        if not isinstance(use.value, ast.Name):
-            continue
-        name = use.value.id
-        if name not in modules or name in rebound or use.lineno in guarded:
-            continue
-        names = project.names(modules[name], origin)
-        if names is None or use.attr in names:
-            continue
-        end = source.span(use)[1]
-        if source.text[end - len(use.attr) : end] == use.attr:
-            yield Diagnostic(
-                "unknown-module-attribute",
-                Level.ERROR,
-                f"`{modules[name]}` has no `{use.attr}`",
-                end - len(use.attr),
-                end,
-                use.attr,
-                modules[name],
-            )
+    for said in module.facts:
+        rebound |= said.rebound
+    known = {name: meant for name, meant in modules.items() if name not in rebound}
+    held: dict[str, frozenset[str] | None] = {}
+    for at, said in enumerate(module.facts):
+        for name, attribute, end in said.attributes:
+            if name not in known:
+                continue
+            meant = known[name]
+            if meant not in held:
+                held[meant] = project.names(meant, origin)
+            names = held[meant]
+            if names is not None and attribute not in names:
+                start, words = end - len(attribute), f"`{meant}` has no `{attribute}`"
+                yield (
+                    at,
+                    Diagnostic("unknown-module-attribute", Level.ERROR, words, start, end, attribute, meant),
+                )
 
 
 # ── objects of this file ──────────────────────────────────────────────────────────────────────
 
 
-def _own_attributes(source: Source) -> Iterator[Diagnostic]:
-    known = Classes(source)
-    stored = {node.attr for node in source.of(ast.Attribute) if not isinstance(node.ctx, ast.Load)}
-    for node in known.known.values():
-        names = known.members(node)
-        if names is None:
-            continue
-        for method in node.body:
-            own = receiver(method)
-            if own not in ("self", "cls"):
+def _own_attributes(module: _Module) -> _Found:
+    own = {node: names for said in module.facts for node, names in said.own.items()}
+    classes = Classes(*(piece.source for piece in module.pieces), own=lambda node: own[node])
+    stored = frozenset().union(*(said.stored for said in module.facts)) if module.facts else frozenset()
+    for at, said in enumerate(module.facts):
+        for node, uses in said.self_uses.items():
+            if not uses or classes.known.get(node.name) is not node:
                 continue
-            for child in ast.walk(method):
-                if (
-                    isinstance(child, ast.Attribute)
-                    and isinstance(child.value, ast.Name)
-                    and child.value.id == own
-                    and child.attr not in names
-                    and child.attr not in stored
-                    and not (child.attr.startswith("__") and own == "cls")
-                ):
-                    end = source.span(child)[1]
-                    if source.text[end - len(child.attr) : end] != child.attr:
-                        continue
-                    yield Diagnostic(
-                        "unknown-self-attribute",
-                        Level.WARNING,
-                        f"`{node.name}` has no `{child.attr}`",
-                        end - len(child.attr),
-                        end,
-                        child.attr,
-                        node.name,
+            names = classes.members(node)
+            for attribute, end in uses if names is not None else ():
+                if names is not None and attribute not in names and attribute not in stored:
+                    start, words = end - len(attribute), f"`{node.name}` has no `{attribute}`"
+                    yield (
+                        at,
+                        Diagnostic(
+                            "unknown-self-attribute", Level.WARNING, words, start, end, attribute, node.name
+                        ),
                     )
 
 
-def _methods_without_self(source: Source) -> Iterator[Diagnostic]:
+def _methods_without_self(module: _Module) -> _Found:
     """A method without parameters fails as soon as it is called on an object."""
-    for node in Classes(source).known.values():
-        if node.bases or node.keywords:
-            continue
-        for method in node.body:
-            if not isinstance(method, (ast.FunctionDef, ast.AsyncFunctionDef)) or method.decorator_list:
-                continue
-            given = method.args
-            if given.posonlyargs or given.args or given.vararg:
-                continue
-            if _used_bare(source, node, method.name):
-                continue
-            opened = re.compile(r"def\s+\w+\s*\(\s*").search(source.text, source.span(method)[0])
-            if opened:
-                yield Diagnostic(
-                    "missing-self",
-                    Level.WARNING,
-                    f"The method `{method.name}` takes no `self`",
-                    opened.end(),
-                    opened.end(),
-                    method.name,
-                    "empty" if source.text[opened.end() : opened.end() + 1] == ")" else "more",
+    names = Counter(node.name for said in module.facts for node in said.own)
+    for at, said in enumerate(module.facts):
+        for method in said.methods:
+            through = any((method.owner, method.name) in other.of_names for other in module.facts)
+            if names[method.owner] == 1 and not method.used and not through:
+                words = f"The method `{method.name}` takes no `self`"
+                place = method.place
+                yield (
+                    at,
+                    Diagnostic(
+                        "missing-self", Level.WARNING, words, place, place, method.name, method.context
+                    ),
                 )
 
 
-def _used_bare(source: Source, node: ast.ClassDef, name: str) -> bool:
-    """Whether a function of a class body is used as a plain function: in the body, or through the class."""
-    for child in source.of(ast.Attribute):
-        if child.attr == name and isinstance(child.value, ast.Name) and child.value.id == node.name:
-            return True
-    return any(
-        isinstance(child, ast.Name) and child.id == name
-        for statement in node.body
-        if not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef))
-        for child in ast.walk(statement)
-    )
-
-
-_BRACED = re.compile(r"\{([A-Za-z_]\w*)\}")
-
-
-def _forgotten_prefixes(source: Source) -> Iterator[Diagnostic]:
+def _forgotten_prefixes(module: _Module) -> _Found:
     """A string printed or raised as it stands, whose braces hold names that are visible there."""
-    for node in source.of(ast.Call):
-        printed = isinstance(node.func, ast.Name) and (
-            node.func.id == "print" or node.func.id.endswith(("Error", "Exception"))
-        )
-        if not printed:
-            continue
-        for argument in node.args:
-            if not isinstance(argument, ast.Constant) or not isinstance(argument.value, str):
-                continue
-            names = set(_BRACED.findall(argument.value))
-            start, end = source.span(argument)
-            quoted = source.text[start : start + 1] in "\"'" and "\\" not in source.text[start:end]
-            others = re.sub(r"\{[A-Za-z_]\w*\}", "", argument.value)
-            if not names or not quoted or "{" in others or "}" in others:
-                continue
-            if names <= visible(source.tree, node.lineno) - BUILTINS:
-                yield Diagnostic(
-                    "missing-f-prefix",
-                    Level.HINT,
-                    "The braces are printed as they are: the string has no `f` before it",
-                    start,
-                    end,
-                )
+    words = "The braces are printed as they are: the string has no `f` before it"
+    bound = frozenset().union(*(said.bound for said in module.facts)) if module.facts else frozenset()
+    for at, said in enumerate(module.facts):
+        for item in said.braces:
+            if item.names <= (item.seen | bound) - BUILTINS:
+                yield at, Diagnostic("missing-f-prefix", Level.HINT, words, item.start, item.end)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import ast
 import builtins
 import difflib
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -138,11 +139,17 @@ def own_members(node: ast.ClassDef) -> set[str]:
 class Classes:
     """The classes of one file by name. One defined twice is left out: nobody can say which is meant."""
 
-    def __init__(self, source: Source) -> None:
-        nodes = source.of(ast.ClassDef)
-        names = [node.name for node in nodes]
-        self.known = {node.name: node for node in nodes if names.count(node.name) == 1}
-        self._own: dict[str, set[str] | None] = {}
+    def __init__(
+        self,
+        *sources: Source,
+        own: Callable[[ast.ClassDef], frozenset[str] | None] | None = None,
+    ) -> None:
+        """`own`: what a class has by itself, where somebody knows it already."""
+        nodes = [node for source in sources for node in source.of(ast.ClassDef)]
+        names = Counter(node.name for node in nodes)
+        self.known = {node.name: node for node in nodes if names[node.name] == 1}
+        self._own = own or (lambda node: frozenset(own_members(node)) if plain_class(node) else None)
+        self._families: dict[str, list[ast.ClassDef] | None] = {}
 
     def members(self, node: ast.ClassDef) -> frozenset[str] | None:
         """Everything objects of the class have; None where bases, decorators or dynamics hide it."""
@@ -150,12 +157,10 @@ class Classes:
         if family is None:
             return None
         # What a base calls on itself may be defined by a class derived from it.
-        family += [other for other in self.known.values() if node in (self._ancestors(other) or ())]
+        derived = [other for other in self.known.values() if node in (self._ancestors(other) or ())]
         names = set(_OF_EVERY_OBJECT)
-        for item in family:
-            if item.name not in self._own:
-                self._own[item.name] = own_members(item) if _plain(item) else None
-            own = self._own[item.name]
+        for item in (*family, *derived):
+            own = self._own(item)
             if own is None:
                 return None
             names |= own
@@ -163,6 +168,11 @@ class Classes:
 
     def _ancestors(self, node: ast.ClassDef) -> list[ast.ClassDef] | None:
         """The class and its bases, if all are in this file."""
+        if node.name not in self._families:
+            self._families[node.name] = self._found(node)
+        return self._families[node.name]
+
+    def _found(self, node: ast.ClassDef) -> list[ast.ClassDef] | None:
         found: list[ast.ClassDef] = []
         todo = [node]
         while todo:
@@ -188,7 +198,7 @@ _OF_EVERY_OBJECT = frozenset(dir(object)) | {
 }
 
 
-def _plain(node: ast.ClassDef) -> bool:
+def plain_class(node: ast.ClassDef) -> bool:
     """Whether what the class has is what its text says."""
     if node.keywords or node.name.endswith("Mixin"):
         return False
