@@ -241,7 +241,7 @@ class TestGate:
         assert self.judged("x = ", "  ", 0.9) is Hidden.EMPTY
         assert self.judged("    ", "x = 1", 0.9) is Hidden.WOULD_INDENT
         assert self.judged("x = ", "1", 0.3) is Hidden.LOW_CONFIDENCE
-        assert self.judged("x = ", "1", 0.72, fast=True) is Hidden.TYPING_FAST
+        assert self.judged("x = ", "1", 0.82, fast=True) is Hidden.TYPING_FAST
         assert self.judged("x = ", "db/models/" * 4, 0.9) is Hidden.LOOPS
         assert self.judged("x = ", "-" * 60 + "1, 2, 3, 4, 5", 0.9) is None
         assert self.judged("    ", "x = 1", 0.1, invoked=True) is None
@@ -251,7 +251,7 @@ class TestGate:
             Candidate("x = ", 4, "some(long, enough, call)", 0.9, max_line=20), "eager", Dismissed()
         ) is (Hidden.LINE_TOO_LONG)
 
-    @pytest.mark.parametrize(("eagerness", "least"), [("calm", 0.85), ("balanced", 0.7), ("eager", 0.45)])
+    @pytest.mark.parametrize(("eagerness", "least"), [("calm", 0.92), ("balanced", 0.8), ("eager", 0.6)])
     def test_eagerness_is_a_threshold(self, eagerness: str, least: float) -> None:
         assert judge(Candidate("x = ", 4, "1", least), eagerness, Dismissed()) is None
         assert judge(Candidate("x = ", 4, "1", least - 0.01), eagerness, Dismissed()) is (
