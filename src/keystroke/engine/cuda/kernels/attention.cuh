@@ -65,27 +65,23 @@ DEVICE Share next_share(const Parameters& p, const Control& c, int& index) {
   if (s.any) s.pages = find_pages(p, c, s.unit);
   return s;
 }
+DEVICE void bring_pages(Streamer& s, const Parameters& p, const Control& c, int layer, const Unit& unit, const uint4& pages) {
+  const int cold = cold_pages(c, unit);
+  for (int i = 0; i < 2 * cold; ++i) {
+    const s64 at = page_start(p, layer, page_at(pages, i < cold ? i : i - cold), unit.head);
+    bring(s, (i < cold ? p.keys : p.values) + at, PAGE_BYTES);
+  }
+}
 DEVICE void stream_pages(Streamer& s, const Parameters& p, const Control& c, int layer, const Share& first) {
   Share now = first;
   int index = blockIdx.x;
   while (now.any) {
     const Share next = next_share(p, c, index);  // looked up while the ring is waited for
-    const int cold = cold_pages(c, now.unit);
-    for (int i = 0; i < 2 * cold; ++i) {
-      const s64 at = page_start(p, layer, page_at(now.pages, i < cold ? i : i - cold), now.unit.head);
-      bring(s, (i < cold ? p.keys : p.values) + at, PAGE_BYTES);
-    }
+    bring_pages(s, p, c, layer, now.unit, now.pages);
     now = next;
   }
 }
 
-// Ask for a unit's values while its keys are read: they come as far as the second-level cache.
-DEVICE void fetch_ahead(Worker& w, int layer, const Unit& unit, const uint4& pages) {
-  constexpr int LINES = PAGE_BYTES / 128;
-  const int total = live_pages(unit) * LINES;
-  for (int line = w.thread; line < total; line += COMPUTE)
-    prefetch(w.p->values + page_start(*w.p, layer, page_at(pages, line / LINES), unit.head) + line % LINES * 64);
-}
 // What a thread needs to know of the two rows it scores, g and g + 8 of the unit.
 struct Rows {
   bool has0, has1;

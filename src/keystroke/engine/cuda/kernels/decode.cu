@@ -70,6 +70,7 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
       barrier_init(&meetings[i], WARPS);
       barrier_init(&meetings[BUFFERS + i], 1);
     }
+    barrier_init((u64*)(memory + ORDERS_AT), 1);
     barrier_init_visible();
   }
   Span* spans = (Span*)(memory + SPANS_AT);
@@ -107,10 +108,12 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
       s.spare = p.in_flight;
       s.policy = streaming_policy();
       const Share first = first_share(p, *control);
+      u32 phase = 0;
       for (int layer = 0; layer < LAYERS; ++layer) {
         const u8* at = p.layers + layer * LAYER_BYTES;
         stream<Qkv>(s, at, QKV);
         stream_pages(s, p, *control, layer, first);
+        if (SPARSE) stream_chosen(s, p, *control, layer, memory + SCRATCH_AT, (u64*)(memory + ORDERS_AT), phase);
         stream<Output>(s, at + Qkv::bytes, OUTPUT);
         stream<GateUp>(s, at + Qkv::bytes + Output::bytes, GATE_UP);
         stream<Down>(s, at + Qkv::bytes + Output::bytes + GateUp::bytes, DOWN);
@@ -138,6 +141,7 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
     w.unit = 0;
     w.ready = (u64*)(memory + MEETINGS_AT);
     w.freed = w.ready + BUFFERS;
+    w.orders = (u64*)(memory + ORDERS_AT);
     w.marks = 0;
     compute(w);
     if (thread == 0 && exchange_add(&p.barrier[1], 1) == gridDim.x - 1) {

@@ -109,6 +109,7 @@ constexpr int BARRIERS_AT = PAGES_AT + 128;
 constexpr int SMALL_AT = BARRIERS_AT + 256;
 constexpr int MEETINGS_AT = SMALL_AT + 384;  // barriers of the sums: ready, then free
 constexpr int SPANS_AT = MEETINGS_AT + 64;
+constexpr int ORDERS_AT = SPANS_AT + 48;     // barrier: the chosen chunks are known
 constexpr int ROPE_AT = SMALL_AT + 512;
 constexpr int SCRATCH_AT = ROPE_AT + COLUMNS * HEAD_DIM / 2 * 8;
 constexpr int REDUCTION = WARPS * 16 * COLUMNS;  // floats of one unit's partial sums

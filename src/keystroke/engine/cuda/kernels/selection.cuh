@@ -102,6 +102,25 @@ DEVICE void bound_chunks(Worker w, int layer) {
   }
 }
 
+// Ask for the bounds of this warp's first group before the queries are there.
+DEVICE void fetch_bounds(Worker w, int layer) {
+  const Control& c = *w.control;
+  int index = blockIdx.x + w.warp * gridDim.x;
+  for (int s = 0; s < c.sequences; ++s) {
+    if (!c.budget[s]) continue;
+    const int pages = c.position[c.first[s]] / PAGE;
+    const int tiles = (c.count[s] * GROUP + 15) / 16, items = (pages + 7) / 8 * tiles * KV_HEADS;
+    if (index < items) {
+      const int page = index / KV_HEADS / tiles * 8 + w.g;
+      if (page >= pages || w.j * 64 >= 2 * HEAD_DIM) return;
+      const int held = w.p->tables[(s64)c.table[s] * w.p->table_stride + page];
+      prefetch(w.p->bounds + layer * w.p->bound_layer_stride + ((s64)held * KV_HEADS + index % KV_HEADS) * (2 * HEAD_DIM) + w.j * 64);
+      return;
+    }
+    index -= items;
+  }
+}
+
 // Sum of what the lanes before this one hold; `all` becomes the sum of the warp.
 DEVICE int sum_before(const Worker& w, int value, int& all) {
   int before = 0;
@@ -137,7 +156,7 @@ DEVICE int find_bin(const Worker& w, const int* bins, int& wanted) {
 
 // Chunks of one KV head for row m, in their order, into `sel.chosen`: the first, the last, and those whose bounds stand
 // out most beside the best of any query head. `accounts`: this block says what is left out.
-DEVICE void choose_chunks(Worker& w, Selection& sel, int m, int head, bool accounts) {
+DEVICE void choose_chunks(Worker w, Selection& sel, int m, int head, bool accounts) {
   const Control& c = *w.control;
   const int chunks = chunks_to(c.position[m]), count = chunks_of(c, m), mine = w.thread * RUN;
   float v[GROUP][RUN];
@@ -211,7 +230,7 @@ DEVICE void choose_chunks(Worker& w, Selection& sel, int m, int head, bool accou
     if (taken[i]) sel.chosen[less + (equal < wanted ? equal : wanted)] = mine + i;
     before += (key[i] < last) + ((key[i] == last) << 16);
   }
-  if (accounts) {
+  if (accounts && w.p->most_omitted < INFINITY) {
     compute_sync();
 #pragma unroll
     for (int h = 0; h < GROUP; ++h) {
@@ -235,22 +254,22 @@ DEVICE void choose_chunks(Worker& w, Selection& sel, int m, int head, bool accou
   compute_sync();
 }
 
-// The chosen chunks of the sequences that choose. Each block takes a run of them.
-DEVICE void attend_chosen(Worker w, int layer) {
-  Selection& sel = *(Selection*)((u8*)w.scratch + ATTENTION_BYTES);
-  const Control& c = *w.control;
+// This block's run of the chosen chunks, row by row and head by head: calls begin(m, head, first of them or not) for each
+// such group and visit(unit) for each chunk of it.
+template <class Begin, class Visit>
+DEVICE void walk_chosen(const Control& c, const Selection& sel, const Begin& begin, const Visit& visit) {
   int units = 0;
-  for (int m = 0; m < w.rows; ++m)
+  for (int m = 0; m < c.rows; ++m)
     if (c.budget[c.sequence[m]]) units += chunks_of(c, m) * KV_HEADS;
-  const int low = (int)((s64)blockIdx.x * units / gridDim.x), high = (int)((s64)(blockIdx.x + 1) * units / gridDim.x);
-  int at = low, base = 0;
-  for (int m = 0; m < w.rows && at < high; ++m) {
+  const int high = (int)((s64)(blockIdx.x + 1) * units / gridDim.x);
+  int at = (int)((s64)blockIdx.x * units / gridDim.x), base = 0;
+  for (int m = 0; m < c.rows && at < high; ++m) {
     const int s = c.sequence[m];
     if (!c.budget[s]) continue;
     const int count = chunks_of(c, m);
     for (int head = 0; head < KV_HEADS; ++head, base += count) {
       if (at >= high || at >= base + count) continue;
-      choose_chunks(w, sel, m, head, at == base);
+      begin(m, head, at == base);
       Unit unit;
       unit.sequence = s;
       unit.head = head;
@@ -260,19 +279,44 @@ DEVICE void attend_chosen(Worker w, int layer) {
       for (; at < high && at < base + count; ++at) {
         unit.slot = at - base;
         unit.chunk = sel.chosen[unit.slot];
-        const uint4 pages = find_pages(*w.p, c, unit);
-        fetch_ahead(w, layer, unit, pages);
-        if (unit.chunk < NEAR_CHUNKS) attend_chunk<1>(w, layer, unit, pages, 0);
-        else attend_chunk<CHUNK / PAGE>(w, layer, unit, pages, 0);
-        compute_sync();  // the scratch is read; it is free
+        visit(unit);
       }
     }
   }
+}
+DEVICE Selection& selection_in(u8* scratch) { return *(Selection*)(scratch + ATTENTION_BYTES); }
+
+DEVICE void attend_chosen(Worker& w, int layer, u64* orders) {
+  Selection& sel = selection_in((u8*)w.scratch);
+  walk_chosen(
+      *w.control, sel,
+      [&](int m, int head, bool first) {
+        choose_chunks(apart(w), sel, m, head, first);
+        if (w.thread == 0) barrier_arrive(orders);
+      },
+      [&](const Unit& unit) {
+        const uint4 pages = find_pages(*w.p, *w.control, unit);
+        const int cold = cold_pages(*w.control, unit);
+        if (unit.chunk < NEAR_CHUNKS) attend_chunk<1>(w, layer, unit, pages, cold);
+        else attend_chunk<CHUNK / PAGE>(w, layer, unit, pages, cold);
+        compute_sync();  // the scratch is read; it is free
+      });
+}
+// The streaming warp's part: it learns which chunks to bring when they are chosen. `phase` counts those occasions.
+DEVICE void stream_chosen(Streamer& s, const Parameters& p, const Control& c, int layer, u8* scratch, u64* orders, u32& phase) {
+  walk_chosen(
+      c, selection_in(scratch),
+      [&](int, int, bool) {
+        barrier_wait(orders, phase);
+        phase ^= 1;
+      },
+      [&](const Unit& unit) { bring_pages(s, p, c, layer, unit, find_pages(p, c, unit)); });
 }
 
 // Waits for the queries.
 DEVICE void attend(Worker& w, int layer) {
   const Share first = first_share(*w.p, *w.control);
+  if (SPARSE && w.control->sparse) fetch_bounds(apart(w), layer);
   wait(w);
   if (SPARSE && w.control->sparse) {
     bound_chunks(apart(w), layer);
@@ -281,6 +325,8 @@ DEVICE void attend(Worker& w, int layer) {
   attend_all(w, layer, first);
   if (SPARSE && w.control->sparse) {
     wait(w);
-    attend_chosen(apart(w), layer);
+    Worker chosen = apart(w);
+    attend_chosen(chosen, layer, w.orders);
+    w.ring.at = chosen.ring.at;
   }
 }

@@ -89,6 +89,7 @@ struct Worker {
   u32 arrivals;  // barriers passed
   u64* ready;    // of each buffer of sums: all warps have written
   u64* freed;    // and the one that adds has read
+  u64* orders;   // the streaming warp may look at the chosen chunks
   int rows, thread, warp, lane, g, j, unit, marks;
 };
 
