@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -478,6 +479,49 @@ class TestBadInput:
         with serving(spm_model()) as server:
             asyncio.run(run(server))
             assert server.engines["fake"].prefilled == server.engines["fake"].steps == 0
+
+    def test_imports_are_read_inside_the_workspace_and_nowhere_else(self, tmp_path: Path) -> None:
+        prompts: list[str] = []
+
+        def script(prompt: str) -> str:
+            prompts.append(prompt)
+            return ""
+
+        root, outside = tmp_path / "work", tmp_path / "outside.py"
+        root.mkdir()
+        outside.write_text("def secret():\n    return 'stolen'\n")
+        (root / "link.py").symlink_to(outside)
+        (root / "near.py").write_text("def near():\n    return 'kept'\n")
+        (root / "huge.py").write_text("def huge():\n    return 'big'\n" + "#" * 300_000)
+        (root / "noise.py").write_bytes(b"def noise():\n    return '\xff\xfe'\n")
+        text = (
+            "from link import secret\nfrom ..outside import secret\nfrom huge import huge\n"
+            "from noise import noise\nfrom near import near\nx = "
+        )
+
+        async def run(server: RunningServer) -> None:
+            async with wired(server) as wire:
+                opened = {"path": str(root / "a.py"), "root": str(root), "language": "python"}
+                await wire.send(kind="buffer.open", buffer="a.py", text=text, **opened)
+                await wire.until("ready")
+                await wire.complete(len(text), 0, invoked=True)
+
+        fim = replace(SPM, file_sep="<bos>")
+        with serving(replace(spm_model(script), fim=fim)) as server:
+            asyncio.run(run(server))
+        assert any("return 'kept'" in prompt for prompt in prompts)
+        assert not [p for p in prompts if "stolen" in p or "'big'" in p or "def noise" in p]
+
+    def test_asking_about_an_older_text_is_refused(self) -> None:
+        async def run(server: RunningServer) -> None:
+            async with wired(server) as wire:
+                await wire.open("x = 1\n")
+                await wire.type("y", 0, 1)
+                await wire.send(kind="next_edit.ask", id="n", buffer="a.py", version=0, cursor=0)
+                assert (await wire.until("next_edit.dropped", id="n"))["reason"] == "stale_version"
+
+        with serving(spm_model()) as server:
+            asyncio.run(run(server))
 
     def test_a_client_that_vanishes_leaves_nothing_running(self) -> None:
         async def run(server: RunningServer) -> None:
