@@ -23,9 +23,7 @@ from keystroke.errors import KeystrokeError
 
 # "ruleid: x" and "ok: x" speak of the next line of code; the other marks of the line they stand on.
 _AHEAD = re.compile(r"(?:#|//|/\*|\*|<!--)\s*(?:todo)?(ruleid|ok)\s*:", re.IGNORECASE)
-_ALERT = re.compile(
-    r"(?:#|//)\s*\$\s*(?:.*?\s)?((?:MISSING|SPURIOUS):?\s*)?Alert\b|(?:#|//)\s*\$.*?\bresult=(BAD|OK)\b"
-)
+_ALERT = re.compile(r"(?:#|//)\s*\$[^\n]*?(?:\bAlert\b|\bresult=(BAD|OK)\b)")
 _BESIDE = re.compile(r"(?:#|//|/\*)[^\n]*?\b(NOT OK|BAD|OK|GOOD)\b")
 _COMMENT = re.compile(r"\s*(?:#|//|/\*|\*|<!--|\{/\*|$)")
 _FOLDERS = {"bad": True, "true_positives": True, "good": False, "true_negatives": False}
@@ -102,7 +100,7 @@ def _marks(path: Path) -> Iterator[Label]:
             continue
         alert = _ALERT.search(line)
         if alert is not None:
-            found[at] = alert[2] == "BAD" if alert[2] else not (alert[1] or "").startswith("SPURIOUS")
+            found[at] = alert[1] == "BAD" if alert[1] else "SPURIOUS" not in alert.group()
             continue
         beside = _BESIDE.search(line)
         if beside is not None and not _COMMENT.match(line):

@@ -13,7 +13,7 @@ from keystroke.assist.audit import ir
 from keystroke.assist.audit.expressions import Expressions
 from keystroke.assist.audit.folding import assigned, key_of, names, raises
 from keystroke.assist.audit.knowledge import Knowledge
-from keystroke.assist.audit.roles import among, called_by_client, scripted
+from keystroke.assist.audit.roles import among, called_by_client, scripted, sent
 from keystroke.assist.audit.values import (
     ALL,
     CONSTANT,
@@ -404,7 +404,8 @@ class Flow(Expressions):
             roles = among(function.params)
         for at, param in enumerate(function.params):
             role = roles[at] if at < len(roles) else ""
-            value = self.parameter(param, REMOTE if handler or main else level, role)
+            foreign = handler or (main and (self.family != "python" or sent(param)))
+            value = self.parameter(param, REMOTE if foreign else level, role)
             if at == 0 and first is not None and not role:
                 value = replace(first, roots=first.roots | {param.name})
             self.env[param.name] = value

@@ -36,6 +36,11 @@ _TYPES = (
 _ROUTES = frozenset({"get", "post", "put", "delete", "patch", "all", "use", "head", "options", "any", "del"})
 _PARENTS = frozenset({"parent", "root", "obj", "source", "_", "__", "_parent", "_root", "_obj", "_source"})
 _VERBS = frozenset({"get", "post", "put", "patch", "delete", "dispatch"})
+_HANDED = frozenset(
+    "user backend template template_name context response form obj instance queryset exception exc error view "
+    "func callback view_func get_response f args kwargs model serializer app client session db logger config "
+    "settings cls timeout verify".split()
+)
 _FIELDS = frozenset({"self.path", "self.headers", "self.requestline"})
 _SERVES = re.compile(r"do_[A-Z]+$|handle|log_message|end_headers")
 VIEW = re.compile(r"def\s+\w+\(\s*(?:self\s*,\s*)?request\b|\bevent\s*(?::[^,()]*)?,\s*_?context\b")
@@ -85,9 +90,16 @@ def served(path: str, function: ir.Function | None) -> bool:
     return path not in _FIELDS or (function is not None and _SERVES.match(function.name) is not None)
 
 
+def sent(param: ir.Param) -> bool:
+    """Whether such a parameter of a view is a part of the address rather than something handed over."""
+    return param.name not in _HANDED and param.default is None
+
+
 def called_by_client(function: ir.Function) -> bool:
     """Whether a Python function is a view or a cloud function by the look of its parameters."""
     names = [param.name for param in function.params]
-    if names[:1] == ["request"] or (names[:2] == ["event", "context"]):
+    if (names[:1] == ["request"] and not function.name.startswith("_")) or (
+        names[:2] == ["event", "context"]
+    ):
         return True
     return names[:2] == ["self", "request"] and function.name in _VERBS
