@@ -36,10 +36,7 @@ def build(match: Match, spec: FixSpec, language: str, text: str, imports: str) -
     if isinstance(subject, ir.Call):
         return _call(subject, spec, language, text)
     if isinstance(subject, ir.Coll) and spec.keyword:
-        edits = [
-            edit for name, value in spec.keyword if (edit := _set_item(subject, name, value)) is not None
-        ]
-        return tuple(edits) if len(edits) == len(spec.keyword) else None
+        return _set_items(subject, spec.keyword)
     if spec.value:
         return _right_side(match, spec.value, text)
     if spec.replace:
@@ -144,7 +141,8 @@ def _set_keyword(call: ir.Call, name: str, value: str, language: str, text: str)
         return Edit(start, end, value)
     for arg in call.args:
         if isinstance(arg, ir.Coll) and arg.keys is not None:
-            return _set_item(arg, name, value)
+            edits = _set_items(arg, ((name, value),))
+            return edits[0] if edits else None
     if language != "python":
         return None
     _, end = _span(call.node)
@@ -157,12 +155,19 @@ def _set_keyword(call: ir.Call, name: str, value: str, language: str, text: str)
     return Edit(len(before), close, f"{glue}{name}={value}")
 
 
-def _set_item(coll: ir.Coll, name: str, value: str) -> Edit | None:
-    for key, item in zip(coll.keys or [], coll.items, strict=False):
-        if isinstance(key, ir.Const) and key.value == name:
-            start, end = _span(item.node)
-            return Edit(start, end, value)
-    return None
+def _set_items(coll: ir.Coll, wanted: tuple[tuple[str, str], ...]) -> tuple[Edit, ...] | None:
+    """Fields of an object literal set to these values, new ones behind its last."""
+    if not coll.keys or len(coll.keys) != len(coll.items):
+        return None
+    places = {
+        key.value: item for key, item in zip(coll.keys, coll.items, strict=True) if isinstance(key, ir.Const)
+    }
+    edits = [Edit(*_span(places[name].node), value) for name, value in wanted if name in places]
+    missing = "".join(f", {name}: {value}" for name, value in wanted if name not in places)
+    if missing:
+        end = _span(coll.items[-1].node)[1]
+        edits.append(Edit(end, end, missing))
+    return tuple(sorted(edits, key=lambda edit: edit.start))
 
 
 def _drop(call: ir.Call, name: str, text: str) -> Edit | None:

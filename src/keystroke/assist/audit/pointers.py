@@ -18,6 +18,7 @@ from keystroke.assist.audit.sizes import size_of
 from keystroke.assist.audit.values import PLAIN, REMOTE, UNKNOWN, Value, constant, join
 from keystroke.assist.audit.walk import CallEvent, Env
 
+MAX_VISITS = 24  # per walk: more calls of helpers than a person writes into one function
 _NARROW = ("char", "short", "int8_t", "int16_t", "unsigned char", "unsigned short", "uint8_t", "uint16_t")
 _PARSED = re.compile(r"ato[il]|strto|scanf|rand|RAND|argv|fgets")
 LIMITS = {
@@ -44,6 +45,7 @@ class Pointers(Flow):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.calling: list[ir.Call] = []
+        self.visits = 0  # functions of the file walked at calls
         self.alone: Callable[[str], frozenset[str]] | None = None  # rules a function breaks by itself
 
     def place(self, expr: ir.Expr) -> str | None:
@@ -154,6 +156,9 @@ class Pointers(Flow):
     def inlined(self, function: ir.Function, args: list[Value]) -> Value | None:
         """A function of the file walked with what a call gives it; what only that breaks is said here."""
         if self.inline or not function.body or self.alone is None or len(args) < len(function.params):
+            return None
+        self.visits += 1
+        if self.visits > MAX_VISITS:
             return None
         call = self.calling[-1]
         outer, breaks, gotos = self.env, self.breaks, self.gotos
