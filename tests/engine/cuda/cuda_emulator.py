@@ -38,7 +38,7 @@ class EmulatedLauncher:
         if kernel is None:
             kernel = _build(self._plan.macros(bucket.tiles_n, sparse))
             self._kernels[bucket.tiles_n, sparse] = kernel
-        assert bucket.ring_offset + bucket.stages * (16_384 + 128) <= SHARED_BYTES
+        assert bucket.ring_offset + bucket.stages * self._plan.stage_bytes(bucket.tiles_n) <= SHARED_BYTES
         stuck = kernel.launch(ctypes.byref(parameters), self.blocks, SHARED_BYTES)
         assert not stuck, "the kernel's threads wait for each other"
 

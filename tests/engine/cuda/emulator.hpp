@@ -126,6 +126,7 @@ DEVICE void __syncthreads() { emulator::meet(emulator::me->block->all, 288); }
 DEVICE void compute_sync() { emulator::meet(emulator::me->block->computing, 256); }
 DEVICE void warp_sync() { emulator::exchange(nullptr, 0); }
 DEVICE void release_add(u32* p, u32 v) { *p += v; ++emulator::progress; }
+DEVICE void relaxed_add(u32* p, u32 v) { release_add(p, v); }
 DEVICE u32 acquire_load(const u32* p) { return *p; }
 DEVICE u32 exchange_add(u32* p, u32 v) { u32 old = *p; *p += v; ++emulator::progress; return old; }
 DEVICE void add_s64(s64* p, s64 v) { *p += v; }
@@ -164,6 +165,8 @@ DEVICE void bulk_copy(void* to, const void* from, u32 bytes, u64* b, u64) {
   c.bytes -= bytes;
   barrier_settle(c);
 }
+DEVICE void fence_copies() {}
+DEVICE void bulk_copy_kept(void* to, const void* from, u32 bytes, u64* b) { bulk_copy(to, from, bytes, b, 0); }
 DEVICE uint4 load16(const void* p) {
   if ((u64)p % 16) { fprintf(stderr, "a 16-byte load is not aligned\n"); abort(); }
   return *(const uint4*)p;
@@ -171,6 +174,8 @@ DEVICE uint4 load16(const void* p) {
 DEVICE float2 load8(const float2* p) { return *p; }
 DEVICE float load4(const float* p) { return *p; }
 DEVICE u64 load_u64(const u64* p) { return *p; }
+DEVICE uint4 poll16(const void* p) { return load16(p); }
+DEVICE uint2 poll8(const void* p) { return *(const uint2*)p; }
 DEVICE void prefetch(const void*) {}
 DEVICE void count_shared(int* p) { ++*p; }
 DEVICE void add_shared(u32* p, u32 v) { *p += v; }
@@ -210,6 +215,7 @@ DEVICE u32 fma_f16x2(u32 a, u32 b, u32 c) {
   return emulator::bits_f16(f16_value((u16)a) * f16_value((u16)b) + f16_value((u16)c)) |
          (u32)emulator::bits_f16(f16_value(a >> 16) * f16_value(b >> 16) + f16_value(c >> 16)) << 16;
 }
+DEVICE u32 and_or(u32 a, u32 b, u32 c) { return (a & b) | c; }
 DEVICE u32 permute_bytes(u32 a, u32 b, u32 selector) {
   const u64 both = (u64)b << 32 | a;
   u32 out = 0;

@@ -7,7 +7,7 @@ import torch
 from cuda_models import tiny_spec, tiny_tensors, tiny_weights
 
 from keystroke.engine.cuda.packing import gate_up_order, pack, plain_order, qkv_order, unpack
-from keystroke.engine.cuda.plan import SHARED_BYTES, STAGE_BYTES, Matrix, Plan
+from keystroke.engine.cuda.plan import SHARED_BYTES, Matrix, Plan
 from keystroke.engine.cuda.quantisation import grouped_int4, rowwise_int8
 from keystroke.errors import UnsupportedModel
 
@@ -82,7 +82,7 @@ def test_plans_of_real_shapes_fit_shared_memory(
     plan = Plan(spec, precision, 132)  # type: ignore[arg-type]
     assert plan.max_rows >= 16
     for bucket in plan.buckets:
-        assert bucket.ring_offset + bucket.stages * STAGE_BYTES <= SHARED_BYTES
+        assert bucket.ring_offset + bucket.stages * plan.stage_bytes(bucket.tiles_n) <= SHARED_BYTES
         assert bucket.x_stride >= max(hidden, heads * head_dim, plan.down.inner)
     assert plan.output.inner * plan.output.split == heads * head_dim
     assert plan.down.inner * plan.down.split == intermediate

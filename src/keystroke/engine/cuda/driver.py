@@ -21,7 +21,7 @@ from keystroke.engine.cuda.plan import SHARED_BYTES, Bucket, Plan
 from keystroke.engine.cuda.step import Parameters
 from keystroke.errors import EngineError, ModelError
 
-THREADS = 288
+_THREADS = 288  # of a block: eight warps that compute, one that streams
 _DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _PARTS = (  # in the order in which they build on each other
     "layout.cuh",
@@ -61,7 +61,7 @@ class GpuLauncher:
         self._call(
             "cuLaunchCooperativeKernel",
             function,
-            *(ctypes.c_uint(n) for n in (self.blocks, 1, 1, THREADS, 1, 1, SHARED_BYTES)),
+            *(ctypes.c_uint(n) for n in (self.blocks, 1, 1, _THREADS, 1, 1, SHARED_BYTES)),
             stream,
             arguments,
         )

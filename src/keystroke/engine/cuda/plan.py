@@ -25,8 +25,11 @@ CHUNK = 256
 NEAR = 2048  # keys up to here come in chunks of one page
 PAD = 32
 SHARED_BYTES = 232_448  # what one block may have on compute capability 9.0
-STAGE_BYTES = 16_384 + TAIL_BYTES
+_LARGEST_STAGE = 32_768 + TAIL_BYTES  # of the ring; larger ones leave too few
 FEWEST_STAGES = 3
+_ENOUGH_STAGES = 4
+_LARGE_LAYER = 1_500_000  # bytes of it that fall to one block
+WARPS = 8  # that compute
 CONTROL_WORDS = 6 + 14 * MAX_ROWS
 FILTER_BINS = (6, 1024)  # of top-k and top-p: three passes each over ten bits of a key
 _SELECTION_BYTES = 4_096
@@ -132,6 +135,32 @@ class Plan:
     def layer_bytes(self) -> int:
         return self.qkv.bytes + self.output.bytes + self.gate_up.bytes + self.down.bytes
 
+    def stage_bytes(self, tiles_n: int) -> int:
+        """Of the ring: a whole unit of the largest matrix, or the largest even part of it for every warp of
+        which four fit beside 16 rows; and a page of keys always fits. At four bits a whole unit pays where
+        rows are few: there the kernel keeps to an even number of turns, so sums do not depend on it."""
+        matrix, block = self.gate_up, BLOCK_BYTES[self.format]
+        page = PAGE * self.spec.head_dim * 2 + TAIL_BYTES
+        grain = WARPS * block * (2 if self.format == 2 else 1)
+        grains = -(-matrix.blocks * block // grain)
+        whole = _up(matrix.unit_bytes)
+        if self.format == 2 and tiles_n == 1 and whole <= _LARGEST_STAGE:
+            return max(whole, page)
+        room = SHARED_BYTES - self._operand_at(16) - 16 * self._stride(16) * 2
+        for chunks in range(1, grains + 1):
+            size = max(_up(min(-(-grains // chunks) * grain + TAIL_BYTES, matrix.unit_bytes)), page)
+            if size <= _LARGEST_STAGE and size * _ENOUGH_STAGES <= room:
+                return size
+        return max(_up(grain + TAIL_BYTES), page)
+
+    @property
+    def in_flight(self) -> int:
+        """Bytes that a block keeps under way. Large layers are a matter of bandwidth, small ones of latency,
+        which every byte in flight lengthens."""
+        if self.layer_bytes > _LARGE_LAYER * self.blocks:
+            return 66_048
+        return max(49_152, 2 * self.stage_bytes(1))
+
     @property
     def streamed_bytes(self) -> int:
         """Weight bytes that one step reads."""
@@ -174,6 +203,7 @@ class Plan:
             "VOCAB": str(spec.vocab_size),
             "LAYERS": str(spec.layers),
             "TILES_N": str(tiles_n),
+            "STAGE_BYTES": str(self.stage_bytes(tiles_n)),
             "FORMAT": str(self.format),
             "HEAD_FORMAT": str(self.head_format),
             "O_SPLIT": str(self.output.split),
@@ -212,23 +242,31 @@ class Plan:
         return best
 
     def _bucket(self, rows: int) -> Bucket:
+        stride = self._stride(rows)
+        ring_offset = _up(self._operand_at(rows) + rows * stride * 2)
+        tiles_n = _tiles(rows)
+        stages = min(16, (SHARED_BYTES - ring_offset) // self.stage_bytes(tiles_n))
+        return Bucket(rows, tiles_n, stride, ring_offset, stages)
+
+    def _operand_at(self, rows: int) -> int:
+        columns = 8 * _tiles(rows)
+        rope_at = _up(CONTROL_WORDS * 4) + 128 + 256 + 640
+        scratch_at = rope_at + columns * self.spec.head_dim // 2 * 8
+        buffers = {8: 4, 16: 3, 32: 2}[columns]
+        sums = buffers * WARPS * 16 * (columns + 4) * 4
+        return _up(scratch_at + max(sums, 16 * (CHUNK + PAD) * 2 + 2 * 8 * 16 * 4 + _SELECTION_BYTES))
+
+    def _stride(self, rows: int) -> int:
+        """Of a row of the operand: the whole of the widest, if `rows` of them leave enough to the ring."""
         spec = self.spec
-        tiles_n = -(-rows // 8)
-        tiles_n = 4 if tiles_n > 2 else tiles_n
-        columns = 8 * tiles_n
-        rope_at = _up(CONTROL_WORDS * 4) + 128 + 256 + 512
-        scratch_at = rope_at + columns * spec.head_dim // 2 * 8
-        buffers = 4 if tiles_n == 1 else 2
-        scratch = max(
-            buffers * 8 * 16 * columns * 4, 16 * (CHUNK + PAD) * 2 + 2 * 8 * 16 * 4 + _SELECTION_BYTES
-        )
-        operand_at = _up(scratch_at + scratch)
         need = max(spec.hidden, spec.heads * spec.head_dim, self.down.inner)
         whole = max(need, spec.intermediate)
-        stride = (whole if rows * (whole + PAD) * 2 <= 49_152 else need) + PAD
-        ring_offset = _up(operand_at + rows * stride * 2)
-        stages = min(16, (SHARED_BYTES - ring_offset) // STAGE_BYTES)
-        return Bucket(rows, tiles_n, stride, ring_offset, stages)
+        return (whole if rows * (whole + PAD) * 2 <= 49_152 else need) + PAD
+
+
+def _tiles(rows: int) -> int:
+    """Tiles of eight rows that the operand has."""
+    return 1 if rows <= 8 else 2 if rows <= 16 else 4
 
 
 def _up(value: int) -> int:

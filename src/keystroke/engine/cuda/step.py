@@ -206,7 +206,7 @@ class Stepper:
         self._parameters.most_omitted = float("inf")
         self._parameters.table_stride = tables.stride(0)
         self._parameters.partial_stride = chunks
-        self._in_flight = 3
+        self._parameters.in_flight = self.plan.in_flight
         self._parameters.direct_rows = 2
         self._parameters.fused_rows = 2
         self._ticket = 0
@@ -218,7 +218,7 @@ class Stepper:
     def tune(self, *, in_flight: int, direct_rows: int, fused_rows: int) -> None:
         """How much of the weights is asked for ahead, and where sharing work between blocks begins to pay;
         results are the same either way."""
-        self._in_flight = in_flight
+        self._parameters.in_flight = in_flight
         self._parameters.direct_rows = direct_rows
         self._parameters.fused_rows = fused_rows
 
@@ -270,7 +270,6 @@ class Stepper:
         p.next = self._controls[(slot + 1) % _SLOTS].data_ptr()
         p.result = self._results[slot].data_ptr()
         p.x_stride, p.stages, p.ring_offset = bucket.x_stride, bucket.stages, bucket.ring_offset
-        p.in_flight = min(self._in_flight, bucket.stages - 1)  # as many as the ring would never end
         self._launcher.launch(p, bucket, sparse)
         return Launch(self._ticket, slot, rows, sequences, sparse)
 

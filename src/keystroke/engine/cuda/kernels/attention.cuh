@@ -220,15 +220,15 @@ DEVICE void attend_chunk(Worker& w, int layer, const Unit& unit, const uint4& pa
   const int d = w.warp * (HEAD_DIM / 8) + w.j * 2;
 #pragma unroll
   for (int n = 0; n < V_TILES; ++n) {
-    if (r.has0) *(float2*)(w.p->partial + at0 * HEAD_DIM + d + n * 8) = make_float2(out[n][0], out[n][1]);
-    if (r.has1) *(float2*)(w.p->partial + at1 * HEAD_DIM + d + n * 8) = make_float2(out[n][2], out[n][3]);
+    if (r.has0) *(float2*)(w.p->partial + at0 * HEAD_DIM + d + n * 8) = make_float2(tagged(out[n][0], w.tag), tagged(out[n][1], w.tag));
+    if (r.has1) *(float2*)(w.p->partial + at1 * HEAD_DIM + d + n * 8) = make_float2(tagged(out[n][2], w.tag), tagged(out[n][3], w.tag));
   }
   if (w.warp == 0 && w.j == 0) {
     sum0 = sum1 = 0;
 #pragma unroll
     for (int i = 0; i < WARPS; ++i) { sum0 += totals[i * 16 + w.g]; sum1 += totals[i * 16 + w.g + 8]; }
-    if (r.has0) w.p->partial_norm[at0] = make_float2(top0, sum0);
-    if (r.has1) w.p->partial_norm[at1] = make_float2(top1, sum1);
+    if (r.has0) w.p->partial_norm[at0] = make_float2(tagged(top0, w.tag), tagged(sum0, w.tag));
+    if (r.has1) w.p->partial_norm[at1] = make_float2(tagged(top1, w.tag), tagged(sum1, w.tag));
   }
 }
 

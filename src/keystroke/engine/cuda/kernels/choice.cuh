@@ -8,27 +8,27 @@ DEVICE bool better(float value, int token, float best, int best_token) {
 // Logits of every row, and this block's best of each.
 DEVICE void project_head(Worker& w) {
   const Span span = w.spans[HEAD];
-  constexpr int EACH = COLUMNS / 4;
+  constexpr int EACH = 2;  // rows a lane sees
   float best[EACH];
   int token[EACH];
 #pragma unroll
   for (int i = 0; i < EACH; ++i) { best[i] = -INFINITY; token[i] = 0x7fffffff; }
-  for (int unit = span.low; unit < span.high; ++unit)
-    multiply_unit<Head>(w, 0, [&](int i, int g, int m, float low, float high) {
-      const int id = unit * 16 + g;
-      float* logits = w.p->logits + (s64)m * VOCAB;
-      if (id < VOCAB) {
-        logits[id] = low;
-        if (better(low, id, best[i], token[i])) { best[i] = low; token[i] = id; }
-      }
-      if (id + 8 < VOCAB) {
-        logits[id + 8] = high;
-        if (better(high, id + 8, best[i], token[i])) { best[i] = high; token[i] = id + 8; }
-      }
-    });
+  compute_sync();  // the operand is there
+  multiply<Head>(w, span.low, span.high, [](int) { return 0; }, [&](int unit, int i, int g, int m, float low, float high) {
+    const int id = unit * 16 + g;
+    float* logits = w.p->logits + (s64)m * VOCAB;
+    if (id < VOCAB) {
+      logits[id] = low;
+      if (better(low, id, best[i], token[i])) { best[i] = low; token[i] = id; }
+    }
+    if (id + 8 < VOCAB) {
+      logits[id + 8] = high;
+      if (better(high, id + 8, best[i], token[i])) { best[i] = high; token[i] = id + 8; }
+    }
+  });
   compute_sync();  // the scratch is free
   float* values = w.scratch;
-  int* tokens = (int*)w.scratch + WARPS * MAX_ROWS;
+  int* tokens = (int*)w.scratch + WARPS * 8;
 #pragma unroll
   for (int i = 0; i < EACH; ++i) {
 #pragma unroll
@@ -38,19 +38,19 @@ DEVICE void project_head(Worker& w) {
       if (better(other, other_token, best[i], token[i])) { best[i] = other; token[i] = other_token; }
     }
     if ((w.lane & 7) == 0) {
-      values[w.warp * MAX_ROWS + (w.lane >> 3) + i * 4] = best[i];
-      tokens[w.warp * MAX_ROWS + (w.lane >> 3) + i * 4] = token[i];
+      values[w.warp * 8 + (w.lane >> 3) + i * 4] = best[i];
+      tokens[w.warp * 8 + (w.lane >> 3) + i * 4] = token[i];
     }
   }
   compute_sync();
   if (w.thread < w.rows) {
-    float top = values[w.thread];
-    int top_token = tokens[w.thread];
-    for (int k = 1; k < WARPS; ++k)
-      if (better(values[k * MAX_ROWS + w.thread], tokens[k * MAX_ROWS + w.thread], top, top_token)) {
-        top = values[k * MAX_ROWS + w.thread];
-        top_token = tokens[k * MAX_ROWS + w.thread];
-      }
+    float top = -INFINITY;
+    int top_token = 0x7fffffff;
+    for (int k = w.thread / 8; k < WARPS; k += ADDERS) {  // those that add this row's sums
+      const float value = values[k * 8 + w.thread % 8];
+      const int at = tokens[k * 8 + w.thread % 8];
+      if (better(value, at, top, top_token)) { top = value; top_token = at; }
+    }
     w.p->best_value[blockIdx.x * MAX_ROWS + w.thread] = top;
     w.p->best_token[blockIdx.x * MAX_ROWS + w.thread] = top_token;
   }

@@ -18,9 +18,18 @@ DEVICE void add_scaled(Partial& sum, const Partial& part, float scale) {
   sum.z += scale * part.z;
   sum.u += scale * part.u;
 }
-DEVICE void take_values(Partial& p, const float* from) {
-  const uint4 raw = load16(from);
-  p.x = __uint_as_float(raw.x); p.y = __uint_as_float(raw.y); p.z = __uint_as_float(raw.z); p.u = __uint_as_float(raw.w);
+DEVICE void take_values(Partial& p, const uint4& raw) {
+  p.x = untagged(raw.x); p.y = untagged(raw.y); p.z = untagged(raw.z); p.u = untagged(raw.w);
+}
+DEVICE bool has_tag(const uint4& raw, u32 tag) { return (((raw.x ^ tag) | (raw.y ^ tag) | (raw.z ^ tag) | (raw.w ^ tag)) & 3) == 0; }
+// Largest score and sum of a chunk.
+DEVICE float2 take_norm(Worker& w, const float2* from) {
+  uint2 raw = poll8(from);
+  while (((raw.x ^ w.tag) | (raw.y ^ w.tag)) & 3) {
+    spin();
+    raw = poll8(from);
+  }
+  return make_float2(untagged(raw.x), untagged(raw.y));
 }
 // By one warp, lane = group: what each group's sums are multiplied by at the end.
 DEVICE float group_weight(float top, float total, float& whole) {
@@ -43,40 +52,54 @@ DEVICE Partial other_half(const Partial& p) {  // of the thread eight lanes away
   return o;
 }
 
-// Rows of at most 32 chunks, by every block for itself, and only the heads that its share of O reads.
-DEVICE void combine_alone(Worker& w, int first_head, int heads) {
-  float* weights = w.scratch;  // [row, head][GROUPS]
-  for (int at = w.warp; at < w.rows * heads; at += WARPS) {
-    const int m = at / heads, head = first_head + at % heads;
-    const s64 base = ((s64)m * HEADS + head) * w.p->partial_stride;
-    float2 norm = make_float2(-INFINITY, 0.0f);
-    if (w.lane < chunks_of(*w.control, m)) norm = load8(w.p->partial_norm + base + w.lane);
-    float whole;
-    weights[at * GROUPS + w.lane] = group_weight(norm.x, norm.y, whole);
-    raise_doubt(w, m, head, whole);
-  }
-  compute_sync();
-  // A thread adds 16 chunks of four dimensions; its partner, eight lanes away, the other 16.
+// Rows of at most 32 chunks: `pairs` of a row and a head. place(i, m, head) says which the i-th is and returns where
+// its result goes.
+template <class Pairs>
+DEVICE void combine_near(Worker& w, int pairs, const Pairs& place) {
   constexpr int QUADS = HEAD_DIM / 4;
-  const int half = w.lane >> 3 & 1, items = w.rows * heads * QUADS;
-  const int lane_item = (w.lane & 7) + (w.lane >> 4) * 8 + w.warp * 16;  // 0 ... 127
-  for (int base_item = 0; base_item < items; base_item += COMPUTE / 2) {
-    const int item = base_item + lane_item;
+  float* weights = w.scratch;  // [pair][GROUPS]
+  // A thread adds 16 chunks of four dimensions; its partner, eight lanes away, the other 16.
+  const int half = w.lane >> 3 & 1, items = pairs * QUADS;
+  const int mine = (w.lane & 7) + (w.lane >> 4) * 8 + w.warp * 16;  // 0 ... 127
+  for (int base = 0; base < items; base += COMPUTE / 2) {
+    const int item = base + mine;
     const bool real = item < items;
-    const int at = real ? item / QUADS : 0, d = item % QUADS * 4;
-    const int m = at / heads, head = first_head + at % heads;
-    const int chunks = chunks_of(*w.control, m);
-    const float* parts = w.p->partial + (((s64)m * HEADS + head) * w.p->partial_stride + half * 16) * HEAD_DIM + d;
-    Partial part[16], sum = nothing_yet();
+    const int i = real ? item / QUADS : 0, d = item % QUADS * 4;
+    int m, head;
+    u16* to = place(i, m, head);
+    const int chunks = chunks_of(*w.control, m) - half * 16;
+    const float* from = w.p->partial + (((s64)m * HEADS + head) * w.p->partial_stride + half * 16) * HEAD_DIM + d;
+    uint4 raw[16];
 #pragma unroll
     for (int c = 0; c < 16; ++c) {
-      part[c] = nothing_yet();
-      if (half * 16 + c < chunks) take_values(part[c], parts + c * HEAD_DIM);
+      raw[c] = make_uint4(w.tag, w.tag, w.tag, w.tag);
+      if (c < chunks) raw[c] = poll16(from + c * HEAD_DIM);
     }
+    if (base == 0) {  // while those are on their way
+      for (int at = w.warp; at < pairs; at += WARPS) {
+        place(at, m, head);
+        float2 norm = make_float2(-INFINITY, 0.0f);
+        if (w.lane < chunks_of(*w.control, m))
+          norm = take_norm(w, w.p->partial_norm + ((s64)m * HEADS + head) * w.p->partial_stride + w.lane);
+        float whole;
+        weights[at * GROUPS + w.lane] = group_weight(norm.x, norm.y, whole);
+        raise_doubt(w, m, head, whole);
+      }
+      compute_sync();
+    }
+    Partial sum = nothing_yet();
 #pragma unroll
-    for (int c = 0; c < 16; ++c) add_scaled(sum, part[c], weights[at * GROUPS + half * 16 + c]);
+    for (int c = 0; c < 16; ++c) {
+      while (!has_tag(raw[c], w.tag)) {
+        spin();
+        raw[c] = poll16(from + c * HEAD_DIM);
+      }
+      Partial part;
+      take_values(part, raw[c]);
+      add_scaled(sum, part, weights[i * GROUPS + half * 16 + c]);
+    }
     const Partial other = other_half(sum);
-    if (real && half == 0) *(uint2*)(w.operand + m * w.p->x_stride + head * HEAD_DIM + d) = packed_sum(sum, other);
+    if (real && half == 0) *(uint2*)(to + d) = packed_sum(sum, other);
   }
 }
 // 32 dimensions of one head of one row by a whole block.
@@ -94,10 +117,10 @@ DEVICE void combine_together(Worker& w, int m, int head, int d) {
       const int c = from + i * GROUPS;
       parts[i] = nothing_yet();
       if (c < chunks) {
-        const float2 n = load8(norms + c);
+        const float2 n = take_norm(w, norms + c);
         parts[i].top = n.x;
         parts[i].total = n.y;
-        take_values(parts[i], w.p->partial + (base + c) * HEAD_DIM + d + quad * 4);
+        take_values(parts[i], load16(w.p->partial + (base + c) * HEAD_DIM + d + quad * 4));
       }
       top = fmaxf(top, parts[i].top);
     }
@@ -136,24 +159,34 @@ DEVICE void combine_together(Worker& w, int m, int head, int d) {
 
 // After this the operand holds the attended rows, as far as this block reads them. Waits for the previous phase.
 DEVICE void gather(Worker& w) {
-  const Control& c = *w.control;
   const Span span = w.spans[OUTPUT];
-  int most = 0;
-  for (int m = 0; m < w.rows; ++m) most = chunks_of(c, m) > most ? chunks_of(c, m) : most;
   wait(w);
-  if (most <= GROUPS && w.rows <= w.p->fused_rows) {
+  if (w.fused) {
     if (span.low < span.high) {
       constexpr int EACH = HEADS / O_SPLIT;  // heads in one part of the inner dimension
-      const int from = span.low / (HIDDEN / 16), to = (span.high - 1) / (HIDDEN / 16);
-      combine_alone(w, from * EACH, (to - from + 1) * EACH);
+      const int from = span.low / (HIDDEN / 16), to = (span.high - 1) / (HIDDEN / 16), heads = (to - from + 1) * EACH;
+      combine_near(w, heads * w.rows, [&](int i, int& m, int& head) {
+        m = i / heads;
+        head = from * EACH + i - m * heads;
+        return w.operand + m * w.p->x_stride + head * HEAD_DIM;
+      });
     }
+    return;
+  }
+  if (w.few) {
+    const int pairs = w.rows * HEADS, blocks = gridDim.x;
+    const int from = blockIdx.x * pairs / blocks, to = (blockIdx.x + 1) * pairs / blocks;
+    combine_near(w, to - from, [&](int i, int& m, int& head) {
+      m = (from + i) / HEADS;
+      head = (from + i) % HEADS;
+      return w.p->attended + (s64)m * QUERY_WIDTH + head * HEAD_DIM;
+    });
   } else {
     constexpr int EACH = QUERY_WIDTH / 32;
     for (int i = blockIdx.x; i < w.rows * EACH; i += gridDim.x)
       combine_together(w, i / EACH, i % EACH / (HEAD_DIM / 32), i % EACH % (HEAD_DIM / 32) * 32);
-    arrive(w);
-    wait(w);
-    load_rows<QUERY_WIDTH>(w, w.p->attended, QUERY_WIDTH);
   }
-  compute_sync();
+  arrive(w);
+  wait(w);
+  if (span.low < span.high) load_rows<QUERY_WIDTH>(w, w.p->attended, QUERY_WIDTH);
 }

@@ -4,22 +4,36 @@
 // stays busy while the other eight warps synchronise, normalise and attend. A row's result depends on that
 // row's own tokens alone: every sum has a fixed order, whatever rows are computed beside it.
 
-DEVICE void compute(Worker& w) {
+DEVICE void embed(Worker& w) {
   const Parameters& p = *w.p;
   const Control& c = *w.control;
   for (int i = blockIdx.x * COMPUTE + w.thread; i < w.rows * HIDDEN; i += gridDim.x * COMPUTE) {
     const int m = i / HIDDEN, d = i % HIDDEN;
-    p.residual[i] = to_s64(bf16_value(p.embedding[(s64)c.token[m] * HIDDEN + d]) * FIXED_ONE);
+    p.residual[i] = counted(bf16_value(p.embedding[(s64)c.token[m] * HIDDEN + d]));
   }
   if (c.filtered) clear_histogram(w);
   for (int i = w.thread; i < w.rows * (HEAD_DIM / 2); i += COMPUTE)
     w.rope[i] = p.rope[(s64)c.position[i / (HEAD_DIM / 2)] * (HEAD_DIM / 2) + i % (HEAD_DIM / 2)];
   if (w.thread < w.rows)
     w.pages[w.thread] = p.tables[(s64)c.table[c.sequence[w.thread]] * p.table_stride + c.position[w.thread] / PAGE];
+  int most = 0;
+  for (int m = 0; m < w.rows; ++m) most = chunks_of(c, m) > most ? chunks_of(c, m) : most;
+  w.few = most <= GROUPS;
+  w.fused = w.few && w.rows <= p.fused_rows;
+  w.tags = LAYERS > 1 && w.fused && !(SPARSE && c.sparse);
   arrive(w);
+}
+
+DEVICE void compute(Worker& w) {
+  embed(w);
   for (int layer = 0; layer < LAYERS; ++layer) {
-    normalise(w, layer * 2);
+    const int sums = 1 + layer * SUMS_PER_LAYER;  // in the residual stream so far
+    w.tag = w.tags ? tag_of(layer) : 0;
+    mark(w);
+    normalise(w, layer * 2, sums, QKV);
+    mark(w);
     project_qkv(w, layer);
+    mark(w);
     arrive(w);
     if (QK_NORM) {
       wait(w);
@@ -27,23 +41,32 @@ DEVICE void compute(Worker& w) {
       arrive(w);
     }
     attend(w, layer);
-    arrive(w);
+    mark(w);
+    if (w.tags) arrive_early(w);
+    else arrive(w);
     gather(w);
+    mark(w);
     project_output(w);
-    arrive(w);
-    normalise(w, layer * 2 + 1);
+    mark(w);
+    arrive_early(w);
+    normalise(w, layer * 2 + 1, sums + O_SPLIT, GATE_UP);
+    mark(w);
     project_gate_up(w);
+    mark(w);
     arrive(w);
     wait(w);
+    mark(w);
     project_down(w);
-    arrive(w);
+    arrive_early(w);
   }
-  normalise(w, LAYERS * 2);
+  mark(w);
+  normalise(w, LAYERS * 2, 1 + LAYERS * SUMS_PER_LAYER, HEAD);
   project_head(w);
+  mark(w);
   arrive(w);
-  if (c.sampled) {
+  if (w.control->sampled) {
     wait(w);
-    if (c.filtered) w.arrivals = find_all_edges(w);
+    if (w.control->filtered) w.arrivals = find_all_edges(w);
     draw(w);
     arrive(w);
   }
@@ -68,9 +91,10 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
     u64* meetings = (u64*)(memory + MEETINGS_AT);
     for (int i = 0; i < BUFFERS; ++i) {
       barrier_init(&meetings[i], WARPS);
-      barrier_init(&meetings[BUFFERS + i], 1);
+      barrier_init(&meetings[BUFFERS + i], ADDERS);
     }
     barrier_init((u64*)(memory + ORDERS_AT), 1);
+    barrier_init((u64*)(memory + ARRIVAL_AT), 1);
     barrier_init_visible();
   }
   Span* spans = (Span*)(memory + SPANS_AT);
@@ -105,7 +129,8 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
       s.ring = ring;
       s.spans = spans;
       s.oldest = ring.at;
-      s.spare = p.in_flight;
+      s.under_way = 0;
+      s.in_flight = p.in_flight;
       s.policy = streaming_policy();
       const Share first = first_share(p, *control);
       u32 phase = 0;
@@ -142,6 +167,8 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
     w.ready = (u64*)(memory + MEETINGS_AT);
     w.freed = w.ready + BUFFERS;
     w.orders = (u64*)(memory + ORDERS_AT);
+    w.arrival = (u64*)(memory + ARRIVAL_AT);
+    w.loads = 0;
     w.marks = 0;
     compute(w);
     if (thread == 0 && exchange_add(&p.barrier[1], 1) == gridDim.x - 1) {

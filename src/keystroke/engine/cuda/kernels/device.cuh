@@ -25,6 +25,7 @@ DEVICE void warp_sync() { __syncwarp(); }
 
 // Synchronisation between blocks.
 DEVICE void release_add(u32* p, u32 v) { asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
+DEVICE void relaxed_add(u32* p, u32 v) { asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
 DEVICE u32 acquire_load(const u32* p) {
   u32 v;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
@@ -50,10 +51,17 @@ DEVICE void barrier_wait(u64* b, u32 parity) {
       "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
       "@done bra FINISHED;\nbra AGAIN;\nFINISHED:\n}" ::"r"(shared_address(b)), "r"(parity) : "memory");
 }
+// What others wrote and this thread has seen, the copy engine sees too.
+DEVICE void fence_copies() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 DEVICE u64 streaming_policy() {
   u64 policy;
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
+}
+DEVICE void bulk_copy_kept(void* to, const void* from, u32 bytes, u64* b) {  // what other blocks read too
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(b)) : "memory");
 }
 DEVICE void bulk_copy(void* to, const void* from, u32 bytes, u64* b, u64 policy) {
   asm volatile(
@@ -67,6 +75,18 @@ DEVICE uint4 load16(const void* p) { return __ldcg((const uint4*)p); }
 DEVICE float2 load8(const float2* p) { return __ldcg(p); }
 DEVICE float load4(const float* p) { return __ldcg(p); }
 DEVICE u64 load_u64(const u64* p) { return __ldcg(p); }
+
+// And those that are repeated until what they bring is complete.
+DEVICE uint4 poll16(const void* p) {
+  uint4 v;
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
+  return v;
+}
+DEVICE uint2 poll8(const void* p) {
+  uint2 v;
+  asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p) : "memory");
+  return v;
+}
 
 DEVICE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
@@ -124,6 +144,11 @@ DEVICE float f16_value(u16 bits) {
   float v;
   asm("{.reg .b16 h; mov.b16 h, %1; cvt.f32.f16 %0, h;}" : "=f"(v) : "h"(bits));
   return v;
+}
+DEVICE u32 and_or(u32 a, u32 b, u32 c) {  // (a & b) | c in one instruction, which the compiler makes two of
+  u32 d;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
 }
 DEVICE u32 permute_bytes(u32 a, u32 b, u32 selector) { return __byte_perm(a, b, selector); }
 DEVICE s64 to_s64(float v) { return __float2ll_rn(v); }

@@ -2,7 +2,7 @@
 // Law: constants and layouts only. plan.py and step.py say the same in Python; change both or neither.
 
 // Sizes come as macros (plan.py): HIDDEN HEADS KV_HEADS HEAD_DIM INTERMEDIATE VOCAB LAYERS TILES_N FORMAT
-// HEAD_FORMAT O_SPLIT DOWN_SPLIT QK_NORM NORM_EPS SPARSE.
+// HEAD_FORMAT O_SPLIT DOWN_SPLIT QK_NORM NORM_EPS SPARSE STAGE_BYTES.
 
 constexpr int WARPS = 8;
 constexpr int COMPUTE = 256;
@@ -16,18 +16,27 @@ constexpr int GROUP = HEADS / KV_HEADS;
 constexpr int QUERY_WIDTH = HEADS * HEAD_DIM;
 constexpr int QKV_ROWS = (HEADS + 2 * KV_HEADS) * HEAD_DIM;
 constexpr int COLUMNS = 8 * TILES_N;
-constexpr float FIXED_ONE = 4294967296.0f;  // the residual stream counts in units of 2**-32
+// The residual stream is fixed point, in units of 2**-28, above a count of the sums that were added to it: the order of
+// the sums does not matter, and a reader sees by the number itself whether all are there.
+constexpr float FIXED_ONE = 268435456.0f;
+constexpr int COUNT_BITS = 12;
+constexpr float LARGEST_TERM = 1.0e6f;  // eight of these would overflow
 constexpr float LARGEST = 1.0e9f;
+constexpr int SUMS_PER_LAYER = O_SPLIT + DOWN_SPLIT;
+static_assert(1 + LAYERS * SUMS_PER_LAYER < 1 << COUNT_BITS, "the count of a number's sums overflows");
 constexpr bool HALF = FORMAT != 0;            // quantised weights meet float16 activations
 constexpr float ACTIVATION_SCALE = HALF ? 0.015625f : 1.0f;  // keeps float16 far from overflow
 
 // Packed weights. A unit is 16 output rows over a range of the inner dimension, cut into blocks whose
 // bytes lie in the order in which a warp's registers want them, then 16 scales and 16 biases.
 constexpr int TAIL = 128;
-constexpr int STAGE = 16384 + TAIL;
+constexpr int STAGE = STAGE_BYTES;  // of the ring
 constexpr int block_k(int format) { return format == 2 ? 64 : 32; }
 constexpr int block_bytes(int format) { return format == 0 ? 1024 : format == 1 ? 512 : 576; }
-constexpr int blocks_per_stage(int format) { return 16384 / block_bytes(format) / 8 * 8; }  // an even share for each warp
+
+// Blocks that a chunk holds a multiple of. At four bits stages differ between buckets; an even number of turns keeps
+// the order of the sums.
+constexpr int GRAIN = FORMAT == 2 ? 2 * WARPS : WARPS;
 
 template <int UNITS, int INNER, int FMT>
 struct Matrix {
@@ -35,9 +44,12 @@ struct Matrix {
   static constexpr int inner = INNER;
   static constexpr int format = FMT;
   static constexpr int blocks = INNER / block_k(FMT);
-  static constexpr int chunks = (blocks + blocks_per_stage(FMT) - 1) / blocks_per_stage(FMT);
-  static constexpr int per_chunk = blocks_per_stage(FMT);
   static constexpr s64 unit_bytes = (s64)blocks * block_bytes(FMT) + TAIL;
+  // A stage of the ring holds one unit or several; or a unit comes in chunks of which each warp has an even share.
+  static constexpr int together = STAGE / unit_bytes;
+  static constexpr int even = (STAGE - TAIL) / block_bytes(FMT) / GRAIN * GRAIN;
+  static constexpr int chunks = together ? 1 : (blocks + even - 1) / even;
+  static constexpr int per_chunk = together ? blocks : even;
   static constexpr s64 bytes = unit_bytes * UNITS;
 };
 typedef Matrix<QKV_ROWS / 16, HIDDEN, FORMAT> Qkv;
@@ -97,7 +109,7 @@ struct Parameters {
   s64 kv_layer_stride, bound_layer_stride;
   int table_stride, partial_stride;
   int x_stride, stages, ring_offset;
-  int in_flight;     // chunks the streaming warp keeps under way: enough for bandwidth, few enough for latency
+  int in_flight;     // bytes the streaming warp keeps under way: enough for bandwidth, few enough for latency
   int direct_rows;   // up to this many rows every block normalises for itself
   int fused_rows;    // up to this many rows every block combines partial results for itself
   float most_omitted;  // log2 of the largest ratio of weight left out to weight taken that raises no doubt
@@ -110,10 +122,14 @@ constexpr int SMALL_AT = BARRIERS_AT + 256;
 constexpr int MEETINGS_AT = SMALL_AT + 384;  // barriers of the sums: ready, then free
 constexpr int SPANS_AT = MEETINGS_AT + 64;
 constexpr int ORDERS_AT = SPANS_AT + 48;     // barrier: the chosen chunks are known
-constexpr int ROPE_AT = SMALL_AT + 512;
+constexpr int ARRIVAL_AT = SMALL_AT + 512;    // barrier of rows on their way into the operand
+constexpr int ROPE_AT = SMALL_AT + 640;
 constexpr int SCRATCH_AT = ROPE_AT + COLUMNS * HEAD_DIM / 2 * 8;
-constexpr int REDUCTION = WARPS * 16 * COLUMNS;  // floats of one unit's partial sums
-constexpr int BUFFERS = TILES_N == 1 ? 4 : 2;     // units whose sums may be under way
+constexpr int SUM_STRIDE = COLUMNS + 4;              // keeps the rows of a sum in different banks
+constexpr int REDUCTION = WARPS * 16 * SUM_STRIDE;   // floats of one unit's partial sums
+constexpr int BUFFERS = TILES_N == 1 ? 4 : TILES_N == 2 ? 3 : 2;  // units whose sums may be under way
+constexpr int LAG = TILES_N == 1 ? 2 : 1;            // units that are multiplied before an earlier one's sums are added
+constexpr int ADDERS = TILES_N;                      // warps that add a unit's sums, eight columns each
 constexpr int SCORE_STRIDE = CHUNK + PAD;
 constexpr int ATTENTION_BYTES = 16 * SCORE_STRIDE * 2 + 2 * WARPS * 16 * 4;
 constexpr int SELECTION_BYTES = 4096;

@@ -37,43 +37,46 @@ DEVICE void multiply_block(const u8* block, const u16* const (&x)[TILES_N], int 
     // are stored as 1024 + z. So row g needs one subtraction, row g + 8 one multiply-add; both are exact.
     const u32 unit = 0x64006400u, sixteenth = 0x2c002c00u;
     const u32 offset_high = sub_f16x2(0x63806380u, zero_high);  // 960 - (1024 + z)
-    float part[TILES_N][4];
+    float part[2][TILES_N][4];  // two sums, so that one need not wait for the other
 #pragma unroll
-    for (int n = 0; n < TILES_N; ++n) part[n][0] = part[n][1] = part[n][2] = part[n][3] = 0.0f;
+    for (int n = 0; n < TILES_N; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) part[0][n][i] = part[1][n][i] = 0.0f;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       u32 a[8];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const u32 w0 = words[half * 2 + i], w1 = w0 >> 8;
-        a[4 * i] = sub_f16x2((w0 & 0x000f000fu) | unit, zero_low);
-        a[4 * i + 1] = fma_f16x2((w0 & 0x00f000f0u) | unit, sixteenth, offset_high);
-        a[4 * i + 2] = sub_f16x2((w1 & 0x000f000fu) | unit, zero_low);
-        a[4 * i + 3] = fma_f16x2((w1 & 0x00f000f0u) | unit, sixteenth, offset_high);
+        a[4 * i] = sub_f16x2(and_or(w0, 0x000f000fu, unit), zero_low);
+        a[4 * i + 1] = fma_f16x2(and_or(w0, 0x00f000f0u, unit), sixteenth, offset_high);
+        a[4 * i + 2] = sub_f16x2(and_or(w1, 0x000f000fu, unit), zero_low);
+        a[4 * i + 3] = fma_f16x2(and_or(w1, 0x00f000f0u, unit), sixteenth, offset_high);
       }
 #pragma unroll
       for (int n = 0; n < TILES_N; ++n) {
         const uint4 v = *(const uint4*)(x[n] + k + half * 32);
-        mma_weights(part[n], a[0], a[1], a[2], a[3], v.x, v.y);
-        mma_weights(part[n], a[4], a[5], a[6], a[7], v.z, v.w);
+        mma_weights(part[half][n], a[0], a[1], a[2], a[3], v.x, v.y);
+        mma_weights(part[half][n], a[4], a[5], a[6], a[7], v.z, v.w);
       }
     }
     const float scale_low = f16_value((u16)grid.x), scale_high = f16_value((u16)grid.y);
 #pragma unroll
     for (int n = 0; n < TILES_N; ++n) {
-      acc[n][0] += part[n][0] * scale_low;
-      acc[n][1] += part[n][1] * scale_low;
-      acc[n][2] += part[n][2] * scale_high;
-      acc[n][3] += part[n][3] * scale_high;
+      acc[n][0] += (part[0][n][0] + part[1][n][0]) * scale_low;
+      acc[n][1] += (part[0][n][1] + part[1][n][1]) * scale_low;
+      acc[n][2] += (part[0][n][2] + part[1][n][2]) * scale_high;
+      acc[n][3] += (part[0][n][3] + part[1][n][3]) * scale_high;
     }
   }
 }
 
-// One unit: the warps share its blocks; each leaves its sums and goes on, and one of them, another each time, adds
-// them in the order of the warps and calls finish(i, g, m, low, high) for rows g and g + 8 of the tile and row m of
-// the operand (i counts a lane's rows).
-template <class M, class Finish>
-DEVICE void multiply_unit(Worker& w, int column, const Finish& finish) {
+// Whether this warp adds the sums of the number-th unit.
+DEVICE bool adds(const Worker& w, int number) { return number % (WARPS / ADDERS) == w.warp / ADDERS; }
+// One unit, the index-th of this block's share, after which `left` follow: the warps share its blocks, and each leaves
+// its sums.
+template <class M>
+DEVICE void multiply_unit(Worker& w, int index, int left, int column) {
   constexpr int F = M::format;
   constexpr int TURNS = M::per_chunk / WARPS;
   constexpr int REST = M::blocks - (M::chunks - 1) * M::per_chunk;  // blocks of the last chunk
@@ -87,8 +90,6 @@ DEVICE void multiply_unit(Worker& w, int column, const Finish& finish) {
     const int m = n * 8 + w.g < w.rows ? n * 8 + w.g : w.rows - 1;
     x[n] = w.operand + m * w.p->x_stride + column + w.warp * block_k(F) + w.j * 8;
   }
-  const bool adds = w.unit % WARPS == w.warp;
-  float scale_low = 0, scale_high = 0, bias_low = 0, bias_high = 0;
 #pragma unroll 1
   for (int chunk = 0; chunk < M::chunks - 1; ++chunk) {
     const u8* stage = w.ring.stages + w.ring.at.stage * STAGE + w.warp * block_bytes(F);
@@ -101,49 +102,71 @@ DEVICE void multiply_unit(Worker& w, int column, const Finish& finish) {
     w.ring.at.advance(w.ring.count);
   }
   {
-    const u8* stage = w.ring.stages + w.ring.at.stage * STAGE;
+    const int member = M::together > 1 ? index % M::together : 0;  // of the units in this stage
+    const u8* stage = w.ring.stages + w.ring.at.stage * STAGE + member * (int)M::unit_bytes;
     barrier_wait(&w.ring.full[w.ring.at.stage], w.ring.at.phase);
 #pragma unroll
     for (int i = 0; i < (REST + WARPS - 1) / WARPS; ++i)
       if ((i + 1) * WARPS <= REST || w.warp < REST - i * WARPS)
         multiply_block<F>(stage + (i * WARPS + w.warp) * block_bytes(F), x, ((M::chunks - 1) * M::per_chunk + i * WARPS) * block_k(F),
                           w.lane, acc[i & 1]);
-    if (adds) {
+    if (adds(w, w.unit)) {
       const float* tail = (const float*)(stage + REST * block_bytes(F)) + (w.lane & 7);
-      scale_low = tail[0]; scale_high = tail[8]; bias_low = tail[16]; bias_high = tail[24];
+      w.scale_low = tail[0]; w.scale_high = tail[8]; w.bias_low = tail[16]; w.bias_high = tail[24];
     }
-    warp_sync();
-    if (w.lane == 0) barrier_arrive(&w.ring.empty[w.ring.at.stage]);
-    w.ring.at.advance(w.ring.count);
+    if (M::together <= 1 || member == M::together - 1 || left == 0) {
+      warp_sync();
+      if (w.lane == 0) barrier_arrive(&w.ring.empty[w.ring.at.stage]);
+      w.ring.at.advance(w.ring.count);
+    }
   }
   const int buffer = w.unit % BUFFERS;
-  const u32 parity = w.unit / BUFFERS & 1;
-  ++w.unit;
   float* sums = w.scratch + buffer * REDUCTION;
-  barrier_wait(&w.freed[buffer], parity ^ 1);
+  barrier_wait(&w.freed[buffer], (w.unit / BUFFERS & 1) ^ 1);
+  ++w.unit;
 #pragma unroll
   for (int n = 0; n < TILES_N; ++n) {
-    const int at = (w.warp * 16 + w.g) * COLUMNS + n * 8 + w.j * 2;
+    const int at = (w.warp * 16 + w.g) * SUM_STRIDE + n * 8 + w.j * 2;
     *(float2*)(sums + at) = make_float2(acc[0][n][0] + acc[1][n][0], acc[0][n][1] + acc[1][n][1]);
-    *(float2*)(sums + at + 8 * COLUMNS) = make_float2(acc[0][n][2] + acc[1][n][2], acc[0][n][3] + acc[1][n][3]);
+    *(float2*)(sums + at + 8 * SUM_STRIDE) = make_float2(acc[0][n][2] + acc[1][n][2], acc[0][n][3] + acc[1][n][3]);
   }
   warp_sync();
   if (w.lane == 0) barrier_arrive(&w.ready[buffer]);
-  if (!adds) return;
-  barrier_wait(&w.ready[buffer], parity);
+}
+// The sums of a unit, the number-th of all, added in the order of the warps by those whose turn it is.
+template <class Finish>
+DEVICE void add_unit(Worker& w, int number, int unit, const Finish& finish) {
+  if (!adds(w, number)) return;
+  const int buffer = number % BUFFERS;
+  const float* sums = w.scratch + buffer * REDUCTION;
+  barrier_wait(&w.ready[buffer], number / BUFFERS & 1);
   const int g = w.lane & 7;
 #pragma unroll
-  for (int i = 0; i < COLUMNS / 4; ++i) {
-    const int m = (w.lane >> 3) + i * 4;
+  for (int i = 0; i < 2; ++i) {
+    const int m = w.warp % ADDERS * 8 + (w.lane >> 3) + i * 4;
     if (m >= w.rows) continue;
     float low = 0, high = 0;
 #pragma unroll
     for (int k = 0; k < WARPS; ++k) {
-      low += sums[(k * 16 + g) * COLUMNS + m];
-      high += sums[(k * 16 + g + 8) * COLUMNS + m];
+      low += sums[(k * 16 + g) * SUM_STRIDE + m];
+      high += sums[(k * 16 + g + 8) * SUM_STRIDE + m];
     }
-    finish(i, g, m, low * scale_low + bias_low, high * scale_high + bias_high);
+    finish(unit, i, g, m, low * w.scale_low + w.bias_low, high * w.scale_high + w.bias_high);
   }
   warp_sync();
   if (w.lane == 0) barrier_arrive(&w.freed[buffer]);
+}
+
+// Units low ... high - 1 of a matrix times the operand from column(unit) on. A unit's sums are added when LAG more units
+// are multiplied: the warp that adds would otherwise keep all others waiting for its part of the next. For each row,
+// finish(unit, i, g, m, low, high) has rows g and g + 8 of the unit and row m of the operand (i counts a lane's rows).
+template <class M, class Column, class Finish>
+DEVICE void multiply(Worker& w, int low, int high, const Column& column, const Finish& finish) {
+  for (int unit = low; unit < high; ++unit) {
+    multiply_unit<M>(w, unit - low, high - 1 - unit, column(unit));
+    if (unit - LAG >= low) add_unit(w, w.unit - 1 - LAG, unit - LAG, finish);
+  }
+  const int rest = high - low < LAG ? high - low : LAG;
+#pragma unroll 1
+  for (int unit = high - rest; unit < high; ++unit) add_unit(w, w.unit - (high - unit), unit, finish);
 }

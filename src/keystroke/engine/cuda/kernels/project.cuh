@@ -2,9 +2,12 @@
 // Law: one function for each phase; the order of phases is decode.cu's.
 
 // Residual stream: fixed-point sums do not depend on the order in which blocks add to them.
+DEVICE s64 counted(float v) { return to_s64(v * FIXED_ONE) * (1 << COUNT_BITS) + 1; }
+DEVICE bool complete(const uint4& raw, u32 sums) { return (((raw.x ^ sums) | (raw.z ^ sums)) & ((1 << COUNT_BITS) - 1)) == 0; }
+DEVICE float value_of(u32 low, u32 high) { return from_s64((s64)((u64)high << 32 | low) >> COUNT_BITS) * (1.0f / FIXED_ONE); }
 DEVICE void add_residual(Worker& w, int m, int row, float v) {
-  if (!(fabsf(v) < LARGEST)) { w.p->barrier[2] = 1; v = 0.0f; }
-  add_s64(w.p->residual + (s64)m * HIDDEN + row, to_s64(v * FIXED_ONE));
+  if (!(fabsf(v) < LARGEST_TERM)) { w.p->barrier[2] = 1; v = 0.0f; }
+  add_s64(w.p->residual + (s64)m * HIDDEN + row, counted(v));
 }
 
 constexpr int NORM_PAIRS = (HIDDEN / 2 + COMPUTE - 1) / COMPUTE;
@@ -18,28 +21,35 @@ DEVICE NormWeights load_norm(Worker& w, int index) {
   }
   return n;
 }
-DEVICE void normalise_row(Worker& w, const NormWeights& weights, int m, u16* to) {
+// A number short of its sums is asked for again: the barrier before this does not wait for memory.
+DEVICE void normalise_row(Worker& w, const NormWeights& weights, u32 sums, int m, u16* to) {
+  const s64* from = w.p->residual + (s64)m * HIDDEN;
+  uint4 raw[NORM_PAIRS];
+#pragma unroll
+  for (int i = 0; i < NORM_PAIRS; ++i)
+    if (i * COMPUTE + w.thread < HIDDEN / 2) raw[i] = poll16(from + (i * COMPUTE + w.thread) * 2);
   float2 v[NORM_PAIRS];
   float sum = 0;
 #pragma unroll
   for (int i = 0; i < NORM_PAIRS; ++i) {
-    const int at = i * COMPUTE + w.thread;
     v[i] = make_float2(0, 0);
-    if (at < HIDDEN / 2) {
-      const uint4 raw = load16(w.p->residual + (s64)m * HIDDEN + at * 2);
-      v[i].x = from_s64((s64)(((u64)raw.y << 32) | raw.x)) * (1.0f / FIXED_ONE);
-      v[i].y = from_s64((s64)(((u64)raw.w << 32) | raw.z)) * (1.0f / FIXED_ONE);
+    if (i * COMPUTE + w.thread < HIDDEN / 2) {
+      while (!complete(raw[i], sums)) {
+        spin();
+        raw[i] = poll16(from + (i * COMPUTE + w.thread) * 2);
+      }
+      v[i] = make_float2(value_of(raw[i].x, raw[i].y), value_of(raw[i].z, raw[i].w));
     }
     sum += v[i].x * v[i].x + v[i].y * v[i].y;
   }
 #pragma unroll
   for (int mask = 16; mask; mask >>= 1) sum += shuffle_xor(sum, mask);
-  float* sums = w.small + (m & 1) * WARPS;
-  if (w.lane == 0) sums[w.warp] = sum;
+  float* parts = w.small + (m & 1) * WARPS;
+  if (w.lane == 0) parts[w.warp] = sum;
   compute_sync();
   sum = 0;
 #pragma unroll
-  for (int i = 0; i < WARPS; ++i) sum += sums[i];
+  for (int i = 0; i < WARPS; ++i) sum += parts[i];
   const float inverse = 1.0f / sqrtf(sum / HIDDEN + NORM_EPS);
 #pragma unroll
   for (int i = 0; i < NORM_PAIRS; ++i) {
@@ -49,40 +59,33 @@ DEVICE void normalise_row(Worker& w, const NormWeights& weights, int m, u16* to)
   }
 }
 
-// Rows of 16-bit activations from device memory into the operand, eight requests of a thread at a time.
+// Rows of 16-bit activations from device memory into the operand, by the copy engine.
 template <int WIDTH>
 DEVICE void load_rows(Worker& w, const u16* from, int stride) {
-  constexpr int vectors = WIDTH / 8;
-  const int total = vectors * w.rows;
-  for (int base = w.thread; base < total; base += 8 * COMPUTE) {
-    uint4 held[8];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const int at = base + i * COMPUTE, m = at / vectors;
-      if (at < total) held[i] = load16(from + (s64)m * stride + (at - m * vectors) * 8);
-    }
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const int at = base + i * COMPUTE, m = at / vectors;
-      if (at < total) *(uint4*)(w.operand + (s64)m * w.p->x_stride + (at - m * vectors) * 8) = held[i];
-    }
+  if (w.thread == 0) {
+    fence_copies();
+    barrier_expect(w.arrival, w.rows * WIDTH * 2);
+    for (int m = 0; m < w.rows; ++m)
+      bulk_copy_kept(w.operand + m * w.p->x_stride, from + (s64)m * stride, WIDTH * 2, w.arrival);
   }
+  barrier_wait(w.arrival, w.loads++ & 1);
 }
 
-// After this the operand holds the normalised residual rows. Waits for the previous phase.
-DEVICE void normalise(Worker& w, int index) {
+// After this the operand holds the normalised residual rows, of `sums` sums each. Waits for the previous phase.
+DEVICE void normalise(Worker& w, int index, int sums, int matrix) {
   const NormWeights weights = load_norm(w, index);
+  const Span span = w.spans[matrix];
   wait(w);
   if (w.rows <= w.p->direct_rows) {
-    for (int m = 0; m < w.rows; ++m) normalise_row(w, weights, m, w.operand + (s64)m * w.p->x_stride);
+    if (span.low < span.high)
+      for (int m = 0; m < w.rows; ++m) normalise_row(w, weights, sums, m, w.operand + (s64)m * w.p->x_stride);
   } else {
     for (int m = blockIdx.x; m < w.rows; m += gridDim.x)
-      normalise_row(w, weights, m, w.p->normed + (s64)m * HIDDEN);
+      normalise_row(w, weights, sums, m, w.p->normed + (s64)m * HIDDEN);
     arrive(w);
     wait(w);
-    load_rows<HIDDEN>(w, w.p->normed, HIDDEN);
+    if (span.low < span.high) load_rows<HIDDEN>(w, w.p->normed, HIDDEN);
   }
-  compute_sync();
 }
 
 DEVICE void store_key(Worker& w, int layer, int m, int head, int d, float v) {
@@ -99,32 +102,31 @@ DEVICE float2 rotate(float2 v, float2 angle) {
 
 DEVICE void project_qkv(Worker& w, int layer) {
   const Span span = w.spans[QKV];
-  for (int unit = span.low; unit < span.high; ++unit) {
+  compute_sync();  // the operand is there
+  multiply<Qkv>(w, span.low, span.high, [](int) { return 0; }, [&](int unit, int, int g, int m, float low, float high) {
     const int head = unit / (HEAD_DIM / 16), tile = unit % (HEAD_DIM / 16);
-    multiply_unit<Qkv>(w, 0, [&](int, int g, int m, float low, float high) {
-      if (head >= HEADS + KV_HEADS) {
-        store_value(w, layer, m, head - HEADS - KV_HEADS, tile * 16 + g, low);
-        store_value(w, layer, m, head - HEADS - KV_HEADS, tile * 16 + g + 8, high);
-        return;
-      }
-      const int d = tile * 8 + g;  // a tile of Q or K holds eight dimensions and their rotary partners
-      if (QK_NORM) {
-        float* to = w.p->raw + (s64)m * QKV_ROWS + head * HEAD_DIM + d;
-        to[0] = low;
-        to[HEAD_DIM / 2] = high;
-        return;
-      }
-      const float2 v = rotate(make_float2(low, high), w.rope[m * (HEAD_DIM / 2) + d]);
-      if (head < HEADS) {
-        u16* to = w.p->queries + (s64)m * QUERY_WIDTH + head * HEAD_DIM + d;
-        to[0] = bf16(v.x);
-        to[HEAD_DIM / 2] = bf16(v.y);
-      } else {
-        store_key(w, layer, m, head - HEADS, d, v.x);
-        store_key(w, layer, m, head - HEADS, d + HEAD_DIM / 2, v.y);
-      }
-    });
-  }
+    if (head >= HEADS + KV_HEADS) {
+      store_value(w, layer, m, head - HEADS - KV_HEADS, tile * 16 + g, low);
+      store_value(w, layer, m, head - HEADS - KV_HEADS, tile * 16 + g + 8, high);
+      return;
+    }
+    const int d = tile * 8 + g;  // a tile of Q or K holds eight dimensions and their rotary partners
+    if (QK_NORM) {
+      float* to = w.p->raw + (s64)m * QKV_ROWS + head * HEAD_DIM + d;
+      to[0] = low;
+      to[HEAD_DIM / 2] = high;
+      return;
+    }
+    const float2 v = rotate(make_float2(low, high), w.rope[m * (HEAD_DIM / 2) + d]);
+    if (head < HEADS) {
+      u16* to = w.p->queries + (s64)m * QUERY_WIDTH + head * HEAD_DIM + d;
+      to[0] = bf16(v.x);
+      to[HEAD_DIM / 2] = bf16(v.y);
+    } else {
+      store_key(w, layer, m, head - HEADS, d, v.x);
+      store_key(w, layer, m, head - HEADS, d + HEAD_DIM / 2, v.y);
+    }
+  });
 }
 
 // Models that normalise each head of Q and K: one warp per head, between the projection and attention.
@@ -163,42 +165,36 @@ DEVICE void normalise_heads(Worker& w, int layer) {
   }
 }
 
+// A unit of a matrix that adds to the residual stream: sixteen of its rows.
+DEVICE void add_rows(Worker& w, int unit, int g, int m, float low, float high) {
+  const int row = unit % (HIDDEN / 16) * 16 + g;
+  add_residual(w, m, row, low);
+  add_residual(w, m, row + 8, high);
+}
 DEVICE void project_output(Worker& w) {
   const Span span = w.spans[OUTPUT];
-  for (int unit = span.low; unit < span.high; ++unit) {
-    const int row = unit % (HIDDEN / 16) * 16;
-    multiply_unit<Output>(w, unit / (HIDDEN / 16) * Output::inner, [&](int, int g, int m, float low, float high) {
-      add_residual(w, m, row + g, low);
-      add_residual(w, m, row + g + 8, high);
-    });
-  }
+  compute_sync();  // the operand is there
+  multiply<Output>(w, span.low, span.high, [](int unit) { return unit / (HIDDEN / 16) * Output::inner; },
+                   [&](int unit, int, int g, int m, float low, float high) { add_rows(w, unit, g, m, low, high); });
 }
 DEVICE void project_gate_up(Worker& w) {
   const Span span = w.spans[GATE_UP];
-  for (int unit = span.low; unit < span.high; ++unit)
-    multiply_unit<GateUp>(w, 0, [&](int, int g, int m, float low, float high) {
-      w.p->activated[(s64)m * INTERMEDIATE + unit * 8 + g] = activation(low / (1.0f + __expf(-low)) * high);
-    });
+  compute_sync();  // the operand is there
+  multiply<GateUp>(w, span.low, span.high, [](int) { return 0; }, [&](int unit, int, int g, int m, float low, float high) {
+    w.p->activated[(s64)m * INTERMEDIATE + unit * 8 + g] = activation(low / (1.0f + __expf(-low)) * high);
+  });
 }
 DEVICE void project_down(Worker& w) {
   const Span span = w.spans[DOWN];
   const bool whole = w.p->x_stride >= INTERMEDIATE + PAD;
-  int loaded = -1;
-  if (whole && span.low < span.high) {
-    load_rows<INTERMEDIATE>(w, w.p->activated, INTERMEDIATE);
+  const auto finish = [&](int unit, int, int g, int m, float low, float high) { add_rows(w, unit, g, m, low, high); };
+  for (int from = span.low; from < span.high;) {  // all at once, or as much as one part of the operand serves
+    const int split = from / (HIDDEN / 16), end = whole || (split + 1) * (HIDDEN / 16) > span.high ? span.high : (split + 1) * (HIDDEN / 16);
+    if (from > span.low) compute_sync();  // the operand is no longer needed
+    if (whole) load_rows<INTERMEDIATE>(w, w.p->activated, INTERMEDIATE);
+    else load_rows<Down::inner>(w, w.p->activated + split * Down::inner, INTERMEDIATE);
     compute_sync();
-  }
-  for (int unit = span.low; unit < span.high; ++unit) {
-    const int split = unit / (HIDDEN / 16), row = unit % (HIDDEN / 16) * 16;
-    if (!whole && split != loaded) {
-      compute_sync();
-      load_rows<Down::inner>(w, w.p->activated + split * Down::inner, INTERMEDIATE);
-      compute_sync();
-      loaded = split;
-    }
-    multiply_unit<Down>(w, whole ? split * Down::inner : 0, [&](int, int g, int m, float low, float high) {
-      add_residual(w, m, row + g, low);
-      add_residual(w, m, row + g + 8, high);
-    });
+    multiply<Down>(w, from, end, [&](int unit) { return whole ? unit / (HIDDEN / 16) * Down::inner : 0; }, finish);
+    from = end;
   }
 }

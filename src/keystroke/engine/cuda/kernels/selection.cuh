@@ -318,6 +318,7 @@ DEVICE void attend(Worker& w, int layer) {
   const Share first = first_share(*w.p, *w.control);
   if (SPARSE && w.control->sparse) fetch_bounds(apart(w), layer);
   wait(w);
+  mark(w);
   if (SPARSE && w.control->sparse) {
     bound_chunks(apart(w), layer);
     arrive(w);

@@ -30,20 +30,23 @@ struct Ring {
 struct Streamer {
   Ring ring;
   const Span* spans;
-  Place oldest;  // the chunk that must have arrived before one more is asked for
-  int spare;     // chunks that may still be asked for without looking at it
+  Place oldest;  // of the chunks under way
+  int under_way;
+  int in_flight;
   u64 policy;
 };
 
 // One chunk of bytes into the next stage of the ring, as soon as that is free.
-DEVICE void bring(Streamer& s, const void* from, u32 bytes) {
+DEVICE void bring(Streamer& s, const void* from, int bytes) {
   Ring& ring = s.ring;
-  if (s.spare > 0) {
-    --s.spare;
-  } else {
+  const int wanted = s.in_flight / bytes;
+  const int limit = wanted < 1 ? 1 : wanted < ring.count ? wanted : ring.count - 1;  // as many as the ring would never end
+  while (s.under_way >= limit) {
     barrier_wait(&ring.full[s.oldest.stage], s.oldest.phase);
     s.oldest.advance(ring.count);
+    --s.under_way;
   }
+  ++s.under_way;
   const int stage = ring.at.stage;
   barrier_wait(&ring.empty[stage], ring.at.phase ^ 1);
   barrier_expect(&ring.full[stage], bytes);
@@ -54,12 +57,19 @@ DEVICE void bring(Streamer& s, const void* from, u32 bytes) {
 template <class M>
 DEVICE void stream(Streamer& s, const u8* matrix, int which) {
   const Span span = s.spans[which];
+  if (M::together > 1) {
+    for (int unit = span.low; unit < span.high; unit += M::together) {
+      const int units = span.high - unit < M::together ? span.high - unit : M::together;
+      bring(s, matrix + unit * M::unit_bytes, units * (int)M::unit_bytes);
+    }
+    return;
+  }
   for (int unit = span.low; unit < span.high; ++unit) {
     const u8* from = matrix + unit * M::unit_bytes;
     for (int chunk = 0; chunk < M::chunks; ++chunk) {
       const bool last = chunk == M::chunks - 1;
       const int blocks = last ? M::blocks - chunk * M::per_chunk : M::per_chunk;
-      const u32 bytes = blocks * block_bytes(M::format) + (last ? TAIL : 0);
+      const int bytes = blocks * block_bytes(M::format) + (last ? TAIL : 0);
       bring(s, from, bytes);
       from += bytes;
     }
@@ -90,6 +100,13 @@ struct Worker {
   u64* ready;    // of each buffer of sums: all warps have written
   u64* freed;    // and the one that adds has read
   u64* orders;   // the streaming warp may look at the chosen chunks
+  u64* arrival;  // of rows on their way into the operand
+  u32 loads;     // how often it was used
+  u32 tag;       // in the last two bits of partial results; 0: they are announced instead
+  bool few;      // no row has more than 32 partial results
+  bool fused;    // and the rows are so few that every block combines those for itself
+  bool tags;     // whether this step tags them
+  float scale_low, scale_high, bias_low, bias_high;  // of the unit whose sums this warp has yet to add
   int rows, thread, warp, lane, g, j, unit, marks;
 };
 
@@ -110,16 +127,26 @@ DEVICE void mark(Worker& w) {
 #endif
 }
 
+// Between blocks: a phase is announced when this block's part is done, and waited for when all parts are needed.
 DEVICE void arrive(Worker& w) {
   compute_sync();
-  mark(w);
   if (w.thread == 0) release_add(&w.p->barrier[0], 1);
   w.arrivals += gridDim.x;
 }
+// The same without waiting until memory has what was written: that shows by itself whether it has arrived.
+DEVICE void arrive_early(Worker& w) {
+  compute_sync();
+  if (w.thread == 0) relaxed_add(&w.p->barrier[0], 1);
+  w.arrivals += gridDim.x;
+}
 DEVICE void wait(Worker& w) {
-  mark(w);
   if (w.thread == 0)
     while (acquire_load(&w.p->barrier[0]) < w.arrivals) spin();
   compute_sync();
-  mark(w);
 }
+
+// Numbers whose last two bits name the layer that wrote them. A step writes a place in every layer or in none, and
+// leaves the last layer's name, or 0 where it does not tag; so what a layer waits for was never there before.
+DEVICE u32 tag_of(int layer) { return layer == LAYERS - 1 ? 3 : 1 + (layer & 1); }
+DEVICE float tagged(float v, u32 tag) { return __uint_as_float(((u32)__float_as_int(v) & ~3u) | tag); }
+DEVICE float untagged(u32 bits) { return __uint_as_float(bits & ~3u); }
