@@ -48,6 +48,28 @@ CASES = [
         "import requests\ndef f(u):\n    return requests.get(u, timeout=9, verify=True)\n",
     ),
     (
+        "python",
+        "import random\ndef make_token():\n    return random.getrandbits(64)\n",
+        "import secrets\nimport random\ndef make_token():\n    return secrets.randbits(64)\n",
+    ),
+    (
+        "python",
+        "import os\nos.chmod('key', 0o777)\n",
+        "import os\nos.chmod('key', 0o600)\n",
+    ),
+    (
+        "python",
+        "import torch\ndef f(p):\n    return torch.load(p)\n",
+        "import torch\ndef f(p):\n    return torch.load(p, weights_only=True)\n",
+    ),
+    (
+        "python",
+        "import hashlib, os\ndef f(p):\n    return hashlib.pbkdf2_hmac('sha256', p, os.urandom(9), 9)\n",
+        "import hashlib, os\ndef f(p):\n    return hashlib.pbkdf2_hmac('sha256', p, os.urandom(9), 600000)\n",
+    ),
+    ("javascript", "const b = Buffer.allocUnsafe(9);\n", "const b = Buffer.alloc(9);\n"),
+    ("javascript", 'app.listen(80, "0.0.0.0");\n', 'app.listen(80, "127.0.0.1");\n'),
+    (
         "c",
         "void f(const char *s) {\n    char b[9];\n    strcpy(b, s);\n}\n",
         'void f(const char *s) {\n    char b[9];\n    snprintf(b, sizeof(b), "%s", s);\n}\n',
