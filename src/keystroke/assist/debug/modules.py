@@ -10,6 +10,7 @@ import ast
 import os
 import sys
 import sysconfig
+import time
 import warnings
 from functools import lru_cache
 from importlib import import_module
@@ -27,6 +28,8 @@ _DYNAMIC = (
     "locals()[",
 )
 _STDLIB = Path(sysconfig.get_paths()["stdlib"])
+FRESH = 1.0  # seconds that a look at the disk is good for: keys come faster than files
+_REMEMBERED = 5000
 _SKIPPED = {"node_modules", "__pycache__", "site-packages", "build", "dist"}
 
 
@@ -37,9 +40,19 @@ class Project:
         self.root = root
         self.own = _own_folders(root) if root is not None else ()
         self.sites = _site_folders(root)
+        self._found: dict[tuple[str, Path | None], tuple[float, Path | None]] = {}
 
     def find(self, module: str, origin: Path | None = None) -> Path | None:
         """The file or package folder of an absolute module name. `origin`: a script's folder comes first."""
+        key, now = (module, origin.parent if origin is not None else None), time.monotonic()
+        known = self._found.get(key)
+        if known is None or now - known[0] > FRESH:
+            if len(self._found) > _REMEMBERED:
+                self._found.clear()
+            known = self._found[key] = (now, self._search(module, origin))
+        return known[1]
+
+    def _search(self, module: str, origin: Path | None) -> Path | None:
         # Of a package's module the folder is not on the path; of a script it comes first.
         script = origin is not None and not (origin.parent / "__init__.py").exists()
         near = (origin.parent,) if script and origin is not None else ()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -107,9 +106,10 @@ def pieces(text: str) -> list[Piece] | None:
     return found or whole(text)
 
 
-def _cuts(text: str) -> Iterator[int]:
-    yield 0
-    last, run, decorated, name = 0, True, False, ""
+def _cuts(text: str) -> list[int]:
+    """Where statements begin that may begin a piece."""
+    cuts = [0]
+    last, run, decorated, name, above = 0, True, False, "", ""
     begun = False  # what stands above the first statement belongs to it
     for token in _TOKENS.finditer(text):
         start = token.start()
@@ -118,7 +118,7 @@ def _cuts(text: str) -> Iterator[int]:
         head = _HEAD.match(text, start)
         if head is None:
             if begun and (not run or start - last > _RUN):
-                yield start
+                cuts.append(start)
                 last = start
             run = begun = True
             decorated, name = False, ""
@@ -128,9 +128,13 @@ def _cuts(text: str) -> Iterator[int]:
         own = head[1] or head[2] or ""
         if decorated:  # what the decorators above belong to
             decorated, name = head[0] == "@", own
+            if own and own == above and len(cuts) > 1:
+                cuts.pop()  # overloads stay together
             continue
         if own and own == name:
-            continue  # overloads stay together
+            continue
         if begun:
-            yield start
+            cuts.append(start)
+        above = name
         last, run, begun, decorated, name = start, False, True, head[0] == "@", own
+    return cuts
