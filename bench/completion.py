@@ -12,8 +12,8 @@ reach 1, since names and comments are free choices.
 
 Next edits, of releases held out: `edit_place`: of six places of a file just edited, the one that changed next
 is ranked first (chance 1/6); `edit_text`: what it became, to the letter; `edit_offered`: of the places
-offered (more likely to change than not), how many were right; `edit_alarms`: something was offered where
-nothing was left to do. The baseline ranks by the names that went, and repeats the last change.
+offered (likely enough to change, and written differently), how many were right; `edit_alarms`: something was
+offered where nothing was left to do. The baseline ranks by the names that went, and repeats the last change.
 
     python bench/completion.py [--cases N] [--context N] [--typed N] [--bytes N] [--edits N] [--model M ...]
 """

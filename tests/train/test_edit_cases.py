@@ -43,13 +43,13 @@ class Knowing:
 
 
 class Eager:
-    """Everything changes, into nothing."""
+    """Everything changes, into nothing at all."""
 
     def chances(self, case: EditCase) -> list[float]:
         return [1.0] * len(case.places)
 
     def rewrite(self, case: EditCase, place: int) -> list[str] | None:
-        return None
+        return []
 
 
 def test_who_knows_scores_full_marks_and_who_guesses_does_not() -> None:

@@ -26,7 +26,7 @@ from keystroke.train.edits import quiet_line, situation, steps
 from keystroke.train.evaluate import Share
 
 PLACES = 6
-SURE = 0.5  # a place more likely to change than not is offered
+SURE = 0.8  # a place that is likelier than this to change is offered
 _LARGEST = 14_000  # characters of a file: a case must stay small enough to keep
 _PER_PROJECT = 8
 
@@ -219,8 +219,8 @@ _WORD = re.compile(r"[A-Za-z_]\w{2,}")
 class EditReport:
     """`place`: the place that changed was thought the likeliest; `text`: asked about the right place, the
     answer was right to the letter; `both`: the likeliest place was offered, and place and text were right;
-    `offered`: of what was offered, how much was right in place; `alarms`: moments with nothing left to do at
-    which something was offered."""
+    `offered`: of what was offered (likely enough, and written differently from what stands there), how much was
+    right in place; `alarms`: moments with nothing left to do at which something was offered."""
 
     place: Share
     text: Share
@@ -235,13 +235,14 @@ def evaluate_edits(judge: Judge, cases: Sequence[EditCase], sure: float = SURE) 
     for case in cases:
         chances = judge.chances(case)
         best = max(range(len(chances)), key=chances.__getitem__)
-        shown = chances[best] >= sure
+        written = judge.rewrite(case, best) if chances[best] >= sure else None
+        shown = written is not None
         offered += shown
         if case.right is None:
             alarms += shown
             continue
         hit = best == case.right
-        said = judge.rewrite(case, case.right)
+        said = written if hit and shown else judge.rewrite(case, case.right)
         exact = said is not None and tuple(said) == case.answer
         place += hit
         text += exact
