@@ -262,10 +262,8 @@ class Copies(Bounds):
         if (
             "length" in source.clean
             or "*" in source.clean
-            or (memory is not None and memory.fits and memory.fits in (key_of(exprs[1]), ""))
+            or (memory is not None and memory.fits and memory.fits == exprs[1].node.text())
         ):
-            return
-        if memory is not None and memory.fits and memory.fits == key_of(exprs[1]):
             return
         if (
             capacity is not None

@@ -214,7 +214,7 @@ class Lifetimes(Copies):
         if isinstance(expr, ir.Op) and expr.op == "+":
             for arg in expr.args:
                 if isinstance(arg, ir.Call) and named(arg, "strlen", "wcslen") and arg.args:
-                    return key_of(arg.args[0]) or ""
+                    return str(arg.args[0].node.text())
         return ""
 
     # Going

@@ -21,6 +21,8 @@ from keystroke.assist.audit.values import (
 )
 from keystroke.assist.audit.walk import CallEvent
 
+_LENGTH = "the length of "  # no text in memory is so long that sums with its length wrap around
+
 
 class MemoryMatcher(Lifetimes):
     # Declarations
@@ -121,7 +123,7 @@ class MemoryMatcher(Lifetimes):
                 level=args[0].level,
                 numeric=True,
                 path=f"{event.path}()",
-                origin=args[0].origin,
+                origin=f"{_LENGTH}{args[0].origin}",
                 roots=args[0].roots,
                 low=0,
                 high=high,
@@ -254,7 +256,7 @@ class MemoryMatcher(Lifetimes):
 
 
 def _number_source(origin: str) -> bool:
-    return any(
+    return not origin.startswith(_LENGTH) and any(
         name in origin
         for name in (
             "scanf",

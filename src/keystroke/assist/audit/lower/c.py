@@ -283,7 +283,11 @@ class CLowering(Lowering):
             value = child.field("value") if child.kind() == "init_declarator" else None
             inner = child.field("declarator") if child.kind() == "init_declarator" else child
             name, pointer, size, function = self.declared(inner)
-            if name and (not function or value is not None):  # a pointer to a function is a variable
+            given = self.given(child) if function and value is None else None
+            if given is not None:
+                made = Call(child, Name(child, base.replace("::", ".").split("<", 1)[0]), given, {}, True)
+                out.append(Let(child, name, made, base))
+            elif name and (not function or value is not None):  # a pointer to a function is a variable
                 lowered = self.expr(value) if value is not None else None
                 if value is not None and value.kind() == "argument_list":
                     lowered = Call(
@@ -297,6 +301,14 @@ class CLowering(Lowering):
         return out
 
     s_field_declaration = s_declaration
+
+    def given(self, node: Syntax) -> list[Expr] | None:
+        """The arguments of `T x(a);` in a function, which reads like a declaration of a function."""
+        parameters = node.field("parameters") if self.inside else None
+        parts = [named(child) for child in named(parameters)] if parameters is not None else []
+        if not parts or any(len(part) != 1 or part[0].kind() != "type_identifier" for part in parts):
+            return None
+        return [Name(part[0], part[0].text()) for part in parts]
 
     def declared(self, node: Syntax | None) -> tuple[str, bool, Expr | None, bool]:
         """(name, is a pointer, array size, is a function) of a declarator."""
