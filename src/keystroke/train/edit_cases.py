@@ -219,8 +219,8 @@ _WORD = re.compile(r"[A-Za-z_]\w{2,}")
 class EditReport:
     """`place`: the place that changed was thought the likeliest; `text`: asked about the right place, the
     answer was right to the letter; `both`: the likeliest place was offered, and place and text were right;
-    `offered`: of what was offered (likely enough, and written differently from what stands there), how much was
-    right in place; `alarms`: moments with nothing left to do at which something was offered."""
+    `offered`: of what was offered (likely enough, and written differently), how much was right in place;
+    `alarms`: moments with nothing left to do at which something was offered."""
 
     place: Share
     text: Share
