@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cuda_models import FAMILIES, dense_tensors, tiny_engine, tiny_spec, tiny_tensors
+from cuda_models import FAMILIES, dense_tensors, tiny_engine, tiny_spec, tiny_tensors, tiny_weights
 
 from keystroke.engine.base import Interrupt, Sampling, StepRequest
+from keystroke.engine.checkpoint.rope import extended, rope_tables
+from keystroke.engine.checkpoint.spec import RopeSpec
 from keystroke.engine.cuda.engine import CudaEngine
 from keystroke.engine.cuda.plan import Precision
 from keystroke.engine.cuda.reference import forward
@@ -94,7 +96,7 @@ def test_the_kernel_draws_what_the_sampler_draws(engine: CudaEngine, filters: di
     with engine.session() as session:
         session.extend(PROMPT)
         for seed in range(5):
-            sampling = Sampling(**{"temperature": 1.0, "seed": seed, **filters})
+            sampling = Sampling(**{"temperature": 1.0, "seed": seed, **filters})  # type: ignore[arg-type]
             token = session.step(sampling=sampling).tokens[0]
             logits = engine._stepper.logits[0].numpy()
             assert token == choose(logits, sampling, session.length - 1)
@@ -108,7 +110,7 @@ def test_equal_logits_leave_the_lowest_ids_at_the_edge_of_a_filter() -> None:
         chosen = set()
         for seed in range(12):
             for filters in ({"top_k": 7}, {"top_p": 0.105}, {"top_k": 20, "top_p": 0.34}):
-                sampling = Sampling(temperature=1.0, seed=seed, **filters)  # type: ignore[arg-type]
+                sampling = Sampling(temperature=1.0, seed=seed, **filters)
                 token = session.step(sampling=sampling).tokens[0]
                 assert token == choose(engine._stepper.logits[0].numpy(), sampling, session.length - 1)
                 chosen.add(token)
@@ -150,6 +152,24 @@ def test_results_do_not_depend_on_the_company(engine: CudaEngine) -> None:
     for session in sessions:
         session.close()
     assert together == alone
+
+
+def test_sixteen_sessions_of_which_one_joins_late_say_what_each_says_alone() -> None:
+    prompts = [PROMPT[: 3 + i] for i in range(16)]
+    samplings = [Sampling(temperature=0.9 if i % 3 == 0 else 0.0, seed=i) for i in range(16)]
+    with tiny_engine(tiny_spec(layers=1, context=128)) as engine:
+        alone = [plain(engine, p, 2, s) for p, s in zip(prompts, samplings, strict=True)]
+        sessions = [engine.session() for _ in prompts]
+        for session, prompt in zip(sessions, prompts, strict=True):
+            session.extend(prompt)
+        seen: list[list[int]] = [[] for _ in prompts]
+        # The last one is urgent: it comes when the others are under way; the very next step takes it along.
+        for members in (range(15), range(16), range(15, 16)):
+            requests = [StepRequest(sessions[i], (), samplings[i]) for i in members]
+            assert len(requests) <= engine.max_batch
+            for i, taken in zip(members, engine.step_many(requests), strict=True):
+                seen[i] += taken.tokens
+        assert seen == alone
 
 
 def test_rollback_extend_and_fork_equal_a_fresh_computation(engine: CudaEngine) -> None:
@@ -197,6 +217,63 @@ def test_an_interrupt_leaves_a_session_that_can_go_on(engine: CudaEngine) -> Non
             session.step(interrupt=interrupt)
         assert list(session.tokens) == PROMPT
         assert [session.step().tokens[0] for _ in range(2)] == plain(engine, PROMPT, 2)
+
+
+def test_an_interrupt_ends_prefill_between_chunks_and_keeps_what_was_computed() -> None:
+    class After(Interrupt):
+        """Thrown when it has been looked at so many times."""
+
+        looks = 3
+
+        def check(self) -> None:
+            self.looks -= 1
+            if self.looks == 0:
+                self.set()
+            super().check()
+
+    prompt = [(5 * i * i + i) % 203 for i in range(600)]
+    with tiny_engine(tiny_spec(context=1024)) as engine:
+        engine.prefill_chunk = 128
+        with engine.session() as session:
+            with pytest.raises(Interrupted):
+                session.extend(prompt, After())
+            assert session.length == 2 * 128 + 1  # two chunks, and the token a step would begin with
+            extended = session.extend(prompt)
+            assert extended.reused == 256
+            token = session.step().tokens
+        with engine.session() as session:
+            session.extend(prompt)
+            assert session.step().tokens == token
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        RopeSpec(
+            500_000.0,
+            scaling="llama3",
+            factor=8.0,
+            original_context=8192,
+        ),
+        extended(replace(tiny_spec(), context_length=32_768), 131_072).rope,
+    ],
+    ids=["llama3", "yarn"],
+)
+def test_stretched_positions_at_128k_are_those_of_the_reference(rope: RopeSpec) -> None:
+    # Where in a context of 131,072 a token stands changes only its angles, and those come from one table.
+    spec = replace(tiny_spec(layers=1, context=131_072), rope=rope)
+    tensors = tiny_tensors(spec)
+    weights_rope = tiny_weights(spec).rope
+    cosines, sines = rope_tables(spec, 131_072)
+    assert weights_rope.shape == (131_072, 32, 2)
+    assert torch.equal(weights_rope[-1, :, 0], torch.from_numpy(cosines[-1]))
+    assert torch.equal(weights_rope[-1, :, 1], torch.from_numpy(sines[-1]))
+    with tiny_engine(replace(spec, context_length=512)) as engine, engine.session() as session:
+        session.extend(PROMPT)
+        session.step(sampling=Sampling(logprobs=0))
+        logits = engine._stepper.logits[0].clone()
+    truth = forward(replace(spec, context_length=512), tensors.__getitem__, PROMPT)[-1]
+    assert (logits - truth).norm() / truth.norm() < 0.02
 
 
 def test_logprobs_come_with_the_tokens(engine: CudaEngine) -> None:

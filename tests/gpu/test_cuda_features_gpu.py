@@ -1,0 +1,159 @@
+"""Features of the CUDA engine on a real GPU: sparse attention, filtered draws, a model that drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from keystroke.engine.base import Sampling
+from keystroke.engine.checkpoint.rope import extended
+from keystroke.engine.checkpoint.spec import ModelSpec, RopeSpec
+from keystroke.engine.cuda.driver import GpuLauncher
+from keystroke.engine.cuda.engine import CudaEngine
+from keystroke.engine.cuda.gpu import gpu_report
+from keystroke.engine.cuda.model import random_weights
+from keystroke.engine.cuda.sparse import Sparse
+from keystroke.engine.sampler import choose
+from keystroke.engine.speculative import ModelDrafter
+
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")]
+DEVICE = torch.device("cuda")
+PROBE = Sampling(logprobs=0)  # chosen on the host: no follower overwrites the logits
+SPEC = ModelSpec(
+    architecture="qwen2",
+    name="four layers",
+    vocab_size=32_004,
+    hidden=1536,
+    layers=4,
+    heads=12,
+    kv_heads=2,
+    head_dim=128,
+    intermediate=4096,
+    norm_eps=1e-6,
+    rope=RopeSpec(1_000_000.0),
+    context_length=32_768,
+    tied=True,
+    qkv_bias=True,
+)
+
+
+def engine_of(
+    spec: ModelSpec = SPEC, kv_tokens: int = 100_000, sparse: Sparse = "off", seed: int = 0
+) -> CudaEngine:
+    blocks = torch.cuda.get_device_properties(DEVICE).multi_processor_count
+    weights = random_weights(spec, "bf16", DEVICE, blocks, seed)
+    return CudaEngine(weights, GpuLauncher(weights.plan, DEVICE), kv_tokens, sparse=sparse)
+
+
+def text(count: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(0, SPEC.vocab_size, count).tolist()  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def sparse() -> Iterator[CudaEngine]:
+    with engine_of(extended(SPEC, 65_536), sparse="always") as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("mode", ["dense", "sparse"])
+def test_rows_at_a_long_context_are_bit_equal_alone_and_in_company(sparse: CudaEngine, mode: str) -> None:
+    sparse.sparse_from = 16_384 if mode == "sparse" else 1 << 30
+    prompt = text(20_000)
+    with sparse.session() as session:
+        session.extend(prompt[:-16])
+        singles = []
+        for token in prompt[-16:]:
+            session.step(sampling=PROBE)
+            singles.append(sparse._stepper.logits[0].clone())
+            session.rollback(session.length - 1)
+            session.extend([*session.tokens, token])
+        for size in (2, 5, 8, 15):
+            session.rollback(20_000 - size)
+            session._resident = 19_999 - size
+            session.step(prompt[20_000 - size :], sampling=PROBE)
+            for i in range(size):
+                assert torch.equal(sparse._stepper.logits[i], singles[16 - size + i]), (size, i)
+            session.rollback(20_000 - size)
+            session.extend(prompt)
+
+
+def test_with_every_chunk_chosen_the_result_is_the_dense_one_bit_for_bit(sparse: CudaEngine) -> None:
+    with sparse.session() as session:
+        session.extend(text(9_000, 1))
+        sparse.sparse_from = 1 << 30
+        session.step(sampling=PROBE)
+        dense = sparse._stepper.logits[0].clone()
+        session.rollback(9_000)
+        sparse.sparse_from, sparse.sparse_budget = 1_024, 64
+        before = sparse.sparse_steps
+        session.step(sampling=PROBE)
+        sparse.sparse_budget = 32
+        assert sparse.sparse_steps == before + 1
+        assert torch.equal(dense, sparse._stepper.logits[0])
+
+
+def test_random_attention_is_in_doubt_and_ends_in_the_dense_text() -> None:
+    with engine_of(extended(SPEC, 65_536), sparse="auto") as engine, engine.session() as session:
+        prompt = text(30_000, 2)
+        session.extend(prompt)
+        found = [session.step().tokens[0] for _ in range(6)]
+        assert (engine.sparse_steps, engine.doubts) == (1, 1)
+        engine.sparse_from = 1 << 30
+        session.rollback(30_000)
+        assert [session.step().tokens[0] for _ in range(6)] == found
+
+
+FILTERS = [
+    {},
+    {"min_p": 0.02},
+    {"top_k": 40},
+    {"top_p": 0.9},
+    {"top_k": 20, "top_p": 0.8},
+    {"temperature": 0.2, "top_k": 40},
+    {"temperature": 3.0, "top_p": 0.5},
+]
+
+
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+def test_the_device_draws_what_the_sampler_draws(sparse: CudaEngine, filters: dict[str, float]) -> None:
+    with sparse.session() as session:
+        session.extend(text(50, 3))
+        for seed in range(16):
+            sampling = Sampling(**{"temperature": 1.0, "seed": seed, **filters})  # type: ignore[arg-type]
+            token = session.step(sampling=sampling).tokens[0]
+            logits = sparse._stepper.logits[0].cpu().numpy()
+            assert token == choose(logits, sampling, session.length - 1)
+
+
+def test_a_model_on_the_same_gpu_drafts_without_changing_the_text() -> None:
+    sampling = Sampling(temperature=0.7, top_p=0.9, seed=4)
+    with engine_of(kv_tokens=16_384) as large, engine_of(replace(SPEC, layers=1), 16_384, seed=1) as small:
+        with large.session() as session:
+            session.extend(text(64, 5))
+            expected = [session.step(sampling=sampling).tokens[0] for _ in range(40)]
+        for engine in (small, large):  # one that guesses badly, one that guesses all
+            drafter = ModelDrafter(engine, large, sampling)
+            with large.session() as session:
+                session.extend(text(64, 5))
+                seen: list[int] = []
+                steps = 0
+                while len(seen) < 40:
+                    seen += session.step(drafter.propose(session.tokens, 7), sampling).tokens
+                    steps += 1
+                assert seen[:40] == expected
+            drafter.close()
+        assert steps <= 6
+
+
+def test_the_report_names_the_gpu_and_the_room_it_has() -> None:
+    suits, why = gpu_report(SPEC)
+    assert suits, why
+    assert "tokens of KV" in why
+    suits, why = gpu_report(replace(SPEC, layers=4000))
+    assert not suits
+    assert "choose fewer bits" in why
