@@ -567,6 +567,22 @@ class TestNextEdit:
         with serving(spm_model()) as server:
             asyncio.run(run(server))
 
+    def test_what_is_left_of_it_stands_while_one_looks_at_the_place_taken(self) -> None:
+        async def run(server: RunningServer) -> None:
+            async with wired(server) as wire:
+                await wire.open("def load():\n    pass\n\nload()\nload()\n")
+                edits = [{"start": 4, "end": 8, "text": "fetch"}]
+                await wire.send(kind="buffer.change", buffer="a.py", base=0, version=1, edits=edits)
+                first = await wire.until("next_edit")
+                second = await self.take(wire, first["change"], 2)
+                await wire.send(kind="next_edit.ask", id="n", buffer="a.py", version=2, cursor=28)
+                asked = await wire.until("next_edit", answers=["n"])
+                assert (asked["id"], asked["change"]) == (first["id"], second["change"])
+                assert not [e for e in wire.heard if e["type"] == "next_edit.dropped"]
+
+        with serving(spm_model()) as server:
+            asyncio.run(run(server))
+
     async def take(self, wire: Wire, change: dict[str, Any], version: int) -> dict[str, Any]:
         edit = {key: change[key] for key in ("start", "end", "text")}
         await wire.send(kind="buffer.change", buffer="a.py", base=version - 1, version=version, edits=[edit])

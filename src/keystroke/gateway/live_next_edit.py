@@ -99,6 +99,9 @@ class BufferNextEdit:
         self._reason = Unfit.NOWHERE
         try:
             await asyncio.sleep(PAUSE)
+            if self._edits.being_taken(text):
+                self._answer_all()
+                return
             inquiry = self._edits.inquiry()
             found = await asyncio.to_thread(inquiry.propose, text, cursor, others)
             if found is None and self._foresight is not None:

@@ -159,6 +159,10 @@ class NextEdits:
         """The question as it stands now; `adopt` takes its answer."""
         return Inquiry(self._language, self._baseline, tuple(self._history))
 
+    def being_taken(self, text: str) -> bool:
+        """Whether places of a proposal are left and nothing else was changed: then there is nothing to ask."""
+        return self.proposal is not None and self._baseline == text
+
     def intent(self, text: str) -> Intent | None:
         """What to ask the model about; None where nothing was changed. An edit of its own that was just taken
         is a change like any other: there may be a next one."""
