@@ -160,7 +160,7 @@ class NextEdits:
         return Inquiry(self._language, self._baseline, tuple(self._history))
 
     def being_taken(self, text: str) -> bool:
-        """Whether places of a proposal are left and nothing else was changed: then there is nothing to ask."""
+        """Whether places of a proposal are left and nothing else changed: then nothing is asked."""
         return self.proposal is not None and self._baseline == text
 
     def intent(self, text: str) -> Intent | None:
