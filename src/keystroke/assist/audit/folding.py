@@ -55,10 +55,10 @@ def replaced(pattern: Value, family: str) -> frozenset[str]:
     body, _, flags = text[1:].rpartition("/") if pattern.path == "RegExp()" else (text, "", "g")
     if "g" not in flags:
         return frozenset()  # the first match only
-    if (
-        (body.startswith("[^")
-        and not any(char in body for char in "<'\"\\/;$"))
-        or body in (r"\W", r"\W+", r"\D")
+    if (body.startswith("[^") and not any(char in body for char in "<'\"\\/;$")) or body in (
+        r"\W",
+        r"\W+",
+        r"\D",
     ):
         return ALL  # only letters, digits and the like are left
     if pattern.path == "RegExp()" or (family == "python" and body.startswith("[")):

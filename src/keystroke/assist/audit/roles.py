@@ -37,9 +37,41 @@ _ROUTES = frozenset({"get", "post", "put", "delete", "patch", "all", "use", "hea
 _PARENTS = frozenset({"parent", "root", "obj", "source", "_", "__", "_parent", "_root", "_obj", "_source"})
 _VERBS = frozenset({"get", "post", "put", "patch", "delete", "dispatch"})
 _HANDED = frozenset(
-    "user backend template template_name context response form obj instance queryset exception exc error view "
-    "func callback view_func get_response f args kwargs model serializer app client session db logger config "
-    "settings cls timeout verify".split()
+    [
+        "user",
+        "backend",
+        "template",
+        "template_name",
+        "context",
+        "response",
+        "form",
+        "obj",
+        "instance",
+        "queryset",
+        "exception",
+        "exc",
+        "error",
+        "view",
+        "func",
+        "callback",
+        "view_func",
+        "get_response",
+        "f",
+        "args",
+        "kwargs",
+        "model",
+        "serializer",
+        "app",
+        "client",
+        "session",
+        "db",
+        "logger",
+        "config",
+        "settings",
+        "cls",
+        "timeout",
+        "verify",
+    ]
 )
 _FIELDS = frozenset({"self.path", "self.headers", "self.requestline"})
 _SERVES = re.compile(r"do_[A-Z]+$|handle|log_message|end_headers")
