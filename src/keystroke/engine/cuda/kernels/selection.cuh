@@ -254,8 +254,10 @@ DEVICE void choose_chunks(Worker w, Selection& sel, int m, int head, bool accoun
   compute_sync();
 }
 
-// This block's run of the chosen chunks, row by row and head by head: calls begin(m, head, first of them or not) for each
-// such group and visit(unit) for each chunk of it.
+// This block's run of the chosen chunks, row by row and head by head: calls visit(unit) for each chunk, and
+// begin(m, head, first of them or not) before a group of them that has to be chosen. The last ones are known without:
+// where all of a block's part of a group is such, nothing need be waited for. Elsewhere there is a page for the ring to
+// bring, so the computing warps never get two choices ahead of the streaming one.
 template <class Begin, class Visit>
 DEVICE void walk_chosen(const Control& c, const Selection& sel, const Begin& begin, const Visit& visit) {
   int units = 0;
@@ -269,7 +271,8 @@ DEVICE void walk_chosen(const Control& c, const Selection& sel, const Begin& beg
     const int count = chunks_of(c, m);
     for (int head = 0; head < KV_HEADS; ++head, base += count) {
       if (at >= high || at >= base + count) continue;
-      begin(m, head, at == base);
+      const int known = base + count - RECENT;
+      if (at < known) begin(m, head, at == base);
       Unit unit;
       unit.sequence = s;
       unit.head = head;
@@ -278,7 +281,7 @@ DEVICE void walk_chosen(const Control& c, const Selection& sel, const Begin& beg
       unit.last = c.position[m];
       for (; at < high && at < base + count; ++at) {
         unit.slot = at - base;
-        unit.chunk = sel.chosen[unit.slot];
+        unit.chunk = at < known ? sel.chosen[unit.slot] : chunks_to(unit.last) - count + unit.slot;
         visit(unit);
       }
     }
