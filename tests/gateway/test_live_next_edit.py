@@ -131,7 +131,7 @@ def test_after_one_of_its_edits_was_taken_the_model_is_asked_for_the_next(tmp_pa
     ("new", "reason"),
     [
         ("print(area", "breaks_syntax"),
-        ("print(area)", "unusable_answer"),
+        ("print(area)", "model_leaves_it"),
     ],
 )
 def test_an_edit_that_does_not_hold_up_has_a_named_reason(tmp_path: Path, new: str, reason: str) -> None:

@@ -69,7 +69,7 @@ class Model:
                 ),
             )
         self.written += 1
-        said = (*TOKENIZER.encode(answer or ""), END)
+        said = (*TOKENIZER.encode(answer or "", special=True), END)
         return Said(said, tuple(TokenLogprob(t, math.log(self.sure)) for t in said))
 
 
@@ -117,7 +117,7 @@ def test_a_place_sure_to_change_ends_the_asking() -> None:
 @pytest.mark.parametrize(("eagerness", "shown"), [("calm", False), ("eager", True)])
 def test_how_sure_it_must_be_follows_the_eagerness(eagerness: str, shown: bool) -> None:
     q = question(FILE, "area", "surface", eagerness=eagerness)
-    found = asked(q, Model(rewriting("area(w", "surface(w"), sure=0.6))
+    found = asked(q, Model(rewriting("area(w", "surface(w"), sure=0.8))
     assert isinstance(found, Found) is shown
     assert shown or found is Unfit.UNSURE
 
@@ -128,7 +128,8 @@ def test_how_sure_it_must_be_follows_the_eagerness(eagerness: str, shown: bool) 
         (lambda r: r.replace("area(w, h))", "area(w, h)"), Unfit.BREAKS),
         (lambda r: r.replace("print(area(w, h))", f"print({'x' * 90})"), Unfit.TOO_LONG),
         (lambda r: r.replace("depth)", ")"), Unfit.UNDOES),
-        (lambda r: r, Unfit.UNUSABLE),
+        (lambda r: r, Unfit.LEFT),
+        (lambda r: f"{r}<|edit|>", Unfit.UNUSABLE),
     ],
 )
 def test_what_does_not_hold_up_is_not_offered(answer: Callable[[str], str], reason: Unfit) -> None:
