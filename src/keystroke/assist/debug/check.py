@@ -168,7 +168,7 @@ def _found(text: str, path: str | Path, project: Project) -> tuple[Diagnostic, .
     except RecursionError:
         return ()  # machine-made code, deeper than the stack
     kept = {module.placed(at, item) for at, item in found if not _QUIET.search(module.line(at, item.start))}
-    return tuple(sorted(kept, key=lambda item: (item.start, item.end, item.code)))
+    return tuple(sorted(kept, key=lambda item: (item.start, item.end, item.code, item.subject)))
 
 
 _Found = Iterator[tuple[int, Diagnostic]]  # a diagnostic in the offsets of its piece, and which piece that is
