@@ -117,7 +117,7 @@ def test_a_place_sure_to_change_ends_the_asking() -> None:
 @pytest.mark.parametrize(("eagerness", "shown"), [("calm", False), ("eager", True)])
 def test_how_sure_it_must_be_follows_the_eagerness(eagerness: str, shown: bool) -> None:
     q = question(FILE, "area", "surface", eagerness=eagerness)
-    found = asked(q, Model(rewriting("area(w", "surface(w"), sure=0.8))
+    found = asked(q, Model(rewriting("area(w", "surface(w"), sure=0.9))
     assert isinstance(found, Found) is shown
     assert shown or found is Unfit.UNSURE
 

@@ -25,7 +25,7 @@ from keystroke.text import Edit, apply_edits, minimal_diff
 
 # How sure the model must be that a place changes, and how it changes, for the two multiplied to be shown.
 # High on purpose: on held-out releases few edits of the embedded model are right to the letter.
-THRESHOLDS = {"calm": 0.9, "balanced": 0.8, "eager": 0.6}
+THRESHOLDS = {"calm": 0.9, "balanced": 0.8, "eager": 0.7}
 SURE = 0.9  # a place this likely to change is taken without asking about the others
 _RIVALS = 20  # tokens whose chances a step tells
 _LONGEST_CHANGE = 200  # lines; more is a paste, which asks for nothing
