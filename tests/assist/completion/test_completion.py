@@ -186,8 +186,17 @@ class TestComplete:
         fim = FimTemplate("<fim_prefix>", "<fim_suffix>", "<fim_middle>", stops=frozenset({ord("$")}))
         chosen = model(lambda _prompt: "ab$cd", fim=fim)
         with chosen.engine.session() as session:
-            assert complete(chosen, session, "x", "y\nz").text.startswith("ab")
-            assert "cd" not in complete(chosen, session, "x", "y\nz").text
+            assert complete(chosen, session, "x(", "y\nz").text.startswith("ab")
+            assert "cd" not in complete(chosen, session, "x(", "y\nz").text
+
+    @pytest.mark.parametrize(("fim", "again"), [(None, "    "), (PSM, " ")])
+    def test_a_half_word_is_said_again_and_not_inserted_twice(
+        self, fim: FimTemplate | None, again: str
+    ) -> None:
+        chosen = model(lambda prompt: "" if "retu" in prompt else f"{again}return x\n", fim=fim)
+        with chosen.engine.session() as session:
+            assert complete(chosen, session, "def f(x):\n    retu", "", lines=1).text == "rn x"
+            assert complete(chosen, session, "retu", "", lines=1).text == ""  # nothing else to go on from
 
     def test_an_interrupt_ends_it_with_what_it_has(self) -> None:
         interrupt = Interrupt()

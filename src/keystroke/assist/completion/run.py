@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from keystroke.assist.completion.ending import Ending
 from keystroke.assist.completion.prompt import build_prompt
+from keystroke.assist.completion.window import LONGEST_WORD, half_word
 from keystroke.engine.base import GREEDY, Interrupt, Sampling, Session
 from keystroke.engine.generation import Chunk, Finish, Generation, GenerationParams, GenerationStats
 from keystroke.engine.model import Model
@@ -41,11 +42,17 @@ def complete(
 ) -> Completion:
     """The completion between `prefix` and `suffix`. Raises what the engine raises, but not for an interrupt:
     that ends the completion with what it has."""
-    prompt = build_prompt(model, prefix, suffix, budget=budget, max_tokens=max_tokens)
-    params = GenerationParams(max_tokens=max_tokens, sampling=sampling)
+    half = half_word(prefix[-LONGEST_WORD:])
+    if not prefix[: len(prefix) - len(half)].strip() and not suffix.strip():
+        half = ""  # there is nothing else to go on from
+    above = prefix[: len(prefix) - len(half)]
+    prompt = build_prompt(model, above, suffix, budget=budget, max_tokens=max_tokens)
+    held = prompt.held + half  # said again, and where it is a half word it has to be
+    begin = held if half else ""
+    params = GenerationParams(max_tokens=max_tokens + len(begin), sampling=sampling, begin=begin)
     generation = Generation(model, session, prompt.tokens, params, drafter, interrupt)
     ending = Ending.at(prefix, suffix, lines)
-    text, finish = settle(_until(generation, prompt.stops), ending, held=prompt.held)
+    text, finish = settle(_until(generation, prompt.stops), ending, held=held)
     return Completion(text, finish, prompt.trimmed, generation.stats)
 
 
