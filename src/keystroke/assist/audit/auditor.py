@@ -32,7 +32,7 @@ from keystroke.assist.audit.numbers import GoDetectors
 from keystroke.assist.audit.pointers import Pointers
 from keystroke.assist.audit.rules import LANGUAGES
 from keystroke.assist.audit.suppress import suppress
-from keystroke.assist.audit.triggers import FLOW, SILENT, WORD, triggers_of
+from keystroke.assist.audit.triggers import FLOW, SILENT, WORD, triggers_of, words_of
 from keystroke.assist.audit.units import Skeleton, Unit, resplit, skeleton, split
 from keystroke.assist.audit.values import Memory, Value
 from keystroke.errors import InputError, NotFound
@@ -192,15 +192,16 @@ class LiveAudit:
         self._outline_found = self._with_fixes(matches, outline.text, {}, 0)
 
     def _audit_unit(self, source: str, unit: Unit) -> _Result:
-        names = frozenset(WORD.findall(source))
+        names, calls = words_of(source)
         needed = FLOW
         if self.language not in ("c", "cpp"):
-            needed = self._triggers.concern(source, names, self._context, not self._functions)
+            needed = self._triggers.concern(source, names, calls, self._context, not self._functions)
         if needed == SILENT:  # no rule can match: most code most of the time
             return self._result((), names, source)
         whole = unit.before + source + unit.after
         shift = len(unit.before)
-        matches, _, _ = self._walk(whole, self._context, shift, needed == FLOW)
+        words = "\n".join((unit.before, unit.after, *names))
+        matches, _, _ = self._walk(whole, self._context, shift, needed == FLOW, words)
         found = self._with_fixes(matches, whole, self._context, shift)
         return self._result(found, names, source)
 
@@ -280,14 +281,17 @@ class LiveAudit:
             )
         return self._lowered[source]
 
-    def _walk(self, source: str, env: Env, shift: int, data: bool = True) -> tuple[list[Match], Env, Any]:
+    def _walk(
+        self, source: str, env: Env, shift: int, data: bool = True, words: str = ""
+    ) -> tuple[list[Match], Env, Any]:
         root = _parse(source, self.language)
         memory = self.language in ("c", "cpp")
         heard = MemoryDetectors if memory else GoDetectors if self.language == "go" else Detectors
         matcher: Matcher = heard(self.language, self._index)
         flow = (Pointers if memory else Flow)(self.language, self._knowledge, matcher, env)
         matcher.flow = flow
-        matcher.about(source + self._constants if env else source)
+        constants = self._constants if env else ""
+        matcher.about(source + constants, words and words + constants)
         if self._remember and self.language == "python" and (env is self._context or not env):
             flow.memo = self._memo if env else self._outline_memo
             flow.broken = [

@@ -153,7 +153,7 @@ class Flow(Expressions):
     def pending(self, stmt: ir.Pending) -> bool:
         """A statement walked before in a like environment is not walked again."""
         memo = self.memo
-        if memo is None or self.quiet or self._broken(stmt.node):
+        if memo is None or self.quiet or self._whole(stmt.node) or self._broken(stmt.node):
             self.env = dict(self.env)  # it may be remembered as what came out of the statement before
             return self.run(stmt.statements())
         name, handler = self.scopes[-1] if self.scopes else ("", False)
@@ -173,6 +173,10 @@ class Flow(Expressions):
         if heard == self.hear.heard and ends == (len(self.breaks[-1]) if self.breaks else 0):
             memo.keep(key, before, self.env, dead, self.steps - steps, self.dotted)
         return dead
+
+    def _whole(self, node: ir.Syntax) -> bool:
+        """Whether a statement is all of the text: then what it did is remembered as the result of the text."""
+        return not self.scopes and bool(self.outside) and node.kind() in _DEFINITIONS
 
     def _broken(self, node: ir.Syntax) -> bool:
         if not self.broken:

@@ -17,6 +17,7 @@ from keystroke.assist.audit.conditions import satisfies
 from keystroke.assist.audit.finding import Severity
 from keystroke.assist.audit.flow import CallEvent, Flow, Listener, key_of
 from keystroke.assist.audit.rules import Rule, When, load_rules
+from keystroke.assist.audit.triggers import WORD
 from keystroke.assist.audit.values import Value
 
 
@@ -64,7 +65,9 @@ class Index:
                 if when.detector:
                     self.detectors[when.detector] = pair
         waited = [when for _, when in [*self.any_call, *self.patterns]]
-        self.needed = tuple(dict.fromkeys(word for when in waited for word in when.needs))
+        needed = dict.fromkeys(word for when in waited for word in when.needs)
+        self.needed = tuple(word for word in needed if WORD.fullmatch(word))
+        self.marks = tuple(word for word in needed if not WORD.fullmatch(word))  # what is no part of a word
         self.binds_for = lru_cache(maxsize=4096)(self._binds_for)
 
     def _binds_for(self, path: str) -> list[tuple[Rule, When]]:
@@ -86,9 +89,14 @@ class Matcher(Listener):
         self.any_call = index.any_call
         self.present: set[str] = set()  # words that rules wait for and the text holds
 
-    def about(self, text: str) -> None:
-        """The text that will be walked: what its words rule out is not asked again at each call."""
-        self.present = {word for word in self.rules.needed if word in text}
+    def about(self, text: str, words: str = "") -> None:
+        """The text that will be walked, its words once each where they are known, which is shorter.
+
+        What it does not hold rules out conditions, which are then not asked at each call.
+        """
+        words = words or text
+        self.present = {word for word in self.rules.needed if word in words}
+        self.present.update(mark for mark in self.rules.marks if mark in text)
         self.any_call = [
             pair
             for pair in self.rules.any_call

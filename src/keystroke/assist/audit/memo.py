@@ -140,14 +140,15 @@ def sight(names: frozenset[str], *envs: Env) -> frozenset[str]:
     """What a statement with these names can read or change: them, and what flowed into them."""
     seen = set(names)
     fresh = names
+    parts = [(_root(key), value) for env in envs for key, value in env.items() if "." in key]
     while fresh:
         more: set[str] = set()
-        for env in envs:
-            for key, value in env.items():
-                if _root(key) in fresh:
-                    more |= value.roots
-                    if value.function is not None:  # its body is read where it is called
-                        more.update(_WORD.findall(value.function.node.text()))
+        values = [value for root, value in parts if root in fresh]
+        values += [env[key] for env in envs for key in env.keys() & fresh]
+        for value in values:
+            more |= value.roots
+            if value.function is not None:  # its body is read where it is called
+                more.update(_WORD.findall(value.function.node.text()))
         fresh = frozenset(more - seen)
         seen |= fresh
     return frozenset(seen)

@@ -31,7 +31,10 @@ _WORDS = (
     r"(?:pass(?:word|wd|phrase|code)?|pwd|secret|token|credentials?"
     r"|(?:api|access|auth|private|encryption|signing|aes|crypto?|secret|jwt)_?key)"
 )
-SECRET_WORDS = re.compile("(?:[Pp]ass|PASS|[Pp]wd|PWD|ecret|ECRET|oken|OKEN|redential|REDENTIAL|[Kk]ey|KEY)")
+SECRET_WORDS = (
+    *("Pass", "pass", "PASS", "Pwd", "pwd", "PWD", "ecret", "ECRET", "oken", "OKEN"),
+    *("redential", "REDENTIAL", "Key", "key", "KEY"),
+)
 # A text in which a name of a secret meets a literal: without this no value can be one.
 ASSIGNED = re.compile(
     rf"(?i)(?:{_WORDS}|key)(?:_?\d)?[\"']?\]?\s*(?::[^=\n]{{0,60}})?[=:!][^\n]*(?:\(\s*\n[^\n]*)?[\"'`]"

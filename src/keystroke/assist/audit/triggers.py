@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -20,8 +20,12 @@ from keystroke.assist.audit.secrets import ASSIGNED, FORMAT_MARKS, SECRET_WORDS
 from keystroke.assist.audit.values import REMOTE, Value
 
 WORD = re.compile(r"[A-Za-z_$][\w$]*")
-_CALLED = re.compile(r"(\.\s*+)?(?<![\w$])([A-Za-z_$][\w$]*+)\s*+\(")
-_ALIAS = re.compile(r"(?<!\w)(\w++)\s*+=\s*+((?:\w++\.)*+)(\w++)[ \t]*+$", re.MULTILINE)
+_CALLED = re.compile(r"[A-Za-z_$][\w$]*+(?:\s*+\()?")
+_ALIAS = re.compile(
+    r"=\s*+((?:\w++\.)*+)(\w++)[ \t]*+$", re.MULTILINE
+)  # a search for its first letter is fast
+_ALIASED = re.compile(r"\w+$")
+MAX_NAME = 200  # letters of a name and the space behind it
 MAX_CONSTANT = 400  # a longer constant of the file is not looked into
 MAX_KEYS = 20  # keys of a mapping of the file that count as words where it is named
 SILENT, SYNTAX, FLOW = range(3)  # what a unit needs: nothing, its syntax patterns alone, the walk of its data
@@ -97,7 +101,7 @@ class Triggers:
             word for pattern in knowledge.handler_decorators.patterns for word in WORD.findall(pattern)[-1:]
         )
         self.spelled = [
-            (name.rsplit(".", 1)[-1], re.compile(rf"\b{re.escape(name)}\b")) for name in self.exact
+            (name.rsplit(".", 1)[-1], name, re.compile(rf"\b{re.escape(name)}\b")) for name in self.exact
         ]
 
     def _add(self, when: When, need: _Need) -> None:
@@ -141,15 +145,22 @@ class Triggers:
         else:
             self.loose.append(name)
 
-    def concern(self, source: str, names: frozenset[str], context: Mapping[str, Value], apart: bool) -> int:
-        """What a unit with these words needs; `apart`: no helper of the file is read with it."""
+    def concern(
+        self,
+        source: str,
+        names: frozenset[str],
+        calls: frozenset[str],
+        context: Mapping[str, Value],
+        apart: bool,
+    ) -> int:
+        """What a unit with these words and calls needs; `apart`: no helper of the file is read with it."""
         known = [context[name] for name in names & context.keys()]
-        text, words = source, names
+        text, words, called = source, names, set(calls)
         if known:
             extra = _spelling(known)
-            text, words = source + extra, names.union(WORD.findall(extra))
-        calls = _CALLED.findall(text)
-        called = {word for _, word in calls}
+            more, meant = words_of(extra)
+            text, words = source + extra, names | more
+            called |= meant
         foreign: bool | None = None if apart and not any(value.level >= REMOTE for value in known) else True
 
         def holds(need: _Need) -> bool:
@@ -168,8 +179,8 @@ class Triggers:
                 foreign = self._foreign(text, words, called)
             return foreign
 
-        bare = {word for dot, word in calls if not dot}
-        for alias, dots, word in _ALIAS.findall(text):
+        bare: set[str] = set()
+        for alias, dots, word in _aliases(text):
             if alias in called:
                 called.add(word)
                 if not dots:
@@ -177,7 +188,11 @@ class Triggers:
         # Outside Python a call may be spelled in more ways than a name before a parenthesis.
         for word in (called if self.python else words) & self.names.keys():
             for name in self.names[word]:
-                if (not name.bare or word in bare) and _there(name, text, words) and holds(name.need):
+                if (
+                    (not name.bare or word in bare or _plain(word, text))
+                    and _there(name, text, words)
+                    and holds(name.need)
+                ):
                     return FLOW
         if self._literal(text) or any(map(holds, self.returns)):
             return FLOW
@@ -196,7 +211,7 @@ class Triggers:
         return (
             any(mark in text for mark in self.words)
             or any(mark in text for mark in FORMAT_MARKS)
-            or (SECRET_WORDS.search(text) is not None and ASSIGNED.search(text) is not None)
+            or (any(word in text for word in SECRET_WORDS) and ASSIGNED.search(text) is not None)
             or (self.script and _PROPERTY.search(text) is not None)
             or ((self.python or self.script) and (_compared(text) or _logged(text)))
         )
@@ -206,7 +221,9 @@ class Triggers:
         if (
             "main(" in text
             or (("request" in words or "context" in words) and VIEW.search(text))
-            or any(word in words and name.search(text) for word, name in self.spelled)
+            or any(
+                word in words and name in text and whole.search(text) for word, name, whole in self.spelled
+            )
             or any(_there(n, text, words) for n in self.loose)
         ):
             return True
@@ -217,6 +234,36 @@ class Triggers:
             for word in words & self.sources.keys()
             for name in self.sources[word]
         )
+
+
+def words_of(text: str) -> tuple[frozenset[str], frozenset[str]]:
+    """The words of a text, and those of them that a parenthesis follows."""
+    found = set(_CALLED.findall(text))
+    called = frozenset(piece[:-1].rstrip() for piece in found if piece[-1] == "(")
+    return called.union(piece for piece in found if piece[-1] != "("), called
+
+
+def _plain(word: str, text: str) -> bool:
+    """Whether a word is called by itself, not as a method of something."""
+    at = text.find(word)
+    while at >= 0:
+        end = at + len(word)
+        if (not at or not (text[at - 1].isalnum() or text[at - 1] in "_$.")) and (
+            text[end : end + MAX_NAME].lstrip()[:1] == "("
+        ):
+            return True
+        at = text.find(word, end)
+    return False
+
+
+def _aliases(text: str) -> Iterator[tuple[str, str, str]]:
+    """Names that are given another: the new one, what is before the last dot, the old one."""
+    for found in _ALIAS.finditer(text):
+        at = found.start()
+        before = text[max(0, at - MAX_NAME) : at].split()
+        alias = _ALIASED.search(before[-1]) if before else None
+        if alias is not None:
+            yield alias.group(), found[1], found[2]
 
 
 def _compared(text: str) -> bool:

@@ -53,13 +53,17 @@ def resplit(text: str, language: str, old: list[Unit], start: int, end: int, del
     """What `split(text)` gives, from the units before an edit of `[start, end)` that added `delta` letters.
 
     A unit's start is a clean state of the cutter, so cutting resumes one unit before the edit and stops where
-    a unit starts that the old text had too.
+    a unit starts that the old text had too. In Python what makes a unit one is its first word: behind that,
+    cutting resumes in the unit that is edited.
     """
     resume = 0
     while resume < len(old) and old[resume].end < start and not old[resume].recovered:
         resume += 1
-    resume = max(0, resume - 1)
-    first = old[resume] if old and resume and old[resume].end < start else None
+    if language == "python" and resume < len(old) and _head_end(text, old[resume].start) < start:
+        first: Unit | None = old[resume]
+    else:
+        resume = max(0, resume - 1)
+        first = old[resume] if old and resume and old[resume].end < start else None
     kept = old[:resume] if first else []
     later = {(unit.start + delta, unit.outer): at for at, unit in enumerate(old) if unit.start > end}
     tail: list[int] = []
@@ -156,6 +160,12 @@ def _split_python(text: str, at: int, stop: Stop) -> list[Unit]:
     if inside >= 0:
         units.append(_python_unit(text, start, len(text), inside))
     return units
+
+
+def _head_end(text: str, at: int) -> int:
+    """Where the word ends that opens a unit."""
+    found = _PYTHON.match(text, at)
+    return found.end() if found is not None else len(text)
 
 
 def _python_unit(text: str, start: int, end: int, indent: int) -> Unit:
