@@ -112,6 +112,8 @@ def separable(pieces: list[Piece]) -> bool:
     seen: set[str] = set()
     defined = frozenset().union(*(item.defined for item in names))
     for item in names:
+        if item.declared & defined:
+            return False  # a function binds again what stands elsewhere
         if (item.bound & seen & defined) or ("__all__" in item.bound and "__all__" in seen):
             return False
         seen |= item.bound
@@ -169,6 +171,9 @@ def _bindings(piece: Piece) -> Names:
                 deleted.add(node.id)
         elif isinstance(node, (ast.MatchAs, ast.MatchStar)) and node.name:
             bound.add(node.name)
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            bound.add(node.name)
+            deleted.add(node.name)  # at the end of the handler
         elif isinstance(node, ast.MatchMapping) and node.rest:
             bound.add(node.rest)
         todo.extend(ast.iter_child_nodes(node))
