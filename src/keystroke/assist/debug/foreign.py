@@ -204,10 +204,8 @@ def _yaml(text: str) -> Iterator[Slip]:
     """Both parsers must stumble: one knows YAML 1.1 and the other is forgiving."""
     if not tree(text, "yaml").find_all(kind="ERROR"):
         return
-    try:
-        import yaml  # type: ignore[import-untyped]
-    except ImportError:
-        return
+    import yaml  # type: ignore[import-untyped] # only where it is needed: a tenth of a second
+
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         for _ in yaml.parse(text, Loader=loader):
