@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from keystroke.assist.audit import ir
 from keystroke.assist.audit.folding import formatted, key_of, maps, replaced
 from keystroke.assist.audit.narrowing import Narrowing
@@ -20,6 +18,7 @@ from keystroke.assist.audit.values import (
     Value,
     constant,
     mix,
+    replace,
     text_of,
 )
 from keystroke.assist.audit.walk import (

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from dataclasses import replace
 from typing import Any
 
 from keystroke.assist.audit import ir
@@ -21,6 +21,7 @@ from keystroke.assist.audit.values import (
     constant,
     join,
     mix,
+    replace,
     text_of,
 )
 from keystroke.assist.audit.walk import (
@@ -254,7 +255,9 @@ class Expressions(Calls):
         capacity = None
         if memory.capacity is not None and isinstance(step.const, int):
             capacity = memory.capacity - step.const * memory.unit
-        return replace(pointer, memory=replace(memory, capacity=capacity, length=None, array=False, fits=""))
+        return replace(
+            pointer, memory=dataclasses.replace(memory, capacity=capacity, length=None, array=False, fits="")
+        )
 
     def path_joined(self, args: list[Value]) -> Value:
         pieces: list[Value] = []
@@ -373,7 +376,7 @@ class Expressions(Calls):
         if whole.memory is not None:
             length = None if not (value.const == 0 and isinstance(key, int)) else key
             if length is not None:
-                self.env[holder] = replace(whole, memory=replace(whole.memory, length=length))
+                self.env[holder] = replace(whole, memory=dataclasses.replace(whole.memory, length=length))
             elif value.level > whole.level:
                 self.env[holder] = replace(whole, level=value.level, origin=value.origin)
             return

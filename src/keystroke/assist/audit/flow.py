@@ -7,8 +7,6 @@ only through `Knowledge` and knows no rule.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from keystroke.assist.audit import ir
 from keystroke.assist.audit.expressions import Expressions
 from keystroke.assist.audit.folding import assigned, key_of, names, raises
@@ -27,6 +25,7 @@ from keystroke.assist.audit.values import (
     constant,
     join,
     mix,
+    replace,
     text_of,
 )
 from keystroke.assist.audit.walk import (
@@ -175,7 +174,7 @@ class Flow(Expressions):
         return dead
 
     def _whole(self, node: ir.Syntax) -> bool:
-        """Whether a statement is all of the text: then what it did is remembered as the result of the text."""
+        """Whether a statement is all of the text: what it did is remembered as the text's result."""
         return not self.scopes and bool(self.outside) and node.kind() in _DEFINITIONS
 
     def _broken(self, node: ir.Syntax) -> bool:

@@ -6,7 +6,6 @@ Law: nothing here knows an environment or a rule.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
 from keystroke.assist.audit import ir
@@ -17,6 +16,7 @@ from keystroke.assist.audit.values import (
     Value,
     constant,
     mix,
+    replace,
     text_of,
 )
 

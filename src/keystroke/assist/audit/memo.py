@@ -39,9 +39,10 @@ class Effect:
         out: set[str] = set()
         if env is before:
             return out
-        for key, value in env.items():
+        for key, value in [item for item in env.items() if before.get(item[0]) is not item[1]]:
             known = before.get(key)
-            if known is value or (known is not None and same(known, value)):
+            if known is not None and same(known, value):
+                env[key] = known  # one object for both: the next comparison is quick
                 continue
             if self.sees(key, value) or (known is not None and self.sees(key, known)):
                 return None
@@ -74,7 +75,8 @@ class Memo:
         self.changes: dict[str, frozenset[str]] = {}  # names that a statement assigns
         self._env: Env | None = None  # the last environment given out, its remembered twin,
         self._twin: Env = {}
-        self._apart: set[str] = set()  # and where the two differ
+        self._apart: set[str] = set()  # where the two differ,
+        self._reach: set[str] = set()  # and what a statement that can tell them apart sees
 
     def clear(self) -> None:
         self.effects.clear()
@@ -91,21 +93,17 @@ class Memo:
 
     def find(self, key: Key, env: Env) -> tuple[Effect, Env] | None:
         for effect in self.effects.get(key, ()):
-            if env is self._env and effect.before is self._twin:
-                # The environment is known to differ from the remembered one in a few places only.
-                apart: set[str] | None = self._apart
-                if any(
-                    name in where and effect.sees(name, where[name])
-                    for name in self._apart
-                    for where in (env, self._twin)
-                ):
-                    apart = None
+            followed = env is self._env and effect.before is self._twin
+            if followed:  # the environment is known to differ from the remembered one in a few places only
+                apart = self._apart if effect.seen.isdisjoint(self._reach) else None
             else:
                 apart = effect.apart(env)
             if apart is not None:
                 after = effect.on(env, apart)
-                self._env, self._twin = after, effect.after
-                self._apart = {name for name in apart if name not in effect.changed} if apart else apart
+                left = apart - effect.changed.keys()
+                if not followed or len(left) != len(apart):
+                    self._reach = _reach(left, after, effect.after)
+                self._env, self._twin, self._apart = after, effect.after, left
                 return effect, after
         return None
 
@@ -152,6 +150,15 @@ def sight(names: frozenset[str], *envs: Env) -> frozenset[str]:
         fresh = frozenset(more - seen)
         seen |= fresh
     return frozenset(seen)
+
+
+def _reach(names: set[str], *envs: Env) -> set[str]:
+    """What is read by a statement that reads one of these names."""
+    out = {_root(name) for name in names}
+    for env in envs:
+        for name in names & env.keys():
+            out |= env[name].roots
+    return out
 
 
 def _root(key: str) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from keystroke.assist.audit import ir
 from keystroke.assist.audit.folding import key_of, refused
 from keystroke.assist.audit.values import (
     ALL,
     CONSTANT,
     LOCAL,
+    replace,
 )
 from keystroke.assist.audit.walk import (
     VALIDATING,

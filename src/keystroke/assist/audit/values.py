@@ -6,7 +6,7 @@ which uses has it been made safe, and what is known of its text or memory. A joi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 CONSTANT, LOCAL, PARAMETER, REMOTE = range(
@@ -95,6 +95,30 @@ class Value:
 
 
 PLAIN = Value()
+
+
+def replace(value: Value, **changes: Any) -> Value:
+    """The value with some of its fields changed; `dataclasses.replace` takes four times as long."""
+    out = Value(
+        value.const,
+        value.level,
+        value.clean,
+        value.skeleton,
+        value.path,
+        value.numeric,
+        value.items,
+        value.origin,
+        value.roots,
+        value.low,
+        value.high,
+        value.bounded,
+        value.memory,
+        value.target,
+        value.function,
+    )
+    for name, content in changes.items():
+        setattr(out, name, content)
+    return out
 
 
 def constant(value: Any) -> Value:

@@ -127,16 +127,11 @@ class Walk:
         return base
 
     def joined(self, envs: list[Env]) -> Env:
-        if len(envs) == 1:
-            return dict(envs[0])
         out = dict(envs[0])
         for env in envs[1:]:
-            for key, value in env.items():
+            for key, value in [item for item in env.items() if out.get(item[0]) is not item[1]]:
                 known = out.get(key)
-                if known is None:
-                    out[key] = value
-                elif known is not value:
-                    out[key] = join(known, value)
+                out[key] = value if known is None else join(known, value)
         return out
 
     def eval_quiet(self, expr: ir.Expr) -> Value:
