@@ -183,7 +183,11 @@ class LiveAudit:
         self._constants = "\n".join(
             value.const for value in env.values() if isinstance(value.const, str) and len(value.const) < 400
         )
-        changed = {name for name in before.keys() | env.keys() if before.get(name) != env.get(name)}
+        changed = {
+            name
+            for name in before.keys() | env.keys()
+            if (old := before.get(name)) is not (new := env.get(name)) and old != new
+        }
         if changed:
             self._memo.forget(changed)
             self._alone.clear()

@@ -124,7 +124,13 @@ _PYTHON = re.compile(
     r"""|^(?P<indent>[ \t]*)(?:(?P<define>async[ \t]+def\b|def\b)|(?P<mark>@)|[^\s\#)\]}"'])""",
     re.MULTILINE | re.DOTALL,
 )
-_LONG_END = {quote: re.compile(rf"(?:[^\\]|\\.)*?{quote}", re.DOTALL) for quote in ("'''", '"""')}
+_LONG_END = {
+    quote * 3: re.compile(
+        rf"[^\\{quote}]*+(?:(?:\\.|{quote}(?!{quote}{quote}))[^\\{quote}]*+)*+{quote}{quote}{quote}",
+        re.DOTALL,
+    )
+    for quote in "'\""
+}
 
 
 def _split_python(text: str, at: int, stop: Stop) -> list[Unit]:
