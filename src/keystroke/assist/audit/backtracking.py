@@ -11,9 +11,12 @@ import re
 import warnings
 from collections.abc import Iterable
 from functools import lru_cache
-from re import _constants, _parser  # type: ignore[attr-defined]
+from importlib import import_module
 from typing import Any
 
+# The standard library's own reader of expressions: no stub tells its types everywhere.
+_constants: Any = import_module("re._constants")
+_parser: Any = import_module("re._parser")
 _ALL = (1 << 257) - 1  # bit 256 stands for every code point above
 _MANY = 12  # rounds from which a bounded repetition counts as endless
 _NAMED_GROUP = re.compile(r"\(\?<(?![=!])")
