@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import lzma
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from keystroke.errors import InputError
 from keystroke.train.documents import Source
@@ -22,6 +23,7 @@ KINDS = (Cut.REST_OF_LINE, Cut.LINE, Cut.BLOCK)
 PREFIX, SUFFIX = 1400, 500  # characters: about what an editor sends on a CPU
 _LONGEST_MIDDLE = {Cut.REST_OF_LINE: 120, Cut.LINE: 120, Cut.BLOCK: 320}
 _PER_PROJECT = 4
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +84,25 @@ def _case(source: Source, kind: Cut, facts: tuple[str, str], rng: random.Random)
 
 
 def write_cases(path: Path, cases: Sequence[Case]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with lzma.open(path, "wt", encoding="utf-8", preset=9) as stream:
-        for case in cases:
-            stream.write(json.dumps(asdict(case), ensure_ascii=False) + "\n")
+    write_rows(path, cases)
 
 
 def read_cases(path: Path) -> list[Case]:
+    return read_rows(path, lambda row: Case(**row), "evaluation cases")
+
+
+def write_rows(path: Path, rows: Sequence[Any]) -> None:
+    """Dataclasses as packed lines of JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with lzma.open(path, "wt", encoding="utf-8", preset=9) as stream:
+        for row in rows:
+            stream.write(json.dumps(asdict(row), ensure_ascii=False) + "\n")
+
+
+def read_rows(path: Path, made: Callable[[dict[str, Any]], Made], what: str) -> list[Made]:
+    """What `write_rows` wrote, each line `made` again. InputError where the file holds something else."""
     try:
         with lzma.open(path, "rt", encoding="utf-8") as stream:
-            return [Case(**json.loads(line)) for line in stream]
-    except (OSError, EOFError, lzma.LZMAError, ValueError, TypeError) as error:
-        raise InputError(f"{path} does not hold evaluation cases ({error}); make them again") from error
+            return [made(json.loads(line)) for line in stream]
+    except (OSError, EOFError, lzma.LZMAError, ValueError, TypeError, KeyError) as error:
+        raise InputError(f"{path} does not hold {what} ({error}); make them again") from error

@@ -7,20 +7,18 @@ says how likely a place changes and what it becomes. Plain counts, with 95 % int
 
 from __future__ import annotations
 
-import json
-import lzma
 import math
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from keystroke.assist.next_edit.prompt import Change, EditFormat, EditPrompt, Region, detect
 from keystroke.engine.base import Sampling
 from keystroke.engine.model import Model
-from keystroke.errors import InputError
+from keystroke.train.cases import read_rows, write_rows
 from keystroke.train.corpus.trajectories import FileEdit
 from keystroke.train.edits import quiet_line, situation, steps
 from keystroke.train.evaluate import Share
@@ -111,17 +109,11 @@ def _case(
 
 
 def write_edit_cases(path: Path, cases: Sequence[EditCase]) -> None:
-    with lzma.open(path, "wt", encoding="utf-8", preset=9) as stream:
-        for case in cases:
-            stream.write(json.dumps(asdict(case), ensure_ascii=False) + "\n")
+    write_rows(path, cases)
 
 
 def read_edit_cases(path: Path) -> list[EditCase]:
-    try:
-        with lzma.open(path, "rt", encoding="utf-8") as stream:
-            return [_read(json.loads(line)) for line in stream]
-    except (OSError, EOFError, lzma.LZMAError, ValueError, TypeError, KeyError) as error:
-        raise InputError(f"{path} does not hold edit cases ({error}); make them again") from error
+    return read_rows(path, _read, "edit cases")
 
 
 def _read(row: dict[str, Any]) -> EditCase:

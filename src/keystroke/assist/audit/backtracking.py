@@ -194,35 +194,24 @@ def _empty(nodes: Iterable[Node]) -> bool:
 
 def _first(nodes: Iterable[Node]) -> int:
     """The characters a match of these can begin with."""
+    return _chars(nodes, beginning=True)
+
+
+def _chars(nodes: Iterable[Node], *, beginning: bool = False) -> int:
+    """Every character that can occur in a match of these, or only those at its beginning."""
     found = 0
     for op, value in nodes:
         if op in (_constants.MAX_REPEAT, _constants.MIN_REPEAT):
-            found |= _first(list(value[2]))
+            found |= _chars(list(value[2]), beginning=beginning)
         elif op is _constants.SUBPATTERN:
-            found |= _first(list(value[3]))
+            found |= _chars(list(value[3]), beginning=beginning)
         elif op is _constants.BRANCH:
             for branch in value[1]:
-                found |= _first(list(branch))
+                found |= _chars(list(branch), beginning=beginning)
         elif op in (_constants.LITERAL, _constants.NOT_LITERAL, _constants.IN, _constants.ANY):
             found |= _set(op, value)
-        if not _empty([(op, value)]):
+        if beginning and not _empty([(op, value)]):
             break
-    return found
-
-
-def _chars(nodes: Iterable[Node]) -> int:
-    """Every character that can occur in a match of these."""
-    found = 0
-    for op, value in nodes:
-        if op in (_constants.MAX_REPEAT, _constants.MIN_REPEAT):
-            found |= _chars(list(value[2]))
-        elif op is _constants.SUBPATTERN:
-            found |= _chars(list(value[3]))
-        elif op is _constants.BRANCH:
-            for branch in value[1]:
-                found |= _chars(list(branch))
-        elif op in (_constants.LITERAL, _constants.NOT_LITERAL, _constants.IN, _constants.ANY):
-            found |= _set(op, value)
     return found
 
 

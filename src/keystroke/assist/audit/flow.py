@@ -7,6 +7,8 @@ only through `Knowledge` and knows no rule.
 
 from __future__ import annotations
 
+from functools import reduce
+
 from keystroke.assist.audit import ir
 from keystroke.assist.audit.expressions import Expressions
 from keystroke.assist.audit.folding import assigned, key_of, names, raises
@@ -486,12 +488,7 @@ class Flow(Expressions):
             self.quiet -= 1
             self.functions.pop()
             results = self.returns.pop()
-        if not results:
-            return None
-        whole = results[0]
-        for result in results[1:]:
-            whole = join(whole, result)
-        return whole
+        return reduce(join, results) if results else None
 
 
 __all__ = ["CallEvent", "Env", "ExhaustedError", "Flow", "Listener", "key_of"]

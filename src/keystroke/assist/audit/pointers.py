@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 from keystroke.assist.audit import ir
@@ -178,12 +179,7 @@ class Pointers(Flow):
             self.functions.pop()
             results = self.returns.pop()
         self.adopt(after, call, function)
-        if not results:
-            return None
-        whole = results[0]
-        for result in results[1:]:
-            whole = join(whole, result)
-        return whole
+        return reduce(join, results) if results else None
 
     def adopt(self, after: Env, call: ir.Call, function: ir.Function) -> None:
         """What a called function did to blocks, globals and its references."""
