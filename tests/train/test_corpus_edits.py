@@ -203,6 +203,8 @@ def test_edits_of_consecutive_releases_are_collected_once(
         ("tool/b.py", "1.0", "1.1", 2),
     ]
     assert "tool_a_seven =" in rows[0].after()
+    collect(index, records, tmp_path / "helped", releases=3, processes=1)
+    assert read_edits(tmp_path / "helped" / "tool.jsonl.gz") == rows
     server.asked.clear()
     assert collect(index, records, tmp_path / "out", releases=3) == {"there": 2}
     assert server.asked == []

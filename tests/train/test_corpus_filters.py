@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from package_index import module
 
+from keystroke.train.corpus import filters
 from keystroke.train.corpus.filters import REDACTED, Refusal, clean, is_test
 from keystroke.train.corpus.harvest import select_files
 from keystroke.train.corpus.licences import permissive_licence
@@ -71,6 +75,33 @@ def test_no_kind_of_token_stays(token: str) -> None:
     assert isinstance(text, str)
     assert token not in text
     assert f"KEY = '{REDACTED}'" in text
+
+
+ODD = [
+    "    print 'x'", "print(x)", "    except ValueError, error:", "except (A, B):", "raise Error, 'why'",
+    "exec code in scope", "    1, 2, 3,", "  [ ( 'a'", "\u0663, 4", "bytes(1)", "b'x'", "u = 1",
+    "# no: print x",
+    "k = 'AKIAIOSFODNN7EXAMPLE'", "s = 'task-" + "a" * 40 + "'", "s = 'sk-" + "a" * 40 + "'", "lengths_ghs_a",
+    "a = 'xoxb-1234567890-abcdef'", "t = 'eyJ" + "a" * 20 + "." + "b" * 20 + "." + "c" * 20 + "'",
+    "w = 'ann@corp.example.org'", "m = a@b.T", "@app.route", "# AUTO-GENERATED", "# do not\tedit",
+    "# Do Not Edit", "# Automatically created", "# Copyright me", "x = 1   ", "\tdef f(x):", "", "\x0c", "",
+    "-----BEGIN RSA PRIVATE KEY-----", "Plain words only here", "ca\u00f1on = \u4f60\u597d", ")", "else:",
+]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(ODD), min_size=4, max_size=60))
+def test_what_spares_a_costly_pattern_never_changes_the_outcome(lines: list[str]) -> None:
+    data = ("x = 'enough text to be looked at'\n" * 5 + "\n".join(lines)).encode()
+    quick = clean("a.py", data)
+    with pytest.MonkeyPatch.context() as patch:
+        always = re.compile("")
+        patch.setattr(filters, "_GENERATED_WORDS", ("",))
+        patch.setattr(filters, "_OLD_PYTHON_HINTS", (always,))
+        patch.setattr(filters, "_TOKEN_HINTS", (("", always),))
+        patch.setattr(filters, "_ADDRESS_HINT", re.compile(r"(?<=[A-Za-z0-9])@[A-Za-z0-9-]+\.[A-Za-z]"))
+        patch.setattr(filters, "_NEVER_DATA", frozenset())
+        patch.setattr(filters, "_letters", lambda text: sum(map(str.isalpha, text)))
+        assert clean("a.py", data) == quick
 
 
 def test_a_project_is_capped_tests_are_a_quarter_and_repeats_go() -> None:

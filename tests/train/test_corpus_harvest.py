@@ -49,6 +49,13 @@ def test_each_project_ends_in_a_named_outcome(index: PackageIndex, tmp_path: Pat
     assert [f.path for f in files] == ["one/a.py", "one/b.py"]
 
 
+def test_worker_processes_give_the_same_harvest(index: PackageIndex, tmp_path: Path) -> None:
+    alone = harvest(index, NAMES, tmp_path / "alone")
+    assert harvest(index, NAMES, tmp_path / "helped", processes=1) == alone
+    for path in (tmp_path / "alone").iterdir():
+        assert read_project(tmp_path / "helped" / path.name) == read_project(path)
+
+
 def test_a_second_harvest_asks_for_nothing(server: Server, index: PackageIndex, tmp_path: Path) -> None:
     first = harvest(index, NAMES, tmp_path)
     server.asked.clear()
@@ -96,6 +103,14 @@ def test_names_come_from_the_index(index: PackageIndex) -> None:
 def test_late_limits_keep_only_young_projects(index: PackageIndex, tmp_path: Path) -> None:
     outcomes = harvest(index, ["one", "young"], tmp_path, limits=Limits(LATE, try_variants=False))
     assert outcomes == {"too_old": 1, "kept": 1}
+
+
+def test_projects_too_young_to_train_on_need_not_be_fetched(
+    server: Server, index: PackageIndex, tmp_path: Path
+) -> None:
+    limits = Limits(first_released_before=LATE)
+    assert harvest(index, ["one", "young"], tmp_path, limits=limits) == {"too_young": 1, "kept": 1}
+    assert not any("young-" in path for path in server.asked)
 
 
 def test_a_damaged_archive_gives_what_came_before_the_damage() -> None:

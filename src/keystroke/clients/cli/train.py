@@ -7,6 +7,7 @@ it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +30,11 @@ app = typer.Typer(
 )
 Folder = Annotated[Path, typer.Argument(help="The folder to work in.")]
 Tokenizer = Annotated[Path, typer.Option(help="Folder of the tokenizer.")]
+Without = Annotated[
+    list[Path] | None,
+    typer.Option(help="Evaluation cases: what shares six lines with them is not trained on."),
+]
+Processes = Annotated[int, typer.Option(min=0, help="Processes that clean and compare; 0 for one a core.")]
 
 
 @contextmanager
@@ -59,7 +65,12 @@ def corpus(
     cap: Annotated[
         int, typer.Option(min=1000, help="Most characters of one project; those cut by less are asked again.")
     ] = 4 << 20,
+    young: Annotated[
+        bool, typer.Option(help="Harvest projects of the late part where they are among the names.")
+    ] = True,
+    without: Without = None,
     workers: Annotated[int, typer.Option(min=1, max=16, help="Downloads at a time.")] = 6,
+    processes: Processes = 0,
     build: Annotated[bool, typer.Option(help="Compare, split and write the pieces afterwards.")] = True,
     grow: Annotated[
         bool, typer.Option("--grow", help="Leave the pieces there are as they are; add what is new.")
@@ -75,6 +86,8 @@ def corpus(
     from keystroke.train.corpus.split import LATE
 
     run = of(ctx)
+    processes = processes or os.cpu_count() or 1
+    before = None if young else LATE
     if names is None:
         wanted = lists.project_names(lists.debian_packages())
     else:
@@ -97,27 +110,31 @@ def corpus(
                 progress(what, done[0], len(some))
 
             place = folder / ("late-projects" if what == "late projects" else "projects")
-            outcomes[what] = dict(harvest(index, some, place, limits=limits, workers=workers, report=count))
+            counts = harvest(
+                index, some, place, limits=limits, workers=workers, processes=processes, report=count
+            )
+            outcomes[what] = dict(counts)
 
-        gather("projects", wanted, Limits(characters=cap))
+        gather("projects", wanted, Limits(None, before, characters=cap))
         if requirements:
             there = list((folder / "projects").glob("*.jsonl.gz"))
             kept = [record for path in there if (record := read_record(path)).outcome == "kept"]
             more = lists.required((r.requires for r in kept), (p.name.split(".")[0] for p in there))
-            small = Limits(min_files=3, min_releases=3, try_variants=False, characters=cap)
+            small = Limits(None, before, 3, 3, try_variants=False, characters=cap)
             gather("requirements", more, small)
         if late:
             progress("names of the index", 0, 1)
-            young = lists.sampled(index.names(), late, seed=7)
+            drawn = lists.sampled(index.names(), late, seed=7)
             progress("names of the index", 1, 1)
-            gather(
-                "late projects", young, Limits(LATE, 5, min_releases=3, try_variants=False, characters=cap)
-            )
+            limits = Limits(LATE, None, 5, 3, try_variants=False, characters=cap)
+            gather("late projects", drawn, limits)
         index.close()
         if build:
             places = [folder / "projects", folder / "late-projects"]
             make = grow_corpus if grow else build_corpus
-            summary = make(places, folder / "corpus", report=progress)
+            summary = make(
+                places, folder / "corpus", without=without or (), workers=processes, report=progress
+            )
             outcomes["files"] = summary["files"]
             outcomes["characters"] = summary["characters"]
     if run.wants_json(json):
@@ -136,7 +153,9 @@ def edits(
     projects: Annotated[int, typer.Option(min=0, help="Harvested projects to train on; 0 for all.")] = 0,
     heldout: Annotated[int, typer.Option(min=0, help="Late and held-out projects kept apart.")] = 60,
     releases: Annotated[int, typer.Option(min=2, max=20, help="Latest releases of each to compare.")] = 5,
+    without: Without = None,
     workers: Annotated[int, typer.Option(min=1, max=16, help="Downloads at a time.")] = 6,
+    processes: Processes = 0,
     json: options.Json = False,
 ) -> None:
     """Collect what changed between consecutive releases of harvested projects. Goes on where it stopped."""
@@ -161,11 +180,23 @@ def edits(
     with _resumable(run) as progress:
         for part, records in parts.items():
             counts = collect(
-                index, records, out / "collected" / part, releases=releases, workers=workers, report=progress
+                index,
+                records,
+                out / "collected" / part,
+                releases=releases,
+                workers=workers,
+                processes=processes or os.cpu_count() or 1,
+                report=progress,
             )
             summary[f"{part} projects"] = dict(counts)
         index.close()
-        manifest = pack(out / "collected" / "train", out / "collected" / "heldout", out, report=progress)
+        manifest = pack(
+            out / "collected" / "train",
+            out / "collected" / "heldout",
+            out,
+            without=without or (),
+            report=progress,
+        )
     summary |= {key: manifest[key] for key in ("train", "heldout", "left_out")}
     if run.wants_json(json):
         run.console.json(summary)

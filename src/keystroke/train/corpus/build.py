@@ -1,8 +1,9 @@
 """From harvested projects to pieces ready for training, and the manifest that accounts for every file.
 
 Law: the same harvest gives the same corpus, byte for byte. Near-copies go to the older project; a held-out
-file that resembles a training file is dropped from the held-out part, never the other way round. Nothing
-is downloaded here.
+file that resembles a training file is dropped from the held-out part, never the other way round. A training
+file that holds lines of an evaluation case is dropped, too. Nothing is downloaded here. Files are read by
+worker processes; what is kept is decided by one, in order.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,8 +25,9 @@ from typing import Any
 import numpy as np
 
 from keystroke.errors import InputError, NotFound
-from keystroke.train.corpus.dedup import Deduplicator
+from keystroke.train.corpus.dedup import Deduplicator, Signature, line_hashes, signature_of
 from keystroke.train.corpus.harvest import ProjectRecord, read_project, read_record
+from keystroke.train.corpus.overlap import Evaluated
 from keystroke.train.corpus.split import Part, part_of
 from keystroke.train.documents import Source
 from keystroke.train.pieces import SUFFIX, piece_paths, read_piece, write_piece
@@ -68,15 +71,17 @@ def build(
     folders: Sequence[Path],
     out: Path,
     *,
+    without: Sequence[Path] = (),
     workers: int = 1,
     report: Report = lambda *_: None,
 ) -> dict[str, Any]:
-    """Write `out/train`, `out/heldout`, `out/late` and the manifest; the manifest's summary."""
+    """Write `out/train`, `out/heldout`, `out/late` and the manifest; the manifest's summary. What stands in
+    the case files `without` is not trained on."""
     projects = harvested(folders)
     out.mkdir(parents=True, exist_ok=True)
     (out / MANIFEST).unlink(missing_ok=True)  # what it accounts for is about to be overwritten
     seen, files = Deduplicator(), Counter[str]()
-    keep = _compare(projects, out, seen, [], files, report)
+    keep = _compare(projects, out, seen, [], files, Evaluated.of(without), workers, report)
     pieces = _write_pieces(projects, keep, out, [], workers, report)
     return _finish(out, seen, _summary(projects, files, pieces))
 
@@ -85,6 +90,7 @@ def grow(
     folders: Sequence[Path],
     out: Path,
     *,
+    without: Sequence[Path] = (),
     workers: int = 1,
     report: Report = lambda *_: None,
 ) -> dict[str, Any]:
@@ -98,8 +104,8 @@ def grow(
     listed = _listed(out, files.total())
     kept = sum(number for what, number in files.items() if what.endswith(" kept"))
     seen = _remembered(out, manifest["pieces"], kept, report)
-    keep = _compare(projects, out, seen, listed, files, report)
-    projects = [p for p in projects if keep[p.record.name]]
+    keep = _compare(projects, out, seen, listed, files, Evaluated.of(without), workers, report)
+    projects = [p for p in projects if keep.get(p.record.name)]
     pieces = _write_pieces(projects, keep, out, manifest["pieces"], workers, report)
     names = {json.loads(line)[1] for line in listed}
     added = _summary([p for p in projects if p.record.name not in names], files, pieces)
@@ -154,27 +160,60 @@ def _remembered(out: Path, pieces: list[dict[str, Any]], kept: int, report: Repo
     return seen
 
 
+@dataclass(frozen=True, slots=True)
+class _File:
+    """What is to be known of a harvested file to decide about it."""
+
+    path: str
+    sha256: str
+    characters: int
+    signature: Signature
+    evaluated: bool
+
+
+def _inspect(evaluated: Evaluated, path: Path) -> list[_File]:
+    """The project's files. Runs in a worker process: most of a comparison is reading and hashing."""
+    found = []
+    for file in read_project(path)[1]:
+        hashes = line_hashes(file.text)
+        mark = signature_of(hashes)
+        found.append(_File(file.path, file.sha256, len(file.text), mark, evaluated.within(hashes)))
+    return found
+
+
 def _compare(
     projects: list[Harvested],
     out: Path,
     seen: Deduplicator,
     listed: list[str],
     files: Counter[str],
+    evaluated: Evaluated,
+    workers: int,
     report: Report,
 ) -> dict[str, set[str]]:
     """Paths to keep of each project. Every file not `listed` is counted and listed with what came of it."""
-    known = {json.loads(line)[5] for line in listed}
+    rows = list(map(json.loads, listed))
+    known, sizes = {row[5] for row in rows}, Counter[str]()
+    for row in rows:
+        sizes[row[1]] += row[6]
+    # A project all of whose characters are listed has nothing new and need not be read.
+    projects = [p for p in projects if sizes[p.record.name] != p.record.characters]
     keep: dict[str, set[str]] = {}
-    with gzip.open(out / f"{LISTING}.partial", "wt", encoding="utf-8", compresslevel=6) as listing:
+    with (
+        gzip.open(out / f"{LISTING}.partial", "wt", encoding="utf-8", compresslevel=6) as listing,
+        ProcessPoolExecutor(workers) as pool,
+    ):
         listing.writelines(listed)
-        for i, project in enumerate(projects):
-            record, sources = read_project(project.path)
-            kept = keep[record.name] = set()
-            for file in sources:
+        inspected = pool.map(partial(_inspect, evaluated), [p.path for p in projects], chunksize=8)
+        for i, (project, found) in enumerate(zip(projects, inspected, strict=True)):
+            record, kept = project.record, keep.setdefault(project.record.name, set())
+            for file in found:
                 if file.sha256 in known:
                     continue
-                new = seen.is_new(file.text)
-                files[f"{project.part} {'kept' if new else 'near-copy'}"] += 1
+                held = file.evaluated and project.part is Part.TRAIN
+                new = not held and seen.takes(file.signature)
+                outcome = "evaluated" if held else "kept" if new else "near-copy"
+                files[f"{project.part} {outcome}"] += 1
                 if new:
                     kept.add(file.path)
                 row = [
@@ -184,7 +223,7 @@ def _compare(
                     record.licence,
                     file.path,
                     file.sha256,
-                    len(file.text),
+                    file.characters,
                     new,
                 ]
                 listing.write(json.dumps(row) + "\n")

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Signature = NDArray[np.uint32]
+LineHashes = NDArray[np.uint64]
 
 BINS = 128
 BANDS = 16  # of 8 bins: two files meet in one band with probability one half at a similarity near 0.7
@@ -27,10 +28,19 @@ def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return values ^ (values >> np.uint64(31))
 
 
+def line_hashes(text: str) -> LineHashes:
+    """One number for each line of more than a character; indentation does not count."""
+    lines = [line for raw in text.encode().split(b"\n") if len(line := raw.strip()) > 1]
+    return np.fromiter(map(zlib.crc32, lines), dtype=np.uint64, count=len(lines))
+
+
 def signature(text: str) -> Signature:
     """The text's MinHash: similar texts agree in about their Jaccard similarity's share of bins."""
-    lines = [line for raw in text.split("\n") if len(line := raw.strip()) > 1]
-    hashes = np.fromiter((zlib.crc32(line.encode()) for line in lines), dtype=np.uint64, count=len(lines))
+    return signature_of(line_hashes(text))
+
+
+def signature_of(hashes: LineHashes) -> Signature:
+    """`signature` of a text whose lines are hashed already."""
     if len(hashes) > 1:
         hashes = (hashes[:-1] << np.uint64(32)) | hashes[1:]
     elif not len(hashes):
@@ -66,7 +76,10 @@ class Deduplicator:
 
     def is_new(self, text: str) -> bool:
         """Whether no text shown and kept before is nearly this one. A new text is remembered."""
-        mine = signature(text)
+        return self.takes(signature(text))
+
+    def takes(self, mine: Signature) -> bool:
+        """`is_new` of a text that is known by its signature."""
         for table, key in zip(self._bands, _keys(mine), strict=True):
             rival = table.get(key)
             if rival is not None and similarity(mine, self._kept[rival]) >= SIMILAR:

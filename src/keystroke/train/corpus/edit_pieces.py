@@ -1,8 +1,9 @@
 """From collected edits to pieces ready for training, and the manifest that accounts for them.
 
 Law: the same collection gives the same pieces, byte for byte. Near-copies of a change are kept once, and a
-held-out change that resembles a trained one is dropped from the held-out part. Projects are shuffled and
-capped, so that the first pieces alone are a fair sample. Nothing is downloaded here.
+held-out change that resembles a trained one is dropped from the held-out part. A file to train on that holds
+lines of an evaluation case, before or after its change, is dropped. Projects are shuffled and capped, so that
+the first pieces alone are a fair sample. Nothing is downloaded here.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from keystroke.errors import InputError, NotFound
 from keystroke.train.corpus.dedup import Deduplicator
+from keystroke.train.corpus.overlap import Evaluated
 from keystroke.train.corpus.trajectories import FileEdit, read_edits, write_edits
 
 PIECE = 20_000_000  # characters
@@ -61,10 +63,12 @@ def pack(
     out: Path,
     *,
     characters: int = 0,
+    without: Sequence[Path] = (),
     report: Callable[[str, int, int], None] = lambda *_: None,
 ) -> dict[str, Any]:
     """Write `out/train/*.jsonl.bz2`, `out/heldout.jsonl.bz2` and the manifest, which is returned.
-    `characters` bounds the training part; 0 takes all."""
+    `characters` bounds the training part; 0 takes all. What stands in the case files `without` is not
+    trained on."""
     both = {p.name for p in train.glob("*.jsonl.gz")} & {p.name for p in heldout.glob("*.jsonl.gz")}
     if both:
         raise InputError(
@@ -75,11 +79,15 @@ def pack(
     if not paths:
         raise NotFound(f"no collected edits in {train}; collect some first")
     seen, left_out = Deduplicator(), Counter[str]()
+    evaluated = Evaluated.of(without)
 
-    def projects(some: list[Path], limit: int) -> Iterator[list[FileEdit]]:
+    def projects(some: list[Path], limit: int, apart: Evaluated) -> Iterator[list[FileEdit]]:
         size = 0
         for i, path in enumerate(some):
-            edits = selected(read_edits(path), seen, left_out)
+            every = read_edits(path)
+            unseen = [e for e in every if not any(map(apart.holds, (e.before, e.after())))]
+            left_out["evaluated"] += len(every) - len(unseen)
+            edits = selected(unseen, seen, left_out)
             size += sum(_size(edit) for edit in edits)
             yield edits
             report("pack", i + 1, len(some))
@@ -92,11 +100,11 @@ def pack(
     rows = []
     counts: dict[str, Counter[str]] = {"train": Counter(), "heldout": Counter()}
     licences: Counter[str] = Counter()
-    for i, piece in enumerate(_pieces(projects(paths, characters))):
+    for i, piece in enumerate(_pieces(projects(paths, characters, evaluated))):
         rows.append(_write(out / "train" / f"{i:04d}{SUFFIX}", piece, out))
         _count(counts["train"], piece)
         licences.update(edit.licence for edit in piece)
-    rest = [edit for edits in projects(collected(heldout), 0) for edit in edits]
+    rest = [edit for edits in projects(collected(heldout), 0, Evaluated(())) for edit in edits]
     rows.append(_write(out / f"heldout{SUFFIX}", rest, out))
     _count(counts["heldout"], rest)
     summary: dict[str, Any] = {part: dict(count) for part, count in counts.items()}

@@ -10,7 +10,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from keystroke.train.corpus.filters import Refusal, clean
 from keystroke.train.corpus.harvest import ProjectRecord, bounded, read_record
 from keystroke.train.corpus.hunks import LARGEST_FILE, NoEdit, squeezed, trajectory
 from keystroke.train.corpus.index import PackageIndex, Release
+from keystroke.train.corpus.processes import Processes
 from keystroke.train.corpus.split import Part, part_of
 from keystroke.train.corpus.trajectories import FileEdit, write_edits
 
@@ -78,25 +79,30 @@ def without_sweeps(edits: Iterable[FileEdit]) -> Iterator[FileEdit]:
         seen.update(keys)
 
 
-def project_edits(index: PackageIndex, record: ProjectRecord, releases: int) -> list[FileEdit]:
-    """Edits between the project's latest `releases`, oldest pair first."""
+def fetched_releases(
+    index: PackageIndex, record: ProjectRecord, releases: int
+) -> list[tuple[Release, bytes]]:
+    """The project's latest `releases` with their archives, oldest first; none where there is no pair."""
     project = index.project(record.name)
     if project is None:
         return []
     recent = [r for r in project.releases if r.download.size <= LARGEST_ARCHIVE][-releases:]
+    return [(release, index.fetch(release.download)) for release in recent] if len(recent) > 1 else []
+
+
+def store_edits(record: ProjectRecord, releases: list[tuple[Release, bytes]], target: Path) -> int:
+    """Write the edits between these releases, oldest pair first; how many there are. All that needs a core,
+    and nothing that needs the index."""
     found: list[FileEdit] = []
-    before: dict[str, bytes] = {}
-    for i, release in enumerate(recent if len(recent) > 1 else []):
-        after = _files(index, release)
-        versions = (recent[i - 1].version, release.version)
-        found.extend(release_edits(record, before, after, versions))
-        before = after
-    return list(without_sweeps(found))
-
-
-def _files(index: PackageIndex, release: Release) -> dict[str, bytes]:
-    data = index.fetch(release.download)
-    return dict(python_files(data, release.download.filename, sdist=release.download.sdist))
+    before: tuple[str, dict[str, bytes]] | None = None
+    for release, data in releases:
+        files = dict(python_files(data, release.download.filename, sdist=release.download.sdist))
+        if before is not None:
+            found.extend(release_edits(record, before[1], files, (before[0], release.version)))
+        before = (release.version, files)
+    edits = list(without_sweeps(found))
+    write_edits(target, edits)
+    return len(edits)
 
 
 def collect(
@@ -106,10 +112,11 @@ def collect(
     *,
     releases: int,
     workers: int = 6,
+    processes: int = 0,
     report: Callable[[str, int, int], None] = lambda *_: None,
 ) -> Counter[str]:
     """Collect the edits of every project not yet in `out`; counts of outcomes. A project that fails is
-    counted and tried again next time."""
+    counted and tried again next time. `workers` projects are fetched at a time, compared by `processes`."""
     out.mkdir(parents=True, exist_ok=True)
     outcomes: Counter[str] = Counter()
 
@@ -118,13 +125,12 @@ def collect(
         if target.exists():
             return "there"
         try:
-            edits = project_edits(index, record, releases)
-        except (KeystrokeError, OSError, ValueError, ArithmeticError) as error:
+            edits = crew.do(store_edits, record, fetched_releases(index, record, releases), target)
+        except (KeystrokeError, OSError, ValueError, ArithmeticError, BrokenExecutor) as error:
             return f"failed: {type(error).__name__}"
-        write_edits(target, edits)
         return "collected" if edits else "no edits"
 
-    with ThreadPoolExecutor(workers) as pool:
+    with Processes(processes) as crew, ThreadPoolExecutor(workers) as pool:
         for done, outcome in enumerate(bounded(pool, one, records, workers * 2), start=1):
             outcomes[outcome] += 1
             report("edits", done, len(records))

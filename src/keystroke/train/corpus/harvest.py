@@ -13,8 +13,8 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass, field
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,8 +22,9 @@ from typing import Any, TypeVar
 from keystroke.errors import InputError, KeystrokeError
 from keystroke.train.corpus.archives import MAX_FILE, python_files
 from keystroke.train.corpus.filters import Refusal, clean, is_test
-from keystroke.train.corpus.index import PackageIndex, Project, normalised
+from keystroke.train.corpus.index import Download, PackageIndex, Project, normalised
 from keystroke.train.corpus.licences import permissive_licence
+from keystroke.train.corpus.processes import Processes
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -61,6 +62,7 @@ class Limits:
     """What a harvest asks of a project."""
 
     first_released_from: datetime | None = None  # only projects at least this young
+    first_released_before: datetime | None = None  # only projects older than this
     min_files: int = 1
     min_releases: int = 1
     try_variants: bool = True  # "python-NAME" and "pyNAME" where NAME is unknown
@@ -146,16 +148,20 @@ def _find(index: PackageIndex, name: str, limits: Limits) -> Project | None:
     return next((project for each in names if (project := index.project(each))), None)
 
 
-def harvest_project(index: PackageIndex, name: str, folder: Path, limits: Limits) -> ProjectRecord:
+def harvest_project(
+    index: PackageIndex, name: str, folder: Path, limits: Limits, processes: Processes
+) -> ProjectRecord:
     """Fetch, clean and store one project; its record says what came of it."""
     path = harvested_path(folder, name)
     if path.exists():
         record = read_record(path)
         if not _was_cut(record, limits):
             return record
-    record, files = _gather(index, name, limits)
-    _write(path, record, files)
-    return record
+    record, download = _asked(index, name, limits)
+    if download is None:
+        _write(path, record, [])
+        return record
+    return processes.do(_stored, path, record, download, index.fetch(download), limits)
 
 
 def _was_cut(record: ProjectRecord, limits: Limits) -> bool:
@@ -164,11 +170,12 @@ def _was_cut(record: ProjectRecord, limits: Limits) -> bool:
     return record.cap < limits.characters and full and record.refused.get("over_cap", 0) > 0
 
 
-def _gather(index: PackageIndex, name: str, limits: Limits) -> tuple[ProjectRecord, list[SourceFile]]:
+def _asked(index: PackageIndex, name: str, limits: Limits) -> tuple[ProjectRecord, Download | None]:
+    """What the index says of a project, and what to fetch if it is wanted."""
     key = normalised(name)
     project = _find(index, name, limits)
     if project is None:
-        return ProjectRecord(key, "absent"), []
+        return ProjectRecord(key, "absent"), None
     facts: dict[str, Any] = {
         "name": project.name,
         "first_released": project.first_released.isoformat(),
@@ -176,22 +183,32 @@ def _gather(index: PackageIndex, name: str, limits: Limits) -> tuple[ProjectReco
     }
     licence = permissive_licence(project.info)
     if licence is None:
-        return ProjectRecord(**facts, outcome="licence"), []
+        return ProjectRecord(**facts, outcome="licence"), None
     if limits.first_released_from and project.first_released < limits.first_released_from:
-        return ProjectRecord(**facts, outcome="too_old", licence=licence), []
+        return ProjectRecord(**facts, outcome="too_old", licence=licence), None
+    if limits.first_released_before and project.first_released >= limits.first_released_before:
+        return ProjectRecord(**facts, outcome="too_young", licence=licence), None
     if len(project.releases) < limits.min_releases:
-        return ProjectRecord(**facts, outcome="few_releases", licence=licence), []
+        return ProjectRecord(**facts, outcome="few_releases", licence=licence), None
     release = project.releases[-1]
     facts |= {"licence": licence, "version": release.version}
     facts |= {"archive": release.download.filename, "archive_sha256": release.download.sha256}
-    data = index.fetch(release.download)
-    contents = python_files(data, release.download.filename, sdist=release.download.sdist)
+    return ProjectRecord(**facts, outcome="kept"), release.download
+
+
+def _stored(
+    path: Path, record: ProjectRecord, download: Download, data: bytes, limits: Limits
+) -> ProjectRecord:
+    """Clean a fetched project and write it. All that needs a core, and nothing that needs the index."""
+    contents = python_files(data, download.filename, sdist=download.sdist)
     files, refused = select_files(contents, limits.characters)
     if len(files) < limits.min_files:
-        return ProjectRecord(**facts, outcome="few_files", refused=refused), []
-    characters = sum(len(f.text) for f in files)
-    facts |= {"refused": refused, "characters": characters, "cap": limits.characters}
-    return ProjectRecord(**facts, outcome="kept"), files
+        record, files = replace(record, outcome="few_files", refused=refused), []
+    else:
+        characters = sum(len(f.text) for f in files)
+        record = replace(record, refused=refused, characters=characters, cap=limits.characters)
+    _write(path, record, files)
+    return record
 
 
 def harvest(
@@ -201,21 +218,22 @@ def harvest(
     *,
     limits: Limits | None = None,
     workers: int = 6,
+    processes: int = 0,
     report: Callable[[ProjectRecord], None] = lambda record: None,
 ) -> Counter[str]:
     """Harvest every name not yet in `folder`; counts of outcomes. A project that fails is counted and
-    tried again next time."""
+    tried again next time. `workers` projects are fetched at a time and cleaned by `processes`."""
     folder.mkdir(parents=True, exist_ok=True)
     limits = limits or Limits()
     outcomes: Counter[str] = Counter()
 
     def one(name: str) -> ProjectRecord:
         try:
-            return harvest_project(index, name, folder, limits)
-        except (KeystrokeError, OSError, ValueError, ArithmeticError) as error:
+            return harvest_project(index, name, folder, limits, crew)
+        except (KeystrokeError, OSError, ValueError, ArithmeticError, BrokenExecutor) as error:
             return ProjectRecord(normalised(name), f"failed: {type(error).__name__}")
 
-    with ThreadPoolExecutor(workers) as pool:
+    with Processes(processes) as crew, ThreadPoolExecutor(workers) as pool:
         for record in bounded(pool, one, names, workers * 2):
             outcomes[record.outcome] += 1
             report(record)

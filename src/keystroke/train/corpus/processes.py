@@ -1,0 +1,49 @@
+"""Threads wait for the network; processes do what needs a core.
+
+Law: knows nothing of what is done. Without processes the work is done where it is asked for. A worker is
+stopped by its owner alone, so that an interrupt ends in one message.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from types import TracebackType
+from typing import ParamSpec, TypeVar
+
+Asked = ParamSpec("Asked")
+Result = TypeVar("Result")
+
+
+def _deaf() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+class Processes:
+    """`count` worker processes, started when first asked; 0 for none."""
+
+    def __init__(self, count: int) -> None:
+        # Not forked: whoever asks has threads, whose locks a fork would copy as they are.
+        self._pool = (
+            ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=_deaf) if count else None
+        )
+
+    def do(self, work: Callable[Asked, Result], /, *arguments: Asked.args, **named: Asked.kwargs) -> Result:
+        """What `work` returns, done in one of the processes. Waits for it."""
+        if self._pool is None:
+            return work(*arguments, **named)
+        return self._pool.submit(work, *arguments, **named).result()
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
