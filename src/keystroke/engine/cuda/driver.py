@@ -11,6 +11,8 @@ import hashlib
 import os
 import sys
 import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 from pathlib import Path
 
@@ -129,6 +131,14 @@ def compiled(macros: dict[str, str]) -> bytes:
     except OSError:
         pass  # a read-only home costs a compilation at each start, nothing else
     return image
+
+
+def compile_together(wanted: Iterable[dict[str, str]]) -> None:
+    """Fill the cache for all these macros at once: the compiler is slow, and the machine has cores."""
+    distinct = {tuple(sorted(macros.items())): macros for macros in wanted}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for done in [pool.submit(compiled, macros) for macros in distinct.values()]:
+            done.result()
 
 
 def cache_folder() -> Path:

@@ -1,0 +1,432 @@
+"""What bench/cuda.py measures: each part is one engine and its rows, in a process of its own.
+
+Law: the process says READY, waits for one line on standard input (the GPU's bandwidth), then prints one JSON
+object a row. A row that fails is an object with `error`, and the next one is tried. Everything goes through
+`Session`, host included, but for what is called `us`: the device's own time.
+
+A further row is a function of `Run` that returns `run.row(...)`, named in its part below.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+# This folder has a keystroke.py of its own, which must not stand for the package.
+sys.path[:] = [p for p in sys.path if Path(p or ".").resolve() != Path(__file__).resolve().parent]
+
+from keystroke.assist.next_edit.prompt import changes_between, joined  # noqa: E402
+from keystroke.engine.base import Sampling, StepRequest  # noqa: E402
+from keystroke.engine.checkpoint import open_checkpoint  # noqa: E402
+from keystroke.engine.checkpoint.rope import extended  # noqa: E402
+from keystroke.engine.checkpoint.spec import ModelSpec, RopeSpec  # noqa: E402
+from keystroke.engine.cuda.driver import GpuLauncher  # noqa: E402
+from keystroke.engine.cuda.engine import CudaEngine, load_cuda  # noqa: E402
+from keystroke.engine.cuda.model import random_weights  # noqa: E402
+from keystroke.engine.cuda.plan import Plan, Precision  # noqa: E402
+from keystroke.engine.cuda.session import CudaSession  # noqa: E402
+from keystroke.engine.cuda.sparse import BUDGET, SPARSE_FROM, Sparse  # noqa: E402
+from keystroke.engine.generation import Generation, GenerationParams  # noqa: E402
+from keystroke.engine.model import Model  # noqa: E402
+from keystroke.engine.speculative import drafter_for, measure_verify_cost  # noqa: E402
+from keystroke.engine.tokenizer import load_tokenizer  # noqa: E402
+
+Json = dict[str, Any]
+READY = "READY"
+DEVICE = torch.device("cuda")
+CONTEXT = 1024  # tokens before the first one that counts, where a row does not say otherwise
+SETTLED, TOKENS, ROUNDS = 32, 128, 5  # tokens let go by, tokens timed, and how often: for the peer too
+LAUNCHES = 40  # steps in a row, where steps are timed rather than tokens
+LONG, WHOLE = 120_000, 131_000
+EDITED, OLD, NEW = "src/keystroke/engine/host.py", "wanted", "asked_for"
+REGION = 12  # lines rewritten at a time
+
+QWEN_1_5B = ModelSpec(
+    architecture="qwen2",
+    name="Qwen2.5-1.5B",
+    vocab_size=151_936,
+    hidden=1536,
+    layers=28,
+    heads=12,
+    kv_heads=2,
+    head_dim=128,
+    intermediate=8960,
+    norm_eps=1e-6,
+    rope=RopeSpec(1_000_000.0),
+    context_length=32_768,
+    tied=True,
+    qkv_bias=True,
+)
+QWEN_7B = replace(
+    QWEN_1_5B,
+    name="Qwen2.5-7B",
+    vocab_size=152_064,
+    hidden=3584,
+    heads=28,
+    kv_heads=4,
+    intermediate=18_944,
+    tied=False,
+)
+SMOLLM2_135M = replace(
+    QWEN_1_5B,
+    architecture="llama",
+    name="SmolLM2-135M",
+    vocab_size=49_152,
+    hidden=576,
+    layers=30,
+    heads=9,
+    kv_heads=3,
+    head_dim=64,
+    intermediate=1536,
+    context_length=8192,
+    qkv_bias=False,
+)
+
+
+@dataclass
+class Run:
+    """An engine being measured."""
+
+    engine: CudaEngine
+    limit: float  # bytes a second
+    model: Model | None = None  # where the weights mean something
+    steps: dict[int, float] = field(default_factory=dict)  # seconds of a plain step, by context
+
+    @property
+    def plan(self) -> Plan:
+        return self.engine._stepper.plan
+
+    @cached_property
+    def text(self) -> list[int]:
+        return random_text(self.plan.spec.vocab_size, 0)
+
+    def row(self, context: int, mode: str, tok_s: float, **more: Any) -> Json:
+        plan = self.plan
+        found = {"shape": plan.spec.name, "precision": plan.precision, "context": context, "mode": mode}
+        return {**found, "tok_s": round(tok_s, 1), "fraction_of_limit": None, "peer_tok_s": None, **more}
+
+    def step_seconds(self, context: int) -> float:
+        """What a token takes in one stream of plain steps."""
+        if context not in self.steps:
+            with self.engine.session() as session:
+                session.extend(self.text[:context])
+
+                def once() -> float:
+                    session.rollback(context)
+                    for _ in range(SETTLED):
+                        session.step()
+                    return seconds_each(session.step, TOKENS)
+
+                self.steps[context] = statistics.median(once() for _ in range(ROUNDS))
+        return self.steps[context]
+
+    def kernel_us(self, session: CudaSession, rows: int) -> float:
+        """Microseconds that a step over so many rows takes on the device, one launch after another."""
+        stepper = self.engine._stepper
+        # Chosen on the host, so that no step runs ahead; the launch's input then lies where it lay.
+        session.step([0] * (rows - 1), Sampling(logprobs=0))
+        slot = (stepper._ticket - 1) % len(stepper._controls)
+        launch = partial(stepper._launch, slot, rows, 1, False)
+        return 1e6 * statistics.median(seconds_each(launch, LAUNCHES) for _ in range(ROUNDS))
+
+
+def seconds_each(work: Callable[[], object], count: int) -> float:
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(count):
+        work()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - began) / count
+
+
+@cache
+def random_text(vocabulary: int, seed: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, vocabulary, 1 << 17).tolist()  # type: ignore[no-any-return]
+
+
+# Rows
+
+
+def decode(run: Run, context: int = CONTEXT) -> Json:
+    """One stream."""
+    run.engine.sparse_from = 1 << 30
+    taken = run.step_seconds(context)
+    read = run.plan.streamed_bytes + (context + SETTLED + TOKENS // 2) * run.plan.kv_bytes_per_token
+    return run.row(context, "decode", 1 / taken, fraction_of_limit=round(read / taken / run.limit, 3))
+
+
+def sparse_decode(run: Run, context: int = LONG) -> Json:
+    """One stream that attends to some of its context."""
+    dense, run.engine.sparse_from = run.steps.pop(context, None), SPARSE_FROM
+    taken = run.step_seconds(context)
+    more = {} if dense is None else {"times_dense": round(dense / taken, 2)}
+    return run.row(context, "sparse decode", 1 / taken, chunks=BUDGET, **more)
+
+
+def verify(run: Run, context: int = CONTEXT, rows: int = 16) -> Json:
+    """What a step over 16 rows costs against one: on the device alone, and as a session sees it (a plain step
+    runs ahead of its caller, one with a draft cannot). `tok_s` is that of drafts that are always wrong."""
+    with run.engine.session() as session:
+        session.extend(run.text[:context])
+        one, many = (run.kernel_us(session, n) for n in (1, rows))
+        wrong = [0] * (rows - 1)
+
+        def once() -> float:
+            session.rollback(context)
+            session.step(wrong)
+            return seconds_each(lambda: session.step(wrong), LAUNCHES)
+
+        taken = statistics.median(once() for _ in range(ROUNDS))
+    return run.row(
+        context,
+        f"verify {rows} rows",
+        1 / taken,
+        times_one_row=round(many / one, 3),
+        times_plain_step=round(taken / run.step_seconds(context), 3),
+        us_one_row=round(one, 1),
+        us=round(many, 1),
+    )
+
+
+def together(run: Run, context: int = CONTEXT, count: int = 16) -> Json:
+    """Sessions that take every step at once."""
+    sessions = [run.engine.session() for _ in range(count)]
+    try:
+        for i, session in enumerate(sessions):
+            session.extend([i, *run.text[: context - 1]])
+        requests = [StepRequest(session) for session in sessions]
+
+        def once() -> float:
+            for _ in range(4):
+                run.engine.step_many(requests)
+            return seconds_each(lambda: run.engine.step_many(requests), LAUNCHES)
+
+        taken = statistics.median(once() for _ in range(ROUNDS))
+    finally:
+        for session in sessions:
+            session.close()
+    alone = run.step_seconds(context)
+    return run.row(
+        context,
+        f"{count} sessions together",
+        count / taken,
+        times_one_session=round(count * alone / taken, 2),
+    )
+
+
+def first_token(run: Run, context: int = 8192, count: int = 16) -> Json:
+    """From 16 tokens typed into a long session, idle until then, to the token after them."""
+    base, times = run.text[:context], []
+    with run.engine.session() as session:
+        for i in range(LAUNCHES):
+            session.extend(base)
+            for _ in range(2):
+                session.step()
+            torch.cuda.synchronize()
+            typed = [
+                *base,
+                *run.text[context + i * count :][:count],
+            ]  # never seen: KV is found again otherwise
+            began = time.perf_counter()
+            session.extend(typed)
+            session.step()
+            times.append(time.perf_counter() - began)
+    taken = statistics.median(times[1:])
+    steps = round(taken / run.step_seconds(context), 2)
+    return run.row(context, f"first token after +{count}", 1 / taken, steps=steps, ms=round(taken * 1000, 3))
+
+
+def prefill(run: Run, context: int = 16_384, rounds: int = 3) -> Json:
+    """Reading a text never seen before."""
+    texts = [run.text, *(random_text(run.plan.spec.vocab_size, seed) for seed in range(1, rounds))]
+    times = []
+    with run.engine.session() as session:  # the libraries' own first-time work
+        session.extend(random_text(run.plan.spec.vocab_size, rounds)[: min(context, 4096)])
+    for text in reversed(texts):  # so that the pages of `run.text` are the last ones kept
+        with run.engine.session() as session:
+            times.append(seconds_each(partial(session.extend, text[:context]), 1))
+    taken = statistics.median(times)
+    return run.row(context, "prefill", context / taken, seconds=round(taken, 3))
+
+
+def edit(run: Run) -> list[Json]:
+    """A file copied with a name changed in it, as the editor asks for it: the model has seen the first
+    changes and rewrites the file region by region; the old lines are the draft. The text must be the same
+    without them."""
+    model = run.model
+    assert model is not None
+    questions = list(rewrites(model))
+    measure_verify_cost(model.engine, 2.0)
+    found: dict[bool, list[Json]] = {False: [], True: []}
+    for drafts, _ in itertools.product((False, True), range(4)):
+        said, sums = [], dict.fromkeys(("tokens", "seconds", "prefill", "steps", "drafted", "accepted"), 0.0)
+        for prompt, draft, room in questions:
+            drafter = drafter_for(model.engine, draft) if drafts else None
+            with model.engine.session() as session:
+                answer = Generation(model, session, prompt, GenerationParams(max_tokens=room), drafter)
+                for _ in answer:
+                    pass
+            said.append(tuple(answer.tokens))
+            stats = answer.stats
+            each = (stats.tokens, stats.decode_seconds, stats.prefill_seconds)
+            for name, value in zip(sums, (*each, stats.steps, stats.drafted, stats.accepted), strict=True):
+                sums[name] += value
+        found[drafts].append({**sums, "said": said})
+    context = max(len(prompt) for prompt, _, _ in questions)
+    rows, speeds = [], []
+    for drafts, rounds in found.items():
+        timed = rounds[1:]  # the first is the warm-up
+        speeds.append(statistics.median(r["tokens"] / r["seconds"] for r in timed))
+        last = timed[-1]
+        more: Json = {
+            "tokens": int(last["tokens"]),
+            "whole_seconds": round(statistics.median(r["seconds"] + r["prefill"] for r in timed), 4),
+        }
+        if drafts:
+            more |= {
+                "times_plain": round(speeds[1] / speeds[0], 2),
+                "accepted": round(last["accepted"] / max(last["drafted"], 1), 3),
+                "tokens_a_step": round(last["tokens"] / last["steps"], 2),
+                "same_text": all(r["said"] == found[False][0]["said"] for r in (*found[False], *rounds)),
+            }
+        mode = "copy with edits, drafts" if drafts else "copy with edits, plain"
+        rows.append(run.row(context, mode, speeds[-1], **more))
+    return rows
+
+
+def rewrites(model: Model) -> list[tuple[list[int], list[int], int]]:
+    """Prompts, what they most likely ask for, and how long an answer may be. The first token of each answer
+    is given, so that a region that may stay as it is is copied too."""
+    old = (Path(__file__).resolve().parent.parent / EDITED).read_text().rstrip("\n")
+    new, encode = old.replace(OLD, NEW), model.tokenizer.encode
+    before, after = old.split("\n"), new.split("\n")
+    names = ("<|edit|>", "<|edit_before|>", "<|edit_after|>", "<|file_sep|>", "<|fim_suffix|>")
+    marks = [model.tokenizer.special(name) for name in names]
+    if None in marks:  # a model that has learned no edits goes on with the new file, having read the old one
+        begun = len(before) // 3
+        prompt, rest = model.prompt(f"{old}\n\n\n{joined(after[:begun])}"), encode(joined(before[begun:]))
+        return [(prompt, rest, min(len(rest), model.engine.info.context_length - len(prompt)))]
+    edit, was, becomes, file, below = (mark for mark in marks if mark is not None)
+    path = encode(f"{EDITED}\n")
+    history: list[int] = []
+    for change in changes_between(old, new, EDITED)[:3]:
+        history += [edit, *path, was, *encode(change.before), becomes, *encode(change.after)]
+    found = []
+    for first in range(0, len(before), REGION):
+        last, region = first + REGION, encode(joined(before[first : first + REGION]))
+        above, under = (
+            encode(joined(after[max(first - 4, 0) : first])),
+            encode(joined(before[last : last + 4])),
+        )
+        asked = [*history, file, *path, *above, was, *region, below, *under, becomes, region[0]]
+        found.append((asked, region[1:], len(region) + 32))
+    return found
+
+
+# Parts
+
+Row = Callable[[Run], Json | list[Json]]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One model with random weights, which speed does not depend on."""
+
+    spec: ModelSpec
+    rows: tuple[Row, ...]
+    precision: Precision = "bf16"
+    kv_tokens: int = 65_536
+    sparse: Sparse = "off"
+    peer: bool = False  # transformers runs the same
+
+    def kernels(self) -> list[dict[str, str]]:
+        plan = Plan(self.spec, self.precision, blocks())
+        sparse = [plan.macros(1, True)] if self.sparse != "off" else []
+        return [plan.macros(1), plan.macros(2), *sparse]
+
+    def engine(self) -> CudaEngine:
+        weights = random_weights(self.spec, self.precision, DEVICE, blocks())
+        return CudaEngine(weights, GpuLauncher(weights.plan, DEVICE), self.kv_tokens, sparse=self.sparse)
+
+
+PARTS = {
+    "135m": Part(SMOLLM2_135M, (decode, verify, together), peer=True),
+    "1.5b": Part(
+        QWEN_1_5B,
+        (decode, verify, together, partial(decode, context=8192), first_token, prefill),
+        peer=True,
+    ),
+    "7b": Part(QWEN_7B, (decode, verify), peer=True),
+    "7b-int8": Part(QWEN_7B, (decode, verify), "int8"),
+    "7b-int4": Part(QWEN_7B, (decode, verify), "int4"),
+    "120k": Part(
+        extended(QWEN_1_5B, 131_072),
+        (partial(prefill, context=WHOLE, rounds=1), partial(decode, context=LONG), sparse_decode),
+        kv_tokens=140_000,
+        sparse="always",
+    ),
+}
+EDIT = "edit"  # the part that needs a real model
+
+
+def blocks() -> int:
+    return torch.cuda.get_device_properties(DEVICE).multi_processor_count
+
+
+def edit_kernels(path: Path) -> list[dict[str, str]]:
+    with open_checkpoint(path) as checkpoint:
+        plan = Plan(checkpoint.spec, "bf16", blocks())
+    return [plan.macros(tiles) for tiles in (1, 2, 4)]
+
+
+def say(found: Json) -> None:
+    print(json.dumps(found), flush=True)
+
+
+def name_of(row: Row) -> str:
+    if isinstance(row, partial):
+        details = ", ".join(f"{k} {v:,}" for k, v in row.keywords.items())
+        return f"{row.func.__name__} ({details})"
+    return getattr(row, "__name__", str(row))
+
+
+def main(name: str, model: str | None = None) -> None:
+    blocks()  # the driver's own start
+    print(READY, flush=True)
+    limit = float(sys.stdin.readline())
+    if name == EDIT:
+        assert model is not None
+        path = Path(model)
+        engine = load_cuda(path, kv_tokens=16_384)
+        real = Model(path.name, engine, load_tokenizer(path), path=path)
+        run = Run(engine, limit, real)
+        rows: tuple[Row, ...] = (edit,)
+    else:
+        run = Run(PARTS[name].engine(), limit)
+        rows = PARTS[name].rows
+    with run.engine:
+        for row in rows:
+            try:
+                found = row(run)
+            except Exception as error:
+                traceback.print_exc()
+                say({"part": name, "row": name_of(row), "error": f"{type(error).__name__}: {error}"[:300]})
+            else:
+                for each in found if isinstance(found, list) else [found]:
+                    say(each)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
