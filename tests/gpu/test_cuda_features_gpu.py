@@ -5,58 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
+from gpu_models import DRAFTING, LONG, PROBE, WIDE, engine_of, needs_hopper, text
 
 from keystroke.engine.base import Sampling
-from keystroke.engine.checkpoint.rope import extended
-from keystroke.engine.checkpoint.spec import ModelSpec, RopeSpec
-from keystroke.engine.cuda.driver import GpuLauncher
 from keystroke.engine.cuda.engine import CudaEngine
 from keystroke.engine.cuda.gpu import gpu_report
-from keystroke.engine.cuda.model import random_weights
-from keystroke.engine.cuda.sparse import Sparse
 from keystroke.engine.sampler import choose
 from keystroke.engine.speculative import ModelDrafter
 
-HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")]
-DEVICE = torch.device("cuda")
-PROBE = Sampling(logprobs=0)  # chosen on the host: no follower overwrites the logits
-SPEC = ModelSpec(
-    architecture="qwen2",
-    name="four layers",
-    vocab_size=32_004,
-    hidden=1536,
-    layers=4,
-    heads=12,
-    kv_heads=2,
-    head_dim=128,
-    intermediate=4096,
-    norm_eps=1e-6,
-    rope=RopeSpec(1_000_000.0),
-    context_length=32_768,
-    tied=True,
-    qkv_bias=True,
-)
-
-
-def engine_of(
-    spec: ModelSpec = SPEC, kv_tokens: int = 100_000, sparse: Sparse = "off", seed: int = 0
-) -> CudaEngine:
-    blocks = torch.cuda.get_device_properties(DEVICE).multi_processor_count
-    weights = random_weights(spec, "bf16", DEVICE, blocks, seed)
-    return CudaEngine(weights, GpuLauncher(weights.plan, DEVICE), kv_tokens, sparse=sparse)
-
-
-def text(count: int, seed: int = 0) -> list[int]:
-    return np.random.default_rng(seed).integers(0, SPEC.vocab_size, count).tolist()  # type: ignore[no-any-return]
+pytestmark = needs_hopper
 
 
 @pytest.fixture(scope="module")
 def sparse() -> Iterator[CudaEngine]:
-    with engine_of(extended(SPEC, 65_536), sparse="always") as engine:
+    with engine_of(LONG, kv_tokens=100_000, sparse="always") as engine:
         yield engine
 
 
@@ -98,7 +62,7 @@ def test_with_every_chunk_chosen_the_result_is_the_dense_one_bit_for_bit(sparse:
 
 
 def test_random_attention_is_in_doubt_and_ends_in_the_dense_text() -> None:
-    with engine_of(extended(SPEC, 65_536), sparse="auto") as engine, engine.session() as session:
+    with engine_of(LONG, kv_tokens=100_000, sparse="auto") as engine, engine.session() as session:
         prompt = text(30_000, 2)
         session.extend(prompt)
         found = [session.step().tokens[0] for _ in range(6)]
@@ -132,7 +96,7 @@ def test_the_device_draws_what_the_sampler_draws(sparse: CudaEngine, filters: di
 
 def test_a_model_on_the_same_gpu_drafts_without_changing_the_text() -> None:
     sampling = Sampling(temperature=0.7, top_p=0.9, seed=4)
-    with engine_of(kv_tokens=16_384) as large, engine_of(replace(SPEC, layers=1), 16_384, seed=1) as small:
+    with engine_of(WIDE) as large, engine_of(DRAFTING, seed=1) as small:
         with large.session() as session:
             session.extend(text(64, 5))
             expected = [session.step(sampling=sampling).tokens[0] for _ in range(40)]
@@ -151,9 +115,9 @@ def test_a_model_on_the_same_gpu_drafts_without_changing_the_text() -> None:
 
 
 def test_the_report_names_the_gpu_and_the_room_it_has() -> None:
-    suits, why = gpu_report(SPEC)
+    suits, why = gpu_report(WIDE)
     assert suits, why
     assert "tokens of KV" in why
-    suits, why = gpu_report(replace(SPEC, layers=4000))
+    suits, why = gpu_report(replace(WIDE, layers=4000))
     assert not suits
     assert "choose fewer bits" in why

@@ -2,78 +2,46 @@
 
 from __future__ import annotations
 
+import gc
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from gpu_models import (
+    DEVICE,
+    ENDLESS,
+    FAMILIES,
+    PROBE,
+    QUANTISED,
+    VOCABULARY,
+    Tensors,
+    engine_of,
+    family,
+    needs_hopper,
+    plain,
+    tensors_of,
+    text,
+)
 
 from keystroke.engine.base import Interrupt, Sampling, StepRequest
-from keystroke.engine.checkpoint.rope import extended
-from keystroke.engine.checkpoint.spec import ModelSpec, RopeSpec, tensor_shapes
-from keystroke.engine.cuda.driver import GpuLauncher
+from keystroke.engine.checkpoint.spec import HEAD, ModelSpec
 from keystroke.engine.cuda.engine import CudaEngine
-from keystroke.engine.cuda.model import build_weights
-from keystroke.engine.cuda.plan import Plan, Precision
+from keystroke.engine.cuda.packing import plain_order, unpack
+from keystroke.engine.cuda.plan import Precision
 from keystroke.engine.cuda.reference import forward
 from keystroke.engine.sampler import choose, probabilities
 from keystroke.errors import Interrupted, NotEnoughMemory
 
-HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")]
-DEVICE = torch.device("cuda")
-Tensors = dict[str, Tensor]
+pytestmark = needs_hopper
 
 
-def spec(family: str, **changes: object) -> ModelSpec:
-    base = ModelSpec(
-        architecture=family,  # type: ignore[arg-type]
-        name=f"small {family}",
-        vocab_size=32_003,
-        hidden=768,
-        layers=6,
-        heads=12,
-        kv_heads=2 if family == "qwen2" else 4,
-        head_dim=128 if family == "qwen3" else 64,
-        intermediate=2048,
-        norm_eps=1e-6,
-        rope=RopeSpec(10_000.0),
-        context_length=16_384,
-        tied=family != "llama",
-        qkv_bias=family == "qwen2",
-        qk_norm=family == "qwen3",
-    )
-    return replace(base, **changes)  # type: ignore[arg-type]
-
-
-def tensors_of(model: ModelSpec) -> Tensors:
-    generator = torch.Generator(device=DEVICE).manual_seed(0)
-    found = {}
-    for name, shape in tensor_shapes(model).items():
-        noise = torch.randn(shape, generator=generator, device=DEVICE)
-        if name.endswith("norm.weight"):
-            found[name] = noise * 0.1 + 1
-        else:
-            found[name] = (noise * (shape[-1] ** -0.5 if len(shape) == 2 else 0.1)).to(torch.bfloat16)
-    return found
-
-
-def engine_of(
-    model: ModelSpec, tensors: Tensors, precision: Precision = "bf16", kv_tokens: int = 65_536
-) -> CudaEngine:
-    blocks = torch.cuda.get_device_properties(DEVICE).multi_processor_count
-    weights = build_weights(Plan(model, precision, blocks), lambda name, _: tensors[name], DEVICE)
-    return CudaEngine(weights, GpuLauncher(weights.plan, DEVICE), kv_tokens)
-
-
-@pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3"])
+@pytest.fixture(scope="module", params=FAMILIES)
 def model(request: pytest.FixtureRequest) -> Iterator[tuple[ModelSpec, Tensors, CudaEngine]]:
-    chosen = spec(request.param)
+    chosen = family(request.param)
     tensors = tensors_of(chosen)
     with engine_of(chosen, tensors) as engine:
         yield chosen, tensors, engine
@@ -81,19 +49,8 @@ def model(request: pytest.FixtureRequest) -> Iterator[tuple[ModelSpec, Tensors, 
 
 @pytest.fixture(scope="module")
 def qwen() -> Iterator[CudaEngine]:
-    chosen = spec("qwen2")
-    with engine_of(chosen, tensors_of(chosen)) as engine:
+    with engine_of(family("qwen2")) as engine:
         yield engine
-
-
-def text(count: int, seed: int = 0) -> list[int]:
-    return np.random.default_rng(seed).integers(0, 32_003, count).tolist()  # type: ignore[no-any-return]
-
-
-def plain(engine: CudaEngine, prompt: list[int], count: int, sampling: Sampling = Sampling()) -> list[int]:  # noqa: B008
-    with engine.session() as session:
-        session.extend(prompt)
-        return [session.step(sampling=sampling).tokens[0] for _ in range(count)]
 
 
 @pytest.mark.parametrize("length", [1, 16, 17, 50, 64, 65, 300, 2500])
@@ -151,16 +108,20 @@ def test_logits_are_nearer_transformers_in_fp32_than_its_own_bf16(
     rounded = peer.to(torch.bfloat16)(tokens).logits[0, -1].double()
     with engine.session() as session:
         session.extend(prompt)
-        session.step(sampling=Sampling(logprobs=0))
+        session.step(sampling=PROBE)
         logits = engine._stepper.logits[0].double()
     assert (logits - truth).norm() <= (rounded - truth).norm()
 
 
 def test_greedy_tokens_are_the_same_in_every_bucket(model: tuple[ModelSpec, Tensors, CudaEngine]) -> None:
     _, _, engine = model
+    greedy_in_every_bucket(engine, range(1, engine._stepper.plan.max_rows))
+
+
+def greedy_in_every_bucket(engine: CudaEngine, sizes: Iterable[int]) -> None:
     prompt = text(321, 10)  # whole pages and one token: later sessions find the very KV of the first
     expected = plain(engine, prompt, 48)
-    for size in range(1, engine._stepper.plan.max_rows):
+    for size in sizes:
         with engine.session() as session:
             session.extend(prompt)
             seen: list[int] = []
@@ -176,17 +137,16 @@ def test_rows_are_bit_equal_in_every_bucket(model: tuple[ModelSpec, Tensors, Cud
     prompt = text(600, 1)
     with engine.session() as session:
         session.extend(prompt[:560])
-        probe = Sampling(logprobs=0)  # chosen on the host: no follower overwrites the logits
         singles = []
         for token in prompt[560:]:
-            session.step(sampling=probe)
+            session.step(sampling=PROBE)
             singles.append(engine._stepper.logits[0].clone())
             session.rollback(session.length - 1)
             session.extend([*session.tokens, token])
         for size in (2, 3, 5, 8, 11, 16):
             session.rollback(600 - size)
             session._resident = 599 - size
-            session.step(prompt[600 - size :], sampling=probe)
+            session.step(prompt[600 - size :], sampling=PROBE)
             rows = engine._stepper.logits[: size + 1]
             for i in range(size):
                 assert torch.equal(rows[i], singles[40 - size + i]), (size, i)
@@ -207,7 +167,7 @@ def test_speculation_never_changes_the_text(qwen: CudaEngine, sampling: Sampling
         while len(seen) < 120:
             draft = expected[len(seen) : len(seen) + int(rng.integers(0, 16))]
             if draft and rng.random() < 0.5:
-                draft[int(rng.integers(0, len(draft)))] = int(rng.integers(0, 32_003))
+                draft[int(rng.integers(0, len(draft)))] = int(rng.integers(0, VOCABULARY))
             seen += session.step(draft, sampling).tokens
         assert seen[:120] == expected
 
@@ -257,29 +217,53 @@ def test_sampled_frequencies_follow_the_distribution(qwen: CudaEngine) -> None:
 
 
 @pytest.mark.parametrize("precision", ["int8", "int4"])
-def test_quantised_kernels_compute_with_the_weights_they_stand_for(precision: Precision) -> None:
-    chosen = spec("qwen2", hidden=2304, heads=12, head_dim=128, layers=2)  # units of several chunks
-    tensors = tensors_of(chosen)
-    prompt = text(100, 6)
-    with engine_of(chosen, tensors, precision) as engine, engine.session() as session:
-        weights = engine._prefill._weights
-        for layer in range(chosen.layers):
-            dense, at = weights.dense(layer), f"model.layers.{layer}"
-            q, k, v = torch.split(dense.qkv, [1536, 256, 256])
-            gate, up = dense.gate_up.chunk(2)
-            found = {
-                "self_attn.q_proj": q,
-                "self_attn.k_proj": k,
-                "self_attn.v_proj": v,
-                "mlp.gate_proj": gate,
-            }
-            found |= {"self_attn.o_proj": dense.output, "mlp.up_proj": up, "mlp.down_proj": dense.down}
-            tensors |= {f"{at}.{name}.weight": tensor for name, tensor in found.items()}
+@pytest.mark.parametrize("length", [1, 16, 100, 700])
+def test_quantised_kernels_are_nearer_the_truth_of_their_weights_than_plain_bf16(
+    quantised: dict[str, tuple[Tensors, CudaEngine]], precision: Precision, length: int
+) -> None:
+    tensors, engine = quantised[precision]
+    prompt = text(length, 6)
+    with engine.session() as session:
         session.extend(prompt)
-        session.step()
-        logits = engine._stepper.logits[0]
-        truth = forward(chosen, tensors.__getitem__, prompt, torch.float32)[-1]
-        assert (logits - truth).norm() / truth.norm() < 0.03
+        row = session.length - session.resident - 1
+        session.step(sampling=PROBE)
+        logits = engine._stepper.logits[row].double()
+    truth = forward(QUANTISED, tensors.__getitem__, prompt, torch.float64)[-1]
+    rounded = forward(QUANTISED, tensors.__getitem__, prompt, torch.bfloat16)[-1].double()
+    assert (logits - truth).norm() <= (rounded - truth).norm()
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_quantised_greedy_tokens_are_the_same_in_every_bucket(
+    quantised: dict[str, tuple[Tensors, CudaEngine]], precision: Precision
+) -> None:
+    _, engine = quantised[precision]
+    greedy_in_every_bucket(engine, (1, 3, 7, 8, 15, 16, engine._stepper.plan.max_rows - 1))
+
+
+@pytest.fixture(scope="module")
+def quantised() -> Iterator[dict[str, tuple[Tensors, CudaEngine]]]:
+    """By precision: an engine, and the tensors as its kernel multiplies with them."""
+    given = tensors_of(QUANTISED)
+    found = {}
+    keys = QUANTISED.kv_heads * QUANTISED.head_dim
+    for precision in ("int8", "int4"):
+        engine = engine_of(QUANTISED, given, precision)
+        weights, tensors = engine._prefill._weights, dict(given)
+        for layer in range(QUANTISED.layers):
+            dense, at = weights.dense(layer), f"model.layers.{layer}"
+            q, k, v = torch.split(dense.qkv, [QUANTISED.heads * QUANTISED.head_dim, keys, keys])
+            gate, up = dense.gate_up.chunk(2)
+            attention = {"q_proj": q, "k_proj": k, "v_proj": v, "o_proj": dense.output}
+            tensors |= {f"{at}.self_attn.{name}.weight": tensor for name, tensor in attention.items()}
+            mlp = {"gate_proj": gate, "up_proj": up, "down_proj": dense.down}
+            tensors |= {f"{at}.mlp.{name}.weight": tensor for name, tensor in mlp.items()}
+        order = plain_order(QUANTISED.vocab_size).to(DEVICE)
+        tensors[HEAD] = unpack(weights.head, order, weights.plan.head, QUANTISED.vocab_size)
+        found[precision] = tensors, engine
+    yield found
+    for _, engine in found.values():
+        engine.close()
 
 
 def test_an_interrupt_ends_a_long_prefill_and_keeps_what_was_computed(qwen: CudaEngine) -> None:
@@ -316,23 +300,40 @@ def test_an_interrupt_stops_generation_between_two_steps(qwen: CudaEngine) -> No
 
 
 def test_context_of_128k_can_be_read_and_continued() -> None:
-    chosen = extended(spec("qwen2", layers=3, context_length=32_768), 131_072)
-    tensors = tensors_of(chosen)
-    with engine_of(chosen, tensors, kv_tokens=132_000) as engine, engine.session() as session:
+    with engine_of(ENDLESS, kv_tokens=132_000) as engine, engine.session() as session:
         prompt = text(131_000, 8)
-        began = time.perf_counter()
         assert session.extend(prompt).computed == 131_000
-        torch.cuda.synchronize()
-        assert time.perf_counter() - began < 120  # "finishes", not a benchmark
         single = [session.step().tokens[0] for _ in range(4)]
         session.rollback(131_000)
-        step = session.step(single[:3])
-        assert list(step.tokens) == single
+        assert list(session.step(single[:3]).tokens) == single
 
 
 def test_memory_that_cannot_be_had_is_a_sentence() -> None:
-    chosen = spec("qwen2")
-    tensors = tensors_of(chosen)
     with pytest.raises(NotEnoughMemory, match="ask for fewer tokens"):
-        engine_of(chosen, tensors, kv_tokens=1 << 30)
-    torch.cuda.empty_cache()
+        engine_of(family("qwen2"), kv_tokens=1 << 30)
+    small = tensors_of(replace(family("qwen2"), layers=1))
+    with pytest.raises(NotEnoughMemory, match="choose 8 or 4 bits"):
+        engine_of(replace(family("qwen2"), layers=30_000), small)
+
+
+def test_kv_memory_that_is_full_is_a_sentence_and_can_be_had_again() -> None:
+    with engine_of(family("llama"), kv_tokens=1024) as engine:
+        with engine.session() as session:
+            session.extend(text(900))
+            with engine.session() as other, pytest.raises(NotEnoughMemory, match="close a session"):
+                other.extend(text(400, 1))
+            assert len(session.step().tokens) == 1
+        prompt = text(897, 2)  # whole pages and one token, as above
+        expected = plain(engine, prompt, 4)  # evicts what was kept of the first
+        assert plain(engine, prompt, 4) == expected
+
+
+def test_a_closed_engine_gives_its_memory_back() -> None:
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    with engine_of(family("llama"), kv_tokens=100_000) as engine:
+        plain(engine, text(100), 2)
+        assert torch.cuda.memory_allocated() > before + 100_000_000
+    del engine
+    gc.collect()
+    assert torch.cuda.memory_allocated() <= before + 50_000_000  # libraries keep their work space

@@ -1,0 +1,116 @@
+"""Models for the tests on a GPU: small, of every family, with random weights; and the kernels they need.
+
+Law: the one place that names shapes for these tests. Engines run on the GPU, references in torch beside them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from keystroke.engine.base import Sampling
+from keystroke.engine.checkpoint.rope import extended
+from keystroke.engine.checkpoint.spec import ModelSpec, RopeSpec, tensor_shapes
+from keystroke.engine.cuda.driver import GpuLauncher
+from keystroke.engine.cuda.engine import CudaEngine
+from keystroke.engine.cuda.model import build_weights
+from keystroke.engine.cuda.plan import Plan, Precision
+from keystroke.engine.cuda.sparse import Sparse
+
+Tensors = dict[str, Tensor]
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+needs_hopper = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")]
+DEVICE = torch.device("cuda")
+PROBE = Sampling(logprobs=0)  # chosen on the host: no step runs ahead and overwrites the logits
+FAMILIES = ("llama", "qwen2", "qwen3")
+VOCABULARY = 32_003
+
+
+def family(name: str) -> ModelSpec:
+    return ModelSpec(
+        architecture=name,  # type: ignore[arg-type]
+        name=f"small {name}",
+        vocab_size=VOCABULARY,
+        hidden=768,
+        layers=6,
+        heads=12,
+        kv_heads=2 if name == "qwen2" else 4,
+        head_dim=128 if name == "qwen3" else 64,
+        intermediate=2048,
+        norm_eps=1e-6,
+        rope=RopeSpec(10_000.0),
+        context_length=16_384,
+        tied=name != "llama",
+        qkv_bias=name == "qwen2",
+        qk_norm=name == "qwen3",
+    )
+
+
+# Heads of 128 and few of them for keys, as real models with long contexts have.
+WIDE = replace(family("qwen2"), name="wide", hidden=1536, layers=4, head_dim=128, intermediate=4096)
+LONG = extended(WIDE, 65_536)
+DRAFTING = replace(WIDE, layers=1)
+# An untied head, so that its own quantisation can be told; units of several chunks.
+QUANTISED = replace(WIDE, hidden=2304, layers=2, intermediate=2048, tied=False)
+ENDLESS = extended(replace(family("qwen2"), layers=3), 131_072)
+
+
+def blocks() -> int:
+    return torch.cuda.get_device_properties(DEVICE).multi_processor_count
+
+
+def kernels() -> list[dict[str, str]]:
+    """Most of what the tests need; the rest compiles when it is needed."""
+    wanted: list[tuple[ModelSpec, Precision, tuple[int, ...], bool]] = [
+        *((family(name), "bf16", (1, 2, 4), False) for name in FAMILIES),
+        (WIDE, "bf16", (1, 2), False),
+        (LONG, "bf16", (1, 2), True),
+        (DRAFTING, "bf16", (1, 2), False),
+        (QUANTISED, "int8", (1, 2, 4), False),
+        (QUANTISED, "int4", (1, 2, 4), False),
+        (ENDLESS, "bf16", (1,), False),
+    ]
+    return [
+        Plan(spec, precision, blocks()).macros(tiles, sparse)
+        for spec, precision, sizes, sparse in wanted
+        for tiles in sizes
+    ]
+
+
+def tensors_of(spec: ModelSpec, seed: int = 0) -> Tensors:
+    generator = torch.Generator(device=DEVICE).manual_seed(seed)
+    found = {}
+    for name, shape in tensor_shapes(spec).items():
+        noise = torch.randn(shape, generator=generator, device=DEVICE)
+        if name.endswith("norm.weight"):
+            found[name] = noise * 0.1 + 1
+        else:
+            found[name] = (noise * (shape[-1] ** -0.5 if len(shape) == 2 else 0.1)).to(torch.bfloat16)
+    return found
+
+
+def engine_of(
+    spec: ModelSpec,
+    tensors: Tensors | None = None,
+    precision: Precision = "bf16",
+    kv_tokens: int = 65_536,
+    sparse: Sparse = "off",
+    seed: int = 0,
+) -> CudaEngine:
+    given = tensors_of(spec, seed) if tensors is None else tensors
+    weights = build_weights(Plan(spec, precision, blocks()), lambda name, _: given[name], DEVICE)
+    return CudaEngine(weights, GpuLauncher(weights.plan, DEVICE), kv_tokens, sparse=sparse)
+
+
+def text(count: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(0, VOCABULARY, count).tolist()  # type: ignore[no-any-return]
+
+
+def plain(engine: CudaEngine, prompt: list[int], count: int, sampling: Sampling = Sampling()) -> list[int]:  # noqa: B008
+    with engine.session() as session:
+        session.extend(prompt)
+        return [session.step(sampling=sampling).tokens[0] for _ in range(count)]
