@@ -11,8 +11,8 @@ Kernels and the peers' graphs are compiled first, all at once; then nothing runs
 part has a process of its own, so one that fails or hangs costs its own rows only. The last line is JSON, with
 what failed or was left out; the exit code is 1 if anything was.
 
-    python -P bench/cuda.py                   every part; bench/cuda_parts.py holds them
-    python -P bench/cuda.py 135m 7b-int4      some of: 135m 1.5b 7b 7b-int8 7b-int4 120k edit
+    python -P bench/cuda.py                   every part; bench/cuda_rows holds them
+    python -P bench/cuda.py 135m 7b-int4      some of: 135m 1.5b 7b 7b-int8 7b-int4 120k serve-135m ... edit
         --model PATH    a folder or GGUF file with real weights, for the edit
         --no-peer       leaves transformers out
         --minutes N     leaves out what does not fit
@@ -35,16 +35,18 @@ from pathlib import Path
 
 import torch
 
-HERE = Path(__file__).resolve().parent
-# This folder has a keystroke.py of its own, which must not stand for the package.
-sys.path[:] = [p for p in sys.path if Path(p or ".").resolve() != HERE]
+ROWS = Path(__file__).resolve().parent / "cuda_rows"
+# The folder of this file has a keystroke.py of its own, which must not stand for the package.
+sys.path[:] = [p for p in sys.path if Path(p or ".").resolve() != ROWS.parent]
 
+from keystroke.engine.checkpoint import open_checkpoint  # noqa: E402
 from keystroke.engine.cuda.driver import compile_together  # noqa: E402
 from keystroke.engine.cuda.gpu import hopper  # noqa: E402
+from keystroke.engine.cuda.plan import Plan  # noqa: E402
 from keystroke.errors import KeystrokeError  # noqa: E402
 
-sys.path.append(str(HERE))
-from cuda_parts import CONTEXT, DEVICE, EDIT, LONG, PARTS, READY, Json, edit_kernels, seconds_each  # noqa: E402
+sys.path.append(str(ROWS))
+from cuda_parts import CONTEXT, DEVICE, EDIT, LONG, PARTS, READY, SERVED, Json, blocks, seconds_each  # noqa: E402
 
 LONGEST = 150.0  # seconds a part may take; the usual ones take 3 to 20
 QUOTED = {
@@ -55,14 +57,15 @@ QUOTED = {
     ("Qwen2.5-7B", "int4", CONTEXT): ("llama.cpp Q4_0", 353.0),
     ("Qwen2.5-1.5B", "bf16", LONG): ("llama.cpp F16", 247.0),
 }
+EVERY = (*PARTS, *SERVED, EDIT)
 COMMON = ("shape", "precision", "context", "mode", "tok_s", "fraction_of_limit", "peer_tok_s")
 
 
 class Worker:
-    """A process of cuda_parts.py or cuda_peer.py: ready, told to go, heard until it ends."""
+    """A process of a file in cuda_rows: ready, told to go, heard until it ends."""
 
     def __init__(self, script: str, *arguments: str) -> None:
-        command = [sys.executable, "-P", str(HERE / script), *arguments]
+        command = [sys.executable, str(ROWS / script), *arguments]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
         )
@@ -158,7 +161,19 @@ def bandwidth() -> float:
 
 def kernels(names: list[str], model: Path | None) -> list[dict[str, str]]:
     wanted = [macros for name in names if name in PARTS for macros in PARTS[name].kernels()]
-    return wanted + (edit_kernels(model) if EDIT in names and model is not None else [])
+    specs = [SERVED[name] for name in names if name in SERVED]
+    if EDIT in names and model is not None:
+        with open_checkpoint(model) as checkpoint:
+            specs.append(checkpoint.spec)
+    for spec in specs:  # these draft, so their steps have all widths
+        wanted += [Plan(spec, "bf16", blocks()).macros(tiles) for tiles in (1, 2, 4)]
+    return wanted
+
+
+def command(name: str, model: Path | None) -> tuple[str, ...]:
+    if name in SERVED:
+        return "cuda_serve.py", name
+    return ("cuda_parts.py", name, str(model)) if name == EDIT else ("cuda_parts.py", name)
 
 
 def measure(names: list[str], model: Path | None, peers: list[str], deadline: float) -> Report:
@@ -167,8 +182,7 @@ def measure(names: list[str], model: Path | None, peers: list[str], deadline: fl
     def progress(text: str) -> None:
         print(f"[{time.monotonic() - began:5.1f} s] {text}", flush=True)
 
-    real = [] if model is None else [str(model)]
-    parts = {name: Worker("cuda_parts.py", name, *(real if name == EDIT else [])) for name in names}
+    parts = {name: Worker(*command(name, model)) for name in names}
     beside = {name: Worker("cuda_peer.py", name) for name in peers}
     try:
         progress(f"compiling kernels, and transformers for {', '.join(peers) or 'nothing'}")
@@ -222,18 +236,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=(__doc__ or "").split("\n", 1)[0], formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"some of: {' '.join([*PARTS, EDIT])}")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"some of: {' '.join(EVERY)}")
     parser.add_argument("--model", type=Path, help="real weights, for the edit")
     parser.add_argument("--no-peer", action="store_true", help="leave transformers out")
     parser.add_argument("--minutes", type=float, default=20.0, help="leave out what does not fit")
     parser.add_argument("--compile", action="store_true", help="only compile the kernels")
     given = parser.parse_args()
-    unknown = [name for name in given.parts if name not in (*PARTS, EDIT)]
+    unknown = [name for name in given.parts if name not in EVERY]
     if unknown:
-        parser.error(f"there is no part {unknown[0]}; there are {' '.join([*PARTS, EDIT])}")
+        parser.error(f"there is no part {unknown[0]}; there are {' '.join(EVERY)}")
     if EDIT in given.parts and given.model is None:
         parser.error("the edit needs a real model: --model PATH")
-    names = given.parts or [*PARTS, *([EDIT] if given.model is not None else [])]
+    names = given.parts or [name for name in EVERY if name != EDIT or given.model is not None]
     try:
         hopper()
         if given.compile:

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from cuda_models import tiny_engine, tiny_spec
 
-BENCH = Path(__file__).resolve().parents[3] / "bench"
+ROWS = Path(__file__).resolve().parents[3] / "bench/cuda_rows"
 COMMON = {"shape", "precision", "context", "mode", "tok_s", "fraction_of_limit", "peer_tok_s"}
 
 
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(sys, "path", [*sys.path, str(BENCH)])
+    monkeypatch.setattr(sys, "path", [*sys.path, str(ROWS)])
     module = importlib.import_module("cuda_parts")
     for name, value in {"SETTLED": 1, "TOKENS": 2, "ROUNDS": 2, "LAUNCHES": 2}.items():
         monkeypatch.setattr(module, name, value)

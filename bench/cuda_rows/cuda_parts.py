@@ -24,24 +24,20 @@ from typing import Any
 import numpy as np
 import torch
 
-# This folder has a keystroke.py of its own, which must not stand for the package.
-sys.path[:] = [p for p in sys.path if Path(p or ".").resolve() != Path(__file__).resolve().parent]
-
-from keystroke.assist.next_edit.prompt import changes_between, joined  # noqa: E402
-from keystroke.engine.base import Sampling, StepRequest  # noqa: E402
-from keystroke.engine.checkpoint import open_checkpoint  # noqa: E402
-from keystroke.engine.checkpoint.rope import extended  # noqa: E402
-from keystroke.engine.checkpoint.spec import ModelSpec, RopeSpec  # noqa: E402
-from keystroke.engine.cuda.driver import GpuLauncher  # noqa: E402
-from keystroke.engine.cuda.engine import CudaEngine, load_cuda  # noqa: E402
-from keystroke.engine.cuda.model import random_weights  # noqa: E402
-from keystroke.engine.cuda.plan import Plan, Precision  # noqa: E402
-from keystroke.engine.cuda.session import CudaSession  # noqa: E402
-from keystroke.engine.cuda.sparse import BUDGET, SPARSE_FROM, Sparse  # noqa: E402
-from keystroke.engine.generation import Generation, GenerationParams  # noqa: E402
-from keystroke.engine.model import Model  # noqa: E402
-from keystroke.engine.speculative import drafter_for, measure_verify_cost  # noqa: E402
-from keystroke.engine.tokenizer import load_tokenizer  # noqa: E402
+from keystroke.assist.next_edit.prompt import changes_between, joined
+from keystroke.engine.base import Sampling, StepRequest
+from keystroke.engine.checkpoint.rope import extended
+from keystroke.engine.checkpoint.spec import ModelSpec, RopeSpec
+from keystroke.engine.cuda.driver import GpuLauncher
+from keystroke.engine.cuda.engine import CudaEngine, load_cuda
+from keystroke.engine.cuda.model import random_weights
+from keystroke.engine.cuda.plan import Plan, Precision
+from keystroke.engine.cuda.session import CudaSession
+from keystroke.engine.cuda.sparse import BUDGET, SPARSE_FROM, Sparse
+from keystroke.engine.generation import Generation, GenerationParams
+from keystroke.engine.model import Model
+from keystroke.engine.speculative import drafter_for, measure_verify_cost
+from keystroke.engine.tokenizer import load_tokenizer
 
 Json = dict[str, Any]
 READY = "READY"
@@ -309,7 +305,7 @@ def edit(run: Run) -> list[Json]:
 def rewrites(model: Model) -> list[tuple[list[int], list[int], int]]:
     """Prompts, what they most likely ask for, and how long an answer may be. The first token of each answer
     is given, so that a region that may stay as it is is copied too."""
-    old = (Path(__file__).resolve().parent.parent / EDITED).read_text().rstrip("\n")
+    old = (Path(__file__).resolve().parents[2] / EDITED).read_text().rstrip("\n")
     new, encode = old.replace(OLD, NEW), model.tokenizer.encode
     before, after = old.split("\n"), new.split("\n")
     names = ("<|edit|>", "<|edit_before|>", "<|edit_after|>", "<|file_sep|>", "<|fim_suffix|>")
@@ -379,16 +375,11 @@ PARTS = {
     ),
 }
 EDIT = "edit"  # the part that needs a real model
+SERVED = {"serve-135m": SMOLLM2_135M, "serve-1.5b": QWEN_1_5B}  # over a socket, see cuda_serve.py
 
 
 def blocks() -> int:
     return torch.cuda.get_device_properties(DEVICE).multi_processor_count
-
-
-def edit_kernels(path: Path) -> list[dict[str, str]]:
-    with open_checkpoint(path) as checkpoint:
-        plan = Plan(checkpoint.spec, "bf16", blocks())
-    return [plan.macros(tiles) for tiles in (1, 2, 4)]
 
 
 def say(found: Json) -> None:

@@ -9,13 +9,10 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-
-sys.path.append(str(Path(__file__).resolve().parent))
 from cuda_parts import CONTEXT, DEVICE, PARTS, READY, ROUNDS, SETTLED, TOKENS, random_text, say
 
 
