@@ -33,11 +33,11 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-import torch
-
 ROWS = Path(__file__).resolve().parent / "cuda_rows"
-# The folder of this file has a keystroke.py of its own, which must not stand for the package.
+# This file and keystroke.py beside it bear the names of packages, for which they must not stand.
 sys.path[:] = [p for p in sys.path if Path(p or ".").resolve() != ROWS.parent]
+
+import torch  # noqa: E402
 
 from keystroke.engine.checkpoint import open_checkpoint  # noqa: E402
 from keystroke.engine.cuda.driver import compile_together  # noqa: E402
