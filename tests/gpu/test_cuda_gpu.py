@@ -30,7 +30,7 @@ from gpu_models import (
 from keystroke.engine.base import Interrupt, Sampling, StepRequest
 from keystroke.engine.checkpoint.spec import HEAD, ModelSpec
 from keystroke.engine.cuda.engine import CudaEngine
-from keystroke.engine.cuda.packing import plain_order, unpack
+from keystroke.engine.cuda.packing import unpack
 from keystroke.engine.cuda.plan import Precision
 from keystroke.engine.cuda.reference import forward
 from keystroke.engine.sampler import choose, probabilities
@@ -258,8 +258,7 @@ def quantised() -> Iterator[dict[str, tuple[Tensors, CudaEngine]]]:
             tensors |= {f"{at}.self_attn.{name}.weight": tensor for name, tensor in attention.items()}
             mlp = {"gate_proj": gate, "up_proj": up, "down_proj": dense.down}
             tensors |= {f"{at}.mlp.{name}.weight": tensor for name, tensor in mlp.items()}
-        order = plain_order(QUANTISED.vocab_size).to(DEVICE)
-        tensors[HEAD] = unpack(weights.head, order, weights.plan.head, QUANTISED.vocab_size)
+        tensors[HEAD] = unpack(weights.head, None, weights.plan.head, QUANTISED.vocab_size)
         found[precision] = tensors, engine
     yield found
     for _, engine in found.values():

@@ -11,7 +11,7 @@ from torch import Tensor
 from keystroke.engine.checkpoint.spec import ModelSpec, RopeSpec, tensor_shapes
 from keystroke.engine.cuda.engine import CudaEngine
 from keystroke.engine.cuda.model import Weights, build_weights
-from keystroke.engine.cuda.packing import plain_order, unpack
+from keystroke.engine.cuda.packing import unpack
 from keystroke.engine.cuda.plan import Plan, Precision
 from keystroke.engine.cuda.sparse import Sparse
 
@@ -81,7 +81,5 @@ def dense_tensors(weights: Weights) -> dict[str, Tensor]:
         found |= {f"{at}.self_attn.{name}.weight": tensor for name, tensor in attention.items()}
         mlp = {"gate_proj": gate, "up_proj": up, "down_proj": dense.down}
         found |= {f"{at}.mlp.{name}.weight": tensor for name, tensor in mlp.items()}
-    found["lm_head.weight"] = unpack(
-        weights.head, plain_order(spec.vocab_size), weights.plan.head, spec.vocab_size
-    )
+    found["lm_head.weight"] = unpack(weights.head, None, weights.plan.head, spec.vocab_size)
     return found

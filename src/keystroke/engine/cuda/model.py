@@ -16,7 +16,7 @@ from torch import Tensor
 from keystroke.engine.base import ModelInfo
 from keystroke.engine.checkpoint.rope import rope_tables
 from keystroke.engine.checkpoint.spec import EMBEDDING, FINAL_NORM, HEAD, Checkpoint, ModelSpec
-from keystroke.engine.cuda.packing import gate_up_order, pack, plain_order, qkv_order, unpack
+from keystroke.engine.cuda.packing import gate_up_order, pack, places_of, plain_order, qkv_order, unpack
 from keystroke.engine.cuda.plan import Matrix, Plan, Precision
 from keystroke.errors import NotEnoughMemory
 
@@ -54,21 +54,21 @@ class Weights:
             "gate_up": gate_up_order(spec.intermediate).to(device),
             "down": plain_order(spec.hidden).to(device),
         }
-
-    def dense(self, layer: int) -> DenseLayer:
-        """The matrices of one layer, unpacked. Costs one pass over its bytes."""
-        plan, spec = self.plan, self.plan.spec
-        at = layer * plan.layer_bytes
-        found = {}
-        rows = {
+        self._rows = {
             "qkv": (spec.heads + 2 * spec.kv_heads) * spec.head_dim,
             "output": spec.hidden,
             "gate_up": 2 * spec.intermediate,
             "down": spec.hidden,
         }
-        for name, count in rows.items():
-            matrix: Matrix = getattr(plan, name)
-            found[name] = unpack(self.layers[at : at + matrix.bytes], self._orders[name], matrix, count)
+        self._places = {name: places_of(self._orders[name], rows) for name, rows in self._rows.items()}
+
+    def dense(self, layer: int) -> DenseLayer:
+        """The matrices of one layer, unpacked. Costs one pass over its bytes."""
+        at = layer * self.plan.layer_bytes
+        found = {}
+        for name, count in self._rows.items():
+            matrix: Matrix = getattr(self.plan, name)
+            found[name] = unpack(self.layers[at : at + matrix.bytes], self._places[name], matrix, count)
             at += matrix.bytes
         return DenseLayer(**found)
 

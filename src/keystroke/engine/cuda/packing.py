@@ -40,26 +40,36 @@ def pack(weight: Tensor, bias: Tensor | None, order: Tensor, matrix: Matrix) -> 
     return torch.cat((body.reshape(matrix.units, -1), tail.reshape(matrix.units, TAIL_BYTES)), 1).reshape(-1)
 
 
-def unpack(packed: Tensor, order: Tensor, matrix: Matrix, rows: int) -> Tensor:
-    """The bf16 weight [rows, columns] that `packed` stands for."""
-    data = packed.view(matrix.units, matrix.unit_bytes)
-    body = data[:, : matrix.blocks * BLOCK_BYTES[matrix.format]]
+def unpack(packed: Tensor, places: Tensor | None, matrix: Matrix, rows: int) -> Tensor:
+    """The bf16 weight [rows, columns] that `packed` stands for; `places` is that of its order. Prefill does
+    this for every layer of every portion, so: few passes, numbers that stay side by side moved as one."""
+    data = packed.view(matrix.split, matrix.tiles, matrix.unit_bytes)
+    body = data[..., : matrix.blocks * BLOCK_BYTES[matrix.format]]
     if matrix.format == 0:
-        units = _rows(body.contiguous().view(torch.bfloat16), matrix)
+        table = _rows(body.view(torch.int32), matrix).view(torch.bfloat16)
     else:
-        tail = data[:, -TAIL_BYTES:].contiguous().view(torch.float32)
-        scale = tail[:, :16, None] / _UNSCALED
+        tail = data[..., -TAIL_BYTES:].contiguous().view(torch.float32)
+        scale = (tail[..., :16] / _UNSCALED).permute(1, 2, 0)[..., None]
         if matrix.format == 1:
-            units = _rows(body.contiguous(), matrix, together=True).float().sub_(128).mul_(scale)
+            whole = _rows(body.view(torch.int16), matrix, together=True).view(torch.uint8)
+            values = torch.add(whole, -128.0, out=torch.empty_like(whole, dtype=torch.bfloat16))  # exact
         else:
-            units = _from_nibbles(body, matrix).mul_(scale)
-        units = units.to(torch.bfloat16)
-    table = units.view(matrix.split, matrix.tiles, 16, matrix.inner).permute(1, 2, 0, 3)
-    table = table.reshape(matrix.tiles * 16, matrix.split * matrix.inner)
-    where = torch.empty(rows, dtype=torch.int64, device=packed.device)
+            values = _from_nibbles(body.reshape(matrix.units, -1), matrix)
+            values = values.view(matrix.split, matrix.tiles, 16, -1).permute(1, 2, 0, 3)
+        values = values.view(matrix.tiles, 16, matrix.split, matrix.inner)
+        table = torch.mul(
+            values, scale, out=torch.empty(values.shape, dtype=torch.bfloat16, device=packed.device)
+        )
+    table = table.view(matrix.tiles * 16, matrix.split * matrix.inner)
+    return table[:rows] if places is None else table[places]
+
+
+def places_of(order: Tensor, rows: int) -> Tensor | None:
+    """Where each row lies among those of `order`; None where rows lie as they come."""
     live = order >= 0
-    where[order[live]] = torch.arange(len(order), device=packed.device)[live]
-    return table[where]
+    places = torch.empty(rows, dtype=torch.int64, device=order.device)
+    places[order[live]] = torch.arange(len(order), device=order.device)[live]
+    return None if torch.equal(places, torch.arange(rows, device=order.device)) else places
 
 
 def plain_order(rows: int) -> Tensor:
@@ -102,12 +112,13 @@ def _fragments(units: Tensor, *, together: bool = False) -> Tensor:
 
 
 def _rows(body: Tensor, matrix: Matrix, *, together: bool = False) -> Tensor:
-    count, blocks = matrix.units, matrix.inner // 32
-    if together:  # unit, block, g, j, step, r, h, e
-        view = body.reshape(count, blocks, 8, 4, 2, 2, 2, 2).permute(0, 6, 2, 1, 3, 4, 5, 7)
-    else:  # unit, block, step, g, j, r, h, e
-        view = body.reshape(count, blocks, 2, 8, 4, 2, 2, 2).permute(0, 6, 3, 1, 4, 2, 5, 7)
-    return view.reshape(count, 16, matrix.inner)
+    """The inverse, over pairs of neighbours (the last dimension e above): [tiles, 16, split, inner / 2]."""
+    if together:  # split, tile, block, g, j, step, r, h
+        sizes, order = (8, 4, 2, 2, 2), (1, 7, 3, 0, 2, 4, 5, 6)
+    else:  # split, tile, block, step, g, j, r, h
+        sizes, order = (2, 8, 4, 2, 2), (1, 7, 4, 0, 2, 5, 3, 6)
+    view = body.view(matrix.split, matrix.tiles, matrix.inner // 32, *sizes).permute(order)
+    return view.reshape(matrix.tiles, 16, matrix.split, matrix.inner // 2)
 
 
 def _nibbles(values: Tensor, zeros: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:

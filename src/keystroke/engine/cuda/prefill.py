@@ -47,8 +47,8 @@ class Prefill:
             )
             x = x + self._add(_linear(mixed, dense.output), biases.get("output"))
             h = self._norm(x, weights.norms[2 * layer + 1])
-            gate, up = self._add(_linear(h, dense.gate_up), biases.get("gate_up")).chunk(2, -1)
-            x = x + self._add(_linear((F.silu(gate) * up).to(torch.bfloat16), dense.down), biases.get("down"))
+            both = self._add(_product(h, dense.gate_up), biases.get("gate_up"))
+            x = x + self._add(_linear(_activated(*both.chunk(2, -1)), dense.down), biases.get("down"))
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         scaled = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self._weights.plan.spec.norm_eps)
@@ -103,7 +103,17 @@ class Prefill:
         return out[0].transpose(0, 1).reshape(q.shape[2], -1).to(torch.bfloat16)
 
 
+def _activated(gate: Tensor, up: Tensor) -> Tensor:
+    """Rounded once, and no more of it in float32 than must be: these are the widest rows of a layer."""
+    out = torch.empty(up.shape, dtype=torch.bfloat16, device=up.device)
+    return torch.mul(F.silu(gate.float()), up, out=out)
+
+
 def _linear(x: Tensor, weight: Tensor) -> Tensor:
+    return _product(x, weight).float()
+
+
+def _product(x: Tensor, weight: Tensor) -> Tensor:
     if x.is_cuda:
-        return F.linear(x, weight).float()
+        return F.linear(x, weight)
     return F.linear(x.float(), weight.float())  # CPUs without bf16 arithmetic: the same numbers, float32 sums
