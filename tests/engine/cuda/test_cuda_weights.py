@@ -61,6 +61,17 @@ def test_prefill_sees_the_tensors_that_were_packed() -> None:
     assert torch.equal(dense.qkv[256:384], tensors["model.layers.1.self_attn.k_proj.weight"])
 
 
+def test_layers_are_kept_unpacked_where_there_is_room() -> None:
+    weights = tiny_weights(tiny_spec(), "int8")
+    fresh = weights.dense(1)
+    bytes_of_all = 2 * 2 * sum(t.numel() for t in (fresh.qkv, fresh.output, fresh.gate_up, fresh.down))
+    weights.keep_dense(bytes_of_all - 1)
+    assert weights.dense(1) is not weights.dense(1)
+    weights.keep_dense(bytes_of_all)
+    assert weights.dense(1) is weights.dense(1)
+    assert torch.equal(weights.dense(1).gate_up, fresh.gate_up)
+
+
 @pytest.mark.parametrize("precision", ["bf16", "int8", "int4"])
 @pytest.mark.parametrize(
     ("hidden", "heads", "kv_heads", "head_dim", "intermediate"),

@@ -20,6 +20,7 @@ from keystroke.engine.cuda.packing import gate_up_order, pack, places_of, plain_
 from keystroke.engine.cuda.plan import Matrix, Plan, Precision
 from keystroke.errors import NotEnoughMemory
 
+_DENSE_SHARE = 16  # of the device's memory, that a second copy of the layers may take
 Source = Callable[[str, tuple[int, ...]], Tensor]  # a tensor by its Hugging Face name, on the device
 
 
@@ -61,9 +62,20 @@ class Weights:
             "down": spec.hidden,
         }
         self._places = {name: places_of(self._orders[name], rows) for name, rows in self._rows.items()}
+        self._kept: list[DenseLayer] = []
+
+    def keep_dense(self, room: int) -> None:
+        """Keep all layers unpacked too, if that takes no more than `room` bytes: a short prompt's prefill
+        would spend most of its time unpacking."""
+        matrices = [(rows, getattr(self.plan, name)) for name, rows in self._rows.items()]
+        each = sum(2 * rows * matrix.inner * matrix.split for rows, matrix in matrices)
+        if self.plan.spec.layers * each <= room:
+            self._kept = [self.dense(layer) for layer in range(self.plan.spec.layers)]
 
     def dense(self, layer: int) -> DenseLayer:
-        """The matrices of one layer, unpacked. Costs one pass over its bytes."""
+        """The matrices of one layer, unpacked. Costs one pass over its bytes, unless they are kept."""
+        if self._kept:
+            return self._kept[layer]
         at = layer * self.plan.layer_bytes
         found = {}
         for name, count in self._rows.items():
@@ -125,7 +137,10 @@ def random_weights(
 
 def build_weights(plan: Plan, source: Source, device: torch.device) -> Weights:
     try:
-        return _build(plan, source, device)
+        weights = _build(plan, source, device)
+        if device.type == "cuda":
+            weights.keep_dense(torch.cuda.get_device_properties(device).total_memory // _DENSE_SHARE)
+        return weights
     except torch.cuda.OutOfMemoryError as error:
         raise NotEnoughMemory(
             f"{plan.spec.name} needs {plan.streamed_bytes / 1e9:.1f} GB of GPU memory for its weights in "
