@@ -22,8 +22,11 @@ what failed or was left out; the exit code is 1 if anything was.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import queue
+import signal
 import statistics
 import subprocess
 import sys
@@ -67,7 +70,12 @@ class Worker:
     def __init__(self, script: str, *arguments: str) -> None:
         command = [sys.executable, str(ROWS / script), *arguments]
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+            start_new_session=True,  # so that what it starts can be stopped with it
         )
         self._lines: queue.Queue[str | None] = queue.Queue()
         threading.Thread(target=self._listen, daemon=True).start()
@@ -91,19 +99,18 @@ class Worker:
             raise RuntimeError(f"ended with code {self._process.returncode}")
 
     def stop(self) -> None:
-        self._process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             self._lines.put(line.strip())
-            if line.strip() == READY:
-                self._lines.put(None)
         self._lines.put(None)
 
     def _heard(self, deadline: float) -> Iterator[str]:
-        """Lines until it is ready, or until it ends."""
+        """Lines until it ends."""
         while True:
             try:
                 line = self._lines.get(timeout=max(deadline - time.monotonic(), 0.01))
@@ -117,9 +124,14 @@ class Worker:
 
 class Report:
     def __init__(self) -> None:
+        self.began = time.monotonic()
+        self.limit = 0.0  # bytes a second
         self.rows: list[Json] = []
         self.failed: list[Json] = []
         self.skipped: list[str] = []
+
+    def progress(self, text: str) -> None:
+        print(f"[{time.monotonic() - self.began:5.1f} s] {text}", flush=True)
 
     def add(self, row: Json) -> None:
         if "error" in row:
@@ -142,6 +154,19 @@ class Report:
 
     def fail(self, part: str, error: Exception) -> None:
         self.add({"part": part, "error": f"{type(error).__name__}: {error}"[:300]})
+
+    def end(self) -> None:
+        print(f"\n{'shape':14} {'bits':5} {'context':>8}  {'mode':24} {'tok/s':>10} of limit  peer")
+        print("\n".join(map(line, self.rows)))
+        about = {
+            "bench": "cuda",
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "gpu": torch.cuda.get_device_name(),
+            "torch": torch.__version__,
+            "copy_tb_s": round(self.limit / 1e12, 3),
+            "seconds": round(time.monotonic() - self.began, 1),
+        }
+        print(json.dumps({**about, "rows": self.rows, "failed": self.failed, "skipped": self.skipped}))
 
 
 def line(row: Json) -> str:
@@ -176,60 +201,49 @@ def command(name: str, model: Path | None) -> tuple[str, ...]:
     return ("cuda_parts.py", name, str(model)) if name == EDIT else ("cuda_parts.py", name)
 
 
-def measure(names: list[str], model: Path | None, peers: list[str], deadline: float) -> Report:
-    report, began = Report(), time.monotonic()
-
-    def progress(text: str) -> None:
-        print(f"[{time.monotonic() - began:5.1f} s] {text}", flush=True)
-
+def measure(report: Report, names: list[str], model: Path | None, peers: list[str], deadline: float) -> None:
     parts = {name: Worker(*command(name, model)) for name in names}
     beside = {name: Worker("cuda_peer.py", name) for name in peers}
+
+    def limit_of_part() -> float:
+        return min(deadline, time.monotonic() + LONGEST)
+
     try:
-        progress(f"compiling kernels, and transformers for {', '.join(peers) or 'nothing'}")
+        report.progress(f"compiling kernels, and transformers for {', '.join(peers) or 'nothing'}")
         compile_together(kernels(names, model))
-        progress("kernels compiled")
+        report.progress("kernels compiled")
+        ready_by = limit_of_part()
         for group, kind in ((beside, "transformers "), (parts, "")):
             for name, worker in tuple(group.items()):
                 try:
-                    worker.wait_ready(min(deadline, began + LONGEST))
+                    worker.wait_ready(ready_by)
                 except Exception as error:
                     report.fail(kind + name, error)
                     del group[name]
-        progress("all ready")
-        limit = bandwidth()
+        report.progress("all ready")
+        report.limit = bandwidth()
         torch.cuda.empty_cache()
-        print(f"{torch.cuda.get_device_name()}: copy {limit / 1e12:.2f} TB/s", flush=True)
+        print(f"{torch.cuda.get_device_name()}: copy {report.limit / 1e12:.2f} TB/s", flush=True)
         for name, worker in parts.items():
             if time.monotonic() > deadline:
                 report.skipped.append(name)
                 continue
             try:
-                for row in worker.run(limit, min(deadline, time.monotonic() + LONGEST)):
+                for row in worker.run(report.limit, limit_of_part()):
                     report.add(row)
             except Exception as error:
                 report.fail(name, error)
             try:
                 if name in beside:
-                    for found in beside[name].run(limit, min(deadline, time.monotonic() + LONGEST)):
+                    for found in beside[name].run(report.limit, limit_of_part()):
                         report.add_peer(found)
             except Exception as error:
                 report.fail(f"transformers {name}", error)
-            progress(f"{name} done")
+            report.progress(f"{name} done")
     finally:
         for worker in (*parts.values(), *beside.values()):
             worker.stop()
-    print(f"\n{'shape':14} {'bits':5} {'context':>8}  {'mode':24} {'tok/s':>10} of limit  peer")
-    print("\n".join(map(line, report.rows)))
-    about = {
-        "bench": "cuda",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "copy_tb_s": round(limit / 1e12, 3),
-        "seconds": round(time.monotonic() - began, 1),
-    }
-    print(json.dumps({**about, "rows": report.rows, "failed": report.failed, "skipped": report.skipped}))
-    return report
+        report.end()
 
 
 def main() -> None:
@@ -247,6 +261,7 @@ def main() -> None:
         parser.error(f"there is no part {unknown[0]}; there are {' '.join(EVERY)}")
     if EDIT in given.parts and given.model is None:
         parser.error("the edit needs a real model: --model PATH")
+    report = Report()
     names = given.parts or [name for name in EVERY if name != EDIT or given.model is not None]
     try:
         hopper()
@@ -254,7 +269,8 @@ def main() -> None:
             compile_together(kernels(names, given.model))
             return
         peers = [] if given.no_peer else [name for name in names if name in PARTS and PARTS[name].peer]
-        report = measure(names, given.model, peers, time.monotonic() + 60 * given.minutes)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and say what was measured
+        measure(report, names, given.model, peers, report.began + 60 * given.minutes)
     except KeystrokeError as error:
         sys.exit(str(error))
     sys.exit(1 if report.failed or report.skipped else 0)

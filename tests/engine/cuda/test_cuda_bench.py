@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -66,3 +68,63 @@ def test_the_shapes_of_every_part_suit_the_kernel(parts: Any, monkeypatch: pytes
     monkeypatch.setattr(parts, "blocks", lambda: 132)
     for part in parts.PARTS.values():
         assert part.kernels()
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Any]:
+    """bench/cuda.py, which bears the name of a package and so is read by its path."""
+    before = list(sys.path)
+    place = importlib.util.spec_from_file_location("bench_cuda", ROWS.parent / "cuda.py")
+    assert place is not None
+    assert place.loader is not None
+    module = importlib.util.module_from_spec(place)
+    place.loader.exec_module(module)
+    yield module
+    sys.path[:] = before
+
+
+ROW = {"shape": "tiny", "precision": "bf16", "context": 1024, "mode": "decode", "tok_s": 10.0}
+ROW |= {"fraction_of_limit": 0.5, "peer_tok_s": None}
+
+
+def test_a_worker_is_heard_until_it_ends_and_a_bad_end_costs_only_what_it_had_not_said(
+    bench: Any, tmp_path: Path
+) -> None:
+    script = tmp_path / "worker.py"
+    script.write_text(
+        "import json, sys\n"
+        "print('noise of a library')\n"
+        "if sys.argv[1] == 'early': sys.exit(3)\n"
+        "print('READY', flush=True)\n"
+        "print(json.dumps({'limit': float(sys.stdin.readline())}), flush=True)\n"
+        "if sys.argv[1] == 'hangs': sys.stdin.read()\n"
+        "sys.exit(sys.argv[1] == 'late')\n"
+    )
+    soon = time.monotonic() + 100
+    good, late, early, hangs = (bench.Worker(str(script), name) for name in ("", "late", "early", "hangs"))
+    for worker in (good, late, hangs):
+        worker.wait_ready(soon)
+    assert list(good.run(2.5, soon)) == [{"limit": 2.5}]
+    said = late.run(2.5, soon)
+    assert next(said) == {"limit": 2.5}
+    with pytest.raises(RuntimeError, match="code 1"):
+        next(said)
+    with pytest.raises(RuntimeError, match="code 3 before it was ready"):
+        early.wait_ready(soon)
+    waits = hangs.run(2.5, soon)
+    assert next(waits) == {"limit": 2.5}
+    with pytest.raises(TimeoutError, match="stopped"):
+        next(hangs.run(2.5, time.monotonic()))
+
+
+def test_a_report_sets_the_peer_beside_its_row_and_keeps_failures(
+    bench: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = bench.Report()
+    report.add(dict(ROW))
+    report.add({**ROW, "mode": "verify 16 rows", "times_one_row": 1.2})
+    report.add({"part": "tiny", "row": "prefill", "error": "ValueError: no"})
+    report.add_peer({"shape": "tiny", "peer_tok_s": 4.0})
+    assert [(row["peer_tok_s"], row.get("times_peer")) for row in report.rows] == [(4.0, 2.5), (None, None)]
+    assert [row["row"] for row in report.failed] == ["prefill"]
+    assert "times_one_row 1.2" in capsys.readouterr().out
