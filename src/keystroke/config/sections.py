@@ -18,6 +18,7 @@ import platformdirs
 ENGINES = ("auto", "onnx", "cuda", "remote")
 PRECISIONS = ("auto", "int4", "int8", "fp16", "fp32")
 SPARSE = ("off", "auto", "always")
+KV_PRECISIONS = ("bf16", "int8")
 
 
 def option(
@@ -64,6 +65,10 @@ class EngineSettings:
         "off",
         "a GPU reads part of contexts from 16k tokens on: auto only where proved enough",
         choices=SPARSE,
+    )
+    # bf16: what the model was trained with. Bytes halve what a long context takes and costs.
+    kv_precision: str = option(
+        "bf16", "how a GPU keeps the context: int8 holds twice as much", choices=KV_PRECISIONS
     )
 
 

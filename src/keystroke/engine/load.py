@@ -24,6 +24,7 @@ from keystroke.engine.tokenizer import Tokenizer, load_tokenizer
 from keystroke.errors import ConfigError, KeystrokeError, NotEnoughMemory
 
 if TYPE_CHECKING:
+    from keystroke.engine.cuda.plan import KvPrecision
     from keystroke.engine.cuda.sparse import Sparse
 
 # Below this, four bits cost more quality than they save time; above, memory traffic decides.
@@ -175,6 +176,7 @@ def _cuda(path: Path, precision: str, settings: Settings, kv_tokens: int | None 
         context=settings.engine.context or None,
         kv_tokens=kv_tokens,
         sparse=cast("Sparse", settings.engine.sparse),  # the settings know the same words
+        kv_precision=cast("KvPrecision", settings.engine.kv_precision),
     )
 
 
@@ -201,7 +203,7 @@ def gpu_verdict(model: str, settings: Settings) -> tuple[bool, str]:
         return False, str(error)
     from keystroke.engine.cuda.gpu import gpu_report
 
-    return gpu_report(spec, precision)
+    return gpu_report(spec, precision, cast("KvPrecision", settings.engine.kv_precision))
 
 
 def _gpu_precision(precision: str) -> Literal["bf16", "int8", "int4"]:

@@ -12,7 +12,7 @@ from keystroke.engine.checkpoint.spec import ModelSpec, RopeSpec, tensor_shapes
 from keystroke.engine.cuda.engine import CudaEngine
 from keystroke.engine.cuda.model import Weights, build_weights
 from keystroke.engine.cuda.packing import unpack
-from keystroke.engine.cuda.plan import Plan, Precision
+from keystroke.engine.cuda.plan import KvPrecision, Plan, Precision
 from keystroke.engine.cuda.sparse import Sparse
 
 CPU = torch.device("cpu")
@@ -52,9 +52,11 @@ def tiny_tensors(spec: ModelSpec, seed: int = 0) -> dict[str, Tensor]:
     return found
 
 
-def tiny_weights(spec: ModelSpec, precision: Precision = "bf16", blocks: int = 2) -> Weights:
+def tiny_weights(
+    spec: ModelSpec, precision: Precision = "bf16", blocks: int = 2, kv_precision: KvPrecision = "bf16"
+) -> Weights:
     tensors = tiny_tensors(spec)
-    return build_weights(Plan(spec, precision, blocks), lambda name, _: tensors[name], CPU)
+    return build_weights(Plan(spec, precision, blocks, kv_precision), lambda name, _: tensors[name], CPU)
 
 
 def tiny_engine(
@@ -63,8 +65,9 @@ def tiny_engine(
     blocks: int = 2,
     kv_tokens: int = 4096,
     sparse: Sparse = "off",
+    kv_precision: KvPrecision = "bf16",
 ) -> CudaEngine:
-    weights = tiny_weights(spec, precision, blocks)
+    weights = tiny_weights(spec, precision, blocks, kv_precision)
     return CudaEngine(weights, EmulatedLauncher(weights.plan), kv_tokens, sparse=sparse)
 
 

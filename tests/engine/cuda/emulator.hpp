@@ -205,6 +205,7 @@ DEVICE u32 pack_f16(float low, float high) {
   high = fminf(fmaxf(high, -most), most);
   return emulator::bits_f16(low) | (u32)emulator::bits_f16(high) << 16;
 }
+DEVICE u8 to_byte(float v) { return v > 0.0f ? (u8)nearbyintf(fminf(v, 255.0f)) : 0; }
 DEVICE float bf16_value(u16 bits) { return emulator::value_bf16(bits); }
 DEVICE float f16_value(u16 bits) { return emulator::value_f16(bits); }
 DEVICE u32 sub_f16x2(u32 a, u32 b) {

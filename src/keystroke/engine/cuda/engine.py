@@ -19,8 +19,9 @@ from keystroke.engine.cuda.driver import GpuLauncher
 from keystroke.engine.cuda.gpu import SPARE_BYTES, gpu_report, hopper
 from keystroke.engine.cuda.model import Weights, build_weights, load_weights
 from keystroke.engine.cuda.pages import PagePool, PageTable
-from keystroke.engine.cuda.plan import PAGE, Precision
+from keystroke.engine.cuda.plan import PAGE, KvPrecision, Precision
 from keystroke.engine.cuda.prefill import Prefill
+from keystroke.engine.cuda.scales import measure_steps
 from keystroke.engine.cuda.session import CudaSession
 from keystroke.engine.cuda.sparse import (
     BUDGET,
@@ -62,13 +63,18 @@ class CudaEngine(Engine):
     ) -> None:
         plan, spec = weights.plan, weights.plan.spec
         device = weights.embedding.device
+        kind = torch.bfloat16
+        if plan.kv_precision == "int8":
+            kind = torch.uint8
+            if weights.kv_steps is None:
+                weights.fold(measure_steps(weights))
         self.info: ModelInfo = weights.info()
         self.tail = min(self.tail, plan.max_rows)
         self.pool = PagePool(max(-(-kv_tokens // PAGE), 2))
         shape = (spec.layers, self.pool.pages, spec.kv_heads, PAGE * spec.head_dim)
         try:
-            self._keys = torch.zeros(shape, dtype=torch.bfloat16, device=device)
-            self._values = torch.zeros(shape, dtype=torch.bfloat16, device=device)
+            self._keys = torch.zeros(shape, dtype=kind, device=device)
+            self._values = torch.zeros(shape, dtype=kind, device=device)
         except torch.cuda.OutOfMemoryError as error:
             raise NotEnoughMemory(
                 f"KV memory for {kv_tokens:,} tokens of {spec.name} needs "
@@ -355,15 +361,16 @@ def load_cuda(
     context: int | None = None,
     kv_tokens: int | None = None,
     sparse: Sparse = "off",
+    kv_precision: KvPrecision = "bf16",
 ) -> CudaEngine:
     """Load a Hugging Face folder or GGUF file onto the first GPU. `context` beyond what the model was trained
-    on stretches it by YaRN; `kv_tokens` defaults to the memory that is left."""
+    on stretches it by YaRN; `kv_tokens` defaults to the memory that is left (int8 KV holds twice as many)."""
     device = hopper()
     blocks = torch.cuda.get_device_properties(device).multi_processor_count
     with open_checkpoint(path) as checkpoint:
         if context is not None:
             checkpoint.spec = extended(checkpoint.spec, context)
-        weights = load_weights(checkpoint, precision, device, blocks)
+        weights = load_weights(checkpoint, precision, device, blocks, kv_precision)
     if kv_tokens is None:
         free, _ = torch.cuda.mem_get_info(device)
         kv_tokens = max(int((free - SPARE_BYTES) * 0.9) // weights.plan.kv_bytes_per_token, PAGE * 2)

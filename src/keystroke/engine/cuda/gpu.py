@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from keystroke.engine.checkpoint.spec import ModelSpec
-from keystroke.engine.cuda.plan import Plan, Precision
+from keystroke.engine.cuda.plan import KvPrecision, Plan, Precision
 from keystroke.errors import ModelError
 
 SPARE_BYTES = 4 << 30  # left to prefill and to others when KV memory takes the rest
@@ -35,11 +35,14 @@ def hopper() -> torch.device:
     return torch.device("cuda", 0)
 
 
-def gpu_report(spec: ModelSpec, precision: Precision = "bf16") -> tuple[bool, str]:
+def gpu_report(
+    spec: ModelSpec, precision: Precision = "bf16", kv_precision: KvPrecision = "bf16"
+) -> tuple[bool, str]:
     """Whether this machine's GPU suits a model, and one sentence about it."""
     try:
         device = hopper()
-        plan = Plan(spec, precision, torch.cuda.get_device_properties(device).multi_processor_count)
+        blocks = torch.cuda.get_device_properties(device).multi_processor_count
+        plan = Plan(spec, precision, blocks, kv_precision)
     except ModelError as error:
         return False, str(error)
     free, total = torch.cuda.mem_get_info(device)
@@ -49,4 +52,7 @@ def gpu_report(spec: ModelSpec, precision: Precision = "bf16") -> tuple[bool, st
     if free < need:
         return False, f"{sizes}, but {spec.name} in {precision} needs {need / 1e9:.0f} GB; choose fewer bits"
     tokens = (free - need) // plan.kv_bytes_per_token
-    return True, f"{sizes}; {spec.name} in {precision} leaves room for {tokens:,} tokens of KV"
+    return (
+        True,
+        f"{sizes}; {spec.name} in {precision} leaves room for {tokens:,} tokens of KV in {kv_precision}",
+    )

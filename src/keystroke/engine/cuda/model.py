@@ -17,7 +17,7 @@ from keystroke.engine.base import ModelInfo
 from keystroke.engine.checkpoint.rope import rope_tables
 from keystroke.engine.checkpoint.spec import EMBEDDING, FINAL_NORM, HEAD, Checkpoint, ModelSpec
 from keystroke.engine.cuda.packing import gate_up_order, pack, places_of, plain_order, qkv_order, unpack
-from keystroke.engine.cuda.plan import Matrix, Plan, Precision
+from keystroke.engine.cuda.plan import TAIL_BYTES, KvPrecision, Matrix, Plan, Precision
 from keystroke.errors import NotEnoughMemory
 
 _DENSE_SHARE = 16  # of the device's memory, that a second copy of the layers may take
@@ -32,6 +32,15 @@ class DenseLayer:
     output: Tensor
     gate_up: Tensor
     down: Tensor
+
+
+@dataclass(frozen=True)
+class KvSteps:
+    """Keys and values in bytes: how much one step of each dimension is, float32 [layers, kv_heads, head_dim].
+    Rotary partners have the same: a step then stays what it is through the rotation."""
+
+    keys: Tensor
+    values: Tensor
 
 
 @dataclass
@@ -49,6 +58,9 @@ class Weights:
 
     def __post_init__(self) -> None:
         spec, device = self.plan.spec, self.layers.device
+        self.kv_steps: KvSteps | None = None
+        self.kernel_norms = self.qk_norms  # as the kernel multiplies with them
+        self._folded: list[Tensor] = []  # what each layer's Q, K and V rows were multiplied by in the kernel
         self._orders = {
             "qkv": qkv_order(spec.heads, spec.kv_heads, spec.head_dim).to(device),
             "output": plain_order(spec.hidden).to(device),
@@ -80,9 +92,29 @@ class Weights:
         found = {}
         for name, count in self._rows.items():
             matrix: Matrix = getattr(self.plan, name)
-            found[name] = unpack(self.layers[at : at + matrix.bytes], self._places[name], matrix, count)
+            folded = self._folded[layer] if name == "qkv" and self._folded else None
+            packed = self.layers[at : at + matrix.bytes]
+            found[name] = unpack(packed, self._places[name], matrix, count, folded)
             at += matrix.bytes
         return DenseLayer(**found)
+
+    def fold(self, steps: KvSteps) -> None:
+        """From now on the kernel's projection gives keys and values in these steps, and queries in their
+        inverse, at no cost: every packed row has a factor of its own. `dense` stays as it is."""
+        plan, spec = self.plan, self.plan.spec
+        self.kv_steps = steps
+        queries = steps.keys.repeat_interleave(spec.heads // spec.kv_heads, 1)
+        rows = torch.cat((queries, 1 / steps.keys, 1 / steps.values), 1)
+        if (
+            spec.qk_norm
+        ):  # a norm comes behind the projection: its weights carry the factors, one for all heads
+            self.kernel_norms = self.qk_norms * torch.stack((steps.keys[:, 0], 1 / steps.keys[:, 0]), 1)
+            rows[:, : spec.heads + spec.kv_heads] = 1
+        self._folded = [row.reshape(-1)[self._orders["qkv"]].view(-1, 16) for row in rows]
+        for layer, factors in enumerate(self._folded):
+            at = layer * plan.layer_bytes
+            units = self.layers[at : at + plan.qkv.bytes].view(plan.qkv.units, plan.qkv.unit_bytes)
+            units[:, -TAIL_BYTES:].view(torch.float32).view(-1, 2, 16).mul_(factors[:, None])
 
     @property
     def nbytes(self) -> int:
@@ -106,7 +138,13 @@ class Weights:
         )
 
 
-def load_weights(checkpoint: Checkpoint, precision: Precision, device: torch.device, blocks: int) -> Weights:
+def load_weights(
+    checkpoint: Checkpoint,
+    precision: Precision,
+    device: torch.device,
+    blocks: int,
+    kv_precision: KvPrecision = "bf16",
+) -> Weights:
     """Read, convert and pack every tensor of `checkpoint`, one at a time."""
 
     def source(name: str, shape: tuple[int, ...]) -> Tensor:
@@ -117,11 +155,16 @@ def load_weights(checkpoint: Checkpoint, precision: Precision, device: torch.dev
             )
         return torch.from_numpy(np.array(checkpoint.tensor(name))).to(device).view(shape)
 
-    return build_weights(Plan(checkpoint.spec, precision, blocks), source, device)
+    return build_weights(Plan(checkpoint.spec, precision, blocks, kv_precision), source, device)
 
 
 def random_weights(
-    spec: ModelSpec, precision: Precision, device: torch.device, blocks: int, seed: int = 0
+    spec: ModelSpec,
+    precision: Precision,
+    device: torch.device,
+    blocks: int,
+    seed: int = 0,
+    kv_precision: KvPrecision = "bf16",
 ) -> Weights:
     """A model of this shape whose weights mean nothing: speed does not depend on them."""
     generator = torch.Generator(device=device).manual_seed(seed)
@@ -132,7 +175,7 @@ def random_weights(
             return noise * 0.1 + 1
         return (noise * (shape[-1] ** -0.5 if len(shape) == 2 else 0.1)).to(torch.bfloat16)
 
-    return build_weights(Plan(spec, precision, blocks), source, device)
+    return build_weights(Plan(spec, precision, blocks, kv_precision), source, device)
 
 
 def build_weights(plan: Plan, source: Source, device: torch.device) -> Weights:

@@ -40,16 +40,20 @@ def pack(weight: Tensor, bias: Tensor | None, order: Tensor, matrix: Matrix) -> 
     return torch.cat((body.reshape(matrix.units, -1), tail.reshape(matrix.units, TAIL_BYTES)), 1).reshape(-1)
 
 
-def unpack(packed: Tensor, places: Tensor | None, matrix: Matrix, rows: int) -> Tensor:
+def unpack(
+    packed: Tensor, places: Tensor | None, matrix: Matrix, rows: int, folded: Tensor | None = None
+) -> Tensor:
     """The bf16 weight [rows, columns] that `packed` stands for; `places` is that of its order. Prefill does
-    this for every layer of every portion, so: few passes, numbers that stay side by side moved as one."""
+    this for every layer of every portion, so: few passes, numbers that stay side by side moved as one.
+    `folded` [tiles, 16] are factors that its rows were given afterwards and that do not belong to it."""
     data = packed.view(matrix.split, matrix.tiles, matrix.unit_bytes)
     body = data[..., : matrix.blocks * BLOCK_BYTES[matrix.format]]
     if matrix.format == 0:
         table = _rows(body.view(torch.int32), matrix).view(torch.bfloat16)
     else:
         tail = data[..., -TAIL_BYTES:].contiguous().view(torch.float32)
-        scale = (tail[..., :16] / _UNSCALED).permute(1, 2, 0)[..., None]
+        scale = tail[..., :16] / (_UNSCALED if folded is None else _UNSCALED * folded)
+        scale = scale.permute(1, 2, 0)[..., None]
         if matrix.format == 1:
             whole = _rows(body.view(torch.int16), matrix, together=True).view(torch.uint8)
             values = torch.add(whole, -128.0, out=torch.empty_like(whole, dtype=torch.bfloat16))  # exact

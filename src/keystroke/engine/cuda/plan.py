@@ -14,6 +14,7 @@ from keystroke.engine.checkpoint.spec import ModelSpec
 from keystroke.errors import UnsupportedModel
 
 Precision = Literal["bf16", "int8", "int4"]
+KvPrecision = Literal["bf16", "int8"]
 
 FORMATS: dict[Precision, int] = {"bf16": 0, "int8": 1, "int4": 2}
 BLOCK_K = (32, 32, 64)  # inner dimension of one packed block, by format
@@ -79,6 +80,7 @@ class Plan:
     spec: ModelSpec
     precision: Precision
     blocks: int  # multiprocessors, one block each
+    kv_precision: KvPrecision = "bf16"
 
     def __post_init__(self) -> None:
         spec = self.spec
@@ -137,8 +139,9 @@ class Plan:
 
     def stage_bytes(self, tiles_n: int) -> int:
         """Of the ring: a whole unit of the largest matrix, or the largest even part of it for every warp of
-        which four fit beside 16 rows; and a page of keys always fits. At four bits a whole unit pays where
-        rows are few: there the kernel keeps to an even number of turns, so sums do not depend on it."""
+        which four fit beside 16 rows; and a page of keys always fits (of bytes, two do). At four bits a
+        whole unit pays where rows are few: there the kernel keeps to an even number of turns, so sums do not
+        depend on it."""
         matrix, block = self.gate_up, BLOCK_BYTES[self.format]
         page = PAGE * self.spec.head_dim * 2 + TAIL_BYTES
         grain = WARPS * block * (2 if self.format == 2 else 1)
@@ -167,8 +170,13 @@ class Plan:
         return self.spec.layers * self.layer_bytes + self.head.bytes
 
     @property
+    def kv_bytes(self) -> int:
+        """Of one number of a key or value."""
+        return 1 if self.kv_precision == "int8" else 2
+
+    @property
     def kv_bytes_per_token(self) -> int:
-        return self.spec.layers * self.spec.kv_heads * self.spec.head_dim * 4
+        return self.spec.layers * self.spec.kv_heads * self.spec.head_dim * 2 * self.kv_bytes
 
     @cached_property
     def buckets(self) -> tuple[Bucket, ...]:
@@ -210,6 +218,7 @@ class Plan:
             "DOWN_SPLIT": str(self.down.split),
             "QK_NORM": str(int(spec.qk_norm)),
             "NORM_EPS": f"{spec.norm_eps!r}f",
+            "KV_BYTES": str(self.kv_bytes),
             "SPARSE": str(int(sparse)),  # a kernel of its own: what it adds takes registers from all else
         }
 

@@ -14,14 +14,16 @@ from torch import Tensor
 
 from keystroke.engine.cuda.model import Weights
 from keystroke.engine.cuda.plan import PAGE
+from keystroke.engine.cuda.quantisation import from_bytes, in_bytes
 from keystroke.engine.cuda.reference import rotate
 
 
 class Prefill:
     def __init__(self, weights: Weights, keys: Tensor, values: Tensor) -> None:
         self._weights = weights
-        self._keys = keys  # [layers, pages, kv_heads, PAGE, head_dim]
+        self._keys = keys  # [layers, pages, kv_heads, PAGE, head_dim], bf16 or bytes (scales.py)
         self._values = values  # [layers, pages, kv_heads, head_dim, PAGE]
+        self._steps = weights.kv_steps if keys.dtype == torch.uint8 else None
 
     @torch.inference_mode()
     def run(self, tokens: Sequence[int], start: int, pages: Sequence[int]) -> None:
@@ -45,6 +47,8 @@ class Prefill:
             mixed = self._attend(
                 q, self._context(self._keys[layer], table, end), self._past_values(layer, table, end)
             )
+            if self._steps is not None:
+                mixed = (mixed * self._for_queries(self._steps.values[layer]).reshape(-1)).to(torch.bfloat16)
             x = x + self._add(_linear(mixed, dense.output), biases.get("output"))
             h = self._norm(x, weights.norms[2 * layer + 1])
             both = self._add(_product(h, dense.gate_up), biases.get("gate_up"))
@@ -72,13 +76,21 @@ class Prefill:
                 for i, t in enumerate((q, k))
             )
         q, k = rotate(q, angles[..., 0], angles[..., 1]), rotate(k, angles[..., 0], angles[..., 1])
-        return q.to(torch.bfloat16), k.to(torch.bfloat16), v.to(torch.bfloat16)
+        if self._steps is None:
+            return q.to(torch.bfloat16), k.to(torch.bfloat16), v.to(torch.bfloat16)
+        keys, values = self._steps.keys[layer], self._steps.values[layer]
+        return (q * self._for_queries(keys)).to(torch.bfloat16), in_bytes(k, keys), in_bytes(v, values)
+
+    def _for_queries(self, steps: Tensor) -> Tensor:
+        """[heads, head_dim] from [kv_heads, head_dim]: query heads share the steps of the keys they meet."""
+        spec = self._weights.plan.spec
+        return steps.repeat_interleave(spec.heads // spec.kv_heads, 0)
 
     @staticmethod
     def _context(keys: Tensor, table: Tensor, end: int) -> Tensor:
         """[kv_heads, end, head_dim], gathered from pages, each key's numbers side by side: flash attention
         asks for that, and a single page would otherwise come as a view of transposed values."""
-        gathered = keys[table].transpose(0, 1).contiguous()
+        gathered = from_bytes(keys[table]).transpose(0, 1).contiguous()
         return gathered.reshape(gathered.shape[0], -1, gathered.shape[-1])[:, :end]
 
     def _past_values(self, layer: int, table: Tensor, end: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Weight-only quantisation at load time: eight bits a row, or four bits a group of 64.
+"""Fewer bits: weights at load time (eight bits a row, or four bits a group of 64), keys and values in bytes.
 
 Law: plain arithmetic on tensors, no layout. Ranges are searched, not assumed: for four bits each group keeps
 the clipping that leaves the smallest squared error.
@@ -11,6 +11,7 @@ from torch import Tensor
 
 GROUP = 64
 _SHRINK = (1.0, 0.95, 0.9, 0.85, 0.8)
+_ZERO = 128  # the byte that stands for no step
 
 
 def rowwise_int8(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -37,6 +38,16 @@ def grouped_int4(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         scale, zero = torch.where(better, step, scale), torch.where(better, origin, zero)
     values = _snapped(wide, scale, zero)
     return values.to(torch.int16).reshape(rows.shape), zero, scale
+
+
+def in_bytes(numbers: Tensor, steps: Tensor) -> Tensor:
+    """Keys or values in steps of this size, zero at 128; what is out of range saturates, as in the kernel."""
+    return (numbers / steps + _ZERO).round().clamp(0, 255).to(torch.uint8)
+
+
+def from_bytes(stored: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """Steps, exact in 16 bits of either kind; what is not in bytes stays as it is."""
+    return stored.to(dtype) - _ZERO if stored.dtype == torch.uint8 else stored
 
 
 def _snapped(wide: Tensor, scale: Tensor, zero: Tensor) -> Tensor:

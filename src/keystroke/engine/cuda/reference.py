@@ -15,19 +15,28 @@ from keystroke.engine.checkpoint.rope import rope_tables
 from keystroke.engine.checkpoint.spec import EMBEDDING, FINAL_NORM, HEAD, ModelSpec
 
 Named = Callable[[str], Tensor]
+Kept = Callable[
+    [int, Tensor, Tensor], tuple[Tensor, Tensor]
+]  # of a layer's keys and values, what is attended to
 
 
 def forward(
-    spec: ModelSpec, tensor: Named, tokens: Sequence[int], dtype: torch.dtype = torch.float32
+    spec: ModelSpec,
+    tensor: Named,
+    tokens: Sequence[int],
+    dtype: torch.dtype = torch.float32,
+    kept: Kept | None = None,
 ) -> Tensor:
-    """Logits [len(tokens), vocab] after each token. `tensor` gives weights by their Hugging Face names."""
+    """Logits [len(tokens), vocab] after each token. `tensor` gives weights by their Hugging Face names;
+    `kept` stands for a memory that does not give keys and values back as they were."""
     embedding = tensor(EMBEDDING)
     x = embedding[torch.tensor(tokens, device=embedding.device)].to(dtype)
     cosines, sines = rope_tables(spec, len(tokens))
     angles = tuple(torch.from_numpy(t).to(x.device, dtype) for t in (cosines, sines))
     for layer in range(spec.layers):
         at = f"model.layers.{layer}"
-        x = x + _attention(spec, tensor, at, _norm(x, tensor(f"{at}.input_layernorm.weight"), spec), angles)
+        h = _norm(x, tensor(f"{at}.input_layernorm.weight"), spec)
+        x = x + _attention(spec, tensor, layer, h, angles, kept)
         h = _norm(x, tensor(f"{at}.post_attention_layernorm.weight"), spec)
         gate = _linear(tensor, f"{at}.mlp.gate_proj", h, spec.mlp_bias)
         up = _linear(tensor, f"{at}.mlp.up_proj", h, spec.mlp_bias)
@@ -36,8 +45,10 @@ def forward(
     return F.linear(x, (embedding if spec.tied else tensor(HEAD)).to(dtype))
 
 
-def _attention(spec: ModelSpec, tensor: Named, at: str, x: Tensor, angles: tuple[Tensor, ...]) -> Tensor:
-    count = len(x)
+def _attention(
+    spec: ModelSpec, tensor: Named, layer: int, x: Tensor, angles: tuple[Tensor, ...], kept: Kept | None
+) -> Tensor:
+    count, at = len(x), f"model.layers.{layer}"
     q = _linear(tensor, f"{at}.self_attn.q_proj", x, spec.qkv_bias).view(count, spec.heads, spec.head_dim)
     k = _linear(tensor, f"{at}.self_attn.k_proj", x, spec.qkv_bias).view(count, spec.kv_heads, spec.head_dim)
     v = _linear(tensor, f"{at}.self_attn.v_proj", x, spec.qkv_bias).view(count, spec.kv_heads, spec.head_dim)
@@ -45,6 +56,8 @@ def _attention(spec: ModelSpec, tensor: Named, at: str, x: Tensor, angles: tuple
         q = _norm(q, tensor(f"{at}.self_attn.q_norm.weight"), spec)
         k = _norm(k, tensor(f"{at}.self_attn.k_norm.weight"), spec)
     q, k = rotate(q, *angles), rotate(k, *angles)
+    if kept is not None:
+        k, v = kept(layer, k, v)
     k, v = (t.repeat_interleave(spec.heads // spec.kv_heads, 1) for t in (k, v))
     scores = torch.einsum("thd,shd->hts", q, k) * spec.head_dim**-0.5
     hidden = torch.ones(count, count, dtype=torch.bool, device=x.device).triu(1)

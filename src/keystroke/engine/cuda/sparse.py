@@ -15,6 +15,7 @@ from torch import Tensor
 
 from keystroke.engine.checkpoint.spec import ModelSpec
 from keystroke.engine.cuda.plan import CHUNK, NEAR, PAGE
+from keystroke.engine.cuda.quantisation import from_bytes
 
 # "auto" takes a step again with the whole context wherever the bounds cannot rule out that more than
 # `MOST_OMITTED` of a head's attention was left out; "always" never does: faster, and an approximation.
@@ -36,9 +37,10 @@ def usable(spec: ModelSpec) -> bool:
 
 class PageBounds:
     def __init__(self, keys: Tensor) -> None:
-        """`keys` [layers, pages, kv_heads, PAGE, head_dim]."""
+        """`keys` [layers, pages, kv_heads, PAGE, head_dim], bf16 or bytes."""
         layers, pages, heads, _, width = keys.shape
-        self.tensor = torch.zeros(layers, pages, heads, 2, width, dtype=keys.dtype, device=keys.device)
+        kind = torch.float16 if keys.dtype == torch.uint8 else keys.dtype  # what attention multiplies
+        self.tensor = torch.zeros(layers, pages, heads, 2, width, dtype=kind, device=keys.device)
         self._keys = keys
         self._known = bytearray(pages)
 
@@ -54,7 +56,7 @@ class PageBounds:
         for at in range(0, len(missing), _BATCH):
             batch = torch.tensor(missing[at : at + _BATCH], device=self._keys.device)
             keys = self._keys[:, batch]
-            self.tensor[:, batch, :, 0] = keys.amax(3)
-            self.tensor[:, batch, :, 1] = keys.amin(3)
+            self.tensor[:, batch, :, 0] = from_bytes(keys.amax(3), torch.float16)
+            self.tensor[:, batch, :, 1] = from_bytes(keys.amin(3), torch.float16)
         for page in missing:
             self._known[page] = 1

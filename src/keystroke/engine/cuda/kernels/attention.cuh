@@ -4,10 +4,11 @@
 // A block takes one KV head of one sequence over one chunk of keys. Each warp scores a part of them, then gathers an
 // eighth of the head's dimensions over all. Pages that no row of this step writes to come through the ring, ahead of
 // their use, like weights; the few others are read where they lie.
-constexpr int K_STEPS = HEAD_DIM / 32;
+constexpr int K_STEPS = HEAD_DIM / 32;           // 16 bytes of a query each, to a lane
 constexpr int V_TILES = HEAD_DIM / 64;
-constexpr int PAGE_BYTES = PAGE * HEAD_DIM * 2;  // of one head's keys or values
-static_assert(PAGE_BYTES <= STAGE, "a stage of the ring holds a page");
+constexpr int PAGE_BYTES = PAGE * HEAD_DIM * KV_BYTES;  // of one head's keys or values
+constexpr int DENSITY = 2 / KV_BYTES;            // numbers of a page in the room of 16 bits, and pages in a stage of the ring
+static_assert(DENSITY * PAGE_BYTES <= STAGE, "a stage of the ring holds a page");
 DEVICE bool find_unit(const Control& c, int index, Unit& unit) {
   for (int s = 0; s < c.sequences; ++s) {
     if (SPARSE && c.budget[s]) continue;
@@ -67,10 +68,11 @@ DEVICE Share next_share(const Parameters& p, const Control& c, int& index) {
 }
 DEVICE void bring_pages(Streamer& s, const Parameters& p, const Control& c, int layer, const Unit& unit, const uint4& pages) {
   const int cold = cold_pages(c, unit);
-  for (int i = 0; i < 2 * cold; ++i) {
+  const auto place = [&](int i) {
     const s64 at = page_start(p, layer, page_at(pages, i < cold ? i : i - cold), unit.head);
-    bring(s, (i < cold ? p.keys : p.values) + at, PAGE_BYTES);
-  }
+    return (i < cold ? p.keys : p.values) + at;
+  };
+  for (int i = 0; i < 2 * cold; i += DENSITY) bring(s, place(i), PAGE_BYTES, KV8 ? place(i + 1) : nullptr);
 }
 DEVICE void stream_pages(Streamer& s, const Parameters& p, const Control& c, int layer, const Share& first) {
   Share now = first;
@@ -98,14 +100,37 @@ DEVICE Rows rows_of(Worker& w, const Unit& unit) {
   return r;
 }
 // 16 bytes of a page, from the ring or from where it lies.
-DEVICE uint4 page16(bool cold, const u16* stage, const u16* page, int at) {
+DEVICE uint4 page16(bool cold, const Stored* stage, const Stored* page, int at) {
   return cold ? *(const uint4*)(stage + at) : load16(page + at);
 }
-DEVICE const u16* await_stage(Worker& w) {
-  barrier_wait(&w.ring.full[w.ring.at.stage], w.ring.at.phase);
-  return (const u16*)(w.ring.stages + w.ring.at.stage * STAGE);
+// Of 16 queries (or rows of weights) and eight keys (or dimensions of values): c += the products of what 16 bytes of a
+// page hold with the DENSITY times 16 bytes beside them.
+DEVICE void multiply_page(float (&c)[4], const uint4* a, const uint4* b, const uint4& raw) {
+  if (KV8) {
+    const u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
+    const u32 offset = 0x64806480u;  // a byte under 0x64 is the float16 1024 + byte
+    u32 v[8];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      v[2 * i] = sub_f16x2(permute_bytes(words[i], 0x64u, 0x4140u), offset);
+      v[2 * i + 1] = sub_f16x2(permute_bytes(words[i], 0x64u, 0x4342u), offset);
+    }
+    mma_f16(c, a[0].x, b[0].x, a[0].y, b[0].y, v[0], v[1]);
+    mma_f16(c, a[0].z, b[0].z, a[0].w, b[0].w, v[2], v[3]);
+    mma_f16(c, a[DENSITY - 1].x, b[DENSITY - 1].x, a[DENSITY - 1].y, b[DENSITY - 1].y, v[4], v[5]);
+    mma_f16(c, a[DENSITY - 1].z, b[DENSITY - 1].z, a[DENSITY - 1].w, b[DENSITY - 1].w, v[6], v[7]);
+  } else {
+    mma_bf16(c, a[0].x, b[0].x, a[0].y, b[0].y, raw.x, raw.y);
+    mma_bf16(c, a[0].z, b[0].z, a[0].w, b[0].w, raw.z, raw.w);
+  }
 }
-DEVICE void leave_stage(Worker& w) {
+// The i-th page that came for a unit: its keys, then its values, DENSITY in a stage.
+DEVICE const Stored* await_page(Worker& w, int i) {
+  barrier_wait(&w.ring.full[w.ring.at.stage], w.ring.at.phase);
+  return (const Stored*)(w.ring.stages + w.ring.at.stage * STAGE + i % DENSITY * PAGE_BYTES);
+}
+DEVICE void leave_page(Worker& w, int i) {
+  if (i % DENSITY != DENSITY - 1) return;
   warp_sync();
   if (w.lane == 0) barrier_arrive(&w.ring.empty[w.ring.at.stage]);
   w.ring.at.advance(w.ring.count);
@@ -122,35 +147,33 @@ DEVICE void attend_chunk(Worker& w, int layer, const Unit& unit, const uint4& pa
   float* totals = largest + WARPS * 16;
   const int start = first_key(unit), live = live_pages(unit);
   const Rows r = rows_of(w, unit);
-  const u16* q0 = w.p->queries + r.m0 * QUERY_WIDTH + r.h0 * HEAD_DIM + w.j * 8;
-  const u16* q1 = w.p->queries + r.m1 * QUERY_WIDTH + r.h1 * HEAD_DIM + w.j * 8;
+  const u16* q0 = w.p->queries + r.m0 * QUERY_WIDTH + r.h0 * HEAD_DIM + w.j * 8 * DENSITY;
+  const u16* q1 = w.p->queries + r.m1 * QUERY_WIDTH + r.h1 * HEAD_DIM + w.j * 8 * DENSITY;
   uint4 a[K_STEPS], b[K_STEPS];
 #pragma unroll
   for (int step = 0; step < K_STEPS; ++step) {
-    a[step] = r.has0 ? load16(q0 + step * 32) : zero;
-    b[step] = r.has1 ? load16(q1 + step * 32) : zero;
+    const int at = step / DENSITY * DENSITY * 32 + step % DENSITY * 8;
+    a[step] = r.has0 ? load16(q0 + at) : zero;
+    b[step] = r.has1 ? load16(q1 + at) : zero;
   }
   float s[T][4];
 #pragma unroll
   for (int t = 0; t < T; ++t) s[t][0] = s[t][1] = s[t][2] = s[t][3] = 0.0f;
 #pragma unroll 1
   for (int p = 0; p < live; ++p) {
-    const u16* stage = p < cold ? await_stage(w) : (const u16*)w.ring.stages;
+    const Stored* stage = p < cold ? await_page(w, p) : (const Stored*)w.ring.stages;
     if (T == 1 || p == w.warp / 2) {
-      const u16* page = w.p->keys + page_start(*w.p, layer, page_at(pages, p), unit.head);
-      const int from = (T == 1 ? w.warp * 8 : (w.warp & 1) * 32) * HEAD_DIM + w.j * 8;
+      const Stored* page = w.p->keys + page_start(*w.p, layer, page_at(pages, p), unit.head);
+      const int from = (T == 1 ? w.warp * 8 : (w.warp & 1) * 32) * HEAD_DIM + w.j * 8 * DENSITY;
 #pragma unroll
       for (int t = 0; t < T; ++t) {
         const int key = T == 1 ? w.g : (w.g / 2) * 8 + t * 2 + (w.g & 1);  // so that a thread's scores belong to adjacent keys
 #pragma unroll
-        for (int step = 0; step < K_STEPS; ++step) {
-          const uint4 k = page16(p < cold, stage, page, from + key * HEAD_DIM + step * 32);
-          mma_bf16(s[t], a[step].x, b[step].x, a[step].y, b[step].y, k.x, k.y);
-          mma_bf16(s[t], a[step].z, b[step].z, a[step].w, b[step].w, k.z, k.w);
-        }
+        for (int step = 0; step < K_STEPS; step += DENSITY)
+          multiply_page(s[t], a + step, b + step, page16(p < cold, stage, page, from + key * HEAD_DIM + step * 32));
       }
     }
-    if (p < cold) leave_stage(w);
+    if (p < cold) leave_page(w, p);
   }
   const int mine = T == 1 ? w.warp * 8 + w.j * 2 : w.warp * 32 + w.j * 8;  // this thread's first key of the chunk
   float top0 = nothing, top1 = nothing;
@@ -183,8 +206,8 @@ DEVICE void attend_chunk(Worker& w, int layer, const Unit& unit, const uint4& pa
     for (int e = 0; e < 4; ++e) s[t][e] = power_of_two(s[t][e] - (e < 2 ? from0 : from1));
     sum0 += s[t][0] + s[t][1];
     sum1 += s[t][2] + s[t][3];
-    packed0[t] = pack_bf16(s[t][0], s[t][1]);
-    packed1[t] = pack_bf16(s[t][2], s[t][3]);
+    packed0[t] = pack_attention(s[t][0], s[t][1]);
+    packed1[t] = pack_attention(s[t][2], s[t][3]);
   }
   sum0 += shuffle_xor(sum0, 1); sum0 += shuffle_xor(sum0, 2);
   sum1 += shuffle_xor(sum1, 1); sum1 += shuffle_xor(sum1, 2);
@@ -197,27 +220,40 @@ DEVICE void attend_chunk(Worker& w, int layer, const Unit& unit, const uint4& pa
   float out[V_TILES][4];
 #pragma unroll
   for (int n = 0; n < V_TILES; ++n) out[n][0] = out[n][1] = out[n][2] = out[n][3] = 0.0f;
+  const int d = w.warp * (HEAD_DIM / 8) + w.j * 2;  // this thread's first dimension
+  float2 steps[V_TILES];
+  if (KV8) {
+#pragma unroll
+    for (int n = 0; n < V_TILES; ++n) steps[n] = load8((const float2*)(w.p->value_steps + (layer * KV_HEADS + unit.head) * HEAD_DIM + d + n * 8));
+  }
 #pragma unroll 1
   for (int p = 0; p < live; ++p) {
-    const u16* stage = p < cold ? await_stage(w) : (const u16*)w.ring.stages;
-    const u16* page = w.p->values + page_start(*w.p, layer, page_at(pages, p), unit.head);
-    const int from = (w.warp * (HEAD_DIM / 8) + w.g) * PAGE + w.j * 8;
+    const Stored* stage = p < cold ? await_page(w, cold + p) : (const Stored*)w.ring.stages;
+    const Stored* page = w.p->values + page_start(*w.p, layer, page_at(pages, p), unit.head);
+    const int from = (w.warp * (HEAD_DIM / 8) + w.g) * PAGE + w.j * 8 * DENSITY;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const u16* row = scores + w.g * STRIDE + p * PAGE + half * 32 + w.j * 8;
-      const uint4 c = *(const uint4*)row, d = *(const uint4*)(row + 8 * STRIDE);
+    for (int half = 0; half < 2; half += DENSITY) {
+      const u16* row = scores + w.g * STRIDE + p * PAGE + half * 32 + w.j * 8 * DENSITY;
+      uint4 a[DENSITY], b[DENSITY];
 #pragma unroll
-      for (int n = 0; n < V_TILES; ++n) {
-        const uint4 v = page16(p < cold, stage, page, from + n * 8 * PAGE + half * 32);
-        mma_bf16(out[n], c.x, d.x, c.y, d.y, v.x, v.y);
-        mma_bf16(out[n], c.z, d.z, c.w, d.w, v.z, v.w);
+      for (int i = 0; i < DENSITY; ++i) {
+        a[i] = *(const uint4*)(row + i * 8);
+        b[i] = *(const uint4*)(row + 8 * STRIDE + i * 8);
       }
+#pragma unroll
+      for (int n = 0; n < V_TILES; ++n) multiply_page(out[n], a, b, page16(p < cold, stage, page, from + n * 8 * PAGE + half * 32));
     }
-    if (p < cold) leave_stage(w);
+    if (p < cold) leave_page(w, cold + p);
+  }
+  if (KV8) {
+#pragma unroll
+    for (int n = 0; n < V_TILES; ++n) {
+      out[n][0] *= steps[n].x; out[n][1] *= steps[n].y;
+      out[n][2] *= steps[n].x; out[n][3] *= steps[n].y;
+    }
   }
   const s64 at0 = ((s64)r.m0 * HEADS + r.h0) * w.p->partial_stride + unit.slot;
   const s64 at1 = ((s64)r.m1 * HEADS + r.h1) * w.p->partial_stride + unit.slot;
-  const int d = w.warp * (HEAD_DIM / 8) + w.j * 2;
 #pragma unroll
   for (int n = 0; n < V_TILES; ++n) {
     if (r.has0) *(float2*)(w.p->partial + at0 * HEAD_DIM + d + n * 8) = make_float2(tagged(out[n][0], w.tag), tagged(out[n][1], w.tag));

@@ -129,6 +129,11 @@ DEVICE u32 pack_f16(float low, float high) {
   asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
   return d;
 }
+DEVICE u8 to_byte(float v) {  // the nearest of 0 ... 255
+  u32 d;
+  asm("cvt.rni.sat.u8.f32 %0, %1;" : "=r"(d) : "f"(v));
+  return (u8)d;
+}
 DEVICE float bf16_value(u16 bits) { return __uint_as_float((u32)bits << 16); }
 DEVICE u32 sub_f16x2(u32 a, u32 b) {
   u32 d;

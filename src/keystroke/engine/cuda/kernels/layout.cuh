@@ -2,7 +2,7 @@
 // Law: constants and layouts only. plan.py and step.py say the same in Python; change both or neither.
 
 // Sizes come as macros (plan.py): HIDDEN HEADS KV_HEADS HEAD_DIM INTERMEDIATE VOCAB LAYERS TILES_N FORMAT
-// HEAD_FORMAT O_SPLIT DOWN_SPLIT QK_NORM NORM_EPS SPARSE STAGE_BYTES.
+// HEAD_FORMAT O_SPLIT DOWN_SPLIT QK_NORM NORM_EPS SPARSE STAGE_BYTES KV_BYTES.
 
 constexpr int WARPS = 8;
 constexpr int COMPUTE = 256;
@@ -59,6 +59,13 @@ typedef Matrix<HIDDEN / 16 * DOWN_SPLIT, INTERMEDIATE / DOWN_SPLIT, FORMAT> Down
 typedef Matrix<(VOCAB + 15) / 16, HIDDEN, HEAD_FORMAT> Head;
 constexpr s64 LAYER_BYTES = Qkv::bytes + Output::bytes + GateUp::bytes + Down::bytes;
 
+// Keys and values in pages: bf16, or bytes of 128 + v in steps of their dimension's own size (scales.py). Queries then come in
+// the inverse of those sizes, and both meet as float16, in which bytes are exact.
+template <int BYTES> struct StoredAs { typedef u16 Type; };
+template <> struct StoredAs<1> { typedef u8 Type; };
+typedef StoredAs<KV_BYTES>::Type Stored;
+constexpr bool KV8 = KV_BYTES == 1;
+
 struct Control {
   int rows, sequences, sampled, ticket;
   int filtered;  // whether top-k or top-p narrows the draw of some row
@@ -81,8 +88,9 @@ struct Parameters {
   const float* qk_norms;  // [LAYERS][2][HEAD_DIM]
   const float2* rope;     // [context][HEAD_DIM / 2] cosine, sine
   const int* tables;      // [slots][table_stride] pages of each sequence
-  u16* keys;              // [LAYERS][pages][KV_HEADS][PAGE][HEAD_DIM]
-  u16* values;            // [LAYERS][pages][KV_HEADS][HEAD_DIM][PAGE]
+  Stored* keys;           // [LAYERS][pages][KV_HEADS][PAGE][HEAD_DIM]
+  Stored* values;          // [LAYERS][pages][KV_HEADS][HEAD_DIM][PAGE]
+  const float* value_steps;  // [LAYERS][KV_HEADS][HEAD_DIM] size of a step where values are bytes
   s64* residual;          // [MAX_ROWS][HIDDEN]
   u16* normed;            // [MAX_ROWS][HIDDEN]
   float* raw;             // [MAX_ROWS][QKV_ROWS]
@@ -150,3 +158,12 @@ DEVICE int chunks_to(int position) {  // chunks that hold keys 0 ... position
   return position < NEAR ? position / PAGE + 1 : NEAR_CHUNKS + (position - NEAR) / CHUNK + 1;
 }
 DEVICE u16 bf16(float v) { return (u16)pack_bf16(v, 0.0f); }
+// What attention multiplies: queries, keys, weights of keys, values.
+DEVICE void mma_attention(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  if (KV8) mma_f16(c, a0, a1, a2, a3, b0, b1);
+  else mma_bf16(c, a0, a1, a2, a3, b0, b1);
+}
+DEVICE u32 pack_attention(float low, float high) { return KV8 ? pack_f16(low, high) : pack_bf16(low, high); }
+DEVICE u16 query(float v) { return (u16)pack_attention(v, 0.0f); }
+DEVICE void store(u16* to, float v) { *to = bf16(v); }
+DEVICE void store(u8* to, float v) { *to = to_byte(v + 128.0f); }

@@ -90,11 +90,11 @@ DEVICE void normalise(Worker& w, int index, int sums, int matrix) {
 
 DEVICE void store_key(Worker& w, int layer, int m, int head, int d, float v) {
   const int slot = w.control->position[m] % PAGE;
-  w.p->keys[layer * w.p->kv_layer_stride + (((s64)w.pages[m] * KV_HEADS + head) * PAGE + slot) * HEAD_DIM + d] = bf16(v);
+  store(w.p->keys + layer * w.p->kv_layer_stride + (((s64)w.pages[m] * KV_HEADS + head) * PAGE + slot) * HEAD_DIM + d, v);
 }
 DEVICE void store_value(Worker& w, int layer, int m, int head, int d, float v) {
   const int slot = w.control->position[m] % PAGE;
-  w.p->values[layer * w.p->kv_layer_stride + (((s64)w.pages[m] * KV_HEADS + head) * HEAD_DIM + d) * PAGE + slot] = bf16(v);
+  store(w.p->values + layer * w.p->kv_layer_stride + (((s64)w.pages[m] * KV_HEADS + head) * HEAD_DIM + d) * PAGE + slot, v);
 }
 DEVICE float2 rotate(float2 v, float2 angle) {
   return make_float2(v.x * angle.x - v.y * angle.y, v.y * angle.x + v.x * angle.y);
@@ -120,8 +120,8 @@ DEVICE void project_qkv(Worker& w, int layer) {
     const float2 v = rotate(make_float2(low, high), w.rope[m * (HEAD_DIM / 2) + d]);
     if (head < HEADS) {
       u16* to = w.p->queries + (s64)m * QUERY_WIDTH + head * HEAD_DIM + d;
-      to[0] = bf16(v.x);
-      to[HEAD_DIM / 2] = bf16(v.y);
+      to[0] = query(v.x);
+      to[HEAD_DIM / 2] = query(v.y);
     } else {
       store_key(w, layer, m, head - HEADS, d, v.x);
       store_key(w, layer, m, head - HEADS, d + HEAD_DIM / 2, v.y);
@@ -155,8 +155,8 @@ DEVICE void normalise_heads(Worker& w, int layer) {
       v[e] = rotate(v[e], w.rope[m * (HEAD_DIM / 2) + d]);
       if (head < HEADS) {
         u16* to = w.p->queries + (s64)m * QUERY_WIDTH + head * HEAD_DIM + d;
-        to[0] = bf16(v[e].x);
-        to[HEAD_DIM / 2] = bf16(v[e].y);
+        to[0] = query(v[e].x);
+        to[HEAD_DIM / 2] = query(v[e].y);
       } else {
         store_key(w, layer, m, head - HEADS, d, v[e].x);
         store_key(w, layer, m, head - HEADS, d + HEAD_DIM / 2, v[e].y);

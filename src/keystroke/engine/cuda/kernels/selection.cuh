@@ -75,10 +75,10 @@ DEVICE void bound_chunks(Worker w, int layer) {
 #pragma unroll
       for (int step = 0; step < K_STEPS; ++step) {
         const uint4 a = r.has0 ? load16(q0 + step * 32) : zero, b = r.has1 ? load16(q1 + step * 32) : zero;
-        mma_bf16(most, positive_part(a.x), positive_part(b.x), positive_part(a.y), positive_part(b.y), high[step].x, high[step].y);
-        mma_bf16(most, positive_part(a.z), positive_part(b.z), positive_part(a.w), positive_part(b.w), high[step].z, high[step].w);
-        mma_bf16(most, negative_part(a.x), negative_part(b.x), negative_part(a.y), negative_part(b.y), low[step].x, low[step].y);
-        mma_bf16(most, negative_part(a.z), negative_part(b.z), negative_part(a.w), negative_part(b.w), low[step].z, low[step].w);
+        mma_attention(most, positive_part(a.x), positive_part(b.x), positive_part(a.y), positive_part(b.y), high[step].x, high[step].y);
+        mma_attention(most, positive_part(a.z), positive_part(b.z), positive_part(a.w), positive_part(b.w), high[step].z, high[step].w);
+        mma_attention(most, negative_part(a.x), negative_part(b.x), negative_part(a.y), negative_part(b.y), low[step].x, low[step].y);
+        mma_attention(most, negative_part(a.z), negative_part(b.z), negative_part(a.w), negative_part(b.w), low[step].z, low[step].w);
       }
 #pragma unroll
       for (int i = 0; i < 4; ++i)

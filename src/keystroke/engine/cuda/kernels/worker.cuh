@@ -36,10 +36,10 @@ struct Streamer {
   u64 policy;
 };
 
-// One chunk of bytes into the next stage of the ring, as soon as that is free.
-DEVICE void bring(Streamer& s, const void* from, int bytes) {
+// One chunk of bytes into the next stage of the ring, as soon as that is free; or two as long, one behind the other.
+DEVICE void bring(Streamer& s, const void* from, int bytes, const void* second = nullptr) {
   Ring& ring = s.ring;
-  const int wanted = s.in_flight / bytes;
+  const int all = second ? 2 * bytes : bytes, wanted = s.in_flight / all;
   const int limit = wanted < 1 ? 1 : wanted < ring.count ? wanted : ring.count - 1;  // as many as the ring would never end
   while (s.under_way >= limit) {
     barrier_wait(&ring.full[s.oldest.stage], s.oldest.phase);
@@ -49,8 +49,9 @@ DEVICE void bring(Streamer& s, const void* from, int bytes) {
   ++s.under_way;
   const int stage = ring.at.stage;
   barrier_wait(&ring.empty[stage], ring.at.phase ^ 1);
-  barrier_expect(&ring.full[stage], bytes);
+  barrier_expect(&ring.full[stage], all);
   bulk_copy(ring.stages + stage * STAGE, from, bytes, &ring.full[stage], s.policy);
+  if (second) bulk_copy(ring.stages + stage * STAGE + bytes, second, bytes, &ring.full[stage], s.policy);
   ring.at.advance(ring.count);
 }
 
