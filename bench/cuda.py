@@ -1,11 +1,11 @@
 """Speed of the CUDA engine on one Hopper GPU, with transformers' compiled static cache beside it.
 
-Regime: batch 1 unless a row says otherwise, bf16 KV, greedy, weights random (speed does not depend on them)
-but for the speculative edit, which needs a real model. 1,024 tokens of context, 32 more let go by, then 128
-timed, five times, the median: ours and the peer's. A step must read every weight once and the context's KV
-once; that many bytes over the bandwidth of a large copy, measured in the same run, is the ceiling, and
-`fraction_of_limit` is how near a row comes. `peer_tok_s` is transformers' in the same run; `quoted_tok_s` was
-measured once on such a GPU with another program.
+Regime: batch 1 unless a row says otherwise, bf16 KV but for rows with `kv`, greedy, weights random (speed
+does not depend on them) but for the speculative edit, which needs a real model. 1,024 tokens of context, 32
+more let go by, then 128 timed, five times, the median: ours and the peer's. A step must read every weight
+once and the context's KV once; that many bytes over the bandwidth of a large copy, measured in the same run,
+is the ceiling, and `fraction_of_limit` is how near a row comes. `peer_tok_s` is transformers' in the same
+run; `quoted_tok_s` was measured once on such a GPU with another program.
 
 Kernels and the peers' graphs are compiled first, all at once; then nothing runs beside what is timed. Every
 part has a process of its own, so one that fails or hangs costs its own rows only. The last line is JSON, with

@@ -31,7 +31,7 @@ from keystroke.engine.checkpoint.spec import ModelSpec, RopeSpec
 from keystroke.engine.cuda.driver import GpuLauncher
 from keystroke.engine.cuda.engine import CudaEngine, load_cuda
 from keystroke.engine.cuda.model import random_weights
-from keystroke.engine.cuda.plan import Plan, Precision
+from keystroke.engine.cuda.plan import KvPrecision, Plan, Precision
 from keystroke.engine.cuda.session import CudaSession
 from keystroke.engine.cuda.sparse import BUDGET, SPARSE_FROM, Sparse
 from keystroke.engine.generation import Generation, GenerationParams
@@ -111,6 +111,8 @@ class Run:
     def row(self, context: int, mode: str, tok_s: float, **more: Any) -> Json:
         plan = self.plan
         found = {"shape": plan.spec.name, "precision": plan.precision, "context": context, "mode": mode}
+        if plan.kv_precision != "bf16":
+            more["kv"] = plan.kv_precision
         return {**found, "tok_s": round(tok_s, 1), "fraction_of_limit": None, "peer_tok_s": None, **more}
 
     def step_seconds(self, context: int) -> float:
@@ -345,15 +347,16 @@ class Part:
     precision: Precision = "bf16"
     kv_tokens: int = 65_536
     sparse: Sparse = "off"
+    kv_precision: KvPrecision = "bf16"
     peer: bool = False  # transformers runs the same
 
     def kernels(self) -> list[dict[str, str]]:
-        plan = Plan(self.spec, self.precision, blocks())
+        plan = Plan(self.spec, self.precision, blocks(), self.kv_precision)
         sparse = [plan.macros(1, True)] if self.sparse != "off" else []
         return [plan.macros(1), plan.macros(2), *sparse]
 
     def engine(self) -> CudaEngine:
-        weights = random_weights(self.spec, self.precision, DEVICE, blocks())
+        weights = random_weights(self.spec, self.precision, DEVICE, blocks(), kv_precision=self.kv_precision)
         return CudaEngine(weights, GpuLauncher(weights.plan, DEVICE), self.kv_tokens, sparse=self.sparse)
 
 
@@ -372,6 +375,13 @@ PARTS = {
         (partial(prefill, context=WHOLE, rounds=1), partial(decode, context=LONG), sparse_decode),
         kv_tokens=140_000,
         sparse="always",
+    ),
+    "120k-kv8": Part(
+        extended(QWEN_1_5B, 131_072),
+        (decode, partial(decode, context=8192), partial(decode, context=LONG), sparse_decode),
+        kv_tokens=140_000,
+        sparse="always",
+        kv_precision="int8",
     ),
 }
 EDIT = "edit"  # the part that needs a real model

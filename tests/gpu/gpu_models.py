@@ -18,7 +18,7 @@ from keystroke.engine.checkpoint.spec import ModelSpec, RopeSpec, tensor_shapes
 from keystroke.engine.cuda.driver import GpuLauncher
 from keystroke.engine.cuda.engine import CudaEngine
 from keystroke.engine.cuda.model import build_weights
-from keystroke.engine.cuda.plan import Plan, Precision
+from keystroke.engine.cuda.plan import KvPrecision, Plan, Precision
 from keystroke.engine.cuda.sparse import Sparse
 
 Tensors = dict[str, Tensor]
@@ -74,7 +74,10 @@ def kernels() -> list[dict[str, str]]:
         (QUANTISED, "int4", (1, 2, 4), False),
         (ENDLESS, "bf16", (1,), False),
     ]
-    return [
+    bytewise = [Plan(family(name), "bf16", blocks(), "int8").macros(1) for name in FAMILIES]
+    long = Plan(LONG, "bf16", blocks(), "int8")
+    bytewise += [long.macros(tiles, sparse) for tiles in (1, 2) for sparse in (False, True)]
+    return bytewise + [
         Plan(spec, precision, blocks()).macros(tiles, sparse)
         for spec, precision, sizes, sparse in wanted
         for tiles in sizes
@@ -100,9 +103,11 @@ def engine_of(
     kv_tokens: int = 65_536,
     sparse: Sparse = "off",
     seed: int = 0,
+    kv_precision: KvPrecision = "bf16",
 ) -> CudaEngine:
     given = tensors_of(spec, seed) if tensors is None else tensors
-    weights = build_weights(Plan(spec, precision, blocks()), lambda name, _: given[name], DEVICE)
+    plan = Plan(spec, precision, blocks(), kv_precision)
+    weights = build_weights(plan, lambda name, _: given[name], DEVICE)
     return CudaEngine(weights, GpuLauncher(weights.plan, DEVICE), kv_tokens, sparse=sparse)
 
 

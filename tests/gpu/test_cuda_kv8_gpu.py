@@ -1,0 +1,71 @@
+"""Keys and values in bytes on a real GPU: numbers, and rows alone and in company."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from gpu_models import FAMILIES, LONG, PROBE, engine_of, family, needs_hopper, tensors_of, text
+from torch import Tensor
+
+from keystroke.engine.cuda.engine import CudaEngine
+from keystroke.engine.cuda.quantisation import from_bytes, in_bytes
+from keystroke.engine.cuda.reference import forward
+
+pytestmark = needs_hopper
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_are_as_near_the_truth_as_the_stored_precision_allows(name: str) -> None:
+    spec = family(name)
+    tensors = tensors_of(spec)
+    with engine_of(spec, tensors, kv_precision="int8") as engine:
+        steps = engine._prefill._steps
+        assert steps is not None
+
+        def kept(layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+            size = steps.keys[layer].to(k.dtype), steps.values[layer].to(v.dtype)
+            return from_bytes(in_bytes(k, size[0])) * size[0], from_bytes(in_bytes(v, size[1])) * size[1]
+
+        for length in (1, 16, 50, 300, 2500):
+            prompt = text(length)
+            with engine.session() as session:
+                session.extend(prompt)
+                row = session.length - session.resident - 1
+                session.step(sampling=PROBE)
+                logits = engine._stepper.logits[row].double()
+            truth = forward(spec, tensors.__getitem__, prompt, torch.float64)[-1]
+            rounded = forward(spec, tensors.__getitem__, prompt, torch.bfloat16)[-1].double()
+            stored = forward(spec, tensors.__getitem__, prompt, torch.float64, kept)[-1]
+            allowed = 1.25 * (stored - truth).norm() + (rounded - truth).norm()
+            assert (logits - truth).norm() <= allowed, length
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[CudaEngine]:
+    with engine_of(LONG, kv_tokens=100_000, sparse="always", kv_precision="int8") as found:
+        yield found
+
+
+@pytest.mark.parametrize("mode", ["dense", "sparse"])
+@pytest.mark.parametrize("length", [600, 20_000])
+def test_rows_are_bit_equal_in_every_bucket(engine: CudaEngine, mode: str, length: int) -> None:
+    engine.sparse_from = 512 if mode == "sparse" else 1 << 30
+    prompt = text(length)
+    with engine.session() as session:
+        session.extend(prompt[:-16])
+        singles = []
+        for token in prompt[-16:]:
+            session.step(sampling=PROBE)
+            singles.append(engine._stepper.logits[0].clone())
+            session.rollback(session.length - 1)
+            session.extend([*session.tokens, token])
+        for size in (2, 5, 8, 15):
+            session.rollback(length - size)
+            session._resident = length - 1 - size
+            session.step(prompt[length - size :], sampling=PROBE)
+            for i in range(size):
+                assert torch.equal(engine._stepper.logits[i], singles[16 - size + i]), (size, i)
+            session.rollback(length - size)
+            session.extend(prompt)
