@@ -44,9 +44,12 @@ class Prefill:
             self._values[layer, page, :, :, slot] = v
             if layer == spec.layers - 1:
                 break  # nothing reads the last layer's output: only its KV is wanted
-            mixed = self._attend(
-                q, self._context(self._keys[layer], table, end), self._past_values(layer, table, end)
-            )
+            if start == 0 and self._steps is None:  # there is nothing before, and nothing was rounded
+                k, v = k.transpose(0, 1), v.transpose(0, 1)
+            else:
+                k = self._context(self._keys[layer], table, end)
+                v = self._context(self._values[layer].transpose(-1, -2), table, end)
+            mixed = self._attend(q, k, v)
             if self._steps is not None:
                 mixed = (mixed * self._for_queries(self._steps.values[layer]).reshape(-1)).to(torch.bfloat16)
             x = x + self._add(_linear(mixed, dense.output), biases.get("output"))
@@ -55,8 +58,7 @@ class Prefill:
             x = x + self._add(_linear(_activated(*both.chunk(2, -1)), dense.down), biases.get("down"))
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        scaled = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self._weights.plan.spec.norm_eps)
-        return (scaled * weight).to(torch.bfloat16)
+        return F.rms_norm(x, x.shape[-1:], weight, self._weights.plan.spec.norm_eps).to(torch.bfloat16)
 
     @staticmethod
     def _add(x: Tensor, bias: Tensor | None) -> Tensor:
@@ -67,15 +69,12 @@ class Prefill:
     ) -> tuple[Tensor, Tensor, Tensor]:
         spec = self._weights.plan.spec
         qkv = (qkv if bias is None else qkv + bias).view(len(qkv), -1, spec.head_dim)
-        q, k, v = torch.split(qkv, [spec.heads, spec.kv_heads, spec.kv_heads], 1)
+        both, v = torch.split(qkv, [spec.heads + spec.kv_heads, spec.kv_heads], 1)
         if spec.qk_norm:
-            q, k = (
-                t
-                * torch.rsqrt(t.square().mean(-1, keepdim=True) + spec.norm_eps)
-                * self._weights.qk_norms[layer, i]
-                for i, t in enumerate((q, k))
-            )
-        q, k = rotate(q, angles[..., 0], angles[..., 1]), rotate(k, angles[..., 0], angles[..., 1])
+            of_queries, of_keys = self._weights.qk_norms[layer]
+            each = torch.cat((of_queries.expand(spec.heads, -1), of_keys.expand(spec.kv_heads, -1)))
+            both = F.rms_norm(both, both.shape[-1:], None, spec.norm_eps) * each
+        q, k = torch.split(rotate(both, angles[..., 0], angles[..., 1]), [spec.heads, spec.kv_heads], 1)
         if self._steps is None:
             return q.to(torch.bfloat16), k.to(torch.bfloat16), v.to(torch.bfloat16)
         keys, values = self._steps.keys[layer], self._steps.values[layer]
@@ -92,9 +91,6 @@ class Prefill:
         asks for that, and a single page would otherwise come as a view of transposed values."""
         gathered = from_bytes(keys[table]).transpose(0, 1).contiguous()
         return gathered.reshape(gathered.shape[0], -1, gathered.shape[-1])[:, :end]
-
-    def _past_values(self, layer: int, table: Tensor, end: int) -> Tensor:
-        return self._context(self._values[layer].transpose(-1, -2), table, end)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention of the last rows of a context over all of it; row i of n misses the last n - 1 - i."""
