@@ -20,7 +20,7 @@ from keystroke.engine.cuda.packing import gate_up_order, pack, places_of, plain_
 from keystroke.engine.cuda.plan import TAIL_BYTES, KvPrecision, Matrix, Plan, Precision
 from keystroke.errors import NotEnoughMemory
 
-_DENSE_SHARE = 16  # of the device's memory, that a second copy of the layers may take
+_DENSE_SHARE = 16  # of the memory that is free: so much a second copy of the layers may take
 Source = Callable[[str, tuple[int, ...]], Tensor]  # a tensor by its Hugging Face name, on the device
 
 
@@ -182,7 +182,7 @@ def build_weights(plan: Plan, source: Source, device: torch.device) -> Weights:
     try:
         weights = _build(plan, source, device)
         if device.type == "cuda":
-            weights.keep_dense(torch.cuda.get_device_properties(device).total_memory // _DENSE_SHARE)
+            weights.keep_dense(torch.cuda.mem_get_info(device)[0] // _DENSE_SHARE)
         return weights
     except torch.cuda.OutOfMemoryError as error:
         raise NotEnoughMemory(
