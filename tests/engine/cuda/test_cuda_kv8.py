@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -160,7 +161,7 @@ def test_rollback_extend_and_fork_equal_a_fresh_computation() -> None:
         assert main == prompt + plain(engine, prompt, 5)
 
 
-def test_with_every_chunk_chosen_sparse_logits_equal_the_dense_ones_bit_for_bit() -> None:
+def test_bounds_are_over_the_stored_bytes_and_with_every_chunk_chosen_sparse_is_dense() -> None:
     spec = tiny_spec(layers=1, context=3200)
     with tiny_engine(spec, kv_tokens=6400, sparse="always", kv_precision="int8") as engine:
         engine.sparse_from, engine.sparse_budget = 512, 64
@@ -168,13 +169,22 @@ def test_with_every_chunk_chosen_sparse_logits_equal_the_dense_ones_bit_for_bit(
             session.extend(TEXT[:2600])
             session.step(sampling=PROBE)
             assert engine.sparse_steps == 1
-            sparse = engine._stepper.logits[0].clone()
-            bounds = engine._bounds
+            sparse, bounds = engine._stepper.logits[0].clone(), engine._bounds
             assert bounds is not None
             pages = torch.tensor(session._table.pages[:40])
             keys = bounds._keys[:, pages].to(torch.float16) - 128
             assert torch.equal(bounds.tensor[:, pages, :, 0], keys.amax(3))
             assert torch.equal(bounds.tensor[:, pages, :, 1], keys.amin(3))
+            q = engine._stepper._buffers["queries"][0].view(torch.float16).view(4, 64).double()
+            near = keys[0, 1:32].double().repeat_interleave(2, 1)  # chunks of one page, but for the first
+            weights = torch.einsum("hd,phsd->hps", q, near) / 8
+            real = weights.logsumexp(2) / math.log(2)
+            stride = engine._stepper._parameters.partial_stride
+            found = engine._stepper._buffers["chunk_bounds"].view(-1, 4, stride)[0, :, 1:32]
+            above = found - (weights.amax(2) / math.log(2) + 6)  # 64 keys as good as the best
+            assert bool((found >= real).all())
+            assert float(above.amin()) > -0.1
+            assert float(above.mean()) < 20
             session.rollback(2600)
             engine.sparse_from = 1 << 20
             session.step(sampling=PROBE)
