@@ -6,6 +6,8 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -54,6 +56,34 @@ def test_worker_processes_give_the_same_harvest(index: PackageIndex, tmp_path: P
     assert harvest(index, NAMES, tmp_path / "helped", processes=1) == alone
     for path in (tmp_path / "alone").iterdir():
         assert read_project(tmp_path / "helped" / path.name) == read_project(path)
+
+
+def test_a_worker_ends_with_its_owner_even_when_that_is_killed() -> None:
+    program = (
+        "import os, time\nfrom keystroke.train.corpus.processes import Processes\n"
+        "if __name__ == '__main__':\n"
+        "    with Processes(1) as crew:\n"
+        "        print(crew.do(os.getpid), flush=True)\n        time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        worker = int(owner.stdout.readline())
+        assert is_running(worker)
+        owner.kill()
+    for _ in range(400):
+        if not is_running(worker):
+            return
+        time.sleep(0.05)
+    pytest.fail("the worker outlived its owner")
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    state = Path(f"/proc/{pid}/stat")  # an ended process stays listed until whoever adopted it looks
+    return not (state.exists() and state.read_text().rpartition(")")[2].split()[0] == "Z")
 
 
 def test_a_second_harvest_asks_for_nothing(server: Server, index: PackageIndex, tmp_path: Path) -> None:

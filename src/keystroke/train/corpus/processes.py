@@ -1,15 +1,17 @@
 """Threads wait for the network; processes do what needs a core.
 
 Law: knows nothing of what is done. Without processes the work is done where it is asked for. A worker is
-stopped by its owner alone, so that an interrupt ends in one message.
+stopped by its owner alone, so that an interrupt ends in one message, and ends with it however that ends.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from threading import Thread
 from types import TracebackType
 from typing import ParamSpec, TypeVar
 
@@ -17,8 +19,16 @@ Asked = ParamSpec("Asked")
 Result = TypeVar("Result")
 
 
-def _deaf() -> None:
+def _owned() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Thread(target=_end_with_owner, daemon=True).start()
+
+
+def _end_with_owner() -> None:
+    owner = parent_process()
+    if owner is not None:
+        owner.join()
+        os._exit(1)
 
 
 class Processes:
@@ -27,7 +37,7 @@ class Processes:
     def __init__(self, count: int) -> None:
         # Not forked: whoever asks has threads, whose locks a fork would copy as they are.
         self._pool = (
-            ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=_deaf) if count else None
+            ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=_owned) if count else None
         )
 
     def do(self, work: Callable[Asked, Result], /, *arguments: Asked.args, **named: Asked.kwargs) -> Result:
