@@ -26,6 +26,7 @@ import torch
 
 from keystroke.assist.next_edit.prompt import changes_between, joined
 from keystroke.engine.base import Sampling, StepRequest
+from keystroke.engine.checkpoint.gguf_header import read_metadata
 from keystroke.engine.checkpoint.rope import extended
 from keystroke.engine.checkpoint.spec import ModelSpec, RopeSpec
 from keystroke.engine.cuda.driver import GpuLauncher
@@ -38,6 +39,7 @@ from keystroke.engine.generation import Generation, GenerationParams
 from keystroke.engine.model import Model
 from keystroke.engine.speculative import drafter_for, measure_verify_cost
 from keystroke.engine.tokenizer import load_tokenizer
+from keystroke.engine.tokenizer.huggingface import read_json
 
 Json = dict[str, Any]
 READY = "READY"
@@ -305,32 +307,50 @@ def edit(run: Run) -> list[Json]:
 
 
 def rewrites(model: Model) -> list[tuple[list[int], list[int], int]]:
-    """Prompts, what they most likely ask for, and how long an answer may be. The first token of each answer
-    is given, so that a region that may stay as it is is copied too."""
+    """Prompts, what they most likely ask for, and how long an answer may be. Where an answer begins is given,
+    so that lines that may stay as they are are copied too."""
+    assert model.path is not None
     old = (Path(__file__).resolve().parents[2] / EDITED).read_text().rstrip("\n")
-    new, encode = old.replace(OLD, NEW), model.tokenizer.encode
+    new, encode, special = old.replace(OLD, NEW), model.tokenizer.encode, model.tokenizer.special
     before, after = old.split("\n"), new.split("\n")
-    names = ("<|edit|>", "<|edit_before|>", "<|edit_after|>", "<|file_sep|>", "<|fim_suffix|>")
-    marks = [model.tokenizer.special(name) for name in names]
-    if None in marks:  # a model that has learned no edits goes on with the new file, having read the old one
+    version = edits_learned(model.path)
+    if version is None:  # such a model goes on with the new file, having read the old one
         begun = len(before) // 3
         prompt, rest = model.prompt(f"{old}\n\n\n{joined(after[:begun])}"), encode(joined(before[begun:]))
         return [(prompt, rest, min(len(rest), model.engine.info.context_length - len(prompt)))]
-    edit, was, becomes, file, below = (mark for mark in marks if mark is not None)
+    names = ["edit", "edit_before", "edit_after", "file_sep", "fim_suffix"]
+    names += [f"reserved_{1 + n}" for n in range(REGION + 1)]  # numbers of lines
+    edit, was, becomes, file, below, *numbers = (special(f"<|{name}|>") or 0 for name in names)
     path = encode(f"{EDITED}\n")
     history: list[int] = []
     for change in changes_between(old, new, EDITED)[:3]:
         history += [edit, *path, was, *encode(change.before), becomes, *encode(change.after)]
     found = []
     for first in range(0, len(before), REGION):
-        last, region = first + REGION, encode(joined(before[first : first + REGION]))
+        lines, last = before[first : first + REGION], first + REGION
         above, under = (
             encode(joined(after[max(first - 4, 0) : first])),
             encode(joined(before[last : last + 4])),
         )
-        asked = [*history, file, *path, *above, was, *region, below, *under, becomes, region[0]]
-        found.append((asked, region[1:], len(region) + 32))
+        draft = encode(joined(lines))
+        region, place = draft, []
+        if version > 1:  # lines have numbers, and an answer says which ones it is for
+            numbered = [[number, *encode(f"{text}\n")] for number, text in zip(numbers, lines, strict=False)]
+            region = [*itertools.chain(*numbered), numbers[len(lines)]]
+            place = [numbers[0], numbers[len(lines)]]
+        asked = [*history, file, *path, *above, was, *region, below, *under, becomes, *place, draft[0]]
+        found.append((asked, draft[1:], len(draft) + 32))
     return found
+
+
+def edits_learned(path: Path) -> int | None:
+    """Which version of the editor's format a model has learned; see keystroke/assist/next_edit/prompt.py."""
+    key = "keystroke.next_edit"
+    if path.is_file():
+        said = read_metadata(path, lambda name: name == key).get(key)
+    else:
+        said = read_json(path / "keystroke.json").get("next_edit")
+    return said if isinstance(said, int) else None
 
 
 # Parts
