@@ -2,7 +2,7 @@
 
 Regime: batch 1 unless a row says otherwise, bf16 KV but for rows with `kv`, greedy, weights random (speed
 does not depend on them) but for the speculative edit, which needs a real model. 1,024 tokens of context, 32
-more let go by, then 128 timed, five times, the median: ours and the peer's. A step must read every weight
+more let go by, then 128 timed, three times, the median: ours and the peer's. A step must read every weight
 once and the context's KV once; that many bytes over the bandwidth of a large copy, measured in the same run,
 is the ceiling, and `fraction_of_limit` is how near a row comes. `peer_tok_s` is transformers' in the same
 run; `quoted_tok_s` was measured once on such a GPU with another program.
@@ -16,7 +16,7 @@ what failed or was left out; the exit code is 1 if anything was.
         --model PATH    a folder or GGUF file with real weights, for the edit
         --no-peer       leaves transformers out
         --minutes N     leaves out what does not fit
-        --compile       only compiles the kernels, so that a later run need not
+        --compile       only compiles, so that a later run need not
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ from keystroke.errors import KeystrokeError  # noqa: E402
 sys.path.append(str(ROWS))
 from cuda_parts import CONTEXT, DEVICE, EDIT, LONG, PARTS, READY, SERVED, Json, blocks, seconds_each  # noqa: E402
 
-LONGEST = 150.0  # seconds a part may take; the usual ones take 3 to 20
+PREPARED = 240.0  # seconds within which all must be compiled and ready
+LONGEST = 90.0  # seconds a part may take; the usual ones take 3 to 20
+GRACE = 5.0  # seconds to end by itself
 QUOTED = {
     ("SmolLM2-135M", "bf16", CONTEXT): ("llama.cpp F16", 965.0),
     ("Qwen2.5-1.5B", "bf16", CONTEXT): ("gpt-fast", 436.0),
@@ -60,7 +62,7 @@ QUOTED = {
     ("Qwen2.5-7B", "int4", CONTEXT): ("llama.cpp Q4_0", 353.0),
     ("Qwen2.5-1.5B", "bf16", LONG): ("llama.cpp F16", 247.0),
 }
-EVERY = (*PARTS, *SERVED, EDIT)
+EVERY = (*PARTS, EDIT, *SERVED)
 COMMON = ("shape", "precision", "context", "mode", "tok_s", "fraction_of_limit", "peer_tok_s")
 
 
@@ -98,7 +100,16 @@ class Worker:
         if self._process.wait():
             raise RuntimeError(f"ended with code {self._process.returncode}")
 
+    def dismiss(self) -> None:
+        """Nobody will tell it to go: it may end by itself."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+
     def stop(self) -> None:
+        self.dismiss()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(GRACE)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -212,7 +223,7 @@ def measure(report: Report, names: list[str], model: Path | None, peers: list[st
         report.progress(f"compiling kernels, and transformers for {', '.join(peers) or 'nothing'}")
         compile_together(kernels(names, model))
         report.progress("kernels compiled")
-        ready_by = limit_of_part()
+        ready_by = min(deadline, report.began + PREPARED)
         for group, kind in ((beside, "transformers "), (parts, "")):
             for name, worker in tuple(group.items()):
                 try:
@@ -241,7 +252,10 @@ def measure(report: Report, names: list[str], model: Path | None, peers: list[st
                 report.fail(f"transformers {name}", error)
             report.progress(f"{name} done")
     finally:
-        for worker in (*parts.values(), *beside.values()):
+        dismissed = (*parts.values(), *beside.values())
+        for worker in dismissed:
+            worker.dismiss()
+        for worker in dismissed:
             worker.stop()
         report.end()
 
@@ -254,7 +268,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="real weights, for the edit")
     parser.add_argument("--no-peer", action="store_true", help="leave transformers out")
     parser.add_argument("--minutes", type=float, default=20.0, help="leave out what does not fit")
-    parser.add_argument("--compile", action="store_true", help="only compile the kernels")
+    parser.add_argument("--compile", action="store_true", help="only compile")
     given = parser.parse_args()
     unknown = [name for name in given.parts if name not in EVERY]
     if unknown:
@@ -265,10 +279,14 @@ def main() -> None:
     names = given.parts or [name for name in EVERY if name != EDIT or given.model is not None]
     try:
         hopper()
-        if given.compile:
-            compile_together(kernels(names, given.model))
-            return
         peers = [] if given.no_peer else [name for name in names if name in PARTS and PARTS[name].peer]
+        if given.compile:
+            warm = [Worker("cuda_peer.py", name) for name in peers]
+            compile_together(kernels(names, given.model))
+            for worker in warm:
+                worker.wait_ready(time.monotonic() + PREPARED)
+                worker.stop()
+            return
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and say what was measured
         measure(report, names, given.model, peers, report.began + 60 * given.minutes)
     except KeystrokeError as error:

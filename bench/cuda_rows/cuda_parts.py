@@ -45,7 +45,7 @@ Json = dict[str, Any]
 READY = "READY"
 DEVICE = torch.device("cuda")
 CONTEXT = 1024  # tokens before the first one that counts, where a row does not say otherwise
-SETTLED, TOKENS, ROUNDS = 32, 128, 5  # tokens let go by, tokens timed, and how often: for the peer too
+SETTLED, TOKENS, ROUNDS = 32, 128, 3  # tokens let go by, tokens timed, and how often: for the peer too
 LAUNCHES = 40  # steps in a row, where steps are timed rather than tokens
 LONG, WHOLE = 120_000, 131_000
 EDITED, OLD, NEW = "src/keystroke/engine/host.py", "wanted", "asked_for"
@@ -270,7 +270,7 @@ def edit(run: Run) -> list[Json]:
     questions = list(rewrites(model))
     measure_verify_cost(model.engine, 2.0)
     found: dict[bool, list[Json]] = {False: [], True: []}
-    for drafts, _ in itertools.product((False, True), range(4)):
+    for drafts, _ in itertools.product((False, True), range(1 + ROUNDS)):
         said, sums = [], dict.fromkeys(("tokens", "seconds", "prefill", "steps", "drafted", "accepted"), 0.0)
         for prompt, draft, room in questions:
             drafter = drafter_for(model.engine, draft) if drafts else None
@@ -426,7 +426,10 @@ def name_of(row: Row) -> str:
 def main(name: str, model: str | None = None) -> None:
     blocks()  # the driver's own start
     print(READY, flush=True)
-    limit = float(sys.stdin.readline())
+    told = sys.stdin.readline()
+    if not told:
+        return
+    limit = float(told)
     if name == EDIT:
         assert model is not None
         path = Path(model)

@@ -67,7 +67,8 @@ def main(name: str) -> None:
     for _ in range(2):
         tokens_a_second(model, prompt)
     print(READY, flush=True)
-    sys.stdin.readline()
+    if not sys.stdin.readline():
+        return
     speed = statistics.median(tokens_a_second(model, prompt) for _ in range(ROUNDS))
     say({"shape": PARTS[name].spec.name, "peer_tok_s": round(speed, 1)})
 

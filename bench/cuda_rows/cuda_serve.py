@@ -163,15 +163,15 @@ async def measure(url: str, shape: str) -> list[Json]:
 
 
 def main(name: str) -> None:
-    print(READY, flush=True)
-    sys.stdin.readline()
     spec = SERVED[name]
     with tempfile.TemporaryDirectory() as folder:
         model = write_model(spec, Path(folder) / spec.name, "cuda")
         torch.cuda.empty_cache()
         with served(model, "--engine", "cuda") as url:
-            for row in asyncio.run(measure(url, spec.name)):
-                say(row)
+            print(READY, flush=True)
+            if sys.stdin.readline():
+                for row in asyncio.run(measure(url, spec.name)):
+                    say(row)
 
 
 if __name__ == "__main__":
