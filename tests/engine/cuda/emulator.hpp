@@ -128,6 +128,7 @@ DEVICE void warp_sync() { emulator::exchange(nullptr, 0); }
 DEVICE void release_add(u32* p, u32 v) { *p += v; ++emulator::progress; }
 DEVICE void relaxed_add(u32* p, u32 v) { release_add(p, v); }
 DEVICE u32 acquire_load(const u32* p) { return *p; }
+DEVICE u32 relaxed_load(const u32* p) { return *p; }
 DEVICE u32 exchange_add(u32* p, u32 v) { u32 old = *p; *p += v; ++emulator::progress; return old; }
 DEVICE void add_s64(s64* p, s64 v) { *p += v; }
 DEVICE void fence_system() {}
@@ -225,6 +226,8 @@ DEVICE u32 permute_bytes(u32 a, u32 b, u32 selector) {
 }
 DEVICE s64 to_s64(float v) { return llrintf(v); }
 DEVICE float from_s64(s64 v) { return (float)v; }
+DEVICE float inverse_root(float v) { return 1.0f / sqrtf(v); }
+DEVICE float quotient(float a, float b) { return a / b; }
 DEVICE float power_of_two(float v) { return exp2f(v); }
 DEVICE int fresh(int v) { return v; }
 #define __expf expf

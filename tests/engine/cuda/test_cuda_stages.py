@@ -1,24 +1,40 @@
-"""Stages of the ring: their size is a matter of speed and never of results."""
+"""Stages of the ring and shares of warps: a matter of speed and never of results."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
 from cuda_models import dense_tensors, tiny_engine, tiny_spec
 
 from keystroke.engine.base import Sampling
+from keystroke.engine.checkpoint.spec import ModelSpec
+from keystroke.engine.cuda.plan import Plan, Precision
 from keystroke.engine.cuda.reference import forward
 
 
 def test_four_bits_give_the_same_row_from_stages_of_any_size() -> None:
     # As wide as a model of seven billion: a stage holds a whole unit for few rows, a part of one for many.
     spec = replace(tiny_spec("llama", layers=2, tied=False), hidden=3584, vocab_size=72)
+    plan = Plan(spec, "int4", 2)
+    assert plan.stage_bytes(1) >= plan.gate_up.unit_bytes > plan.stage_bytes(2)
+    same_row_alone_and_in_company(spec, "int4")
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+def test_units_of_a_warp_give_the_same_row(precision: Precision) -> None:
+    # The O projection's units are narrow and many, so each warp multiplies whole ones.
+    spec = replace(tiny_spec("qwen2", layers=2), hidden=256, intermediate=320, vocab_size=72)
+    plan = Plan(spec, precision, 2)
+    assert plan.macros(1)["O_ALONE"] == "1"
+    same_row_alone_and_in_company(spec, precision)
+
+
+def same_row_alone_and_in_company(spec: ModelSpec, precision: Precision) -> None:
     prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9]
     probe = Sampling(logprobs=0)  # chosen on the host: nothing runs ahead
-    with tiny_engine(spec, "int4") as engine:
-        plan = engine._stepper.plan
-        assert plan.stage_bytes(1) >= plan.gate_up.unit_bytes > plan.stage_bytes(2)
+    with tiny_engine(spec, precision) as engine:
         with engine.session() as session:
             session.extend(prompt)
             session.step(sampling=probe)

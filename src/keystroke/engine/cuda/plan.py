@@ -215,6 +215,7 @@ class Plan:
             "FORMAT": str(self.format),
             "HEAD_FORMAT": str(self.head_format),
             "O_SPLIT": str(self.output.split),
+            "O_ALONE": str(int(self._output_alone())),
             "DOWN_SPLIT": str(self.down.split),
             "QK_NORM": str(int(spec.qk_norm)),
             "NORM_EPS": f"{spec.norm_eps!r}f",
@@ -232,6 +233,11 @@ class Plan:
             if heads % s == 0 and heads // s * self.spec.head_dim <= _LONGEST_INNER
         ]
         return min(even, key=lambda s: (abs(heads // s - 3), s))
+
+    def _output_alone(self) -> bool:
+        """Whether each warp multiplies whole units of the O projection: narrow ones, of which a block has
+        many. Sharing each would cost more than the product."""
+        return self.output.blocks <= WARPS and self.output.units >= 4 * self.blocks
 
     def _split(self, width: int, grain: int) -> int:
         """Into how many parts the inner dimension of a matrix that adds to the residual stream is cut, in

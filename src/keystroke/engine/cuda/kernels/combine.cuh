@@ -21,7 +21,6 @@ DEVICE void add_scaled(Partial& sum, const Partial& part, float scale) {
 DEVICE void take_values(Partial& p, const uint4& raw) {
   p.x = untagged(raw.x); p.y = untagged(raw.y); p.z = untagged(raw.z); p.u = untagged(raw.w);
 }
-DEVICE bool has_tag(const uint4& raw, u32 tag) { return (((raw.x ^ tag) | (raw.y ^ tag) | (raw.z ^ tag) | (raw.w ^ tag)) & 3) == 0; }
 // Largest score and sum of a chunk.
 DEVICE float2 take_norm(Worker& w, const float2* from) {
   uint2 raw = poll8(from);
@@ -87,13 +86,19 @@ DEVICE void combine_near(Worker& w, int pairs, const Pairs& place) {
       }
       compute_sync();
     }
+    while (true) {  // one look at all of them: sixteen branches take longer than the sums
+      u32 wrong = 0;
+#pragma unroll
+      for (int c = 0; c < 16; ++c) wrong |= (raw[c].x ^ w.tag) | (raw[c].y ^ w.tag) | (raw[c].z ^ w.tag) | (raw[c].w ^ w.tag);
+      if (!(wrong & 3)) break;
+      spin();
+#pragma unroll
+      for (int c = 0; c < 16; ++c)
+        if (c < chunks) raw[c] = poll16(from + c * HEAD_DIM);
+    }
     Partial sum = nothing_yet();
 #pragma unroll
     for (int c = 0; c < 16; ++c) {
-      while (!has_tag(raw[c], w.tag)) {
-        spin();
-        raw[c] = poll16(from + c * HEAD_DIM);
-      }
       Partial part;
       take_values(part, raw[c]);
       add_scaled(sum, part, weights[i * GROUPS + half * 16 + c]);
@@ -160,7 +165,8 @@ DEVICE void combine_together(Worker& w, int m, int head, int d) {
 // After this the operand holds the attended rows, as far as this block reads them. Waits for the previous phase.
 DEVICE void gather(Worker& w) {
   const Span span = w.spans[OUTPUT];
-  wait(w);
+  if (w.tag) wait_early(w);
+  else wait(w);
   if (w.fused) {
     if (span.low < span.high) {
       constexpr int EACH = HEADS / O_SPLIT;  // heads in one part of the inner dimension
@@ -188,5 +194,5 @@ DEVICE void gather(Worker& w) {
   }
   arrive(w);
   wait(w);
-  if (span.low < span.high) load_rows<QUERY_WIDTH>(w, w.p->attended, QUERY_WIDTH);
+  if (span.low < span.high) load_rows(w, w.p->attended, QUERY_WIDTH, 0, QUERY_WIDTH);
 }

@@ -29,6 +29,7 @@ DEVICE void compute(Worker& w) {
   for (int layer = 0; layer < LAYERS; ++layer) {
     const int sums = 1 + layer * SUMS_PER_LAYER;  // in the residual stream so far
     w.tag = w.tags ? tag_of(layer) : 0;
+    refresh(w);
     mark(w);
     normalise(w, layer * 2, sums, QKV);
     mark(w);
@@ -40,21 +41,27 @@ DEVICE void compute(Worker& w) {
       normalise_heads(w, layer);
       arrive(w);
     }
+    refresh(w);
     attend(w, layer);
     mark(w);
-    if (w.tags) arrive_early(w);
+    refresh(w);
+    if (w.tag) arrive_early(w);
     else arrive(w);
     gather(w);
     mark(w);
     project_output(w);
     mark(w);
     arrive_early(w);
+    refresh(w);
     normalise(w, layer * 2 + 1, sums + O_SPLIT, GATE_UP);
     mark(w);
     project_gate_up(w);
     mark(w);
-    arrive(w);
-    wait(w);
+    if (tags_activations(w)) arrive_early(w);
+    else arrive(w);
+    refresh(w);
+    if (tags_activations(w)) wait_early(w);
+    else wait(w);
     mark(w);
     project_down(w);
     arrive_early(w);

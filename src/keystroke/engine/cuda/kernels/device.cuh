@@ -31,6 +31,11 @@ DEVICE u32 acquire_load(const u32* p) {
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
   return v;
 }
+DEVICE u32 relaxed_load(const u32* p) {
+  u32 v;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
 DEVICE u32 exchange_add(u32* p, u32 v) { return atomicAdd(p, v); }
 DEVICE void add_s64(s64* p, s64 v) { asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory"); }
 DEVICE void fence_system() { __threadfence_system(); }
@@ -158,6 +163,8 @@ DEVICE u32 and_or(u32 a, u32 b, u32 c) {  // (a & b) | c in one instruction, whi
 DEVICE u32 permute_bytes(u32 a, u32 b, u32 selector) { return __byte_perm(a, b, selector); }
 DEVICE s64 to_s64(float v) { return __float2ll_rn(v); }
 DEVICE float from_s64(s64 v) { return __ll2float_rn(v); }
+DEVICE float inverse_root(float v) { return rsqrtf(v); }
+DEVICE float quotient(float a, float b) { return __fdividef(a, b); }  // to two units in the last place; 0 where b is beyond 2**126
 DEVICE float power_of_two(float v) {
   float d;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(v));

@@ -2,7 +2,14 @@
 // Law: constants and layouts only. plan.py and step.py say the same in Python; change both or neither.
 
 // Sizes come as macros (plan.py): HIDDEN HEADS KV_HEADS HEAD_DIM INTERMEDIATE VOCAB LAYERS TILES_N FORMAT
-// HEAD_FORMAT O_SPLIT DOWN_SPLIT QK_NORM NORM_EPS SPARSE STAGE_BYTES KV_BYTES.
+// HEAD_FORMAT O_SPLIT O_ALONE DOWN_SPLIT QK_NORM NORM_EPS SPARSE STAGE_BYTES KV_BYTES.
+
+#ifndef EAGER
+#define EAGER 1
+#endif
+#ifndef RELAXED
+#define RELAXED 1
+#endif
 
 constexpr int WARPS = 8;
 constexpr int COMPUTE = 256;
@@ -99,6 +106,7 @@ struct Parameters {
   float2* partial_norm;   // [MAX_ROWS][HEADS][partial_stride] largest score, sum
   u16* attended;          // [MAX_ROWS][QUERY_WIDTH]
   u16* activated;         // [MAX_ROWS][INTERMEDIATE]
+  u32* tagged;            // [MAX_ROWS][INTERMEDIATE] the same above the layer's tag, where rows are few
   float* logits;          // [MAX_ROWS][VOCAB]
   float* best_value;      // [blocks][MAX_ROWS]
   int* best_token;        // [blocks][MAX_ROWS]

@@ -71,12 +71,14 @@ DEVICE void multiply_block(const u8* block, const u16* const (&x)[TILES_N], int 
   }
 }
 
+// Of the unit whose sums this warp has yet to add: scales and biases of rows g and g + 8.
+struct Tail { float scale_low, scale_high, bias_low, bias_high; };
 // Whether this warp adds the sums of the number-th unit.
 DEVICE bool adds(const Worker& w, int number) { return number % (WARPS / ADDERS) == w.warp / ADDERS; }
 // One unit, the index-th of this block's share, after which `left` follow: the warps share its blocks, and each leaves
 // its sums.
 template <class M>
-DEVICE void multiply_unit(Worker& w, int index, int left, int column) {
+DEVICE void multiply_unit(Worker& w, Tail& mine, int index, int left, int column) {
   constexpr int F = M::format;
   constexpr int TURNS = M::per_chunk / WARPS;
   constexpr int REST = M::blocks - (M::chunks - 1) * M::per_chunk;  // blocks of the last chunk
@@ -112,7 +114,7 @@ DEVICE void multiply_unit(Worker& w, int index, int left, int column) {
                           w.lane, acc[i & 1]);
     if (adds(w, w.unit)) {
       const float* tail = (const float*)(stage + REST * block_bytes(F)) + (w.lane & 7);
-      w.scale_low = tail[0]; w.scale_high = tail[8]; w.bias_low = tail[16]; w.bias_high = tail[24];
+      mine.scale_low = tail[0]; mine.scale_high = tail[8]; mine.bias_low = tail[16]; mine.bias_high = tail[24];
     }
     if (M::together <= 1 || member == M::together - 1 || left == 0) {
       warp_sync();
@@ -135,7 +137,7 @@ DEVICE void multiply_unit(Worker& w, int index, int left, int column) {
 }
 // The sums of a unit, the number-th of all, added in the order of the warps by those whose turn it is.
 template <class Finish>
-DEVICE void add_unit(Worker& w, int number, int unit, const Finish& finish) {
+DEVICE void add_unit(Worker& w, const Tail& tail, int number, int unit, const Finish& finish) {
   if (!adds(w, number)) return;
   const int buffer = number % BUFFERS;
   const float* sums = w.scratch + buffer * REDUCTION;
@@ -151,7 +153,7 @@ DEVICE void add_unit(Worker& w, int number, int unit, const Finish& finish) {
       low += sums[(k * 16 + g) * SUM_STRIDE + m];
       high += sums[(k * 16 + g + 8) * SUM_STRIDE + m];
     }
-    finish(unit, i, g, m, low * w.scale_low + w.bias_low, high * w.scale_high + w.bias_high);
+    finish(unit, i, g, m, low * tail.scale_low + tail.bias_low, high * tail.scale_high + tail.bias_high);
   }
   warp_sync();
   if (w.lane == 0) barrier_arrive(&w.freed[buffer]);
@@ -162,11 +164,51 @@ DEVICE void add_unit(Worker& w, int number, int unit, const Finish& finish) {
 // finish(unit, i, g, m, low, high) has rows g and g + 8 of the unit and row m of the operand (i counts a lane's rows).
 template <class M, class Column, class Finish>
 DEVICE void multiply(Worker& w, int low, int high, const Column& column, const Finish& finish) {
+  Tail tail = {0, 0, 0, 0};
   for (int unit = low; unit < high; ++unit) {
-    multiply_unit<M>(w, unit - low, high - 1 - unit, column(unit));
-    if (unit - LAG >= low) add_unit(w, w.unit - 1 - LAG, unit - LAG, finish);
+    multiply_unit<M>(w, tail, unit - low, high - 1 - unit, column(unit));
+    if (unit - LAG >= low) add_unit(w, tail, w.unit - 1 - LAG, unit - LAG, finish);
   }
   const int rest = high - low < LAG ? high - low : LAG;
 #pragma unroll 1
-  for (int unit = high - rest; unit < high; ++unit) add_unit(w, w.unit - (high - unit), unit, finish);
+  for (int unit = high - rest; unit < high; ++unit) add_unit(w, tail, w.unit - (high - unit), unit, finish);
+}
+
+// The same for narrow units of which a block has many: each warp multiplies whole ones, and no sums need to meet.
+template <class M, class Column, class Finish>
+DEVICE void multiply_alone(Worker& w, int low, int high, const Column& column, const Finish& finish) {
+  constexpr int F = M::format;
+  static_assert(M::together > 0, "a stage holds whole units");
+#pragma unroll 1
+  for (int from = low; from < high; from += M::together) {
+    const int end = from + M::together < high ? from + M::together : high;
+    barrier_wait(&w.ring.full[w.ring.at.stage], w.ring.at.phase);
+#pragma unroll 1
+    for (int unit = from + ((w.warp - (from - low)) & (WARPS - 1)); unit < end; unit += WARPS) {  // the low + warp + 8 i
+      const u8* packed = w.ring.stages + w.ring.at.stage * STAGE + (unit - from) * (int)M::unit_bytes;
+      const u16* x[TILES_N];
+      float acc[2][TILES_N][4];
+#pragma unroll
+      for (int n = 0; n < TILES_N; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) acc[0][n][i] = acc[1][n][i] = 0.0f;
+        const int m = n * 8 + w.g < w.rows ? n * 8 + w.g : w.rows - 1;
+        x[n] = w.operand + m * w.p->x_stride + column(unit) + w.j * 8;
+      }
+#pragma unroll
+      for (int i = 0; i < M::blocks; ++i) multiply_block<F>(packed + i * block_bytes(F), x, i * block_k(F), w.lane, acc[i & 1]);
+      const float* tail = (const float*)(packed + M::blocks * block_bytes(F)) + w.g;
+#pragma unroll
+      for (int n = 0; n < TILES_N; ++n)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int m = n * 8 + w.j * 2 + e;
+          if (m >= w.rows) continue;
+          finish(unit, e, w.g, m, (acc[0][n][e] + acc[1][n][e]) * tail[0] + tail[16], (acc[0][n][e + 2] + acc[1][n][e + 2]) * tail[8] + tail[24]);
+        }
+    }
+    warp_sync();
+    if (w.lane == 0) barrier_arrive(&w.ring.empty[w.ring.at.stage]);
+    w.ring.at.advance(w.ring.count);
+  }
 }

@@ -10,6 +10,9 @@ DEVICE void add_residual(Worker& w, int m, int row, float v) {
   add_s64(w.p->residual + (s64)m * HIDDEN + row, counted(v));
 }
 
+// Whether the i-th turn of all threads over `count` things has one for this thread; most turns have one for each.
+DEVICE bool within(const Worker& w, int i, int count) { return (i + 1) * COMPUTE <= count || i * COMPUTE + w.thread < count; }
+
 constexpr int NORM_PAIRS = (HIDDEN / 2 + COMPUTE - 1) / COMPUTE;
 struct NormWeights { float2 v[NORM_PAIRS]; };
 DEVICE NormWeights load_norm(Worker& w, int index) {
@@ -17,7 +20,7 @@ DEVICE NormWeights load_norm(Worker& w, int index) {
 #pragma unroll
   for (int i = 0; i < NORM_PAIRS; ++i) {
     const int at = i * COMPUTE + w.thread;
-    n.v[i] = at < HIDDEN / 2 ? ((const float2*)(w.p->norms + (s64)index * HIDDEN))[at] : make_float2(0, 0);
+    n.v[i] = within(w, i, HIDDEN / 2) ? ((const float2*)(w.p->norms + (s64)index * HIDDEN))[at] : make_float2(0, 0);
   }
   return n;
 }
@@ -27,13 +30,13 @@ DEVICE void normalise_row(Worker& w, const NormWeights& weights, u32 sums, int m
   uint4 raw[NORM_PAIRS];
 #pragma unroll
   for (int i = 0; i < NORM_PAIRS; ++i)
-    if (i * COMPUTE + w.thread < HIDDEN / 2) raw[i] = poll16(from + (i * COMPUTE + w.thread) * 2);
+    if (within(w, i, HIDDEN / 2)) raw[i] = poll16(from + (i * COMPUTE + w.thread) * 2);
   float2 v[NORM_PAIRS];
   float sum = 0;
 #pragma unroll
   for (int i = 0; i < NORM_PAIRS; ++i) {
     v[i] = make_float2(0, 0);
-    if (i * COMPUTE + w.thread < HIDDEN / 2) {
+    if (within(w, i, HIDDEN / 2)) {
       while (!complete(raw[i], sums)) {
         spin();
         raw[i] = poll16(from + (i * COMPUTE + w.thread) * 2);
@@ -50,32 +53,63 @@ DEVICE void normalise_row(Worker& w, const NormWeights& weights, u32 sums, int m
   sum = 0;
 #pragma unroll
   for (int i = 0; i < WARPS; ++i) sum += parts[i];
-  const float inverse = 1.0f / sqrtf(sum / HIDDEN + NORM_EPS);
+  const float inverse = inverse_root(sum / HIDDEN + NORM_EPS);
 #pragma unroll
   for (int i = 0; i < NORM_PAIRS; ++i) {
     const int at = i * COMPUTE + w.thread;
-    if (at < HIDDEN / 2)
+    if (within(w, i, HIDDEN / 2))
       ((u32*)to)[at] = pack_activation(v[i].x * inverse * weights.v[i].x, v[i].y * inverse * weights.v[i].y);
   }
 }
 
-// Rows of 16-bit activations from device memory into the operand, by the copy engine.
-template <int WIDTH>
-DEVICE void load_rows(Worker& w, const u16* from, int stride) {
+// `width` columns of rows of 16-bit activations from device memory into the operand, from column `to` on, by the copy engine.
+DEVICE void load_rows(Worker& w, const u16* from, int stride, int to, int width) {
   if (w.thread == 0) {
     fence_copies();
-    barrier_expect(w.arrival, w.rows * WIDTH * 2);
+    barrier_expect(w.arrival, w.rows * width * 2);
     for (int m = 0; m < w.rows; ++m)
-      bulk_copy_kept(w.operand + m * w.p->x_stride, from + (s64)m * stride, WIDTH * 2, w.arrival);
+      bulk_copy_kept(w.operand + m * w.p->x_stride + to, from + (s64)m * stride, width * 2, w.arrival);
   }
   barrier_wait(w.arrival, w.loads++ & 1);
+}
+
+// Few rows of activations come sooner by the threads themselves than by the copy engine: parts first ... end - 1 of
+// rows that are cut into parts of WIDTH, each to its own place in the operand. Those with a tag are asked for until it
+// is this layer's.
+template <int WIDTH>
+DEVICE void load_parts(Worker& w, int first, int end) {
+  constexpr int TURNS = (WIDTH / 4 + COMPUTE - 1) / COMPUTE;
+  for (int m = 0; m < w.rows; ++m)
+#pragma unroll 1
+    for (int part = first; part < end; ++part) {
+      u16* to = w.operand + m * w.p->x_stride + part * WIDTH;
+      const s64 at = (s64)m * INTERMEDIATE + part * WIDTH;
+      if (w.tag) {
+        const u32* from = w.p->tagged + at;
+        uint4 v[TURNS];
+#pragma unroll
+        for (int i = 0; i < TURNS; ++i)
+          if (within(w, i, WIDTH / 4)) v[i] = poll16(from + (i * COMPUTE + w.thread) * 4);
+#pragma unroll
+        for (int i = 0; i < TURNS; ++i)
+          if (within(w, i, WIDTH / 4)) {
+            while (((v[i].x ^ w.tag) | (v[i].y ^ w.tag) | (v[i].z ^ w.tag) | (v[i].w ^ w.tag)) & 0xffff) {
+              spin();
+              v[i] = poll16(from + (i * COMPUTE + w.thread) * 4);
+            }
+            *(uint2*)(to + (i * COMPUTE + w.thread) * 4) = make_uint2(permute_bytes(v[i].x, v[i].y, 0x7632), permute_bytes(v[i].z, v[i].w, 0x7632));
+          }
+      } else {
+        for (int d = w.thread * 8; d < WIDTH; d += COMPUTE * 8) *(uint4*)(to + d) = load16(w.p->activated + at + d);
+      }
+    }
 }
 
 // After this the operand holds the normalised residual rows, of `sums` sums each. Waits for the previous phase.
 DEVICE void normalise(Worker& w, int index, int sums, int matrix) {
   const NormWeights weights = load_norm(w, index);
   const Span span = w.spans[matrix];
-  wait(w);
+  wait_early(w);
   if (w.rows <= w.p->direct_rows) {
     if (span.low < span.high)
       for (int m = 0; m < w.rows; ++m) normalise_row(w, weights, sums, m, w.operand + (s64)m * w.p->x_stride);
@@ -84,7 +118,7 @@ DEVICE void normalise(Worker& w, int index, int sums, int matrix) {
       normalise_row(w, weights, sums, m, w.p->normed + (s64)m * HIDDEN);
     arrive(w);
     wait(w);
-    if (span.low < span.high) load_rows<HIDDEN>(w, w.p->normed, HIDDEN);
+    if (span.low < span.high) load_rows(w, w.p->normed, HIDDEN, 0, HIDDEN);
   }
 }
 
@@ -147,7 +181,7 @@ DEVICE void normalise_heads(Worker& w, int layer) {
     }
 #pragma unroll
     for (int mask = 16; mask; mask >>= 1) sum += shuffle_xor(sum, mask);
-    const float inverse = 1.0f / sqrtf(sum / HEAD_DIM + NORM_EPS);
+    const float inverse = inverse_root(sum / HEAD_DIM + NORM_EPS);
 #pragma unroll
     for (int e = 0; e < EACH; ++e) {
       const int d = w.lane * EACH + e;
@@ -173,26 +207,35 @@ DEVICE void add_rows(Worker& w, int unit, int g, int m, float low, float high) {
 }
 DEVICE void project_output(Worker& w) {
   const Span span = w.spans[OUTPUT];
+  const auto column = [](int unit) { return unit / (HIDDEN / 16) * Output::inner; };
+  const auto finish = [&](int unit, int, int g, int m, float low, float high) { add_rows(w, unit, g, m, low, high); };
   compute_sync();  // the operand is there
-  multiply<Output>(w, span.low, span.high, [](int unit) { return unit / (HIDDEN / 16) * Output::inner; },
-                   [&](int unit, int, int g, int m, float low, float high) { add_rows(w, unit, g, m, low, high); });
+  if constexpr (O_ALONE) multiply_alone<Output>(w, span.low, span.high, column, finish);
+  else multiply<Output>(w, span.low, span.high, column, finish);
 }
+// Whether the operand takes any part of a row of activations at that part's own place; and whether they carry tags.
+DEVICE bool takes_whole(const Worker& w) { return w.p->x_stride >= INTERMEDIATE + PAD; }
+DEVICE bool tags_activations(const Worker& w) { return w.tag && w.rows <= w.p->direct_rows && takes_whole(w); }
 DEVICE void project_gate_up(Worker& w) {
   const Span span = w.spans[GATE_UP];
   compute_sync();  // the operand is there
   multiply<GateUp>(w, span.low, span.high, [](int) { return 0; }, [&](int unit, int, int g, int m, float low, float high) {
-    w.p->activated[(s64)m * INTERMEDIATE + unit * 8 + g] = activation(low / (1.0f + __expf(-low)) * high);
+    const s64 at = (s64)m * INTERMEDIATE + unit * 8 + g;
+    const u16 v = activation(quotient(low, 1.0f + __expf(-low)) * high);
+    if (tags_activations(w)) w.p->tagged[at] = (u32)v << 16 | w.tag;
+    else w.p->activated[at] = v;
   });
 }
 DEVICE void project_down(Worker& w) {
   const Span span = w.spans[DOWN];
-  const bool whole = w.p->x_stride >= INTERMEDIATE + PAD;
+  const bool whole = takes_whole(w);
   const auto finish = [&](int unit, int, int g, int m, float low, float high) { add_rows(w, unit, g, m, low, high); };
   for (int from = span.low; from < span.high;) {  // all at once, or as much as one part of the operand serves
     const int split = from / (HIDDEN / 16), end = whole || (split + 1) * (HIDDEN / 16) > span.high ? span.high : (split + 1) * (HIDDEN / 16);
     if (from > span.low) compute_sync();  // the operand is no longer needed
-    if (whole) load_rows<INTERMEDIATE>(w, w.p->activated, INTERMEDIATE);
-    else load_rows<Down::inner>(w, w.p->activated + split * Down::inner, INTERMEDIATE);
+    const int parts = whole ? (end - 1) / (HIDDEN / 16) + 1 - split : 1, at = split * Down::inner;
+    if (whole && w.rows <= w.p->direct_rows) load_parts<Down::inner>(w, split, split + parts);
+    else load_rows(w, w.p->activated + at, INTERMEDIATE, whole ? at : 0, parts * Down::inner);
     compute_sync();
     multiply<Down>(w, from, end, [&](int unit) { return whole ? unit / (HIDDEN / 16) * Down::inner : 0; }, finish);
     from = end;

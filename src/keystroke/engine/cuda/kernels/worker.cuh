@@ -107,18 +107,25 @@ struct Worker {
   bool few;      // no row has more than 32 partial results
   bool fused;    // and the rows are so few that every block combines those for itself
   bool tags;     // whether this step tags them
-  float scale_low, scale_high, bias_low, bias_high;  // of the unit whose sums this warp has yet to add
   int rows, thread, warp, lane, g, j, unit, marks;
 };
 
-// The worker as a rare path sees it: nothing that follows from its place is kept in registers from elsewhere.
+// Before each phase: nothing that follows from a worker's place is computed far ahead and kept in registers, of which
+// there are too few for that.
+DEVICE void refresh(Worker& w) {
+  w.rows = fresh(w.rows);
+  w.few = fresh(w.few);
+  w.fused = fresh(w.fused);
+  w.thread = fresh(w.thread);
+  w.warp = w.thread / 32;
+  w.lane = w.thread % 32;
+  w.g = w.lane / 4;
+  w.j = w.lane % 4;
+}
+// The worker as a rare path sees it.
 DEVICE Worker apart(const Worker& w) {
   Worker o = w;
-  o.thread = fresh(w.thread);
-  o.warp = o.thread / 32;
-  o.lane = o.thread % 32;
-  o.g = o.lane / 4;
-  o.j = o.lane % 4;
+  refresh(o);
   return o;
 }
 
@@ -134,15 +141,21 @@ DEVICE void arrive(Worker& w) {
   if (w.thread == 0) release_add(&w.p->barrier[0], 1);
   w.arrivals += gridDim.x;
 }
-// The same without waiting until memory has what was written: that shows by itself whether it has arrived.
+// The same without waiting until memory has what was written, or until all warps have: what was sent shows by itself
+// whether it has arrived, and the announcement takes longer than they do.
 DEVICE void arrive_early(Worker& w) {
-  compute_sync();
+  if (!EAGER) compute_sync();
   if (w.thread == 0) relaxed_add(&w.p->barrier[0], 1);
   w.arrivals += gridDim.x;
 }
 DEVICE void wait(Worker& w) {
   if (w.thread == 0)
     while (acquire_load(&w.p->barrier[0]) < w.arrivals) spin();
+  compute_sync();
+}
+DEVICE void wait_early(Worker& w) {  // for what shows by itself whether it has arrived
+  if (w.thread == 0)
+    while ((RELAXED ? relaxed_load(&w.p->barrier[0]) : acquire_load(&w.p->barrier[0])) < w.arrivals) spin();
   compute_sync();
 }
 
