@@ -30,6 +30,7 @@ _LARGEST_STAGE = 32_768 + TAIL_BYTES  # of the ring; larger ones leave too few
 FEWEST_STAGES = 3
 _ENOUGH_STAGES = 4
 _LARGE_LAYER = 1_500_000  # bytes of it that fall to one block
+_SMALL_LAYER = 262_144  # up to here a layer is a matter of meetings, and those without a fence pay
 WARPS = 8  # that compute
 CONTROL_WORDS = 6 + 14 * MAX_ROWS
 FILTER_BINS = (6, 1024)  # of top-k and top-p: three passes each over ten bits of a key
@@ -217,6 +218,7 @@ class Plan:
             "O_SPLIT": str(self.output.split),
             "O_ALONE": str(int(self._output_alone())),
             "DOWN_SPLIT": str(self.down.split),
+            "ACTIVATION_TAGS": str(int(self.layer_bytes <= _SMALL_LAYER * self.blocks)),
             "QK_NORM": str(int(spec.qk_norm)),
             "NORM_EPS": f"{spec.norm_eps!r}f",
             "KV_BYTES": str(self.kv_bytes),

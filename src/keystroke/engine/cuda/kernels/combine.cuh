@@ -21,6 +21,7 @@ DEVICE void add_scaled(Partial& sum, const Partial& part, float scale) {
 DEVICE void take_values(Partial& p, const uint4& raw) {
   p.x = untagged(raw.x); p.y = untagged(raw.y); p.z = untagged(raw.z); p.u = untagged(raw.w);
 }
+DEVICE u32 off_tag(const uint4& raw, u32 tag) { return ((raw.x ^ tag) | (raw.y ^ tag) | (raw.z ^ tag) | (raw.w ^ tag)) & 3; }
 // Largest score and sum of a chunk.
 DEVICE float2 take_norm(Worker& w, const float2* from) {
   uint2 raw = poll8(from);
@@ -87,14 +88,14 @@ DEVICE void combine_near(Worker& w, int pairs, const Pairs& place) {
       compute_sync();
     }
     while (true) {  // one look at all of them: sixteen branches take longer than the sums
-      u32 wrong = 0;
+      u32 off = 0;
 #pragma unroll
-      for (int c = 0; c < 16; ++c) wrong |= (raw[c].x ^ w.tag) | (raw[c].y ^ w.tag) | (raw[c].z ^ w.tag) | (raw[c].w ^ w.tag);
-      if (!(wrong & 3)) break;
+      for (int c = 0; c < 16; ++c) off |= off_tag(raw[c], w.tag);
+      if (!off) break;
       spin();
 #pragma unroll
       for (int c = 0; c < 16; ++c)
-        if (c < chunks) raw[c] = poll16(from + c * HEAD_DIM);
+        if (off_tag(raw[c], w.tag)) raw[c] = poll16(from + c * HEAD_DIM);
     }
     Partial sum = nothing_yet();
 #pragma unroll

@@ -2,14 +2,8 @@
 // Law: constants and layouts only. plan.py and step.py say the same in Python; change both or neither.
 
 // Sizes come as macros (plan.py): HIDDEN HEADS KV_HEADS HEAD_DIM INTERMEDIATE VOCAB LAYERS TILES_N FORMAT
-// HEAD_FORMAT O_SPLIT O_ALONE DOWN_SPLIT QK_NORM NORM_EPS SPARSE STAGE_BYTES KV_BYTES.
-
-#ifndef EAGER
-#define EAGER 1
-#endif
-#ifndef RELAXED
-#define RELAXED 1
-#endif
+// HEAD_FORMAT O_SPLIT O_ALONE DOWN_SPLIT ACTIVATION_TAGS QK_NORM NORM_EPS SPARSE
+// STAGE_BYTES KV_BYTES.
 
 constexpr int WARPS = 8;
 constexpr int COMPUTE = 256;

@@ -84,7 +84,7 @@ DEVICE void load_parts(Worker& w, int first, int end) {
     for (int part = first; part < end; ++part) {
       u16* to = w.operand + m * w.p->x_stride + part * WIDTH;
       const s64 at = (s64)m * INTERMEDIATE + part * WIDTH;
-      if (w.tag) {
+      if (ACTIVATION_TAGS && w.tag) {
         const u32* from = w.p->tagged + at;
         uint4 v[TURNS];
 #pragma unroll
@@ -215,7 +215,7 @@ DEVICE void project_output(Worker& w) {
 }
 // Whether the operand takes any part of a row of activations at that part's own place; and whether they carry tags.
 DEVICE bool takes_whole(const Worker& w) { return w.p->x_stride >= INTERMEDIATE + PAD; }
-DEVICE bool tags_activations(const Worker& w) { return w.tag && w.rows <= w.p->direct_rows && takes_whole(w); }
+DEVICE bool tags_activations(const Worker& w) { return ACTIVATION_TAGS && w.tag && w.rows <= w.p->direct_rows && takes_whole(w); }
 DEVICE void project_gate_up(Worker& w) {
   const Span span = w.spans[GATE_UP];
   compute_sync();  // the operand is there

@@ -144,7 +144,6 @@ DEVICE void arrive(Worker& w) {
 // The same without waiting until memory has what was written, or until all warps have: what was sent shows by itself
 // whether it has arrived, and the announcement takes longer than they do.
 DEVICE void arrive_early(Worker& w) {
-  if (!EAGER) compute_sync();
   if (w.thread == 0) relaxed_add(&w.p->barrier[0], 1);
   w.arrivals += gridDim.x;
 }
@@ -155,7 +154,7 @@ DEVICE void wait(Worker& w) {
 }
 DEVICE void wait_early(Worker& w) {  // for what shows by itself whether it has arrived
   if (w.thread == 0)
-    while ((RELAXED ? relaxed_load(&w.p->barrier[0]) : acquire_load(&w.p->barrier[0])) < w.arrivals) spin();
+    while (relaxed_load(&w.p->barrier[0]) < w.arrivals) spin();
   compute_sync();
 }
 
