@@ -13,13 +13,16 @@ import pytest
 from gateway_support import FIM, RunningServer, fake_model, serving
 from test_live import SPM, Wire, wired
 
-from keystroke.assist.next_edit.prompt import ABOVE, SPELLING, VERSION
+from keystroke.assist.next_edit.prompt import ABOVE, SPELLING, VERSION, EditFormat, marks_of
 from keystroke.engine.fake import END_OF_TURN, EOS, SPECIAL
 from keystroke.engine.model import Model
 from keystroke.engine.tokenizer.byte_tokens import ByteTokenizer
 
 MARKS = {name: 290 + number for number, name in enumerate(SPELLING)} | {"<|endoftext|>": END_OF_TURN}
-KEEP = MARKS["<|reserved_0|>"]
+TOKENIZER = ByteTokenizer({**SPECIAL, **FIM, **MARKS}, eos=EOS, vocab_size=320)
+FOUND = marks_of(TOKENIZER)
+assert FOUND is not None
+FORMAT = EditFormat(TOKENIZER.encode, TOKENIZER.decode, FOUND)
 FILLER = "".join(f"v{n} = {n}\n" for n in range(60))
 TEXT = f"area = 1\n{FILLER}print(area)\n"
 CALL = TEXT.index("print")
@@ -38,13 +41,11 @@ class Editing:
             return ""
         self.prompts.append(prompt)
         lines = prompt.rpartition("a.py\n")[2].split("\n")[ABOVE:-1]  # the lines above are only read
-        region = "".join(f"{line}\n" for line in lines)
-        return region.replace(self.old, self.new) if self.old in region else [KEEP, END_OF_TURN]
+        return FORMAT.answer(lines, [line.replace(self.old, self.new) for line in lines])
 
     def model(self, folder: Path, version: int = VERSION, **costs: Any) -> Model:
         (folder / "keystroke.json").write_text(json.dumps({"next_edit": version}))
-        tokenizer = ByteTokenizer({**SPECIAL, **FIM, **MARKS}, eos=EOS, vocab_size=320)
-        return replace(fake_model(self, **costs), tokenizer=tokenizer, fim=SPM, path=folder)
+        return replace(fake_model(self, **costs), tokenizer=TOKENIZER, fim=SPM, path=folder)
 
 
 async def change(wire: Wire, version: int, edit: tuple[int, int, str], buffer: str = "a.py") -> None:

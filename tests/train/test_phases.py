@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,8 +25,23 @@ from keystroke.train import special
 from keystroke.train import tokenizer as code_tokenizer
 from keystroke.train.corpus.hunks import Hunk
 from keystroke.train.corpus.trajectories import FileEdit, write_edits
-from keystroke.train.cursor import LONGEST_ANSWER, as_editors_see_it, cursor_prompt, cursor_sequences
-from keystroke.train.documents import Mix, Source, documents, edit_windows, is_of_today, seamed
+from keystroke.train.cursor import (
+    LONGEST_ANSWER,
+    as_editors_see_it,
+    cursor_prompt,
+    cursor_sequences,
+    said_again,
+)
+from keystroke.train.documents import (
+    Document,
+    Mix,
+    Source,
+    documents,
+    edit_windows,
+    is_of_today,
+    seamed,
+    spread,
+)
 from keystroke.train.edits import ask, edit_format, edit_sequences, steps
 from keystroke.train.feed import Feed
 from keystroke.train.fim import Cut, Parts, cut, take_apart
@@ -65,8 +81,9 @@ def test_a_cursor_is_asked_about_just_as_the_editor_asks(kind: Cut) -> None:
         header = [special.FILE_SEP, *OURS.encode("pkg/fim.py\n")]
         asked = window("pkg/fim.py").prompt(text, len(parts.prefix))
         # A half word that the model is made to say again is part of the answer.
-        before = len(parts.prefix) - len(asked.held)
-        parts = Parts(parts.prefix[:before], asked.held + parts.middle, parts.suffix)
+        before, parts = parts, said_again(parts)
+        assert parts.text == before.text
+        assert parts.middle == asked.held + before.middle
         assert cursor_prompt(parts, header, PLAIN, 768) == asked.tokens
 
 
@@ -123,6 +140,28 @@ def test_seams_lose_nothing(text: str, seed: int) -> None:
     tokens = seamed(text, PLAIN, 20, random.Random(seed))
     assert b"".join(map(OURS.token_bytes, tokens)) == text.encode("utf-8", "surrogatepass")
     assert seamed(text, PLAIN, 0, random.Random(0)) == PLAIN.encode(text).ids
+
+
+@given(st.lists(st.booleans(), max_size=30), st.integers(0, 50))
+def test_only_questions_change_places(kinds: list[bool], seed: int) -> None:
+    stream = [Document([i], True, question) for i, question in enumerate(kinds)]
+    found = spread(stream, random.Random(seed))
+    assert sorted(d.tokens for d in found) == [d.tokens for d in stream]
+    assert [d.question for d in found] == kinds
+    assert all(a is b for a, b in zip(stream, found, strict=True) if not a.question)
+
+
+def test_questions_about_one_file_stand_in_different_windows() -> None:
+    texts = [TEXT.replace("def ", f"def f{i}_") for i in range(40)]
+    sources = [Source(f"p{i}", f"{i}.py", text) for i, text in enumerate(texts)]
+    found = spread(documents(sources, PLAIN, Mix(cursor=1.0, path=1.0), random.Random(0)), random.Random(0))
+    names = [OURS.decode(d.tokens)[:200] for d in found]
+    neighbours = sum(
+        a.partition("\n")[0] == b.partition("\n")[0] and a.partition("\n")[0].endswith(".py")
+        for a, b in pairwise(names)
+    )
+    assert len(found) > 150
+    assert neighbours < len(found) / 10
 
 
 def test_files_of_yesterday_are_used_less() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from keystroke.assist.next_edit.prompt import Region, changes_between, detect
+from keystroke.assist.next_edit.prompt import changes_between, detect
 from keystroke.engine.checkpoint import open_checkpoint
 from keystroke.engine.load import load_model
 from keystroke.engine.locate import shipped
@@ -20,7 +20,7 @@ from keystroke.train.evaluate import ModelSuggester
 FOLDER = Path(__file__).parents[2] / "models" / "keystroke-80m"
 FILE = FOLDER / "keystroke-80m.gguf"
 SIZE = 86_392_544
-SHA256 = "02bda6f8586b045241c4fd7d8afeb588f135221e841bd1f0ced38a9a9f4f4fa6"
+SHA256 = "93f8b6f5a5daca5d81f3e1f7d0af3c8f2bab7d978b48da475cff2cdc3e41ed21"
 
 pytestmark = [
     pytest.mark.model,
@@ -61,23 +61,29 @@ def test_it_completes_an_obvious_line() -> None:
         model.engine.close()
 
 
-def test_it_follows_a_renamed_function_to_its_call() -> None:
+def test_it_follows_a_renamed_attribute_to_its_use() -> None:
     old = (
-        "def load_config(path):\n    with open(path) as file:\n        return file.read()\n\n\n"
-        "def main():\n    config = load_config('app.ini')\n    print(config)\n"
+        "class Store:\n    def __init__(self, path):\n        self.path = path\n\n"
+        "    def load_items(self):\n        with open(self.path) as file:\n"
+        "            return file.readlines()\n\n\n"
+        "def main():\n    store = Store('items.txt')\n    items = store.load_items()\n"
+        "    for item in items:\n        print(item)\n"
     )
-    new = old.replace("def load_config", "def read_config")
+    new = old.replace("self.path = path", "self.name = path")
     model = load_model(FILE)
     try:
         form = detect(model.tokenizer, FILE)
         assert form is not None
         lines = tuple(new.split("\n"))
         history = tuple(changes_between(old, new, "app/config.py"))
-        case = EditCase("app", "", "app/config.py", history, lines, 0, (Region(4, len(lines)),), 0, None)
+        place = form.region(lines, 6)
+        case = EditCase("app", "", "app/config.py", history, lines, 2, (place,), 0, None)
         judge = ModelJudge(model, form)
+        (chance,) = judge.chances(case)
         said = judge.rewrite(case, 0)
         judge.close()
-        assert said is not None
-        assert "    config = read_config('app.ini')" in said
+        assert chance > 0.9
+        changed = new.replace("open(self.path)", "open(self.name)").split("\n")
+        assert said == changed[place.first : place.last]
     finally:
         model.engine.close()

@@ -13,16 +13,26 @@ from typing import Any
 
 from keystroke.assist.completion.context import gather
 from keystroke.assist.completion.extent import line_at, only_closers
-from keystroke.assist.completion.window import CONTROL_TOKENS, LONGEST_TOKEN, SUFFIX_SHARE
+from keystroke.assist.completion.window import (
+    CONTROL_TOKENS,
+    LONGEST_TOKEN,
+    LONGEST_WORD,
+    SUFFIX_SHARE,
+    half_word,
+)
 from keystroke.train import special
 from keystroke.train.fim import LIVE_MIX, Order, Parts, choose, cut, prompt_tokens
 
-BUDGETS = (200, 768)  # tokens around the cursor: from a slow laptop to the editor's own
+BUDGETS = (256, 768)  # tokens around the cursor: from a slow laptop to the editor's own
+# Most are shorter: the answer is what is learned, and it is ten tokens after however many.
+SHORT, SHORT_BUDGETS = 0.6, (96, 256)
+SUFFIX_SHARES = (2, SUFFIX_SHARE, SUFFIX_SHARE)  # now and then more of the text below than the editor sends
+HELD = 0.5  # share of half words that the model says again, as the editor asks; others are cut in mid-word
 LONGEST_ANSWER = 160  # tokens
 PATH, CONTEXT, UNWRITTEN = 0.7, 0.3, 0.12  # shares: path known, other files known, nothing below yet
 _CONTEXT_SHARE = 4
-_APART = 1600  # characters of a file for each place asked about
-_MOST = 32
+_APART = 900  # characters of a file for each place asked about
+_MOST = 48
 _DENSITY = 4.0  # characters of a token, a guess that is corrected where it is wrong
 
 Read = Callable[[str], str | None]
@@ -41,12 +51,16 @@ def cursor_sequences(
         parts = as_editors_see_it(found)
         if rng.random() < UNWRITTEN:
             parts = Parts(parts.prefix, parts.middle, "")
+        if rng.random() < HELD:
+            parts = said_again(parts)
         answer = tokenizer.encode(parts.middle, add_special_tokens=False).ids
         if len(answer) > LONGEST_ANSWER:
             continue
-        budget = rng.randint(*BUDGETS)
+        budget = rng.randint(*(SHORT_BUDGETS if rng.random() < SHORT else BUDGETS))
         header = _header(path, parts.prefix, read, tokenizer, budget, rng)
-        prompt = cursor_prompt(parts, header, tokenizer, budget, rng.uniform(0.3, 1.0))
+        prompt = cursor_prompt(
+            parts, header, tokenizer, budget, rng.uniform(0.3, 1.0), rng.choice(SUFFIX_SHARES)
+        )
         yield [*prompt, *answer, special.END]
 
 
@@ -58,12 +72,25 @@ def as_editors_see_it(parts: Parts) -> Parts:
     return parts
 
 
+def said_again(parts: Parts) -> Parts:
+    """The word the cursor stands in belongs to the answer: the model knows words by their own tokens."""
+    held = len(half_word(parts.prefix[-LONGEST_WORD:]))
+    at = len(parts.prefix) - held
+    return Parts(parts.prefix[:at], parts.prefix[at:] + parts.middle, parts.suffix)
+
+
 def cursor_prompt(
-    parts: Parts, header: Sequence[int], tokenizer: Any, budget: int, fill: float = 1.0
+    parts: Parts,
+    header: Sequence[int],
+    tokenizer: Any,
+    budget: int,
+    fill: float = 1.0,
+    share: int = SUFFIX_SHARE,
 ) -> list[int]:
-    """The prompt of at most `budget` tokens, the text above taking `fill` of its room at most."""
+    """The prompt of at most `budget` tokens, one in `share` at most for the text below, the text above taking
+    `fill` of its room at most."""
     room = budget - CONTROL_TOKENS
-    suffix = _suffix(parts.suffix, tokenizer, room // SUFFIX_SHARE)
+    suffix = _suffix(parts.suffix, tokenizer, room // share)
     prefix = _prefix(parts.prefix, tokenizer, max(16, int((room - len(suffix) - len(header)) * fill)))
     return [*header, *prompt_tokens(prefix, suffix, Order.SPM)]
 

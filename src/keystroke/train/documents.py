@@ -3,7 +3,7 @@
 Law: given files, a tokenizer and a seed, always the same windows; no clock, no device. A
 fill-in-the-middle sequence is never cut by a window's edge: plain files, which may be cut anywhere, fill
 what is left. Files of one project follow each other, so a window holds several of them: that is how the
-model learns to use a repository.
+model learns to use a repository. Questions about one text are kept apart.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from keystroke.train.corpus.trajectories import FileEdit
 from keystroke.train.cursor import cursor_sequences
 from keystroke.train.edits import edit_sequences, steps
 from keystroke.train.fim import Order, Parts, TokenParts, choose, cut, join
+from keystroke.train.made_edits import made_edits
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +41,14 @@ class Mix:
 
     fim: float = 0.6  # share of files cut into excerpts with a part taken out
     cursor: float = 0.0  # share of files asked about at cursors, as the editor does it
-    edits: float = 0.0  # share of windows that are made of edits, where there are any
+    made: float = 0.0  # share of files that edits are made up from
+    edits: float = 0.0  # share of windows that are made of real edits, where there are any
     spm: float = 0.8  # of the excerpts, in the live order
     path: float = 0.5  # share of plain files and excerpts that begins with the file's path
     dated: float = 1.0  # share of the files without annotations or f-strings that is used
     seam: int = 0  # characters between two places at which plain text is encoded in two parts; 0: none
-    longest: int = 5200  # characters of an excerpt, so that it fits one window
-    shortest: int = 900
+    longest: int = 3200  # characters of an excerpt: many answers, each with what is near it
+    shortest: int = 400
 
 
 PLAIN = Mix(fim=0.0, path=0.0)
@@ -65,6 +67,7 @@ def is_of_today(text: str) -> bool:
 class Document:
     tokens: list[int]
     whole: bool  # must not be cut by a window's edge
+    question: bool = False  # one of several about the same text: each shows what another asks for
 
 
 def excerpts(text: str, mix: Mix, rng: random.Random) -> Iterator[str]:
@@ -95,9 +98,14 @@ def documents(
         if drawn < mix.cursor:
             known = (library or {}).get(source.project, {})
             for tokens in cursor_sequences(source.path, source.text, known.get, tokenizer, rng):
-                yield Document(tokens, True)
+                yield Document(tokens, True, question=True)
             continue
-        if drawn >= mix.cursor + mix.fim:
+        if drawn < mix.cursor + mix.made:
+            made = ([edit] for edit in made_edits(source.project, source.path, source.text, rng))
+            for tokens in edit_sequences(made, tokenizer, rng):
+                yield Document(tokens, True, question=True)
+            continue
+        if drawn >= mix.cursor + mix.made + mix.fim:
             head = _head(source, tokenizer, mix, rng)
             yield Document([*head, *seamed(source.text, tokenizer, mix.seam, rng), special.END], False)
             continue
@@ -111,6 +119,19 @@ def documents(
                 continue
             order = Order.SPM if rng.random() < mix.spm else Order.PSM
             yield Document([*head, *join(tokenised(parts, tokenizer), order)], True)
+
+
+def spread(stream: Iterable[Document], rng: random.Random) -> list[Document]:
+    """The documents in their order, but questions change places with each other. Attention reaches over a
+    whole window: where two questions about one file stand in it, the second finds its answer in the first,
+    and learns to look there."""
+    found = list(stream)
+    places = [i for i, document in enumerate(found) if document.question]
+    moved = [found[i] for i in places]
+    rng.shuffle(moved)
+    for place, document in zip(places, moved, strict=True):
+        found[place] = document
+    return found
 
 
 def seamed(text: str, tokenizer: Any, seam: int, rng: random.Random) -> list[int]:
@@ -208,15 +229,13 @@ def token_windows(
         rng.shuffle(files)
         ordered.extend(files)
     library = {name: {s.path: s.text for s in files} for name, files in projects.items()}
-    found = list(windows(documents(ordered, tokenizer, mix, rng, library), length))
+    found = list(windows(spread(documents(ordered, tokenizer, mix, rng, library), rng), length))
     return np.asarray(found, dtype=np.uint16).reshape(len(found), length)
 
 
 def edit_windows(edits: Sequence[FileEdit], tokenizer: Any, length: int, seed: int) -> NDArray[np.uint16]:
-    """Every window of next-edit sequences, [n, length], release steps in an order the seed decides."""
+    """Every window of next-edit sequences, [n, length], in an order the seed decides."""
     rng = random.Random(seed)
-    order = steps(edits)
-    rng.shuffle(order)
-    stream = (Document(tokens, True) for tokens in edit_sequences(order, tokenizer, rng))
-    found = list(windows(stream, length))
+    asked = (Document(tokens, True, question=True) for tokens in edit_sequences(steps(edits), tokenizer, rng))
+    found = list(windows(spread(asked, rng), length))
     return np.asarray(found, dtype=np.uint16).reshape(len(found), length)

@@ -164,16 +164,22 @@ class ModelJudge:
         while prompt.end not in said and len(said) < prompt.room:
             ahead = _ahead(prompt.draft, said)
             said += self._session.step(ahead, Sampling(logit_bias=bias)).tokens
-        return self.form.parse(prompt, said)
+        return rewritten(self.form, prompt, said)
 
     def close(self) -> None:
         self._session.close()
 
 
+def rewritten(form: EditFormat, prompt: EditPrompt, said: Sequence[int]) -> list[str] | None:
+    """What the answer makes of the region; None where that is nothing new."""
+    lines = form.parse(prompt, said)
+    return None if lines is None or tuple(lines) == prompt.lines else lines
+
+
 def _ahead(draft: Sequence[int], said: Sequence[int], most: int = 12) -> Sequence[int]:
-    """The old text from where the answer agrees with it again: most of an answer is a copy."""
-    if not said:
-        return draft[:most]
+    """The old text from where the answer agrees with it again: some of an answer is a copy."""
+    if len(said) < 3:  # the place, and where the new text begins
+        return ()
     tail = tuple(said[-3:])
     for start in range(len(draft) - len(tail) + 1):
         if tuple(draft[start : start + len(tail)]) == tail:

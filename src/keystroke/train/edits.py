@@ -36,10 +36,11 @@ MARKS = Marks(
     cursor=special.CURSOR,
     keep=special.KEEP,
     end=special.END,
+    numbers=special.NUMBERS,
 )
 POSITIVE = 0.5  # share of questions at a place that changes
 IN_ORDER = 0.6  # share of histories that go down the file
-RELATED = 0.7  # share of places that share a changed name with the history, where there are such
+RELATED = 0.85  # share of places that share a changed name with the history, where there are such
 CURSOR = 0.7  # share of questions that say where the cursor is
 _MOST = 24  # questions about one release step
 _WORD = re.compile(r"[A-Za-z_]\w{2,}")
@@ -79,7 +80,8 @@ def edit_sequences(
         for _ in range(min(_MOST, 1 + hunks)):
             question = ask(step, form, rng)
             if question is not None:
-                yield [*question.prompt(form).tokens, *form.answer(question.answer)]
+                prompt = question.prompt(form)
+                yield [*prompt.tokens, *form.answer(prompt.lines, question.answer)]
 
 
 def steps(edits: Iterable[FileEdit]) -> list[list[FileEdit]]:

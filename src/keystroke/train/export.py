@@ -191,7 +191,7 @@ def _vocabulary(writer: Any, tokenizer: Any) -> None:
     merges = [" ".join(merge) if isinstance(merge, list) else merge for merge in spec["model"]["merges"]]
     kinds = [
         gguf.TokenType.CONTROL
-        if i < len(special.NAMED) or i == special.KEEP
+        if i < len(special.NAMED) or i in (special.KEEP, *special.NUMBERS)
         else gguf.TokenType.UNUSED
         if i < special.RESERVED
         else gguf.TokenType.NORMAL

@@ -37,9 +37,11 @@ class Cut(StrEnum):
     SPAN = "span"  # anything
 
 
-MIX = {Cut.REST_OF_LINE: 0.36, Cut.LINE: 0.22, Cut.LINES: 0.10, Cut.BLOCK: 0.22, Cut.SPAN: 0.10}
-# What editors ask for: mostly the rest of a line; a whole body where a header was just written.
-LIVE_MIX = {Cut.REST_OF_LINE: 0.48, Cut.LINE: 0.26, Cut.BODY: 0.10, Cut.BLOCK: 0.08, Cut.INSIDE: 0.08}
+MIX = {Cut.REST_OF_LINE: 0.34, Cut.LINE: 0.30, Cut.LINES: 0.12, Cut.BLOCK: 0.16, Cut.SPAN: 0.08}
+# What editors ask for: mostly the rest of a line or a line; a whole body where a header was just written.
+LIVE_MIX = {
+    Cut.REST_OF_LINE: 0.4, Cut.LINE: 0.3, Cut.LINES: 0.06, Cut.BODY: 0.08, Cut.BLOCK: 0.08, Cut.INSIDE: 0.08,
+}  # fmt: skip
 _INVITING = frozenset(" .(,=[{:\"'@")  # signs after which people wait for a suggestion
 _STOPPING = frozenset(" .()[]{},:=+-*/")  # signs that may stand right of the cursor
 

@@ -43,8 +43,8 @@ class Phase:
     decision: float = 1.0
 
 
-MAIN = Phase(Mix(fim=0.5, edits=0.04, dated=0.7, seam=600))
-FINAL = Phase(Mix(fim=0.12, cursor=0.5, edits=0.13, dated=0.3, seam=250), answer=2.5, decision=10.0)
+MAIN = Phase(Mix(fim=0.4, cursor=0.2, made=0.05, edits=0.08, dated=0.35, seam=600), answer=2.0, decision=6.0)
+FINAL = Phase(Mix(fim=0.1, cursor=0.6, made=0.08, edits=0.16, dated=0.2, seam=250), answer=4.0, decision=8.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,3 +28,4 @@ NAMED = (
 RESERVED = 32  # room for later ones without new embedding rows
 SPELLING = NAMED + tuple(f"<|reserved_{i}|>" for i in range(RESERVED - len(NAMED)))
 KEEP = len(NAMED)  # the first of them: "nothing to change here" as a next edit's answer
+NUMBERS = tuple(range(KEEP + 1, KEEP + 14))  # of the lines of a next edit's place, and of its end

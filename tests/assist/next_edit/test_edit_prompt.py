@@ -76,19 +76,44 @@ def test_an_answer_is_read_back_as_the_lines_that_were_meant(
 ) -> None:
     region = Region(min(first, len(lines)), min(first + size, len(lines)))
     prompt = FORMAT.build([RENAME], "a.py", lines, region)
-    said = FORMAT.answer(answer)
-    unchanged = answer == lines[region.first : region.last]
-    assert FORMAT.parse(prompt, said) == (None if unchanged else answer)
-    assert FORMAT.parse(prompt, FORMAT.answer(None)) is None
+    old = lines[region.first : region.last]
+    assert FORMAT.parse(prompt, FORMAT.answer(old, answer)) == answer
+    assert FORMAT.parse(prompt, FORMAT.answer(old, None)) == old
+    assert (FORMAT.answer(old, answer) == FORMAT.answer(old, None)) == (answer == old)
 
 
-def test_an_answer_without_an_end_or_with_a_mark_in_it_is_none() -> None:
+def test_an_answer_says_only_what_differs() -> None:
+    old = LINES[:6]
+    said = FORMAT.answer(old, [*old[:2], "x = 1", *old[4:]])
+    assert said[:2] == [MARKS.numbers[2], MARKS.numbers[4]]
+    assert TOKENIZER.decode(said[2:-1]) == "x = 1\n"
+    assert FORMAT.answer(old, [*old, "more"])[:2] == [MARKS.numbers[6]] * 2
+    assert FORMAT.answer(old, old[1:]) == [MARKS.numbers[0], MARKS.numbers[1], MARKS.end]
+
+
+def test_every_line_of_a_place_has_its_number() -> None:
+    prompt = FORMAT.build([RENAME], "a.py", LINES, Region(10, 20), cursor=12)
+    tokens = list(prompt.tokens)
+    for number in range(10):
+        first, last = (tokens.index(MARKS.numbers[number + i]) for i in (0, 1))
+        line = [t for t in tokens[first + 1 : last] if t != MARKS.cursor]
+        assert TOKENIZER.decode(line) == LINES[10 + number] + "\n"
+    assert tokens[tokens.index(MARKS.numbers[10]) + 1] == MARKS.below
+
+
+def test_an_answer_without_an_end_a_place_or_with_a_mark_in_it_is_none() -> None:
     prompt = FORMAT.build([], "a.py", LINES, Region(0, 3))
-    good: Sequence[int] = FORMAT.answer(["x = 1"])
+    good: Sequence[int] = FORMAT.answer(LINES[:3], ["x = 1"])
+    first, last, *text = good
     assert FORMAT.parse(prompt, good) == ["x = 1"]
     assert FORMAT.parse(prompt, good[:-1]) is None
     assert FORMAT.parse(prompt, []) is None
+    assert FORMAT.parse(prompt, [MARKS.end]) is None
+    assert FORMAT.parse(prompt, text) is None
+    assert FORMAT.parse(prompt, [last, first, *text]) is None
+    assert FORMAT.parse(prompt, [first, MARKS.numbers[4], *text]) is None
     assert FORMAT.parse(prompt, [*good[:-1], MARKS.cursor, *good]) is None
+    assert FORMAT.parse(prompt, [*good[:-1], MARKS.numbers[1], MARKS.end]) is None
 
 
 def test_the_cursor_stands_before_its_line_and_nowhere_else() -> None:

@@ -29,7 +29,7 @@ from keystroke.engine.tokenizer.byte_tokens import ByteTokenizer
 from keystroke.text import Edit, apply_edits
 
 SPECIAL = {name: 300 + i for i, name in enumerate(SPELLING)} | {"<|endoftext|>": END_OF_TURN}
-TOKENIZER = ByteTokenizer(SPECIAL, vocab_size=320)
+TOKENIZER = ByteTokenizer(SPECIAL, vocab_size=340)
 MARKS = marks_of(TOKENIZER)
 assert MARKS is not None
 FORMAT = EditFormat(TOKENIZER.encode, TOKENIZER.decode, MARKS)
@@ -69,7 +69,10 @@ class Model:
                 ),
             )
         self.written += 1
-        said = (*TOKENIZER.encode(answer or "", special=True), END)
+        old, new = (t.removesuffix("\n").split("\n") for t in (asked, answer or ""))
+        said = tuple(FORMAT.answer(old, new))
+        if "<|edit|>" in (answer or ""):
+            said = (*said[:-1], MARKS.edit, END)
         return Said(said, tuple(TokenLogprob(t, math.log(self.sure)) for t in said))
 
 

@@ -5,17 +5,20 @@ engine. History comes first, so that every place asked about shares its tokens; 
 
     <|edit|>PATH\\n<|edit_before|>OLD<|edit_after|>NEW                 each change, oldest first
     <|file_sep|>PATH\\nABOVE<|edit_before|>REGION<|fim_suffix|>BELOW<|edit_after|>
-    the answer: <|reserved_0|> (leave it), or the region as it should be; then <|endoftext|>
+    the answer: <|reserved_0|> (leave it), or FROM TO NEW (lines FROM to TO become NEW); then <|endoftext|>
 
-Every text is whole lines, each with its newline. `<|cursor|>` stands before the cursor's line if that is
-in the region. The chance of anything but the first answer token `keep` ranks places; the region's own
-tokens (`EditPrompt.draft`) are a draft of the answer.
+Every text is whole lines, each with its newline. In the region each line has its number before it, a token
+of its own, and so has the region's end: <|reserved_1|>LINE<|reserved_2|>LINE...<|reserved_3|>. FROM and TO
+are two of these numbers. So where to change is chosen once, among all lines: a model that had to write the
+whole region would have to leave the old text at some token, and at each one going on with it is likelier.
+`<|cursor|>` stands before the cursor's line if that is in the region. The chance of anything but the first
+answer token `keep` ranks places; the region's own tokens (`EditPrompt.draft`) are a draft of the new text.
 
     format = detect(model.tokenizer, model_path)                  # None: the model has not learned edits
     changes = changes_between(old_text, new_text, path)           # after each burst of typing
     prompt = format.build(changes, path, lines, format.region(lines, line), cursor_line)
     ... first = tokens of one step at prompt.tokens; P(first = prompt.keep) ...
-    new_lines = format.parse(prompt, answer_tokens)               # None: nothing to do
+    new_lines = format.parse(prompt, answer_tokens)               # None: no usable answer
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from keystroke.engine.checkpoint.gguf_header import read_metadata
 from keystroke.engine.tokenizer import Tokenizer
 from keystroke.engine.tokenizer.huggingface import read_json
 
-VERSION = 1  # of the format; a model says which one it has learned
+VERSION = 2  # of the format; a model says which one it has learned
 REGION = 12  # lines that may be rewritten at once
 ABOVE, BELOW = 4, 4  # lines around it that are only read
 HISTORY_TOKENS, CHANGE_TOKENS, CHANGES = 320, 72, 8
@@ -60,12 +63,13 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class EditPrompt:
-    """`shared`: how many of the tokens are history, the same for every place asked about. `room`: what an
-    answer may take; a longer one is no answer."""
+    """`shared`: how many of the tokens are history, the same for every place asked about. `lines`: the
+    region as it stands. `room`: what an answer may take; a longer one is no answer."""
 
     tokens: tuple[int, ...]
     shared: int
     region: Region
+    lines: tuple[str, ...]
     draft: tuple[int, ...]
     keep: int
     end: int
@@ -77,7 +81,7 @@ class EditPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """The ids of the tokens that hold the parts apart."""
+    """The ids of the tokens that hold the parts apart; `numbers` of a region's lines and of its end."""
 
     edit: int
     before: int
@@ -87,11 +91,12 @@ class Marks:
     cursor: int
     keep: int
     end: int
+    numbers: tuple[int, ...]
 
 
 SPELLING = (
     "<|edit|>", "<|edit_before|>", "<|edit_after|>", "<|file_sep|>", "<|fim_suffix|>", "<|cursor|>",
-    "<|reserved_0|>", "<|endoftext|>",
+    "<|reserved_0|>", "<|endoftext|>", *(f"<|reserved_{1 + i}|>" for i in range(REGION + 1)),
 )  # fmt: skip
 
 
@@ -117,19 +122,17 @@ class EditFormat:
         front = self._history(history)
         above = self._fitting([*lines[max(0, region.first - ABOVE) : region.first]], last=True)
         below = self._fitting([*lines[region.last : region.last + BELOW]], last=False)
-        draft = tuple(self.encode(joined(lines[region.first : region.last])))
-        body: list[int] = list(draft)
-        if cursor is not None and region.first <= cursor < region.last:
-            body = [
-                *self.encode(joined(lines[region.first : cursor])),
-                marks.cursor,
-                *self.encode(joined(lines[cursor : region.last])),
-            ]
+        inside = tuple(lines[region.first : region.last])
+        body: list[int] = []
+        for number, line in enumerate(inside):
+            at_cursor = [marks.cursor] if cursor == region.first + number else []
+            body += [marks.numbers[number], *at_cursor, *self.encode(f"{line}\n")]
         tokens = (
             *front, marks.file, *self.encode(_short(path) + "\n"), *above,
-            marks.before, *body, marks.below, *below, marks.after,
+            marks.before, *body, marks.numbers[len(inside)], marks.below, *below, marks.after,
         )  # fmt: skip
-        return EditPrompt(tokens, len(front), region, draft, marks.keep, marks.end)
+        draft = tuple(self.encode(joined(inside)))
+        return EditPrompt(tokens, len(front), region, inside, draft, marks.keep, marks.end)
 
     def region(self, lines: Sequence[str], line: int) -> Region:
         """What to ask about when `line` may have to change: fewer lines where they are long."""
@@ -140,27 +143,36 @@ class EditFormat:
             region = region_at(lines, line, size)
         return region
 
-    def answer(self, lines: Sequence[str] | None) -> list[int]:
-        """What the model should say: `lines` for the region, or None to leave it."""
-        if lines is None:
+    def answer(self, old: Sequence[str], new: Sequence[str] | None) -> list[int]:
+        """What the model should say where the region's lines `old` become `new`, or None to leave them."""
+        if new is None or list(new) == list(old):
             return [self.marks.keep, self.marks.end]
-        return [*self.encode(joined(lines)), self.marks.end]
+        least = min(len(old), len(new))
+        first = next((i for i in range(least) if old[i] != new[i]), least)
+        same = next((i for i in range(least - first) if old[-1 - i] != new[-1 - i]), least - first)
+        numbers = self.marks.numbers
+        text = joined(new[first : len(new) - same])
+        return [numbers[first], numbers[len(old) - same], *self.encode(text), self.marks.end]
 
     def parse(self, prompt: EditPrompt, tokens: Sequence[int]) -> list[str] | None:
-        """The lines that the answer puts in the region's place; None where it leaves it or says nothing
-        usable (no end, or a mark in mid-text)."""
-        if not tokens or prompt.end not in tokens:
+        """The lines that the answer puts in the region's place, the old ones where it leaves them; None where
+        it says nothing usable (no end, no place, or a mark in mid-text)."""
+        if prompt.end not in tokens:
             return None
         said = list(tokens[: list(tokens).index(prompt.end)])
+        if said == [prompt.keep]:
+            return list(prompt.lines)
+        numbers = self.marks.numbers[: len(prompt.lines) + 1]
+        if len(said) < 2 or said[0] not in numbers or said[1] not in numbers:
+            return None
+        first, last = numbers.index(said[0]), numbers.index(said[1])
         marks = self.marks
-        if any(
-            t in said for t in (marks.keep, marks.edit, marks.before, marks.after, marks.file, marks.cursor)
-        ):
+        others = (marks.keep, marks.edit, marks.before, marks.after, marks.file, marks.cursor, *marks.numbers)
+        if last < first or any(token in others for token in said[2:]):
             return None
-        if tuple(said) == prompt.draft:
-            return None
-        text = self.decode(said)
-        return text.removesuffix("\n").split("\n") if text else []
+        text = self.decode(said[2:])
+        new = text.removesuffix("\n").split("\n") if text else []
+        return [*prompt.lines[:first], *new, *prompt.lines[last:]]
 
     def _history(self, history: Sequence[Change]) -> list[int]:
         marks = self.marks
@@ -222,7 +234,10 @@ def region_at(lines: Sequence[str], line: int, size: int = REGION) -> Region:
 def marks_of(tokenizer: Tokenizer) -> Marks | None:
     ids = [tokenizer.special(name) for name in SPELLING]
     known = [i for i in ids if i is not None]
-    return Marks(*known) if len(known) == len(ids) else None
+    if len(known) < len(ids):
+        return None
+    edit, before, after, file, below, cursor, keep, end, *numbers = known
+    return Marks(edit, before, after, file, below, cursor, keep, end, tuple(numbers))
 
 
 def detect(tokenizer: Tokenizer, path: Path) -> EditFormat | None:
