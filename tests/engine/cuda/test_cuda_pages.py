@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from keystroke.engine.cuda.pages import PagePool, PageTable
 from keystroke.engine.cuda.plan import PAGE
+from keystroke.engine.prefix import common_prefix
 from keystroke.errors import NotEnoughMemory
 
 
@@ -70,6 +71,7 @@ def test_every_sequence_reads_back_its_own_tokens(
         elif name == "adopt":
             wanted = [(i * 7 + flavour) % 50 for i in range(length)]
             run = memory.pool.find(wanted)
+            assert memory.pool.find(wanted, table.known(common_prefix(held, wanted))) == run
             table.adopt(run)
             held[:] = wanted[: len(run) * PAGE]
         else:

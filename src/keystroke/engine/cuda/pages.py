@@ -89,11 +89,12 @@ class PagePool:
             self._known[page] = found
         return found
 
-    def find(self, tokens: Sequence[int]) -> list[Known]:
-        """The longest run of full pages on record that `tokens` begins with."""
-        run: list[Known] = []
-        parent: Known | None = None
-        for at in range(0, len(tokens) - PAGE + 1, PAGE):
+    def find(self, tokens: Sequence[int], start: Sequence[Known] = ()) -> list[Known]:
+        """The longest run of full pages on record that `tokens` begins with. `start`: what is known to be
+        the beginning of that run, unless it was evicted since."""
+        run = list(start) if all(self._known[known.page] is known for known in start) else []
+        parent = run[-1] if run else None
+        for at in range(len(run) * PAGE, len(tokens) - PAGE + 1, PAGE):
             parent = self._index.get((parent, _content(tokens[at : at + PAGE])))
             if parent is None:
                 break
@@ -154,6 +155,10 @@ class PageTable:
             # If the text is on record elsewhere this page stays ours and anonymous: swapping it for the other
             # would let a sequence's numbers depend on its company.
             self._known.append(self._pool.record(self.pages[at], parent, tokens[at * PAGE : (at + 1) * PAGE]))
+
+    def known(self, length: int) -> Sequence[Known]:
+        """Records of the full pages of the first `length` tokens, as far as `record` was told of them."""
+        return self._known[: length // PAGE]
 
     def adopt(self, run: Sequence[Known]) -> None:
         """Hold these pages instead of what this table has."""

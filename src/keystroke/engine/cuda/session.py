@@ -15,6 +15,7 @@ from keystroke.engine.base import GREEDY, Extended, Interrupt, Sampling, Session
 from keystroke.engine.cuda.pages import PageTable
 from keystroke.engine.cuda.plan import PAGE
 from keystroke.engine.host import HostSession
+from keystroke.engine.prefix import common_prefix
 from keystroke.errors import ContextOverflow, UsageError
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class CudaSession(HostSession):
 
     def _adopt(self, tokens: Sequence[int], own: int) -> int:
         self._table.record(self._held)
-        run = self._engine.pool.find(tokens)
+        run = self._engine.pool.find(tokens, self._table.known(own))
         shared = len(run) * PAGE
         if shared <= own:
             return own
@@ -62,7 +63,8 @@ class CudaSession(HostSession):
 
     def extend(self, tokens: Sequence[int], interrupt: Interrupt | None = None) -> Extended:
         self._check_open()
-        bad = next((t for t in tokens if not 0 <= t < self._engine.info.vocab_size), None)
+        fresh = tokens[common_prefix(self._held, list(tokens)) :]  # the others were looked at before
+        bad = next((t for t in fresh if not 0 <= t < self._engine.info.vocab_size), None)
         if bad is not None:
             raise UsageError(
                 f"token {bad} is not in the model's vocabulary of {self._engine.info.vocab_size:,}"
