@@ -178,7 +178,6 @@ DEVICE u64 load_u64(const u64* p) { return *p; }
 DEVICE uint4 poll16(const void* p) { return load16(p); }
 DEVICE uint2 poll8(const void* p) { return *(const uint2*)p; }
 DEVICE void prefetch(const void*) {}
-DEVICE void count_shared(int* p) { ++*p; }
 DEVICE void add_shared(u32* p, u32 v) { *p += v; }
 template <class T>
 static T shuffle_any(T v, int mask) {
@@ -193,6 +192,10 @@ DEVICE float shuffle_xor(float v, int mask) { return shuffle_any(v, mask); }
 DEVICE int shuffle_xor_int(int v, int mask) { return shuffle_any(v, mask); }
 DEVICE u64 shuffle_xor_u64(u64 v, int mask) { return shuffle_any(v, mask); }
 DEVICE double shuffle_xor_double(double v, int mask) { return shuffle_any(v, mask); }
+DEVICE int warp_sum(int v) {
+  for (int mask = 16; mask; mask >>= 1) v += shuffle_xor_int(v, mask);
+  return v;
+}
 DEVICE void mma_bf16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   emulator::mma(c, a0, a1, a2, a3, b0, b1, emulator::value_bf16);
 }

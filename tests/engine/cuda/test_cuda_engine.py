@@ -46,16 +46,18 @@ def test_logits_are_nearer_the_truth_than_plain_bf16(family: str, length: int, r
     assert (logits - truth).norm() <= (rounded - truth).norm()
 
 
-@pytest.mark.parametrize("length", [130, 2500], ids=["near keys", "far keys"])
-def test_a_long_context_gives_the_same_row_alone_and_in_company(length: int) -> None:
+@pytest.mark.parametrize(
+    ("length", "drafted"), [(130, 3), (2500, 3), (2500, 12)], ids=["near keys", "far keys", "many rows"]
+)
+def test_a_long_context_gives_the_same_row_alone_and_in_company(length: int, drafted: int) -> None:
     spec = tiny_spec(layers=2, context=2600)
     tensors = tiny_tensors(spec)
     prompt = [(11 * i * i + 3 * i) % 203 for i in range(length)]
     probe = Sampling(logprobs=0)  # chosen on the host: the logits stay as the step left them
     with tiny_engine(spec) as engine, engine.session() as session:
-        session.extend(prompt[: length - 3])
-        session.step(prompt[length - 3 :], sampling=probe)
-        together = engine._stepper.logits[3].clone()
+        session.extend(prompt[: length - drafted])
+        session.step(prompt[length - drafted :], sampling=probe)
+        together = engine._stepper.logits[drafted].clone()
         session.extend(prompt)  # the draft's KV is there: only the last token is pending
         session.step(sampling=probe)
         alone = engine._stepper.logits[0].clone()

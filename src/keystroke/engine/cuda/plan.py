@@ -35,6 +35,7 @@ WARPS = 8  # that compute
 CONTROL_WORDS = 6 + 14 * MAX_ROWS
 FILTER_BINS = (6, 1024)  # of top-k and top-p: three passes each over ten bits of a key
 _SELECTION_BYTES = 4_096
+_SHARES_BYTES = 2 * 16 * 64  # of attention, that a block looks up
 _LONGEST_INNER = 3_712  # of a split unit: 16 rows of it still leave room for the ring
 _BUCKETS = (1, 2, 4, 8, 16, 32)
 
@@ -267,11 +268,11 @@ class Plan:
 
     def _operand_at(self, rows: int) -> int:
         columns = 8 * _tiles(rows)
-        rope_at = _up(CONTROL_WORDS * 4) + 128 + 256 + 640
+        rope_at = _up(CONTROL_WORDS * 4) + 128 + 256 + 640 + _SHARES_BYTES
         scratch_at = rope_at + columns * self.spec.head_dim // 2 * 8
         buffers = {8: 4, 16: 3, 32: 2}[columns]
         sums = buffers * WARPS * 16 * (columns + 4) * 4
-        return _up(scratch_at + max(sums, 16 * (CHUNK + PAD) * 2 + 2 * 8 * 16 * 4 + _SELECTION_BYTES))
+        return _up(scratch_at + max(sums, 2 * (16 * (CHUNK + PAD) * 2 + 2 * 8 * 16 * 4) + _SELECTION_BYTES))
 
     def _stride(self, rows: int) -> int:
         """Of a row of the operand: the whole of the widest, if `rows` of them leave enough to the ring."""

@@ -50,22 +50,15 @@ DEVICE s64 page_start(const Parameters& p, int layer, u32 page, int head) {
   return layer * p.kv_layer_stride + ((s64)page * KV_HEADS + head) * (PAGE * HEAD_DIM);
 }
 
+// This block's shares, one after another, are the same in every layer: the first are looked up once.
+DEVICE Share look_up(const Parameters& p, const Control& c, int number) {
+  Share s;
+  s.pages = make_uint4(0, 0, 0, 0);
+  s.any = find_unit(c, blockIdx.x + number * gridDim.x, s.unit);
+  if (s.any) s.pages = find_pages(p, c, s.unit);
+  return s;
+}
 // The streaming warp's part: this block's share of one layer's pages, in the order of use.
-DEVICE Share first_share(const Parameters& p, const Control& c) {
-  Share s;
-  s.pages = make_uint4(0, 0, 0, 0);
-  s.any = find_unit(c, blockIdx.x, s.unit);
-  if (s.any) s.pages = find_pages(p, c, s.unit);
-  return s;
-}
-DEVICE Share next_share(const Parameters& p, const Control& c, int& index) {
-  Share s;
-  s.pages = make_uint4(0, 0, 0, 0);
-  index += gridDim.x;
-  s.any = find_unit(c, index, s.unit);
-  if (s.any) s.pages = find_pages(p, c, s.unit);
-  return s;
-}
 DEVICE void bring_pages(Streamer& s, const Parameters& p, const Control& c, int layer, const Unit& unit, const uint4& pages) {
   const int cold = cold_pages(c, unit);
   const auto place = [&](int i) {
@@ -74,13 +67,11 @@ DEVICE void bring_pages(Streamer& s, const Parameters& p, const Control& c, int 
   };
   for (int i = 0; i < 2 * cold; i += DENSITY) bring(s, place(i), PAGE_BYTES, KV8 ? place(i + 1) : nullptr);
 }
-DEVICE void stream_pages(Streamer& s, const Parameters& p, const Control& c, int layer, const Share& first) {
-  Share now = first;
-  int index = blockIdx.x;
-  while (now.any) {
-    const Share next = next_share(p, c, index);  // looked up while the ring is waited for
+DEVICE void stream_pages(Streamer& s, const Parameters& p, const Control& c, int layer, const Share* listed) {
+  for (int number = 0;; ++number) {
+    const Share now = number < LISTED ? listed[number] : look_up(p, c, number);
+    if (!now.any) return;
     bring_pages(s, p, c, layer, now.unit, now.pages);
-    now = next;
   }
 }
 
@@ -89,7 +80,7 @@ struct Rows {
   bool has0, has1;
   int m0, m1, h0, h1, limit0, limit1;
 };
-DEVICE Rows rows_of(Worker& w, const Unit& unit) {
+DEVICE Rows rows_of(const Worker& w, const Unit& unit) {
   const int first = w.control->first[unit.sequence], live = unit.end;
   const int r0 = unit.row + w.g, r1 = r0 + 8;
   Rows r;
@@ -99,30 +90,23 @@ DEVICE Rows rows_of(Worker& w, const Unit& unit) {
   r.limit0 = r.has0 ? w.control->position[r.m0] : -1; r.limit1 = r.has1 ? w.control->position[r.m1] : -1;
   return r;
 }
-// 16 bytes of a page, from the ring or from where it lies.
-DEVICE uint4 page16(bool cold, const Stored* stage, const Stored* page, int at) {
-  return cold ? *(const uint4*)(stage + at) : load16(page + at);
-}
-// Of 16 queries (or rows of weights) and eight keys (or dimensions of values): c += the products of what 16 bytes of a
-// page hold with the DENSITY times 16 bytes beside them.
-DEVICE void multiply_page(float (&c)[4], const uint4* a, const uint4* b, const uint4& raw) {
-  if (KV8) {
-    const u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
-    const u32 offset = 0x64806480u;  // a byte under 0x64 is the float16 1024 + byte
-    u32 v[8];
+// Which eight dimensions of a query a thread's step-th 16 bytes hold: those that meet what it has of a key, 16 bytes of
+// DEPTH times 8.
+template <int DEPTH>
+DEVICE int query_at(int j, int step) { return step / DEPTH * DEPTH * 32 + j * 8 * DEPTH + step % DEPTH * 8; }
+struct Queries { uint4 a[K_STEPS], b[K_STEPS]; };  // of those two rows
+template <int DEPTH>
+DEVICE Queries load_queries(const Worker& w, const Rows& r) {
+  const uint4 zero = {0, 0, 0, 0};
+  const u16* q0 = w.p->queries + r.m0 * QUERY_WIDTH + r.h0 * HEAD_DIM;
+  const u16* q1 = w.p->queries + r.m1 * QUERY_WIDTH + r.h1 * HEAD_DIM;
+  Queries q;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      v[2 * i] = sub_f16x2(permute_bytes(words[i], 0x64u, 0x4140u), offset);
-      v[2 * i + 1] = sub_f16x2(permute_bytes(words[i], 0x64u, 0x4342u), offset);
-    }
-    mma_f16(c, a[0].x, b[0].x, a[0].y, b[0].y, v[0], v[1]);
-    mma_f16(c, a[0].z, b[0].z, a[0].w, b[0].w, v[2], v[3]);
-    mma_f16(c, a[DENSITY - 1].x, b[DENSITY - 1].x, a[DENSITY - 1].y, b[DENSITY - 1].y, v[4], v[5]);
-    mma_f16(c, a[DENSITY - 1].z, b[DENSITY - 1].z, a[DENSITY - 1].w, b[DENSITY - 1].w, v[6], v[7]);
-  } else {
-    mma_bf16(c, a[0].x, b[0].x, a[0].y, b[0].y, raw.x, raw.y);
-    mma_bf16(c, a[0].z, b[0].z, a[0].w, b[0].w, raw.z, raw.w);
+  for (int step = 0; step < K_STEPS; ++step) {
+    q.a[step] = r.has0 ? load16(q0 + query_at<DEPTH>(w.j, step)) : zero;
+    q.b[step] = r.has1 ? load16(q1 + query_at<DEPTH>(w.j, step)) : zero;
   }
+  return q;
 }
 // The i-th page that came for a unit: its keys, then its values, DENSITY in a stage.
 DEVICE const Stored* await_page(Worker& w, int i) {
@@ -135,55 +119,155 @@ DEVICE void leave_page(Worker& w, int i) {
   if (w.lane == 0) barrier_arrive(&w.ring.empty[w.ring.at.stage]);
   w.ring.at.advance(w.ring.count);
 }
-// One chunk of 64 T keys: a warp scores 8 T of them, then gathers an eighth of the dimensions over all.
+
+// Of 16 queries (or rows of weights) and eight keys (or dimensions of values): c += the products of what 16 bytes of a
+// page hold with the DENSITY times 16 bytes beside them.
+struct Pair { uint4 a, b; };
+DEVICE void multiply_page(float (&c)[4], const Pair (&q)[DENSITY], const uint4& raw) {
+  if (KV8) {
+    const u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
+    const u32 offset = 0x64806480u;  // a byte under 0x64 is the float16 1024 + byte
+    u32 v[8];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      v[2 * i] = sub_f16x2(permute_bytes(words[i], 0x64u, 0x4140u), offset);
+      v[2 * i + 1] = sub_f16x2(permute_bytes(words[i], 0x64u, 0x4342u), offset);
+    }
+    const Pair& r = q[DENSITY - 1];
+    mma_f16(c, q[0].a.x, q[0].b.x, q[0].a.y, q[0].b.y, v[0], v[1]);
+    mma_f16(c, q[0].a.z, q[0].b.z, q[0].a.w, q[0].b.w, v[2], v[3]);
+    mma_f16(c, r.a.x, r.b.x, r.a.y, r.b.y, v[4], v[5]);
+    mma_f16(c, r.a.z, r.b.z, r.a.w, r.b.w, v[6], v[7]);
+  } else {
+    mma_bf16(c, q[0].a.x, q[0].b.x, q[0].a.y, q[0].b.y, raw.x, raw.y);
+    mma_bf16(c, q[0].a.z, q[0].b.z, q[0].a.w, q[0].b.w, raw.z, raw.w);
+  }
+}
+
+// A thread's part of eight keys, and of eight dimensions of a page's values, from the ring or from where they lie.
+constexpr int K_PARTS = K_STEPS / DENSITY, V_PARTS = 2 / DENSITY;
+struct Keys { uint4 part[K_PARTS]; };
+template <bool COLD>
+DEVICE Keys load_keys(const Stored* from) {
+  Keys k;
+#pragma unroll
+  for (int i = 0; i < K_PARTS; ++i) {
+    const Stored* at = from + i * DENSITY * 32;
+    k.part[i] = COLD ? *(const uint4*)at : load16(at);
+  }
+  return k;
+}
+struct Values { uint4 part[V_PARTS][V_TILES]; };
+template <bool COLD>
+DEVICE Values load_values(const Stored* from) {
+  Values v;
+#pragma unroll
+  for (int i = 0; i < V_PARTS; ++i)
+#pragma unroll
+    for (int n = 0; n < V_TILES; ++n) {
+      const Stored* at = from + n * 8 * PAGE + i * 32;
+      v.part[i][n] = COLD ? *(const uint4*)at : load16(at);
+    }
+  return v;
+}
+// What a thread's i-th part of a key is multiplied with.
+struct Met { Pair q[DENSITY]; };
+DEVICE Met beside(const Queries& queries, int i) {
+  Met m;
+#pragma unroll
+  for (int e = 0; e < DENSITY; ++e) m.q[e] = {queries.a[i * DENSITY + e], queries.b[i * DENSITY + e]};
+  return m;
+}
+// A page's values, weighed by the scores of a tile (its row g, from this page's first key on).
+DEVICE void weigh(float (&out)[V_TILES][4], const u16* scores, int stride, int j, const Values& v) {
+#pragma unroll
+  for (int i = 0; i < V_PARTS; ++i) {
+    Pair p[DENSITY];
+#pragma unroll
+    for (int e = 0; e < DENSITY; ++e) {
+      const u16* row = scores + i * 32 + j * 8 * DENSITY + e * 8;
+      p[e] = {*(const uint4*)row, *(const uint4*)(row + 8 * stride)};
+    }
+#pragma unroll
+    for (int n = 0; n < V_TILES; ++n) multiply_page(out[n], p, v.part[i][n]);
+  }
+}
+// Scores of this warp's 32 keys of a page, four times eight.
+template <bool COLD, int T>
+DEVICE void score_page(const Worker& w, float (&s)[T][4], const Queries& queries, const Stored* page) {
+  const Stored* from = page + ((w.warp & 1) * 32 + (w.g / 2) * 8 + (w.g & 1)) * HEAD_DIM + w.j * 8 * DENSITY;
+#pragma unroll
+  for (int i = 0; i < K_PARTS; ++i) {
+    const Met m = beside(queries, i);
+#pragma unroll
+    for (int t = 0; t < T; ++t) {
+      const Stored* at = from + t * 2 * HEAD_DIM + i * DENSITY * 32;  // so that a thread's scores belong to adjacent keys
+      multiply_page(s[t], m.q, COLD ? *(const uint4*)at : load16(at));
+    }
+  }
+}
+
+DEVICE float largest_of(const float* of) {  // of what all warps say
+  float top = -INFINITY;
+#pragma unroll
+  for (int i = 0; i < WARPS; ++i) top = fmaxf(top, of[i * 16]);
+  return top;
+}
+// One chunk of 64 T keys: a warp scores 8 T of them, then gathers an eighth of the dimensions over all. Pages are left to
+// the ring as soon as their content is in registers.
 template <int T>
-DEVICE void attend_chunk(Worker& w, int layer, const Unit& unit, const uint4& pages, int cold) {
+DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, const Queries& queries) {
   constexpr int STRIDE = 64 * T + PAD;
+  constexpr s64 PAGE_STEP = (s64)KV_HEADS * PAGE * HEAD_DIM;
   const float score_scale = 1.4426950408889634f / sqrtf((float)HEAD_DIM);
   const float nothing = -INFINITY;
-  const uint4 zero = {0, 0, 0, 0};
-  u16* scores = (u16*)w.scratch;
-  float* largest = (float*)(scores + 16 * SCORE_STRIDE);
+  const Unit& unit = share.unit;
+  const uint4& pages = share.pages;
+  u16* scores = (u16*)scratch;
+  float* largest = (float*)(scores + 16 * STRIDE);  // [WARPS][16]
   float* totals = largest + WARPS * 16;
-  const int start = first_key(unit), live = live_pages(unit);
-  const Rows r = rows_of(w, unit);
-  const u16* q0 = w.p->queries + r.m0 * QUERY_WIDTH + r.h0 * HEAD_DIM + w.j * 8 * DENSITY;
-  const u16* q1 = w.p->queries + r.m1 * QUERY_WIDTH + r.h1 * HEAD_DIM + w.j * 8 * DENSITY;
-  uint4 a[K_STEPS], b[K_STEPS];
-#pragma unroll
-  for (int step = 0; step < K_STEPS; ++step) {
-    const int at = step / DENSITY * DENSITY * 32 + step % DENSITY * 8;
-    a[step] = r.has0 ? load16(q0 + at) : zero;
-    b[step] = r.has1 ? load16(q1 + at) : zero;
-  }
+  const int start = first_key(unit), live = live_pages(unit), cold = cold_pages(*w.control, unit);
+  const Stored* keys = w.p->keys + page_start(*w.p, layer, 0, unit.head);
+  const Stored* values = w.p->values + page_start(*w.p, layer, 0, unit.head);
+  const int value_at = (w.warp * (HEAD_DIM / 8) + w.g) * PAGE + w.j * 8 * DENSITY;
   float s[T][4];
 #pragma unroll
   for (int t = 0; t < T; ++t) s[t][0] = s[t][1] = s[t][2] = s[t][3] = 0.0f;
+  Values v;  // of a chunk that is one page: asked for together with its keys
+  if (T == 1) {
+    const int key_at = (w.warp * 8 + w.g) * HEAD_DIM + w.j * 8 * DENSITY;
+    Keys k;
+    if (cold) {
+      k = load_keys<true>(await_page(w, 0) + key_at);
+      leave_page(w, 0);
+    } else {
+      k = load_keys<false>(keys + pages.x * PAGE_STEP + key_at);
+      v = load_values<false>(values + pages.x * PAGE_STEP + value_at);
+    }
+#pragma unroll
+    for (int i = 0; i < K_PARTS; ++i) multiply_page(s[0], beside(queries, i).q, k.part[i]);
+  } else {
 #pragma unroll 1
-  for (int p = 0; p < live; ++p) {
-    const Stored* stage = p < cold ? await_page(w, p) : (const Stored*)w.ring.stages;
-    if (T == 1 || p == w.warp / 2) {
-      const Stored* page = w.p->keys + page_start(*w.p, layer, page_at(pages, p), unit.head);
-      const int from = (T == 1 ? w.warp * 8 : (w.warp & 1) * 32) * HEAD_DIM + w.j * 8 * DENSITY;
-#pragma unroll
-      for (int t = 0; t < T; ++t) {
-        const int key = T == 1 ? w.g : (w.g / 2) * 8 + t * 2 + (w.g & 1);  // so that a thread's scores belong to adjacent keys
-#pragma unroll
-        for (int step = 0; step < K_STEPS; step += DENSITY)
-          multiply_page(s[t], a + step, b + step, page16(p < cold, stage, page, from + key * HEAD_DIM + step * 32));
+    for (int p = 0; p < live; ++p) {
+      if (p < cold) {
+        const Stored* page = await_page(w, p);
+        if (p == w.warp / 2) score_page<true>(w, s, queries, page);
+        leave_page(w, p);
+      } else if (p == w.warp / 2) {
+        score_page<false>(w, s, queries, keys + page_at(pages, p) * PAGE_STEP);
       }
     }
-    if (p < cold) leave_page(w, p);
   }
   const int mine = T == 1 ? w.warp * 8 + w.j * 2 : w.warp * 32 + w.j * 8;  // this thread's first key of the chunk
+  const Rows limits = rows_of(w, unit);
   float top0 = nothing, top1 = nothing;
 #pragma unroll
   for (int t = 0; t < T; ++t)
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const int key = start + mine + t * 2 + e;
-      s[t][e] = key <= r.limit0 ? s[t][e] * score_scale : nothing;
-      s[t][e + 2] = key <= r.limit1 ? s[t][e + 2] * score_scale : nothing;
+      s[t][e] = key <= limits.limit0 ? s[t][e] * score_scale : nothing;
+      s[t][e + 2] = key <= limits.limit1 ? s[t][e + 2] * score_scale : nothing;
       top0 = fmaxf(top0, s[t][e]);
       top1 = fmaxf(top1, s[t][e + 2]);
     }
@@ -191,67 +275,58 @@ DEVICE void attend_chunk(Worker& w, int layer, const Unit& unit, const uint4& pa
   top1 = fmaxf(top1, shuffle_xor(top1, 1)); top1 = fmaxf(top1, shuffle_xor(top1, 2));
   if (w.j == 0) { largest[w.warp * 16 + w.g] = top0; largest[w.warp * 16 + w.g + 8] = top1; }
   compute_sync();
-  top0 = top1 = nothing;
-#pragma unroll
-  for (int i = 0; i < WARPS; ++i) {
-    top0 = fmaxf(top0, largest[i * 16 + w.g]);
-    top1 = fmaxf(top1, largest[i * 16 + w.g + 8]);
-  }
+  top0 = largest_of(largest + w.g);
+  top1 = largest_of(largest + w.g + 8);
   const float from0 = top0 == nothing ? 0.0f : top0, from1 = top1 == nothing ? 0.0f : top1;
   float sum0 = 0, sum1 = 0;
-  u32 packed0[T], packed1[T];
+  u32* to0 = (u32*)(scores + w.g * STRIDE + mine);
+  u32* to1 = (u32*)(scores + (w.g + 8) * STRIDE + mine);
 #pragma unroll
   for (int t = 0; t < T; ++t) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) s[t][e] = power_of_two(s[t][e] - (e < 2 ? from0 : from1));
     sum0 += s[t][0] + s[t][1];
     sum1 += s[t][2] + s[t][3];
-    packed0[t] = pack_attention(s[t][0], s[t][1]);
-    packed1[t] = pack_attention(s[t][2], s[t][3]);
+    to0[t] = pack_attention(s[t][0], s[t][1]);
+    to1[t] = pack_attention(s[t][2], s[t][3]);
   }
   sum0 += shuffle_xor(sum0, 1); sum0 += shuffle_xor(sum0, 2);
   sum1 += shuffle_xor(sum1, 1); sum1 += shuffle_xor(sum1, 2);
   if (w.j == 0) { totals[w.warp * 16 + w.g] = sum0; totals[w.warp * 16 + w.g + 8] = sum1; }
-  u32* to0 = (u32*)(scores + w.g * STRIDE + mine);
-  u32* to1 = (u32*)(scores + (w.g + 8) * STRIDE + mine);
-#pragma unroll
-  for (int t = 0; t < T; ++t) { to0[t] = packed0[t]; to1[t] = packed1[t]; }
+  if (T == 1 && cold) {
+    v = load_values<true>(await_page(w, 1) + value_at);
+    leave_page(w, 1);
+  }
   compute_sync();
   float out[V_TILES][4];
 #pragma unroll
   for (int n = 0; n < V_TILES; ++n) out[n][0] = out[n][1] = out[n][2] = out[n][3] = 0.0f;
-  const int d = w.warp * (HEAD_DIM / 8) + w.j * 2;  // this thread's first dimension
-  float2 steps[V_TILES];
-  if (KV8) {
-#pragma unroll
-    for (int n = 0; n < V_TILES; ++n) steps[n] = load8((const float2*)(w.p->value_steps + (layer * KV_HEADS + unit.head) * HEAD_DIM + d + n * 8));
-  }
+  const u16* weights = scores + w.g * STRIDE;
+  if (T == 1) {
+    weigh(out, weights, STRIDE, w.j, v);
+  } else {
 #pragma unroll 1
-  for (int p = 0; p < live; ++p) {
-    const Stored* stage = p < cold ? await_page(w, cold + p) : (const Stored*)w.ring.stages;
-    const Stored* page = w.p->values + page_start(*w.p, layer, page_at(pages, p), unit.head);
-    const int from = (w.warp * (HEAD_DIM / 8) + w.g) * PAGE + w.j * 8 * DENSITY;
-#pragma unroll
-    for (int half = 0; half < 2; half += DENSITY) {
-      const u16* row = scores + w.g * STRIDE + p * PAGE + half * 32 + w.j * 8 * DENSITY;
-      uint4 a[DENSITY], b[DENSITY];
-#pragma unroll
-      for (int i = 0; i < DENSITY; ++i) {
-        a[i] = *(const uint4*)(row + i * 8);
-        b[i] = *(const uint4*)(row + 8 * STRIDE + i * 8);
+    for (int p = 0; p < live; ++p) {
+      if (p < cold) {
+        v = load_values<true>(await_page(w, cold + p) + value_at);
+        leave_page(w, cold + p);
+      } else {
+        v = load_values<false>(values + page_at(pages, p) * PAGE_STEP + value_at);
       }
-#pragma unroll
-      for (int n = 0; n < V_TILES; ++n) multiply_page(out[n], a, b, page16(p < cold, stage, page, from + n * 8 * PAGE + half * 32));
+      weigh(out, weights + p * PAGE, STRIDE, w.j, v);
     }
-    if (p < cold) leave_page(w, cold + p);
   }
+  const int d = w.warp * (HEAD_DIM / 8) + w.j * 2;  // this thread's first dimension
   if (KV8) {
+    const float* steps = w.p->value_steps + (layer * KV_HEADS + unit.head) * HEAD_DIM + d;
 #pragma unroll
     for (int n = 0; n < V_TILES; ++n) {
-      out[n][0] *= steps[n].x; out[n][1] *= steps[n].y;
-      out[n][2] *= steps[n].x; out[n][3] *= steps[n].y;
+      const float2 step = load8((const float2*)(steps + n * 8));
+      out[n][0] *= step.x; out[n][1] *= step.y;
+      out[n][2] *= step.x; out[n][3] *= step.y;
     }
   }
+  const Rows r = rows_of(w, unit);  // again: nothing of it was kept
   const s64 at0 = ((s64)r.m0 * HEADS + r.h0) * w.p->partial_stride + unit.slot;
   const s64 at1 = ((s64)r.m1 * HEADS + r.h1) * w.p->partial_stride + unit.slot;
 #pragma unroll
@@ -263,20 +338,31 @@ DEVICE void attend_chunk(Worker& w, int layer, const Unit& unit, const uint4& pa
     sum0 = sum1 = 0;
 #pragma unroll
     for (int i = 0; i < WARPS; ++i) { sum0 += totals[i * 16 + w.g]; sum1 += totals[i * 16 + w.g + 8]; }
-    if (r.has0) w.p->partial_norm[at0] = make_float2(tagged(top0, w.tag), tagged(sum0, w.tag));
-    if (r.has1) w.p->partial_norm[at1] = make_float2(tagged(top1, w.tag), tagged(sum1, w.tag));
+    if (r.has0) w.p->partial_norm[at0] = make_float2(tagged(largest_of(largest + w.g), w.tag), tagged(sum0, w.tag));
+    if (r.has1) w.p->partial_norm[at1] = make_float2(tagged(largest_of(largest + w.g + 8), w.tag), tagged(sum1, w.tag));
   }
 }
+DEVICE void attend_unit(Worker& w, int layer, const Share& share, u8* scratch, const Queries& queries) {
+  if (share.unit.chunk < NEAR_CHUNKS) attend_chunk<1>(w, layer, share, scratch, queries);
+  else attend_chunk<CHUNK / PAGE>(w, layer, share, scratch, queries);
+}
 
-// Every chunk of the sequences that attend to all.
-DEVICE void attend_all(Worker& w, int layer, Share now) {
-  int index = blockIdx.x;
-  while (now.any) {
-    const Share next = next_share(*w.p, *w.control, index);
-    const int cold = cold_pages(*w.control, now.unit);
-    if (now.unit.chunk < NEAR_CHUNKS) attend_chunk<1>(w, layer, now.unit, now.pages, cold);
-    else attend_chunk<CHUNK / PAGE>(w, layer, now.unit, now.pages, cold);
-    now = next;
-    if (now.any) compute_sync();  // the scratch is read; it is free
+// This block's share number `number`; those past the list are looked up in groups, by all computing warps together.
+DEVICE const Share& share_at(Worker& w, int number) {
+  if (number < LISTED) return w.listed[number];
+  if (number % LISTED == 0) {
+    compute_sync();
+    if (w.thread < LISTED) w.listed[LISTED + w.thread] = look_up(*w.p, *w.control, number + w.thread);
+    compute_sync();
+  }
+  return w.listed[LISTED + number % LISTED];
+}
+// Every chunk of the sequences that attend to all. Units take turns with two parts of the scratch, so that a warp may
+// begin the next while others end this one.
+DEVICE void attend_all(Worker& w, int layer) {
+  for (int number = 0;; ++number) {
+    const Share& now = share_at(w, number);
+    if (!now.any) return;
+    attend_unit(w, layer, now, (u8*)w.scratch + (number & 1) * ATTENTION_BYTES, load_queries<DENSITY>(w, rows_of(w, now.unit)));
   }
 }

@@ -166,12 +166,13 @@ DEVICE void combine_together(Worker& w, int m, int head, int d) {
 // After this the operand holds the attended rows, as far as this block reads them. Waits for the previous phase.
 DEVICE void gather(Worker& w) {
   const Span span = w.spans[OUTPUT];
+  constexpr int EACH = HEADS / O_SPLIT;  // heads in one part of the inner dimension
+  const int from = span.low / (HIDDEN / 16), parts = span.low < span.high ? (span.high - 1) / (HIDDEN / 16) - from + 1 : 0;
   if (w.tag) wait_early(w);
   else wait(w);
   if (w.fused) {
-    if (span.low < span.high) {
-      constexpr int EACH = HEADS / O_SPLIT;  // heads in one part of the inner dimension
-      const int from = span.low / (HIDDEN / 16), to = (span.high - 1) / (HIDDEN / 16), heads = (to - from + 1) * EACH;
+    if (parts) {
+      const int heads = parts * EACH;
       combine_near(w, heads * w.rows, [&](int i, int& m, int& head) {
         m = i / heads;
         head = from * EACH + i - m * heads;
@@ -182,18 +183,19 @@ DEVICE void gather(Worker& w) {
   }
   if (w.few) {
     const int pairs = w.rows * HEADS, blocks = gridDim.x;
-    const int from = blockIdx.x * pairs / blocks, to = (blockIdx.x + 1) * pairs / blocks;
-    combine_near(w, to - from, [&](int i, int& m, int& head) {
-      m = (from + i) / HEADS;
-      head = (from + i) % HEADS;
+    const int low = blockIdx.x * pairs / blocks, high = (blockIdx.x + 1) * pairs / blocks;
+    combine_near(w, high - low, [&](int i, int& m, int& head) {
+      m = (low + i) / HEADS;
+      head = (low + i) % HEADS;
       return w.p->attended + (s64)m * QUERY_WIDTH + head * HEAD_DIM;
     });
   } else {
-    constexpr int EACH = QUERY_WIDTH / 32;
-    for (int i = blockIdx.x; i < w.rows * EACH; i += gridDim.x)
-      combine_together(w, i / EACH, i % EACH / (HEAD_DIM / 32), i % EACH % (HEAD_DIM / 32) * 32);
+    constexpr int PIECES = QUERY_WIDTH / 32;
+    for (int i = blockIdx.x; i < w.rows * PIECES; i += gridDim.x)
+      combine_together(w, i / PIECES, i % PIECES / (HEAD_DIM / 32), i % PIECES % (HEAD_DIM / 32) * 32);
   }
   arrive(w);
   wait(w);
-  if (span.low < span.high) load_rows(w, w.p->attended, QUERY_WIDTH, 0, QUERY_WIDTH);
+  const int at = from * EACH * HEAD_DIM;
+  if (parts) load_rows(w, w.p->attended + at, QUERY_WIDTH, at, parts * EACH * HEAD_DIM);
 }

@@ -20,7 +20,7 @@ DEVICE void embed(Worker& w) {
   for (int m = 0; m < w.rows; ++m) most = chunks_of(c, m) > most ? chunks_of(c, m) : most;
   w.few = most <= GROUPS;
   w.fused = w.few && w.rows <= p.fused_rows;
-  w.tags = LAYERS > 1 && w.fused && !(SPARSE && c.sparse);
+  w.tags = LAYERS > 1 && w.few && !(SPARSE && c.sparse && p.most_omitted < INFINITY);  // what was left out has no tag
   arrive(w);
 }
 
@@ -123,6 +123,9 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
     }
     return;
   }
+  Share* listed = (Share*)(memory + SHARES_AT);
+  if (thread < LISTED) listed[thread] = look_up(p, *control, thread);
+  __syncthreads();
   Ring ring;
   ring.stages = memory + p.ring_offset;
   ring.full = barriers;
@@ -139,12 +142,11 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
       s.under_way = 0;
       s.in_flight = p.in_flight;
       s.policy = streaming_policy();
-      const Share first = first_share(p, *control);
       u32 phase = 0;
       for (int layer = 0; layer < LAYERS; ++layer) {
         const u8* at = p.layers + layer * LAYER_BYTES;
         stream<Qkv>(s, at, QKV);
-        stream_pages(s, p, *control, layer, first);
+        stream_pages(s, p, *control, layer, listed);
         if (SPARSE) stream_chosen(s, p, *control, layer, memory + SCRATCH_AT, (u64*)(memory + ORDERS_AT), phase);
         stream<Output>(s, at + Qkv::bytes, OUTPUT);
         stream<GateUp>(s, at + Qkv::bytes + Output::bytes, GATE_UP);
@@ -157,6 +159,7 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
     w.p = &p;
     w.control = control;
     w.spans = spans;
+    w.listed = listed;
     w.pages = (int*)(memory + PAGES_AT);
     w.small = (float*)(memory + SMALL_AT);
     w.rope = (float2*)(memory + ROPE_AT);

@@ -95,7 +95,6 @@ DEVICE uint2 poll8(const void* p) {
 
 DEVICE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
-DEVICE void count_shared(int* p) { atomicAdd(p, 1); }
 DEVICE void add_shared(u32* p, u32 v) { atomicAdd(p, v); }
 
 // Across a warp.
@@ -103,6 +102,8 @@ DEVICE float shuffle_xor(float v, int mask) { return __shfl_xor_sync(0xffffffffu
 DEVICE int shuffle_xor_int(int v, int mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 DEVICE u64 shuffle_xor_u64(u64 v, int mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 DEVICE double shuffle_xor_double(double v, int mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
+
+DEVICE int warp_sum(int v) { return __reduce_add_sync(0xffffffffu, v); }
 
 // Tensor cores: c[16 x 8] += a[16 x 16] b[16 x 8].
 DEVICE void mma_bf16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {

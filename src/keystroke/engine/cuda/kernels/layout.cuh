@@ -133,7 +133,9 @@ constexpr int MEETINGS_AT = SMALL_AT + 384;  // barriers of the sums: ready, the
 constexpr int SPANS_AT = MEETINGS_AT + 64;
 constexpr int ORDERS_AT = SPANS_AT + 48;     // barrier: the chosen chunks are known
 constexpr int ARRIVAL_AT = SMALL_AT + 512;    // barrier of rows on their way into the operand
-constexpr int ROPE_AT = SMALL_AT + 640;
+constexpr int LISTED = 16;                    // shares of attention that a block looks up once for all layers
+constexpr int SHARES_AT = SMALL_AT + 640;
+constexpr int ROPE_AT = SHARES_AT + 2 * LISTED * 64;  // after as many that are looked up as they are needed
 constexpr int SCRATCH_AT = ROPE_AT + COLUMNS * HEAD_DIM / 2 * 8;
 constexpr int SUM_STRIDE = COLUMNS + 4;              // keeps the rows of a sum in different banks
 constexpr int REDUCTION = WARPS * 16 * SUM_STRIDE;   // floats of one unit's partial sums
@@ -141,10 +143,10 @@ constexpr int BUFFERS = TILES_N == 1 ? 4 : TILES_N == 2 ? 3 : 2;  // units whose
 constexpr int LAG = TILES_N == 1 ? 2 : 1;            // units that are multiplied before an earlier one's sums are added
 constexpr int ADDERS = TILES_N;                      // warps that add a unit's sums, eight columns each
 constexpr int SCORE_STRIDE = CHUNK + PAD;
-constexpr int ATTENTION_BYTES = 16 * SCORE_STRIDE * 2 + 2 * WARPS * 16 * 4;
+constexpr int ATTENTION_BYTES = 16 * SCORE_STRIDE * 2 + 2 * WARPS * 16 * 4;  // there is room for two units
 constexpr int SELECTION_BYTES = 4096;
 constexpr int SUMS_BYTES = BUFFERS * REDUCTION * 4;
-constexpr int SCRATCH_BYTES = SUMS_BYTES > ATTENTION_BYTES + SELECTION_BYTES ? SUMS_BYTES : ATTENTION_BYTES + SELECTION_BYTES;
+constexpr int SCRATCH_BYTES = SUMS_BYTES > 2 * ATTENTION_BYTES + SELECTION_BYTES ? SUMS_BYTES : 2 * ATTENTION_BYTES + SELECTION_BYTES;
 constexpr int OPERAND_AT = (SCRATCH_AT + SCRATCH_BYTES + 127) / 128 * 128;
 
 DEVICE void mma_weights(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {

@@ -7,13 +7,13 @@ constexpr int RUN = 4;          // consecutive chunks that a thread looks at whi
 constexpr int MOST_CHUNKS = COMPUTE * RUN;
 constexpr int MOST_CHOSEN = 64;
 constexpr float BOUND_SLACK = 0.01f;  // more than rounding can take from a bound
-constexpr int KEY_SCALE = 512, KEY_MOST = 65535;
+constexpr int KEY_SCALE = 512, KEY_MOST = 65533;  // of a chunk that may be chosen; less one: it must be; more: it is not there
 
 // Selection's own shared memory. Attention leaves it alone.
 struct Selection {
+  uint4 keys[MOST_CHUNKS / 8];  // of chunks, 16 bits each, one more than above: the smallest are chosen
   int chosen[MOST_CHOSEN];
-  int bins[256];
-  int counts[WARPS];
+  int last, edge;               // the largest key that is chosen, and the last chunk that is chosen with it
   float tops[WARPS][GROUP];
 };
 static_assert(sizeof(Selection) <= SELECTION_BYTES, "selection fits its memory");
@@ -133,25 +133,49 @@ DEVICE int sum_before(const Worker& w, int value, int& all) {
   }
   return before;
 }
-// The bin in which the wanted-th of the counted keys lies; `wanted` becomes its place there. Every warp for itself.
-DEVICE int find_bin(const Worker& w, const int* bins, int& wanted) {
+// By one warp: the `count` smallest of the keys, in the order of their chunks; of equal ones the first. The largest of
+// them is found bit by bit.
+DEVICE void choose_smallest(const Worker& w, Selection& sel, int chunks, int count) {
+  constexpr int MOST = MOST_CHUNKS / 8 / 32;
+  const int each = (chunks + 255) / 256;  // groups of eight keys that a lane looks at
+  u32 words[MOST * 4];
+#pragma unroll
+  for (int i = 0; i < MOST; ++i) {
+    const uint4 k = i < each ? sel.keys[w.lane * each + i] : make_uint4(~0u, ~0u, ~0u, ~0u);
+    words[4 * i] = k.x; words[4 * i + 1] = k.y; words[4 * i + 2] = k.z; words[4 * i + 3] = k.w;
+  }
+  u32 last = 0;
+  int less = 0;  // keys below it
+#pragma unroll 1
+  for (int bit = 15; bit >= 0; --bit) {
+    const u32 higher = last | 1u << bit;
+    int below = 0;
+#pragma unroll
+    for (int i = 0; i < MOST; ++i)
+      if (i < each)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) below += ((words[4 * i + e] & 0xffffu) < higher) + (words[4 * i + e] >> 16 < higher);
+    below = warp_sum(below);
+    if (below < count) { last = higher; less = below; }
+  }
+  const int wanted = count - less;  // of those whose key this is
   int own = 0, all;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) own += bins[w.lane * 8 + i];
-  int before = sum_before(w, own, all), found = -1, place = 0;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const int count = bins[w.lane * 8 + i];
-    if (before < wanted && wanted <= before + count) { found = w.lane * 8 + i; place = wanted - before; }
-    before += count;
+  for (int i = 0; i < 8 * MOST; ++i) {
+    const u32 key = words[i / 2] >> i % 2 * 16 & 0xffffu;
+    own += (key < last) + ((key == last) << 16);
   }
+  int before = sum_before(w, own, all);
 #pragma unroll
-  for (int mask = 16; mask; mask >>= 1) {
-    const int other = shuffle_xor_int(found, mask), other_place = shuffle_xor_int(place, mask);
-    if (other > found) { found = other; place = other_place; }
+  for (int i = 0; i < 8 * MOST; ++i) {
+    if (i >= 8 * each) continue;
+    const u32 key = words[i / 2] >> i % 2 * 16 & 0xffffu;
+    const int smaller = before & 0xffff, equal = before >> 16, chunk = w.lane * each * 8 + i;
+    if (key < last || (key == last && equal < wanted)) sel.chosen[smaller + (equal < wanted ? equal : wanted)] = chunk;
+    if (key == last && equal == wanted - 1) sel.edge = chunk;
+    before += (key < last) + ((key == last) << 16);
   }
-  wanted = place;
-  return found;
+  if (w.lane == 0) sel.last = (int)last;
 }
 
 // Chunks of one KV head for row m, in their order, into `sel.chosen`: the first, the last, and those whose bounds stand
@@ -167,7 +191,6 @@ DEVICE void choose_chunks(Worker w, Selection& sel, int m, int head, bool accoun
     v[h][0] = __uint_as_float(raw.x); v[h][1] = __uint_as_float(raw.y); v[h][2] = __uint_as_float(raw.z); v[h][3] = __uint_as_float(raw.w);
   }
   compute_sync();  // the previous choice is no longer read
-  sel.bins[w.thread] = 0;
 #pragma unroll
   for (int h = 0; h < GROUP; ++h) {
     float top = -INFINITY;
@@ -184,7 +207,7 @@ DEVICE void choose_chunks(Worker w, Selection& sel, int m, int head, bool accoun
   float tops[GROUP];
   int key[RUN];
 #pragma unroll
-  for (int i = 0; i < RUN; ++i) key[i] = mine + i < chunks ? -1 : KEY_MOST + 2;
+  for (int i = 0; i < RUN; ++i) key[i] = mine + i < chunks ? -1 : KEY_MOST + 1;
 #pragma unroll
   for (int h = 0; h < GROUP; ++h) {
     tops[h] = sel.tops[0][h];
@@ -198,46 +221,18 @@ DEVICE void choose_chunks(Worker w, Selection& sel, int m, int head, bool accoun
       key[i] = h == 0 || own < key[i] ? own : key[i];
     }
   }
-  // Two rounds over the bytes of the keys find the last key that is taken.
-  int wanted = count - (chunks < 1 + RECENT ? chunks : 1 + RECENT), last = KEY_MOST + 1;
-  if (count < chunks) {
-#pragma unroll
-    for (int i = 0; i < RUN; ++i)
-      if (key[i] >= 0 && key[i] <= KEY_MOST) count_shared(&sel.bins[key[i] >> 8]);
-    compute_sync();
-    const int high = find_bin(w, sel.bins, wanted);
-    compute_sync();
-    sel.bins[w.thread] = 0;
-    compute_sync();
-#pragma unroll
-    for (int i = 0; i < RUN; ++i)
-      if (key[i] >= 0 && key[i] >> 8 == high) count_shared(&sel.bins[key[i] & 255]);
-    compute_sync();
-    last = high << 8 | find_bin(w, sel.bins, wanted);  // `wanted` of those whose key this is
-  }
-  int own = 0, all;
-#pragma unroll
-  for (int i = 0; i < RUN; ++i) own += (key[i] < last) + ((key[i] == last) << 16);
-  int before = sum_before(w, own, all);
-  if (w.lane == 0) sel.counts[w.warp] = all;
+  *(uint2*)((u16*)sel.keys + mine) = make_uint2((u32)(key[0] + 1) | (u32)(key[1] + 1) << 16, (u32)(key[2] + 1) | (u32)(key[3] + 1) << 16);
   compute_sync();
-  for (int i = 0; i < w.warp; ++i) before += sel.counts[i];
-  bool taken[RUN];
-#pragma unroll
-  for (int i = 0; i < RUN; ++i) {
-    const int less = before & 0xffff, equal = before >> 16;
-    taken[i] = key[i] < last || (key[i] == last && equal < wanted);
-    if (taken[i]) sel.chosen[less + (equal < wanted ? equal : wanted)] = mine + i;
-    before += (key[i] < last) + ((key[i] == last) << 16);
-  }
+  if (w.warp == 0) choose_smallest(w, sel, chunks, count);
   if (accounts && w.p->most_omitted < INFINITY) {
     compute_sync();
+    const int last = sel.last - 1, edge = sel.edge;
 #pragma unroll
     for (int h = 0; h < GROUP; ++h) {
       float sum = 0.0f;
 #pragma unroll
       for (int i = 0; i < RUN; ++i)
-        if (!taken[i] && key[i] <= KEY_MOST) sum += exp2f(v[h][i] - tops[h]);
+        if ((key[i] > last || (key[i] == last && mine + i > edge)) && key[i] <= KEY_MOST) sum += exp2f(v[h][i] - tops[h]);
 #pragma unroll
       for (int mask = 16; mask; mask >>= 1) sum += shuffle_xor(sum, mask);
       if (w.lane == 0) sel.tops[w.warp][h] = sum;
@@ -287,7 +282,7 @@ DEVICE void walk_chosen(const Control& c, const Selection& sel, const Begin& beg
     }
   }
 }
-DEVICE Selection& selection_in(u8* scratch) { return *(Selection*)(scratch + ATTENTION_BYTES); }
+DEVICE Selection& selection_in(u8* scratch) { return *(Selection*)(scratch + 2 * ATTENTION_BYTES); }
 
 DEVICE void attend_chosen(Worker& w, int layer, u64* orders) {
   Selection& sel = selection_in((u8*)w.scratch);
@@ -298,15 +293,15 @@ DEVICE void attend_chosen(Worker& w, int layer, u64* orders) {
         if (w.thread == 0) barrier_arrive(orders);
       },
       [&](const Unit& unit) {
-        const uint4 pages = find_pages(*w.p, *w.control, unit);
-        const int cold = cold_pages(*w.control, unit);
-        if (unit.chunk < NEAR_CHUNKS) attend_chunk<1>(w, layer, unit, pages, cold);
-        else attend_chunk<CHUNK / PAGE>(w, layer, unit, pages, cold);
+        const Share share = {unit, find_pages(*w.p, *w.control, unit), true};
+        attend_unit(w, layer, share, (u8*)w.scratch, load_queries<DENSITY>(w, rows_of(w, unit)));
         compute_sync();  // the scratch is read; it is free
       });
 }
 // The streaming warp's part: it learns which chunks to bring when they are chosen. `phase` counts those occasions.
 DEVICE void stream_chosen(Streamer& s, const Parameters& p, const Control& c, int layer, u8* scratch, u64* orders, u32& phase) {
+  const int usual = s.in_flight;
+  s.in_flight = p.stages * PAGE_BYTES;  // they are wanted at once
   walk_chosen(
       c, selection_in(scratch),
       [&](int, int, bool) {
@@ -314,11 +309,11 @@ DEVICE void stream_chosen(Streamer& s, const Parameters& p, const Control& c, in
         phase ^= 1;
       },
       [&](const Unit& unit) { bring_pages(s, p, c, layer, unit, find_pages(p, c, unit)); });
+  s.in_flight = usual;
 }
 
 // Waits for the queries.
 DEVICE void attend(Worker& w, int layer) {
-  const Share first = first_share(*w.p, *w.control);
   if (SPARSE && w.control->sparse) fetch_bounds(apart(w), layer);
   wait(w);
   mark(w);
@@ -326,7 +321,7 @@ DEVICE void attend(Worker& w, int layer) {
     bound_chunks(apart(w), layer);
     arrive(w);
   }
-  attend_all(w, layer, first);
+  attend_all(w, layer);
   if (SPARSE && w.control->sparse) {
     wait(w);
     Worker chosen = apart(w);

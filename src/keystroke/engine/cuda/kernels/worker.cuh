@@ -85,11 +85,13 @@ struct Unit {
   int slot;  // where the chunk's partial result goes
 };
 struct Share { Unit unit; uint4 pages; bool any; };  // and the pages of those keys
+static_assert(sizeof(Share) == 64, "shares fit their memory");
 
 // Everything a computing warp carries through the step.
 struct Worker {
   const Parameters* p;
   const Span* spans;
+  Share* listed;  // of attention: the first, and others as they are needed
   Control* control;
   int* pages;
   float* small;
