@@ -238,7 +238,8 @@ def test_quantised_greedy_tokens_are_the_same_in_every_bucket(
     quantised: dict[str, tuple[Tensors, CudaEngine]], precision: Precision
 ) -> None:
     _, engine = quantised[precision]
-    greedy_in_every_bucket(engine, (1, 3, 7, 8, 15, 16, engine._stepper.plan.max_rows - 1))
+    most = engine._stepper.plan.max_rows - 1  # beside the token that is pending
+    greedy_in_every_bucket(engine, [size for size in (1, 3, 7, 8, 15, 16, 31) if size <= most])
 
 
 @pytest.fixture(scope="module")
