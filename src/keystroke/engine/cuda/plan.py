@@ -35,7 +35,7 @@ WARPS = 8  # that compute
 CONTROL_WORDS = 6 + 14 * MAX_ROWS
 FILTER_BINS = (6, 1024)  # of top-k and top-p: three passes each over ten bits of a key
 _SELECTION_BYTES = 4_096
-_SHARES_BYTES = 2 * 16 * 64  # of attention, that a block looks up
+_SHARES_BYTES = 2 * 16 * 48  # of attention, that a block looks up
 _LONGEST_INNER = 3_712  # of a split unit: 16 rows of it still leave room for the ring
 _BUCKETS = (1, 2, 4, 8, 16, 32)
 

@@ -293,7 +293,7 @@ DEVICE void attend_chosen(Worker& w, int layer, u64* orders) {
         if (w.thread == 0) barrier_arrive(orders);
       },
       [&](const Unit& unit) {
-        const Share share = {unit, find_pages(*w.p, *w.control, unit), true};
+        const Share share = {find_pages(*w.p, *w.control, unit), unit, true};
         attend_unit(w, layer, share, (u8*)w.scratch, load_queries<DENSITY>(w, rows_of(w, unit)));
         compute_sync();  // the scratch is read; it is free
       });

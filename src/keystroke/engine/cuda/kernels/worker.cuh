@@ -84,8 +84,8 @@ struct Unit {
   int end;   // the pair after the last
   int slot;  // where the chunk's partial result goes
 };
-struct Share { Unit unit; uint4 pages; bool any; };  // and the pages of those keys
-static_assert(sizeof(Share) == 64, "shares fit their memory");
+struct Share { uint4 pages; Unit unit; int any; };  // and the pages of those keys
+static_assert(sizeof(Share) == SHARE_BYTES, "shares fit their memory");
 
 // Everything a computing warp carries through the step.
 struct Worker {
