@@ -24,9 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from keystroke.assist.next_edit.prompt import changes_between, joined
+from keystroke.assist.next_edit.prompt import changes_between, joined, learned_version
 from keystroke.engine.base import Sampling, StepRequest
-from keystroke.engine.checkpoint.gguf_header import read_metadata
 from keystroke.engine.checkpoint.rope import extended
 from keystroke.engine.checkpoint.spec import ModelSpec, RopeSpec
 from keystroke.engine.cuda.driver import GpuLauncher
@@ -39,7 +38,6 @@ from keystroke.engine.generation import Generation, GenerationParams
 from keystroke.engine.model import Model
 from keystroke.engine.speculative import drafter_for, measure_verify_cost
 from keystroke.engine.tokenizer import load_tokenizer
-from keystroke.engine.tokenizer.huggingface import read_json
 
 Json = dict[str, Any]
 READY = "READY"
@@ -314,8 +312,8 @@ def rewrites(model: Model) -> list[tuple[list[int], list[int], int]]:
     old = (Path(__file__).resolve().parents[2] / EDITED).read_text().rstrip("\n")
     new, encode, special = old.replace(OLD, NEW), model.tokenizer.encode, model.tokenizer.special
     before, after = old.split("\n"), new.split("\n")
-    version = edits_learned(model.path)
-    if version is None:  # such a model goes on with the new file, having read the old one
+    version = learned_version(model.path)
+    if not isinstance(version, int):  # such a model goes on with the new file, having read the old one
         begun = len(before) // 3
         prompt, rest = model.prompt(f"{old}\n\n\n{joined(after[:begun])}"), encode(joined(before[begun:]))
         return [(prompt, rest, min(len(rest), model.engine.info.context_length - len(prompt)))]
@@ -342,16 +340,6 @@ def rewrites(model: Model) -> list[tuple[list[int], list[int], int]]:
         asked = [*history, file, *path, *above, was, *region, below, *under, becomes, *place, draft[0]]
         found.append((asked, draft[1:], len(draft) + 32))
     return found
-
-
-def edits_learned(path: Path) -> int | None:
-    """Which version of the editor's format a model has learned; see keystroke/assist/next_edit/prompt.py."""
-    key = "keystroke.next_edit"
-    if path.is_file():
-        said = read_metadata(path, lambda name: name == key).get(key)
-    else:
-        said = read_json(path / "keystroke.json").get("next_edit")
-    return said if isinstance(said, int) else None
 
 
 # Parts

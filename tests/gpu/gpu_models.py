@@ -17,7 +17,7 @@ from keystroke.engine.checkpoint.rope import extended
 from keystroke.engine.checkpoint.spec import ModelSpec, RopeSpec, tensor_shapes
 from keystroke.engine.cuda.driver import GpuLauncher
 from keystroke.engine.cuda.engine import CudaEngine
-from keystroke.engine.cuda.model import build_weights
+from keystroke.engine.cuda.model import build_weights, random_tensor
 from keystroke.engine.cuda.plan import KvPrecision, Plan, Precision
 from keystroke.engine.cuda.sparse import Sparse
 
@@ -86,14 +86,7 @@ def kernels() -> list[dict[str, str]]:
 
 def tensors_of(spec: ModelSpec, seed: int = 0) -> Tensors:
     generator = torch.Generator(device=DEVICE).manual_seed(seed)
-    found = {}
-    for name, shape in tensor_shapes(spec).items():
-        noise = torch.randn(shape, generator=generator, device=DEVICE)
-        if name.endswith("norm.weight"):
-            found[name] = noise * 0.1 + 1
-        else:
-            found[name] = (noise * (shape[-1] ** -0.5 if len(shape) == 2 else 0.1)).to(torch.bfloat16)
-    return found
+    return {name: random_tensor(name, shape, generator) for name, shape in tensor_shapes(spec).items()}
 
 
 def engine_of(
@@ -119,3 +112,33 @@ def plain(engine: CudaEngine, prompt: list[int], count: int, sampling: Sampling 
     with engine.session() as session:
         session.extend(prompt)
         return [session.step(sampling=sampling).tokens[0] for _ in range(count)]
+
+
+def last_logits(engine: CudaEngine, prompt: list[int]) -> Tensor:
+    """What the kernel computes after the last token of `prompt`."""
+    with engine.session() as session:
+        session.extend(prompt)
+        row = session.length - session.resident - 1
+        session.step(sampling=PROBE)
+        return engine._stepper.logits[row].double()
+
+
+def assert_rows_alone_equal_rows_together(engine: CudaEngine, prompt: list[int]) -> None:
+    """The last tokens one by one, then several in a step: the same bits."""
+    length = len(prompt)
+    with engine.session() as session:
+        session.extend(prompt[:-16])
+        singles = []
+        for token in prompt[-16:]:
+            session.step(sampling=PROBE)
+            singles.append(engine._stepper.logits[0].clone())
+            session.rollback(session.length - 1)
+            session.extend([*session.tokens, token])
+        for size in (2, 5, 8, 15):
+            session.rollback(length - size)
+            session._resident = length - 1 - size
+            session.step(prompt[length - size :], sampling=PROBE)
+            for i in range(size):
+                assert torch.equal(engine._stepper.logits[i], singles[16 - size + i]), (size, i)
+            session.rollback(length - size)
+            session.extend(prompt)

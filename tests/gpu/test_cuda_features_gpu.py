@@ -7,7 +7,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from gpu_models import DRAFTING, LONG, PROBE, WIDE, engine_of, needs_hopper, text
+from gpu_models import (
+    DRAFTING,
+    LONG,
+    PROBE,
+    WIDE,
+    assert_rows_alone_equal_rows_together,
+    engine_of,
+    needs_hopper,
+    text,
+)
 
 from keystroke.engine.base import Sampling
 from keystroke.engine.cuda.engine import CudaEngine
@@ -27,23 +36,7 @@ def sparse() -> Iterator[CudaEngine]:
 @pytest.mark.parametrize("mode", ["dense", "sparse"])
 def test_rows_at_a_long_context_are_bit_equal_alone_and_in_company(sparse: CudaEngine, mode: str) -> None:
     sparse.sparse_from = 16_384 if mode == "sparse" else 1 << 30
-    prompt = text(20_000)
-    with sparse.session() as session:
-        session.extend(prompt[:-16])
-        singles = []
-        for token in prompt[-16:]:
-            session.step(sampling=PROBE)
-            singles.append(sparse._stepper.logits[0].clone())
-            session.rollback(session.length - 1)
-            session.extend([*session.tokens, token])
-        for size in (2, 5, 8, 15):
-            session.rollback(20_000 - size)
-            session._resident = 19_999 - size
-            session.step(prompt[20_000 - size :], sampling=PROBE)
-            for i in range(size):
-                assert torch.equal(sparse._stepper.logits[i], singles[16 - size + i]), (size, i)
-            session.rollback(20_000 - size)
-            session.extend(prompt)
+    assert_rows_alone_equal_rows_together(sparse, text(20_000))
 
 
 def test_with_every_chunk_chosen_the_result_is_the_dense_one_bit_for_bit(sparse: CudaEngine) -> None:

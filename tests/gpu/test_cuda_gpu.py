@@ -21,6 +21,7 @@ from gpu_models import (
     Tensors,
     engine_of,
     family,
+    last_logits,
     needs_hopper,
     plain,
     tensors_of,
@@ -59,11 +60,7 @@ def test_logits_are_nearer_the_truth_than_plain_bf16(
 ) -> None:
     chosen, tensors, engine = model
     prompt = text(length)
-    with engine.session() as session:
-        session.extend(prompt)
-        row = session.length - session.resident - 1
-        session.step()
-        logits = engine._stepper.logits[row].double()
+    logits = last_logits(engine, prompt)
     truth = forward(chosen, tensors.__getitem__, prompt, torch.float64)[-1]
     rounded = forward(chosen, tensors.__getitem__, prompt, torch.bfloat16)[-1].double()
     assert (logits - truth).norm() <= (rounded - truth).norm()
@@ -223,11 +220,7 @@ def test_quantised_kernels_are_nearer_the_truth_of_their_weights_than_plain_bf16
 ) -> None:
     tensors, engine = quantised[precision]
     prompt = text(length, 6)
-    with engine.session() as session:
-        session.extend(prompt)
-        row = session.length - session.resident - 1
-        session.step(sampling=PROBE)
-        logits = engine._stepper.logits[row].double()
+    logits = last_logits(engine, prompt)
     truth = forward(QUANTISED, tensors.__getitem__, prompt, torch.float64)[-1]
     rounded = forward(QUANTISED, tensors.__getitem__, prompt, torch.bfloat16)[-1].double()
     assert (logits - truth).norm() <= (rounded - truth).norm()

@@ -6,7 +6,17 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from gpu_models import FAMILIES, LONG, PROBE, engine_of, family, needs_hopper, tensors_of, text
+from gpu_models import (
+    FAMILIES,
+    LONG,
+    assert_rows_alone_equal_rows_together,
+    engine_of,
+    family,
+    last_logits,
+    needs_hopper,
+    tensors_of,
+    text,
+)
 from torch import Tensor
 
 from keystroke.engine.cuda.engine import CudaEngine
@@ -30,11 +40,7 @@ def test_logits_are_as_near_the_truth_as_the_stored_precision_allows(name: str) 
 
         for length in (1, 16, 50, 300, 2500):
             prompt = text(length)
-            with engine.session() as session:
-                session.extend(prompt)
-                row = session.length - session.resident - 1
-                session.step(sampling=PROBE)
-                logits = engine._stepper.logits[row].double()
+            logits = last_logits(engine, prompt)
             truth = forward(spec, tensors.__getitem__, prompt, torch.float64)[-1]
             rounded = forward(spec, tensors.__getitem__, prompt, torch.bfloat16)[-1].double()
             stored = forward(spec, tensors.__getitem__, prompt, torch.float64, kept)[-1]
@@ -52,20 +58,4 @@ def engine() -> Iterator[CudaEngine]:
 @pytest.mark.parametrize("length", [600, 20_000])
 def test_rows_are_bit_equal_in_every_bucket(engine: CudaEngine, mode: str, length: int) -> None:
     engine.sparse_from = 512 if mode == "sparse" else 1 << 30
-    prompt = text(length)
-    with engine.session() as session:
-        session.extend(prompt[:-16])
-        singles = []
-        for token in prompt[-16:]:
-            session.step(sampling=PROBE)
-            singles.append(engine._stepper.logits[0].clone())
-            session.rollback(session.length - 1)
-            session.extend([*session.tokens, token])
-        for size in (2, 5, 8, 15):
-            session.rollback(length - size)
-            session._resident = length - 1 - size
-            session.step(prompt[length - size :], sampling=PROBE)
-            for i in range(size):
-                assert torch.equal(engine._stepper.logits[i], singles[16 - size + i]), (size, i)
-            session.rollback(length - size)
-            session.extend(prompt)
+    assert_rows_alone_equal_rows_together(engine, text(length))

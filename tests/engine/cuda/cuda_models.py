@@ -10,7 +10,7 @@ from torch import Tensor
 
 from keystroke.engine.checkpoint.spec import ModelSpec, RopeSpec, tensor_shapes
 from keystroke.engine.cuda.engine import CudaEngine
-from keystroke.engine.cuda.model import Weights, build_weights
+from keystroke.engine.cuda.model import Weights, build_weights, random_tensor
 from keystroke.engine.cuda.packing import unpack
 from keystroke.engine.cuda.plan import KvPrecision, Plan, Precision
 from keystroke.engine.cuda.sparse import Sparse
@@ -42,14 +42,7 @@ def tiny_spec(family: str = "qwen2", *, layers: int = 2, context: int = 2048, ti
 @cache
 def tiny_tensors(spec: ModelSpec, seed: int = 0) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    found = {}
-    for name, shape in tensor_shapes(spec).items():
-        noise = torch.randn(shape, generator=generator)
-        if name.endswith("norm.weight"):
-            found[name] = noise * 0.1 + 1
-        else:
-            found[name] = (noise * (shape[-1] ** -0.5 if len(shape) == 2 else 0.1)).to(torch.bfloat16)
-    return found
+    return {name: random_tensor(name, shape, generator) for name, shape in tensor_shapes(spec).items()}
 
 
 def tiny_weights(

@@ -241,16 +241,21 @@ def marks_of(tokenizer: Tokenizer) -> Marks | None:
 
 
 def detect(tokenizer: Tokenizer, path: Path) -> EditFormat | None:
-    """The model's edit format if it says that it has learned this version (`next_edit` in keystroke.json
-    beside the weights, or the GGUF key `keystroke.next_edit`); None otherwise."""
+    """The model's edit format if it says that it has learned this version; None otherwise."""
+    marks = marks_of(tokenizer)
+    if learned_version(path) != VERSION or marks is None:
+        return None
+    return EditFormat(tokenizer.encode, tokenizer.decode, marks)
+
+
+def learned_version(path: Path) -> object:
+    """The version of the format that a model says it has learned (the GGUF key `keystroke.next_edit`, or
+    `next_edit` in keystroke.json beside the weights); None where it says nothing."""
     folder = path if path.is_dir() else path.parent
     said: object = read_json(folder / "keystroke.json").get("next_edit")
     if path.is_file():
         said = read_metadata(path, lambda key: key == "keystroke.next_edit").get("keystroke.next_edit", said)
-    marks = marks_of(tokenizer)
-    if said != VERSION or marks is None:
-        return None
-    return EditFormat(tokenizer.encode, tokenizer.decode, marks)
+    return said
 
 
 def _short(path: str) -> str:

@@ -115,19 +115,21 @@ def corpus(
             )
             outcomes[what] = dict(counts)
 
-        gather("projects", wanted, Limits(None, before, characters=cap))
+        gather("projects", wanted, Limits(first_released_before=before, characters=cap))
         if requirements:
             there = list((folder / "projects").glob("*.jsonl.gz"))
             kept = [record for path in there if (record := read_record(path)).outcome == "kept"]
             more = lists.required((r.requires for r in kept), (p.name.split(".")[0] for p in there))
-            small = Limits(None, before, 3, 3, try_variants=False, characters=cap)
+            small = Limits(
+                first_released_before=before, min_files=3, min_releases=3, try_variants=False, characters=cap
+            )
             gather("requirements", more, small)
         if late:
             progress("names of the index", 0, 1)
             drawn = lists.sampled(index.names(), late, seed=7)
             progress("names of the index", 1, 1)
-            limits = Limits(LATE, None, 5, 3, try_variants=False, characters=cap)
-            gather("late projects", drawn, limits)
+            young_ones = Limits(LATE, min_files=5, min_releases=3, try_variants=False, characters=cap)
+            gather("late projects", drawn, young_ones)
         index.close()
         if build:
             places = [folder / "projects", folder / "late-projects"]

@@ -52,7 +52,5 @@ def gpu_report(
     if free < need:
         return False, f"{sizes}, but {spec.name} in {precision} needs {need / 1e9:.0f} GB; choose fewer bits"
     tokens = (free - need) // plan.kv_bytes_per_token
-    return (
-        True,
-        f"{sizes}; {spec.name} in {precision} leaves room for {tokens:,} tokens of KV in {kv_precision}",
-    )
+    room = f"leaves room for {tokens:,} tokens of KV in {kv_precision}"
+    return True, f"{sizes}; {spec.name} in {precision} {room}"

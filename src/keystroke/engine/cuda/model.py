@@ -168,14 +168,16 @@ def random_weights(
 ) -> Weights:
     """A model of this shape whose weights mean nothing: speed does not depend on them."""
     generator = torch.Generator(device=device).manual_seed(seed)
+    plan = Plan(spec, precision, blocks, kv_precision)
+    return build_weights(plan, lambda name, shape: random_tensor(name, shape, generator), device)
 
-    def source(name: str, shape: tuple[int, ...]) -> Tensor:
-        noise = torch.randn(shape, generator=generator, device=device)
-        if name.endswith("norm.weight"):
-            return noise * 0.1 + 1
-        return (noise * (shape[-1] ** -0.5 if len(shape) == 2 else 0.1)).to(torch.bfloat16)
 
-    return build_weights(Plan(spec, precision, blocks, kv_precision), source, device)
+def random_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """The next tensor of a model whose weights mean nothing, as large as trained ones are."""
+    noise = torch.randn(shape, generator=generator, device=generator.device)
+    if name.endswith("norm.weight"):
+        return noise * 0.1 + 1
+    return (noise * (shape[-1] ** -0.5 if len(shape) == 2 else 0.1)).to(torch.bfloat16)
 
 
 def build_weights(plan: Plan, source: Source, device: torch.device) -> Weights:

@@ -15,9 +15,8 @@ from keystroke.engine.checkpoint.rope import rope_tables
 from keystroke.engine.checkpoint.spec import EMBEDDING, FINAL_NORM, HEAD, ModelSpec
 
 Named = Callable[[str], Tensor]
-Kept = Callable[
-    [int, Tensor, Tensor], tuple[Tensor, Tensor]
-]  # of a layer's keys and values, what is attended to
+# Of a layer's keys and values, what is attended to.
+Kept = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def forward(
