@@ -9,7 +9,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from keystroke.assist.debug import Diagnostic, Project
@@ -121,6 +121,7 @@ SNIPPETS = ["x", "(", ")", ":", '"', '"""', "\n", "    ", "\n\n\ndef later(a):\n
         max_size=3,
     )
 )
+@example(changes=[(3, 0, "x"), (408, 0, "\\\n")])  # a backslash alone on a line of a function
 def test_whatever_is_typed_the_words_are_those_of_the_whole(changes: list[tuple[int, int, str]]) -> None:
     text = PROGRAM
     for start, removed, new in changes:

@@ -22,7 +22,7 @@ _TOKENS = re.compile(
     r"'''(?:[^\\]|\\.)*?'''|"
     r'"(?:[^"\\\n]|\\.)*"|'
     r"'(?:[^'\\\n]|\\.)*'|#[^\n]*)"
-    r"|^(?=[^\s#)\]}\"'])",
+    r"|^(?=[^\s#)\]}\"'\\])",  # a lone backslash begins nothing: the line below it goes on
     re.MULTILINE | re.DOTALL,
 )
 _HEAD = re.compile(r"@|(?:async\s+)?def\s+(\w+)|class\s+(\w+)|(?:else|elif|except|finally)\b")
