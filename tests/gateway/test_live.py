@@ -15,6 +15,7 @@ from gateway_support import FIM, RunningServer, fake_model, serving
 from websockets.asyncio.client import ClientConnection, connect
 
 from keystroke.assist.completion.window import half_word
+from keystroke.config import ServerSettings
 from keystroke.engine.fake import END_OF_TURN, EOS
 from keystroke.engine.model import Model
 from keystroke.engine.templates import FimTemplate
@@ -449,12 +450,37 @@ class TestBadInput:
                     await wire.send(kind="buffer.open", buffer=f"b{number}.txt", text="x")
                 event = await wire.until("error")
                 assert event["buffer"] == "b256.txt"
+                # The others are open, warmed or not: more than the queue holds may have come at once.
+                ready = {e["buffer"] for e in wire.heard if e["type"] == "ready"}
+                while len(ready) < 256:
+                    ready.add((await wire.until("ready"))["buffer"])
+                assert ready == {f"b{number}.txt" for number in range(256)}
                 await wire.send(kind="buffer.close", buffer="b0.txt")
                 await wire.open("x = 1", "b256.txt")
+                assert sum(e["type"] == "error" for e in wire.heard) == 1
 
         with serving(spm_model()) as server:
             asyncio.run(run(server))
             assert server.settled()
+
+    def test_a_buffer_that_a_busy_server_cannot_warm_is_open_all_the_same(self) -> None:
+        async def run(server: RunningServer) -> None:
+            async with wired(server) as wire:
+                for number in range(8):
+                    text = f"{number} = " if number else "x" * 500  # which keeps the engine for half a second
+                    await wire.send(kind="buffer.open", buffer=f"b{number}.txt", text=text)
+                opened = [await wire.until("ready") for _ in range(8)]
+                assert {e["buffer"] for e in opened} == {f"b{number}.txt" for number in range(8)}
+                notes = {e["buffer"]: e["note"] for e in opened if not e["warm"]}
+                assert set(notes.values()) == {"queue_full"}
+                assert not [e for e in wire.heard if e["type"] == "error"]
+                cold = max(notes)
+                await wire.send(kind="complete", id="1", buffer=cold, version=0, cursor=4, invoked=True)
+                assert (await wire.until("suggestion"))["text"] == "1"
+
+        model = spm_model(lambda prompt: "1", prefill_cost=0.001)
+        with serving(model, server=ServerSettings(max_queue=1), concurrent=1) as server:
+            asyncio.run(run(server))
 
     def test_binary_text_is_mirrored_but_not_audited(self) -> None:
         async def run(server: RunningServer) -> None:

@@ -148,13 +148,9 @@ class LiveBuffer:
         """Warm the context and audit the text."""
         refusal = self.completion.refusal(self.text)
         if refusal is None and self._remote:
-            self._say(live.Ready(buffer=self.name, version=self.version, model=self._entry.name))
+            self._ready()
         elif refusal is not None:
-            self._say(
-                live.Ready(
-                    buffer=self.name, version=self.version, model=self._entry.name, warm=False, note=refusal
-                )
-            )
+            self._ready(warm=False, note=refusal)
         else:
             self.completion.window.set_context(self._around.context(self))
             self._warm(announce=True)
@@ -306,8 +302,8 @@ class LiveBuffer:
             if self._ask is not None:
                 ask, self._ask = self._ask, None
                 self._fail(error, ask.id)
-            elif announce:
-                self._fail(error, None)
+            elif announce:  # the buffer is open all the same; the first key warms it
+                self._ready(warm=False, note=error.code)
             return
         run = Run(stream, ticket, permit, size, time.perf_counter())
         ticket.on_items = partial(self._items, run, announce)
@@ -430,11 +426,11 @@ class LiveBuffer:
             input_tokens=run.prompt,
             now=time.perf_counter(),
         )
-        failed = error is not None and not isinstance(error, Interrupted)
-        self._service.metrics.ended(paid, "failed" if failed else "completed")
-        if self._run is run and failed and self._ask is not None and error is not None:
+        failure = None if isinstance(error, Interrupted) else error
+        self._service.metrics.ended(paid, "completed" if failure is None else "failed")
+        if self._run is run and failure is not None and self._ask is not None:
             ask, self._ask = self._ask, None
-            self._fail(error, ask.id)
+            self._fail(failure, ask.id)
         if announce and not self._closed:
             spent = live.LiveReceipt(
                 model=self._entry.name,
@@ -445,15 +441,8 @@ class LiveBuffer:
                 prefill_ms=paid.prefill_ms,
                 total_ms=paid.total_ms,
             )
-            self._say(
-                live.Ready(
-                    buffer=self.name,
-                    version=self.version,
-                    model=self._entry.name,
-                    warm=not failed,
-                    receipt=spent,
-                )
-            )
+            note = "" if failure is None else failure.code
+            self._ready(warm=failure is None, note=note, receipt=spent)
 
     def _stop_run(self) -> None:
         run, self._run = self._run, None
@@ -513,5 +502,8 @@ class LiveBuffer:
         if not self._closed:
             self._around.say(event)
 
-    def _fail(self, error: KeystrokeError, request: str | None) -> None:
+    def _ready(self, **how: Any) -> None:
+        self._say(live.Ready(buffer=self.name, version=self.version, model=self._entry.name, **how))
+
+    def _fail(self, error: KeystrokeError, request: str) -> None:
         self._say(live.LiveError(status=error.status, error=detail(error), id=request, buffer=self.name))

@@ -183,8 +183,8 @@ class LiveReceipt(Struct, frozen=True, kw_only=True):
 
 
 class Ready(Struct, tag_field="type", tag="ready", kw_only=True):
-    """The buffer is mirrored and its context is warm (`warm` False: this model or file gets no completions,
-    and `note` says why)."""
+    """The buffer is mirrored and its context is warm. `warm` False: it is not, and `note` says why: this
+    model or file gets no completions, or the server could not warm it yet (`queue_full`, say); a key will."""
 
     buffer: str
     version: int
