@@ -40,6 +40,9 @@ class HostSession(Session):
         """Compute KV for `tokens` at positions start, start+1, ... over the KV of positions before
         `start`; return float32 logits of the last `rows` of them, [rows, vocab]. Raises Interrupted."""
 
+    def _inspect(self, fresh: Sequence[int]) -> None:
+        """Look at tokens that an extend brings and that this session does not hold. Raises UsageError."""
+
     def _adopt(self, tokens: Sequence[int], own: int) -> int:
         """If KV held elsewhere shares more than `own` leading tokens with `tokens`, bring it into this
         session's buffer, set `_held`, and return the new shared length; else return `own`."""
@@ -67,7 +70,9 @@ class HostSession(Session):
             )
         wanted = list(tokens)
         last = max(len(wanted) - 1, 0)  # the last token always stays pending: a step needs a row to compute
-        self._resident = min(common_prefix(self._held, wanted), last)
+        shared = common_prefix(self._held, wanted)
+        self._inspect(wanted[shared:])
+        self._resident = min(shared, last)
         self._resident = min(self._adopt(wanted, self._resident), last)
         reused = self._resident
         self._tokens = wanted

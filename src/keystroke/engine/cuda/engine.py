@@ -187,7 +187,7 @@ class CudaEngine(Engine):
             launch, self._follower = self._follower.launch, None
             self._stepper.stop()
             try:
-                self._stepper.finish(launch)
+                self._stepper.wait(launch)
             finally:
                 self._stepper.resume()
 

@@ -15,7 +15,6 @@ from keystroke.engine.base import GREEDY, Extended, Interrupt, Sampling, Session
 from keystroke.engine.cuda.pages import PageTable
 from keystroke.engine.cuda.plan import PAGE
 from keystroke.engine.host import HostSession
-from keystroke.engine.prefix import common_prefix
 from keystroke.errors import ContextOverflow, UsageError
 
 if TYPE_CHECKING:
@@ -41,6 +40,12 @@ class CudaSession(HostSession):
         self._engine.prefill(tokens, start, self._table.pages)
         return np.empty((0, 0), np.float32)
 
+    def _inspect(self, fresh: Sequence[int]) -> None:
+        size = self._engine.info.vocab_size
+        bad = next((t for t in fresh if not 0 <= t < size), None)
+        if bad is not None:
+            raise UsageError(f"token {bad} is not in the model's vocabulary of {size:,}")
+
     def _adopt(self, tokens: Sequence[int], own: int) -> int:
         self._table.record(self._held)
         run = self._engine.pool.find(tokens, self._table.known(own))
@@ -63,12 +68,6 @@ class CudaSession(HostSession):
 
     def extend(self, tokens: Sequence[int], interrupt: Interrupt | None = None) -> Extended:
         self._check_open()
-        fresh = tokens[common_prefix(self._held, list(tokens)) :]  # the others were looked at before
-        bad = next((t for t in fresh if not 0 <= t < self._engine.info.vocab_size), None)
-        if bad is not None:
-            raise UsageError(
-                f"token {bad} is not in the model's vocabulary of {self._engine.info.vocab_size:,}"
-            )
         self._engine.settle()
         return super().extend(tokens, interrupt)
 
@@ -119,15 +118,15 @@ class CudaSession(HostSession):
 
     def reserve(self, start: int, end: int) -> None:
         """Pages for positions start ... end - 1, of this session's own."""
-        end = min(end, self._context_length)
-        before = len(self._table.pages)
-        copies = self._table.reserve(start, end)
-        for _, old, new in copies:
+        first, end = start // PAGE, min(end, self._context_length)
+        before = self._table.pages[first:]
+        for _, old, new in self._table.reserve(start, end):
             self._engine.copy_page(old, new)
-        self._bounded = min(self._bounded, start // PAGE)
-        self._engine.changes(self._table.pages[start // PAGE :])
-        if copies or len(self._table.pages) != before or start // PAGE < before:
-            self._engine.upload(self.slot, self._table.pages, start // PAGE)
+        self._bounded = min(self._bounded, first)
+        touched = self._table.pages[first:]
+        self._engine.changes(touched)
+        if touched != before:
+            self._engine.upload(self.slot, self._table.pages, first)
 
     def fresh_pages(self) -> Sequence[int]:
         """Whole pages whose bounds nobody has asked for since they were last written to."""

@@ -7,7 +7,7 @@ the kernel (a GPU, or the emulator of the tests) is a `Launcher`; what sessions 
 from __future__ import annotations
 
 import ctypes
-import time
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -71,7 +71,7 @@ _NUMBERS = (
 _RESULT_WORDS = 2 + 3 * MAX_ROWS
 _SLOTS = 8  # launches whose control and result may be alive at once; at most two are
 _STOPPED = -1
-_POLLS_BETWEEN_CHECKS = 200_000
+_POLLS_BETWEEN_CHECKS = 20_000  # some tens of milliseconds
 
 
 class Parameters(ctypes.Structure):
@@ -127,6 +127,31 @@ class Launch:
     rows: int
     sequences: int
     sparse: bool
+
+
+class _Control:
+    """The words of one launch's Control (kernels/layout.cuh), each array under its name."""
+
+    def __init__(self, words: npt.NDArray[np.int32]) -> None:
+        self.head = words[:6]
+        (
+            self.token,
+            self.position,
+            self.owner,
+            self.first,
+            self.count,
+            self.pending,
+            self.table,
+            inverse,
+            floor,
+            low,
+            high,
+            self.top_k,
+            top_p,
+            self.budget,
+        ) = words[6:].reshape(14, MAX_ROWS)
+        self.inverse, self.floor, self.top_p = (a.view(np.float32) for a in (inverse, floor, top_p))
+        self.low, self.high = low.view(np.uint32), high.view(np.uint32)
 
 
 class Stepper:
@@ -192,12 +217,18 @@ class Stepper:
                 FILTER_BINS[0], MAX_ROWS, FILTER_BINS[1], dtype=torch.int64, device=device
             ),
         }
+        # What a launch needs of its slot is looked up here, once: in the first token's way a lookup in a
+        # tensor costs as much as the launch does.
         self._controls = integers(_SLOTS, CONTROL_WORDS)
         self._staging = launcher.host_buffer(_SLOTS * CONTROL_WORDS).view(_SLOTS, CONTROL_WORDS)
-        self._staged: npt.NDArray[np.int32] = self._staging.numpy()
         self._results = launcher.host_buffer(_SLOTS * _RESULT_WORDS).view(_SLOTS, _RESULT_WORDS)
-        self._read: npt.NDArray[np.int32] = self._results.numpy()
+        self._uploads = list(zip(self._controls, self._staging, strict=True))
+        self._control_at = [control.data_ptr() for control in self._controls]
+        self._result_at = [result.data_ptr() for result in self._results]
+        self._staged = [_Control(words) for words in self._staging.numpy()]
+        self._read: list[npt.NDArray[np.int32]] = list(self._results.numpy())
         self._stop = launcher.host_buffer(16)
+        self._stop_words: npt.NDArray[np.int32] = self._stop.numpy()
         self._parameters = Parameters()
         for name, tensor in self._buffers.items():
             setattr(self._parameters, name, tensor.data_ptr())
@@ -233,7 +264,8 @@ class Stepper:
     def start(self, parts: Sequence[SequenceRows]) -> Launch:
         slot = self._ticket % _SLOTS
         rows = self._write_control(self._staged[slot], parts)
-        self._controls[slot].copy_(self._staging[slot], non_blocking=True)
+        control, staging = self._uploads[slot]
+        control.copy_(staging, non_blocking=True)
         return self._launch(slot, rows, len(parts), any(part.budget for part in parts))
 
     def follow(self, launch: Launch) -> Launch:
@@ -242,62 +274,67 @@ class Stepper:
 
     def stop(self) -> None:
         """Let followers that have not begun end without work."""
-        self._stop[0] = 1
+        self._stop_words[0] = 1
 
     def resume(self) -> None:
-        self._stop[0] = 0
+        self._stop_words[0] = 0
 
-    def finish(self, launch: Launch) -> Outcome | None:
-        """The result, or None if the launch was stopped before it began."""
-        words = self._read[launch.slot]
+    def wait(self, launch: Launch) -> None:
+        """Until the launch has ended. Between two looks Python's lock is free, so an event loop beside this
+        thread is as prompt as without it; a sleep, however short, would wake late by more than that costs."""
+        words, ticket = self._read[launch.slot], launch.ticket
         polls = 0
-        while words[0] != launch.ticket:
+        while words[0] != ticket:
+            os.sched_yield()
             polls += 1
             if polls % _POLLS_BETWEEN_CHECKS == 0:
                 self._launcher.check()
-                time.sleep(0)
-        fault = int(words[1])
+
+    def finish(self, launch: Launch) -> Outcome | None:
+        """The result, or None if the launch was stopped before it began."""
+        self.wait(launch)
+        _, fault, *found = self._read[launch.slot].tolist()
         if fault == _STOPPED:
             return None
         if fault:
             raise EngineError("the model produced numbers that are not finite; its weights may be damaged")
-        accepted = tuple(words[2 : 2 + launch.sequences].tolist())
-        chosen = tuple(words[2 + MAX_ROWS : 2 + MAX_ROWS + launch.rows].tolist())
-        doubt = words[2 + 2 * MAX_ROWS : 2 + 2 * MAX_ROWS + launch.sequences]
-        return Outcome(chosen, accepted, tuple((doubt != 0).tolist()))
+        accepted, chosen, doubt = found[:MAX_ROWS], found[MAX_ROWS : 2 * MAX_ROWS], found[2 * MAX_ROWS :]
+        return Outcome(
+            tuple(chosen[: launch.rows]),
+            tuple(accepted[: launch.sequences]),
+            tuple(map(bool, doubt[: launch.sequences])),
+        )
 
     def _launch(self, slot: int, rows: int, sequences: int, sparse: bool) -> Launch:
         bucket = self.plan.bucket(rows)
         self._ticket += 1
         p = self._parameters
-        p.control = self._controls[slot].data_ptr()
-        p.next = self._controls[(slot + 1) % _SLOTS].data_ptr()
-        p.result = self._results[slot].data_ptr()
+        p.control = self._control_at[slot]
+        p.next = self._control_at[(slot + 1) % _SLOTS]
+        p.result = self._result_at[slot]
         p.x_stride, p.stages, p.ring_offset = bucket.x_stride, bucket.stages, bucket.ring_offset
         self._launcher.launch(p, bucket, sparse)
         return Launch(self._ticket, slot, rows, sequences, sparse)
 
-    def _write_control(self, words: npt.NDArray[np.int32], parts: Sequence[SequenceRows]) -> int:
-        arrays = words[6:].reshape(14, MAX_ROWS)
-        token, position, owner, first, count, pending, table, inverse, floor, low, high, k, p, budget = arrays
+    def _write_control(self, to: _Control, parts: Sequence[SequenceRows]) -> int:
         row = 0
+        any_hot = any_filtered = any_sparse = False
         for s, part in enumerate(parts):
             size, sampling = len(part.tokens), part.sampling
-            token[row : row + size] = part.tokens
-            position[row : row + size] = np.arange(part.position, part.position + size)
-            owner[row : row + size] = s
-            first[s], count[s], pending[s], table[s] = row, size, part.pending, part.table
+            to.token[row : row + size] = part.tokens
+            to.position[row : row + size] = range(part.position, part.position + size)
+            to.owner[row : row + size] = s
+            to.first[s], to.count[s], to.pending[s], to.table[s] = row, size, part.pending, part.table
             hot = sampling.temperature > 0.0 and sampling.top_k != 1
-            inverse.view(np.float32)[s] = 1.0 / sampling.temperature if hot else 0.0
-            floor.view(np.float32)[s] = np.log(sampling.min_p) if sampling.min_p > 0 else -np.inf
-            low.view(np.uint32)[s] = sampling.seed & 0xFFFFFFFF
-            high.view(np.uint32)[s] = (sampling.seed >> 32) & 0xFFFFFFFF
-            k[s] = sampling.top_k if hot else 0
-            p.view(np.float32)[s] = sampling.top_p if hot else 1.0
-            budget[s] = part.budget
+            to.inverse[s] = 1.0 / sampling.temperature if hot else 0.0
+            to.floor[s] = np.log(sampling.min_p) if sampling.min_p > 0 else -np.inf
+            to.low[s], to.high[s] = sampling.seed & 0xFFFFFFFF, (sampling.seed >> 32) & 0xFFFFFFFF
+            to.top_k[s] = sampling.top_k if hot else 0
+            to.top_p[s] = sampling.top_p if hot else 1.0
+            to.budget[s] = part.budget
+            any_hot |= hot
+            any_filtered |= hot and (sampling.top_k > 0 or sampling.top_p < 1.0)
+            any_sparse |= part.budget > 0
             row += size
-        hot_rows = bool((inverse.view(np.float32)[: len(parts)] != 0).any())
-        filtered = bool(k[: len(parts)].any() or (p.view(np.float32)[: len(parts)] < 1).any())
-        sparse = bool(budget[: len(parts)].any())
-        words[:6] = (row, len(parts), hot_rows, self._ticket + 1, filtered, sparse)
+        to.head[:] = (row, len(parts), any_hot, self._ticket + 1, any_filtered, any_sparse)
         return row
