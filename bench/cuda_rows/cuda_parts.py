@@ -36,6 +36,7 @@ from keystroke.engine.cuda.session import CudaSession
 from keystroke.engine.cuda.sparse import BUDGET, SPARSE_FROM, Sparse
 from keystroke.engine.generation import Generation, GenerationParams
 from keystroke.engine.model import Model
+from keystroke.engine.prefix import common_prefix
 from keystroke.engine.speculative import drafter_for, measure_verify_cost
 from keystroke.engine.tokenizer import load_tokenizer
 
@@ -262,14 +263,20 @@ def prefill(run: Run, context: int = 16_384, rounds: int = 3) -> Json:
 def edit(run: Run) -> list[Json]:
     """A file copied with a name changed in it, as the editor asks for it: the model has seen the first
     changes and rewrites the file region by region; the old lines are the draft. The text must be the same
-    without them."""
+    without them.
+
+    The first round of either kind is the warm-up. The very first reads whole prompts; all later rounds find
+    the full pages it left and compute only what follows them, in one portion or in the first step. So rounds
+    that are compared read the same KV, whether they draft or not; `reused` says so for each question, and
+    where it differs (pages were evicted in between) portions were others and their last bits may be."""
     model = run.model
     assert model is not None
     questions = list(rewrites(model))
     measure_verify_cost(model.engine, 2.0)
     found: dict[bool, list[Json]] = {False: [], True: []}
     for drafts, _ in itertools.product((False, True), range(1 + ROUNDS)):
-        said, sums = [], dict.fromkeys(("tokens", "seconds", "prefill", "steps", "drafted", "accepted"), 0.0)
+        said, reused = [], []
+        sums = dict.fromkeys(("tokens", "seconds", "prefill", "steps", "drafted", "accepted"), 0.0)
         for prompt, draft, room in questions:
             drafter = drafter_for(model.engine, draft) if drafts else None
             with model.engine.session() as session:
@@ -278,10 +285,11 @@ def edit(run: Run) -> list[Json]:
                     pass
             said.append(tuple(answer.tokens))
             stats = answer.stats
+            reused.append(stats.reused)
             each = (stats.tokens, stats.decode_seconds, stats.prefill_seconds)
             for name, value in zip(sums, (*each, stats.steps, stats.drafted, stats.accepted), strict=True):
                 sums[name] += value
-        found[drafts].append({**sums, "said": said})
+        found[drafts].append({**sums, "said": said, "reused": reused})
     context = max(len(prompt) for prompt, _, _ in questions)
     rows, speeds = [], []
     for drafts, rounds in found.items():
@@ -297,12 +305,33 @@ def edit(run: Run) -> list[Json]:
                 "times_plain": round(speeds[1] / speeds[0], 2),
                 "accepted": round(last["accepted"] / max(last["drafted"], 1), 3),
                 "tokens_a_step": round(last["tokens"] / last["steps"], 2),
-                # Not the warm-up's: it reads its prompts in other portions, whose KV may differ in last bits.
-                "same_text": all(r["said"] == found[False][1]["said"] for r in (*found[False][1:], *timed)),
             }
+            plain = found[False][1]
+            others = [r for r in (*found[False][2:], *timed) if r["said"] != plain["said"]]
+            more["same_text"] = not others
+            if others:
+                more["first_difference"] = difference(run, [q[0] for q in questions], plain, others[0])
         mode = "copy with edits, drafts" if drafts else "copy with edits, plain"
         rows.append(run.row(context, mode, speeds[-1], **more))
     return rows
+
+
+def difference(run: Run, prompts: list[list[int]], plain: Json, other: Json) -> Json:
+    """Where two rounds part, and how far apart the two best logits are there: next to nothing where rounding
+    decided (then `same_reads` should be false: other portions), much more where something is wrong."""
+    question, a, b = next(
+        (i, a, b) for i, (a, b) in enumerate(zip(plain["said"], other["said"], strict=True)) if a != b
+    )
+    token = common_prefix(a, b)
+    with run.engine.session() as session:
+        session.extend([*prompts[question], *a[:token]])
+        (_, best), (_, second) = session.step(sampling=Sampling(logprobs=2)).logprobs[0].top
+    return {
+        "question": question,
+        "token": token,
+        "best_logits_apart": round(best - second, 4),
+        "same_reads": plain["reused"] == other["reused"],
+    }
 
 
 def rewrites(model: Model) -> list[tuple[list[int], list[int], int]]:

@@ -13,6 +13,10 @@ from typing import Any
 import pytest
 from cuda_models import tiny_engine, tiny_spec
 
+from keystroke.engine.base import Sampling
+from keystroke.engine.model import Model
+from keystroke.engine.tokenizer.byte_tokens import ByteTokenizer
+
 ROWS = Path(__file__).resolve().parents[3] / "bench/cuda_rows"
 COMMON = {"shape", "precision", "context", "mode", "tok_s", "fraction_of_limit", "peer_tok_s"}
 
@@ -62,6 +66,29 @@ def test_every_row_of_random_weights_reports_its_columns(
     monkeypatch.setattr(parts, "SPARSE_FROM", 32)
     assert "times_dense" in parts.sparse_decode(run, 60)
     assert run.engine.sparse_steps > 0
+
+
+def test_the_edit_says_where_two_texts_part_and_how_near_the_choice_was(
+    parts: Any, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = [[7 * i % 200 for i in range(70)], [11 * i % 200 for i in range(70)]]
+    monkeypatch.setattr(parts, "rewrites", lambda model: [(prompt, [1, 2, 3], 3) for prompt in prompts])
+    monkeypatch.setattr(parts, "measure_verify_cost", lambda engine, most: None)
+    run.model = Model("tiny", run.engine, ByteTokenizer({}, eos=250, vocab_size=256))
+    plain, drafted = parts.edit(run)
+    assert (plain["tokens"], drafted["tokens"]) == (6, 6)
+    assert drafted["same_text"] is True
+    assert "first_difference" not in drafted
+
+    with run.engine.session() as session:
+        session.extend(prompts[1])
+        said = session.step(sampling=Sampling(logprobs=2))
+        (_, best), (_, second) = session.step(sampling=Sampling(logprobs=2)).logprobs[0].top
+    one = {"said": [(1, 2), (said.tokens[0], 5, 6)], "reused": [64, 64]}
+    other = {"said": [(1, 2), (said.tokens[0], 6, 6)], "reused": [64, 0]}
+    found = parts.difference(run, prompts, one, other)
+    assert found.pop("best_logits_apart") == pytest.approx(best - second, abs=1e-3)
+    assert found == {"question": 1, "token": 1, "same_reads": False}
 
 
 def test_the_shapes_of_every_part_suit_the_kernel(parts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
