@@ -243,7 +243,8 @@ def _value_of(engine: CudaEngine, token: int) -> Tensor:
     weights = engine._prefill._weights
     spec = weights.plan.spec
     width = spec.kv_heads * spec.head_dim
-    normed = engine._prefill._norm(weights.embedding[token].float(), weights.norms[0]).float()
+    x = weights.embedding[token].float()
+    normed = engine._prefill._between.normalise(x, None, None, weights.norms[0]).float()
     v = weights.dense(0).qkv[-width:].float() @ normed + weights.biases[0]["qkv"][-width:]
     return v.view(spec.kv_heads, spec.head_dim)
 

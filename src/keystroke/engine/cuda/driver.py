@@ -11,7 +11,7 @@ import hashlib
 import os
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 from pathlib import Path
@@ -37,7 +37,50 @@ _PARTS = (  # in the order in which they build on each other
     "choice.cuh",
     "decode.cu",
 )
+_PREFILL_PARTS = ("prefill.cu",)
 _NVRTC_NAMES = ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so")
+
+
+class Gpu:
+    """One device through the driver: machine code is loaded and launched in torch's stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._driver = ctypes.CDLL("libcuda.so.1")
+        numbers = [ctypes.c_uint] * 7
+        pointers = [ctypes.c_void_p] * 2
+        self._driver.cuLaunchCooperativeKernel.argtypes = [ctypes.c_void_p, *numbers, *pointers]
+        self._driver.cuLaunchKernel.argtypes = [ctypes.c_void_p, *numbers, *pointers, ctypes.c_void_p]
+        torch.cuda.synchronize(device)  # makes the primary context, and makes it current
+        self._context = ctypes.c_void_p()
+        self.call("cuCtxGetCurrent", ctypes.byref(self._context))
+
+    def enter(self) -> int:
+        """Make the device's context this thread's own; returns the stream that torch works in."""
+        self.call("cuCtxSetCurrent", self._context)
+        return torch.cuda.current_stream(self.device).cuda_stream
+
+    def load(self, image: bytes) -> ctypes.c_void_p:
+        module = ctypes.c_void_p()
+        self.enter()
+        self.call("cuModuleLoadData", ctypes.byref(module), image)
+        return module
+
+    def function(self, module: ctypes.c_void_p, name: str, shared: int = 0) -> ctypes.c_void_p:
+        """A kernel of `module` that may have so many bytes of shared memory."""
+        found = ctypes.c_void_p()
+        self.call("cuModuleGetFunction", ctypes.byref(found), module, name.encode())
+        if shared:
+            self.call("cuFuncSetAttribute", found, _DYNAMIC_SHARED, shared)
+        return found
+
+    def call(self, name: str, *arguments: object) -> None:
+        status = getattr(self._driver, name)(*arguments)
+        if status:
+            text = ctypes.c_char_p()
+            self._driver.cuGetErrorString(status, ctypes.byref(text))
+            reason = (text.value or b"unknown error").decode()
+            raise EngineError(f"the GPU refused {name}: {reason}; check the driver with nvidia-smi")
 
 
 class GpuLauncher:
@@ -46,27 +89,16 @@ class GpuLauncher:
     def __init__(self, plan: Plan, device: torch.device, *, profile: int = 0) -> None:
         self.blocks = plan.blocks
         self._plan = plan
-        self._device = device
         self._profile = profile
-        self._driver = ctypes.CDLL("libcuda.so.1")
+        self._gpu = Gpu(device)
         self._functions: dict[tuple[int, bool], ctypes.c_void_p] = {}
         self._lock = threading.Lock()
-        torch.cuda.synchronize(device)  # makes the primary context, and makes it current
-        self._context = ctypes.c_void_p()
-        self._call("cuCtxGetCurrent", ctypes.byref(self._context))
 
     def launch(self, parameters: Parameters, bucket: Bucket, sparse: bool) -> None:
         function = self._functions.get((bucket.tiles_n, sparse)) or self.prepare(bucket.tiles_n, sparse)
-        self._call("cuCtxSetCurrent", self._context)
-        stream = ctypes.c_void_p(torch.cuda.current_stream(self._device).cuda_stream)
-        arguments = (ctypes.c_void_p * 1)(ctypes.addressof(parameters))
-        self._call(
-            "cuLaunchCooperativeKernel",
-            function,
-            *(ctypes.c_uint(n) for n in (self.blocks, 1, 1, _THREADS, 1, 1, SHARED_BYTES)),
-            stream,
-            arguments,
-        )
+        stream = self._gpu.enter()
+        sizes = (self.blocks, 1, 1, _THREADS, 1, 1, SHARED_BYTES)
+        self._gpu.call("cuLaunchCooperativeKernel", function, *sizes, stream, _only(parameters))
 
     def prepare(self, tiles_n: int, sparse: bool = False) -> ctypes.c_void_p:
         with self._lock:
@@ -76,18 +108,14 @@ class GpuLauncher:
             macros = self._plan.macros(tiles_n, sparse)
             if self._profile:
                 macros["PROFILE"] = str(self._profile)
-            image = compiled(macros)
-            module, function = ctypes.c_void_p(), ctypes.c_void_p()
-            self._call("cuCtxSetCurrent", self._context)
-            self._call("cuModuleLoadData", ctypes.byref(module), image)
-            self._call("cuModuleGetFunction", ctypes.byref(function), module, b"decode_step")
-            self._call("cuFuncSetAttribute", function, _DYNAMIC_SHARED, SHARED_BYTES)
+            module = self._gpu.load(compiled(macros))
+            function = self._gpu.function(module, "decode_step", SHARED_BYTES)
             self._functions[tiles_n, sparse] = function
             return function
 
     def check(self) -> None:
         try:
-            torch.cuda.current_stream(self._device).query()
+            torch.cuda.current_stream(self._gpu.device).query()
         except RuntimeError as error:
             raise EngineError(
                 f"the GPU stopped working ({str(error).splitlines()[0]}); restart the server"
@@ -96,30 +124,48 @@ class GpuLauncher:
     def host_buffer(self, words: int) -> Tensor:
         return torch.zeros(words, dtype=torch.int32).pin_memory()
 
-    def _call(self, name: str, *arguments: object) -> None:
-        status = getattr(self._driver, name)(*arguments)
-        if status:
-            text = ctypes.c_char_p()
-            self._driver.cuGetErrorString(status, ctypes.byref(text))
-            reason = (text.value or b"unknown error").decode()
-            raise EngineError(f"the GPU refused {name}: {reason}; check the driver with nvidia-smi")
+
+class Stretches:
+    """The kernels of prefill.cu, each with one structure of parameters. `begin` before the first launch of a
+    portion; launches then come cheap, for there are many."""
+
+    def __init__(self, device: torch.device, macros: dict[str, str]) -> None:
+        self._gpu = Gpu(device)
+        self._module = self._gpu.load(compiled(macros, _PREFILL_PARTS))
+        self._functions: dict[str, ctypes.c_void_p] = {}
+        self._stream = 0
+
+    def begin(self) -> None:
+        self._stream = self._gpu.enter()
+
+    def launch(self, name: str, grid: tuple[int, int], threads: int, parameters: ctypes.Structure) -> None:
+        function = self._functions.get(name)
+        if function is None:
+            function = self._functions[name] = self._gpu.function(self._module, name)
+        sizes = (*grid, 1, threads, 1, 1, 0)
+        self._gpu.call("cuLaunchKernel", function, *sizes, self._stream, _only(parameters), None)
 
 
-def kernel_source(instructions: str | None = None) -> str:
-    """The kernel as one text, over the GPU's instructions or a stand-in for them."""
+def _only(parameters: ctypes.Structure) -> ctypes.Array[ctypes.c_void_p]:
+    """The arguments of a kernel that has one, which is copied when the launch is made."""
+    return (ctypes.c_void_p * 1)(ctypes.addressof(parameters))
+
+
+def kernel_source(instructions: str | None = None, parts: Sequence[str] = _PARTS) -> str:
+    """A kernel as one text, over the GPU's instructions or a stand-in for them."""
     folder = resources.files("keystroke.engine.cuda") / "kernels"
     if instructions is None:
         instructions = (folder / "device.cuh").read_text()
-    return "\n".join([instructions, *((folder / name).read_text() for name in _PARTS)])
+    return "\n".join([instructions, *((folder / name).read_text() for name in parts)])
 
 
-def compiled(macros: dict[str, str]) -> bytes:
+def compiled(macros: dict[str, str], parts: Sequence[str] = _PARTS) -> bytes:
     """The machine code for these macros, from the cache on disk or made now (some seconds)."""
     options = ["--gpu-architecture=sm_90", "--std=c++17", "-default-device"]
     options += [f"-D{name}={value}" for name, value in sorted(macros.items())]
-    source = kernel_source()
+    source = kernel_source(parts=parts)
     name = hashlib.sha256("\0".join([source, *options]).encode()).hexdigest()[:32]
-    path = cache_folder() / f"decode-{name}.cubin"
+    path = cache_folder() / f"{Path(parts[-1]).stem}-{name}.cubin"
     if path.is_file():
         return path.read_bytes()
     image = _compile(source, options)

@@ -226,6 +226,12 @@ class Plan:
             "SPARSE": str(int(sparse)),  # a kernel of its own: what it adds takes registers from all else
         }
 
+    def row_macros(self) -> dict[str, str]:
+        """Of prefill.cu."""
+        names = ("HIDDEN", "HEADS", "KV_HEADS", "HEAD_DIM", "INTERMEDIATE", "QK_NORM", "NORM_EPS", "KV_BYTES")
+        macros = self.macros(1)
+        return {name: macros[name] for name in names}
+
     def _head_split(self) -> int:
         """Parts of the O projection, whole heads each. A block first combines the attention of the heads it
         reads, so few heads matter more than few units: about three, where that divides."""

@@ -1,0 +1,125 @@
+"""The stretches between prefill's products: each kernel against float64, and against the library's way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from gpu_models import DEVICE, FAMILIES, blocks, family, needs_hopper
+from torch import Tensor
+
+from keystroke.engine.checkpoint.spec import ModelSpec
+from keystroke.engine.cuda.between import Between, Kernels, Library, Portion
+from keystroke.engine.cuda.model import KvSteps, Weights, random_weights
+from keystroke.engine.cuda.plan import PAGE, KvPrecision
+from keystroke.engine.cuda.reference import rotate
+
+pytestmark = needs_hopper
+ROWS, START, PAGES = 150, 77, 9
+TABLE = [5, 2, 7, 0]
+
+
+class Memory:
+    """A model's weights, pages of keys and values, and one way to compute between products."""
+
+    def __init__(self, spec: ModelSpec, way: type[Library] | type[Kernels], kv: KvPrecision = "bf16") -> None:
+        self.weights: Weights = random_weights(spec, "bf16", DEVICE, blocks(), kv_precision=kv)
+        kind = torch.bfloat16
+        if kv == "int8":
+            kind, shape = torch.uint8, (spec.layers, spec.kv_heads, spec.head_dim)
+            generator = torch.Generator(DEVICE).manual_seed(3)
+            steps = [0.01 + 0.02 * torch.rand(shape, device=DEVICE, generator=generator) for _ in range(2)]
+            self.weights.kv_steps = KvSteps(*steps)
+        shape = (spec.layers, PAGES, spec.kv_heads, PAGE * spec.head_dim)
+        keys, values = (torch.zeros(shape, dtype=kind, device=DEVICE) for _ in range(2))
+        self.keys = keys.view(*shape[:3], PAGE, spec.head_dim)
+        self.values = values.view(*shape[:3], spec.head_dim, PAGE)
+        self.between: Between = way(self.weights, self.keys, self.values)
+        self.between.begin(Portion(START, ROWS, torch.tensor(TABLE, device=DEVICE)))
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(seed))
+
+
+def assert_rounded(found: Tensor, truth: Tensor) -> None:
+    """As near as bf16 comes, but for what float32 lost before."""
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.double(), truth, rtol=2**-9 * 1.02, atol=3e-6)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("given", ["nothing", "product", "product and bias"])
+def test_rows_are_added_to_and_normalised(name: str, given: str) -> None:
+    memory = Memory(family(name), Kernels)
+    spec = memory.weights.plan.spec
+    x, weight = 3 * noise(ROWS, spec.hidden), memory.weights.norms[1]
+    output = noise(ROWS, spec.hidden, seed=1).to(torch.bfloat16) if given != "nothing" else None
+    bias = noise(spec.hidden, seed=2) if given == "product and bias" else None
+    expected = x.double()
+    for part in (output, bias):
+        expected = expected if part is None else expected + part.double()
+    found = memory.between.normalise(x, output, bias, weight)
+    torch.testing.assert_close(x.double(), expected, rtol=1e-6, atol=1e-6)
+    assert_rounded(found, F.rms_norm(expected, (spec.hidden,), weight.double(), spec.norm_eps))
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_gates_and_ups_are_activated(biased: bool) -> None:
+    memory = Memory(replace(family("llama"), intermediate=1984), Kernels)  # the last block is not full
+    width = memory.weights.plan.spec.intermediate
+    both = (4 * noise(ROWS, 2 * width)).to(torch.bfloat16)
+    bias = noise(2 * width, seed=1) if biased else None
+    gate, up = (both.double() if bias is None else both.double() + bias.double()).chunk(2, -1)
+    assert_rounded(memory.between.activate(both, bias), F.silu(gate) * up)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_heads_are_turned_and_keys_and_values_stored(name: str) -> None:
+    memory, spec, layer = Memory(family(name), Kernels), family(name), 2
+    qkv = noise(ROWS, (spec.heads + 2 * spec.kv_heads) * spec.head_dim).to(torch.bfloat16)
+    bias = memory.weights.biases[layer].get("qkv")
+    found = memory.between.heads(qkv, bias, layer)
+    wide = (qkv.double() if bias is None else qkv.double() + bias.double()).view(ROWS, -1, spec.head_dim)
+    q, k, v = torch.split(wide, [spec.heads, spec.kv_heads, spec.kv_heads], 1)
+    if spec.qk_norm:
+        weights = memory.weights.qk_norms[layer].double()
+        q, k = (
+            F.rms_norm(t, (spec.head_dim,), w, spec.norm_eps) for t, w in zip((q, k), weights, strict=True)
+        )
+    angles = memory.weights.rope[START : START + ROWS].double()
+    for got, truth in zip(
+        found, (*(rotate(t, angles[..., 0], angles[..., 1]) for t in (q, k)), v), strict=True
+    ):
+        assert_rounded(got.transpose(0, 1), truth)
+    for row in (0, 50, 51, ROWS - 1):
+        page, slot = TABLE[(START + row) // PAGE], (START + row) % PAGE
+        assert torch.equal(memory.keys[layer, page, :, slot], found[1][:, row])
+        assert torch.equal(memory.values[layer, page, :, :, slot], found[2][:, row])
+    assert not memory.keys[[0, 1, 3, 4, 5]].any(), "other layers are left alone"
+    assert not memory.keys[layer, [1, 3, 4, 6, 8]].any(), "and pages of other sequences"
+
+
+@pytest.mark.parametrize(("name", "kv"), list(product(FAMILIES, ("bf16", "int8"))))
+def test_both_ways_store_and_read_the_same(name: str, kv: KvPrecision) -> None:
+    """To a unit in the last place: sums of squares have another order, and a tie may fall the other way."""
+    ours, library = Memory(family(name), Kernels, kv), Memory(family(name), Library, kv)
+    spec = family(name)
+    qkv = noise(ROWS, (spec.heads + 2 * spec.kv_heads) * spec.head_dim).to(torch.bfloat16)
+    found, expected = (m.between.heads(qkv, m.weights.biases[1].get("qkv"), 1) for m in (ours, library))
+    for stored, truth in ((ours.keys, library.keys), (ours.values, library.values)):
+        if kv == "int8":
+            assert (stored.int() - truth.int()).abs().max() <= 1
+            assert (stored != truth).float().mean() < 0.001
+        else:
+            torch.testing.assert_close(stored, truth, rtol=2**-7, atol=1e-5)
+    for got, truth in zip(found, expected, strict=True):
+        torch.testing.assert_close(got, truth, rtol=2**-7, atol=1.0 if kv == "int8" else 1e-5)
+    ours.keys.copy_(library.keys), ours.values.copy_(library.values)
+    for got, truth in zip(ours.between.context(1), library.between.context(1), strict=True):
+        assert got.shape == (spec.kv_heads, START + ROWS, spec.head_dim)
+        assert got.stride(-1) == 1
+        assert torch.equal(got, truth)
