@@ -29,10 +29,9 @@ class Memory:
         self.weights: Weights = random_weights(spec, "bf16", DEVICE, blocks(), kv_precision=kv)
         kind = torch.bfloat16
         if kv == "int8":
-            kind, shape = torch.uint8, (spec.layers, spec.kv_heads, spec.head_dim)
-            generator = torch.Generator(DEVICE).manual_seed(3)
-            steps = [0.01 + 0.02 * torch.rand(shape, device=DEVICE, generator=generator) for _ in range(2)]
-            self.weights.kv_steps = KvSteps(*steps)
+            kind = torch.uint8
+            steps = (noise(spec.layers, spec.kv_heads, spec.head_dim, seed=n).abs() for n in (3, 4))
+            self.weights.kv_steps = KvSteps(*(0.01 + 0.01 * step for step in steps))
         shape = (spec.layers, PAGES, spec.kv_heads, PAGE * spec.head_dim)
         keys, values = (torch.zeros(shape, dtype=kind, device=DEVICE) for _ in range(2))
         self.keys = keys.view(*shape[:3], PAGE, spec.head_dim)
