@@ -139,7 +139,8 @@ class Kernels:
         self._keys = keys
         self._values = values
         self._steps = weights.kv_steps if keys.dtype == torch.uint8 else None
-        self._stretches = Stretches(keys.device, weights.plan.row_macros())
+        macros = weights.plan.prefill_macros(keys.element_size())
+        self._stretches = Stretches(keys.device, macros)
         self._stretch = _Stretch(rope=weights.rope.data_ptr())
 
     def begin(self, portion: Portion) -> None:

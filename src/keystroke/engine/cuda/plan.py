@@ -226,11 +226,11 @@ class Plan:
             "SPARSE": str(int(sparse)),  # a kernel of its own: what it adds takes registers from all else
         }
 
-    def row_macros(self) -> dict[str, str]:
-        """Of prefill.cu."""
-        names = ("HIDDEN", "HEADS", "KV_HEADS", "HEAD_DIM", "INTERMEDIATE", "QK_NORM", "NORM_EPS", "KV_BYTES")
+    def prefill_macros(self, kv_bytes: int) -> dict[str, str]:
+        """Of prefill.cu, where a number of a key or value takes so many bytes."""
+        names = ("HIDDEN", "HEADS", "KV_HEADS", "HEAD_DIM", "INTERMEDIATE", "QK_NORM", "NORM_EPS")
         macros = self.macros(1)
-        return {name: macros[name] for name in names}
+        return {**{name: macros[name] for name in names}, "KV_BYTES": str(kv_bytes)}
 
     def _head_split(self) -> int:
         """Parts of the O projection, whole heads each. A block first combines the attention of the heads it
