@@ -52,8 +52,12 @@ DEVICE Partial other_half(const Partial& p) {  // of the thread eight lanes away
   return o;
 }
 
+DEVICE void wait_for_partials(Worker& w) {
+  if (w.tag) wait_early(w);
+  else wait(w);
+}
 // Rows of at most 32 chunks: `pairs` of a row and a head. place(i, m, head) says which the i-th is and returns where
-// its result goes.
+// its result goes. Waits for the previous phase when it knows where everything lies: that takes as long as the loads.
 template <class Pairs>
 DEVICE void combine_near(Worker& w, int pairs, const Pairs& place) {
   constexpr int QUADS = HEAD_DIM / 4;
@@ -61,6 +65,17 @@ DEVICE void combine_near(Worker& w, int pairs, const Pairs& place) {
   // A thread adds 16 chunks of four dimensions; its partner, eight lanes away, the other 16.
   const int half = w.lane >> 3 & 1, items = pairs * QUADS;
   const int mine = (w.lane & 7) + (w.lane >> 4) * 8 + w.warp * 16;  // 0 ... 127
+  const auto norm_at = [&](int at) {  // of the pair that this warp weighs, this lane's chunk; or none
+    int m, head;
+    place(at < pairs ? at : 0, m, head);
+    const float2* norms = w.p->partial_norm + ((s64)m * HEADS + head) * w.p->partial_stride + w.lane;
+    return at < pairs && w.lane < chunks_of(*w.control, m) ? norms : nullptr;
+  };
+  if (pairs == 0) {
+    wait_for_partials(w);
+    return;
+  }
+  const float2* norms = norm_at(w.warp);
   for (int base = 0; base < items; base += COMPUTE / 2) {
     const int item = base + mine;
     const bool real = item < items;
@@ -69,6 +84,9 @@ DEVICE void combine_near(Worker& w, int pairs, const Pairs& place) {
     u16* to = place(i, m, head);
     const int chunks = chunks_of(*w.control, m) - half * 16;
     const float* from = w.p->partial + (((s64)m * HEADS + head) * w.p->partial_stride + half * 16) * HEAD_DIM + d;
+    if (base == 0) wait_for_partials(w);
+    uint2 norm = make_uint2(w.tag, w.tag);
+    if (base == 0 && norms) norm = poll8(norms);
     uint4 raw[16];
 #pragma unroll
     for (int c = 0; c < 16; ++c) {
@@ -77,13 +95,21 @@ DEVICE void combine_near(Worker& w, int pairs, const Pairs& place) {
     }
     if (base == 0) {  // while those are on their way
       for (int at = w.warp; at < pairs; at += WARPS) {
-        place(at, m, head);
-        float2 norm = make_float2(-INFINITY, 0.0f);
-        if (w.lane < chunks_of(*w.control, m))
-          norm = take_norm(w, w.p->partial_norm + ((s64)m * HEADS + head) * w.p->partial_stride + w.lane);
+        if (at != w.warp) {
+          norms = norm_at(at);
+          norm = make_uint2(w.tag, w.tag);
+          if (norms) norm = poll8(norms);
+        }
+        while (((norm.x ^ w.tag) | (norm.y ^ w.tag)) & 3) {
+          spin();
+          norm = poll8(norms);
+        }
         float whole;
-        weights[at * GROUPS + w.lane] = group_weight(norm.x, norm.y, whole);
-        raise_doubt(w, m, head, whole);
+        weights[at * GROUPS + w.lane] = group_weight(norms ? untagged(norm.x) : -INFINITY, norms ? untagged(norm.y) : 0.0f, whole);
+        if (SPARSE) {
+          place(at, m, head);
+          raise_doubt(w, m, head, whole);
+        }
       }
       compute_sync();
     }
@@ -168,17 +194,13 @@ DEVICE void gather(Worker& w) {
   const Span span = w.spans[OUTPUT];
   constexpr int EACH = HEADS / O_SPLIT;  // heads in one part of the inner dimension
   const int from = span.low / (HIDDEN / 16), parts = span.low < span.high ? (span.high - 1) / (HIDDEN / 16) - from + 1 : 0;
-  if (w.tag) wait_early(w);
-  else wait(w);
   if (w.fused) {
-    if (parts) {
-      const int heads = parts * EACH;
-      combine_near(w, heads * w.rows, [&](int i, int& m, int& head) {
-        m = i / heads;
-        head = from * EACH + i - m * heads;
-        return w.operand + m * w.p->x_stride + head * HEAD_DIM;
-      });
-    }
+    const int heads = parts * EACH;
+    combine_near(w, heads * w.rows, [&](int i, int& m, int& head) {
+      m = i / heads;
+      head = from * EACH + i - m * heads;
+      return w.operand + m * w.p->x_stride + head * HEAD_DIM;
+    });
     return;
   }
   if (w.few) {
@@ -191,6 +213,7 @@ DEVICE void gather(Worker& w) {
     });
   } else {
     constexpr int PIECES = QUERY_WIDTH / 32;
+    wait_for_partials(w);
     for (int i = blockIdx.x; i < w.rows * PIECES; i += gridDim.x)
       combine_together(w, i / PIECES, i % PIECES / (HEAD_DIM / 32), i % PIECES % (HEAD_DIM / 32) * 32);
   }

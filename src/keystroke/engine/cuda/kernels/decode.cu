@@ -60,9 +60,6 @@ DEVICE void compute(Worker& w) {
     if (tags_activations(w)) arrive_early(w);
     else arrive(w);
     refresh(w);
-    if (tags_activations(w)) wait_early(w);
-    else wait(w);
-    mark(w);
     project_down(w);
     arrive_early(w);
   }

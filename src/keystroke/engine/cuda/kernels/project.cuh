@@ -73,38 +73,6 @@ DEVICE void load_rows(Worker& w, const u16* from, int stride, int to, int width)
   barrier_wait(w.arrival, w.loads++ & 1);
 }
 
-// Few rows of activations come sooner by the threads themselves than by the copy engine: parts first ... end - 1 of
-// rows that are cut into parts of WIDTH, each to its own place in the operand. Those with a tag are asked for until it
-// is this layer's.
-template <int WIDTH>
-DEVICE void load_parts(Worker& w, int first, int end) {
-  constexpr int TURNS = (WIDTH / 4 + COMPUTE - 1) / COMPUTE;
-  for (int m = 0; m < w.rows; ++m)
-#pragma unroll 1
-    for (int part = first; part < end; ++part) {
-      u16* to = w.operand + m * w.p->x_stride + part * WIDTH;
-      const s64 at = (s64)m * INTERMEDIATE + part * WIDTH;
-      if (ACTIVATION_TAGS && w.tag) {
-        const u32* from = w.p->tagged + at;
-        uint4 v[TURNS];
-#pragma unroll
-        for (int i = 0; i < TURNS; ++i)
-          if (within(w, i, WIDTH / 4)) v[i] = poll16(from + (i * COMPUTE + w.thread) * 4);
-#pragma unroll
-        for (int i = 0; i < TURNS; ++i)
-          if (within(w, i, WIDTH / 4)) {
-            while (((v[i].x ^ w.tag) | (v[i].y ^ w.tag) | (v[i].z ^ w.tag) | (v[i].w ^ w.tag)) & 0xffff) {
-              spin();
-              v[i] = poll16(from + (i * COMPUTE + w.thread) * 4);
-            }
-            *(uint2*)(to + (i * COMPUTE + w.thread) * 4) = make_uint2(permute_bytes(v[i].x, v[i].y, 0x7632), permute_bytes(v[i].z, v[i].w, 0x7632));
-          }
-      } else {
-        for (int d = w.thread * 8; d < WIDTH; d += COMPUTE * 8) *(uint4*)(to + d) = load16(w.p->activated + at + d);
-      }
-    }
-}
-
 // After this the operand holds the normalised residual rows, of `sums` sums each. Waits for the previous phase.
 DEVICE void normalise(Worker& w, int index, int sums, int matrix) {
   const NormWeights weights = load_norm(w, index);
@@ -226,18 +194,66 @@ DEVICE void project_gate_up(Worker& w) {
     else w.p->activated[at] = v;
   });
 }
+// Parts of few rows of activations, from `first` on, each to its own place in the operand: they come sooner by the threads
+// themselves than by the copy engine. Those with a tag are asked for until it is this layer's. Waits for the previous
+// phase when it knows where everything lies.
+DEVICE void load_activated(Worker& w, int first, int parts) {
+  constexpr int TURNS = (Down::inner / 4 + COMPUTE - 1) / COMPUTE;
+  const bool tags = tags_activations(w);
+  const int at = first * Down::inner + w.thread * 4;
+  const u32* tagged = w.p->tagged + at;
+  const u16* plain = w.p->activated + at;
+  u16* to = w.operand + at;
+  if (tags) wait_early(w);
+  else wait(w);
+  mark(w);
+  for (int m = 0; m < w.rows; ++m)
+#pragma unroll 1
+    for (int part = 0; part < parts; ++part) {
+      const int from = m * INTERMEDIATE + part * Down::inner;
+      uint4 v[TURNS];
+#pragma unroll
+      for (int i = 0; i < TURNS; ++i)
+        if (within(w, i, Down::inner / 4)) {
+          if (tags) {
+            v[i] = poll16(tagged + from + i * COMPUTE * 4);
+          } else {
+            const uint2 two = poll8(plain + from + i * COMPUTE * 4);
+            v[i] = make_uint4(two.x, two.y, 0, 0);
+          }
+        }
+#pragma unroll
+      for (int i = 0; i < TURNS; ++i)
+        if (within(w, i, Down::inner / 4)) {
+          if (tags) {
+            while (((v[i].x ^ w.tag) | (v[i].y ^ w.tag) | (v[i].z ^ w.tag) | (v[i].w ^ w.tag)) & 0xffff) {
+              spin();
+              v[i] = poll16(tagged + from + i * COMPUTE * 4);
+            }
+            v[i] = make_uint4(permute_bytes(v[i].x, v[i].y, 0x7632), permute_bytes(v[i].z, v[i].w, 0x7632), 0, 0);
+          }
+          *(uint2*)(to + m * w.p->x_stride + part * Down::inner + i * COMPUTE * 4) = make_uint2(v[i].x, v[i].y);
+        }
+    }
+}
+// Waits for the previous phase.
 DEVICE void project_down(Worker& w) {
+  constexpr int TILES = HIDDEN / 16;
   const Span span = w.spans[DOWN];
-  const bool whole = takes_whole(w);
+  const bool whole = takes_whole(w), direct = whole && w.rows <= w.p->direct_rows;
   const auto finish = [&](int unit, int, int g, int m, float low, float high) { add_rows(w, unit, g, m, low, high); };
+  if (direct) load_activated(w, span.low / TILES, span.low < span.high ? (span.high - 1) / TILES + 1 - span.low / TILES : 0);
+  else {
+    wait(w);
+    mark(w);
+  }
   for (int from = span.low; from < span.high;) {  // all at once, or as much as one part of the operand serves
-    const int split = from / (HIDDEN / 16), end = whole || (split + 1) * (HIDDEN / 16) > span.high ? span.high : (split + 1) * (HIDDEN / 16);
+    const int split = from / TILES, end = whole || (split + 1) * TILES > span.high ? span.high : (split + 1) * TILES;
+    const int parts = whole ? (end - 1) / TILES + 1 - split : 1, at = split * Down::inner;
     if (from > span.low) compute_sync();  // the operand is no longer needed
-    const int parts = whole ? (end - 1) / (HIDDEN / 16) + 1 - split : 1, at = split * Down::inner;
-    if (whole && w.rows <= w.p->direct_rows) load_parts<Down::inner>(w, split, split + parts);
-    else load_rows(w, w.p->activated + at, INTERMEDIATE, whole ? at : 0, parts * Down::inner);
+    if (!direct) load_rows(w, w.p->activated + at, INTERMEDIATE, whole ? at : 0, parts * Down::inner);
     compute_sync();
-    multiply<Down>(w, from, end, [&](int unit) { return whole ? unit / (HIDDEN / 16) * Down::inner : 0; }, finish);
+    multiply<Down>(w, from, end, [&](int unit) { return whole ? unit / TILES * Down::inner : 0; }, finish);
     from = end;
   }
 }
