@@ -166,6 +166,7 @@ DEVICE void bulk_copy(void* to, const void* from, u32 bytes, u64* b, u64) {
   c.bytes -= bytes;
   barrier_settle(c);
 }
+DEVICE void fence_reads() {}
 DEVICE void fence_copies() {}
 DEVICE void bulk_copy_kept(void* to, const void* from, u32 bytes, u64* b) { bulk_copy(to, from, bytes, b, 0); }
 DEVICE uint4 load16(const void* p) {

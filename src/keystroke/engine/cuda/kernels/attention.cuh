@@ -115,6 +115,7 @@ DEVICE const Stored* await_page(Worker& w, int i) {
 }
 DEVICE void leave_page(Worker& w, int i) {
   if (i % DENSITY != DENSITY - 1) return;
+  fence_reads();
   warp_sync();
   if (w.lane == 0) barrier_arrive(&w.ring.empty[w.ring.at.stage]);
   w.ring.at.advance(w.ring.count);
