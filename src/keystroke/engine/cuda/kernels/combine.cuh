@@ -21,7 +21,6 @@ DEVICE void add_scaled(Partial& sum, const Partial& part, float scale) {
 DEVICE void take_values(Partial& p, const uint4& raw) {
   p.x = untagged(raw.x); p.y = untagged(raw.y); p.z = untagged(raw.z); p.u = untagged(raw.w);
 }
-DEVICE u32 off_tag(const uint4& raw, u32 tag) { return ((raw.x ^ tag) | (raw.y ^ tag) | (raw.z ^ tag) | (raw.w ^ tag)) & 3; }
 // Largest score and sum of a chunk.
 DEVICE float2 take_norm(Worker& w, const float2* from) {
   uint2 raw = poll8(from);
@@ -41,7 +40,7 @@ DEVICE float group_weight(float top, float total, float& whole) {
 #pragma unroll
   for (int mask = 16; mask; mask >>= 1) sum += shuffle_xor(sum, mask);
   whole = best + log2f(sum);
-  return weight / sum;
+  return weight == 0.0f ? 0.0f : weight / sum;  // a division of nothing takes the long way
 }
 DEVICE uint2 packed_sum(const Partial& first, const Partial& second) {
   return make_uint2(pack_activation(first.x + second.x, first.y + second.y), pack_activation(first.z + second.z, first.u + second.u));
@@ -56,83 +55,87 @@ DEVICE void wait_for_partials(Worker& w) {
   if (w.tag) wait_early(w);
   else wait(w);
 }
-// Rows of at most 32 chunks: `pairs` of a row and a head. place(i, m, head) says which the i-th is and returns where
-// its result goes. Waits for the previous phase when it knows where everything lies: that takes as long as the loads.
-template <class Pairs>
-DEVICE void combine_near(Worker& w, int pairs, const Pairs& place) {
-  constexpr int QUADS = HEAD_DIM / 4;
-  float* weights = w.scratch;  // [pair][GROUPS]
-  // A thread adds 16 chunks of four dimensions; its partner, eight lanes away, the other 16.
-  const int half = w.lane >> 3 & 1, items = pairs * QUADS;
-  const int mine = (w.lane & 7) + (w.lane >> 4) * 8 + w.warp * 16;  // 0 ... 127
-  const auto norm_at = [&](int at) {  // of the pair that this warp weighs, this lane's chunk; or none
-    int m, head;
-    place(at < pairs ? at : 0, m, head);
-    const float2* norms = w.p->partial_norm + ((s64)m * HEADS + head) * w.p->partial_stride + w.lane;
-    return at < pairs && w.lane < chunks_of(*w.control, m) ? norms : nullptr;
-  };
-  if (pairs == 0) {
-    wait_for_partials(w);
-    return;
+// Numbers with a tag, two or four at a time.
+template <int N>
+DEVICE void ask(const float* from, u32 (&raw)[N]) {
+  if constexpr (N == 4) {
+    const uint4 v = poll16(from);
+    raw[0] = v.x; raw[1] = v.y; raw[2] = v.z; raw[3] = v.w;
+  } else {
+    const uint2 v = poll8(from);
+    raw[0] = v.x; raw[1] = v.y;
   }
-  const float2* norms = norm_at(w.warp);
-  for (int base = 0; base < items; base += COMPUTE / 2) {
-    const int item = base + mine;
-    const bool real = item < items;
-    const int i = real ? item / QUADS : 0, d = item % QUADS * 4;
+}
+template <int N>
+DEVICE u32 off_tags(const u32 (&raw)[N], u32 tag) {
+  u32 off = 0;
+#pragma unroll
+  for (int e = 0; e < N; ++e) off |= raw[e] ^ tag;
+  return off & 3;
+}
+// Rows of at most 32 chunks: `pairs` of a row and a head. place(i, m, head) says which the i-th is and returns where
+// its result goes. A warp takes 16 DIMS dimensions of a pair at a time and finds the weights of its chunks by itself.
+// Waits for the previous phase when it knows where everything lies: that takes as long as the loads.
+template <int DIMS, class Pairs>
+DEVICE void combine_near(Worker& w, int pairs, const Pairs& place) {
+  constexpr int PARTS = HEAD_DIM / (16 * DIMS);
+  float* weights = w.scratch + w.warp * GROUPS;
+  // A thread adds 16 chunks of DIMS dimensions; its partner, eight lanes away, the other 16.
+  const int half = w.lane >> 3 & 1, mine = (w.lane & 7) + (w.lane >> 4) * 8;
+  bool waited = false;
+  for (int at = w.warp; at < pairs * PARTS; at += WARPS) {
+    const int d = (at % PARTS * 16 + mine) * DIMS;
     int m, head;
-    u16* to = place(i, m, head);
-    const int chunks = chunks_of(*w.control, m) - half * 16;
-    const float* from = w.p->partial + (((s64)m * HEADS + head) * w.p->partial_stride + half * 16) * HEAD_DIM + d;
-    if (base == 0) wait_for_partials(w);
+    u16* to = place(at / PARTS, m, head) + d;
+    const int chunks = chunks_of(*w.control, m), others = chunks - half * 16;
+    const s64 base = ((s64)m * HEADS + head) * w.p->partial_stride;
+    const float2* norms = w.p->partial_norm + base + w.lane;
+    const float* from = w.p->partial + (base + half * 16) * HEAD_DIM + d;
+    if (!waited) wait_for_partials(w);
     uint2 norm = make_uint2(w.tag, w.tag);
-    if (base == 0 && norms) norm = poll8(norms);
-    uint4 raw[16];
+    if (w.lane < chunks) norm = poll8(norms);
+    u32 raw[16][DIMS];
 #pragma unroll
     for (int c = 0; c < 16; ++c) {
-      raw[c] = make_uint4(w.tag, w.tag, w.tag, w.tag);
-      if (c < chunks) raw[c] = poll16(from + c * HEAD_DIM);
+#pragma unroll
+      for (int e = 0; e < DIMS; ++e) raw[c][e] = w.tag;
+      if (c < others) ask(from + c * HEAD_DIM, raw[c]);
     }
-    if (base == 0) {  // while those are on their way
-      for (int at = w.warp; at < pairs; at += WARPS) {
-        if (at != w.warp) {
-          norms = norm_at(at);
-          norm = make_uint2(w.tag, w.tag);
-          if (norms) norm = poll8(norms);
-        }
-        while (((norm.x ^ w.tag) | (norm.y ^ w.tag)) & 3) {
-          spin();
-          norm = poll8(norms);
-        }
-        float whole;
-        weights[at * GROUPS + w.lane] = group_weight(norms ? untagged(norm.x) : -INFINITY, norms ? untagged(norm.y) : 0.0f, whole);
-        if (SPARSE) {
-          place(at, m, head);
-          raise_doubt(w, m, head, whole);
-        }
-      }
-      compute_sync();
+    while (((norm.x ^ w.tag) | (norm.y ^ w.tag)) & 3) {  // while those are on their way
+      spin();
+      norm = poll8(norms);
     }
+    float whole;
+    const float weight = group_weight(w.lane < chunks ? untagged(norm.x) : -INFINITY, w.lane < chunks ? untagged(norm.y) : 0.0f, whole);
+    warp_sync();  // the last ones were read
+    weights[w.lane] = weight;
+    warp_sync();
+    if (SPARSE && at % PARTS == 0) raise_doubt(w, m, head, whole);
     while (true) {  // one look at all of them: sixteen branches take longer than the sums
       u32 off = 0;
 #pragma unroll
-      for (int c = 0; c < 16; ++c) off |= off_tag(raw[c], w.tag);
+      for (int c = 0; c < 16; ++c) off |= off_tags(raw[c], w.tag);
       if (!off) break;
       spin();
 #pragma unroll
       for (int c = 0; c < 16; ++c)
-        if (off_tag(raw[c], w.tag)) raw[c] = poll16(from + c * HEAD_DIM);
+        if (off_tags(raw[c], w.tag)) ask(from + c * HEAD_DIM, raw[c]);
     }
-    Partial sum = nothing_yet();
+    waited = true;
+    float sum[DIMS], other[DIMS];
 #pragma unroll
-    for (int c = 0; c < 16; ++c) {
-      Partial part;
-      take_values(part, raw[c]);
-      add_scaled(sum, part, weights[i * GROUPS + half * 16 + c]);
-    }
-    const Partial other = other_half(sum);
-    if (real && half == 0) *(uint2*)(to + d) = packed_sum(sum, other);
+    for (int e = 0; e < DIMS; ++e) sum[e] = 0.0f;
+#pragma unroll
+    for (int c = 0; c < 16; ++c)
+#pragma unroll
+      for (int e = 0; e < DIMS; ++e) sum[e] += weights[half * 16 + c] * untagged(raw[c][e]);
+#pragma unroll
+    for (int e = 0; e < DIMS; ++e) other[e] = shuffle_xor(sum[e], 8);
+    if (half == 0)
+#pragma unroll
+      for (int e = 0; e < DIMS; e += 2) *(u32*)(to + e) = pack_activation(sum[e] + other[e], sum[e + 1] + other[e + 1]);
   }
+  if (!waited) wait_for_partials(w);
 }
 // 32 dimensions of one head of one row by a whole block.
 DEVICE void combine_together(Worker& w, int m, int head, int d) {
@@ -195,8 +198,9 @@ DEVICE void gather(Worker& w) {
   constexpr int EACH = HEADS / O_SPLIT;  // heads in one part of the inner dimension
   const int from = span.low / (HIDDEN / 16), parts = span.low < span.high ? (span.high - 1) / (HIDDEN / 16) - from + 1 : 0;
   if (w.fused) {
+    constexpr int DIMS = EACH * HEAD_DIM > COMPUTE ? 4 : 2;  // so that few heads keep all warps busy
     const int heads = parts * EACH;
-    combine_near(w, heads * w.rows, [&](int i, int& m, int& head) {
+    combine_near<DIMS>(w, heads * w.rows, [&](int i, int& m, int& head) {
       m = i / heads;
       head = from * EACH + i - m * heads;
       return w.operand + m * w.p->x_stride + head * HEAD_DIM;
@@ -206,7 +210,7 @@ DEVICE void gather(Worker& w) {
   if (w.few) {
     const int pairs = w.rows * HEADS, blocks = gridDim.x;
     const int low = blockIdx.x * pairs / blocks, high = (blockIdx.x + 1) * pairs / blocks;
-    combine_near(w, high - low, [&](int i, int& m, int& head) {
+    combine_near<4>(w, high - low, [&](int i, int& m, int& head) {
       m = (low + i) / HEADS;
       head = (low + i) % HEADS;
       return w.p->attended + (s64)m * QUERY_WIDTH + head * HEAD_DIM;
