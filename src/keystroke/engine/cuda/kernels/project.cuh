@@ -24,25 +24,30 @@ DEVICE NormWeights load_norm(Worker& w, int index) {
   }
   return n;
 }
-// A number short of its sums is asked for again: the barrier before this does not wait for memory.
+// Numbers short of their sums are asked for again, all at once: the barrier before this does not wait for memory.
 DEVICE void normalise_row(Worker& w, const NormWeights& weights, u32 sums, int m, u16* to) {
-  const s64* from = w.p->residual + (s64)m * HIDDEN;
+  const s64* from = w.p->residual + m * HIDDEN + w.thread * 2;
   uint4 raw[NORM_PAIRS];
 #pragma unroll
-  for (int i = 0; i < NORM_PAIRS; ++i)
-    if (within(w, i, HIDDEN / 2)) raw[i] = poll16(from + (i * COMPUTE + w.thread) * 2);
+  for (int i = 0; i < NORM_PAIRS; ++i) {
+    raw[i] = make_uint4(sums, 0, sums, 0);
+    if (within(w, i, HIDDEN / 2)) raw[i] = poll16(from + i * COMPUTE * 2);
+  }
+  while (true) {
+    bool all = true;
+#pragma unroll
+    for (int i = 0; i < NORM_PAIRS; ++i) all &= complete(raw[i], sums);
+    if (all) break;
+    spin();
+#pragma unroll
+    for (int i = 0; i < NORM_PAIRS; ++i)
+      if (!complete(raw[i], sums)) raw[i] = poll16(from + i * COMPUTE * 2);
+  }
   float2 v[NORM_PAIRS];
   float sum = 0;
 #pragma unroll
   for (int i = 0; i < NORM_PAIRS; ++i) {
-    v[i] = make_float2(0, 0);
-    if (within(w, i, HIDDEN / 2)) {
-      while (!complete(raw[i], sums)) {
-        spin();
-        raw[i] = poll16(from + (i * COMPUTE + w.thread) * 2);
-      }
-      v[i] = make_float2(value_of(raw[i].x, raw[i].y), value_of(raw[i].z, raw[i].w));
-    }
+    v[i] = make_float2(value_of(raw[i].x, raw[i].y), value_of(raw[i].z, raw[i].w));  // 0 where there is none
     sum += v[i].x * v[i].x + v[i].y * v[i].y;
   }
 #pragma unroll
