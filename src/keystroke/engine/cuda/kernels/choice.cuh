@@ -125,9 +125,11 @@ DEVICE void draw(Worker& w) {
   }
 }
 
-// One block ends the step: tokens of all rows, drafts accepted, news for the host, rows of the next step.
+// One block ends the step: tokens of all rows, drafts accepted, news for the host, rows of the next step. Waits for all logits.
 DEVICE void conclude(Worker& w) {
   const Control& c = *w.control;
+  const int stop = w.thread == 0 ? load_system(w.p->stop) : 0;  // host memory is far: asked for before the wait
+  wait(w);
   int* chosen = (int*)w.small;  // MAX_ROWS
   int* accepted = chosen + MAX_ROWS;
   for (int m = w.warp; m < w.rows; m += WARPS) {
@@ -178,7 +180,7 @@ DEVICE void conclude(Worker& w) {
   compute_sync();
   const u32 fault = *(volatile u32*)&w.p->barrier[2];
   if (w.thread == 0) {
-    bool stopped = load_system(w.p->stop) != 0 || fault;
+    bool stopped = stop != 0 || fault;
     if (SPARSE && c.sparse)  // a step in doubt is taken again: nothing may follow it
       for (int i = 0; i < c.sequences; ++i) stopped |= *(volatile int*)(w.p->doubt + i) != 0;
     next->rows = stopped ? 0 : c.sequences;
@@ -193,13 +195,12 @@ DEVICE void conclude(Worker& w) {
     store_system(result + 2 + w.thread, w.thread < c.sequences ? accepted[w.thread] : 0);
     store_system(result + 2 + MAX_ROWS + w.thread, w.thread < w.rows ? chosen[w.thread] : -1);
     store_system(result + 2 + 2 * MAX_ROWS + w.thread, *(volatile int*)(w.p->doubt + w.thread));
-    fence_system();
   }
+  if (w.thread == 0) store_system(result + 1, (int)fault);
   compute_sync();
   if (w.thread < MAX_ROWS) w.p->doubt[w.thread] = 0;
   if (w.thread == 0) {
-    store_system(result + 1, (int)fault);
-    fence_system();
+    fence_system();  // of what all threads wrote, since they have met
     store_system(result, c.ticket);
     w.p->barrier[2] = 0;
   }

@@ -74,10 +74,7 @@ DEVICE void compute(Worker& w) {
     draw(w);
     arrive(w);
   }
-  if (blockIdx.x == 0) {
-    wait(w);
-    conclude(w);
-  }
+  if (blockIdx.x == 0) conclude(w);
 }
 
 KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
