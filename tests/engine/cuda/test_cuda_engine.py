@@ -66,6 +66,30 @@ def test_a_long_context_gives_the_same_row_alone_and_in_company(length: int, dra
     assert (alone - truth).norm() / truth.norm() < 0.02
 
 
+@pytest.mark.parametrize("length", [64, 65, 66], ids=["end of a page", "both sides", "new page"])
+def test_few_rows_that_write_at_the_edge_of_a_page_equal_those_of_many(length: int) -> None:
+    """Attention of one or two rows takes the step's own keys and values from other blocks, not from pages."""
+    prompt = [(11 * i * i + 3 * i) % 203 for i in range(length)]
+    probe = Sampling(logprobs=0)
+    with tiny_engine(tiny_spec()) as engine, engine.session() as session, engine.session() as other:
+        session.extend(prompt[: length - 3])
+        session.step(prompt[length - 3 :], sampling=probe)
+        many = engine._stepper.logits[:4].clone()
+        session.extend(prompt[: length - 1])
+        session.step(prompt[length - 1 :], sampling=probe)
+        assert torch.equal(engine._stepper.logits[:2], many[2:])
+        session.extend(prompt)
+        session.step(sampling=probe)
+        assert torch.equal(engine._stepper.logits[0], many[3])
+        other.extend(PROMPT[:5])
+        other.step(sampling=probe)  # five rows: its whole prompt
+        fifth = engine._stepper.logits[4].clone()
+        session.extend(prompt)
+        other.extend(PROMPT[:5])
+        engine.step_many([StepRequest(other, (), probe), StepRequest(session, (), probe)])
+        assert torch.equal(engine._stepper.logits[:2], torch.stack([fifth, many[3]]))
+
+
 @pytest.mark.parametrize("precision", ["bf16", "int8", "int4"])
 def test_every_precision_computes_with_the_weights_it_stands_for(precision: Precision) -> None:
     # Wide enough that a unit of every format comes in several chunks, the last of them shorter.

@@ -219,7 +219,8 @@ class Plan:
             "O_SPLIT": str(self.output.split),
             "O_ALONE": str(int(self._output_alone())),
             "DOWN_SPLIT": str(self.down.split),
-            "ACTIVATION_TAGS": str(int(self.layer_bytes <= _SMALL_LAYER * self.blocks)),
+            "ACTIVATION_TAGS": str(int(self._small())),
+            "QUERY_TAGS": str(int(self._sends_queries() and not sparse)),
             "QK_NORM": str(int(spec.qk_norm)),
             "NORM_EPS": f"{spec.norm_eps!r}f",
             "KV_BYTES": str(self.kv_bytes),
@@ -231,6 +232,14 @@ class Plan:
         names = ("HIDDEN", "HEADS", "KV_HEADS", "HEAD_DIM", "INTERMEDIATE", "QK_NORM", "NORM_EPS")
         macros = self.macros(1)
         return {**{name: macros[name] for name in names}, "KV_BYTES": str(kv_bytes)}
+
+    def _small(self) -> bool:
+        return self.layer_bytes <= _SMALL_LAYER * self.blocks
+
+    def _sends_queries(self) -> bool:
+        """Whether few rows' queries, keys and values go straight to the blocks that attend. Heads that are
+        normalised, and keys that are bytes, are not what the projection computes."""
+        return self._small() and not self.spec.qk_norm and self.kv_precision == "bf16"
 
     def _head_split(self) -> int:
         """Parts of the O projection, whole heads each. A block first combines the attention of the heads it

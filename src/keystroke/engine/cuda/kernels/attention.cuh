@@ -214,10 +214,83 @@ DEVICE float largest_of(const float* of) {  // of what all warps say
   for (int i = 0; i < WARPS; ++i) top = fmaxf(top, of[i * 16]);
   return top;
 }
+// A thread's part of a whole page: its keys, and the values of all keys in its dimensions.
+struct Page { Keys keys; Values values; };
+DEVICE int keys_at(const Worker& w) { return (w.warp * 8 + w.g) * HEAD_DIM + w.j * 8 * DENSITY; }
+DEVICE int values_at(const Worker& w) { return (w.warp * (HEAD_DIM / 8) + w.g) * PAGE + w.j * 8 * DENSITY; }
+DEVICE Page load_page(const Worker& w, int layer, const Share& share) {
+  const s64 at = page_start(*w.p, layer, share.pages.x, share.unit.head);
+  return {load_keys<false>(w.p->keys + at + keys_at(w)), load_values<false>(w.p->values + at + values_at(w))};
+}
+// What other blocks send for a unit of one page: its queries, then key and value of each of the sequence's `own` rows.
+DEVICE void receive(Worker& w, const Unit& unit, int first, int pairs, int own, u16* to) {
+  constexpr int QUADS = HEAD_DIM / 4;
+  for (int at = w.thread; at < (pairs + 2 * own) * QUADS; at += COMPUTE) {
+    const int i = at / QUADS, d = at % QUADS * 4, pair = unit.row + i, rest = i - pairs;
+    const int m = first + (rest < 0 ? pair / GROUP : rest / 2);
+    const int head = rest < 0 ? unit.head * GROUP + pair % GROUP : HEADS + rest % 2 * KV_HEADS + unit.head;
+    const u32* from = w.p->sent + m * QKV_ROWS + head * HEAD_DIM + d;
+    uint4 v = poll16(from);
+    while (((v.x ^ w.tag) | (v.y ^ w.tag) | (v.z ^ w.tag) | (v.w ^ w.tag)) & 0xffff) {
+      spin();
+      v = poll16(from);
+    }
+    *(uint2*)(to + i * SENT_STRIDE + d) = make_uint2(permute_bytes(v.x, v.y, 0x7632), permute_bytes(v.z, v.w, 0x7632));
+  }
+  compute_sync();
+}
+DEVICE Queries received_queries(const Worker& w, int live, const u16* sent) {
+  const uint4 zero = {0, 0, 0, 0};
+  Queries q;
+#pragma unroll
+  for (int step = 0; step < K_STEPS; ++step) {
+    const u16* at = sent + w.g * SENT_STRIDE + query_at<1>(w.j, step);
+    q.a[step] = w.g < live ? *(const uint4*)at : zero;
+    q.b[step] = w.g + 8 < live ? *(const uint4*)(at + 8 * SENT_STRIDE) : zero;
+  }
+  return q;
+}
+// With a 16-bit number (given in both halves) in place of the element-th of eight; an element past those changes nothing.
+DEVICE u32 with_half(u32 to, int element, u32 twice) {
+  const u32 mask = element == 0 ? 0x0000ffffu : element == 1 ? 0xffff0000u : 0;
+  return (to & ~mask) | (twice & mask);
+}
+DEVICE uint4 with_element(const uint4& to, int element, u32 twice) {
+  return make_uint4(with_half(to.x, element, twice), with_half(to.y, element - 2, twice), with_half(to.z, element - 4, twice),
+                    with_half(to.w, element - 6, twice));
+}
+// A page that was read before this step's own keys and values were there gets them: the first of `own` is its slot-th.
+DEVICE void put_keys(const Worker& w, Keys& keys, int slot, int own, const u16* sent) {
+  const int key = w.warp * 8 + w.g - slot;
+  if (key >= 0 && key < own)
+#pragma unroll
+    for (int i = 0; i < K_PARTS; ++i) keys.part[i] = *(const uint4*)(sent + 2 * key * SENT_STRIDE + query_at<1>(w.j, i));
+}
+DEVICE void put_values(const Worker& w, Values& values, int slot, int own, const u16* sent) {
+  for (int row = 0; row < own; ++row) {
+    const int at = slot + row;
+    if (at < 0 || at >= PAGE || at % 32 / 8 != w.j) continue;
+#pragma unroll
+    for (int n = 0; n < V_TILES; ++n) {
+      const u32 value = sent[(2 * row + 1) * SENT_STRIDE + w.warp * (HEAD_DIM / 8) + n * 8 + w.g];
+#pragma unroll
+      for (int i = 0; i < V_PARTS; ++i)
+        values.part[i][n] = with_element(values.part[i][n], at / 32 == i ? at % 8 : 8, value * 0x10001u);
+    }
+  }
+}
+
 // One chunk of 64 T keys: a warp scores 8 T of them, then gathers an eighth of the dimensions over all. Pages are left to
-// the ring as soon as their content is in registers.
-template <int T>
-DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, const Queries& queries) {
+// the ring as soon as their content is in registers. `known` is what was found out before the queries were there.
+struct Known {
+  Rows rows;
+  bool written;     // whether the step writes to the page; if so,
+  Page page;        // as it was before,
+  int slot, own;    // which of its keys are the step's own,
+  const u16* sent;  // and what those are
+};
+template <int T, bool KNOWN = false>
+DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, const Queries& queries, const Known& known = {}) {
   constexpr int STRIDE = 64 * T + PAD;
   constexpr s64 PAGE_STEP = (s64)KV_HEADS * PAGE * HEAD_DIM;
   const float score_scale = 1.4426950408889634f / sqrtf((float)HEAD_DIM);
@@ -227,20 +300,24 @@ DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, 
   u16* scores = (u16*)scratch;
   float* largest = (float*)(scores + 16 * STRIDE);  // [WARPS][16]
   float* totals = largest + WARPS * 16;
-  const int start = first_key(unit), live = live_pages(unit), cold = cold_pages(*w.control, unit);
+  const int start = first_key(unit), live = live_pages(unit), cold = KNOWN ? !known.written : cold_pages(*w.control, unit);
   const Stored* keys = w.p->keys + page_start(*w.p, layer, 0, unit.head);
   const Stored* values = w.p->values + page_start(*w.p, layer, 0, unit.head);
-  const int value_at = (w.warp * (HEAD_DIM / 8) + w.g) * PAGE + w.j * 8 * DENSITY;
+  const int value_at = values_at(w);
   float s[T][4];
 #pragma unroll
   for (int t = 0; t < T; ++t) s[t][0] = s[t][1] = s[t][2] = s[t][3] = 0.0f;
   Values v;  // of a chunk that is one page: asked for together with its keys
   if (T == 1) {
-    const int key_at = (w.warp * 8 + w.g) * HEAD_DIM + w.j * 8 * DENSITY;
+    const int key_at = keys_at(w);
     Keys k;
     if (cold) {
       k = load_keys<true>(await_page(w, 0) + key_at);
       leave_page(w, 0);
+    } else if (KNOWN) {
+      k = known.page.keys;
+      put_keys(w, k, known.slot, known.own, known.sent);
+      v = known.page.values;
     } else {
       k = load_keys<false>(keys + pages.x * PAGE_STEP + key_at);
       v = load_values<false>(values + pages.x * PAGE_STEP + value_at);
@@ -260,7 +337,7 @@ DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, 
     }
   }
   const int mine = T == 1 ? w.warp * 8 + w.j * 2 : w.warp * 32 + w.j * 8;  // this thread's first key of the chunk
-  const Rows limits = rows_of(w, unit);
+  const Rows limits = KNOWN ? known.rows : rows_of(w, unit);
   float top0 = nothing, top1 = nothing;
 #pragma unroll
   for (int t = 0; t < T; ++t)
@@ -297,6 +374,8 @@ DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, 
   if (T == 1 && cold) {
     v = load_values<true>(await_page(w, 1) + value_at);
     leave_page(w, 1);
+  } else if (T == 1 && KNOWN) {
+    put_values(w, v, known.slot, known.own, known.sent);
   }
   compute_sync();
   float out[V_TILES][4];
@@ -327,7 +406,7 @@ DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, 
       out[n][2] *= step.x; out[n][3] *= step.y;
     }
   }
-  const Rows r = rows_of(w, unit);  // again: nothing of it was kept
+  const Rows r = KNOWN ? known.rows : rows_of(w, unit);  // again: elsewhere nothing of it was kept
   const s64 at0 = ((s64)r.m0 * HEADS + r.h0) * w.p->partial_stride + unit.slot;
   const s64 at1 = ((s64)r.m1 * HEADS + r.h1) * w.p->partial_stride + unit.slot;
 #pragma unroll
@@ -336,16 +415,36 @@ DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, 
     if (r.has1) *(float2*)(w.p->partial + at1 * HEAD_DIM + d + n * 8) = make_float2(tagged(out[n][2], w.tag), tagged(out[n][3], w.tag));
   }
   if (w.warp == 0 && w.j == 0) {
-    sum0 = sum1 = 0;
+    const auto leave = [&](s64 at, int row) {
+      float sum = 0;
 #pragma unroll
-    for (int i = 0; i < WARPS; ++i) { sum0 += totals[i * 16 + w.g]; sum1 += totals[i * 16 + w.g + 8]; }
-    if (r.has0) w.p->partial_norm[at0] = make_float2(tagged(largest_of(largest + w.g), w.tag), tagged(sum0, w.tag));
-    if (r.has1) w.p->partial_norm[at1] = make_float2(tagged(largest_of(largest + w.g + 8), w.tag), tagged(sum1, w.tag));
+      for (int i = 0; i < WARPS; ++i) sum += totals[i * 16 + row];
+      w.p->partial_norm[at] = make_float2(tagged(largest_of(largest + row), w.tag), tagged(sum, w.tag));
+    };
+    if (r.has0) leave(at0, w.g);
+    if (r.has1) leave(at1, w.g + 8);
   }
 }
 DEVICE void attend_unit(Worker& w, int layer, const Share& share, u8* scratch, const Queries& queries) {
   if (share.unit.chunk < NEAR_CHUNKS) attend_chunk<1>(w, layer, share, scratch, queries);
   else attend_chunk<CHUNK / PAGE>(w, layer, share, scratch, queries);
+}
+// A unit of one page whose queries, and the step's own keys and values, are sent. The rest of a page that the step writes to
+// is older than the step: it is asked for before those are there.
+DEVICE void attend_sent(Worker& w, int layer, const Share& listed, u8* scratch) {
+  const Share share = listed;  // in registers: what follows from it is found out before the wait
+  const Unit& unit = share.unit;
+  const int first = w.control->first[unit.sequence], pairs = unit.end - unit.row < 16 ? unit.end - unit.row : 16;
+  u16* sent = (u16*)(scratch + SENT_AT);
+  Known known;
+  known.rows = rows_of(w, unit);
+  known.written = cold_pages(*w.control, unit) == 0;
+  known.own = known.written ? w.control->count[unit.sequence] : 0;
+  known.slot = w.control->position[first] - first_key(unit);
+  known.sent = sent + pairs * SENT_STRIDE;
+  if (known.written) known.page = load_page(w, layer, share);
+  receive(w, unit, first, pairs, known.own, sent);
+  attend_chunk<1, true>(w, layer, share, scratch, received_queries(w, pairs, sent), known);
 }
 
 // This block's share number `number`; those past the list are looked up in groups, by all computing warps together.
@@ -364,6 +463,8 @@ DEVICE void attend_all(Worker& w, int layer) {
   for (int number = 0;; ++number) {
     const Share& now = share_at(w, number);
     if (!now.any) return;
-    attend_unit(w, layer, now, (u8*)w.scratch + (number & 1) * ATTENTION_BYTES, load_queries<DENSITY>(w, rows_of(w, now.unit)));
+    u8* scratch = (u8*)w.scratch + (number & 1) * ATTENTION_BYTES;
+    if (tags_queries(w)) attend_sent(w, layer, now, scratch);
+    else attend_unit(w, layer, now, scratch, load_queries<DENSITY>(w, rows_of(w, now.unit)));
   }
 }

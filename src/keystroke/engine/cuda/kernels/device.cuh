@@ -56,9 +56,9 @@ DEVICE void barrier_wait(u64* b, u32 parity) {
       "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
       "@done bra FINISHED;\nbra AGAIN;\nFINISHED:\n}" ::"r"(shared_address(b)), "r"(parity) : "memory");
 }
-// What others wrote and this thread has seen, the copy engine sees too.
 // What this thread has read of shared memory is read before the copy engine, told so from here on, writes there again.
 DEVICE void fence_reads() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// What others wrote and this thread has seen, the copy engine sees too.
 DEVICE void fence_copies() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 DEVICE u64 streaming_policy() {
   u64 policy;

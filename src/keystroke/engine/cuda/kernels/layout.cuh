@@ -2,7 +2,7 @@
 // Law: constants and layouts only. plan.py and step.py say the same in Python; change both or neither.
 
 // Sizes come as macros (plan.py): HIDDEN HEADS KV_HEADS HEAD_DIM INTERMEDIATE VOCAB LAYERS TILES_N FORMAT
-// HEAD_FORMAT O_SPLIT O_ALONE DOWN_SPLIT ACTIVATION_TAGS QK_NORM NORM_EPS SPARSE
+// HEAD_FORMAT O_SPLIT O_ALONE DOWN_SPLIT ACTIVATION_TAGS QUERY_TAGS QK_NORM NORM_EPS SPARSE
 // STAGE_BYTES KV_BYTES.
 
 constexpr int WARPS = 8;
@@ -96,6 +96,7 @@ struct Parameters {
   u16* normed;            // [MAX_ROWS][HIDDEN]
   float* raw;             // [MAX_ROWS][QKV_ROWS]
   u16* queries;           // [MAX_ROWS][QUERY_WIDTH]
+  u32* sent;              // [MAX_ROWS][QKV_ROWS] queries, keys and values above the layer's tag, where rows are few
   float* partial;         // [MAX_ROWS][HEADS][partial_stride][HEAD_DIM]
   float2* partial_norm;   // [MAX_ROWS][HEADS][partial_stride] largest score, sum
   u16* attended;          // [MAX_ROWS][QUERY_WIDTH]
@@ -145,6 +146,9 @@ constexpr int LAG = TILES_N == 1 ? 2 : 1;            // units that are multiplie
 constexpr int ADDERS = TILES_N;                      // warps that add a unit's sums, eight columns each
 constexpr int SCORE_STRIDE = CHUNK + PAD;
 constexpr int ATTENTION_BYTES = 16 * SCORE_STRIDE * 2 + 2 * WARPS * 16 * 4;  // there is room for two units
+constexpr int SENT_AT = 16 * (PAGE + PAD) * 2 + 2 * WARPS * 16 * 4;  // of a unit's scratch: behind what one page of keys needs
+constexpr int SENT_STRIDE = HEAD_DIM + 8;
+constexpr int SENT_ROWS = ((ATTENTION_BYTES - SENT_AT) / (2 * SENT_STRIDE) - 16) / 2;  // beside 16 queries
 constexpr int SELECTION_BYTES = 4096;
 constexpr int SUMS_BYTES = BUFFERS * REDUCTION * 4;
 constexpr int SCRATCH_BYTES = SUMS_BYTES > 2 * ATTENTION_BYTES + SELECTION_BYTES ? SUMS_BYTES : 2 * ATTENTION_BYTES + SELECTION_BYTES;

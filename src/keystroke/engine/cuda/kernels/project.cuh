@@ -107,12 +107,21 @@ DEVICE float2 rotate(float2 v, float2 angle) {
   return make_float2(v.x * angle.x - v.y * angle.y, v.y * angle.x + v.x * angle.y);
 }
 
+// Whether queries, and the keys and values of this step's own rows, cross between blocks with the layer's tag: few rows of a
+// small layer. Nobody then waits until memory has them all. (Keys are near ones wherever there is a tag: chunks of one page.)
+DEVICE bool tags_queries(const Worker& w) { return QUERY_TAGS && w.tag && w.rows <= w.p->direct_rows && w.rows <= SENT_ROWS; }
+DEVICE void send(Worker& w, int m, int at, float v) { w.p->sent[m * QKV_ROWS + at] = (u32)bf16(v) << 16 | w.tag; }
+
 DEVICE void project_qkv(Worker& w, int layer) {
   const Span span = w.spans[QKV];
   compute_sync();  // the operand is there
   multiply<Qkv>(w, span.low, span.high, [](int) { return 0; }, [&](int unit, int, int g, int m, float low, float high) {
     const int head = unit / (HEAD_DIM / 16), tile = unit % (HEAD_DIM / 16);
     if (head >= HEADS + KV_HEADS) {
+      if (tags_queries(w)) {
+        send(w, m, unit * 16 + g, low);
+        send(w, m, unit * 16 + g + 8, high);
+      }
       store_value(w, layer, m, head - HEADS - KV_HEADS, tile * 16 + g, low);
       store_value(w, layer, m, head - HEADS - KV_HEADS, tile * 16 + g + 8, high);
       return;
@@ -125,6 +134,11 @@ DEVICE void project_qkv(Worker& w, int layer) {
       return;
     }
     const float2 v = rotate(make_float2(low, high), w.rope[m * (HEAD_DIM / 2) + d]);
+    if (tags_queries(w)) {
+      send(w, m, head * HEAD_DIM + d, v.x);
+      send(w, m, head * HEAD_DIM + d + HEAD_DIM / 2, v.y);
+      if (head < HEADS) return;
+    }
     if (head < HEADS) {
       u16* to = w.p->queries + (s64)m * QUERY_WIDTH + head * HEAD_DIM + d;
       to[0] = query(v.x);

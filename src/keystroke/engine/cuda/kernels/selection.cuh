@@ -315,7 +315,8 @@ DEVICE void stream_chosen(Streamer& s, const Parameters& p, const Control& c, in
 // Waits for the queries.
 DEVICE void attend(Worker& w, int layer) {
   if (SPARSE && w.control->sparse) fetch_bounds(apart(w), layer);
-  wait(w);
+  if (tags_queries(w)) compute_sync();  // each unit waits for its own; the scratch is free
+  else wait(w);
   mark(w);
   if (SPARSE && w.control->sparse) {
     bound_chunks(apart(w), layer);
