@@ -22,7 +22,7 @@ from keystroke.errors import ContextOverflow, SessionClosed, UsageError
 class HostSession(Session):
     def __init__(self, context_length: int, *, chunk: int, tail: int = 1) -> None:
         self._context_length = context_length
-        self._chunk = chunk  # rows of one prefill run: the grain of interruption
+        self._chunk = chunk  # most rows of one prefill run: the grain of interruption
         self._tail = tail  # at most this many tokens are left for the next step to compute
         self._tokens: list[int] = []
         self._held: list[int] = []  # content of the KV buffer
@@ -39,6 +39,10 @@ class HostSession(Session):
     ) -> np.ndarray:
         """Compute KV for `tokens` at positions start, start+1, ... over the KV of positions before
         `start`; return float32 logits of the last `rows` of them, [rows, vocab]. Raises Interrupted."""
+
+    def _portion(self, start: int) -> int:
+        """How many tokens one run of a prefill computes from `start` on."""
+        return self._chunk
 
     def _inspect(self, fresh: Sequence[int]) -> None:
         """Look at tokens that an extend brings and that this session does not hold. Raises UsageError."""
@@ -80,7 +84,7 @@ class HostSession(Session):
             while len(wanted) - self._resident > self._tail:
                 if interrupt is not None:
                     interrupt.check()
-                end = min(self._resident + self._chunk, last)
+                end = min(self._resident + self._portion(self._resident), last)
                 self._run(wanted[self._resident : end], 0, interrupt)
                 self._resident = end
         except BaseException:

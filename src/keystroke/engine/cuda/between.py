@@ -46,8 +46,9 @@ class Between(Protocol):
         """Queries, keys and values [heads, rows, head_dim] as attention multiplies them; the latter two are
         also written to their pages."""
 
-    def context(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [kv_heads, end, head_dim] of the whole sequence so far, gathered from its pages."""
+    def context(self, layer: int, first: int, end: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [kv_heads, end - first, head_dim] of the sequence so far, gathered from its pages;
+        `first` is where a page begins."""
 
     def activate(self, product: Tensor, bias: Tensor | None) -> Tensor:
         """bf16 silu(gate) * up of rows that hold all gates, then all ups."""
@@ -94,13 +95,16 @@ class Library:
             from_bytes(v).transpose(0, 1),
         )
 
-    def context(self, layer: int) -> tuple[Tensor, Tensor]:
-        return self._flat(self._keys[layer]), self._flat(self._values[layer].transpose(-1, -2))
+    def context(self, layer: int, first: int, end: int) -> tuple[Tensor, Tensor]:
+        table = self._portion.table[first // PAGE : -(-end // PAGE)]
+        keys, values = self._keys[layer], self._values[layer].transpose(-1, -2)
+        return self._flat(keys[table], end - first), self._flat(values[table], end - first)
 
-    def _flat(self, pages: Tensor) -> Tensor:
+    @staticmethod
+    def _flat(pages: Tensor, count: int) -> Tensor:
         """Each key's numbers side by side: one page would otherwise come as a view of transposed values."""
-        gathered = from_bytes(pages[self._portion.table]).transpose(0, 1).contiguous()
-        return gathered.reshape(gathered.shape[0], -1, gathered.shape[-1])[:, : self._portion.end]
+        gathered = from_bytes(pages).transpose(0, 1).contiguous()
+        return gathered.reshape(gathered.shape[0], -1, gathered.shape[-1])[:, :count]
 
     def activate(self, product: Tensor, bias: Tensor | None) -> Tensor:
         gate, up = (product.float() if bias is None else product.float() + bias).chunk(2, -1)
@@ -168,14 +172,16 @@ class Kernels:
         self._launch("place_heads", rows)
         return q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1)
 
-    def context(self, layer: int) -> tuple[Tensor, Tensor]:
-        spec, s, pages = self._weights.plan.spec, self._stretch, len(self._portion.table)
+    def context(self, layer: int, first: int, end: int) -> tuple[Tensor, Tensor]:
+        spec, s, pages = self._weights.plan.spec, self._stretch, -(-end // PAGE) - first // PAGE
         shape = (spec.kv_heads, pages * PAGE, spec.head_dim)
         k, v = (torch.empty(shape, dtype=torch.bfloat16, device=self._keys.device) for _ in range(2))
         s.flat_keys, s.flat_values = k.data_ptr(), v.data_ptr()
+        s.table = self._portion.table[first // PAGE :].data_ptr()
         self._point_at(layer)
         self._launch("collect_pages", pages, spec.kv_heads)
-        return k[:, : self._portion.end], v[:, : self._portion.end]
+        s.table = self._portion.table.data_ptr()
+        return k[:, : end - first], v[:, : end - first]
 
     def activate(self, product: Tensor, bias: Tensor | None) -> Tensor:
         s, width = self._stretch, product.shape[-1] // 2

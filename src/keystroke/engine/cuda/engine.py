@@ -55,7 +55,7 @@ class _Follower:
 
 class CudaEngine(Engine):
     max_batch = _BATCH
-    prefill_chunk = 2048
+    prefill_chunk = 8192  # tokens, at most: long contexts are read in smaller portions
     tail = 16  # a keystroke's worth of tokens joins the next step instead of costing a run of its own
 
     def __init__(
@@ -69,6 +69,7 @@ class CudaEngine(Engine):
             if weights.kv_steps is None:
                 weights.fold(measure_steps(weights))
         self.info: ModelInfo = weights.info()
+        self.spec = spec
         self.tail = min(self.tail, plan.max_rows)
         self.pool = PagePool(max(-(-kv_tokens // PAGE), 2))
         shape = (spec.layers, self.pool.pages, spec.kv_heads, PAGE * spec.head_dim)

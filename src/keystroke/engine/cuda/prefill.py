@@ -1,7 +1,7 @@
-"""Prefill: KV for many tokens at once, with the libraries' own matrix products and flash attention.
+"""Prefill: KV for many tokens at once, with the libraries' own matrix products and attention.
 
 Law: reads the packed weights through `Weights.dense`, so it computes with the decode kernel's very numbers,
-and writes the same pages. One call is one chunk: the caller looks at its interrupt in between.
+and writes the same pages. One call is one portion: the caller looks at its interrupt in between.
 """
 
 from __future__ import annotations
@@ -12,9 +12,26 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from keystroke.engine.checkpoint.spec import ModelSpec
 from keystroke.engine.cuda.between import Between, Kernels, Library, Portion
 from keystroke.engine.cuda.model import Weights
 from keystroke.engine.cuda.plan import PAGE
+from keystroke.engine.cuda.prefill_attention import PIECE, attend, pieces
+
+_WORK = 110e12  # operations of one portion: 0.2 s on an H200, which is what an interrupt may have to wait
+_FEWEST = 2048  # tokens that still keep such a GPU busy
+
+
+def portion(spec: ModelSpec, start: int, most: int) -> int:
+    """How many tokens to read at once from `start` on. More are faster, a portion must end soon all the same:
+    `most` where the context is short, half as many again and again where attention over it grows."""
+    heads = spec.heads + spec.kv_heads
+    products = 2 * spec.layers * spec.hidden * (2 * heads * spec.head_dim + 3 * spec.intermediate)
+    attention = 4 * spec.layers * spec.heads * spec.head_dim  # for each key
+    count = most
+    while count > _FEWEST and count * (products + attention * (start + count)) > _WORK:
+        count //= 2
+    return count
 
 
 class Prefill:
@@ -28,7 +45,9 @@ class Prefill:
         """Compute KV of `tokens` at positions start, start + 1, ... over what `pages` hold before them."""
         weights, spec, between = self._weights, self._weights.plan.spec, self._between
         device = weights.embedding.device
-        table = torch.tensor(pages[: -(-(start + len(tokens)) // PAGE)], device=device)
+        end, behind = start + len(tokens), pieces(start, len(tokens))
+        near = PIECE * len(behind)
+        table = torch.tensor(pages[: -(-end // PAGE)], device=device)
         between.begin(Portion(start, len(tokens), table))
         x = weights.embedding[torch.tensor(tokens, device=device)].float()
         down, down_bias = None, None
@@ -38,9 +57,9 @@ class Prefill:
             q, k, v = between.heads(_product(h, dense.qkv), biases.get("qkv"), layer)
             if layer == spec.layers - 1:
                 break  # nothing reads the last layer's output: only its KV is wanted
-            if start:
-                k, v = between.context(layer)
-            mixed = self._attend(q, k, v)
+            if start > near:
+                k, v = between.context(layer, near, end)
+            mixed = attend(q, k, v, (between.context(layer, first, first + PIECE) for first in behind))
             if self._steps is not None:  # values came in steps
                 each = self._steps.values[layer].repeat_interleave(spec.heads // spec.kv_heads, 0)
                 mixed = (mixed * each.reshape(-1)).to(torch.bfloat16)
@@ -48,23 +67,6 @@ class Prefill:
             h = between.normalise(x, output, biases.get("output"), weights.norms[2 * layer + 1])
             wide = between.activate(_product(h, dense.gate_up), biases.get("gate_up"))
             down, down_bias = _product(wide, dense.down), biases.get("down")
-
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention of the last rows of a context over all of it; row i of n misses the last n - 1 - i."""
-        q, k, v = q[None], k[None], v[None]
-        scale = q.shape[-1] ** -0.5
-        if q.is_cuda:
-            # The library's flash attention aligns the causal edge with the end of the keys, as needed here.
-            out: Tensor = torch.ops.aten._scaled_dot_product_flash_attention(
-                q, k, v, 0.0, True, False, scale=scale
-            )[0]
-        else:
-            rows, columns = q.shape[2], k.shape[2]
-            seen = torch.ones(rows, columns, dtype=torch.bool).tril(columns - rows)
-            out = F.scaled_dot_product_attention(
-                q.float(), k.float(), v.float(), seen, scale=scale, enable_gqa=True
-            )
-        return out[0].transpose(0, 1).reshape(q.shape[2], -1).to(torch.bfloat16)
 
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ import numpy as np
 from keystroke.engine.base import GREEDY, Extended, Interrupt, Sampling, Session, Step, StepRequest
 from keystroke.engine.cuda.pages import PageTable
 from keystroke.engine.cuda.plan import PAGE
+from keystroke.engine.cuda.prefill import portion
 from keystroke.engine.host import HostSession
 from keystroke.errors import ContextOverflow, UsageError
 
@@ -39,6 +40,9 @@ class CudaSession(HostSession):
         self.reserve(start, start + len(tokens))
         self._engine.prefill(tokens, start, self._table.pages)
         return np.empty((0, 0), np.float32)
+
+    def _portion(self, start: int) -> int:
+        return portion(self._engine.spec, start, self._chunk)
 
     def _inspect(self, fresh: Sequence[int]) -> None:
         size = self._engine.info.vocab_size

@@ -1,0 +1,60 @@
+"""Attention of a prefill portion: the last rows of a context over all of it.
+
+Law: the libraries' own kernels, in as many parts as make them fast. A part gives its rows' weighted values
+and the logarithm of the sum of their weights; parts meet by those sums, exactly as softmax would have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+# cuDNN's attention is twice as fast on Hopper as flash attention, but its causal edge begins at the first
+# key, and a new shape costs 50 ms of planning. So it takes the past, which all rows see, in pieces of one
+# length, for portions of whole thousands of rows; a context shorter than a piece is flash attention's alone.
+PIECE = 16_384
+_ROWS = 1024
+
+KeysValues = tuple[Tensor, Tensor]  # [kv_heads, ..., head_dim] each
+Part = tuple[Tensor, Tensor]  # [heads, rows, head_dim] and, float32, [heads, rows]
+
+
+def pieces(start: int, rows: int) -> list[int]:
+    """Where the pieces begin that so many rows from `start` on have behind them."""
+    return list(range(0, start - PIECE + 1, PIECE)) if rows % _ROWS == 0 else []
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, past: Iterable[KeysValues] = ()) -> Tensor:
+    """[rows, heads * head_dim] of queries [heads, rows, head_dim] over keys [kv_heads, ...], of which row i
+    of n misses the last n - 1 - i; and over pieces of the past, of which it misses none."""
+    out, total = _part(q, k, v, causal=True)
+    for piece in past:
+        more, weight = _part(q, *piece, causal=False)
+        out = torch.lerp(out.float(), more.float(), torch.sigmoid(weight - total)[..., None])
+        total = torch.logaddexp(total, weight)
+    return out.transpose(0, 1).reshape(q.shape[1], -1).to(torch.bfloat16)
+
+
+def _part(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Part:
+    rows, scale = q.shape[1], q.shape[-1] ** -0.5
+    if not q.is_cuda:
+        return _textbook(q.float(), k.float(), v.float(), scale, causal=causal)
+    q, k, v = q[None], k[None], v[None]
+    if causal:  # flash attention aligns the causal edge with the end of the keys, as needed here
+        found = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, False, scale=scale)
+    else:
+        found = torch.ops.aten._scaled_dot_product_cudnn_attention(
+            q, k, v, None, True, 0.0, False, False, scale=scale
+        )
+    return found[0][0], found[1][0].view(-1, rows)
+
+
+def _textbook(q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool) -> Part:
+    k, v = (t.repeat_interleave(len(q) // len(t), 0) for t in (k, v))
+    scores = q @ k.transpose(1, 2) * scale
+    if causal:
+        hidden = torch.ones(scores.shape[1:], dtype=torch.bool).triu(scores.shape[2] - scores.shape[1] + 1)
+        scores = scores.masked_fill(hidden, float("-inf"))
+    return scores.softmax(-1) @ v, scores.logsumexp(-1)
