@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from keystroke.assist.next_edit.prompt import changes_between, joined, learned_version
+from keystroke.assist.next_edit.prompt import REGION, changes_between, joined, learned_version
 from keystroke.engine.base import Sampling, StepRequest
 from keystroke.engine.checkpoint.rope import extended
 from keystroke.engine.checkpoint.spec import ModelSpec, RopeSpec
@@ -48,7 +48,6 @@ SETTLED, TOKENS, ROUNDS = 32, 128, 3  # tokens let go by, tokens timed, and how 
 LAUNCHES = 40  # steps in a row, where steps are timed rather than tokens
 LONG, WHOLE = 120_000, 131_000
 EDITED, OLD, NEW = "src/keystroke/engine/host.py", "wanted", "asked_for"
-REGION = 12  # lines rewritten at a time
 
 QWEN_1_5B = ModelSpec(
     architecture="qwen2",

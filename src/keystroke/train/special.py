@@ -6,6 +6,8 @@ order, so that data, models and prompts agree without asking a tokenizer.
 
 from __future__ import annotations
 
+from keystroke.assist.next_edit.prompt import REGION
+
 NAMED = (
     "<|endoftext|>", "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>", "<|repo_name|>",
     "<|edit|>", "<|edit_before|>", "<|edit_after|>", "<|cursor|>", "<|im_start|>", "<|im_end|>", "<|pad|>",
@@ -28,4 +30,4 @@ NAMED = (
 RESERVED = 32  # room for later ones without new embedding rows
 SPELLING = NAMED + tuple(f"<|reserved_{i}|>" for i in range(RESERVED - len(NAMED)))
 KEEP = len(NAMED)  # the first of them: "nothing to change here" as a next edit's answer
-NUMBERS = tuple(range(KEEP + 1, KEEP + 14))  # of the lines of a next edit's place, and of its end
+NUMBERS = tuple(range(KEEP + 1, KEEP + 2 + REGION))  # of the lines of a next edit's place, and of its end
