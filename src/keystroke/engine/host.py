@@ -40,6 +40,9 @@ class HostSession(Session):
         """Compute KV for `tokens` at positions start, start+1, ... over the KV of positions before
         `start`; return float32 logits of the last `rows` of them, [rows, vocab]. Raises Interrupted."""
 
+    def _catch_up(self) -> None:
+        """Wait for runs that a device still works on, so that an interrupt is seen after them, not before."""
+
     def _portion(self, start: int) -> int:
         """How many tokens one run of a prefill computes from `start` on."""
         return self._chunk
@@ -83,6 +86,7 @@ class HostSession(Session):
         try:
             while len(wanted) - self._resident > self._tail:
                 if interrupt is not None:
+                    self._catch_up()
                     interrupt.check()
                 end = min(self._resident + self._portion(self._resident), last)
                 self._run(wanted[self._resident : end], 0, interrupt)

@@ -272,6 +272,25 @@ def test_an_interrupt_ends_prefill_between_chunks_and_keeps_what_was_computed() 
             assert session.step().tokens == token
 
 
+def test_an_interrupt_that_comes_while_the_device_reads_ends_the_reading(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The host is done with a portion long before the device is."""
+    interrupt, prompt = Interrupt(), [(5 * i * i + i) % 203 for i in range(600)]
+    with tiny_engine(tiny_spec(context=1024)) as engine:
+        engine.prefill_chunk = 128
+        with engine.session() as session:
+
+            def caught_up() -> None:
+                if session.resident:
+                    interrupt.set()
+
+            monkeypatch.setattr(engine, "catch_up", caught_up)
+            with pytest.raises(Interrupted):
+                session.extend(prompt, interrupt)
+            assert session.resident == 128
+
+
 @pytest.mark.parametrize(
     "rope",
     [

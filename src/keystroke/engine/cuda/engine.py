@@ -168,6 +168,11 @@ class CudaEngine(Engine):
                 "the GPU has no room left to read the prompt; give the engine less KV memory"
             ) from error
 
+    def catch_up(self) -> None:
+        """Wait until the device has done all that it was told."""
+        if self._keys.is_cuda:
+            torch.cuda.current_stream(self._keys.device).synchronize()
+
     def upload(self, slot: int, pages: Sequence[int], first: int) -> None:
         if first < len(pages):
             part = torch.tensor(pages[first:], dtype=torch.int32)

@@ -41,6 +41,9 @@ class CudaSession(HostSession):
         self._engine.prefill(tokens, start, self._table.pages)
         return np.empty((0, 0), np.float32)
 
+    def _catch_up(self) -> None:
+        self._engine.catch_up()
+
     def _portion(self, start: int) -> int:
         return portion(self._engine.spec, start, self._chunk)
 
