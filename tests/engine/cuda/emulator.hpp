@@ -39,7 +39,7 @@ struct Counter { u32 count = 0, left = 0, generation = 0; s64 bytes = 0; };
 struct Block {
   int index;
   std::unique_ptr<u8[]> memory;
-  Meeting all, computing;
+  Meeting all, computing, halves[2];
   Warp warps[9];
   std::map<const void*, Counter> barriers;
 };
@@ -124,6 +124,7 @@ static struct { GridSize x; } gridDim;
 
 DEVICE void __syncthreads() { emulator::meet(emulator::me->block->all, 288); }
 DEVICE void compute_sync() { emulator::meet(emulator::me->block->computing, 256); }
+DEVICE void half_sync(int half) { emulator::meet(emulator::me->block->halves[half], 128); }
 DEVICE void warp_sync() { emulator::exchange(nullptr, 0); }
 DEVICE void release_add(u32* p, u32 v) { *p += v; ++emulator::progress; }
 DEVICE void relaxed_add(u32* p, u32 v) { release_add(p, v); }

@@ -113,12 +113,19 @@ DEVICE const Stored* await_page(Worker& w, int i) {
   barrier_wait(&w.ring.full[w.ring.at.stage], w.ring.at.phase);
   return (const Stored*)(w.ring.stages + w.ring.at.stage * STAGE + i % DENSITY * PAGE_BYTES);
 }
+// An arrival does not wait for loads under way, and the copy engine would not wait for them either: hence the fence. PARTY
+// warps read a page; each speaks for as many as make eight.
+template <int PARTY>
 DEVICE void leave_page(Worker& w, int i) {
   if (i % DENSITY != DENSITY - 1) return;
   fence_reads();
   warp_sync();
-  if (w.lane == 0) barrier_arrive(&w.ring.empty[w.ring.at.stage]);
+  if (w.lane < WARPS / PARTY) barrier_arrive(&w.ring.empty[w.ring.at.stage]);
   w.ring.at.advance(w.ring.count);
+}
+// A unit's stages of the ring, left to others.
+DEVICE void pass_pages(Worker& w, const Unit& unit) {
+  for (int i = 0; i < 2 * cold_pages(*w.control, unit); i += DENSITY) w.ring.at.advance(w.ring.count);
 }
 
 // Of 16 queries (or rows of weights) and eight keys (or dimensions of values): c += the products of what 16 bytes of a
@@ -208,10 +215,11 @@ DEVICE void score_page(const Worker& w, float (&s)[T][4], const Queries& queries
   }
 }
 
+template <int PARTY>
 DEVICE float largest_of(const float* of) {  // of what all warps say
   float top = -INFINITY;
 #pragma unroll
-  for (int i = 0; i < WARPS; ++i) top = fmaxf(top, of[i * 16]);
+  for (int i = 0; i < PARTY; ++i) top = fmaxf(top, of[i * 16]);
   return top;
 }
 // A thread's part of a whole page: its keys, and the values of all keys in its dimensions.
@@ -280,8 +288,7 @@ DEVICE void put_values(const Worker& w, Values& values, int slot, int own, const
   }
 }
 
-// One chunk of 64 T keys: a warp scores 8 T of them, then gathers an eighth of the dimensions over all. Pages are left to
-// the ring as soon as their content is in registers. `known` is what was found out before the queries were there.
+// What was found out about a unit of one page before its queries were there.
 struct Known {
   Rows rows;
   bool written;     // whether the step writes to the page; if so,
@@ -289,8 +296,18 @@ struct Known {
   int slot, own;    // which of its keys are the step's own,
   const u16* sent;  // and what those are
 };
-template <int T, bool KNOWN = false>
+// One chunk of 64 T keys: an eighth of the work is to score 8 T of them, then to gather an eighth of the dimensions over
+// all. PARTY warps do it, all eight or one half, and who does an eighth changes no bit. Pages are left to the ring as soon
+// as their content is in registers.
+template <int T, int PARTY, bool KNOWN = false>
 DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, const Queries& queries, const Known& known = {}) {
+  constexpr int EACH = WARPS / PARTY;  // eighths of a warp, `first`, `first` + PARTY ...
+  static_assert(EACH == 1 || T == 1, "far keys are shared by all warps");
+  const int first = PARTY == WARPS ? w.warp : w.warp % PARTY;
+  const auto meet = [&] {
+    if (PARTY == WARPS) compute_sync();
+    else half_sync(w.warp / PARTY);
+  };
   constexpr int STRIDE = 64 * T + PAD;
   constexpr s64 PAGE_STEP = (s64)KV_HEADS * PAGE * HEAD_DIM;
   const float score_scale = 1.4426950408889634f / sqrtf((float)HEAD_DIM);
@@ -303,131 +320,161 @@ DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, 
   const int start = first_key(unit), live = live_pages(unit), cold = KNOWN ? !known.written : cold_pages(*w.control, unit);
   const Stored* keys = w.p->keys + page_start(*w.p, layer, 0, unit.head);
   const Stored* values = w.p->values + page_start(*w.p, layer, 0, unit.head);
-  const int value_at = values_at(w);
-  float s[T][4];
+  const auto value_at = [&](int e) { return ((first + e * PARTY) * (HEAD_DIM / 8) + w.g) * PAGE + w.j * 8 * DENSITY; };
+  float s[EACH][T][4];
 #pragma unroll
-  for (int t = 0; t < T; ++t) s[t][0] = s[t][1] = s[t][2] = s[t][3] = 0.0f;
-  Values v;  // of a chunk that is one page: asked for together with its keys
+  for (int e = 0; e < EACH; ++e)
+#pragma unroll
+    for (int t = 0; t < T; ++t) s[e][t][0] = s[e][t][1] = s[e][t][2] = s[e][t][3] = 0.0f;
+  Values v[EACH];  // of a chunk that is one page: asked for together with its keys
   if (T == 1) {
-    const int key_at = keys_at(w);
-    Keys k;
+    const auto key_at = [&](int e) { return ((first + e * PARTY) * 8 + w.g) * HEAD_DIM + w.j * 8 * DENSITY; };
+    Keys k[EACH];
     if (cold) {
-      k = load_keys<true>(await_page(w, 0) + key_at);
-      leave_page(w, 0);
+      const Stored* page = await_page(w, 0);
+#pragma unroll
+      for (int e = 0; e < EACH; ++e) k[e] = load_keys<true>(page + key_at(e));
+      leave_page<PARTY>(w, 0);
     } else if (KNOWN) {
-      k = known.page.keys;
-      put_keys(w, k, known.slot, known.own, known.sent);
-      v = known.page.values;
+      k[0] = known.page.keys;
+      put_keys(w, k[0], known.slot, known.own, known.sent);
+      v[0] = known.page.values;
     } else {
-      k = load_keys<false>(keys + pages.x * PAGE_STEP + key_at);
-      v = load_values<false>(values + pages.x * PAGE_STEP + value_at);
+#pragma unroll
+      for (int e = 0; e < EACH; ++e) k[e] = load_keys<false>(keys + pages.x * PAGE_STEP + key_at(e));
+      if (EACH == 1) v[0] = load_values<false>(values + pages.x * PAGE_STEP + value_at(0));
     }
 #pragma unroll
-    for (int i = 0; i < K_PARTS; ++i) multiply_page(s[0], beside(queries, i).q, k.part[i]);
+    for (int i = 0; i < K_PARTS; ++i)
+#pragma unroll
+      for (int e = 0; e < EACH; ++e) multiply_page(s[e][0], beside(queries, i).q, k[e].part[i]);
   } else {
 #pragma unroll 1
     for (int p = 0; p < live; ++p) {
       if (p < cold) {
         const Stored* page = await_page(w, p);
-        if (p == w.warp / 2) score_page<true>(w, s, queries, page);
-        leave_page(w, p);
+        if (p == w.warp / 2) score_page<true>(w, s[0], queries, page);
+        leave_page<PARTY>(w, p);
       } else if (p == w.warp / 2) {
-        score_page<false>(w, s, queries, keys + page_at(pages, p) * PAGE_STEP);
+        score_page<false>(w, s[0], queries, keys + page_at(pages, p) * PAGE_STEP);
       }
     }
   }
-  const int mine = T == 1 ? w.warp * 8 + w.j * 2 : w.warp * 32 + w.j * 8;  // this thread's first key of the chunk
+  // A thread's first key of the chunk.
+  const auto mine = [&](int e) { return T == 1 ? (first + e * PARTY) * 8 + w.j * 2 : first * 32 + w.j * 8; };
   const Rows limits = KNOWN ? known.rows : rows_of(w, unit);
   float top0 = nothing, top1 = nothing;
 #pragma unroll
-  for (int t = 0; t < T; ++t)
+  for (int e = 0; e < EACH; ++e)
 #pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const int key = start + mine + t * 2 + e;
-      s[t][e] = key <= limits.limit0 ? s[t][e] * score_scale : nothing;
-      s[t][e + 2] = key <= limits.limit1 ? s[t][e + 2] * score_scale : nothing;
-      top0 = fmaxf(top0, s[t][e]);
-      top1 = fmaxf(top1, s[t][e + 2]);
-    }
+    for (int t = 0; t < T; ++t)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int key = start + mine(e) + t * 2 + i;
+        float(&c)[4] = s[e][t];
+        c[i] = key <= limits.limit0 ? c[i] * score_scale : nothing;
+        c[i + 2] = key <= limits.limit1 ? c[i + 2] * score_scale : nothing;
+        top0 = fmaxf(top0, c[i]);
+        top1 = fmaxf(top1, c[i + 2]);
+      }
   top0 = fmaxf(top0, shuffle_xor(top0, 1)); top0 = fmaxf(top0, shuffle_xor(top0, 2));
   top1 = fmaxf(top1, shuffle_xor(top1, 1)); top1 = fmaxf(top1, shuffle_xor(top1, 2));
-  if (w.j == 0) { largest[w.warp * 16 + w.g] = top0; largest[w.warp * 16 + w.g + 8] = top1; }
-  compute_sync();
-  top0 = largest_of(largest + w.g);
-  top1 = largest_of(largest + w.g + 8);
+  if (w.j == 0) { largest[first * 16 + w.g] = top0; largest[first * 16 + w.g + 8] = top1; }
+  meet();
+  if (EACH > 1) {  // more than one eighth fits into the registers no earlier
+    if (cold) {
+      const Stored* page = await_page(w, 1);
+#pragma unroll
+      for (int e = 0; e < EACH; ++e) v[e] = load_values<true>(page + value_at(e));
+      leave_page<PARTY>(w, 1);
+    } else {
+#pragma unroll
+      for (int e = 0; e < EACH; ++e) v[e] = load_values<false>(values + pages.x * PAGE_STEP + value_at(e));
+    }
+  }
+  top0 = largest_of<PARTY>(largest + w.g);
+  top1 = largest_of<PARTY>(largest + w.g + 8);
   const float from0 = top0 == nothing ? 0.0f : top0, from1 = top1 == nothing ? 0.0f : top1;
-  float sum0 = 0, sum1 = 0;
-  u32* to0 = (u32*)(scores + w.g * STRIDE + mine);
-  u32* to1 = (u32*)(scores + (w.g + 8) * STRIDE + mine);
 #pragma unroll
-  for (int t = 0; t < T; ++t) {
+  for (int e = 0; e < EACH; ++e) {
+    float sum0 = 0, sum1 = 0;
+    u32* to0 = (u32*)(scores + w.g * STRIDE + mine(e));
+    u32* to1 = (u32*)(scores + (w.g + 8) * STRIDE + mine(e));
 #pragma unroll
-    for (int e = 0; e < 4; ++e) s[t][e] = power_of_two(s[t][e] - (e < 2 ? from0 : from1));
-    sum0 += s[t][0] + s[t][1];
-    sum1 += s[t][2] + s[t][3];
-    to0[t] = pack_attention(s[t][0], s[t][1]);
-    to1[t] = pack_attention(s[t][2], s[t][3]);
+    for (int t = 0; t < T; ++t) {
+      float(&c)[4] = s[e][t];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) c[i] = power_of_two(c[i] - (i < 2 ? from0 : from1));
+      sum0 += c[0] + c[1];
+      sum1 += c[2] + c[3];
+      to0[t] = pack_attention(c[0], c[1]);
+      to1[t] = pack_attention(c[2], c[3]);
+    }
+    sum0 += shuffle_xor(sum0, 1); sum0 += shuffle_xor(sum0, 2);
+    sum1 += shuffle_xor(sum1, 1); sum1 += shuffle_xor(sum1, 2);
+    float* total = totals + (first + e * PARTY) * 16 + w.g;
+    if (w.j == 0) { total[0] = sum0; total[8] = sum1; }
   }
-  sum0 += shuffle_xor(sum0, 1); sum0 += shuffle_xor(sum0, 2);
-  sum1 += shuffle_xor(sum1, 1); sum1 += shuffle_xor(sum1, 2);
-  if (w.j == 0) { totals[w.warp * 16 + w.g] = sum0; totals[w.warp * 16 + w.g + 8] = sum1; }
-  if (T == 1 && cold) {
-    v = load_values<true>(await_page(w, 1) + value_at);
-    leave_page(w, 1);
+  if (T == 1 && EACH == 1 && cold) {
+    v[0] = load_values<true>(await_page(w, 1) + value_at(0));
+    leave_page<PARTY>(w, 1);
   } else if (T == 1 && KNOWN) {
-    put_values(w, v, known.slot, known.own, known.sent);
+    put_values(w, v[0], known.slot, known.own, known.sent);
   }
-  compute_sync();
-  float out[V_TILES][4];
+  meet();
+  float out[EACH][V_TILES][4];
 #pragma unroll
-  for (int n = 0; n < V_TILES; ++n) out[n][0] = out[n][1] = out[n][2] = out[n][3] = 0.0f;
+  for (int e = 0; e < EACH; ++e)
+#pragma unroll
+    for (int n = 0; n < V_TILES; ++n) out[e][n][0] = out[e][n][1] = out[e][n][2] = out[e][n][3] = 0.0f;
   const u16* weights = scores + w.g * STRIDE;
   if (T == 1) {
-    weigh(out, weights, STRIDE, w.j, v);
+#pragma unroll
+    for (int e = 0; e < EACH; ++e) weigh(out[e], weights, STRIDE, w.j, v[e]);
   } else {
 #pragma unroll 1
     for (int p = 0; p < live; ++p) {
       if (p < cold) {
-        v = load_values<true>(await_page(w, cold + p) + value_at);
-        leave_page(w, cold + p);
+        v[0] = load_values<true>(await_page(w, cold + p) + value_at(0));
+        leave_page<PARTY>(w, cold + p);
       } else {
-        v = load_values<false>(values + page_at(pages, p) * PAGE_STEP + value_at);
+        v[0] = load_values<false>(values + page_at(pages, p) * PAGE_STEP + value_at(0));
       }
-      weigh(out, weights + p * PAGE, STRIDE, w.j, v);
-    }
-  }
-  const int d = w.warp * (HEAD_DIM / 8) + w.j * 2;  // this thread's first dimension
-  if (KV8) {
-    const float* steps = w.p->value_steps + (layer * KV_HEADS + unit.head) * HEAD_DIM + d;
-#pragma unroll
-    for (int n = 0; n < V_TILES; ++n) {
-      const float2 step = load8((const float2*)(steps + n * 8));
-      out[n][0] *= step.x; out[n][1] *= step.y;
-      out[n][2] *= step.x; out[n][3] *= step.y;
+      weigh(out[0], weights + p * PAGE, STRIDE, w.j, v[0]);
     }
   }
   const Rows r = KNOWN ? known.rows : rows_of(w, unit);  // again: elsewhere nothing of it was kept
   const s64 at0 = ((s64)r.m0 * HEADS + r.h0) * w.p->partial_stride + unit.slot;
   const s64 at1 = ((s64)r.m1 * HEADS + r.h1) * w.p->partial_stride + unit.slot;
 #pragma unroll
-  for (int n = 0; n < V_TILES; ++n) {
-    if (r.has0) *(float2*)(w.p->partial + at0 * HEAD_DIM + d + n * 8) = make_float2(tagged(out[n][0], w.tag), tagged(out[n][1], w.tag));
-    if (r.has1) *(float2*)(w.p->partial + at1 * HEAD_DIM + d + n * 8) = make_float2(tagged(out[n][2], w.tag), tagged(out[n][3], w.tag));
+  for (int e = 0; e < EACH; ++e) {
+    const int d = (first + e * PARTY) * (HEAD_DIM / 8) + w.j * 2;  // this thread's first dimension
+#pragma unroll
+    for (int n = 0; n < V_TILES; ++n) {
+      float(&c)[4] = out[e][n];
+      if (KV8) {
+        const float2 step = load8((const float2*)(w.p->value_steps + (layer * KV_HEADS + unit.head) * HEAD_DIM + d + n * 8));
+        c[0] *= step.x; c[1] *= step.y;
+        c[2] *= step.x; c[3] *= step.y;
+      }
+      if (r.has0) *(float2*)(w.p->partial + at0 * HEAD_DIM + d + n * 8) = make_float2(tagged(c[0], w.tag), tagged(c[1], w.tag));
+      if (r.has1) *(float2*)(w.p->partial + at1 * HEAD_DIM + d + n * 8) = make_float2(tagged(c[2], w.tag), tagged(c[3], w.tag));
+    }
   }
-  if (w.warp == 0 && w.j == 0) {
+  if (first == 0 && w.j == 0) {
     const auto leave = [&](s64 at, int row) {
       float sum = 0;
 #pragma unroll
       for (int i = 0; i < WARPS; ++i) sum += totals[i * 16 + row];
-      w.p->partial_norm[at] = make_float2(tagged(largest_of(largest + row), w.tag), tagged(sum, w.tag));
+      w.p->partial_norm[at] = make_float2(tagged(largest_of<PARTY>(largest + row), w.tag), tagged(sum, w.tag));
     };
     if (r.has0) leave(at0, w.g);
     if (r.has1) leave(at1, w.g + 8);
   }
 }
 DEVICE void attend_unit(Worker& w, int layer, const Share& share, u8* scratch, const Queries& queries) {
-  if (share.unit.chunk < NEAR_CHUNKS) attend_chunk<1>(w, layer, share, scratch, queries);
-  else attend_chunk<CHUNK / PAGE>(w, layer, share, scratch, queries);
+  if (share.unit.chunk < NEAR_CHUNKS) attend_chunk<1, WARPS>(w, layer, share, scratch, queries);
+  else attend_chunk<CHUNK / PAGE, WARPS>(w, layer, share, scratch, queries);
 }
 // A unit of one page whose queries, and the step's own keys and values, are sent. The rest of a page that the step writes to
 // is older than the step: it is asked for before those are there.
@@ -444,7 +491,7 @@ DEVICE void attend_sent(Worker& w, int layer, const Share& listed, u8* scratch) 
   known.sent = sent + pairs * SENT_STRIDE;
   if (known.written) known.page = load_page(w, layer, share);
   receive(w, unit, first, pairs, known.own, sent);
-  attend_chunk<1, true>(w, layer, share, scratch, received_queries(w, pairs, sent), known);
+  attend_chunk<1, WARPS, true>(w, layer, share, scratch, received_queries(w, pairs, sent), known);
 }
 
 // This block's share number `number`; those past the list are looked up in groups, by all computing warps together.
@@ -457,14 +504,36 @@ DEVICE const Share& share_at(Worker& w, int number) {
   }
   return w.listed[LISTED + number % LISTED];
 }
+// Two units of one page each, side by side, by half of the warps each: a unit is a chain of latencies, and so two take
+// little longer than one. The second half's pages come after the first half's.
+DEVICE void attend_pair(Worker& w, int layer, const Share& low, const Share& high) {
+  compute_sync();
+  const int half = w.warp / (WARPS / 2);
+  if (half) pass_pages(w, low.unit);
+  const Share& mine = half ? high : low;
+  attend_chunk<1, WARPS / 2>(w, layer, mine, (u8*)w.scratch + half * ATTENTION_BYTES, load_queries<DENSITY>(w, rows_of(w, mine.unit)));
+  if (!half) pass_pages(w, high.unit);
+  compute_sync();  // the scratch is free; and nobody waits for a stage before all have seen what was there before
+}
+DEVICE bool near(const Share& share) { return share.any && share.unit.chunk < NEAR_CHUNKS; }
 // Every chunk of the sequences that attend to all. Units take turns with two parts of the scratch, so that a warp may
 // begin the next while others end this one.
 DEVICE void attend_all(Worker& w, int layer) {
   for (int number = 0;; ++number) {
     const Share& now = share_at(w, number);
     if (!now.any) return;
-    u8* scratch = (u8*)w.scratch + (number & 1) * ATTENTION_BYTES;
-    if (tags_queries(w)) attend_sent(w, layer, now, scratch);
-    else attend_unit(w, layer, now, scratch, load_queries<DENSITY>(w, rows_of(w, now.unit)));
+    if (tags_queries(w)) {
+      attend_sent(w, layer, now, (u8*)w.scratch + (number & 1) * ATTENTION_BYTES);
+      continue;
+    }
+    if (number % 2 == 0) {
+      const Share& next = share_at(w, number + 1);
+      if (near(now) && near(next)) {
+        attend_pair(w, layer, now, next);
+        ++number;
+        continue;
+      }
+    }
+    attend_unit(w, layer, now, (u8*)w.scratch + (number & 1) * ATTENTION_BYTES, load_queries<DENSITY>(w, rows_of(w, now.unit)));
   }
 }

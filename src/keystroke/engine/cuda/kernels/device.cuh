@@ -21,6 +21,8 @@ DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(
 
 // Synchronisation inside a block: the eight computing warps meet at barrier 1.
 DEVICE void compute_sync() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
+// and each half of them, by itself, at barrier 2 or 3.
+DEVICE void half_sync(int half) { asm volatile("bar.sync %0, 128;" ::"r"(2 + half) : "memory"); }
 DEVICE void warp_sync() { __syncwarp(); }
 
 // Synchronisation between blocks.
