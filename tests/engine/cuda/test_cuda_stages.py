@@ -10,7 +10,7 @@ from cuda_models import dense_tensors, tiny_engine, tiny_spec
 
 from keystroke.engine.base import Sampling
 from keystroke.engine.checkpoint.spec import ModelSpec
-from keystroke.engine.cuda.plan import Plan, Precision
+from keystroke.engine.cuda.plan import BLOCK_BYTES, TAIL_BYTES, WARPS, Plan, Precision
 from keystroke.engine.cuda.reference import forward
 
 
@@ -20,6 +20,14 @@ def test_four_bits_give_the_same_row_from_stages_of_any_size() -> None:
     plan = Plan(spec, "int4", 2)
     assert plan.stage_bytes(1) >= plan.gate_up.unit_bytes > plan.stage_bytes(2)
     same_row_alone_and_in_company(spec, "int4")
+
+
+def test_many_rows_give_the_same_row_from_smaller_stages() -> None:
+    # Three turns of every warp to a stage for few rows, two for many.
+    spec = replace(tiny_spec("llama", layers=2, tied=False), hidden=1536, vocab_size=72)
+    plan = Plan(spec, "bf16", 2)
+    assert [(plan.stage_bytes(tiles) - TAIL_BYTES) / BLOCK_BYTES[0] / WARPS for tiles in (1, 2)] == [3, 2]
+    same_row_alone_and_in_company(spec, "bf16")
 
 
 @pytest.mark.parametrize("precision", ["bf16", "int8"])

@@ -27,6 +27,7 @@ NEAR = 2048  # keys up to here come in chunks of one page
 PAD = 32
 SHARED_BYTES = 232_448  # what one block may have on compute capability 9.0
 _LARGEST_STAGE = 32_768 + TAIL_BYTES  # of the ring; larger ones leave too few
+_SMALL_STAGE = 16_384  # smaller ones cost more meetings than they save room
 FEWEST_STAGES = 3
 _ENOUGH_STAGES = 4
 _LARGE_LAYER = 1_500_000  # bytes of it that fall to one block
@@ -141,9 +142,9 @@ class Plan:
 
     def stage_bytes(self, tiles_n: int) -> int:
         """Of the ring: a whole unit of the largest matrix, or the largest even part of it for every warp of
-        which four fit beside 16 rows; and a page of keys always fits (of bytes, two do). At four bits a
-        whole unit pays where rows are few: there the kernel keeps to an even number of turns, so sums do not
-        depend on it."""
+        which four fit beside 16 rows; and a page of keys always fits (of bytes, two do). Beside more than
+        eight rows that part which leaves the least room unused. At four bits a whole unit pays where rows are
+        few. The kernel's sums do not depend on any of it."""
         matrix, block = self.gate_up, BLOCK_BYTES[self.format]
         page = PAGE * self.spec.head_dim * 2 + TAIL_BYTES
         grain = WARPS * block * (2 if self.format == 2 else 1)
@@ -152,11 +153,15 @@ class Plan:
         if self.format == 2 and tiles_n == 1 and whole <= _LARGEST_STAGE:
             return max(whole, page)
         room = SHARED_BYTES - self._operand_at(16) - 16 * self._stride(16) * 2
-        for chunks in range(1, grains + 1):
-            size = max(_up(min(-(-grains // chunks) * grain + TAIL_BYTES, matrix.unit_bytes)), page)
-            if size <= _LARGEST_STAGE and size * _ENOUGH_STAGES <= room:
-                return size
-        return max(_up(grain + TAIL_BYTES), page)
+        parts = [-(-grains // chunks) * grain + TAIL_BYTES for chunks in range(1, grains + 1)]
+        sizes = [max(_up(min(part, matrix.unit_bytes)), page) for part in parts]
+        fit = [size for size in sizes if size <= _LARGEST_STAGE and size * _ENOUGH_STAGES <= room]
+        if not fit:
+            return max(_up(grain + TAIL_BYTES), page)
+        if tiles_n == 1:
+            return fit[0]
+        large = [size for size in fit if size >= _SMALL_STAGE] or fit
+        return max(large, key=lambda size: (room // size * size, size))
 
     @property
     def in_flight(self) -> int:
@@ -164,7 +169,7 @@ class Plan:
         which every byte in flight lengthens."""
         if self.layer_bytes > _LARGE_LAYER * self.blocks:
             return 66_048
-        return max(49_152, 2 * self.stage_bytes(1))
+        return max(49_536, 2 * self.stage_bytes(1))
 
     @property
     def streamed_bytes(self) -> int:

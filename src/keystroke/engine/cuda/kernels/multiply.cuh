@@ -92,13 +92,15 @@ DEVICE void multiply_unit(Worker& w, Tail& mine, int index, int left, int column
     const int m = n * 8 + w.g < w.rows ? n * 8 + w.g : w.rows - 1;
     x[n] = w.operand + m * w.p->x_stride + column + w.warp * block_k(F) + w.j * 8;
   }
-#pragma unroll 1
+  // A turn's sum is the turn's number in the unit, modulo two, however the unit is cut into chunks. An odd number of turns
+  // in a chunk needs the loop unrolled for that.
+#pragma unroll TURNS % 2 ? M::chunks : 1
   for (int chunk = 0; chunk < M::chunks - 1; ++chunk) {
     const u8* stage = w.ring.stages + w.ring.at.stage * STAGE + w.warp * block_bytes(F);
     barrier_wait(&w.ring.full[w.ring.at.stage], w.ring.at.phase);
 #pragma unroll
     for (int i = 0; i < TURNS; ++i)
-      multiply_block<F>(stage + i * WARPS * block_bytes(F), x, (chunk * M::per_chunk + i * WARPS) * block_k(F), w.lane, acc[i & 1]);
+      multiply_block<F>(stage + i * WARPS * block_bytes(F), x, (chunk * M::per_chunk + i * WARPS) * block_k(F), w.lane, acc[(chunk * TURNS + i) & 1]);
     warp_sync();
     if (w.lane == 0) barrier_arrive(&w.ring.empty[w.ring.at.stage]);
     w.ring.at.advance(w.ring.count);
@@ -111,7 +113,7 @@ DEVICE void multiply_unit(Worker& w, Tail& mine, int index, int left, int column
     for (int i = 0; i < (REST + WARPS - 1) / WARPS; ++i)
       if ((i + 1) * WARPS <= REST || w.warp < REST - i * WARPS)
         multiply_block<F>(stage + (i * WARPS + w.warp) * block_bytes(F), x, ((M::chunks - 1) * M::per_chunk + i * WARPS) * block_k(F),
-                          w.lane, acc[i & 1]);
+                          w.lane, acc[((M::chunks - 1) * TURNS + i) & 1]);
     if (adds(w, w.unit)) {
       const float* tail = (const float*)(stage + REST * block_bytes(F)) + (w.lane & 7);
       mine.scale_low = tail[0]; mine.scale_high = tail[8]; mine.bias_low = tail[16]; mine.bias_high = tail[24];
