@@ -45,6 +45,14 @@ DEVICE float group_weight(float top, float total, float& whole) {
 DEVICE uint2 packed_sum(const Partial& first, const Partial& second) {
   return make_uint2(pack_activation(first.x + second.x, first.y + second.y), pack_activation(first.z + second.z, first.u + second.u));
 }
+// Where a result goes, two numbers at a time from the d-th on: into the operand, or to other blocks, above the layer's tag if
+// there is one.
+struct Sent { u16* plain; u32* tagged; };
+DEVICE void leave(const Worker&, u16* to, int d, u32 pair) { *(u32*)(to + d) = pair; }
+DEVICE void leave(const Worker& w, const Sent& to, int d, u32 pair) {
+  if (w.tag) *(uint2*)(to.tagged + d) = make_uint2(pair << 16 | w.tag, (pair & 0xffff0000u) | w.tag);
+  else *(u32*)(to.plain + d) = pair;
+}
 DEVICE Partial other_half(const Partial& p) {  // of the thread eight lanes away
   Partial o;
   o.x = shuffle_xor(p.x, 8); o.y = shuffle_xor(p.y, 8); o.z = shuffle_xor(p.z, 8); o.u = shuffle_xor(p.u, 8);
@@ -86,7 +94,7 @@ DEVICE void combine_near(Worker& w, int pairs, const Pairs& place) {
   for (int at = w.warp; at < pairs * PARTS; at += WARPS) {
     const int d = (at % PARTS * 16 + mine) * DIMS;
     int m, head;
-    u16* to = place(at / PARTS, m, head) + d;
+    const auto to = place(at / PARTS, m, head);
     const int chunks = chunks_of(*w.control, m), others = chunks - half * 16;
     const s64 base = ((s64)m * HEADS + head) * w.p->partial_stride;
     const float2* norms = w.p->partial_norm + base + w.lane;
@@ -133,7 +141,7 @@ DEVICE void combine_near(Worker& w, int pairs, const Pairs& place) {
     for (int e = 0; e < DIMS; ++e) other[e] = shuffle_xor(sum[e], 8);
     if (half == 0)
 #pragma unroll
-      for (int e = 0; e < DIMS; e += 2) *(u32*)(to + e) = pack_activation(sum[e] + other[e], sum[e + 1] + other[e + 1]);
+      for (int e = 0; e < DIMS; e += 2) leave(w, to, d + e, pack_activation(sum[e] + other[e], sum[e + 1] + other[e + 1]));
   }
   if (!waited) wait_for_partials(w);
 }
@@ -192,6 +200,39 @@ DEVICE void combine_together(Worker& w, int m, int head, int d) {
   }
 }
 
+// Parts of the attended rows, from `first` on, into the operand as soon as their tags say that they are there: no barrier,
+// and nobody asks for more than his first four numbers before those have come.
+DEVICE void take_attended(Worker& w, int first, int parts) {
+  constexpr int QUADS = Output::inner / 4, ALL = (COLUMNS * QUADS + COMPUTE - 1) / COMPUTE, TURNS = ALL < 8 ? ALL : 8;
+  const auto missing = [&](const uint4& v) { return (((v.x ^ w.tag) | (v.y ^ w.tag) | (v.z ^ w.tag) | (v.w ^ w.tag)) & 0xffff) != 0; };
+#pragma unroll 1
+  for (int part = first; part < first + parts; ++part)
+#pragma unroll 1
+    for (int base = w.thread; base < w.rows * QUADS; base += TURNS * COMPUTE) {
+      const auto column = [&](int at) { return part * Output::inner + at % QUADS * 4; };
+      const auto ask = [&](int at) { return poll16(w.p->attended_tagged + at / QUADS * QUERY_WIDTH + column(at)); };
+      uint4 v[TURNS];
+      v[0] = ask(base);
+      while (missing(v[0])) {
+        spin();
+        v[0] = ask(base);
+      }
+#pragma unroll
+      for (int i = 1; i < TURNS; ++i)
+        if (base + i * COMPUTE < w.rows * QUADS) v[i] = ask(base + i * COMPUTE);
+#pragma unroll
+      for (int i = 0; i < TURNS; ++i) {
+        const int at = base + i * COMPUTE;
+        if (at >= w.rows * QUADS) continue;
+        while (missing(v[i])) {
+          spin();
+          v[i] = ask(at);
+        }
+        *(uint2*)(w.operand + at / QUADS * w.p->x_stride + column(at)) = make_uint2(permute_bytes(v[i].x, v[i].y, 0x7632), permute_bytes(v[i].z, v[i].w, 0x7632));
+      }
+    }
+}
+
 // After this the operand holds the attended rows, as far as this block reads them. Waits for the previous phase.
 DEVICE void gather(Worker& w) {
   const Span span = w.spans[OUTPUT];
@@ -213,8 +254,14 @@ DEVICE void gather(Worker& w) {
     combine_near<4>(w, high - low, [&](int i, int& m, int& head) {
       m = (low + i) / HEADS;
       head = (low + i) % HEADS;
-      return w.p->attended + (s64)m * QUERY_WIDTH + head * HEAD_DIM;
+      const int at = m * QUERY_WIDTH + head * HEAD_DIM;
+      return Sent{w.p->attended + at, w.p->attended_tagged + at};
     });
+    if (w.tag) {
+      refresh(w);
+      take_attended(w, from, parts);
+      return;
+    }
   } else {
     constexpr int PIECES = QUERY_WIDTH / 32;
     wait_for_partials(w);
@@ -224,5 +271,5 @@ DEVICE void gather(Worker& w) {
   arrive(w);
   wait(w);
   const int at = from * EACH * HEAD_DIM;
-  if (parts) load_rows(w, w.p->attended + at, QUERY_WIDTH, at, parts * EACH * HEAD_DIM);
+  if (parts) load_rows(w, w.p->attended + at, QUERY_WIDTH, at, parts * EACH * HEAD_DIM, [](int) {});
 }

@@ -178,6 +178,7 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
     if (thread == 0 && exchange_add(&p.barrier[1], 1) == gridDim.x - 1) {
       p.barrier[0] = 0;
       p.barrier[1] = 0;
+      for (int m = 0; m < MAX_ROWS; ++m) p.barrier[NORMED + m] = 0;
     }
   }
 }

@@ -58,6 +58,7 @@ typedef Matrix<HIDDEN / 16 * O_SPLIT, QUERY_WIDTH / O_SPLIT, FORMAT> Output;
 typedef Matrix<INTERMEDIATE / 8, HIDDEN, FORMAT> GateUp;  // 8 rows of gate, then the same 8 of up
 typedef Matrix<HIDDEN / 16 * DOWN_SPLIT, INTERMEDIATE / DOWN_SPLIT, FORMAT> Down;
 typedef Matrix<(VOCAB + 15) / 16, HIDDEN, HEAD_FORMAT> Head;
+constexpr int NORMED = 32;  // in `barrier`: not in its first line
 constexpr s64 LAYER_BYTES = Qkv::bytes + Output::bytes + GateUp::bytes + Down::bytes;
 
 // Keys and values in pages: bf16, or bytes of 128 + v in steps of their dimension's own size (scales.py). Queries then come in
@@ -100,13 +101,14 @@ struct Parameters {
   float* partial;         // [MAX_ROWS][HEADS][partial_stride][HEAD_DIM]
   float2* partial_norm;   // [MAX_ROWS][HEADS][partial_stride] largest score, sum
   u16* attended;          // [MAX_ROWS][QUERY_WIDTH]
+  u32* attended_tagged;   // the same above the layer's tag, where rows are many and their chunks few
   u16* activated;         // [MAX_ROWS][INTERMEDIATE]
   u32* tagged;            // [MAX_ROWS][INTERMEDIATE] the same above the layer's tag, where rows are few
   float* logits;          // [MAX_ROWS][VOCAB]
   float* best_value;      // [blocks][MAX_ROWS]
   int* best_token;        // [blocks][MAX_ROWS]
   double* best_score;     // [blocks][MAX_ROWS]
-  u32* barrier;           // arrivals, departures, fault
+  u32* barrier;           // arrivals, departures, fault; from NORMED on, how often each row was normalised
   const u16* bounds;      // [LAYERS][pages][KV_HEADS][2][HEAD_DIM] largest, then smallest of each page's keys
   float* chunk_bounds;    // [MAX_ROWS][HEADS][partial_stride] log2 of the most weight a chunk may have
   float* omitted;         // [MAX_ROWS][HEADS] log2 of the most weight that chunks left out may have

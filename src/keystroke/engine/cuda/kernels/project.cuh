@@ -67,14 +67,17 @@ DEVICE void normalise_row(Worker& w, const NormWeights& weights, u32 sums, int m
   }
 }
 
-// `width` columns of rows of 16-bit activations from device memory into the operand, from column `to` on, by the copy engine.
-DEVICE void load_rows(Worker& w, const u16* from, int stride, int to, int width) {
-  if (w.thread == 0) {
-    fence_copies();
-    barrier_expect(w.arrival, w.rows * width * 2);
-    for (int m = 0; m < w.rows; ++m)
+// `width` columns of rows of 16-bit activations from device memory into the operand, from column `to` on, by the copy engine;
+// each row when ready(m) returns.
+template <class Ready>
+DEVICE void load_rows(Worker& w, const u16* from, int stride, int to, int width, const Ready& ready) {
+  if (w.thread == 0) barrier_expect(w.arrival, w.rows * width * 2);
+  if (w.lane == 0)
+    for (int m = w.warp; m < w.rows; m += WARPS) {
+      ready(m);
+      fence_copies();
       bulk_copy_kept(w.operand + m * w.p->x_stride + to, from + (s64)m * stride, width * 2, w.arrival);
-  }
+    }
   barrier_wait(w.arrival, w.loads++ & 1);
 }
 
@@ -87,11 +90,17 @@ DEVICE void normalise(Worker& w, int index, int sums, int matrix) {
     if (span.low < span.high)
       for (int m = 0; m < w.rows; ++m) normalise_row(w, weights, sums, m, w.operand + (s64)m * w.p->x_stride);
   } else {
-    for (int m = blockIdx.x; m < w.rows; m += gridDim.x)
+    // Of more rows a block normalises one, if any, and counts it as done: others wait for nothing but that.
+    u32* done = w.p->barrier + NORMED;
+    for (int m = blockIdx.x; m < w.rows; m += gridDim.x) {
       normalise_row(w, weights, sums, m, w.p->normed + (s64)m * HIDDEN);
-    arrive(w);
-    wait(w);
-    if (span.low < span.high) load_rows(w, w.p->normed, HIDDEN, 0, HIDDEN);
+      compute_sync();
+      if (w.thread == 0) release_add(&done[m], 1);
+    }
+    if (span.low < span.high)
+      load_rows(w, w.p->normed, HIDDEN, 0, HIDDEN, [&](int m) {
+        while (acquire_load(&done[m]) <= index) spin();
+      });
   }
 }
 
@@ -270,7 +279,7 @@ DEVICE void project_down(Worker& w) {
     const int split = from / TILES, end = whole || (split + 1) * TILES > span.high ? span.high : (split + 1) * TILES;
     const int parts = whole ? (end - 1) / TILES + 1 - split : 1, at = split * Down::inner;
     if (from > span.low) compute_sync();  // the operand is no longer needed
-    if (!direct) load_rows(w, w.p->activated + at, INTERMEDIATE, whole ? at : 0, parts * Down::inner);
+    if (!direct) load_rows(w, w.p->activated + at, INTERMEDIATE, whole ? at : 0, parts * Down::inner, [](int) {});
     compute_sync();
     multiply<Down>(w, from, end, [&](int unit) { return whole ? unit / TILES * Down::inner : 0; }, finish);
     from = end;
