@@ -1,7 +1,7 @@
 // A GPU small enough to think with: the functions of kernels/device.cuh on a CPU.
 // Law: every CUDA thread is a fibre; all blocks run at once and take turns, so barriers between blocks work,
-// a missing one shows, and a deadlock ends in an error. Numbers follow the hardware: bf16 and f16 round to
-// nearest even, tensor cores multiply exactly and add in float32.
+// a missing one shows, and a deadlock ends in an error. Bulk copies land later, in any order. Numbers follow the hardware:
+// bf16 and f16 round to nearest even, tensor cores multiply exactly and add in float32.
 #include <ucontext.h>
 
 #include <cmath>
@@ -57,6 +57,12 @@ static Fibre* me;
 static ucontext_t scheduler;
 static u64 progress;
 static int blocks;
+
+// Copies under way, and chance, the same in every run.
+struct Copy { void* to; const void* from; u32 bytes; Counter* barrier; };
+static std::vector<Copy> under_way;
+static u32 chance = 1;
+static u32 draw() { return (chance = chance * 1664525u + 1013904223u) >> 16; }
 
 static void leave() { Fibre* self = me; swapcontext(&self->context, &scheduler); }
 static void wait_for_change(const u32* p, u32 old) {
@@ -162,10 +168,20 @@ DEVICE void barrier_wait(u64* b, u32 parity) {
 DEVICE u64 streaming_policy() { return 0; }
 DEVICE void bulk_copy(void* to, const void* from, u32 bytes, u64* b, u64) {
   if (bytes % 16 || (u64)to % 16 || (u64)from % 16) { fprintf(stderr, "bulk copy is not aligned\n"); abort(); }
-  memcpy(to, from, bytes);
-  auto& c = emulator::me->block->barriers.at(b);
-  c.bytes -= bytes;
-  barrier_settle(c);
+  memset(to, 0xff, bytes);  // what is read too early is no number
+  emulator::under_way.push_back({to, from, bytes, &emulator::me->block->barriers.at(b)});
+}
+DEVICE void land_copies() {
+  auto& copies = emulator::under_way;
+  for (size_t i = 0; i < copies.size();) {
+    if (emulator::draw() % 4) { ++i; continue; }
+    const emulator::Copy c = copies[i];
+    copies.erase(copies.begin() + i);
+    memcpy(c.to, c.from, c.bytes);
+    c.barrier->bytes -= c.bytes;
+    ++emulator::progress;
+    barrier_settle(*c.barrier);
+  }
 }
 DEVICE void fence_reads() {}
 DEVICE void fence_copies() {}

@@ -35,6 +35,7 @@ extern "C" int launch(const Parameters* parameters, int blocks, int shared_bytes
   int idle = 0;
   while (left) {
     const u64 before = progress;
+    land_copies();
     for (auto& f : fibres) {
       if (f->done || (f->watched && *f->watched == f->seen)) continue;
       f->watched = nullptr;
