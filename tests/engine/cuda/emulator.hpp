@@ -195,7 +195,6 @@ DEVICE float load4(const float* p) { return *p; }
 DEVICE u64 load_u64(const u64* p) { return *p; }
 DEVICE uint4 poll16(const void* p) { return load16(p); }
 DEVICE uint2 poll8(const void* p) { return *(const uint2*)p; }
-DEVICE void prefetch(const void*) {}
 DEVICE void add_shared(u32* p, u32 v) { *p += v; }
 template <class T>
 static T shuffle_any(T v, int mask) {
@@ -214,6 +213,14 @@ DEVICE int warp_sum(int v) {
   for (int mask = 16; mask; mask >>= 1) v += shuffle_xor_int(v, mask);
   return v;
 }
+DEVICE int warp_max(int v) {
+  for (int mask = 16; mask; mask >>= 1) { const int other = shuffle_xor_int(v, mask); v = other > v ? other : v; }
+  return v;
+}
+DEVICE u32 positive_halves(u32 v) { return v & ~((v >> 15 & 0x00010001u) * 0xffffu); }
+DEVICE int count_bits(u32 v) { return __builtin_popcount(v); }
+DEVICE int lowest_bit(u32 v) { return __builtin_ffs(v) - 1; }
+DEVICE int highest_bit(u32 v) { return 31 - __builtin_clz(v); }
 DEVICE void mma_bf16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   emulator::mma(c, a0, a1, a2, a3, b0, b1, emulator::value_bf16);
 }

@@ -12,9 +12,9 @@ from cuda_models import tiny_engine, tiny_spec
 from hypothesis import given, settings
 from torch import Tensor
 
-from keystroke.engine.base import Sampling
+from keystroke.engine.base import Sampling, StepRequest
 from keystroke.engine.cuda.engine import CudaEngine
-from keystroke.engine.cuda.plan import CHUNK, NEAR, PAGE
+from keystroke.engine.cuda.plan import CHUNK, NEAR, PAGE, KvPrecision, Plan
 from keystroke.engine.cuda.session import CudaSession
 from keystroke.engine.cuda.sparse import PageBounds, Sparse
 
@@ -23,8 +23,18 @@ LENGTH = 3000  # 32 near chunks and four far ones
 TEXT = [(11 * i * i + 3 * i) % 203 for i in range(LENGTH + 8)]
 
 
-def sparse_engine(mode: Sparse, *, budget: int = 8, layers: int = 1, start: int = 512) -> CudaEngine:
-    engine = tiny_engine(tiny_spec(layers=layers, context=3200), kv_tokens=6400, sparse=mode)
+def sparse_engine(
+    mode: Sparse,
+    *,
+    budget: int = 8,
+    layers: int = 1,
+    start: int = 512,
+    context: int = 3200,
+    wide: bool = False,
+    kv_precision: KvPrecision = "bf16",
+) -> CudaEngine:
+    spec = replace(tiny_spec(layers=layers, context=context), head_dim=128 if wide else 64)
+    engine = tiny_engine(spec, kv_tokens=2 * context, sparse=mode, kv_precision=kv_precision)
     engine.sparse_from, engine.sparse_budget = start, budget
     engine._stepper.tune(in_flight=3, direct_rows=2, fused_rows=0)  # attended rows stay readable
     return engine
@@ -55,10 +65,15 @@ def scores(engine: CudaEngine, q: Tensor, k: Tensor) -> Tensor:
     )
 
 
-def test_no_chunk_weighs_more_than_its_bound_and_the_chosen_ones_are_those_with_the_best() -> None:
-    with sparse_engine("always") as engine, engine.session() as session:
+@pytest.mark.parametrize("length", [LENGTH, 131_500])  # and 538 chunks: more than are looked at together
+def test_no_chunk_weighs_more_than_its_bound_and_the_chosen_ones_are_those_with_the_best(length: int) -> None:
+    with sparse_engine("always", context=length + 200) as engine, engine.session() as session:
         assert isinstance(session, CudaSession)
-        session.extend(TEXT[:LENGTH])
+        if length > LENGTH:  # too much to read: keys and values are made up
+            for tensor in (engine._keys, engine._values):
+                tensor.normal_(generator=torch.Generator().manual_seed(1))
+            engine._prefill.run = lambda *_: None  # type: ignore[method-assign]
+        session.extend((TEXT * (length // LENGTH + 1))[:length])
         session.step(sampling=PROBE)
         assert engine.sparse_steps == 1
         q, k, v = buffers(engine, session)
@@ -82,9 +97,30 @@ def test_no_chunk_weighs_more_than_its_bound_and_the_chosen_ones_are_those_with_
                 assert (share @ v[kv, keys] - attended[head]).norm() / attended[head].norm() < 0.02
 
 
-@pytest.mark.parametrize("layers", [2])
-def test_with_every_chunk_chosen_logits_equal_the_dense_ones_bit_for_bit(layers: int) -> None:
-    with sparse_engine("always", budget=64, layers=layers) as engine, engine.session() as session:
+@pytest.mark.parametrize("lent", [None, 2, 6])  # stages of the ring; by default as many as pay
+def test_with_every_chunk_chosen_logits_equal_the_dense_ones_bit_for_bit(
+    lent: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if lent:
+        monkeypatch.setattr(Plan, "lent_stages", lambda plan, tiles_n: lent)
+    chooses_all_and_equals_dense(sparse_engine("always", budget=64, layers=2))
+
+
+@pytest.mark.parametrize("lent", [None, 6])
+@pytest.mark.parametrize("kv_precision", ["bf16", "int8"])
+def test_blocks_that_share_a_chunk_gather_the_dense_result(
+    lent: int | None, kv_precision: KvPrecision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if lent:
+        monkeypatch.setattr(Plan, "lent_stages", lambda plan, tiles_n: lent)
+    monkeypatch.setattr(Plan, "value_parts", lambda plan, tiles_n: 2)
+    chooses_all_and_equals_dense(
+        sparse_engine("always", budget=64, layers=2, wide=True, kv_precision=kv_precision)
+    )
+
+
+def chooses_all_and_equals_dense(engine: CudaEngine) -> None:
+    with engine, engine.session() as session:
         session.extend(TEXT[:LENGTH])
         session.step(sampling=PROBE)
         assert engine.sparse_steps == 1
@@ -104,6 +140,25 @@ def test_a_row_chooses_the_same_alone_and_in_company() -> None:
         session.extend(TEXT[:LENGTH])
         session.step(sampling=PROBE)
         assert torch.equal(engine._stepper.logits[0], together)
+
+
+def test_a_session_that_chooses_and_one_that_reads_everything_share_a_step() -> None:
+    with sparse_engine("always", layers=2, start=2000) as engine:
+        texts = [TEXT[:LENGTH], TEXT[5:1705]]
+        alone = []
+        for text in texts:
+            with engine.session() as session:
+                session.extend(text)
+                session.step(sampling=PROBE)
+                alone.append(engine._stepper.logits[0].clone())
+        assert engine.sparse_steps == 1
+        with engine.session() as first, engine.session() as second:
+            first.extend(texts[0])
+            second.extend(texts[1])
+            engine.step_many([StepRequest(first, sampling=PROBE), StepRequest(second, sampling=PROBE)])
+            assert engine.sparse_steps == 2
+            assert torch.equal(engine._stepper.logits[0], alone[0])
+            assert torch.equal(engine._stepper.logits[1], alone[1])
 
 
 def test_a_choice_that_cannot_be_shown_right_is_taken_again_with_the_whole_context() -> None:

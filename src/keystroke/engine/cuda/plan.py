@@ -24,6 +24,7 @@ MAX_ROWS = 32
 PAGE = 64
 CHUNK = 256
 NEAR = 2048  # keys up to here come in chunks of one page
+CHOSEN_CHUNKS = 32  # that a row of sparse attention attends to
 PAD = 32
 SHARED_BYTES = 232_448  # what one block may have on compute capability 9.0
 _LARGEST_STAGE = 32_768 + TAIL_BYTES  # of the ring; larger ones leave too few
@@ -163,6 +164,19 @@ class Plan:
         large = [size for size in fit if size >= _SMALL_STAGE] or fit
         return max(large, key=lambda size: (room // size * size, size))
 
+    def lent_stages(self, tiles_n: int) -> int:
+        """Of the ring, for chosen pages of keys and values: room for half a page for every warp, as far
+        as the ring has it. More would keep weights out."""
+        each = self.stage_bytes(tiles_n) // (PAGE * self.spec.head_dim * self.kv_bytes // 2)
+        fewest = min(bucket.stages for bucket in self.buckets if bucket.tiles_n == tiles_n)
+        return min(-(-WARPS // each), fewest)
+
+    def value_parts(self, tiles_n: int) -> int:
+        """Blocks that share a chosen chunk: each scores its keys and gathers a part of the values.
+        Two where rows are few and a block still has at most one part of a row's chunks."""
+        few = tiles_n == 1 and 2 * self.spec.kv_heads * CHOSEN_CHUNKS <= self.blocks
+        return 2 if few and self.spec.head_dim == 128 else 1
+
     @property
     def in_flight(self) -> int:
         """Bytes that a block keeps under way. Large layers are a matter of bandwidth, small ones of latency,
@@ -230,6 +244,8 @@ class Plan:
             "NORM_EPS": f"{spec.norm_eps!r}f",
             "KV_BYTES": str(self.kv_bytes),
             "SPARSE": str(int(sparse)),  # a kernel of its own: what it adds takes registers from all else
+            "LENT": str(self.lent_stages(tiles_n) if sparse else 0),
+            "VALUE_PARTS": str(self.value_parts(tiles_n) if sparse else 1),
         }
 
     def prefill_macros(self, kv_bytes: int) -> dict[str, str]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from keystroke.engine.checkpoint.spec import ModelSpec
-from keystroke.engine.cuda.plan import CHUNK, NEAR, PAGE
+from keystroke.engine.cuda.plan import CHOSEN_CHUNKS, CHUNK, NEAR, PAGE
 from keystroke.engine.cuda.quantisation import from_bytes
 
 # "auto" takes a step again with the whole context wherever the bounds cannot rule out that more than
@@ -22,7 +22,7 @@ from keystroke.engine.cuda.quantisation import from_bytes
 Sparse = Literal["off", "auto", "always"]
 
 SPARSE_FROM = 16_384  # tokens; a shorter context is read faster than it is chosen from
-BUDGET = 32  # chunks: the first, the last three, and 28 of up to 256 keys each by their bounds
+BUDGET = CHOSEN_CHUNKS  # the first, the last three, and 28 of up to 256 keys each by their bounds
 MOST_OMITTED = 0.02
 TRUST_AGAIN = 256  # tokens after a doubtful step before the next attempt
 _MOST_CHUNKS = 1024  # that the kernel can choose from

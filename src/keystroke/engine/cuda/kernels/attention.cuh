@@ -5,35 +5,72 @@
 // eighth of the head's dimensions over all. Pages that no row of this step writes to come through the ring, ahead of
 // their use, like weights; the few others are read where they lie.
 constexpr int K_STEPS = HEAD_DIM / 32;           // 16 bytes of a query each, to a lane
-constexpr int V_TILES = HEAD_DIM / 64;
+// In a step of sparse attention blocks may be many and chunks few: VALUE_PARTS of them then score the same keys, and each gathers
+// its part of the dimensions of the values.
+constexpr int DIMENSIONS = HEAD_DIM / VALUE_PARTS;
+constexpr int V_TILES = DIMENSIONS / 64;
 constexpr int PAGE_BYTES = PAGE * HEAD_DIM * KV_BYTES;  // of one head's keys or values
 constexpr int DENSITY = 2 / KV_BYTES;            // numbers of a page in the room of 16 bits, and pages in a stage of the ring
 static_assert(DENSITY * PAGE_BYTES <= STAGE, "a stage of the ring holds a page");
-DEVICE bool find_unit(const Control& c, int index, Unit& unit) {
+constexpr int RECENT = 3;  // the last chunks of a row are always attended to: no row chooses among pages that its step writes to
+DEVICE int chunks_of(const Control& c, int m) {  // partial results that row m has
+  const int all = chunks_to(c.position[m]), budget = SPARSE ? c.budget[c.sequence[m]] : 0;
+  return budget && budget < all ? budget : all;
+}
+// This block's share number `number`: first of the sequences that attend to every chunk, then of the chosen chunks, which are
+// dealt out row by row and head by head. Whose chunk is not among a row's last has to be chosen in each layer.
+DEVICE int find_unit(const Control& c, int number, Unit& unit, short& part) {
+  int index = blockIdx.x + number * gridDim.x, chosen = 0;
   for (int s = 0; s < c.sequences; ++s) {
-    if (SPARSE && c.budget[s]) continue;
+    if (SPARSE && c.budget[s]) {
+      for (int m = c.first[s]; m < c.first[s] + c.count[s]; ++m) chosen += chunks_of(c, m) * KV_HEADS;
+      continue;
+    }
     const int last = c.position[c.first[s] + c.count[s] - 1];
     const int chunks = chunks_to(last), tiles = (c.count[s] * GROUP + 15) / 16;
-    const int units = chunks * tiles * KV_HEADS;
+    const int units = chunks * tiles * KV_HEADS * VALUE_PARTS;
     if (index < units) {
+      part = index % VALUE_PARTS;
+      index /= VALUE_PARTS;
       unit.sequence = s;
       unit.head = index % KV_HEADS;
       unit.row = index / KV_HEADS % tiles * 16;
       unit.chunk = unit.slot = index / KV_HEADS / tiles;
       unit.last = last;
       unit.end = c.count[s] * GROUP;
-      return true;
+      return FIXED;
     }
     index -= units;
   }
-  return false;
+  if (!SPARSE) return NONE;
+  chosen *= VALUE_PARTS;
+  int at = (int)((s64)blockIdx.x * chosen / gridDim.x) + index / gridDim.x;
+  if (at >= (int)((s64)(blockIdx.x + 1) * chosen / gridDim.x)) return NONE;
+  part = at % VALUE_PARTS;
+  at /= VALUE_PARTS;
+  for (int m = 0;; ++m) {
+    const int s = c.sequence[m], count = chunks_of(c, m);
+    if (!c.budget[s]) continue;
+    if (at < count * KV_HEADS) {
+      unit.sequence = s;
+      unit.head = at / count;
+      unit.slot = at % count;
+      unit.row = (m - c.first[s]) * GROUP;
+      unit.end = unit.row + GROUP;
+      unit.last = c.position[m];
+      unit.chunk = chunks_to(unit.last) - count + unit.slot;
+      return unit.slot < count - RECENT ? CHOSEN : FIXED;
+    }
+    at -= count * KV_HEADS;
+  }
 }
-// Pages of a unit's keys, one or four; entries past the end are never used.
-DEVICE uint4 find_pages(const Parameters& p, const Control& c, const Unit& unit) {
-  const int* table = p.tables + (s64)c.table[unit.sequence] * p.table_stride;
-  if (unit.chunk < NEAR_CHUNKS) return make_uint4(table[unit.chunk], 0, 0, 0);
-  return load16(table + NEAR_CHUNKS + (unit.chunk - NEAR_CHUNKS) * (CHUNK / PAGE));
+// Pages of a chunk, one or four; entries past the end are never used.
+DEVICE uint4 pages_of(const Parameters& p, const Control& c, int sequence, int chunk) {
+  const int* table = p.tables + (s64)c.table[sequence] * p.table_stride;
+  if (chunk < NEAR_CHUNKS) return make_uint4(table[chunk], 0, 0, 0);
+  return load16(table + NEAR_CHUNKS + (chunk - NEAR_CHUNKS) * (CHUNK / PAGE));
 }
+DEVICE uint4 find_pages(const Parameters& p, const Control& c, const Unit& unit) { return pages_of(p, c, unit.sequence, unit.chunk); }
 DEVICE int first_key(const Unit& unit) {
   return unit.chunk < NEAR_CHUNKS ? unit.chunk * PAGE : NEAR + (unit.chunk - NEAR_CHUNKS) * CHUNK;
 }
@@ -54,8 +91,9 @@ DEVICE s64 page_start(const Parameters& p, int layer, u32 page, int head) {
 DEVICE Share look_up(const Parameters& p, const Control& c, int number) {
   Share s;
   s.pages = make_uint4(0, 0, 0, 0);
-  s.any = find_unit(c, blockIdx.x + number * gridDim.x, s.unit);
-  if (s.any) s.pages = find_pages(p, c, s.unit);
+  s.part = 0;
+  s.kind = find_unit(c, number, s.unit, s.part);
+  if (s.kind == FIXED) s.pages = find_pages(p, c, s.unit);
   return s;
 }
 // The streaming warp's part: this block's share of one layer's pages, in the order of use.
@@ -70,7 +108,7 @@ DEVICE void bring_pages(Streamer& s, const Parameters& p, const Control& c, int 
 DEVICE void stream_pages(Streamer& s, const Parameters& p, const Control& c, int layer, const Share* listed) {
   for (int number = 0;; ++number) {
     const Share now = number < LISTED ? listed[number] : look_up(p, c, number);
-    if (!now.any) return;
+    if (now.kind == NONE) return;
     bring_pages(s, p, c, layer, now.unit, now.pages);
   }
 }
@@ -117,7 +155,7 @@ DEVICE const Stored* await_page(Worker& w, int i) {
 // warps read a page; each speaks for as many as make eight.
 template <int PARTY>
 DEVICE void leave_page(Worker& w, int i) {
-  if (i % DENSITY != DENSITY - 1) return;
+  if (SPARSE || i % DENSITY != DENSITY - 1) return;
   fence_reads();
   warp_sync();
   if (w.lane < WARPS / PARTY) barrier_arrive(&w.ring.empty[w.ring.at.stage]);
@@ -126,6 +164,92 @@ DEVICE void leave_page(Worker& w, int i) {
 // A unit's stages of the ring, left to others.
 DEVICE void pass_pages(Worker& w, const Unit& unit) {
   for (int i = 0; i < 2 * cold_pages(*w.control, unit); i += DENSITY) w.ring.at.advance(w.ring.count);
+}
+
+// In a step of sparse attention only the computing warps learn which pages they need, so they ask for them themselves:
+// half a page of keys for each warp, and the values that this block gathers, into stages that the ring lends them. Weights go
+// on behind.
+constexpr int HALF_PAGE = PAGE * HEAD_DIM / 2;
+constexpr int HALVES = STAGE / (HALF_PAGE * KV_BYTES);  // that a stage holds
+constexpr int SLOTS = LENT * HALVES;
+constexpr int ASKING = SLOTS < WARPS ? SLOTS : WARPS;  // warps for whose halves there is room
+static_assert(!SPARSE || SLOTS >= 4, "a page of keys and one of values fit");
+// Pages of a chunk that come through the ring, or as halves; the others are read where they lie.
+DEVICE int brought_pages(const Control& c, const Unit& unit) {
+  const int cold = cold_pages(c, unit);
+  return SPARSE && cold > ASKING / 2 ? ASKING / 2 : cold;
+}
+DEVICE Stored* slot_at(const Worker& w, int i) {
+  const int stage = w.ring.at.stage + i / HALVES;
+  return (Stored*)(w.ring.stages + (stage < w.ring.count ? stage : stage - w.ring.count) * STAGE) + i % HALVES * HALF_PAGE;
+}
+// A block without a share of attention only needs room for bounds.
+DEVICE int lent_stages(const Share* listed) { return !SPARSE ? 0 : listed[0].kind == NONE ? 1 : LENT; }
+DEVICE void borrow_stages(Worker& w) {
+  Place at = w.ring.at;
+  for (int i = 0, lent = lent_stages(w.listed); i < lent; ++i, at.advance(w.ring.count)) barrier_wait(&w.ring.full[at.stage], at.phase);
+}
+DEVICE void return_stages(Worker& w) {
+  warp_sync();
+  for (int i = 0, lent = lent_stages(w.listed); i < lent; ++i, w.ring.at.advance(w.ring.count))
+    if (w.lane == 0) barrier_arrive(&w.ring.empty[w.ring.at.stage]);
+}
+// Each warp has a barrier of its own, the values of each page have one, and the keys of a chunk of one page. `turns` has a bit
+// for each page, one for those keys, and one for the warp's own.
+DEVICE u64* own_barrier(const Worker& w) { return w.brought + w.warp; }
+DEVICE u64* page_barrier(const Worker& w, int page) { return w.brought + WARPS + page; }
+constexpr int NEAR_TURN = CHUNK / PAGE, OWN_TURN = NEAR_TURN + 1;
+DEVICE u64* near_barrier(const Worker& w) { return page_barrier(w, NEAR_TURN); }
+DEVICE void await_own(Worker& w) {
+  barrier_wait(own_barrier(w), w.turns >> OWN_TURN & 1);
+  w.turns ^= 1u << OWN_TURN;
+}
+DEVICE void ask_half(const Worker& w, u64* barrier, int slot, const Stored* from) {
+  barrier_expect(barrier, HALF_PAGE * KV_BYTES);
+  bulk_copy(slot_at(w, slot), from, HALF_PAGE * KV_BYTES, barrier, streaming_policy());
+}
+// The i-th half that is gathered, of 2 / VALUE_PARTS for each page, has a slot of its own as far as there are; others take those of
+// the keys when these are scored.
+constexpr int GATHERED = 2 / VALUE_PARTS;
+template <bool NEAR_CHUNK>
+DEVICE int value_slot(int i) { return NEAR_CHUNK ? 2 + i : WARPS + i < SLOTS ? WARPS + i : i; }
+DEVICE s64 half_start(const Worker& w, int layer, const Share& share, int page, int half) {
+  return page_start(*w.p, layer, page_at(share.pages, page), share.unit.head) + half * HALF_PAGE;
+}
+DEVICE void ask_values(const Worker& w, int layer, const Share& share, int slot) {
+  const int page = w.warp / GATHERED;
+  ask_half(w, page_barrier(w, page), slot, w.p->values + half_start(w, layer, share, page, VALUE_PARTS == 1 ? w.warp & 1 : share.part));
+}
+DEVICE void ask_pages(const Worker& w, int layer, const Share& share) {
+  const int pages = brought_pages(*w.control, share.unit);
+  const bool near = share.unit.chunk < NEAR_CHUNKS;
+  if (w.lane || w.warp >= 2 * pages) return;
+  ask_half(w, near ? near_barrier(w) : own_barrier(w), w.warp, w.p->keys + half_start(w, layer, share, w.warp / 2, w.warp & 1));
+  if (w.warp < GATHERED * pages && (near || WARPS + w.warp < SLOTS))
+    ask_values(w, layer, share, near ? value_slot<true>(w.warp) : value_slot<false>(w.warp));
+}
+DEVICE void ask_later_values(const Worker& w, int layer, const Share& share, int cold) {
+  if (WARPS + GATHERED * (CHUNK / PAGE) <= SLOTS) return;  // all were asked for at once
+  fence_reads();
+  warp_sync();
+  if (w.lane == 0 && w.warp < GATHERED * cold && WARPS + w.warp >= SLOTS) ask_values(w, layer, share, value_slot<false>(w.warp));
+}
+
+// Where a page's keys and values are found, as if the whole page lay there: through the ring, or the half this warp reads.
+template <int T>
+DEVICE const Stored* await_keys(Worker& w, int page) {
+  if (!SPARSE) return await_page(w, page);
+  if (T == 1) barrier_wait(near_barrier(w), w.turns >> NEAR_TURN & 1);
+  else await_own(w);
+  const int half = T == 1 ? w.warp / 4 : w.warp & 1;
+  return slot_at(w, T == 1 ? half : w.warp) - half * HALF_PAGE;
+}
+template <int T>
+DEVICE const Stored* await_values(Worker& w, const Share& share, int page, int cold) {
+  if (!SPARSE) return await_page(w, cold + page);
+  barrier_wait(page_barrier(w, page), w.turns >> page & 1);
+  const int half = VALUE_PARTS == 1 ? w.warp / 4 : share.part;
+  return slot_at(w, value_slot<T == 1>(page * GATHERED + half % GATHERED)) - half * HALF_PAGE;
 }
 
 // Of 16 queries (or rows of weights) and eight keys (or dimensions of values): c += the products of what 16 bytes of a
@@ -225,10 +349,13 @@ DEVICE float largest_of(const float* of) {  // of what all warps say
 // A thread's part of a whole page: its keys, and the values of all keys in its dimensions.
 struct Page { Keys keys; Values values; };
 DEVICE int keys_at(const Worker& w) { return (w.warp * 8 + w.g) * HEAD_DIM + w.j * 8 * DENSITY; }
-DEVICE int values_at(const Worker& w) { return (w.warp * (HEAD_DIM / 8) + w.g) * PAGE + w.j * 8 * DENSITY; }
+DEVICE int dimension_of(int eighth, int part) {  // the first of an eighth of those that are gathered
+  return (VALUE_PARTS == 1 ? 0 : part * DIMENSIONS) + eighth * (DIMENSIONS / 8);
+}
+DEVICE int values_at(const Worker& w, int part) { return (dimension_of(w.warp, part) + w.g) * PAGE + w.j * 8 * DENSITY; }
 DEVICE Page load_page(const Worker& w, int layer, const Share& share) {
   const s64 at = page_start(*w.p, layer, share.pages.x, share.unit.head);
-  return {load_keys<false>(w.p->keys + at + keys_at(w)), load_values<false>(w.p->values + at + values_at(w))};
+  return {load_keys<false>(w.p->keys + at + keys_at(w)), load_values<false>(w.p->values + at + values_at(w, share.part))};
 }
 // What other blocks send for a unit of one page: its queries, then key and value of each of the sequence's `own` rows.
 DEVICE void receive(Worker& w, const Unit& unit, int first, int pairs, int own, u16* to) {
@@ -317,10 +444,10 @@ DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, 
   u16* scores = (u16*)scratch;
   float* largest = (float*)(scores + 16 * STRIDE);  // [WARPS][16]
   float* totals = largest + WARPS * 16;
-  const int start = first_key(unit), live = live_pages(unit), cold = KNOWN ? !known.written : cold_pages(*w.control, unit);
+  const int start = first_key(unit), live = live_pages(unit), cold = KNOWN ? !known.written : brought_pages(*w.control, unit);
   const Stored* keys = w.p->keys + page_start(*w.p, layer, 0, unit.head);
   const Stored* values = w.p->values + page_start(*w.p, layer, 0, unit.head);
-  const auto value_at = [&](int e) { return ((first + e * PARTY) * (HEAD_DIM / 8) + w.g) * PAGE + w.j * 8 * DENSITY; };
+  const auto value_at = [&](int e) { return (dimension_of(first + e * PARTY, share.part) + w.g) * PAGE + w.j * 8 * DENSITY; };
   float s[EACH][T][4];
 #pragma unroll
   for (int e = 0; e < EACH; ++e)
@@ -331,7 +458,7 @@ DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, 
     const auto key_at = [&](int e) { return ((first + e * PARTY) * 8 + w.g) * HEAD_DIM + w.j * 8 * DENSITY; };
     Keys k[EACH];
     if (cold) {
-      const Stored* page = await_page(w, 0);
+      const Stored* page = await_keys<T>(w, 0);
 #pragma unroll
       for (int e = 0; e < EACH; ++e) k[e] = load_keys<true>(page + key_at(e));
       leave_page<PARTY>(w, 0);
@@ -352,7 +479,8 @@ DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, 
 #pragma unroll 1
     for (int p = 0; p < live; ++p) {
       if (p < cold) {
-        const Stored* page = await_page(w, p);
+        if (SPARSE && p != w.warp / 2) continue;  // another warp's
+        const Stored* page = await_keys<T>(w, p);
         if (p == w.warp / 2) score_page<true>(w, s[0], queries, page);
         leave_page<PARTY>(w, p);
       } else if (p == w.warp / 2) {
@@ -360,6 +488,7 @@ DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, 
       }
     }
   }
+  if (SPARSE && T > 1) ask_later_values(w, layer, share, cold);
   // A thread's first key of the chunk.
   const auto mine = [&](int e) { return T == 1 ? (first + e * PARTY) * 8 + w.j * 2 : first * 32 + w.j * 8; };
   const Rows limits = KNOWN ? known.rows : rows_of(w, unit);
@@ -416,7 +545,7 @@ DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, 
     if (w.j == 0) { total[0] = sum0; total[8] = sum1; }
   }
   if (T == 1 && EACH == 1 && cold) {
-    v[0] = load_values<true>(await_page(w, 1) + value_at(0));
+    v[0] = load_values<true>(await_values<T>(w, share, 0, 1) + value_at(0));
     leave_page<PARTY>(w, 1);
   } else if (T == 1 && KNOWN) {
     put_values(w, v[0], known.slot, known.own, known.sent);
@@ -435,7 +564,7 @@ DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, 
 #pragma unroll 1
     for (int p = 0; p < live; ++p) {
       if (p < cold) {
-        v[0] = load_values<true>(await_page(w, cold + p) + value_at(0));
+        v[0] = load_values<true>(await_values<T>(w, share, p, cold) + value_at(0));
         leave_page<PARTY>(w, cold + p);
       } else {
         v[0] = load_values<false>(values + page_at(pages, p) * PAGE_STEP + value_at(0));
@@ -443,12 +572,16 @@ DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, 
       weigh(out[0], weights + p * PAGE, STRIDE, w.j, v[0]);
     }
   }
+  if (SPARSE) {
+    fence_reads();
+    w.turns ^= ((1u << cold) - 1) | (T == 1 ? (u32)cold << NEAR_TURN : 0);
+  }
   const Rows r = KNOWN ? known.rows : rows_of(w, unit);  // again: elsewhere nothing of it was kept
   const s64 at0 = ((s64)r.m0 * HEADS + r.h0) * w.p->partial_stride + unit.slot;
   const s64 at1 = ((s64)r.m1 * HEADS + r.h1) * w.p->partial_stride + unit.slot;
 #pragma unroll
   for (int e = 0; e < EACH; ++e) {
-    const int d = (first + e * PARTY) * (HEAD_DIM / 8) + w.j * 2;  // this thread's first dimension
+    const int d = dimension_of(first + e * PARTY, share.part) + w.j * 2;  // this thread's first dimension
 #pragma unroll
     for (int n = 0; n < V_TILES; ++n) {
       float(&c)[4] = out[e][n];
@@ -461,7 +594,7 @@ DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, 
       if (r.has1) *(float2*)(w.p->partial + at1 * HEAD_DIM + d + n * 8) = make_float2(tagged(c[2], w.tag), tagged(c[3], w.tag));
     }
   }
-  if (first == 0 && w.j == 0) {
+  if (first == 0 && w.j == 0 && (VALUE_PARTS == 1 || share.part == 0)) {
     const auto leave = [&](s64 at, int row) {
       float sum = 0;
 #pragma unroll
@@ -495,7 +628,7 @@ DEVICE void attend_sent(Worker& w, int layer, const Share& listed, u8* scratch) 
 }
 
 // This block's share number `number`; those past the list are looked up in groups, by all computing warps together.
-DEVICE const Share& share_at(Worker& w, int number) {
+DEVICE Share& share_at(Worker& w, int number) {
   if (number < LISTED) return w.listed[number];
   if (number % LISTED == 0) {
     compute_sync();
@@ -515,13 +648,13 @@ DEVICE void attend_pair(Worker& w, int layer, const Share& low, const Share& hig
   if (!half) pass_pages(w, high.unit);
   compute_sync();  // the scratch is free; and nobody waits for a stage before all have seen what was there before
 }
-DEVICE bool near(const Share& share) { return share.any && share.unit.chunk < NEAR_CHUNKS; }
+DEVICE bool near(const Share& share) { return share.kind != NONE && share.unit.chunk < NEAR_CHUNKS; }
 // Every chunk of the sequences that attend to all. Units take turns with two parts of the scratch, so that a warp may
 // begin the next while others end this one.
 DEVICE void attend_all(Worker& w, int layer) {
   for (int number = 0;; ++number) {
     const Share& now = share_at(w, number);
-    if (!now.any) return;
+    if (now.kind == NONE) return;
     if (tags_queries(w)) {
       attend_sent(w, layer, now, (u8*)w.scratch + (number & 1) * ATTENTION_BYTES);
       continue;

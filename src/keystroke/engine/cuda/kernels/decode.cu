@@ -94,7 +94,8 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
       barrier_init(&meetings[i], WARPS);
       barrier_init(&meetings[BUFFERS + i], ADDERS);
     }
-    barrier_init((u64*)(memory + ORDERS_AT), 1);
+    for (int i = 0; i < BROUGHT; ++i)
+      barrier_init((u64*)(memory + BROUGHT_AT) + i, i < WARPS ? 1 : i < BROUGHT - 1 ? GATHERED : 2);
     barrier_init((u64*)(memory + ARRIVAL_AT), 1);
     barrier_init_visible();
   }
@@ -136,12 +137,12 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
       s.under_way = 0;
       s.in_flight = p.in_flight;
       s.policy = streaming_policy();
-      u32 phase = 0;
+      const int lent = lent_stages(listed);
       for (int layer = 0; layer < LAYERS; ++layer) {
         const u8* at = p.layers + layer * LAYER_BYTES;
         stream<Qkv>(s, at, QKV);
-        stream_pages(s, p, *control, layer, listed);
-        if (SPARSE) stream_chosen(s, p, *control, layer, memory + SCRATCH_AT, (u64*)(memory + ORDERS_AT), phase);
+        if (!SPARSE) stream_pages(s, p, *control, layer, listed);
+        for (int i = 0; i < lent; ++i) lend(s);
         stream<Output>(s, at + Qkv::bytes, OUTPUT);
         stream<GateUp>(s, at + Qkv::bytes + Output::bytes, GATE_UP);
         stream<Down>(s, at + Qkv::bytes + Output::bytes + GateUp::bytes, DOWN);
@@ -170,7 +171,8 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
     w.unit = 0;
     w.ready = (u64*)(memory + MEETINGS_AT);
     w.freed = w.ready + BUFFERS;
-    w.orders = (u64*)(memory + ORDERS_AT);
+    w.brought = (u64*)(memory + BROUGHT_AT);
+    w.turns = 0;
     w.arrival = (u64*)(memory + ARRIVAL_AT);
     w.loads = 0;
     w.marks = 0;

@@ -97,8 +97,6 @@ DEVICE uint2 poll8(const void* p) {
   return v;
 }
 
-DEVICE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
-
 DEVICE void add_shared(u32* p, u32 v) { atomicAdd(p, v); }
 
 // Across a warp.
@@ -108,6 +106,15 @@ DEVICE u64 shuffle_xor_u64(u64 v, int mask) { return __shfl_xor_sync(0xffffffffu
 DEVICE double shuffle_xor_double(double v, int mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 
 DEVICE int warp_sum(int v) { return __reduce_add_sync(0xffffffffu, v); }
+DEVICE int warp_max(int v) { return __reduce_max_sync(0xffffffffu, v); }
+
+// Of the two signed halves of a word (or 16-bit floats), those that are not negative; the others become 0.
+DEVICE u32 positive_halves(u32 v) { return __vmaxs2(v, 0); }
+
+// Bits of a word.
+DEVICE int count_bits(u32 v) { return __popc(v); }
+DEVICE int lowest_bit(u32 v) { return __ffs(v) - 1; }
+DEVICE int highest_bit(u32 v) { return 31 - __clz(v); }
 
 // Tensor cores: c[16 x 8] += a[16 x 16] b[16 x 8].
 DEVICE void mma_bf16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {

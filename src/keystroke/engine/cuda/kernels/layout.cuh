@@ -3,7 +3,7 @@
 
 // Sizes come as macros (plan.py): HIDDEN HEADS KV_HEADS HEAD_DIM INTERMEDIATE VOCAB LAYERS TILES_N FORMAT
 // HEAD_FORMAT O_SPLIT O_ALONE DOWN_SPLIT ACTIVATION_TAGS QUERY_TAGS QK_NORM NORM_EPS SPARSE
-// STAGE_BYTES KV_BYTES.
+// STAGE_BYTES KV_BYTES LENT VALUE_PARTS.
 
 constexpr int WARPS = 8;
 constexpr int COMPUTE = 256;
@@ -134,8 +134,10 @@ constexpr int BARRIERS_AT = PAGES_AT + 128;
 constexpr int SMALL_AT = BARRIERS_AT + 256;
 constexpr int MEETINGS_AT = SMALL_AT + 384;  // barriers of the sums: ready, then free
 constexpr int SPANS_AT = MEETINGS_AT + 64;
-constexpr int ORDERS_AT = SPANS_AT + 48;     // barrier: the chosen chunks are known
 constexpr int ARRIVAL_AT = SMALL_AT + 512;    // barrier of rows on their way into the operand
+constexpr int BROUGHT_AT = ARRIVAL_AT + 8;    // barriers of what computing warps ask for: one each, one for each page of values,
+constexpr int BROUGHT = WARPS + CHUNK / PAGE + 1;  // one for the keys of a chunk of one page
+static_assert(BROUGHT_AT + BROUGHT * 8 <= SMALL_AT + 640, "barriers fit their memory");
 constexpr int LISTED = 16;                    // shares of attention that a block looks up once for all layers
 constexpr int SHARE_BYTES = 48;
 constexpr int SHARES_AT = SMALL_AT + 640;

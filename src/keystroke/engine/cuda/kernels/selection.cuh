@@ -2,9 +2,8 @@
 // Law: a row chooses by its own queries and by pages that its step does not write to, so the choice never depends on
 // the rows beside it. With every chunk chosen, the result is that of attend_all, bit for bit.
 
-constexpr int RECENT = 3;       // the last chunks are always taken: no row asks for bounds of pages this step writes
-constexpr int RUN = 4;          // consecutive chunks that a thread looks at while choosing
-constexpr int MOST_CHUNKS = COMPUTE * RUN;
+constexpr int LOOK = 2 * COMPUTE;     // chunks that all threads look at together while choosing, two each
+constexpr int MOST_CHUNKS = 2 * LOOK;
 constexpr int MOST_CHOSEN = 64;
 constexpr float BOUND_SLACK = 0.01f;  // more than rounding can take from a bound
 constexpr int KEY_SCALE = 512, KEY_MOST = 65533;  // of a chunk that may be chosen; less one: it must be; more: it is not there
@@ -14,14 +13,11 @@ struct Selection {
   uint4 keys[MOST_CHUNKS / 8];  // of chunks, 16 bits each, one more than above: the smallest are chosen
   int chosen[MOST_CHOSEN];
   int last, edge;               // the largest key that is chosen, and the last chunk that is chosen with it
-  float tops[WARPS][GROUP];
+  int tops[GROUP][WARPS];       // largest bounds, as ordered() has them
+  float sums[GROUP][WARPS];     // of weight that may be left out
 };
 static_assert(sizeof(Selection) <= SELECTION_BYTES, "selection fits its memory");
 
-DEVICE int chunks_of(const Control& c, int m) {  // partial results that row m has
-  const int all = chunks_to(c.position[m]), budget = SPARSE ? c.budget[c.sequence[m]] : 0;
-  return budget && budget < all ? budget : all;
-}
 // A row that may have left out too much says so; its step will be taken again with every chunk. By one warp.
 DEVICE void raise_doubt(Worker& w, int m, int head, float taken) {
   const int s = w.control->sequence[m];
@@ -29,95 +25,106 @@ DEVICE void raise_doubt(Worker& w, int m, int head, float taken) {
     *(volatile int*)(w.p->doubt + s) = 1;
 }
 
-// log2(2**a + 2**b)
+// log2 of the sum of 2**a and 2**b, and of those of the lane beside this one.
 DEVICE float add_logs(float a, float b) {
-  const float top = fmaxf(a, b);
-  return top == -INFINITY ? top : top + log2f(exp2f(a - top) + exp2f(b - top));
-}
-// Halves of a word of two bf16 that are positive, or those that are not.
-DEVICE u32 negative_halves(u32 word) { return (word >> 15 & 0x00010001u) * 0xffffu; }
-DEVICE u32 positive_part(u32 word) { return word & ~negative_halves(word); }
-DEVICE u32 negative_part(u32 word) { return word & negative_halves(word); }
-
-// The most that a key of a page can score is a product of the query with the page's largest keys where the query is
-// positive and with its smallest where it is negative: tensor cores give it for eight pages and 16 (row, head) pairs
-// at once. A warp takes such a group and leaves, for each chunk, log2 of the most weight it may have.
-DEVICE void bound_chunks(Worker w, int layer) {
-  const Control& c = *w.control;
-  const float score_scale = 1.4426950408889634f / sqrtf((float)HEAD_DIM);
-  const uint4 zero = {0, 0, 0, 0};
-  int index = blockIdx.x + w.warp * gridDim.x;
-  for (int s = 0; s < c.sequences; ++s) {
-    if (!c.budget[s]) continue;
-    const int pages = c.position[c.first[s]] / PAGE;  // whole ones
-    const int groups = (pages + 7) / 8, tiles = (c.count[s] * GROUP + 15) / 16, items = groups * tiles * KV_HEADS;
-    for (; index < items; index += gridDim.x * WARPS) {
-      Unit unit;
-      unit.sequence = s;
-      unit.head = index % KV_HEADS;
-      unit.row = index / KV_HEADS % tiles * 16;
-      unit.end = c.count[s] * GROUP;
-      const int from = index / KV_HEADS / tiles * 8, page = from + w.g;
-      const bool there = page < pages;
-      const int* table = w.p->tables + (s64)c.table[s] * w.p->table_stride;
-      const u16* at = w.p->bounds + layer * w.p->bound_layer_stride +
-                      ((s64)(there ? table[page] : 0) * KV_HEADS + unit.head) * (2 * HEAD_DIM) + w.j * 8;
-      uint4 high[K_STEPS], low[K_STEPS];
-#pragma unroll
-      for (int step = 0; step < K_STEPS; ++step) {
-        high[step] = there ? load16(at + step * 32) : zero;
-        low[step] = there ? load16(at + HEAD_DIM + step * 32) : zero;
-      }
-      const Rows r = rows_of(w, unit);
-      const u16* q0 = w.p->queries + r.m0 * QUERY_WIDTH + r.h0 * HEAD_DIM + w.j * 8;
-      const u16* q1 = w.p->queries + r.m1 * QUERY_WIDTH + r.h1 * HEAD_DIM + w.j * 8;
-      float most[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-      for (int step = 0; step < K_STEPS; ++step) {
-        const uint4 a = r.has0 ? load16(q0 + step * 32) : zero, b = r.has1 ? load16(q1 + step * 32) : zero;
-        mma_attention(most, positive_part(a.x), positive_part(b.x), positive_part(a.y), positive_part(b.y), high[step].x, high[step].y);
-        mma_attention(most, positive_part(a.z), positive_part(b.z), positive_part(a.w), positive_part(b.w), high[step].z, high[step].w);
-        mma_attention(most, negative_part(a.x), negative_part(b.x), negative_part(a.y), negative_part(b.y), low[step].x, low[step].y);
-        mma_attention(most, negative_part(a.z), negative_part(b.z), negative_part(a.w), negative_part(b.w), low[step].z, low[step].w);
-      }
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        most[i] = from + w.j * 2 + (i & 1) < pages ? most[i] * score_scale + BOUND_SLACK + 6.0f : -INFINITY;  // 64 keys
-      float* to0 = w.p->chunk_bounds + ((s64)r.m0 * HEADS + r.h0) * w.p->partial_stride;
-      float* to1 = w.p->chunk_bounds + ((s64)r.m1 * HEADS + r.h1) * w.p->partial_stride;
-      const int first = from + w.j * 2;
-      if (from < NEAR_CHUNKS) {
-        if (r.has0) { to0[first] = most[0]; to0[first + 1] = most[1]; }
-        if (r.has1) { to1[first] = most[2]; to1[first + 1] = most[3]; }
-      } else {
-        float sum0 = add_logs(most[0], most[1]), sum1 = add_logs(most[2], most[3]);
-        sum0 = add_logs(sum0, shuffle_xor(sum0, 1));
-        sum1 = add_logs(sum1, shuffle_xor(sum1, 1));
-        const int chunk = NEAR_CHUNKS + (first - NEAR_CHUNKS) / (CHUNK / PAGE);
-        if (r.has0 && !(w.j & 1)) to0[chunk] = sum0;
-        if (r.has1 && !(w.j & 1)) to1[chunk] = sum1;
-      }
-    }
-    index -= items;
-  }
+  float top = fmaxf(a, b);
+  top = fmaxf(top, shuffle_xor(top, 1));
+  if (top == -INFINITY) top = 0.0f;
+  float sum = power_of_two(a - top) + power_of_two(b - top);
+  sum += shuffle_xor(sum, 1);
+  return top + log2f(sum);
 }
 
-// Ask for the bounds of this warp's first group before the queries are there.
-DEVICE void fetch_bounds(Worker w, int layer) {
-  const Control& c = *w.control;
-  int index = blockIdx.x + w.warp * gridDim.x;
+// A warp's piece of bounding: eight whole pages for 16 (row, head) pairs of one KV head.
+struct Piece {
+  Unit unit;
+  int from, pages;  // the first page; and all of the sequence
+};
+DEVICE bool find_piece(const Control& c, int index, Piece& piece) {
+#pragma unroll 1
   for (int s = 0; s < c.sequences; ++s) {
     if (!c.budget[s]) continue;
     const int pages = c.position[c.first[s]] / PAGE;
-    const int tiles = (c.count[s] * GROUP + 15) / 16, items = (pages + 7) / 8 * tiles * KV_HEADS;
-    if (index < items) {
-      const int page = index / KV_HEADS / tiles * 8 + w.g;
-      if (page >= pages || w.j * 64 >= 2 * HEAD_DIM) return;
-      const int held = w.p->tables[(s64)c.table[s] * w.p->table_stride + page];
-      prefetch(w.p->bounds + layer * w.p->bound_layer_stride + ((s64)held * KV_HEADS + index % KV_HEADS) * (2 * HEAD_DIM) + w.j * 64);
-      return;
+    const int tiles = (c.count[s] * GROUP + 15) / 16, pieces = (pages + 7) / 8 * tiles * KV_HEADS;
+    if (index < pieces) {
+      piece.unit.sequence = s;
+      piece.unit.head = index % KV_HEADS;
+      piece.unit.row = index / KV_HEADS % tiles * 16;
+      piece.unit.end = c.count[s] * GROUP;
+      piece.from = index / KV_HEADS / tiles * 8;
+      piece.pages = pages;
+      return true;
     }
-    index -= items;
+    index -= pieces;
+  }
+  return false;
+}
+DEVICE int count_pieces(const Control& c) {
+  int pieces = 0;
+#pragma unroll 1
+  for (int s = 0; s < c.sequences; ++s)
+    if (c.budget[s]) pieces += (c.position[c.first[s]] / PAGE + 7) / 8 * ((c.count[s] * GROUP + 15) / 16) * KV_HEADS;
+  return pieces;
+}
+// Its bounds, into this warp's part of the first lent stage; past the end the last page comes again.
+constexpr int BOUNDS_WIDTH = 2 * HEAD_DIM, BOUNDS_BYTES = 8 * BOUNDS_WIDTH * 2;
+constexpr int BOUNDING = STAGE / BOUNDS_BYTES < WARPS ? STAGE / BOUNDS_BYTES : WARPS;  // warps that take part
+DEVICE u16* bounds_at(const Worker& w) { return (u16*)(w.ring.stages + w.ring.at.stage * STAGE + w.warp * BOUNDS_BYTES); }
+DEVICE void ask_bounds(const Worker& w, int layer, const Piece& piece) {
+  warp_sync();
+  if (w.lane == 0) barrier_expect(own_barrier(w), BOUNDS_BYTES);
+  warp_sync();
+  if (w.lane >= 8) return;
+  const int page = piece.from + w.lane < piece.pages ? piece.from + w.lane : piece.pages - 1;
+  const int held = w.p->tables[(s64)w.control->table[piece.unit.sequence] * w.p->table_stride + page];
+  bulk_copy_kept(bounds_at(w) + w.lane * BOUNDS_WIDTH,
+                 w.p->bounds + layer * w.p->bound_layer_stride + ((s64)held * KV_HEADS + piece.unit.head) * BOUNDS_WIDTH,
+                 BOUNDS_WIDTH * 2, own_barrier(w));
+}
+// The most that a key of a page can score is a product of the query with the page's largest keys where the query is
+// positive and with its smallest where it is negative: tensor cores give it for eight pages and 16 (row, head) pairs
+// at once. A warp leaves, for each chunk of its piece, log2 of the most weight it may have.
+DEVICE void bound_chunks(Worker& w, const Piece& piece, u32 tag) {
+  const Rows rows = rows_of(w, piece.unit);
+  const float score_scale = 1.4426950408889634f / sqrtf((float)HEAD_DIM);
+  const uint4 zero = {0, 0, 0, 0};
+  const u16* q0 = w.p->queries + rows.m0 * QUERY_WIDTH + rows.h0 * HEAD_DIM + w.j * 8;
+  const u16* q1 = w.p->queries + rows.m1 * QUERY_WIDTH + rows.h1 * HEAD_DIM + w.j * 8;
+  uint4 a[K_STEPS], b[K_STEPS];
+#pragma unroll
+  for (int step = 0; step < K_STEPS; ++step) {
+    a[step] = rows.has0 ? load16(q0 + step * 32) : zero;
+    b[step] = rows.has1 ? load16(q1 + step * 32) : zero;
+  }
+  await_own(w);
+  const u16* at = bounds_at(w) + w.g * BOUNDS_WIDTH + w.j * 8;
+  float most[4] = {0.0f, 0.0f, 0.0f, 0.0f}, more[4] = {0.0f, 0.0f, 0.0f, 0.0f};  // two sums, so that one need not wait for the other
+#pragma unroll
+  for (int step = 0; step < K_STEPS; ++step) {
+    const uint4 high = *(const uint4*)(at + step * 32), low = *(const uint4*)(at + HEAD_DIM + step * 32);
+    const uint4 &x = a[step], &y = b[step];
+    const u32 p[4] = {positive_halves(x.x), positive_halves(x.y), positive_halves(x.z), positive_halves(x.w)};
+    const u32 o[4] = {positive_halves(y.x), positive_halves(y.y), positive_halves(y.z), positive_halves(y.w)};
+    mma_attention(most, p[0], o[0], p[1], o[1], high.x, high.y);
+    mma_attention(more, x.x ^ p[0], y.x ^ o[0], x.y ^ p[1], y.y ^ o[1], low.x, low.y);
+    mma_attention(most, p[2], o[2], p[3], o[3], high.z, high.w);
+    mma_attention(more, x.z ^ p[2], y.z ^ o[2], x.w ^ p[3], y.w ^ o[3], low.z, low.w);
+  }
+  fence_reads();
+  const int first = piece.from + w.j * 2;
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    most[i] = first + (i & 1) < piece.pages ? (most[i] + more[i]) * score_scale + BOUND_SLACK + 6.0f : -INFINITY;  // 64 keys
+  float* to0 = w.p->chunk_bounds + ((s64)rows.m0 * HEADS + rows.h0) * w.p->partial_stride;
+  float* to1 = w.p->chunk_bounds + ((s64)rows.m1 * HEADS + rows.h1) * w.p->partial_stride;
+  if (piece.from < NEAR_CHUNKS) {
+    if (rows.has0) *(float2*)(to0 + first) = make_float2(tagged(most[0], tag), tagged(most[1], tag));
+    if (rows.has1) *(float2*)(to1 + first) = make_float2(tagged(most[2], tag), tagged(most[3], tag));
+  } else {
+    const float sum0 = add_logs(most[0], most[1]), sum1 = add_logs(most[2], most[3]);
+    const int chunk = NEAR_CHUNKS + (first - NEAR_CHUNKS) / (CHUNK / PAGE);
+    if (rows.has0 && !(w.j & 1)) to0[chunk] = tagged(sum0, tag);
+    if (rows.has1 && !(w.j & 1)) to1[chunk] = tagged(sum1, tag);
   }
 }
 
@@ -133,200 +140,263 @@ DEVICE int sum_before(const Worker& w, int value, int& all) {
   }
   return before;
 }
-// By one warp: the `count` smallest of the keys, in the order of their chunks; of equal ones the first. The largest of
-// them is found bit by bit.
+// By one warp: the `count` smallest of the keys, in the order of their chunks; of equal ones the first. An upper edge is found
+// bit by bit, until as many keys as wanted lie below it, or all bits are known and some of equal keys are wanted.
+template <int EACH>  // groups of eight keys that a lane looks at
 DEVICE void choose_smallest(const Worker& w, Selection& sel, int chunks, int count) {
-  constexpr int MOST = MOST_CHUNKS / 8 / 32;
-  const int each = (chunks + 255) / 256;  // groups of eight keys that a lane looks at
-  u32 words[MOST * 4];
+  int keys[EACH * 8];
 #pragma unroll
-  for (int i = 0; i < MOST; ++i) {
-    const uint4 k = i < each ? sel.keys[w.lane * each + i] : make_uint4(~0u, ~0u, ~0u, ~0u);
-    words[4 * i] = k.x; words[4 * i + 1] = k.y; words[4 * i + 2] = k.z; words[4 * i + 3] = k.w;
+  for (int i = 0; i < EACH; ++i) {
+    const uint4 k = sel.keys[w.lane * EACH + i];
+    const u32 words[4] = {k.x, k.y, k.z, k.w};
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      keys[8 * i + 2 * e] = words[e] & 0xffff;
+      keys[8 * i + 2 * e + 1] = words[e] >> 16;
+    }
   }
-  u32 last = 0;
-  int less = 0;  // keys below it
+  int least = keys[0];
+#pragma unroll
+  for (int i = 1; i < EACH * 8; ++i) least = keys[i] < least ? keys[i] : least;
+  // Each lane has a key that is no larger than this: where no more are wanted, the edge is no further.
+  int edge = 0, less = 0, bit = count <= 32 ? highest_bit(warp_max(least) | 1) : 15;
 #pragma unroll 1
-  for (int bit = 15; bit >= 0; --bit) {
-    const u32 higher = last | 1u << bit;
-    int below = 0;
+  for (; bit >= 0 && less < count; --bit) {
+    const int higher = edge + (1 << bit);
+    int part[4] = {0, 0, 0, 0};
 #pragma unroll
-    for (int i = 0; i < MOST; ++i)
-      if (i < each)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) below += ((words[4 * i + e] & 0xffffu) < higher) + (words[4 * i + e] >> 16 < higher);
-    below = warp_sum(below);
-    if (below < count) { last = higher; less = below; }
+    for (int i = 0; i < EACH * 8; ++i) part[i & 3] += (keys[i] - higher) >> 31;
+    const int below = -warp_sum(part[0] + part[1] + part[2] + part[3]);
+    if (below <= count) { edge = higher; less = below; }
   }
-  const int wanted = count - less;  // of those whose key this is
-  int own = 0, all;
+  // Below the edge all are chosen; of those at the edge, the first.
+  u32 below = 0, equal = 0;
 #pragma unroll
-  for (int i = 0; i < 8 * MOST; ++i) {
-    const u32 key = words[i / 2] >> i % 2 * 16 & 0xffffu;
-    own += (key < last) + ((key == last) << 16);
-  }
-  int before = sum_before(w, own, all);
+  for (int i = 0; i < EACH * 8; ++i) below |= (u32)((keys[i] - edge) >> 31) & 1u << i;
+  if (less < count) {
 #pragma unroll
-  for (int i = 0; i < 8 * MOST; ++i) {
-    if (i >= 8 * each) continue;
-    const u32 key = words[i / 2] >> i % 2 * 16 & 0xffffu;
-    const int smaller = before & 0xffff, equal = before >> 16, chunk = w.lane * each * 8 + i;
-    if (key < last || (key == last && equal < wanted)) sel.chosen[smaller + (equal < wanted ? equal : wanted)] = chunk;
-    if (key == last && equal == wanted - 1) sel.edge = chunk;
-    before += (key < last) + ((key == last) << 16);
+    for (int i = 0; i < EACH * 8; ++i) equal |= (u32)(keys[i] == edge) << i;
   }
-  if (w.lane == 0) sel.last = (int)last;
+  int all;
+  const int before = sum_before(w, count_bits(below) | count_bits(equal) << 16, all);
+  int at = before & 0xffff, left = count - less - (before >> 16);
+  at += count - less - (left > 0 ? left : 0);
+#pragma unroll 1
+  while (below | equal) {
+    const int i = lowest_bit(below | equal), chunk = w.lane * EACH * 8 + i;
+    if (below >> i & 1) sel.chosen[at++] = chunk;
+    else if (left-- > 0) {
+      sel.chosen[at++] = chunk;
+      if (left == 0) sel.edge = chunk;
+    }
+    below &= ~(1u << i);
+    equal &= ~(1u << i);
+  }
+  if (w.lane == 0) {
+    sel.last = less == count ? edge - 1 : edge;
+    if (less == count) sel.edge = chunks;
+  }
 }
 
-// Chunks of one KV head for row m, in their order, into `sel.chosen`: the first, the last, and those whose bounds stand
-// out most beside the best of any query head. `accounts`: this block says what is left out.
-DEVICE void choose_chunks(Worker w, Selection& sel, int m, int head, bool accounts) {
+// Numbers in the order of floats, and back.
+DEVICE int ordered(float v) {
+  const int bits = __float_as_int(v);
+  return bits ^ (bits >> 31 & 0x7fffffff);
+}
+DEVICE float unordered(int v) { return __uint_as_float((u32)(v ^ (v >> 31 & 0x7fffffff))); }
+
+// Pages of all chunks of a sequence, into attention's scratch: nothing need be looked up when one is chosen.
+DEVICE void list_pages(const Worker& w, int sequence, int chunks) {
+  static_assert(MOST_CHUNKS * 16 <= 2 * ATTENTION_BYTES, "attention's scratch holds them");
+  uint4* all = (uint4*)w.scratch;
+  for (int i = w.thread; i < chunks; i += LOOK) {
+    const int j = i + COMPUTE;
+    const uint4 first = pages_of(*w.p, *w.control, sequence, i);
+    const uint4 second = pages_of(*w.p, *w.control, sequence, j < chunks ? j : i);
+    all[i] = first;
+    if (j < chunks) all[j] = second;
+  }
+}
+
+// What a thread knows of two chunks of a KV head of row m: their bounds for each query head, asked for until all are this
+// layer's (`tag`, 0 where a barrier has seen to that). Chunks that are not chosen among have none.
+struct Bounds { float2 of[GROUP]; };
+DEVICE Bounds take_bounds(const Worker& w, int m, int head, int first, int end, u32 tag) {
+  const float* from = w.p->chunk_bounds + ((s64)m * HEADS + head * GROUP) * w.p->partial_stride + first;
+  const u32 wanted0 = first >= 1 && first < end ? 3 : 0, wanted1 = first + 1 < end ? 3 : 0;
+  uint2 raw[GROUP];
+  u32 off;
+  do {
+    off = 0;
+#pragma unroll
+    for (int h = 0; h < GROUP; ++h) raw[h] = wanted0 | wanted1 ? poll8(from + h * w.p->partial_stride) : make_uint2(0, 0);
+#pragma unroll
+    for (int h = 0; h < GROUP; ++h) off |= ((raw[h].x ^ tag) & wanted0) | ((raw[h].y ^ tag) & wanted1);
+  } while (off);
+  Bounds b;
+#pragma unroll
+  for (int h = 0; h < GROUP; ++h) b.of[h] = make_float2(wanted0 ? untagged(raw[h].x) : -INFINITY, wanted1 ? untagged(raw[h].y) : -INFINITY);
+  return b;
+}
+// The best bound of a query head, of what all warps say.
+DEVICE float best_bound(const Selection& sel, int h) {
+  int top = sel.tops[h][0];
+#pragma unroll
+  for (int i = 1; i < WARPS; ++i) top = sel.tops[h][i] > top ? sel.tops[h][i] : top;
+  return unordered(top);
+}
+// Chunks of the share's KV head for row m, in their order, into `sel.chosen`: the first, the last, and those whose bounds
+// stand out most beside the best of any query head. Then the share has its own.
+template <int LOOKS>
+DEVICE void choose_chunks(Worker& w, Selection& sel, Share& share, int m, u32 tag) {
   const Control& c = *w.control;
-  const int chunks = chunks_to(c.position[m]), count = chunks_of(c, m), mine = w.thread * RUN;
-  float v[GROUP][RUN];
+  const int chunks = chunks_to(c.position[m]), end = chunks - RECENT, mine = w.thread * 2;
+  Bounds bounds[LOOKS];
+#pragma unroll
+  for (int look = 0; look < LOOKS; ++look)
+    bounds[look] = take_bounds(w, m, share.unit.head, look * LOOK + mine, end, tag);
 #pragma unroll
   for (int h = 0; h < GROUP; ++h) {
-    const float* from = w.p->chunk_bounds + ((s64)m * HEADS + head * GROUP + h) * w.p->partial_stride + mine;
-    const uint4 raw = mine < chunks ? load16(from) : make_uint4(0, 0, 0, 0);
-    v[h][0] = __uint_as_float(raw.x); v[h][1] = __uint_as_float(raw.y); v[h][2] = __uint_as_float(raw.z); v[h][3] = __uint_as_float(raw.w);
-  }
-  compute_sync();  // the previous choice is no longer read
+    float top = fmaxf(bounds[0].of[h].x, bounds[0].of[h].y);
 #pragma unroll
-  for (int h = 0; h < GROUP; ++h) {
-    float top = -INFINITY;
-#pragma unroll
-    for (int i = 0; i < RUN; ++i) {
-      if (mine + i < 1 || mine + i >= chunks - RECENT) v[h][i] = -INFINITY;
-      top = fmaxf(top, v[h][i]);
-    }
-#pragma unroll
-    for (int mask = 16; mask; mask >>= 1) top = fmaxf(top, shuffle_xor(top, mask));
-    if (w.lane == 0) sel.tops[w.warp][h] = top;
+    for (int look = 1; look < LOOKS; ++look)
+      top = fmaxf(top, fmaxf(bounds[look].of[h].x, bounds[look].of[h].y));
+    const int best = warp_max(ordered(top));
+    if (w.lane == 0) sel.tops[h][w.warp] = best;
   }
   compute_sync();
-  float tops[GROUP];
-  int key[RUN];
-#pragma unroll
-  for (int i = 0; i < RUN; ++i) key[i] = mine + i < chunks ? -1 : KEY_MOST + 1;
+  float behind[LOOKS][2];
 #pragma unroll
   for (int h = 0; h < GROUP; ++h) {
-    tops[h] = sel.tops[0][h];
+    const float top = best_bound(sel, h);
 #pragma unroll
-    for (int i = 1; i < WARPS; ++i) tops[h] = fmaxf(tops[h], sel.tops[i][h]);
-#pragma unroll
-    for (int i = 0; i < RUN; ++i) {
-      if (mine + i < 1 || mine + i >= chunks - RECENT) continue;
-      const float behind = (tops[h] - v[h][i]) * KEY_SCALE;
-      const int own = behind < (float)KEY_MOST ? (int)behind : KEY_MOST;
-      key[i] = h == 0 || own < key[i] ? own : key[i];
+    for (int look = 0; look < LOOKS; ++look) {
+      const float x = top - bounds[look].of[h].x, y = top - bounds[look].of[h].y;
+      behind[look][0] = h == 0 ? x : fminf(behind[look][0], x);
+      behind[look][1] = h == 0 ? y : fminf(behind[look][1], y);
     }
   }
-  *(uint2*)((u16*)sel.keys + mine) = make_uint2((u32)(key[0] + 1) | (u32)(key[1] + 1) << 16, (u32)(key[2] + 1) | (u32)(key[3] + 1) << 16);
+  const auto key = [&](int chunk, float by) -> u32 {  // one more than how far it is behind
+    if (chunk < 1 || chunk >= end) return chunk < chunks ? 0 : KEY_MOST + 2;
+    return 1 + (by * KEY_SCALE < (float)KEY_MOST ? (int)(by * KEY_SCALE) : KEY_MOST);
+  };
+#pragma unroll
+  for (int look = 0; look < LOOKS; ++look) {
+    const int chunk = look * LOOK + mine;
+    ((u32*)sel.keys)[look * COMPUTE + w.thread] = key(chunk, behind[look][0]) | key(chunk + 1, behind[look][1]) << 16;
+  }
   compute_sync();
-  if (w.warp == 0) choose_smallest(w, sel, chunks, count);
-  if (accounts && w.p->most_omitted < INFINITY) {
-    compute_sync();
-    const int last = sel.last - 1, edge = sel.edge;
-#pragma unroll
-    for (int h = 0; h < GROUP; ++h) {
-      float sum = 0.0f;
-#pragma unroll
-      for (int i = 0; i < RUN; ++i)
-        if ((key[i] > last || (key[i] == last && mine + i > edge)) && key[i] <= KEY_MOST) sum += exp2f(v[h][i] - tops[h]);
-#pragma unroll
-      for (int mask = 16; mask; mask >>= 1) sum += shuffle_xor(sum, mask);
-      if (w.lane == 0) sel.tops[w.warp][h] = sum;
-    }
-    compute_sync();
-#pragma unroll
-    for (int h = 0; h < GROUP; ++h) {
-      float sum = 0.0f;
-#pragma unroll
-      for (int i = 0; i < WARPS; ++i) sum += sel.tops[i][h];
-      if (w.thread == h) w.p->omitted[m * HEADS + head * GROUP + h] = sum > 0.0f ? tops[h] + log2f(sum) : -INFINITY;
+  if (w.warp == 0) {
+    choose_smallest<LOOKS * LOOK / 256>(w, sel, chunks, chunks_of(c, m));
+    warp_sync();
+    if (w.lane == 0) {
+      share.unit.chunk = sel.chosen[share.unit.slot];
+      share.pages = ((const uint4*)w.scratch)[share.unit.chunk];
     }
   }
   compute_sync();
 }
+// What the chunks left out may weigh at most.
+DEVICE void account(Worker& w, Selection& sel, int m, int head, u32 tag) {
+  const int chunks = chunks_to(w.control->position[m]), mine = w.thread * 2, last = sel.last, edge = sel.edge;
+  const auto left_out = [&](int chunk, int key) { return (key > last || (key == last && chunk > edge)) && key <= KEY_MOST + 1; };
+  float sums[GROUP];
+#pragma unroll
+  for (int h = 0; h < GROUP; ++h) sums[h] = 0.0f;
+#pragma unroll 1
+  for (int look = 0; look * LOOK < chunks; ++look) {
+    const int chunk = look * LOOK + mine;
+    const Bounds bounds = take_bounds(w, m, head, chunk, chunks - RECENT, tag);
+    const u32 keys = ((const u32*)sel.keys)[look * COMPUTE + w.thread];
+    const bool first = left_out(chunk, keys & 0xffff), second = left_out(chunk + 1, keys >> 16);
+#pragma unroll
+    for (int h = 0; h < GROUP; ++h) {
+      const float top = best_bound(sel, h);
+      if (first) sums[h] += exp2f(bounds.of[h].x - top);
+      if (second) sums[h] += exp2f(bounds.of[h].y - top);
+    }
+  }
+#pragma unroll
+  for (int h = 0; h < GROUP; ++h) {
+#pragma unroll
+    for (int mask = 16; mask; mask >>= 1) sums[h] += shuffle_xor(sums[h], mask);
+    if (w.lane == 0) sel.sums[h][w.warp] = sums[h];
+  }
+  compute_sync();
+  if (w.thread < GROUP) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < WARPS; ++i) sum += sel.sums[w.thread][i];
+    w.p->omitted[m * HEADS + head * GROUP + w.thread] = sum > 0.0f ? best_bound(sel, w.thread) + log2f(sum) : -INFINITY;
+  }
+}
 
-// This block's run of the chosen chunks, row by row and head by head: calls visit(unit) for each chunk, and
-// begin(m, head, first of them or not) before a group of them that has to be chosen. The last ones are known without:
-// where all of a block's part of a group is such, nothing need be waited for. Elsewhere there is a page for the ring to
-// bring, so the computing warps never get two choices ahead of the streaming one.
-template <class Begin, class Visit>
-DEVICE void walk_chosen(const Control& c, const Selection& sel, const Begin& begin, const Visit& visit) {
-  int units = 0;
-  for (int m = 0; m < c.rows; ++m)
-    if (c.budget[c.sequence[m]]) units += chunks_of(c, m) * KV_HEADS;
-  const int high = (int)((s64)(blockIdx.x + 1) * units / gridDim.x);
-  int at = (int)((s64)blockIdx.x * units / gridDim.x), base = 0;
-  for (int m = 0; m < c.rows && at < high; ++m) {
-    const int s = c.sequence[m];
-    if (!c.budget[s]) continue;
-    const int count = chunks_of(c, m);
-    for (int head = 0; head < KV_HEADS; ++head, base += count) {
-      if (at >= high || at >= base + count) continue;
-      const int known = base + count - RECENT;
-      if (at < known) begin(m, head, at == base);
-      Unit unit;
-      unit.sequence = s;
-      unit.head = head;
-      unit.row = (m - c.first[s]) * GROUP;
-      unit.end = unit.row + GROUP;
-      unit.last = c.position[m];
-      for (; at < high && at < base + count; ++at) {
-        unit.slot = at - base;
-        unit.chunk = at < known ? sel.chosen[unit.slot] : chunks_to(unit.last) - count + unit.slot;
-        visit(unit);
+// Every chunk of the sequences that attend to all, then this block's part of the chosen ones. `listed`: the pages of the
+// first share's sequence are.
+DEVICE void attend_shares(Worker& w, int layer, u32 tag, bool listed) {
+  Selection& sel = *(Selection*)((u8*)w.scratch + 2 * ATTENTION_BYTES);
+  int chosen_for = -1;
+  for (int number = 0;; ++number) {
+    Share& share = share_at(w, number);
+    if (share.kind == NONE) break;
+    const int m = w.control->first[share.unit.sequence] + share.unit.row / GROUP, group = m * KV_HEADS + share.unit.head;
+    const bool chooses = share.kind == CHOSEN && group != chosen_for;
+    if (chooses) {
+      if (!listed || number > 0) list_pages(w, share.unit.sequence, chunks_to(share.unit.last));
+      if (chunks_to(share.unit.last) <= LOOK) choose_chunks<1>(w, sel, share, m, tag);
+      else choose_chunks<2>(w, sel, share, m, tag);
+      chosen_for = group;
+    } else if (share.kind == CHOSEN) {
+      if (w.thread == 0) {
+        share.unit.chunk = sel.chosen[share.unit.slot];
+        share.pages = find_pages(*w.p, *w.control, share.unit);
       }
+      compute_sync();
     }
+    refresh(w);
+    ask_pages(w, layer, share);
+    if (chooses && share.unit.slot == 0 && share.part == 0 && w.p->most_omitted < INFINITY) account(w, sel, m, share.unit.head, tag);
+    refresh(w);
+    attend_unit(w, layer, share, (u8*)w.scratch, load_queries<DENSITY>(w, rows_of(w, share.unit)));
+    compute_sync();  // scratch and slots are free
   }
-}
-DEVICE Selection& selection_in(u8* scratch) { return *(Selection*)(scratch + 2 * ATTENTION_BYTES); }
-
-DEVICE void attend_chosen(Worker& w, int layer, u64* orders) {
-  Selection& sel = selection_in((u8*)w.scratch);
-  walk_chosen(
-      *w.control, sel,
-      [&](int m, int head, bool first) {
-        choose_chunks(apart(w), sel, m, head, first);
-        if (w.thread == 0) barrier_arrive(orders);
-      },
-      [&](const Unit& unit) {
-        const Share share = {find_pages(*w.p, *w.control, unit), unit, true};
-        attend_unit(w, layer, share, (u8*)w.scratch, load_queries<DENSITY>(w, rows_of(w, unit)));
-        compute_sync();  // the scratch is read; it is free
-      });
-}
-// The streaming warp's part: it learns which chunks to bring when they are chosen. `phase` counts those occasions.
-DEVICE void stream_chosen(Streamer& s, const Parameters& p, const Control& c, int layer, u8* scratch, u64* orders, u32& phase) {
-  const int usual = s.in_flight;
-  s.in_flight = p.stages * PAGE_BYTES;  // they are wanted at once
-  walk_chosen(
-      c, selection_in(scratch),
-      [&](int, int, bool) {
-        barrier_wait(orders, phase);
-        phase ^= 1;
-      },
-      [&](const Unit& unit) { bring_pages(s, p, c, layer, unit, find_pages(p, c, unit)); });
-  s.in_flight = usual;
 }
 
 // Waits for the queries.
 DEVICE void attend(Worker& w, int layer) {
-  if (SPARSE && w.control->sparse) fetch_bounds(apart(w), layer);
-  if (tags_queries(w)) compute_sync();  // each unit waits for its own; the scratch is free
-  else wait(w);
+  if (!SPARSE) {
+    if (tags_queries(w)) compute_sync();  // each unit waits for its own; the scratch is free
+    else wait(w);
+    mark(w);
+    attend_all(w, layer);
+    return;
+  }
+  const u32 tag = LAYERS > 1 ? tag_of(layer) : 0;  // of bounds: what a step of this kernel writes, it writes in every layer
+  Piece piece;
+  bool any = w.warp < BOUNDING && find_piece(*w.control, blockIdx.x + w.warp * gridDim.x, piece);
+  borrow_stages(w);
+  if (any) ask_bounds(w, layer, piece);
+  const Share& first = w.listed[0];
+  const bool listed = first.kind == CHOSEN;
+  if (listed) list_pages(w, first.unit.sequence, chunks_to(first.unit.last));
+  wait(w);
   mark(w);
-  if (SPARSE && w.control->sparse) {
-    bound_chunks(apart(w), layer);
+  refresh(w);
+  for (int next = blockIdx.x + (w.warp + BOUNDING) * gridDim.x; any; next += gridDim.x * BOUNDING) {
+    bound_chunks(w, piece, tag);
+    any = next < count_pieces(*w.control) && find_piece(*w.control, next, piece);
+    if (any) ask_bounds(w, layer, piece);
+  }
+  mark(w);
+  if (tag) {
+    compute_sync();  // each choice waits for its own bounds; the stages are free, and the scratch holds the listed pages
+  } else {
     arrive(w);
-  }
-  attend_all(w, layer);
-  if (SPARSE && w.control->sparse) {
     wait(w);
-    Worker chosen = apart(w);
-    attend_chosen(chosen, layer, w.orders);
-    w.ring.at = chosen.ring.at;
   }
+  mark(w);
+  refresh(w);
+  attend_shares(w, layer, tag, listed);
+  refresh(w);
+  return_stages(w);
 }

@@ -55,6 +55,20 @@ DEVICE void bring(Streamer& s, const void* from, int bytes, const void* second =
   ring.at.advance(ring.count);
 }
 
+// A stage that the computing warps fill themselves, as soon as it is free; weights go on behind it.
+DEVICE void lend(Streamer& s) {
+  Ring& ring = s.ring;
+  while (s.under_way >= ring.count - 1) {
+    barrier_wait(&ring.full[s.oldest.stage], s.oldest.phase);
+    s.oldest.advance(ring.count);
+    --s.under_way;
+  }
+  ++s.under_way;
+  barrier_wait(&ring.empty[ring.at.stage], ring.at.phase ^ 1);
+  barrier_arrive(&ring.full[ring.at.stage]);
+  ring.at.advance(ring.count);
+}
+
 template <class M>
 DEVICE void stream(Streamer& s, const u8* matrix, int which) {
   const Span span = s.spans[which];
@@ -84,7 +98,8 @@ struct Unit {
   int end;   // the pair after the last
   int slot;  // where the chunk's partial result goes
 };
-struct Share { uint4 pages; Unit unit; int any; };  // and the pages of those keys
+enum { NONE, FIXED, CHOSEN };  // of a share: whether there is one, and whether its chunk is chosen in each layer
+struct Share { uint4 pages; Unit unit; short kind, part; };  // and the pages of those keys; which part of the dimensions is gathered
 static_assert(sizeof(Share) == SHARE_BYTES, "shares fit their memory");
 
 // Everything a computing warp carries through the step.
@@ -102,7 +117,8 @@ struct Worker {
   u32 arrivals;  // barriers passed
   u64* ready;    // of each buffer of sums: all warps have written
   u64* freed;    // and the one that adds has read
-  u64* orders;   // the streaming warp may look at the chosen chunks
+  u64* brought;  // of what computing warps ask for themselves
+  u32 turns;     // how often each of those was used, odd or even
   u64* arrival;  // of rows on their way into the operand
   u32 loads;     // how often it was used
   u32 tag;       // in the last two bits of partial results; 0: they are announced instead
@@ -123,12 +139,6 @@ DEVICE void refresh(Worker& w) {
   w.lane = w.thread % 32;
   w.g = w.lane / 4;
   w.j = w.lane % 4;
-}
-// The worker as a rare path sees it.
-DEVICE Worker apart(const Worker& w) {
-  Worker o = w;
-  refresh(o);
-  return o;
 }
 
 DEVICE void mark(Worker& w) {
