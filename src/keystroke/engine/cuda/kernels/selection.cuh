@@ -232,6 +232,7 @@ DEVICE Bounds take_bounds(const Worker& w, int m, int head, int first, int end, 
     for (int h = 0; h < GROUP; ++h) raw[h] = wanted0 | wanted1 ? poll8(from + h * w.p->partial_stride) : make_uint2(0, 0);
 #pragma unroll
     for (int h = 0; h < GROUP; ++h) off |= ((raw[h].x ^ tag) & wanted0) | ((raw[h].y ^ tag) & wanted1);
+    if (off) spin();
   } while (off);
   Bounds b;
 #pragma unroll
