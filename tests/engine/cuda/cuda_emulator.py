@@ -39,8 +39,9 @@ class EmulatedLauncher:
             kernel = _build(self._plan.macros(bucket.tiles_n, sparse))
             self._kernels[bucket.tiles_n, sparse] = kernel
         assert bucket.ring_offset + bucket.stages * self._plan.stage_bytes(bucket.tiles_n) <= SHARED_BYTES
-        stuck = kernel.launch(ctypes.byref(parameters), self.blocks, SHARED_BYTES)
-        assert not stuck, "the kernel's threads wait for each other"
+        fault = kernel.launch(ctypes.byref(parameters), self.blocks, SHARED_BYTES)
+        assert fault != 1, "the kernel's threads wait for each other"
+        assert fault != 2, "the kernel ended before what it had asked for was there"
 
     def check(self) -> None:
         raise AssertionError("the kernel ended without a result")

@@ -1,6 +1,6 @@
 // A GPU small enough to think with: the functions of kernels/device.cuh on a CPU.
 // Law: every CUDA thread is a fibre; all blocks run at once and take turns, so barriers between blocks work,
-// a missing one shows, and a deadlock ends in an error. Bulk copies land later, in any order. Numbers follow the hardware:
+// a missing one shows, and a deadlock ends in an error. Bulk copies land late, in any order. Numbers follow the hardware:
 // bf16 and f16 round to nearest even, tensor cores multiply exactly and add in float32.
 #include <ucontext.h>
 
@@ -171,17 +171,20 @@ DEVICE void bulk_copy(void* to, const void* from, u32 bytes, u64* b, u64) {
   memset(to, 0xff, bytes);  // what is read too early is no number
   emulator::under_way.push_back({to, from, bytes, &emulator::me->block->barriers.at(b)});
 }
-DEVICE void land_copies() {
+// Some of the copies under way; where nobody can go on, one at least. So most come as late as they can.
+DEVICE void land_copies(bool needed) {
   auto& copies = emulator::under_way;
-  for (size_t i = 0; i < copies.size();) {
-    if (emulator::draw() % 4) { ++i; continue; }
+  const size_t chosen = needed && !copies.empty() ? emulator::draw() % copies.size() : copies.size();
+  size_t kept = 0;
+  for (size_t i = 0; i < copies.size(); ++i) {
     const emulator::Copy c = copies[i];
-    copies.erase(copies.begin() + i);
+    if (i != chosen && emulator::draw() % 16) { copies[kept++] = c; continue; }
     memcpy(c.to, c.from, c.bytes);
     c.barrier->bytes -= c.bytes;
     ++emulator::progress;
     barrier_settle(*c.barrier);
   }
+  copies.resize(kept);
 }
 DEVICE void fence_reads() {}
 DEVICE void fence_copies() {}

@@ -1,4 +1,5 @@
-// Runs decode_step over a grid of fibres. Returns 0, or 1 if all threads wait for each other.
+// Runs decode_step over a grid of fibres. Returns 0, or 1 if all threads wait for each other, or 2 if copies nobody waited
+// for were under way at the end: a GPU would write them into another step's memory.
 static const Parameters* launched;
 static void enter() {
   decode_step(*launched);
@@ -35,7 +36,7 @@ extern "C" int launch(const Parameters* parameters, int blocks, int shared_bytes
   int idle = 0;
   while (left) {
     const u64 before = progress;
-    land_copies();
+    land_copies(idle > 0);
     for (auto& f : fibres) {
       if (f->done || (f->watched && *f->watched == f->seen)) continue;
       f->watched = nullptr;
@@ -44,7 +45,9 @@ extern "C" int launch(const Parameters* parameters, int blocks, int shared_bytes
       if (f->done) --left;
     }
     idle = progress == before ? idle + 1 : 0;
-    if (idle > 1000) return 1;
+    if (idle > 1000) { under_way.clear(); return 1; }
   }
-  return 0;
+  const bool forgotten = !under_way.empty();
+  under_way.clear();
+  return forgotten ? 2 : 0;
 }

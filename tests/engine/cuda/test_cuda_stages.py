@@ -10,7 +10,15 @@ from cuda_models import dense_tensors, tiny_engine, tiny_spec
 
 from keystroke.engine.base import Sampling
 from keystroke.engine.checkpoint.spec import ModelSpec
-from keystroke.engine.cuda.plan import BLOCK_BYTES, TAIL_BYTES, WARPS, Plan, Precision
+from keystroke.engine.cuda.plan import (
+    BLOCK_BYTES,
+    FEWEST_STAGES,
+    TAIL_BYTES,
+    WARPS,
+    KvPrecision,
+    Plan,
+    Precision,
+)
 from keystroke.engine.cuda.reference import forward
 
 
@@ -28,6 +36,24 @@ def test_many_rows_give_the_same_row_from_smaller_stages() -> None:
     plan = Plan(spec, "bf16", 2)
     assert [(plan.stage_bytes(tiles) - TAIL_BYTES) / BLOCK_BYTES[0] / WARPS for tiles in (1, 2)] == [3, 2]
     same_row_alone_and_in_company(spec, "bf16")
+
+
+@pytest.mark.parametrize("kv_precision", ["bf16", "int8"])
+def test_pages_side_by_side_come_through_the_smallest_ring(
+    kv_precision: KvPrecision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Two pages of sixteen bits take four stages: one serves both halves of the warps, one after the other.
+    spec, prompt = tiny_spec("qwen3"), [(11 * i * i + 3 * i) % 203 for i in range(590)]
+    bucket, found = Plan._bucket, []
+    for _ in range(2):
+        with tiny_engine(spec, kv_precision=kv_precision) as engine, engine.session() as session:
+            session.extend(prompt)
+            session.step(sampling=Sampling(logprobs=0))
+            found.append((engine._stepper.plan.bucket(1).stages, engine._stepper.logits[0].clone()))
+        monkeypatch.setattr(Plan, "_bucket", lambda plan, n: replace(bucket(plan, n), stages=FEWEST_STAGES))
+    (large, plain), (small, narrow) = found
+    assert large > small == FEWEST_STAGES
+    assert torch.equal(plain, narrow)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
