@@ -174,7 +174,7 @@ class Stepper:
         spec, device = self.plan.spec, weights.layers.device
         rows, blocks = self.plan.max_rows, launcher.blocks
         chunks = NEAR // PAGE + max(0, -(-(spec.context_length - NEAR) // CHUNK)) + 1
-        chunks = -(-chunks // 4) * 4  # so that four bounds can be read at once
+        chunks = -(-chunks // 4) * 4  # even: bounds are read and written two at a time
         width = spec.heads * spec.head_dim
 
         def floats(*shape: int) -> Tensor:

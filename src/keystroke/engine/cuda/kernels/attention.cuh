@@ -3,7 +3,8 @@
 
 // A block takes one KV head of one sequence over one chunk of keys. Each warp scores a part of them, then gathers an
 // eighth of the head's dimensions over all. Pages that no row of this step writes to come through the ring, ahead of
-// their use, like weights; the few others are read where they lie.
+// their use, like weights (in a step of sparse attention: when they are chosen, see below); the few others are read where
+// they lie, or come from the blocks that compute them.
 constexpr int K_STEPS = HEAD_DIM / 32;           // 16 bytes of a query each, to a lane
 // In a step of sparse attention blocks may be many and chunks few: VALUE_PARTS of them then score the same keys, and each gathers
 // its part of the dimensions of the values.
@@ -425,7 +426,7 @@ struct Known {
 };
 // One chunk of 64 T keys: an eighth of the work is to score 8 T of them, then to gather an eighth of the dimensions over
 // all. PARTY warps do it, all eight or one half, and who does an eighth changes no bit. Pages are left to the ring as soon
-// as their content is in registers.
+// as their content is in registers; lent stages go back together, when the layer's attention is done.
 template <int T, int PARTY, bool KNOWN = false>
 DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, const Queries& queries, const Known& known = {}) {
   constexpr int EACH = WARPS / PARTY;  // eighths of a warp, `first`, `first` + PARTY ...
@@ -638,7 +639,9 @@ DEVICE Share& share_at(Worker& w, int number) {
   return w.listed[LISTED + number % LISTED];
 }
 // Two units of one page each, side by side, by half of the warps each: a unit is a chain of latencies, and so two take
-// little longer than one. The second half's pages come after the first half's.
+// little longer than one. The second half's pages come after the first half's. In a ring of three stages its values take the
+// stage of the first half's keys; no phase is mistaken for another, for those are there before its own keys are asked for:
+// one stage less than the ring has is under way (`bring`).
 DEVICE void attend_pair(Worker& w, int layer, const Share& low, const Share& high) {
   compute_sync();
   const int half = w.warp / (WARPS / 2);

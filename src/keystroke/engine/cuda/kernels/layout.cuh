@@ -35,8 +35,8 @@ constexpr int STAGE = STAGE_BYTES;  // of the ring
 constexpr int block_k(int format) { return format == 2 ? 64 : 32; }
 constexpr int block_bytes(int format) { return format == 0 ? 1024 : format == 1 ? 512 : 576; }
 
-// Blocks that a chunk holds a multiple of. At four bits stages differ between buckets; an even number of turns keeps
-// the order of the sums.
+// Blocks that a chunk holds a multiple of. At four bits every warp has an even number of turns: the loop over chunks then
+// need not be unrolled (multiply.cuh).
 constexpr int GRAIN = FORMAT == 2 ? 2 * WARPS : WARPS;
 
 template <int UNITS, int INNER, int FMT>

@@ -40,7 +40,7 @@ struct Streamer {
 DEVICE void bring(Streamer& s, const void* from, int bytes, const void* second = nullptr) {
   Ring& ring = s.ring;
   const int all = second ? 2 * bytes : bytes, wanted = s.in_flight / all;
-  const int limit = wanted < 1 ? 1 : wanted < ring.count ? wanted : ring.count - 1;  // as many as the ring would never end
+  const int limit = wanted < 1 ? 1 : wanted < ring.count ? wanted : ring.count - 1;  // as many as the ring would never end, and see attend_pair
   while (s.under_way >= limit) {
     barrier_wait(&ring.full[s.oldest.stage], s.oldest.phase);
     s.oldest.advance(ring.count);
