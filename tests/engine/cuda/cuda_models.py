@@ -64,10 +64,11 @@ def tiny_engine(
     return CudaEngine(weights, EmulatedLauncher(weights.plan), kv_tokens, sparse=sparse)
 
 
-def dense_tensors(weights: Weights) -> dict[str, Tensor]:
-    """A model's tensors as its kernel multiplies with them, quantisation included."""
+def dense_tensors(weights: Weights, given: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """A model's tensors as its kernel multiplies with them, quantisation included; `given` are those it was
+    made from, if it is not a tiny one."""
     spec = weights.plan.spec
-    found = dict(tiny_tensors(spec))
+    found = dict(tiny_tensors(spec) if given is None else given)
     keys = spec.kv_heads * spec.head_dim
     for layer in range(spec.layers):
         dense, at = weights.dense(layer), f"model.layers.{layer}"

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
-from cuda_models import tiny_spec, tiny_tensors, tiny_weights
+from cuda_models import CPU, dense_tensors, tiny_spec, tiny_tensors, tiny_weights
 
+from keystroke.engine.checkpoint import open_checkpoint
+from keystroke.engine.checkpoint.spec import tensor_shapes
+from keystroke.engine.cuda.model import build_weights
 from keystroke.engine.cuda.packing import gate_up_order, pack, places_of, plain_order, qkv_order, unpack
-from keystroke.engine.cuda.plan import SHARED_BYTES, Matrix, Plan
+from keystroke.engine.cuda.plan import SHARED_BYTES, Matrix, Plan, Precision
 from keystroke.engine.cuda.quantisation import grouped_int4, rowwise_int8
+from keystroke.engine.cuda.reference import forward
+from keystroke.engine.tokenizer import load_tokenizer
 from keystroke.errors import UnsupportedModel
+
+MODEL = Path(__file__).parents[3] / "models/keystroke-80m/keystroke-80m.gguf"
 
 
 @pytest.mark.parametrize("split", [1, 2])
@@ -104,3 +115,27 @@ def test_a_shape_that_cannot_be_tiled_is_refused_in_a_sentence() -> None:
 
     with pytest.raises(UnsupportedModel, match="head size"):
         Plan(replace(tiny_spec(), head_dim=80, heads=4), "bf16", 132)
+
+
+@pytest.mark.parametrize(("precision", "most", "agreement"), [("int8", 0.002, 0.97), ("int4", 0.1, 0.8)])
+def test_our_own_model_reads_real_text_with_fewer_bits(
+    precision: Precision, most: float, agreement: float
+) -> None:
+    """The gate of quantised weights, the head's included: divergence, in nats a token, of what the model says
+    of this file from what it says in 32 bits. Four bits cost a model this small a lot; the gate is against
+    worse."""
+    tokens = load_tokenizer(MODEL).encode(Path(__file__).read_text())[:384]
+    with open_checkpoint(MODEL) as checkpoint:
+        spec = replace(checkpoint.spec, context_length=1024)
+        given = {
+            name: torch.from_numpy(np.array(checkpoint.tensor(name), np.float32))
+            for name in tensor_shapes(spec)
+        }
+    weights = build_weights(Plan(spec, precision, 132), lambda name, _: given[name], CPU)
+    stored = dense_tensors(weights, given)
+    with torch.inference_mode():
+        exact = forward(spec, lambda name: given[name], tokens).log_softmax(-1)
+        found = forward(replace(spec, tied=False), lambda name: stored[name], tokens).log_softmax(-1)
+    divergence = float((exact.exp() * (exact - found)).sum(-1).mean())
+    assert 0 <= divergence < most
+    assert float((exact.argmax(-1) == found.argmax(-1)).float().mean()) > agreement
