@@ -68,12 +68,12 @@ class Library:
 
     def normalise(self, x: Tensor, product: Tensor | None, bias: Tensor | None, weight: Tensor) -> Tensor:
         if product is not None:
-            x += product.float() if bias is None else product.float() + bias
+            x += _with(product, bias)
         return F.rms_norm(x, x.shape[-1:], weight, self._weights.plan.spec.norm_eps).to(torch.bfloat16)
 
     def heads(self, qkv: Tensor, bias: Tensor | None, layer: int) -> tuple[Tensor, Tensor, Tensor]:
         spec = self._weights.plan.spec
-        qkv = (qkv.float() if bias is None else qkv.float() + bias).view(len(qkv), -1, spec.head_dim)
+        qkv = _with(qkv, bias).view(len(qkv), -1, spec.head_dim)
         both, v = torch.split(qkv, [spec.heads + spec.kv_heads, spec.kv_heads], 1)
         if spec.qk_norm:
             of_queries, of_keys = self._weights.qk_norms[layer]
@@ -107,7 +107,7 @@ class Library:
         return gathered.reshape(gathered.shape[0], -1, gathered.shape[-1])[:, :count]
 
     def activate(self, product: Tensor, bias: Tensor | None) -> Tensor:
-        gate, up = (product.float() if bias is None else product.float() + bias).chunk(2, -1)
+        gate, up = _with(product, bias).chunk(2, -1)
         return (F.silu(gate) * up).to(torch.bfloat16)
 
 
@@ -199,6 +199,10 @@ class Kernels:
 
     def _launch(self, name: str, rows: int, columns: int = 1) -> None:
         self._stretches.launch(name, (rows, columns), _THREADS, self._stretch)
+
+
+def _with(product: Tensor, bias: Tensor | None) -> Tensor:
+    return product.float() if bias is None else product.float() + bias
 
 
 def _pointer(tensor: Tensor | None) -> int | None:

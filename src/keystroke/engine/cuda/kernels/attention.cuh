@@ -367,11 +367,11 @@ DEVICE void receive(Worker& w, const Unit& unit, int first, int pairs, int own, 
     const int head = rest < 0 ? unit.head * GROUP + pair % GROUP : HEADS + rest % 2 * KV_HEADS + unit.head;
     const u32* from = w.p->sent + m * QKV_ROWS + head * HEAD_DIM + d;
     uint4 v = poll16(from);
-    while (((v.x ^ w.tag) | (v.y ^ w.tag) | (v.z ^ w.tag) | (v.w ^ w.tag)) & 0xffff) {
+    while (missing(v, w.tag)) {
       spin();
       v = poll16(from);
     }
-    *(uint2*)(to + i * SENT_STRIDE + d) = make_uint2(permute_bytes(v.x, v.y, 0x7632), permute_bytes(v.z, v.w, 0x7632));
+    *(uint2*)(to + i * SENT_STRIDE + d) = upper_halves(v);
   }
   compute_sync();
 }

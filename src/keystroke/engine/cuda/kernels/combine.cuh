@@ -204,7 +204,6 @@ DEVICE void combine_together(Worker& w, int m, int head, int d) {
 // and nobody asks for more than his first four numbers before those have come.
 DEVICE void take_attended(Worker& w, int first, int parts) {
   constexpr int QUADS = Output::inner / 4, ALL = (COLUMNS * QUADS + COMPUTE - 1) / COMPUTE, TURNS = ALL < 8 ? ALL : 8;
-  const auto missing = [&](const uint4& v) { return (((v.x ^ w.tag) | (v.y ^ w.tag) | (v.z ^ w.tag) | (v.w ^ w.tag)) & 0xffff) != 0; };
 #pragma unroll 1
   for (int part = first; part < first + parts; ++part)
 #pragma unroll 1
@@ -213,7 +212,7 @@ DEVICE void take_attended(Worker& w, int first, int parts) {
       const auto ask = [&](int at) { return poll16(w.p->attended_tagged + at / QUADS * QUERY_WIDTH + column(at)); };
       uint4 v[TURNS];
       v[0] = ask(base);
-      while (missing(v[0])) {
+      while (missing(v[0], w.tag)) {
         spin();
         v[0] = ask(base);
       }
@@ -224,11 +223,11 @@ DEVICE void take_attended(Worker& w, int first, int parts) {
       for (int i = 0; i < TURNS; ++i) {
         const int at = base + i * COMPUTE;
         if (at >= w.rows * QUADS) continue;
-        while (missing(v[i])) {
+        while (missing(v[i], w.tag)) {
           spin();
           v[i] = ask(at);
         }
-        *(uint2*)(w.operand + at / QUADS * w.p->x_stride + column(at)) = make_uint2(permute_bytes(v[i].x, v[i].y, 0x7632), permute_bytes(v[i].z, v[i].w, 0x7632));
+        *(uint2*)(w.operand + at / QUADS * w.p->x_stride + column(at)) = upper_halves(v[i]);
       }
     }
 }

@@ -175,3 +175,6 @@ DEVICE void wait_early(Worker& w) {  // for what shows by itself whether it has 
 DEVICE u32 tag_of(int layer) { return layer == LAYERS - 1 ? 3 : 1 + (layer & 1); }
 DEVICE float tagged(float v, u32 tag) { return __uint_as_float(((u32)__float_as_int(v) & ~3u) | tag); }
 DEVICE float untagged(u32 bits) { return __uint_as_float(bits & ~3u); }
+// 16-bit numbers travel above a tag as wide as they are, four at a time: whether some are not this layer's yet, and the four.
+DEVICE bool missing(const uint4& v, u32 tag) { return (((v.x ^ tag) | (v.y ^ tag) | (v.z ^ tag) | (v.w ^ tag)) & 0xffff) != 0; }
+DEVICE uint2 upper_halves(const uint4& v) { return make_uint2(permute_bytes(v.x, v.y, 0x7632), permute_bytes(v.z, v.w, 0x7632)); }
