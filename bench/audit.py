@@ -41,8 +41,8 @@ import platformdirs
 # This folder holds a keystroke.py of its own: the package must not be looked for here.
 sys.path[:] = [place for place in sys.path if Path(place).resolve() != Path(__file__).resolve().parent]
 
-from keystroke.assist.audit import Auditor, LiveAudit  # noqa: E402
-from keystroke.assist.audit.files import language_of  # noqa: E402
+from keystroke.analysis.audit import Auditor, LiveAudit  # noqa: E402
+from keystroke.analysis.audit.files import language_of  # noqa: E402
 from keystroke.errors import KeystrokeError  # noqa: E402
 
 sys.path.append(str(Path(__file__).resolve().parent))

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from keystroke.assist.audit import Auditor
-from keystroke.assist.audit.files import language_of
+from keystroke.analysis.audit import Auditor
+from keystroke.analysis.audit.files import language_of
 from keystroke.errors import KeystrokeError
 
 # "ruleid: x" and "ok: x" speak of the next line of code; the other marks of the line they stand on.

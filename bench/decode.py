@@ -18,7 +18,7 @@ from statistics import median
 import numpy as np
 
 from keystroke.engine.base import GREEDY, Extended, Interrupt, Sampling, Session, Step
-from keystroke.engine.fake import FakeEngine
+from keystroke.engine.echo import FakeEngine
 from keystroke.engine.generation import Generation, GenerationParams
 from keystroke.engine.model import Model
 from keystroke.engine.sampler import choose

@@ -86,11 +86,11 @@ TEMPLATE = (
 
 def serve() -> None:
     from keystroke.config import NamedModel, ServerSettings, Settings, SpeculationSettings
-    from keystroke.engine.fake import FakeEngine
+    from keystroke.engine.echo import FakeEngine
     from keystroke.engine.model import Model
     from keystroke.engine.templates import ChatTemplate
     from keystroke.gateway.app import Gateway, run_server
-    from keystroke.gateway.registry import Registry, local_entry
+    from keystroke.gateway.work.registry import Registry, local_entry
 
     tokenizer, template = make_tokenizer(), ChatTemplate(TEMPLATE)
 
@@ -257,7 +257,7 @@ def _loop_seconds(server: psutil.Process) -> float:
 
 def engine_alone(tokens: int, step: float) -> float:
     """CPU seconds a token of the fake engine and its generation without any server."""
-    from keystroke.engine.fake import FakeEngine
+    from keystroke.engine.echo import FakeEngine
     from keystroke.engine.generation import Generation, GenerationParams
     from keystroke.engine.model import Model
 

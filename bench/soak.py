@@ -33,11 +33,11 @@ import uvicorn
 import websockets
 
 from keystroke.config import NamedModel, ServerSettings, Settings
-from keystroke.engine.fake import FakeEngine
+from keystroke.engine.echo import FakeEngine
+from keystroke.engine.echo_model import rehearsal_model
+from keystroke.gateway.api.responses_socket import SocketLimits
 from keystroke.gateway.app import Gateway, uvicorn_config
-from keystroke.gateway.registry import Registry, local_entry
-from keystroke.gateway.rehearsal import rehearsal_model
-from keystroke.gateway.websocket import SocketLimits
+from keystroke.gateway.work.registry import Registry, local_entry
 
 TERMINAL = {"response.completed", "response.incomplete", "response.failed", "response.cancelled"}
 GARBAGE = [

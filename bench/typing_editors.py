@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from keystroke.clients.live import LiveClient
-from keystroke.protocol import live
+from keystroke.clients.live_connection import LiveClient
+from keystroke.protocol import live_messages as live
 from keystroke.text import Document, Edit
 
 PROGRAM = str(Path(sys.executable).with_name("keystroke"))

@@ -11,7 +11,7 @@ from keystroke.clients.cli.local_speaker import LocalSpeaker
 from keystroke.clients.cli.speaker import Answer
 from keystroke.config import Settings, SpeculationSettings
 from keystroke.engine.base import Interrupt
-from keystroke.engine.fake import EOS, SPECIAL, FakeEngine
+from keystroke.engine.echo import EOS, SPECIAL, FakeEngine
 from keystroke.engine.generation import Finish, GenerationParams
 from keystroke.engine.model import Model
 from keystroke.engine.templates import ChatTemplate

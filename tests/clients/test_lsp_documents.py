@@ -8,7 +8,7 @@ from lsprotocol import types
 
 from keystroke.clients.lsp.documents import HISTORY, Documents, OpenDocument
 from keystroke.clients.lsp.findings import Findings, suppression
-from keystroke.protocol import live
+from keystroke.protocol import live_messages as live
 from keystroke.text import Edit
 
 TEXTS = st.text("ab\n😀é", max_size=12)

@@ -16,7 +16,7 @@ from cli_home import PROGRAM, Home, home, remote_home, server  # noqa: F401
 from openai_server import OpenAIServer, chat
 from test_cli_chat import terminal
 
-from keystroke.assist.debug.runner import run_quietly
+from keystroke.clients.cli.command_runner import run_quietly
 from keystroke.errors import NotFound
 
 PYTHON = sys.executable

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keystroke.engine.base import GREEDY, Interrupt, Sampling, Session
-from keystroke.engine.fake import BOS, EOS, SPECIAL, VOCAB, FakeEngine, Script
+from keystroke.engine.echo import BOS, EOS, SPECIAL, VOCAB, FakeEngine, Script
 from keystroke.engine.generation import Chunk, Finish, Generation, GenerationParams, StopStrings
 from keystroke.engine.host import HostSession
 from keystroke.engine.model import Model

@@ -14,14 +14,14 @@ from typing import Any
 import uvicorn
 
 from keystroke.config import NamedModel, PathSettings, ServerSettings, Settings, SpeculationSettings
-from keystroke.engine.fake import END_OF_TURN, EOS, SPECIAL, FakeEngine, Script
+from keystroke.engine.echo import END_OF_TURN, EOS, SPECIAL, FakeEngine, Script
 from keystroke.engine.model import Model
 from keystroke.engine.templates import ChatTemplate, FimTemplate
 from keystroke.engine.tokenizer.byte_tokens import ByteTokenizer
+from keystroke.gateway.api.responses_socket import SocketLimits
 from keystroke.gateway.app import Gateway, uvicorn_config
-from keystroke.gateway.registry import Registry, local_entry
-from keystroke.gateway.store import Store, default_url
-from keystroke.gateway.websocket import SocketLimits
+from keystroke.gateway.record.store import Store, default_url
+from keystroke.gateway.work.registry import Registry, local_entry
 
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}]\n{{ m.content }}<end>\n{% endfor %}"

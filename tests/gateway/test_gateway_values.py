@@ -18,16 +18,16 @@ from keystroke.config import ServerSettings
 from keystroke.engine.model import Model
 from keystroke.engine.tokenizer.huggingface import from_spec
 from keystroke.errors import ConfigError, Forbidden, InputError, RateLimited, Unauthorized
-from keystroke.gateway import prompts
-from keystroke.gateway.frames import text_frame_header
-from keystroke.gateway.keys import LOCAL, KeyRing, digest, make_key
-from keystroke.gateway.lanes import Lane, Tier, rank
-from keystroke.gateway.limits import Budget, Limits
-from keystroke.gateway.outbox import BEHIND, HIGH, Outbox
-from keystroke.gateway.registry import Registry, local_entry
-from keystroke.gateway.routing import Router, Task
-from keystroke.gateway.security import check_host, check_origin, is_loopback, key_ring
-from keystroke.gateway.toolcalls import AnswerParser, Call, Offered, Segment, Text, Thought
+from keystroke.gateway.access.keys import LOCAL, KeyRing, digest, make_key
+from keystroke.gateway.access.limits import Budget, Limits
+from keystroke.gateway.access.security import check_host, check_origin, is_loopback, key_ring
+from keystroke.gateway.api import prompts
+from keystroke.gateway.api.tool_calls import AnswerParser, Call, Offered, Segment, Text, Thought
+from keystroke.gateway.transport.frames import text_frame_header
+from keystroke.gateway.transport.outbox import BEHIND, HIGH, Outbox
+from keystroke.gateway.work.priority import Lane, Tier, rank
+from keystroke.gateway.work.registry import Registry, local_entry
+from keystroke.gateway.work.routing import Router, Task
 from keystroke.protocol.events import Created, TextDelta
 from keystroke.protocol.faults import ModelNotFound
 from keystroke.protocol.items import Item, Part, Tool

@@ -19,9 +19,9 @@ from gateway_support import RunningServer, fake_model, last_user, serving
 from keystroke.config import NamedModel, ServerSettings
 from keystroke.engine.model import Model
 from keystroke.engine.templates import ChatTemplate
-from keystroke.gateway.keys import make_key
-from keystroke.gateway.store import Store, default_url
-from keystroke.gateway.websocket import SocketLimits
+from keystroke.gateway.access.keys import make_key
+from keystroke.gateway.api.responses_socket import SocketLimits
+from keystroke.gateway.record.store import Store, default_url
 
 TERMINAL = {"response.completed", "response.incomplete", "response.failed", "response.cancelled"}
 

@@ -16,7 +16,7 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from keystroke.assist.completion.window import half_word
 from keystroke.config import ServerSettings
-from keystroke.engine.fake import END_OF_TURN, EOS
+from keystroke.engine.echo import END_OF_TURN, EOS
 from keystroke.engine.model import Model
 from keystroke.engine.templates import FimTemplate
 

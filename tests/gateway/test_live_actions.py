@@ -16,7 +16,7 @@ from keystroke.clients.connection import RemoteError
 from keystroke.clients.lsp.channel import Channel
 from keystroke.clients.lsp.place import Place
 from keystroke.errors import Unavailable
-from keystroke.protocol import live
+from keystroke.protocol import live_messages as live
 
 TEXT = "first = 1\nvalue = 1\n"
 

@@ -10,12 +10,12 @@ import gateway_support
 import pytest
 from gateway_support import RunningServer, fake_model, serving
 
-from keystroke.clients.live import LiveClient
+from keystroke.clients.live_connection import LiveClient
 from keystroke.config import NamedModel, Settings
 from keystroke.errors import InputError
-from keystroke.gateway.live import LiveConnection
-from keystroke.gateway.registry import Registry, _remote_entry
-from keystroke.protocol import live
+from keystroke.gateway.live.connection import LiveConnection
+from keystroke.gateway.work.registry import Registry, _remote_entry
+from keystroke.protocol import live_messages as live
 from keystroke.text import Edit
 
 

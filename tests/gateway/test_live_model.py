@@ -9,13 +9,13 @@ import pytest
 from gateway_support import RunningServer, serving
 
 from keystroke.assist.completion import Extent, LiveCompletion
-from keystroke.clients.live import LiveClient
+from keystroke.clients.live_connection import LiveClient
 from keystroke.config import AssistSettings, Settings
 from keystroke.engine.generation import Generation
 from keystroke.engine.load import load_model
 from keystroke.engine.model import Model
 from keystroke.errors import KeystrokeError
-from keystroke.protocol import live
+from keystroke.protocol import live_messages as live
 from keystroke.text import Edit
 
 pytestmark = pytest.mark.model

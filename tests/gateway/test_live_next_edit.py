@@ -14,7 +14,7 @@ from gateway_support import FIM, RunningServer, fake_model, serving
 from test_live import SPM, Wire, wired
 
 from keystroke.assist.next_edit.prompt import ABOVE, SPELLING, VERSION, EditFormat, marks_of
-from keystroke.engine.fake import END_OF_TURN, EOS, SPECIAL
+from keystroke.engine.echo import END_OF_TURN, EOS, SPECIAL
 from keystroke.engine.model import Model
 from keystroke.engine.tokenizer.byte_tokens import ByteTokenizer
 

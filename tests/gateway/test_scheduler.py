@@ -11,13 +11,13 @@ import pytest
 from gateway_support import fake_model
 
 from keystroke.engine.base import Step, StepRequest
-from keystroke.engine.fake import FakeEngine
+from keystroke.engine.echo import FakeEngine
 from keystroke.engine.generation import Chunk, Finish, GenerationParams
 from keystroke.engine.model import Model
 from keystroke.errors import ContextOverflow, EngineError, Interrupted, QueueFull, Unavailable
-from keystroke.gateway.lanes import Lane, Tier
-from keystroke.gateway.scheduler import Job, Scheduler
-from keystroke.gateway.ticket import Ended, Moved, Started, Steered, Superseded, Ticket
+from keystroke.gateway.work.priority import Lane, Tier
+from keystroke.gateway.work.scheduler import Job, Scheduler
+from keystroke.gateway.work.ticket import Ended, Moved, Started, Steered, Superseded, Ticket
 
 
 @asynccontextmanager

@@ -16,8 +16,8 @@ import pytest
 import sqlalchemy as sa
 
 from keystroke.errors import ConfigError, NotFound
-from keystroke.gateway.keys import make_key
-from keystroke.gateway.store import KEYS, RESPONSES, USAGE, Store, default_url
+from keystroke.gateway.access.keys import make_key
+from keystroke.gateway.record.store import KEYS, RESPONSES, USAGE, Store, default_url
 from keystroke.protocol.items import Item, Message, OutputText
 from keystroke.protocol.response import Receipt, Response
 

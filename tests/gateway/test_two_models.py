@@ -13,7 +13,7 @@ from gateway_support import RunningServer, fake_model, last_user, serving
 from keystroke import Client
 from keystroke.config import NamedModel, Settings
 from keystroke.gateway.app import Gateway
-from keystroke.gateway.registry import Registry, _remote_entry, local_entry
+from keystroke.gateway.work.registry import Registry, _remote_entry, local_entry
 from keystroke.protocol.items import Tool
 from keystroke.protocol.response import Response
 

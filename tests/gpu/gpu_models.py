@@ -17,9 +17,9 @@ from keystroke.engine.checkpoint.rope import extended
 from keystroke.engine.checkpoint.spec import ModelSpec, RopeSpec, tensor_shapes
 from keystroke.engine.cuda.driver import GpuLauncher
 from keystroke.engine.cuda.engine import CudaEngine
-from keystroke.engine.cuda.model import build_weights, random_tensor
 from keystroke.engine.cuda.plan import KvPrecision, Plan, Precision
 from keystroke.engine.cuda.sparse import Sparse
+from keystroke.engine.cuda.weights import build_weights, random_tensor
 
 Tensors = dict[str, Tensor]
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9

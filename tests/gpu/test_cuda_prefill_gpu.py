@@ -12,11 +12,11 @@ from gpu_models import DEVICE, FAMILIES, blocks, family, needs_hopper
 from torch import Tensor
 
 from keystroke.engine.checkpoint.spec import ModelSpec
-from keystroke.engine.cuda.between import Between, Kernels, Library, Portion
-from keystroke.engine.cuda.model import KvSteps, Weights, random_weights
 from keystroke.engine.cuda.plan import PAGE, KvPrecision
 from keystroke.engine.cuda.prefill_attention import PIECE, attend, pieces
+from keystroke.engine.cuda.prefill_kernels import Between, Kernels, Library, Portion
 from keystroke.engine.cuda.reference import rotate
+from keystroke.engine.cuda.weights import KvSteps, Weights, random_weights
 
 pytestmark = needs_hopper
 ROWS, START, PAGES = 150, 77, 9

@@ -30,8 +30,8 @@ from keystroke.train.evaluate import (
 )
 from keystroke.train.export import export_gguf
 from keystroke.train.fim import Cut
-from keystroke.train.model import CodeModel, Shape
 from keystroke.train.perplexity import model_bits_per_byte, open_model
+from keystroke.train.transformer import CodeModel, Shape
 
 FILES = sorted(Path(__file__).parents[2].glob("src/keystroke/train/**/*.py"))
 SOURCES = [Source("keystroke", str(i), f.read_text(encoding="utf-8")) for i, f in enumerate(FILES)]

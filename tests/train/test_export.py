@@ -18,7 +18,7 @@ from keystroke.errors import InputError, KeystrokeError, ModelDamaged
 from keystroke.train import special
 from keystroke.train import tokenizer as code_tokenizer
 from keystroke.train.export import expected, export_gguf, export_huggingface, import_weights, trained
-from keystroke.train.model import CodeModel, Shape
+from keystroke.train.transformer import CodeModel, Shape
 
 SHAPE = Shape(vocab=320, hidden=64, layers=2, heads=4, kv_heads=2, head_dim=32, intermediate=96, context=64)
 CODE = "def add(first, second):\n    total = first + second\n    return total\n\n\n" * 30

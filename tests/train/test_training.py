@@ -21,11 +21,11 @@ from keystroke.train import tokenizer as code_tokenizer
 from keystroke.train.documents import PLAIN, Document, Mix, Source, token_windows, windows
 from keystroke.train.feed import Feed
 from keystroke.train.fim import Cut, Order, TokenParts, block_end, cut, join, take_apart
-from keystroke.train.model import CodeModel, Shape
 from keystroke.train.muon import Optimiser, orthogonalised
 from keystroke.train.pieces import write_piece
 from keystroke.train.pretrain import Clock, Recipe, Trainer, read_state
 from keystroke.train.schedule import Schedule
+from keystroke.train.transformer import CodeModel, Shape
 
 SHAPE = Shape(vocab=320, hidden=64, layers=2, heads=2, kv_heads=1, head_dim=32, intermediate=128, context=64)
 FILES = sorted(Path(__file__).parents[2].glob("src/keystroke/train/*.py"))

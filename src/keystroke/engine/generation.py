@@ -23,9 +23,9 @@ from keystroke.engine.base import (
     StepRequest,
     TokenLogprob,
 )
-from keystroke.engine.beginning import RIVALS, Beginning
 from keystroke.engine.model import Model
 from keystroke.engine.speculative.base import MAX_DRAFT, Drafter
+from keystroke.engine.token_healing import RIVALS, Beginning
 from keystroke.engine.tokenizer import StreamDecoder
 from keystroke.errors import Interrupted, NotEnoughMemory, UsageError
 

@@ -27,16 +27,16 @@ from starlette.types import Receive, Scope, Send
 
 from keystroke.config import ServerSettings, Settings
 from keystroke.errors import ConfigError, KeystrokeError, NotFound, ProtocolError, Unavailable
-from keystroke.gateway.endpoints import Endpoints
-from keystroke.gateway.frames import EXTENSION, FrameProtocol
-from keystroke.gateway.http import error_response
-from keystroke.gateway.keys import Caller, Key
-from keystroke.gateway.live import LiveConnection
-from keystroke.gateway.registry import Registry
-from keystroke.gateway.security import is_loopback, key_ring
-from keystroke.gateway.service import SHUTTING_DOWN, Service
-from keystroke.gateway.store import Store
-from keystroke.gateway.websocket import Connection, SocketLimits, deny
+from keystroke.gateway.access.keys import Caller, Key
+from keystroke.gateway.access.security import is_loopback, key_ring
+from keystroke.gateway.api.endpoints import Endpoints
+from keystroke.gateway.api.responses_socket import Connection, SocketLimits, deny
+from keystroke.gateway.live.connection import LiveConnection
+from keystroke.gateway.record.store import Store
+from keystroke.gateway.transport.frames import EXTENSION, FrameProtocol
+from keystroke.gateway.transport.http import error_response
+from keystroke.gateway.work.registry import Registry
+from keystroke.gateway.work.service import SHUTTING_DOWN, Service
 
 log = logging.getLogger("keystroke.app")
 

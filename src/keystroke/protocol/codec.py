@@ -14,7 +14,7 @@ import msgspec
 from keystroke.errors import InputError, KeystrokeError
 from keystroke.protocol.events import Event, event_type
 from keystroke.protocol.faults import InvalidJson, UnknownEvent
-from keystroke.protocol.live import LiveEvent, LiveRequest
+from keystroke.protocol.live_messages import LiveEvent, LiveRequest
 from keystroke.protocol.requests import (
     ChatRequest,
     ClientEvent,

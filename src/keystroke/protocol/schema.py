@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from keystroke.protocol import chat, events, live, requests, response
+from keystroke.protocol import chat, events, requests, response
+from keystroke.protocol import live_messages as live
 
 DOCUMENTS: dict[str, tuple[Any, ...]] = {
     "client_events": (requests.ResponseCreate, requests.ResponseSteer, requests.ResponseCancel),

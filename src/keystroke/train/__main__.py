@@ -13,10 +13,10 @@ from pathlib import Path
 from keystroke.errors import KeystrokeError
 from keystroke.train.documents import PLAIN, token_windows
 from keystroke.train.feed import Feed
-from keystroke.train.model import Shape
 from keystroke.train.pieces import read_piece
 from keystroke.train.pretrain import Recipe, Trainer
 from keystroke.train.tokenizer import load, plain
+from keystroke.train.transformer import Shape
 
 
 def pretrain(

@@ -20,7 +20,7 @@ from keystroke.engine.tokenizer import Tokenizer
 from keystroke.train.cases import Case
 from keystroke.train.evaluate import Score, Share, edit_similarity, left_to_right
 from keystroke.train.fim import Cut
-from keystroke.train.model import CodeModel
+from keystroke.train.transformer import CodeModel
 
 
 @dataclass(frozen=True, slots=True)

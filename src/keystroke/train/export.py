@@ -21,10 +21,10 @@ from safetensors.torch import save_file
 
 from keystroke.errors import InputError, ModelDamaged
 from keystroke.train import special
-from keystroke.train.model import Shape
 from keystroke.train.perplexity import open_model
 from keystroke.train.pretrain import read_state
 from keystroke.train.tokenizer import PRE_TOKENIZER, load, save
+from keystroke.train.transformer import Shape
 
 Weights = dict[str, torch.Tensor]
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F  # noqa: N812 - the name every torch reader know
 from keystroke.engine.checkpoint import ModelSpec, open_checkpoint
 from keystroke.engine.tokenizer import Tokenizer, load_tokenizer
 from keystroke.errors import InputError, UnsupportedModel
-from keystroke.train.model import CodeModel, Shape
+from keystroke.train.transformer import CodeModel, Shape
 
 
 def shape_of(spec: ModelSpec) -> Shape:

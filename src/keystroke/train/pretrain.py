@@ -25,9 +25,9 @@ from keystroke.errors import InputError, ModelDamaged
 from keystroke.train import special
 from keystroke.train.documents import Mix
 from keystroke.train.feed import Feed
-from keystroke.train.model import CodeModel, Shape
 from keystroke.train.muon import Optimiser
 from keystroke.train.schedule import Schedule
+from keystroke.train.transformer import CodeModel, Shape
 
 
 @dataclass(frozen=True, slots=True)

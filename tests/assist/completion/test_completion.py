@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from keystroke.assist.completion import Ending, build_prompt, complete, trim_text
 from keystroke.engine.base import Interrupt
-from keystroke.engine.fake import EOS, SPECIAL, FakeEngine
+from keystroke.engine.echo import EOS, SPECIAL, FakeEngine
 from keystroke.engine.fim import FimTemplate
 from keystroke.engine.generation import Finish
 from keystroke.engine.model import Model

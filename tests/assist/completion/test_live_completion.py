@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from keystroke.analysis.rules import ProjectRules
+from keystroke.analysis.syntax import breaks, language_of, opens_block
 from keystroke.assist.completion import (
     Extent,
     Hidden,
@@ -23,10 +25,8 @@ from keystroke.assist.completion.context import RecentEdit, gather
 from keystroke.assist.completion.extent import extent_at
 from keystroke.assist.completion.gate import Candidate, Dismissed, Rhythm, judge
 from keystroke.assist.completion.window import ContextFile, PromptWindow
-from keystroke.assist.rules import ProjectRules
-from keystroke.assist.syntax import breaks, language_of, opens_block
 from keystroke.config import AssistSettings
-from keystroke.engine.fake import EOS, SPECIAL, FakeEngine
+from keystroke.engine.echo import EOS, SPECIAL, FakeEngine
 from keystroke.engine.generation import Generation
 from keystroke.engine.model import Model
 from keystroke.engine.prefix import common_prefix

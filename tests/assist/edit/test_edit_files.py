@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keystroke.assist.edit.fileio import decode, digest
 from keystroke.assist.edit.workspace import Workspace, Write
 from keystroke.errors import Forbidden, InputError, NotFound
+from keystroke.text.encoding import decode, digest
 
 
 @given(st.binary(max_size=60) | st.text(max_size=30).map(lambda text: text.encode("utf-8", "replace")))

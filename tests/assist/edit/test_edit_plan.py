@@ -23,7 +23,7 @@ from keystroke.assist.edit import (
 )
 from keystroke.assist.edit.writer import Messages
 from keystroke.engine.base import Interrupt
-from keystroke.engine.fake import SPECIAL, FakeEngine
+from keystroke.engine.echo import SPECIAL, FakeEngine
 from keystroke.engine.generation import Chunk, GenerationParams
 from keystroke.engine.model import Model
 from keystroke.engine.templates import ChatTemplate

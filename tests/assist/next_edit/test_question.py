@@ -23,7 +23,7 @@ from keystroke.assist.next_edit import (
 from keystroke.assist.next_edit.prompt import SPELLING, EditFormat, marks_of
 from keystroke.assist.next_edit.question import changes_of, merged
 from keystroke.engine.base import TokenLogprob
-from keystroke.engine.fake import END_OF_TURN
+from keystroke.engine.echo import END_OF_TURN
 from keystroke.engine.generation import GenerationParams
 from keystroke.engine.tokenizer.byte_tokens import ByteTokenizer
 from keystroke.text import Edit, apply_edits

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from keystroke.assist.audit import Severity
+from keystroke.analysis.audit import Severity
 from keystroke.assist.edit import Workspace
 from keystroke.assist.review import Changed, Finding, changed_files, fixed_texts, ranked, review
 from keystroke.errors import InputError, NotFound

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from keystroke.engine.checkpoint.spec import ModelSpec, RopeSpec, tensor_shapes
 from keystroke.engine.cuda.engine import CudaEngine
-from keystroke.engine.cuda.model import Weights, build_weights, random_tensor
 from keystroke.engine.cuda.packing import unpack
 from keystroke.engine.cuda.plan import KvPrecision, Plan, Precision
 from keystroke.engine.cuda.sparse import Sparse
+from keystroke.engine.cuda.weights import Weights, build_weights, random_tensor
 
 CPU = torch.device("cpu")
 FAMILIES = ("llama", "qwen2", "qwen3")

@@ -18,12 +18,12 @@ from torch import Tensor
 from keystroke.engine.base import Sampling
 from keystroke.engine.checkpoint import open_checkpoint
 from keystroke.engine.cuda.engine import CudaEngine
-from keystroke.engine.cuda.model import KvSteps, build_weights
 from keystroke.engine.cuda.plan import PAGE, KvPrecision, Plan, Precision
 from keystroke.engine.cuda.quantisation import from_bytes, in_bytes
 from keystroke.engine.cuda.reference import Kept, forward
 from keystroke.engine.cuda.scales import measure_steps
 from keystroke.engine.cuda.session import CudaSession
+from keystroke.engine.cuda.weights import KvSteps, build_weights
 from keystroke.engine.tokenizer import load_tokenizer
 
 MODEL = Path(__file__).parents[3] / "models/keystroke-80m/keystroke-80m.gguf"

@@ -11,11 +11,11 @@ import torch.nn.functional as F  # noqa: N812
 from cuda_models import tiny_spec, tiny_weights
 
 from keystroke.engine.cuda import prefill, prefill_attention
-from keystroke.engine.cuda.between import Library, Portion
 from keystroke.engine.cuda.driver import kernel_source
 from keystroke.engine.cuda.plan import PAGE
 from keystroke.engine.cuda.prefill import portion
 from keystroke.engine.cuda.prefill_attention import PIECE, attend, pieces
+from keystroke.engine.cuda.prefill_kernels import Library, Portion
 
 
 @pytest.mark.parametrize("pages", [1, 2, 5])

@@ -12,11 +12,11 @@ from cuda_models import CPU, dense_tensors, tiny_spec, tiny_tensors, tiny_weight
 
 from keystroke.engine.checkpoint import open_checkpoint
 from keystroke.engine.checkpoint.spec import tensor_shapes
-from keystroke.engine.cuda.model import build_weights
 from keystroke.engine.cuda.packing import gate_up_order, pack, places_of, plain_order, qkv_order, unpack
 from keystroke.engine.cuda.plan import SHARED_BYTES, Matrix, Plan, Precision
 from keystroke.engine.cuda.quantisation import grouped_int4, rowwise_int8
 from keystroke.engine.cuda.reference import forward
+from keystroke.engine.cuda.weights import build_weights
 from keystroke.engine.tokenizer import load_tokenizer
 from keystroke.errors import UnsupportedModel
 

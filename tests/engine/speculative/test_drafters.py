@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keystroke.engine.base import Sampling
-from keystroke.engine.fake import BOS, EOS, SPECIAL, VOCAB, FakeEngine
+from keystroke.engine.echo import BOS, EOS, SPECIAL, VOCAB, FakeEngine
 from keystroke.engine.generation import Generation, GenerationParams
 from keystroke.engine.model import Model
 from keystroke.engine.speculative import (

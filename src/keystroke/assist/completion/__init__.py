@@ -2,7 +2,7 @@
 
 from keystroke.assist.completion.ending import Cut, Ending
 from keystroke.assist.completion.extent import Extent
-from keystroke.assist.completion.live import LiveCompletion, Offer, Withheld, context_budget
+from keystroke.assist.completion.live_completion import LiveCompletion, Offer, Withheld, context_budget
 from keystroke.assist.completion.prompt import CompletionPrompt, build_prompt, trim_text
 from keystroke.assist.completion.reasons import Hidden
 from keystroke.assist.completion.run import Completion, complete

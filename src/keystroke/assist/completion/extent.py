@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from enum import StrEnum
 
+from keystroke.analysis.syntax import opens_block
 from keystroke.assist.completion.ending import Ending
-from keystroke.assist.syntax import opens_block
 
 _CLOSERS = re.compile(r"[\s)\]}>\"'`;,:]*")
 _INDENT = re.compile(r"[ \t]*")

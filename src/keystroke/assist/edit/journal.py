@@ -16,10 +16,10 @@ from pathlib import Path
 
 import msgspec
 
-from keystroke.assist.edit.fileio import decode, digest
 from keystroke.assist.edit.workspace import Workspace, Write
 from keystroke.errors import InputError, KeystrokeError, NotFound
 from keystroke.text import Edit, apply_edits
+from keystroke.text.encoding import decode, digest
 
 KEPT = 100  # entries per workspace; nobody walks further back by hand
 

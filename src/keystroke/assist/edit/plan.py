@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from keystroke.assist.edit.fileio import Decoded, digest
 from keystroke.assist.edit.journal import Entry, Inverse, Journal
 from keystroke.assist.edit.operations import Failure
 from keystroke.assist.edit.resolve import Resolution, parse_answer, resolve
@@ -19,6 +18,7 @@ from keystroke.assist.edit.workspace import SourceFile, Workspace, Write
 from keystroke.assist.edit.writer import Writer
 from keystroke.errors import InputError
 from keystroke.text import Edit, invert, minimal_diff, unified_diff
+from keystroke.text.encoding import Decoded, digest
 
 
 @dataclass(frozen=True, slots=True)

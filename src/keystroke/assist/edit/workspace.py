@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 
-from keystroke.assist.edit.fileio import Decoded, decode, digest
 from keystroke.errors import Forbidden, InputError, KeystrokeError, NotFound
+from keystroke.text.encoding import Decoded, decode, digest
 
 _ENDING = ".keystroke"
 MAX_BYTES = 8 << 20  # larger files are data; no model edits them and no person reads the diff

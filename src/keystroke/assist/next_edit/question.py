@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from enum import StrEnum
 
+from keystroke.analysis.syntax import LANGUAGES, error_count, region
 from keystroke.assist.next_edit.burst import Burst
 from keystroke.assist.next_edit.candidates import MOST, candidates
 from keystroke.assist.next_edit.prompt import REGION, Change, EditFormat, EditPrompt, changes_between
-from keystroke.assist.syntax import LANGUAGES, error_count, region
 from keystroke.engine.base import Sampling, TokenLogprob
 from keystroke.engine.generation import GenerationParams
 from keystroke.engine.speculative import Drafter, FileDrafter

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 from ast_grep_py import SgNode
 
+from keystroke.analysis.syntax import leaf_at, tree, walk
 from keystroke.assist.next_edit.burst import IDENTIFIER, Burst
-from keystroke.assist.syntax import leaf_at, tree, walk
 from keystroke.text import Edit
 
 _NAMES = frozenset({

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from ast_grep_py import SgNode
 
+from keystroke.analysis.syntax import tree, walk
 from keystroke.assist.next_edit.burst import Burst
-from keystroke.assist.syntax import tree, walk
 from keystroke.text import Edit
 
 _LISTS = frozenset({"parameters", "formal_parameters", "parameter_list"})

@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from keystroke.analysis.syntax import LANGUAGES
 from keystroke.assist.next_edit.burst import Burst, burst_between
 from keystroke.assist.next_edit.prompt import CHANGES, Change
 from keystroke.assist.next_edit.question import Found, changes_of
 from keystroke.assist.next_edit.rename import is_top_level, mentions, renamed
 from keystroke.assist.next_edit.repeat import repeated
 from keystroke.assist.next_edit.signature import calls_in, changed_calls
-from keystroke.assist.syntax import LANGUAGES
 from keystroke.text import Dropped, Edit, rebase
 from keystroke.text.rebase import Reason
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from keystroke.assist.edit import Workspace
-from keystroke.assist.edit.fileio import decode
 from keystroke.errors import InputError, KeystrokeError, NotFound
+from keystroke.text.encoding import decode
 
 SECONDS = 60
 MAX_FILES = 500

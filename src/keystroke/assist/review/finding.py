@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from keystroke.assist.audit import Severity
+from keystroke.analysis.audit import Severity
 from keystroke.text import Edit
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from keystroke.assist.audit import Severity
+from keystroke.analysis.audit import Severity
 from keystroke.assist.review.changes import Changed
 from keystroke.assist.review.finding import Finding, Fix
 from keystroke.errors import InputError

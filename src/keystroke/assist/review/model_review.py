@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from keystroke.assist.audit import Severity
-from keystroke.assist.debug import Level, Project, check, concerns
+from keystroke.analysis.audit import Severity
+from keystroke.analysis.check import Level, Project, check, concerns
 from keystroke.assist.edit import Writer
 from keystroke.assist.review.changes import Changed
 from keystroke.assist.review.finding import Finding, Fix

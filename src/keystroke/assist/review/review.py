@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from keystroke.assist.audit import Auditor, Severity
-from keystroke.assist.audit.auditor import MAX_LINE
-from keystroke.assist.audit.files import language_of
-from keystroke.assist.debug import Level, Project, check, concerns
-from keystroke.assist.debug.check import is_python
-from keystroke.assist.debug.foreign import foreign_language, remember, slips
-from keystroke.assist.debug.syntax_fixes import parses
+from keystroke.analysis.audit import Auditor, Severity
+from keystroke.analysis.audit.auditor import MAX_LINE
+from keystroke.analysis.audit.files import language_of
+from keystroke.analysis.check import Level, Project, check, concerns
+from keystroke.analysis.check.check import is_python
+from keystroke.analysis.check.foreign import foreign_language, remember, slips
+from keystroke.analysis.check.syntax_fixes import parses
 from keystroke.assist.edit import Writer
 from keystroke.assist.review.changes import Changed, committed_text
 from keystroke.assist.review.finding import Finding, Fix

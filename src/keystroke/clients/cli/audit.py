@@ -14,9 +14,9 @@ from typing import Annotated
 
 import typer
 
-from keystroke.assist.audit import LANGUAGES, Auditor, Severity, all_rules, find_rule
-from keystroke.assist.audit.files import Skipped, Source, sources
-from keystroke.assist.audit.report import Audited, as_json, as_sarif, as_text, diff, fixed
+from keystroke.analysis.audit import LANGUAGES, Auditor, Severity, all_rules, find_rule
+from keystroke.analysis.audit.files import Skipped, Source, sources
+from keystroke.analysis.audit.report import Audited, as_json, as_sarif, as_text, diff, fixed
 from keystroke.clients.cli.console import Console, complain
 from keystroke.clients.cli.release import release
 from keystroke.errors import InputError, KeystrokeError, UsageError

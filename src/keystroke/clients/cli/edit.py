@@ -90,8 +90,8 @@ def _asked(
     model: str | None,
     as_json: bool,
 ) -> EditPlan:
+    from keystroke.analysis.rules import project_rules
     from keystroke.assist.edit import plan_edit
-    from keystroke.assist.rules import project_rules
     from keystroke.clients.cli.interruption import interruptible
     from keystroke.clients.cli.writers import open_writer
 
@@ -157,7 +157,7 @@ def _verdict(
     run: Invocation, journal: Journal, entry: Entry, command: str, seconds: float, root: Path
 ) -> str | None:
     """Run the user's check. None if it passed; else the edit is taken back, and the sentence says so."""
-    from keystroke.assist.debug.runner import run_quietly
+    from keystroke.clients.cli.command_runner import run_quietly
 
     run.console.note(f"running {command}")
     try:

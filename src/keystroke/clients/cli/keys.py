@@ -15,7 +15,7 @@ from keystroke.clients.cli import options
 from keystroke.clients.cli.invocation import Invocation, of
 
 if TYPE_CHECKING:
-    from keystroke.gateway.store import Store
+    from keystroke.gateway.record.store import Store
 
 app = typer.Typer(
     name="keys",
@@ -32,7 +32,7 @@ def create(
     json: options.Json = False,
 ) -> None:
     """Make a key and print it, once."""
-    from keystroke.gateway.keys import make_key
+    from keystroke.gateway.access.keys import make_key
 
     run = of(ctx)
     with _store(run) as store:
@@ -73,7 +73,7 @@ def revoke(ctx: typer.Context, name: Annotated[str, typer.Argument(help="The key
 
 
 def _store(run: Invocation) -> closing[Store]:
-    from keystroke.gateway.store import open_store
+    from keystroke.gateway.record.store import open_store
 
     return closing(open_store(run.settings))
 

@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from keystroke.assist.debug.report import QUIET, Watch
-from keystroke.assist.debug.screen import Screen
+from keystroke.analysis.failures.report import QUIET, Watch
+from keystroke.clients.cli.screen import Screen
 
 if TYPE_CHECKING:
-    from keystroke.assist.debug.diagnose import Diagnosis
-    from keystroke.assist.debug.failure import Failure
+    from keystroke.analysis.failures.diagnose import Diagnosis
+    from keystroke.analysis.failures.failure import Failure
 
 _PLACES = 100  # different places of one run that are diagnosed; a server may fail in the same one for hours
 _COMPILED = 3  # errors of compilers that are told: the first ones count, the others often follow from them

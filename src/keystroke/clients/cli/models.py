@@ -189,7 +189,7 @@ def verify(ctx: typer.Context, name: Name, json: options.Json = False) -> None:
 
 
 def _verify_shipped(own: Path, run: Invocation, json: bool) -> None:
-    from keystroke.engine.sums import verify_sums
+    from keystroke.engine.checksums import verify_sums
 
     folder = own if own.is_dir() else own.parent
     with run.console.progress() as progress:

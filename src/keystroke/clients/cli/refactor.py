@@ -18,8 +18,8 @@ from keystroke.clients.cli.invocation import Invocation, of
 from keystroke.errors import InputError, UsageError
 
 if TYPE_CHECKING:
+    from keystroke.analysis.refactor import Refactored, Refactoring
     from keystroke.assist.edit import EditPlan, Journal, Workspace
-    from keystroke.assist.refactor import Refactored, Refactoring
 
 app = typer.Typer(
     add_completion=False,
@@ -74,7 +74,7 @@ class Desk:
 
     @classmethod
     def open(cls, ctx: typer.Context) -> Desk:
-        from keystroke.assist.refactor import Refactoring
+        from keystroke.analysis.refactor import Refactoring
         from keystroke.clients.cli.changes import open_workspace
 
         run = of(ctx)

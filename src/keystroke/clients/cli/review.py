@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from keystroke.assist.audit import Severity
+from keystroke.analysis.audit import Severity
 from keystroke.clients.cli import options
 from keystroke.clients.cli.invocation import Invocation, of
 from keystroke.errors import UsageError
@@ -78,8 +78,8 @@ def review(
 
 
 def _reviewed(files: list[Changed], workspace: Workspace, writer: Any) -> Any:
+    from keystroke.analysis.rules import project_rules
     from keystroke.assist.review import review as reviewed
-    from keystroke.assist.rules import project_rules
 
     rules = project_rules(workspace.root / "x.py", workspace.root).header() if writer is not None else ""
     return reviewed(files, workspace.root, writer, rules)

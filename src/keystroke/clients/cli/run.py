@@ -21,8 +21,8 @@ from keystroke.clients.cli.invocation import Invocation, of
 from keystroke.errors import KeystrokeError, UsageError
 
 if TYPE_CHECKING:
-    from keystroke.assist.debug.diagnose import Diagnosis, Repair
-    from keystroke.assist.debug.failure import Failure
+    from keystroke.analysis.failures.diagnose import Diagnosis, Repair
+    from keystroke.analysis.failures.failure import Failure
     from keystroke.assist.edit import Entry, Journal, Workspace
 
 _OFFERED = 3  # failures of one run that fixes are offered for; the last ones are the ones that count
@@ -45,7 +45,7 @@ def run(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    from keystroke.assist.debug.runner import run_command
+    from keystroke.clients.cli.command_runner import run_command
     from keystroke.clients.cli.live_run import LiveRun
 
     invocation = of(ctx)
@@ -105,7 +105,7 @@ class Bench:
 
     def diagnose(self, failure: Failure) -> Diagnosis | None:
         """The failure placed in the workspace. None where nothing can be said beyond what was printed."""
-        from keystroke.assist.debug.diagnose import diagnose
+        from keystroke.analysis.failures.diagnose import diagnose
 
         try:
             found = diagnose(failure, self.workspace.root, Path.cwd(), self._text)
@@ -124,8 +124,8 @@ class Bench:
         """A fix by the model that follows instructions, where one was named or is configured."""
         import dataclasses
 
-        from keystroke.assist.debug.model_fix import model_repair
-        from keystroke.assist.rules import project_rules
+        from keystroke.analysis.rules import project_rules
+        from keystroke.assist.fix.model_fix import model_repair
         from keystroke.clients.cli.interruption import interruptible
         from keystroke.clients.cli.writers import HOW, deep_model, open_writer
 
@@ -232,8 +232,8 @@ class Bench:
     def _verified(
         self, found: Diagnosis, repair: Repair, entry: Entry, command: list[str], seconds: float
     ) -> bool:
-        from keystroke.assist.debug.report import failures
-        from keystroke.assist.debug.runner import run_quietly
+        from keystroke.analysis.failures.report import failures
+        from keystroke.clients.cli.command_runner import run_quietly
 
         note = self.invocation.console.note
         try:

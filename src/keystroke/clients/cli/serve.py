@@ -20,7 +20,7 @@ from keystroke.errors import ConfigError
 
 if TYPE_CHECKING:
     from keystroke.config import Settings
-    from keystroke.gateway.registry import Registry
+    from keystroke.gateway.work.registry import Registry
 
 
 def serve(
@@ -68,10 +68,10 @@ def serve(
     announcement: Annotated[Path | None, typer.Option("--announce", metavar="FILE", hidden=True)] = None,
 ) -> None:
     """Serve models to editors, the OpenAI SDK and Codex."""
+    from keystroke.gateway.access.security import given_keys
     from keystroke.gateway.app import Gateway, check_exposure, run_server
-    from keystroke.gateway.attendance import Attendance, announce, withdraw
-    from keystroke.gateway.security import given_keys
-    from keystroke.gateway.store import open_store
+    from keystroke.gateway.record.store import open_store
+    from keystroke.gateway.sharing import Attendance, announce, withdraw
 
     run = of(ctx)
     own = {"engine.kind": engine, "speculation.draft_model": draft_model}
@@ -143,10 +143,10 @@ def _settings(
 
 def _registry(run: Invocation, settings: Settings, models: list[str] | None, fake: bool) -> Registry:
     from keystroke.config import NamedModel
-    from keystroke.gateway.registry import Registry, from_settings, local_entry
+    from keystroke.gateway.work.registry import Registry, from_settings, local_entry
 
     if fake:
-        from keystroke.gateway.rehearsal import rehearsal_model
+        from keystroke.engine.echo_model import rehearsal_model
 
         return Registry([local_entry("fake", rehearsal_model(), named=NamedModel(concurrent=8))])
     if models:

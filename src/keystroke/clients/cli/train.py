@@ -258,7 +258,7 @@ def pretrain(
 ) -> None:
     """Train a model on prepared pieces."""
     train = _with_torch("keystroke.train.__main__")
-    model = _with_torch("keystroke.train.model")
+    model = _with_torch("keystroke.train.transformer")
     said = _with_torch("keystroke.train.pretrain").Recipe.from_json(recipe, steps=steps)
     train.pretrain(
         data,

@@ -24,7 +24,7 @@ def usage(
     json: options.Json = False,
 ) -> None:
     """Show tokens, time and cost by key and model."""
-    from keystroke.gateway.store import open_store
+    from keystroke.gateway.record.store import open_store
 
     run = of(ctx)
     since = time.time() - days * 86_400 if days else 0.0

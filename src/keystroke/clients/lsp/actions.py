@@ -22,7 +22,7 @@ from keystroke.clients.lsp.commands import EDIT, REFACTOR
 from keystroke.clients.lsp.documents import Documents, OpenDocument, span_of
 from keystroke.clients.lsp.findings import REASONS, Findings, suppression
 from keystroke.errors import Forbidden, InputError
-from keystroke.protocol import live
+from keystroke.protocol import live_messages as live
 from keystroke.text import Document, Edit
 
 _Kind = types.CodeActionKind

@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from keystroke.clients.connection import RemoteError
-from keystroke.clients.live import LiveClient, OnEvent, OnNotice
+from keystroke.clients.live_connection import LiveClient, OnEvent, OnNotice
 from keystroke.clients.lsp.place import Place
 from keystroke.errors import EngineError, Unavailable
-from keystroke.protocol import live
+from keystroke.protocol import live_messages as live
 
 Ask = live.ProblemsAsk | live.RefactorAsk | live.EditAsk | live.NextEditAsk
 Reply = live.Problems | live.Changes | live.NextEdit | live.NextEditDropped

@@ -24,7 +24,7 @@ from keystroke.clients.lsp.commands import (
 from keystroke.clients.lsp.server import KeystrokeServer
 from keystroke.clients.lsp.suggestions import field_of
 from keystroke.errors import KeystrokeError, UsageError
-from keystroke.protocol import live
+from keystroke.protocol import live_messages as live
 
 FRESH = 1.0  # seconds a pulled report waits for the audit of the last key
 _REQUEST_FAILED = -32803

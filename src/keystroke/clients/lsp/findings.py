@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from lsprotocol import types
 
 from keystroke.clients.lsp.documents import OpenDocument
-from keystroke.protocol import live
+from keystroke.protocol import live_messages as live
 from keystroke.text import Edit
 
 SOURCE = "keystroke"

@@ -31,7 +31,7 @@ from keystroke.clients.lsp.place import Place
 from keystroke.clients.lsp.suggestions import Suggestions
 from keystroke.config import AssistSettings
 from keystroke.errors import KeystrokeError, Unavailable
-from keystroke.protocol import live
+from keystroke.protocol import live_messages as live
 from keystroke.text import Encoding
 
 log = logging.getLogger("keystroke.lsp")

@@ -16,7 +16,7 @@ from keystroke.clients.lsp.channel import Channel
 from keystroke.clients.lsp.commands import ACCEPTED
 from keystroke.clients.lsp.documents import Documents, OpenDocument
 from keystroke.errors import KeystrokeError
-from keystroke.protocol import live
+from keystroke.protocol import live_messages as live
 
 _REMEMBERED = 256  # suggestions whose text is kept for partial acceptance
 

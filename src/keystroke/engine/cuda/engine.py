@@ -17,7 +17,6 @@ from keystroke.engine.base import Engine, EngineStats, ModelInfo, Sampling, Step
 from keystroke.engine.checkpoint import extended, open_checkpoint
 from keystroke.engine.cuda.driver import GpuLauncher
 from keystroke.engine.cuda.gpu import SPARE_BYTES, gpu_report, hopper
-from keystroke.engine.cuda.model import Weights, build_weights, load_weights
 from keystroke.engine.cuda.pages import PagePool, PageTable
 from keystroke.engine.cuda.plan import PAGE, KvPrecision, Precision
 from keystroke.engine.cuda.prefill import Prefill
@@ -33,6 +32,7 @@ from keystroke.engine.cuda.sparse import (
     usable,
 )
 from keystroke.engine.cuda.step import Launch, Launcher, Outcome, SequenceRows, Stepper
+from keystroke.engine.cuda.weights import Weights, build_weights, load_weights
 from keystroke.engine.sampler import verify
 from keystroke.errors import NotEnoughMemory, SessionClosed, UsageError
 

@@ -13,10 +13,10 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from keystroke.engine.checkpoint.spec import ModelSpec
-from keystroke.engine.cuda.between import Between, Kernels, Library, Portion
-from keystroke.engine.cuda.model import Weights
 from keystroke.engine.cuda.plan import PAGE
 from keystroke.engine.cuda.prefill_attention import PIECE, attend, pieces
+from keystroke.engine.cuda.prefill_kernels import Between, Kernels, Library, Portion
+from keystroke.engine.cuda.weights import Weights
 
 _WORK = 110e12  # operations of one portion: 0.2 s on an H200, which is what an interrupt may have to wait
 _FEWEST = 2048  # tokens that still keep such a GPU busy

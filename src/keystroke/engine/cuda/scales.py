@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from keystroke.engine.cuda.model import KvSteps, Weights
 from keystroke.engine.cuda.plan import PAGE
 from keystroke.engine.cuda.prefill import Prefill
+from keystroke.engine.cuda.weights import KvSteps, Weights
 
 _MOST = 127
 _TOKENS = 2048  # that are read to see how large numbers get: drawn from the vocabulary, always the same

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from keystroke.engine.base import Sampling
-from keystroke.engine.cuda.model import Weights
 from keystroke.engine.cuda.plan import CHUNK, CONTROL_WORDS, FILTER_BINS, MAX_ROWS, NEAR, PAGE, Bucket, Plan
+from keystroke.engine.cuda.weights import Weights
 from keystroke.errors import EngineError
 
 _POINTERS = (

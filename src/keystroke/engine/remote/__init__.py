@@ -2,7 +2,7 @@
 
 from keystroke.engine.remote.blocking import BlockingModel
 from keystroke.engine.remote.fim import RemoteFim, fim_for
-from keystroke.engine.remote.model import Health, Listed, RemoteModel
+from keystroke.engine.remote.remote_model import Health, Listed, RemoteModel
 from keystroke.engine.remote.transport import Endpoint
 from keystroke.engine.remote.wire import Reasoning, StreamItem, ToolCallDelta, Usage
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from keystroke.engine.base import Interrupt
 from keystroke.engine.generation import GenerationParams
-from keystroke.engine.remote.model import Health, Listed, RemoteModel
+from keystroke.engine.remote.remote_model import Health, Listed, RemoteModel
 from keystroke.engine.remote.wire import StreamItem
 
 _T = TypeVar("_T")

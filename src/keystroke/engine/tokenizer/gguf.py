@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from keystroke.engine.checkpoint.gguf_header import open_header, read_metadata
+from keystroke.engine.tokenizer.cached import kept
 from keystroke.engine.tokenizer.huggingface import (
     DEEPSEEK_PATTERNS,
     GPT2_PATTERN,
@@ -20,7 +21,6 @@ from keystroke.engine.tokenizer.huggingface import (
     LibraryTokenizer,
     from_spec,
 )
-from keystroke.engine.tokenizer.kept import kept
 from keystroke.errors import ModelDamaged, UnsupportedModel
 
 _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 3, 4, 5, 6

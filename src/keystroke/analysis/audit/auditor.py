@@ -1,0 +1,481 @@
+"""The audit of one text: afresh, or kept up to date while it is edited.
+
+Law: a text is audited unit by unit, and a unit's result depends only on its own text and on the facts its
+names have outside it (imports, constants, fields). So a result may be kept as long as both are the same, and
+the audit of an edited text equals the audit of the same text from scratch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, OrderedDict
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ast_grep_py import SgRoot
+
+from keystroke.analysis.audit.detectors import Detectors, MemoryDetectors
+from keystroke.analysis.audit.finding import Finding, Fix
+from keystroke.analysis.audit.flow.data_flow import Env, ExhaustedError, Flow
+from keystroke.analysis.audit.flow.knowledge import load_knowledge
+from keystroke.analysis.audit.flow.memo import Memo
+from keystroke.analysis.audit.flow.values import Memory, Value
+from keystroke.analysis.audit.go_numbers import GoDetectors
+from keystroke.analysis.audit.memory.pointers import Pointers
+from keystroke.analysis.audit.rules.catalog import LANGUAGES
+from keystroke.analysis.audit.rules.fixes import build
+from keystroke.analysis.audit.rules.match import Match, Matcher, index_of
+from keystroke.analysis.audit.rules.triggers import FLOW, SILENT, WORD, triggers_of, words_of
+from keystroke.analysis.audit.source import ir
+from keystroke.analysis.audit.source.lower import Lowering
+from keystroke.analysis.audit.source.lower.c import CLowering
+from keystroke.analysis.audit.source.lower.go import GoLowering
+from keystroke.analysis.audit.source.lower.java import JavaLowering
+from keystroke.analysis.audit.source.lower.javascript import ScriptLowering
+from keystroke.analysis.audit.source.lower.python import PythonLowering
+from keystroke.analysis.audit.source.suppress import suppress
+from keystroke.analysis.audit.source.units import Skeleton, Unit, resplit, skeleton, split
+from keystroke.errors import InputError, NotFound
+from keystroke.text import Edit, apply_edits
+
+MAX_TEXT = 4_000_000  # characters; beyond this a file is data, not source
+MAX_LINE = 20_000  # a longer line is minified or generated
+# Where a call reads the function called. Elsewhere a key in a helper would audit all its callers; C reads
+# those with few callers.
+ACROSS = ("java", "javascript", "typescript", "tsx", "go")
+CALLERS = 3  # functions of C with more callers are not read where they are called
+KEPT = 400  # results of units no longer in the text that are kept for undo
+_LOWERINGS: dict[str, type[Lowering]] = {
+    "python": PythonLowering,
+    "javascript": ScriptLowering,
+    "typescript": ScriptLowering,
+    "tsx": ScriptLowering,
+    "c": CLowering,
+    "cpp": CLowering,
+    "go": GoLowering,
+    "java": JavaLowering,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A finding placed in its unit; each fix with the imports it needs at the top of the file."""
+
+    finding: Finding
+    needs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    found: tuple[_Found, ...]
+    names: frozenset[str]
+    called: dict[str, str]  # functions of the same file that it names, with their text
+    reach: frozenset[str]  # names whose meaning outside it counts: its own and those of the functions called
+
+
+class Auditor:
+    """Audits texts of one language."""
+
+    def __init__(self, language: str, *, honour_others: bool = False) -> None:
+        if language not in LANGUAGES:
+            raise NotFound(f"cannot audit {language!r}; known languages: {', '.join(LANGUAGES)}")
+        self.language = language
+        self.honour_others = honour_others
+
+    def audit(self, text: str) -> tuple[Finding, ...]:
+        return LiveAudit(self.language, text, honour_others=self.honour_others, remember=False).findings
+
+
+class LiveAudit:
+    """The audit of one buffer, brought up to date by each edit."""
+
+    def __init__(
+        self, language: str, text: str = "", *, honour_others: bool = False, remember: bool = True
+    ) -> None:
+        if language not in LANGUAGES:
+            raise NotFound(f"cannot audit {language!r}; known languages: {', '.join(LANGUAGES)}")
+        self.language = language
+        self.honour_others = honour_others
+        self._remember = remember  # what statements did, for the next key; of no use to an audit done once
+        self._lowering = _LOWERINGS[language]()
+        self._index = index_of(language)
+        self._triggers = triggers_of(language)
+        self._knowledge = load_knowledge(language)
+        self._results: OrderedDict[tuple[str, str], _Result] = OrderedDict()
+        self._context: Env = {}
+        self._constants = ""  # texts of the file that its functions may use
+        self._memo = Memo()
+        self._outline_memo = Memo()
+        self._outline = Skeleton("", (0,), (0,))
+        self._outline_found: tuple[_Found, ...] = ()
+        self._units: list[Unit] = []
+        self._functions: dict[str, str] = {}
+        self._alone: dict[str, frozenset[str]] = {}
+        self._lowered: dict[str, ir.Function | None] = {}
+        self._words: dict[str, frozenset[str]] = {}
+        self.text = ""
+        self.findings: tuple[Finding, ...] = ()
+        self.replace(text)
+
+    def replace(self, text: str) -> tuple[Finding, ...]:
+        """Take a whole new text; results of units it still has are kept."""
+        check_text(text)
+        self.text = text
+        self._units = split(text, self.language)
+        return self._refresh()
+
+    def edit(self, start: int, end: int, replacement: str) -> tuple[Finding, ...]:
+        """Replace `[start, end)` and audit what that touched."""
+        if not 0 <= start <= end <= len(self.text):
+            raise InputError(
+                f"an edit of {start} to {end} does not lie in a text of {len(self.text)} characters"
+            )
+        text = self.text[:start] + replacement + self.text[end:]
+        check_text(text)
+        self.text = text
+        self._units = resplit(text, self.language, self._units, start, end, len(replacement) - (end - start))
+        return self._refresh()
+
+    # One pass over the units
+
+    def _refresh(self) -> tuple[Finding, ...]:
+        text = self.text
+        outline = skeleton(text, self._units, self.language)
+        self._functions = {}  # the outline is read without them, so that it depends on its own text alone
+        if outline.text != self._outline.text:
+            self._read_outline(outline)
+        self._outline = outline
+        if self.language in ACROSS:
+            self._functions = self._defined()
+        elif self.language in ("c", "cpp"):
+            self._functions = self._single(self._defined())
+        placed: list[tuple[_Found, int]] = []
+        for unit in self._units:
+            source = text[unit.start : unit.end]
+            key = (source, unit.before)
+            result = self._results.get(key)
+            if result is None or result.called != self._called(result.names, source):
+                result = self._audit_unit(source, unit)
+                self._results[key] = result
+            else:
+                self._results.move_to_end(key)
+            placed.extend((found, unit.start) for found in result.found)
+        while len(self._results) > len(self._units) + KEPT:
+            self._results.popitem(last=False)
+        findings = [self._place(found, at) for found, at in placed]
+        findings += [
+            item for found in self._outline_found if (item := self._place_outline(found, outline)) is not None
+        ]
+        findings.sort(key=lambda item: (item.start, item.end, item.rule))
+        self.findings = suppress(text, findings, self.honour_others)
+        return self.findings
+
+    def _read_outline(self, outline: Skeleton) -> None:
+        before = self._context
+        matches, env, _ = self._walk(outline.text, {}, 0)
+        # What was allocated or freed out there says nothing of a function, which runs at any time.
+        env = {
+            name: replace(value, memory=_lasting(value.memory)) if value.memory is not None else value
+            for name, value in env.items()
+            if not name.startswith("#")
+        }
+        self._context = env
+        self._constants = "\n".join(
+            value.const for value in env.values() if isinstance(value.const, str) and len(value.const) < 400
+        )
+        changed = {
+            name
+            for name in before.keys() | env.keys()
+            if (old := before.get(name)) is not (new := env.get(name)) and old != new
+        }
+        if changed:
+            self._memo.forget(changed)
+            self._alone.clear()
+            for key in [key for key, result in self._results.items() if result.reach & changed]:
+                del self._results[key]
+        self._outline_found = self._with_fixes(matches, outline.text, {}, 0)
+
+    def _audit_unit(self, source: str, unit: Unit) -> _Result:
+        names, calls = words_of(source)
+        needed = FLOW
+        if self.language not in ("c", "cpp"):
+            needed = self._triggers.concern(source, names, calls, self._context, not self._functions)
+        if needed == SILENT:  # no rule can match: most code most of the time
+            return self._result((), names, source)
+        whole = unit.before + source + unit.after
+        shift = len(unit.before)
+        words = "\n".join((unit.before, unit.after, *names))
+        matches, _, _ = self._walk(whole, self._context, shift, needed == FLOW, words)
+        found = self._with_fixes(matches, whole, self._context, shift)
+        return self._result(found, names, source)
+
+    def _result(self, found: tuple[_Found, ...], names: frozenset[str], source: str) -> _Result:
+        called = self._called(names, source)
+        return _Result(found, names, called, names.union(*map(self._names, called.values())))
+
+    def _single(self, table: dict[str, str]) -> dict[str, str]:
+        """The functions that few others call: a key in one of them audits only those again."""
+        counts: Counter[str] = Counter()
+        for unit in self._units:
+            source = self.text[unit.start : unit.end]
+            result = self._results.get((source, unit.before))
+            counts.update((result.names if result is not None else self._names(source)) & table.keys())
+        # A function names itself where it is defined.
+        return {name: source for name, source in table.items() if 1 < counts[name] <= CALLERS + 1}
+
+    def _reported_alone(self, name: str) -> frozenset[str]:
+        """The rules a function breaks by itself; they are said there and not at its calls."""
+        source = self._functions.get(name, "")
+        if source not in self._alone:
+            if len(self._alone) > KEPT:
+                self._alone.clear()
+            table, self._functions = self._functions, {}
+            lowering, self._lowering = self._lowering, _LOWERINGS[self.language]()
+            try:
+                matches, _, _ = self._walk(source, self._context, 0)
+            finally:
+                self._functions, self._lowering = table, lowering
+            self._alone[source] = frozenset(match.rule.id for match in matches)
+        return self._alone[source]
+
+    def _defined(self) -> dict[str, str]:
+        """Names of functions that one unit alone defines, with that unit's text as it is parsed."""
+        found: dict[str, str] = {}
+        twice: set[str] = set()
+        for unit in self._units:
+            source = self.text[unit.start : unit.end]
+            match = _DEFINES.search(source)
+            if match is not None:
+                name = match[1] or match[2]
+                if name in found:
+                    twice.add(name)
+                found[name] = unit.before + source + unit.after
+        return {name: source for name, source in found.items() if name not in twice}
+
+    def _called(self, names: frozenset[str], source: str) -> dict[str, str]:
+        """The functions whose text a walk of `source` can reach: those it names and those they name."""
+        table = self._functions
+        if not table:
+            return {}
+        found = {name: table[name] for name in names & table.keys() if source not in table[name]}
+        for text in list(found.values()):
+            found |= {
+                name: table[name] for name in self._names(text) & table.keys() if source not in table[name]
+            }
+        return found
+
+    def _names(self, text: str) -> frozenset[str]:
+        if text not in self._words:
+            if len(self._words) > KEPT:
+                self._words.clear()
+            self._words[text] = frozenset(WORD.findall(text))
+        return self._words[text]
+
+    def _function(self, name: str) -> ir.Function | None:
+        """The function of the file with this name, lowered; asked for at a call."""
+        source = self._functions.get(name)
+        if source is None:
+            return None
+        if source not in self._lowered:
+            if len(self._lowered) > KEPT:
+                self._lowered.clear()
+            # A lowering of its own: this one may be in the middle of another unit.
+            self._lowered[source] = _first_function(
+                _LOWERINGS[self.language]().stmt(_parse(source, self.language)), name
+            )
+        return self._lowered[source]
+
+    def _walk(
+        self, source: str, env: Env, shift: int, data: bool = True, words: str = ""
+    ) -> tuple[list[Match], Env, Any]:
+        root = _parse(source, self.language)
+        memory = self.language in ("c", "cpp")
+        heard = MemoryDetectors if memory else GoDetectors if self.language == "go" else Detectors
+        matcher: Matcher = heard(self.language, self._index)
+        flow = (Pointers if memory else Flow)(self.language, self._knowledge, matcher, env)
+        matcher.flow = flow
+        constants = self._constants if env else ""
+        matcher.about(source + constants, words and words + constants)
+        if self._remember and self.language == "python" and (env is self._context or not env):
+            flow.memo = self._memo if env else self._outline_memo
+            flow.broken = [
+                (span.start.index, span.end.index)
+                for span in (node.range() for node in root.find_all(kind="ERROR"))
+            ]
+        flow.provide = self._function if self._functions else None
+        if isinstance(flow, Pointers):
+            flow.alone = self._reported_alone
+        try:
+            if data:
+                flow.run(self._lowering.stmt(root))
+        except (ExhaustedError, RecursionError):
+            flow.quiet = 0  # machine-made code: what was found so far stands
+        finally:
+            self._lowering.depth = 0
+        flow.quiet = 0
+        matcher.patterns(root)
+        matcher.source(root, source)
+        matches = [match for match in matcher.matches.values() if match.start >= shift]
+        return _distinct(matches), flow.env, root
+
+    # Fixes
+
+    def _with_fixes(self, matches: list[Match], source: str, env: Env, shift: int) -> tuple[_Found, ...]:
+        out: list[_Found] = []
+        errors: int | None = None
+        imports = " ".join(value.path for value in env.values()) if matches else ""
+        for match in matches:
+            fixes: list[Fix] = []
+            needs: list[str] = []
+            for spec in match.rule.fixes:
+                edits = build(match, spec, self.language, source, imports)
+                if not edits or edits[0].start < shift:
+                    continue
+                if errors is None:
+                    errors = _errors(_parse(source, self.language))
+                if self._proved(match, edits, spec.imports, source, env, errors):
+                    fixes.append(
+                        Fix(
+                            spec.title,
+                            tuple(Edit(edit.start - shift, edit.end - shift, edit.text) for edit in edits),
+                        )
+                    )
+                    needs.append(spec.imports)
+            finding = Finding(
+                match.rule.id,
+                match.cwe,
+                match.severity,
+                match.message,
+                match.start - shift,
+                match.end - shift,
+                match.origin,
+                tuple(fixes),
+                match.rule.also,
+            )
+            out.append(_Found(finding, tuple(needs)))
+        return tuple(out)
+
+    def _proved(
+        self, match: Match, edits: tuple[Edit, ...], imports: str, source: str, env: Env, errors: int
+    ) -> bool:
+        fixed = apply_edits(source, edits)
+        known = dict(env)
+        if imports:
+            name = imports.split()[-1]
+            known[name] = Value(path=name if imports.startswith("import") else f"{imports.split()[1]}.{name}")
+        matches, _, root = self._walk(fixed, known, 0)
+        if _errors(root) > errors:
+            return False
+        end = match.end + sum(edit.delta for edit in edits)
+        return not any(
+            other.rule.id == match.rule.id and other.start < end and other.end > match.start
+            for other in matches
+        )
+
+    def _place(self, found: _Found, at: int) -> Finding:
+        return self._imported(found.finding.moved(at), found.needs)
+
+    def _place_outline(self, found: _Found, outline: Skeleton) -> Finding | None:
+        finding = found.finding
+        start = outline.origin(finding.start)
+        end = outline.origin(max(finding.end - 1, finding.start)) + 1
+        fixes: list[Fix] = []
+        needs: list[str] = []
+        for fix, need in zip(finding.fixes, found.needs, strict=True):
+            edits = [
+                Edit(
+                    outline.origin(edit.start), outline.origin(edit.start) + edit.end - edit.start, edit.text
+                )
+                for edit in fix.edits
+            ]
+            if all(
+                self.text[new.start : new.end] == outline.text[old.start : old.end]
+                for new, old in zip(edits, fix.edits, strict=True)
+            ):
+                fixes.append(Fix(fix.title, tuple(edits)))
+                needs.append(need)
+        return self._imported(
+            replace(finding, start=start, end=max(end, start), fixes=tuple(fixes)), tuple(needs)
+        )
+
+    def _imported(self, finding: Finding, needs: tuple[str, ...]) -> Finding:
+        """Fixes that need an import get the edit that adds it, where the file lacks it."""
+        if not any(needs):
+            return finding
+        fixes = []
+        for fix, need in zip(finding.fixes, needs, strict=True):
+            if need and need.split()[-1] not in self._context:
+                at = _import_place(self.text)
+                fix = Fix(fix.title, (Edit(at, at, need + "\n"), *fix.edits))
+            fixes.append(fix)
+        return replace(finding, fixes=tuple(fixes))
+
+
+_DEFINES = re.compile(r"\bfunc(?:tion)?\s+(?:\([^)]*\)\s*)?(\w+)|^[^({=]*?(\w+)\s*\(")
+
+
+def _lasting(memory: Memory | None) -> Memory | None:
+    """What is known of a global's memory whenever a function runs: the size of an array."""
+    if memory is None or not memory.array:
+        return None if memory is None or memory.block or memory.kind == "unset" else memory
+    return replace(memory, block=0, length=None, kind="static", fresh=False)
+
+
+def _first_function(stmts: list[ir.Stmt], name: str) -> ir.Function | None:
+    for stmt in stmts:
+        if isinstance(stmt, ir.Def) and stmt.function.name == name:
+            return stmt.function
+        if isinstance(stmt, ir.ClassDef):
+            found = _first_function(stmt.body, name)
+            if found is not None:
+                return found
+    return None
+
+
+def check_text(text: str) -> None:
+    """Refuse what is not source a person edits, saying why."""
+    if len(text) > MAX_TEXT:
+        raise InputError(f"the text has {len(text)} characters; the audit reads at most {MAX_TEXT}")
+    if "\0" in text:
+        raise InputError("the text holds NUL characters: it is binary, not source")
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def _parse(source: str, language: str) -> ir.Syntax:
+    try:
+        return SgRoot(source, language).root()
+    except UnicodeEncodeError:  # bytes that were not UTF-8: one stand-in each keeps the offsets
+        return SgRoot(_SURROGATE.sub("?", source), language).root()
+
+
+def _errors(root: ir.Syntax) -> int:
+    return len(root.find_all(kind="ERROR"))
+
+
+def _distinct(matches: list[Match]) -> list[Match]:
+    """One finding per weakness and place: the most severe, then the first by rule id."""
+    best: dict[tuple[int, int], Match] = {}
+    for match in matches:
+        key = (match.start, match.cwe)
+        known = best.get(key)
+        if known is None or (-match.severity.rank, match.rule.id) < (-known.severity.rank, known.rule.id):
+            best[key] = match
+    return sorted(best.values(), key=lambda match: (match.start, match.end, match.rule.id))
+
+
+_IMPORT = re.compile(r"^(?:import|from)\s(?!__future__)", re.MULTILINE)
+
+
+def _import_place(text: str) -> int:
+    found = _IMPORT.search(text)
+    if found and not text.startswith("from __future__", found.start()):
+        return found.start()
+    at = 0
+    for line in text.splitlines(keepends=True):
+        if not line.startswith("#"):
+            break
+        at += len(line)
+    doc = re.compile(r'\s*[rR]?("""|\'\'\').*?\1[^\n]*\n?', re.DOTALL).match(text, at)
+    return doc.end() if doc else at

@@ -1,0 +1,275 @@
+"""Detectors in code: what a rule's conditions cannot say.
+
+Law: a detector hears the walk and names the rule that describes what it found; the rule decides severity
+and words.
+"""
+
+from __future__ import annotations
+
+import re
+
+from keystroke.analysis.audit.flow.data_flow import CallEvent
+from keystroke.analysis.audit.flow.values import LOCAL, PARAMETER, REMOTE, Value
+from keystroke.analysis.audit.memory.matcher import MemoryMatcher
+from keystroke.analysis.audit.rules.match import Matcher, key_of
+from keystroke.analysis.audit.rules.secrets import FORMAT_MARKS, FORMATS, is_secret
+from keystroke.analysis.audit.source import ir
+
+_LOGIN = re.compile(r"(?i)connect|login|createConnection|create_engine|pool$|authenticate")
+
+_TIMED = ("python", "javascript", "typescript", "tsx")
+_TIMED_NAME = re.compile(
+    r"(?i)(?:^|[._])(?:\w*(?:signature|hmac|digest|csrf\w*|(?:secret|api|auth|access)_?(?:key|token)|password|passwd)|secret)$"
+)
+_TOKEN = re.compile(r"(?i)token$")
+_LOGS = re.compile(
+    r"^(?:print|console\.(?:log|info|warn|error|debug)|logging\.\w+)$"
+    r"|(?i:log(?:ger|ging)?(?:\.getLogger\(\))?)\.(?:debug|info|warn|warning|error|critical|exception|log|trace|fatal)$"
+)
+_PRIVATE = re.compile(
+    r"(?i)(?:^|[._]|(?<=[a-z])(?=[A-Z]))(?:password|passwd|passphrase|(?:api|secret|private|access)_?key"
+    r"|(?:auth|access|refresh|bearer)_?token|client_?secret|secret|credit_?card(?:_?number)?|ssn|cvv)$"
+)
+_DIGEST = re.compile(r"(?i)hmac")
+
+
+def _mentioned(expr: ir.Expr, depth: int) -> list[str]:
+    """Names whose text ends up in the text of an expression."""
+    if depth > 6:
+        return []
+    if isinstance(expr, ir.Name):
+        return [expr.id]
+    if isinstance(expr, ir.Attr):
+        return [key_of(expr) or expr.name]
+    if isinstance(expr, ir.Index) and isinstance(expr.key, ir.Const):
+        return [str(expr.key.value)]
+    if isinstance(expr, ir.Text):
+        return [name for part in expr.parts for name in _mentioned(part, depth + 1)]
+    if isinstance(expr, ir.Op) and expr.op in ("+", "%", "||", "or"):
+        return [name for part in expr.args for name in _mentioned(part, depth + 1)]
+    if isinstance(expr, ir.Coll) and expr.keys is None:
+        return [name for part in expr.items for name in _mentioned(part, depth + 1)]
+    if (
+        isinstance(expr, ir.Call)
+        and isinstance(expr.func, ir.Attr)
+        and expr.func.name in ("%", "format", "decode", "toString")
+    ):
+        base = _mentioned(expr.func.base, depth + 1) if expr.func.name in ("decode", "toString") else []
+        return base + [
+            name for part in (*expr.args, *expr.kwargs.values()) for name in _mentioned(part, depth + 1)
+        ]
+    if (
+        isinstance(expr, ir.Call)
+        and isinstance(expr.func, ir.Name)
+        and expr.func.id in ("str", "repr", "String")
+    ):
+        return [name for part in expr.args for name in _mentioned(part, depth + 1)]
+    return []
+
+
+class _Secrets(Matcher):
+    def bind(self, path: str, key: str, value: Value, node: ir.Syntax, target: ir.Expr) -> None:
+        super().bind(path, key, value, node, target)
+        name = path.rsplit(".", 1)[-1]
+        if name.endswith("[]") and isinstance(target, ir.Index) and isinstance(target.key, ir.Const):
+            name = str(target.key.value)
+        self.named(name, value, node)
+
+    def call(self, event: CallEvent) -> Value | None:
+        if self.language in _TIMED and _LOGS.search(event.path):
+            self.logged(event)
+        for name, value in event.kwargs.items():
+            self.named(name, value, event.call.kwargs[name].node)
+            if (
+                name in ("password", "passwd")
+                and isinstance(value.const, str)
+                and value.const
+                and _LOGIN.search(event.path)
+            ):
+                self.detected("named-secret", event.call.kwargs[name].node)
+        return super().call(event)
+
+    def literal(self, value: Value, node: ir.Syntax, coll: ir.Coll) -> None:
+        super().literal(value, node, coll)
+        if coll.keys is not None:
+            for key, item in zip(coll.keys, coll.items, strict=True):
+                if isinstance(key, ir.Const) and isinstance(key.value, str) and isinstance(item, ir.Const):
+                    self.named(key.value, Value(item.value), item.node)
+
+    def tested(self, test: ir.Op, args: list[Value]) -> None:
+        self.compared(test, args)
+        for side, other in ((0, 1), (1, 0)):
+            expr = test.args[side]
+            name = expr.id if isinstance(expr, ir.Name) else expr.name if isinstance(expr, ir.Attr) else ""
+            if name and isinstance(test.args[other], ir.Const):
+                self.named(name, args[other], test.node)
+
+    def compared(self, test: ir.Op, args: list[Value]) -> None:
+        """A secret held against what a caller sent, character by character."""
+        if self.language not in _TIMED or any(not value.level or value.numeric for value in args):
+            return
+        names = [
+            str(expr.key.value)
+            if isinstance(expr, ir.Index) and isinstance(expr.key, ir.Const)
+            else key_of(expr) or ""
+            for expr in test.args
+        ]
+        sent = [value.level >= PARAMETER for value in args]
+        digest = any(_DIGEST.search(value.path) for value in args)
+        if self.function is not None and self.function.name in ("__eq__", "__ne__", "equals"):
+            return
+        named = any(map(_TIMED_NAME.search, names)) or (
+            any(value.level >= REMOTE for value in args) and any(map(_TOKEN.search, names))
+        )
+        if (named and sent[0] != sent[1]) or (digest and any(sent)):
+            self.detected("timing-compare", test.node)
+
+    def logged(self, event: CallEvent) -> None:
+        """A password or key written where others read it."""
+        for arg in (*event.call.args, *event.call.kwargs.values()):
+            for name in _mentioned(arg, 0):
+                held = self.flow.held(name) if self.flow is not None else None
+                if _PRIVATE.search(name) and not (
+                    held is not None and (held.numeric or held.known or held.function is not None)
+                ):
+                    self.detected("secret-logged", event.call.node, origin=name)
+                    return
+
+    def define(self, function: ir.Function, handler: bool) -> None:
+        super().define(function, handler)
+        for param in function.params:
+            if isinstance(param.default, ir.Const) and isinstance(param.default.value, str):
+                self.named(param.name, Value(param.default.value), param.default.node)
+
+    def named(self, name: str, value: Value, node: ir.Syntax) -> None:
+        text = value.const
+        if isinstance(text, bytes):
+            text = text.decode("latin-1")
+        if isinstance(text, str) and is_secret(name, text):
+            self.detected("named-secret", node)
+
+    def source(self, root: ir.Syntax, text: str) -> None:
+        """Keys recognised by their form, wherever they stand."""
+        pair = self.rules.detectors.get("secret-format")
+        if pair is None or not any(mark in text for mark in FORMAT_MARKS):
+            return
+        for found in FORMATS.finditer(text):
+            if "EXAMPLE" not in found.group():
+                self.place(pair[0], pair[1], found.start(), found.end())
+
+
+_XML_FACTORIES = {
+    "DocumentBuilderFactory": ("newDocumentBuilder",),
+    "SAXParserFactory": ("newSAXParser",),
+    "XMLInputFactory": ("createXMLStreamReader", "createXMLEventReader"),
+    "SAXBuilder": ("build",),
+    "SAXReader": ("read",),
+    "XMLReader": ("parse",),
+    "XMLReaderFactory": ("createXMLReader",),
+    "TransformerFactory": ("newTransformer",),
+    "SchemaFactory": ("newSchema",),
+    "WstxInputFactory": ("createXMLStreamReader", "createXMLEventReader"),
+    "SAXTransformerFactory": ("newTransformer", "newXMLFilter"),
+    "Digester": ("parse",),
+    "Validator": ("validate",),
+    "Unmarshaller": ("unmarshal",),
+    "Persister": ("validate", "read"),
+}
+_XML_GIVEN = {  # these read what they are given: how foreign that must be
+    "TransformerFactory": LOCAL,
+    "SAXTransformerFactory": LOCAL,
+    "SchemaFactory": LOCAL,
+    "Validator": LOCAL,
+    "Unmarshaller": REMOTE,
+    "Persister": REMOTE,
+    "Digester": LOCAL,
+}
+_XML_SAFE = re.compile(
+    r"(?:disallow-doctype-decl|FEATURE_SECURE_PROCESSING|secure-processing)\"?\s*,\s*(?:true|Boolean\.TRUE)"
+    r"|(?:external-general-entities|external-parameter-entities|load-external-dtd)\"\s*,\s*(?:false|Boolean\.FALSE)"
+    r"|(?:SUPPORT_DTD|supportDTD|(?:IS_SUPPORTING_EXTERNAL|isSupportingExternal)\w*)\"?\s*,\s*(?:\"?false|Boolean\.FALSE)"
+    r"|ACCESS_EXTERNAL|accessExternal|setExpandEntityReferences\(\s*false|setEntityResolver|setXMLResolver"
+)
+
+
+class Detectors(_Secrets):
+    def call(self, event: CallEvent) -> Value | None:
+        if self.language == "java":
+            self.factories(event)
+            self.cookies(event)
+        return super().call(event)
+
+    def factories(self, event: CallEvent) -> None:
+        """A Java XML factory used without any of the settings that make it refuse entities."""
+        owner, _, method = event.path.rpartition(".")
+        name = owner.split(".", 1)[0].removesuffix("()")
+        wanted = _XML_FACTORIES.get(name)
+        if (
+            wanted is None
+            or method not in wanted
+            or (name in _XML_GIVEN and not (event.args and event.args[0].level >= _XML_GIVEN[name]))
+        ):
+            return
+        root = event.call.node.get_root().root()
+        if not _XML_SAFE.search(root.text()):
+            self.detected("xml-factory", event.call.node)
+
+    def cookies(self, event: CallEvent) -> None:
+        """A Java cookie that is sent though nothing ever made it secure."""
+        if not event.path.endswith(".addCookie") or not event.call.args:
+            return
+        holder = event.call.args[0]
+        if not isinstance(holder, ir.Name) or event.args[0].path not in ("Cookie", "Cookie()"):
+            return
+        text = event.call.node.get_root().root().text()
+        if f"{holder.id}.setSecure(" not in text:
+            self.detected("plain-cookie", event.call.node)
+        if f"{holder.id}.setHttpOnly(" not in text:
+            self.detected("bare-cookie", event.call.node)
+
+    def index(self, base: Value, key: Value, node: ir.Syntax, expr: ir.Index) -> None:
+        """`target[key] = value` with a foreign key: JavaScript objects answer to __proto__."""
+        if self.language == "python":
+            if (
+                key.level >= REMOTE
+                and not key.numeric
+                and base.path.endswith("session")
+                and _assigned(node) is not None
+            ):
+                self.detected("session-key", node, origin=key.origin)
+            return
+        if (
+            self.language not in ("javascript", "typescript", "tsx")
+            or key.numeric
+            or key.level < PARAMETER
+            or key.safe("proto")
+        ):
+            return
+        parent = _assigned(node)
+        if parent is None:
+            return
+        nested = (
+            isinstance(expr.base, ir.Index)
+            and self.flow is not None
+            and self.flow.eval_quiet(expr.base.key).level >= PARAMETER
+        )
+        right = parent.field("right")
+        copied = right is not None and right.kind() == "subscript_expression" and "Object.keys" in key.path
+        if nested or copied or key.level >= REMOTE:
+            self.detected("foreign-property", parent, origin=key.origin)
+
+
+def _assigned(node: ir.Syntax) -> ir.Syntax | None:
+    """The assignment whose left side a node is."""
+    parent = node.parent()
+    if (
+        parent is None
+        or parent.kind() not in ("assignment_expression", "assignment")
+        or parent.field("left").range().start.index != node.range().start.index
+    ):
+        return None
+    return parent
+
+
+class MemoryDetectors(_Secrets, MemoryMatcher):
+    pass

@@ -1,0 +1,337 @@
+"""What a call gives back, and what it does to the variables it is given."""
+
+from __future__ import annotations
+
+from keystroke.analysis.audit.flow.folding import formatted, key_of, maps, replaced
+from keystroke.analysis.audit.flow.narrowing import Narrowing
+from keystroke.analysis.audit.flow.roles import given
+from keystroke.analysis.audit.flow.values import (
+    ALL,
+    CONSTANT,
+    HOLE,
+    LOCAL,
+    NONE,
+    PLAIN,
+    REMOTE,
+    UNKNOWN,
+    Value,
+    constant,
+    mix,
+    replace,
+    text_of,
+)
+from keystroke.analysis.audit.flow.walk import (
+    ESCAPING,
+    SELF,
+    CallEvent,
+)
+from keystroke.analysis.audit.source import ir
+
+
+class Calls(Narrowing):
+    def call(self, expr: ir.Call) -> Value:
+        receiver: Value | None = None
+        func = expr.func
+        function = None
+        if isinstance(func, ir.Attr):
+            receiver = self.eval(func.base)
+            if receiver.path:
+                path = f"{receiver.path}.{func.name}"
+            elif isinstance(receiver.const, str):
+                path = f"str.{func.name}"
+            else:
+                path = f"?.{func.name}"
+            method = receiver.item(func.name)
+            if method is not None and method.path and method.function is None:
+                path = method.path
+            elif receiver.path in SELF:
+                held = self.held(func.name)
+                function = held.function if held is not None else None
+        else:
+            callee = self.eval(func)
+            path, function = callee.path or "?", callee.function
+        args: list[Value] = []
+        for arg in expr.args:
+            if isinstance(arg, ir.Closure):
+                args.append(
+                    self.closure(
+                        arg,
+                        self.element(receiver)
+                        if receiver is not None and receiver.level > CONSTANT and maps(path)
+                        else None,
+                        given(path, args, arg.function) if self.family == "javascript" else (),
+                    )
+                )
+            else:
+                args.append(self.eval(arg))
+        kwargs = {name: self.eval(arg) for name, arg in expr.kwargs.items()}
+        event = CallEvent(expr, path, receiver, args, kwargs, self.functions[-1] if self.functions else None)
+        replaced = self.hear.call(event) if not self.quiet else None
+        self.effects(expr, path, receiver, args)
+        if replaced is not None:
+            return replaced
+        if (
+            function is None
+            and self.provide is not None
+            and (
+                receiver is None
+                or (receiver.level == CONSTANT and self.family not in ("python", "javascript"))
+                or (receiver.path in SELF and self.family == "javascript")
+            )
+        ):
+            function = self.provide(path.rsplit(".", 1)[-1])
+        if function is not None and function is not (self.functions[-1] if self.functions else None):
+            result = self.inlined(function, args)
+            if result is not None:
+                return replace(result, path=result.path or f"{path}()")
+        return self.result(expr, path, receiver, args, kwargs)
+
+    def result(
+        self, expr: ir.Call, path: str, receiver: Value | None, args: list[Value], kwargs: dict[str, Value]
+    ) -> Value:
+        know = self.know
+        out = f"{path}()"
+        if know.sources.match(out):
+            return Value(level=REMOTE, path=out, origin=out, numeric=know.numeric.match(out))
+        if know.origins.match(out):
+            return Value(level=LOCAL, path=out, origin=out, numeric=know.numeric.match(out))
+        inputs = ([receiver] if receiver is not None else []) + args + list(kwargs.values())
+        if expr.new and not inputs:
+            return Value(path=out)
+        mixed = mix(inputs)
+        if know.numeric.match(out):
+            return Value(level=mixed.level, numeric=True, path=out, origin=mixed.origin, roots=mixed.roots)
+        if path == "json.loads" and args and args[0].level >= REMOTE:
+            return Value(
+                level=REMOTE,
+                path="json.loads()",
+                origin=f"json.loads({args[0].origin})",
+                roots=args[0].roots,
+                clean=args[0].clean | know.cleans("json.loads()"),
+            )
+        uses = know.cleans(out)
+        if args and (path.endswith((".replace", ".replaceAll")) or path == "re.sub"):
+            uses |= replaced(args[0], self.family)
+        if not uses and ESCAPING.search(path):
+            uses = ALL
+        if uses:
+            return Value(
+                level=max(mixed.level, LOCAL) if any(not item.known for item in inputs) else mixed.level,
+                clean=mixed.clean | uses,
+                path=out,
+                origin=mixed.origin,
+                roots=mixed.roots,
+            )
+        if path == "require" and args and isinstance(args[0].const, str) and self.family == "javascript":
+            return Value(path=args[0].const.removeprefix("node:"))
+        last = path.rsplit(".", 1)[-1]
+        special = self.special(path, last, receiver, args)
+        if special is not None:
+            return special
+        if know.joiners.match(out):
+            joined = self.path_joined(args) if args else mixed
+            return replace(joined, path=out)
+        if know.transparent.match(out):
+            told = [
+                item
+                for item in inputs
+                if item.level or item.known or item.items is not None or item.text is not None
+            ]
+            single = told[0] if len(told) == 1 else None
+            if single is not None:
+                return replace(
+                    single,
+                    path=out,
+                    memory=None,
+                    items=None,
+                    const=single.const if isinstance(single.const, str | bytes) else UNKNOWN,
+                )
+            text = receiver.skeleton if receiver is not None else (args[0].skeleton if args else None)
+            return replace(mixed, path=out, skeleton=text)
+        level = mixed.level if mixed.level > LOCAL or (receiver is not None and receiver.known) else LOCAL
+        if (
+            receiver is not None
+            and receiver.level == CONSTANT
+            and not receiver.path
+            and level == LOCAL
+            and not mixed.level
+        ):
+            level = CONSTANT
+        return Value(level=level, path=out, clean=mixed.clean, origin=mixed.origin, roots=mixed.roots)
+
+    def special(self, path: str, last: str, receiver: Value | None, args: list[Value]) -> Value | None:
+        """Calls whose result we can say exactly: formatting, joining, and access to known contents."""
+        at = self.know.formatters.get(path)
+        if at is None and path.startswith(("str.", "?.")):
+            at = self.know.formatters.get(f"*.{last}")
+        if at is not None:
+            template = receiver if at < 0 else (args[at] if at < len(args) else None)
+            rest = args if at < 0 else args[at + 1 :]
+            if template is not None and template.text is not None:
+                return formatted(template, rest)
+            if template is not None:
+                return replace(mix([template, *rest]), skeleton=HOLE)
+        if last == "join" and receiver is not None and isinstance(receiver.const, str) and args:
+            items = [value for _, value in args[0].items] if args[0].items else [args[0]]
+            parts: list[Value] = []
+            for item in items:
+                parts += [receiver, item] if parts else [item]
+            return text_of(parts)
+        if (
+            receiver is not None
+            and last in ("concat", "append", "WriteString")
+            and receiver.text is not None
+            and args
+        ):
+            return replace(text_of([receiver, *args]), path=receiver.path)
+        if (
+            receiver is not None
+            and receiver.items is not None
+            and args
+            and last in ("get", "getProperty", "getOrDefault")
+        ):
+            if len(args) == 2 and isinstance(args[0].const, str) and isinstance(args[1].const, str):
+                setting = receiver.item(f"{args[0].const}\n{args[1].const}")
+                if setting is not None:
+                    return setting
+            if args[0].known:
+                found = receiver.item(args[0].const)
+                return found if found is not None else (args[1] if len(args) > 1 else constant(None))
+            return self.element(receiver)
+        if (
+            receiver is not None
+            and last == "charAt"
+            and isinstance(receiver.const, str)
+            and args
+            and isinstance(args[0].const, int)
+        ):
+            place = args[0].const
+            return constant(receiver.const[place]) if 0 <= place < len(receiver.const) else None
+        if last in ("promisify", "promisifyAll", "pify") and args:
+            return args[0]
+        if path == "RegExp" and args and isinstance(args[0].const, str):
+            flags = args[1].const if len(args) > 1 and isinstance(args[1].const, str) else ""
+            return Value(path="RegExp()", skeleton=f"/{args[0].const}/{flags}")
+        return None
+
+    def effects(self, expr: ir.Call, path: str, receiver: Value | None, args: list[Value]) -> None:
+        """What a call does to the variables it is given."""
+        last = path.rsplit(".", 1)[-1]
+        fills = self.know.fills.get(path) or self.know.fills.get(f"*.{last}")
+        if fills is not None:
+            for at in range(fills[0], len(expr.args)) if fills[-1] < 0 else fills:
+                if at < len(expr.args):
+                    key = key_of(expr.args[at])
+                    if key is not None:
+                        known = self.held(key) or PLAIN
+                        self.env[key] = replace(
+                            known,
+                            level=REMOTE,
+                            const=UNKNOWN,
+                            clean=NONE,
+                            origin=f"{path}()",
+                            roots=known.roots | {key},
+                            low=None,
+                            high=None,
+                            bounded=False,
+                            skeleton=None,
+                        )
+        copies = self.know.copies.get(path)
+        if copies is not None and len(expr.args) > max(copies):
+            target = key_of(expr.args[copies[0]])
+            if target is not None:
+                known = self.held(target) or PLAIN
+                printed = "printf" in last and args[copies[1]].text is not None
+                whole = formatted(args[copies[1]], args[copies[1] + 1 :]) if printed else args[copies[1]]
+                if "cat" in last:
+                    whole = text_of([known, whole])
+                level = max(known.level if "cat" in last else CONSTANT, mix(args[copies[1] :]).level)
+                self.env[target] = replace(
+                    known,
+                    level=level,
+                    const=UNKNOWN,
+                    origin=whole.origin,
+                    roots=known.roots | whole.roots,
+                    skeleton=whole.text,
+                    clean=whole.clean,
+                )
+        if receiver is None or not isinstance(expr.func, ir.Attr):
+            return
+        holder = key_of(expr.func.base)
+        if holder is None or self.held(holder) is None:
+            return
+        if (
+            last
+            in (
+                "append",
+                "push",
+                "add",
+                "addElement",
+                "insert",
+                "extend",
+                "update",
+                "write",
+                "put",
+                "set",
+                "WriteString",
+                "setProperty",
+                "unshift",
+                "push_back",
+                "addAll",
+                "setdefault",
+            )
+            and args
+        ):
+            known = self.held(holder) or PLAIN
+            if last == "set" and len(args) == 3:  # a setting in a section
+                if known.items is None and known.path.endswith("Parser()") and known.level <= LOCAL:
+                    self.env[holder] = replace(known, items=())
+                section, name = args[0].const, args[1].const
+                told = isinstance(section, str) and isinstance(name, str)
+                self.put(holder, f"{section}\n{name}" if told else UNKNOWN, args[2])
+            elif last in ("put", "setProperty", "set") and len(args) > 1:
+                if (
+                    known.items is None
+                    and known.path.endswith(("Map", "Map()", "Properties", "Properties()"))
+                    and known.level <= LOCAL
+                ):
+                    self.env[holder] = replace(known, items=())
+                self.put(holder, args[0].const, args[1])
+            elif known.text is not None or known.path in (
+                "StringBuilder",
+                "StringBuffer",
+                "StringBuilder()",
+                "strings.Builder",
+            ):
+                start = known if known.text is not None or known.level else constant("")
+                self.env[holder] = replace(text_of([start, *args]), path=known.path)
+            elif (
+                known.items is not None
+                and last in ("append", "push", "add", "push_back")
+                and all(isinstance(key, int) for key, _ in known.items)
+            ):
+                self.put(holder, len(known.items), args[0])
+            elif (
+                known.path.endswith(("List", "List()"))
+                and known.items is None
+                and known.level <= LOCAL
+                and last == "add"
+            ):
+                self.env[holder] = replace(
+                    known,
+                    items=((0, args[0]),),
+                    level=args[0].level,
+                    clean=args[0].clean,
+                    origin=args[0].origin,
+                )
+            else:
+                self.put(holder, UNKNOWN, mix(args))
+        elif last in ("remove", "pop", "shift") and (not args or isinstance(args[0].const, int)):
+            known = self.held(holder) or PLAIN
+            listed = known.items is not None and all(isinstance(key, int) for key, _ in known.items)
+            if known.items and listed and not (last == "remove" and (not args or self.family == "python")):
+                at = args[0].const if args else (0 if last == "shift" else -1)
+                if at < 0:
+                    at += len(known.items)
+                left = [value for key, value in known.items if key != at]
+                self.env[holder] = replace(known, items=tuple(enumerate(left)))

@@ -1,0 +1,494 @@
+"""Data flow inside one function: a walk over the neutral form with what is known of each variable.
+
+Law: branches are walked apart and joined, loops twice at most, tests narrow what they check. The walk tells a
+listener of each call, assignment, return, index and definition with the values involved; it knows libraries
+only through `Knowledge` and knows no rule.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+
+from keystroke.analysis.audit.flow.expressions import Expressions
+from keystroke.analysis.audit.flow.folding import assigned, key_of, names, raises
+from keystroke.analysis.audit.flow.knowledge import Knowledge
+from keystroke.analysis.audit.flow.roles import among, called_by_client, scripted, sent
+from keystroke.analysis.audit.flow.values import (
+    ALL,
+    CONSTANT,
+    LOCAL,
+    NONE,
+    PARAMETER,
+    PLAIN,
+    REMOTE,
+    UNKNOWN,
+    Value,
+    constant,
+    join,
+    mix,
+    replace,
+    text_of,
+)
+from keystroke.analysis.audit.flow.walk import (
+    MAX_STEPS,
+    SELF,
+    VALIDATING,
+    CallEvent,
+    Env,
+    ExhaustedError,
+    Listener,
+)
+from keystroke.analysis.audit.source import ir
+
+MAX_INLINE = 2
+MAX_STATES = 4
+_DEFINITIONS = ("function_definition", "class_definition", "decorated_definition")
+
+
+class Flow(Expressions):
+    def __init__(
+        self, language: str, knowledge: Knowledge, listener: Listener, env: Env | None = None
+    ) -> None:
+        super().__init__(language, knowledge, listener, env)
+        self.dispatch = {
+            ir.Const: lambda e: constant(e.value),
+            ir.Name: self.name,
+            ir.Attr: self.attr,
+            ir.Index: self.index,
+            ir.Call: self.call,
+            ir.Text: lambda e: text_of([self.eval(part) for part in e.parts]),
+            ir.Op: self.op,
+            ir.Coll: self.coll,
+            ir.Cond: self.cond,
+            ir.Closure: self.closure,
+            ir.Bind: self.bind,
+            ir.Cast: self.cast,
+            ir.Other: lambda e: mix([self.eval(part) for part in e.parts]) if e.parts else Value(level=LOCAL),
+        }
+
+    # Statements: each answers whether control never gets past it
+
+    def run(self, stmts: list[ir.Stmt]) -> bool:
+        dead = False
+        for stmt in stmts:
+            if dead:
+                if isinstance(stmt, ir.Label) and stmt.name in self.gotos:
+                    self.env = dict(self.gotos[stmt.name])
+                    dead = False
+                elif isinstance(stmt, ir.Def | ir.ClassDef) or (
+                    isinstance(stmt, ir.Pending) and stmt.node.kind() in _DEFINITIONS
+                ):
+                    self.stmt(stmt)
+                continue
+            if isinstance(stmt, ir.Label) and stmt.name in self.gotos:
+                self.env = self.joined([self.env, self.gotos[stmt.name]])
+            dead = self.stmt(stmt)
+        return dead
+
+    def stmt(self, stmt: ir.Stmt) -> bool:
+        self.steps += 1
+        if self.steps > MAX_STEPS:
+            raise ExhaustedError
+        kind = type(stmt)
+        if kind is ir.Pending:
+            return self.pending(stmt)  # type: ignore[arg-type]
+        if kind is ir.Do:
+            return self.do(stmt)  # type: ignore[arg-type]
+        if kind is ir.Let:
+            self.let(stmt)  # type: ignore[arg-type]
+            return False
+        if isinstance(stmt, ir.If):
+            return self.branch(stmt)
+        if isinstance(stmt, ir.Return):
+            value = self.eval(stmt.value) if stmt.value is not None else PLAIN
+            if self.inline and isinstance(stmt.value, ir.Name):
+                value = self.gathered(stmt.value.id, value)
+            self.returns[-1].append(value)
+            if not self.quiet and stmt.value is not None:
+                self.hear.returned(value, stmt.value.node, self.functions[-1] if self.functions else None)
+            if self.functions and not self.quiet:
+                self.hear.leave(self.env, self.functions[-1])
+            return True
+        if isinstance(stmt, ir.Loop):
+            return self.loop(stmt)
+        if isinstance(stmt, ir.Block):
+            return self.run(stmt.body)
+        if isinstance(stmt, ir.Try):
+            return self.attempt(stmt)
+        if isinstance(stmt, ir.Switch):
+            return self.switch(stmt)
+        if isinstance(stmt, ir.Jump):
+            return self.jump(stmt)
+        if isinstance(stmt, ir.Def):
+            self.define(stmt.function)
+        elif isinstance(stmt, ir.ClassDef):
+            if not self.quiet:
+                self.hear.classdef(stmt)
+            for mark in stmt.decorators:
+                self.eval(mark)
+            outer = self.env
+            if self.family == "python":  # what a class body assigns is no name outside it
+                self.env = dict(outer)
+            self.run(stmt.body)
+            if self.family == "python":
+                self.env = outer
+        elif isinstance(stmt, ir.Import):
+            if stmt.name not in ("*", "#include"):
+                root = stmt.name.split(".", 1)[0] if self.family == "python" else stmt.name
+                path = stmt.path if root == stmt.name else root
+                self.env[root] = Value(path=self.importable(path))
+            if not self.quiet:
+                self.hear.imported(stmt.path, stmt.node)
+        return False
+
+    def gathered(self, name: str, value: Value) -> Value:
+        """An object with what was assigned to its fields, for whoever gets it."""
+        prefix = f"{name}."
+        fields = [key for key in self.dotted if key.startswith(prefix) and key in self.env]
+        if not fields:
+            return value
+        items = dict(value.items or ()) | {key[len(prefix) :]: self.env[key] for key in sorted(fields)}
+        mixed = mix([value, *items.values()])
+        return replace(mixed, path=value.path, items=tuple(items.items()))
+
+    def pending(self, stmt: ir.Pending) -> bool:
+        """A statement walked before in a like environment is not walked again."""
+        memo = self.memo
+        if memo is None or self.quiet or self._whole(stmt.node) or self._broken(stmt.node):
+            self.env = dict(self.env)  # it may be remembered as what came out of the statement before
+            return self.run(stmt.statements())
+        name, handler = self.scopes[-1] if self.scopes else ("", False)
+        key = (name, handler, stmt.node.kind(), stmt.node.text())
+        known = memo.find(key, self.env)
+        if known is not None:
+            effect, self.env = known
+            self.steps += effect.steps
+            if self.steps > MAX_STEPS:
+                raise ExhaustedError
+            self.dotted |= effect.dotted
+            return effect.dead
+        before, heard, steps = self.env, self.hear.heard, self.steps
+        ends = len(self.breaks[-1]) if self.breaks else 0
+        self.env = dict(before)
+        dead = self.run(stmt.statements())
+        if heard == self.hear.heard and ends == (len(self.breaks[-1]) if self.breaks else 0):
+            memo.keep(key, before, self.env, dead, self.steps - steps, self.dotted)
+        return dead
+
+    def _whole(self, node: ir.Syntax) -> bool:
+        """Whether a statement is all of the text: what it did is remembered as the text's result."""
+        return not self.scopes and bool(self.outside) and node.kind() in _DEFINITIONS
+
+    def _broken(self, node: ir.Syntax) -> bool:
+        if not self.broken:
+            return False
+        span = node.range()
+        start, end = span.start.index, span.end.index
+        return any(start <= first and last <= end for first, last in self.broken)
+
+    def importable(self, path: str) -> str:
+        return path.rsplit(".", 1)[-1] if self.family == "java" else path
+
+    def do(self, stmt: ir.Do) -> bool:
+        expr = stmt.expr
+        value = self.eval(expr)
+        if isinstance(expr, ir.Call):
+            path = value.path.removesuffix("()")
+            if path and self.know.exits.match(path):
+                return True
+            if path == "assert" and expr.args:
+                self.narrow(expr.args[0], True)
+            else:
+                # A validator called for its exception makes what it saw safe.
+                uses = self.know.validates(path) or (
+                    ALL if VALIDATING.search(path) and raises(path) else NONE
+                )
+                if uses:
+                    for arg in [*expr.args, *([expr.func.base] if isinstance(expr.func, ir.Attr) else [])]:
+                        self.clean(arg, uses)
+        return False
+
+    def let(self, stmt: ir.Let) -> None:
+        value = (
+            self.eval(stmt.value) if stmt.value is not None else Value(path="", roots=frozenset({stmt.name}))
+        )
+        kind = stmt.type
+        if self.family == "java" and kind and kind not in ("var", "String", "Object"):
+            value = replace(
+                value, path=value.path if value.path.endswith("()") and kind[:1].islower() else kind
+            )
+        elif self.family == "go" and kind:
+            value = replace(value, path=value.path or self.typed(kind))
+        elif self.family == "c" and kind and not value.path:
+            value = replace(value, path=kind.replace("::", ".").split("<", 1)[0])
+        if kind in self.know.numeric_types and not stmt.pointer and stmt.size is None:
+            value = replace(value, numeric=True)
+        written = value
+        value = self.hear.let(stmt, value)
+        self.store(stmt.name, value)
+        if not self.quiet and stmt.value is not None:
+            self.hear.bind(stmt.name, stmt.name, written, stmt.node, ir.Name(stmt.node, stmt.name))
+
+    def branch(self, stmt: ir.If) -> bool:
+        test = self.eval(stmt.test)
+        if test.known and test.level == CONSTANT:
+            return self.run(stmt.then if test.const else stmt.other)
+        before = self.env
+        self.env = dict(before)
+        self.narrow(stmt.test, True)
+        left = self.run(stmt.then)
+        after_then = self.env
+        self.env = dict(before)
+        self.narrow(stmt.test, False)
+        right = self.run(stmt.other)
+        if left and right:
+            return True
+        if left:
+            return False
+        self.env = after_then if right else self.joined([after_then, self.env])
+        return False
+
+    def loop(self, stmt: ir.Loop) -> bool:
+        self.run(stmt.init)
+        changed = self.changes.get(id(stmt))
+        if changed is None:
+            changed = self.changes[id(stmt)] = assigned(stmt.body, self.known_changes()) | assigned(stmt.step)
+        first = self.eval(stmt.test) if stmt.test is not None else PLAIN
+        if stmt.test is not None and first.known and not first.const:
+            return False
+        before = self.env
+        self.breaks.append([])
+        after = before
+        for again in (False, True):
+            self.env = self.joined([before, after]) if again else dict(before)
+            self.widen(changed)
+            if stmt.iterable is not None and stmt.target is not None:
+                whole = self.eval(stmt.iterable)
+                self.assign(stmt.target, self.element(whole), stmt.target.node)
+            if stmt.test is not None:
+                self.eval(stmt.test)
+                self.narrow(stmt.test, True)
+            self.run(stmt.body)
+            self.run(stmt.step)
+            if again or len(self.breaks) > 1 or not self.worse(before, self.env):
+                break
+            after = self.env
+        ends = [*self.breaks.pop()]
+        endless = (
+            stmt.test is not None and first.known and bool(first.const) and not changed & names(stmt.test)
+        )
+        if not endless or not ends:
+            self.env = self.joined([before, self.env])
+            if stmt.test is not None:
+                self.narrow(stmt.test, False)
+            ends.append(self.env)
+        self.env = self.joined(ends)
+        return False
+
+    def known_changes(self) -> dict[str, frozenset[str]] | None:
+        return self.memo.changes if self.memo is not None and not self.broken else None
+
+    def widen(self, changed: frozenset[str]) -> None:
+        for key in changed:
+            value = self.held(key)
+            if value is not None and (value.known or value.high is not None):
+                low = value.low if isinstance(value.low, int) else None
+                text = value.text
+                self.env[key] = replace(
+                    value, const=UNKNOWN, high=None, low=low, skeleton=text, level=value.level
+                )
+
+    def worse(self, before: Env, after: Env) -> bool:
+        """Whether a second walk of the loop can see something the first could not."""
+        for key, value in before.items():
+            now = after.get(key)
+            if (
+                now is not None
+                and now is not value
+                and (now.level > value.level or now.memory != value.memory or now.built != value.built)
+            ):
+                return True
+        return False
+
+    def switch(self, stmt: ir.Switch) -> bool:
+        subject = self.eval(stmt.subject)
+        before = self.env
+        self.breaks.append([])
+        ends: list[Env] = []
+        chosen = None
+        if subject.known and subject.level == CONSTANT and self.family != "go":
+            for at, (labels, _) in enumerate(stmt.cases):
+                if any(self.eval(label).const == subject.const for label in labels):
+                    chosen = at
+                    break
+            else:
+                chosen = next((at for at, (labels, _) in enumerate(stmt.cases) if not labels), None)
+        covered = chosen is not None
+        fall: Env | None = None
+        for at, (labels, body) in enumerate(stmt.cases):
+            if chosen is not None and at < chosen:
+                continue
+            if chosen is not None and at > chosen and fall is None:
+                break
+            self.env = (
+                dict(before) if fall is None else self.joined([before, fall] if chosen is None else [fall])
+            )
+            covered = covered or not labels
+            constants = [self.eval(label) for label in labels]
+            if labels and all(label.known for label in constants) and chosen is None:
+                self.clean(stmt.subject, ALL)
+            fall = None if self.run(body) else self.env
+        ends = self.breaks.pop()
+        if fall is not None:
+            ends.append(fall)
+        if not covered:
+            ends.append(before)
+        if not ends:
+            return True
+        self.env = self.joined(ends)
+        return False
+
+    def attempt(self, stmt: ir.Try) -> bool:
+        before = dict(self.env)
+        # A handler may start after any statement of the body; the first few tell the states apart.
+        states = [before]
+        dead = False
+        for at, part in enumerate(stmt.body):
+            dead = self.run([part, *stmt.body[at + 1 :]]) if at == MAX_STATES else self.stmt(part)
+            states.append(dict(self.env))
+            if dead or at == MAX_STATES:
+                break
+        after = self.env
+        ends = [] if dead else [after]
+        for handler in stmt.handlers:
+            self.env = self.joined(states)
+            if not self.run(handler):
+                ends.append(self.env)
+        self.env = self.joined(ends) if ends else self.joined([before, after])
+        final = self.run(stmt.final)
+        return final or not ends
+
+    def jump(self, stmt: ir.Jump) -> bool:
+        if stmt.value is not None and stmt.kind != "goto":
+            self.eval(stmt.value)
+        if stmt.kind == "break" and self.breaks:
+            self.breaks[-1].append(dict(self.env))
+        elif stmt.kind == "goto" and isinstance(stmt.value, ir.Name):
+            known = self.gotos.get(stmt.value.id)
+            self.gotos[stmt.value.id] = self.joined([known, self.env]) if known else dict(self.env)
+        return True
+
+    # Functions
+
+    def define(self, function: ir.Function) -> None:
+        if function.name:
+            self.env[function.name] = Value(path=function.name, function=function)
+        marks = [self.eval(mark) for mark in function.decorators]
+        handler = any(self.know.handler_decorators.match(mark.path) for mark in marks) or any(
+            self.know.handler_types.match(self.typed(param.type)) for param in function.params
+        )
+        if not self.quiet:
+            self.hear.define(function, handler)
+        self.enter(function, handler)
+
+    def enter(
+        self,
+        function: ir.Function,
+        handler: bool,
+        level: int = PARAMETER,
+        first: Value | None = None,
+        roles: tuple[str, ...] = (),
+    ) -> Env:
+        """Walk a body on its own: parameters are what any caller may pass. Answers what it left behind."""
+        outer, breaks, gotos = self.env, self.breaks, self.gotos
+        self.env, self.breaks, self.gotos = dict(outer), [], {}
+        main = function.name == "main" and self.family in ("c", "java")
+        if self.family == "python":
+            main = called_by_client(function)
+        elif self.family == "javascript" and not roles:
+            roles = among(function.params)
+        for at, param in enumerate(function.params):
+            role = roles[at] if at < len(roles) else ""
+            foreign = handler or (main and (self.family != "python" or sent(param)))
+            value = self.parameter(param, REMOTE if foreign else level, role)
+            if at == 0 and first is not None and not role:
+                value = replace(first, roots=first.roots | {param.name})
+            self.env[param.name] = value
+            if param.default is not None:
+                self.eval(param.default)
+        self.functions.append(function)
+        self.scopes.append((function.name, handler))
+        self.returns.append([])
+        try:
+            if not self.run(function.body) and not self.quiet:
+                self.hear.leave(self.env, function)
+            return self.env
+        finally:
+            self.env, self.breaks, self.gotos = outer, breaks, gotos
+            self.functions.pop()
+            self.scopes.pop()
+            self.returns.pop()
+
+    def parameter(self, param: ir.Param, level: int, role: str = "") -> Value:
+        if param.name in SELF or (level == REMOTE and self.family == "python" and param.name == "request"):
+            return Value(level=LOCAL, path=param.name)
+        path = param.name
+        if self.family == "javascript":
+            path = role or scripted(param) or path
+        if self.family in ("java", "go", "c") and param.type:
+            path = (
+                self.typed(param.type)
+                if self.family == "go"
+                else param.type.replace("::", ".").split("<", 1)[0].strip("*& ")
+            )
+        numeric = param.type.split("=", 1)[0].strip() in self.know.numeric_types
+        if any(mark.split("(", 1)[0].lstrip("@") in self.know.handler_marks for mark in param.marks):
+            level = REMOTE
+        if self.know.sources.match(path):
+            level = REMOTE
+        if numeric and self.family != "c":
+            return Value(level=LOCAL, numeric=True, path=path, roots=frozenset({param.name}), clean=ALL)
+        return Value(
+            level=level, path=path, numeric=numeric, origin=param.name, roots=frozenset({param.name})
+        )
+
+    def closure(self, expr: ir.Closure, first: Value | None = None, roles: tuple[str, ...] = ()) -> Value:
+        handler = any(
+            self.know.handler_types.match(self.typed(param.type))
+            for param in expr.function.params
+            if param.type
+        )
+        if not self.quiet:
+            self.hear.define(expr.function, handler)
+        after = self.enter(expr.function, handler, LOCAL if first is not None else PARAMETER, first, roles)
+        if self.family == "javascript":  # what a callback assigns outside itself is seen by the next one
+            for key, value in after.items():
+                known = self.env.get(key)
+                if known is not None and known is not value and value.level > known.level:
+                    self.env[key] = join(known, value)
+        return Value(level=CONSTANT, function=expr.function)
+
+    def inlined(self, function: ir.Function, args: list[Value]) -> Value | None:
+        if self.inline >= MAX_INLINE or not function.body:
+            return None
+        outer, breaks, gotos = self.env, self.breaks, self.gotos
+        self.env, self.breaks, self.gotos = dict(outer), [], {}
+        params = [param for param in function.params if param.name not in SELF]
+        for at, param in enumerate(params):
+            self.env[param.name] = args[at] if at < len(args) else self.parameter(param, LOCAL)
+        self.inline += 1
+        self.quiet += 1
+        self.functions.append(function)
+        self.returns.append([])
+        try:
+            self.run(function.body)
+        finally:
+            self.env, self.breaks, self.gotos = outer, breaks, gotos
+            self.inline -= 1
+            self.quiet -= 1
+            self.functions.pop()
+            results = self.returns.pop()
+        return reduce(join, results) if results else None
+
+
+__all__ = ["CallEvent", "Env", "ExhaustedError", "Flow", "Listener", "key_of"]

@@ -1,0 +1,397 @@
+"""The value of an expression, and the effect of an assignment."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+from keystroke.analysis.audit.flow.calls import Calls
+from keystroke.analysis.audit.flow.folding import compare, fold, key_of
+from keystroke.analysis.audit.flow.roles import served
+from keystroke.analysis.audit.flow.values import (
+    CONSTANT,
+    LOCAL,
+    PARAMETER,
+    PLAIN,
+    REMOTE,
+    UNKNOWN,
+    Value,
+    constant,
+    join,
+    mix,
+    replace,
+    text_of,
+)
+from keystroke.analysis.audit.flow.walk import (
+    CAPS,
+    MAX_STEPS,
+    ExhaustedError,
+)
+from keystroke.analysis.audit.source import ir
+
+_PACKAGE = re.compile(r"(?:java|javax|jakarta|org|com|io|net)(?:\.[a-z][\w]*)*")
+_DIRECTIVE = re.compile(r"%(?:\(\w+\))?[-+ #0]*\d*(?:\.\d+)?(?:hh|h|ll|l|z|j)?([a-zA-Z%])|\{[^{}]*\}")
+_VALIDATING = re.compile(
+    r"(?i)(?:^|\.)_?(?:is_?)?(?:valid|safe|allow|permit|sanit|whitelist|allowlist|check_?(?:path|url|host|name|input))\w*$"
+)
+
+
+class Expressions(Calls):
+    def eval(self, expr: ir.Expr) -> Value:
+        self.steps += 1
+        if self.steps > MAX_STEPS:
+            raise ExhaustedError
+        return self.dispatch[type(expr)](expr)
+
+    def name(self, expr: ir.Name) -> Value:
+        known = self.held(expr.id)
+        if known is None:
+            known = self.unknown(expr.id)
+        elif not self.quiet and known.memory is not None:
+            self.hear.used(expr.id, known, expr.node)
+        return known
+
+    def unknown(self, path: str) -> Value:
+        if self.know.sources.match(path):
+            return Value(level=REMOTE, path=path, origin=path, roots=frozenset({path}))
+        last = path.rsplit(".", 1)[-1]
+        level = CONSTANT if CAPS.fullmatch(last) or self.know.constants.match(path) else LOCAL
+        origin = path if self.know.origins.match(path) else ""
+        return Value(level=level, path=path, origin=origin, roots=frozenset({path}))
+
+    def attr(self, expr: ir.Attr) -> Value:
+        key = key_of(expr)
+        if key is not None:
+            known = self.held(key)
+            if known is not None:
+                if not self.quiet and known.memory is not None:
+                    self.hear.used(key, known, expr.node)
+                return known
+        return self.member(self.eval(expr.base), expr.name)
+
+    def member(self, base: Value, name: str) -> Value:
+        item = base.item(name)
+        if item is not None:
+            return item
+        path = f"{base.path}.{name}" if base.path else f"?.{name}"
+        if self.family == "java" and name[:1].isupper() and _PACKAGE.fullmatch(base.path):
+            return Value(path=name)
+        if self.know.sources.match(path) and served(path, self.functions[-1] if self.functions else None):
+            return Value(level=REMOTE, path=path, origin=path, roots=base.roots)
+        if base.level <= LOCAL and self.know.origins.match(path):
+            return Value(level=LOCAL, path=path, origin=path, roots=base.roots)
+        if name == "length" and self.family in ("javascript", "java"):
+            return Value(level=base.level, numeric=True, path=path, roots=base.roots)
+        level = base.level
+        if base.level == CONSTANT and not base.known and base.items is None:
+            level = (
+                CONSTANT
+                if CAPS.fullmatch(name) or self.know.constants.match(path) or not base.path
+                else LOCAL
+            )
+        elif base.level == PARAMETER and self.family == "c":
+            level = LOCAL
+        elif base.level == LOCAL and CAPS.fullmatch(name):
+            level = CONSTANT
+        return Value(level=level, path=path, origin=base.origin, roots=base.roots, clean=base.clean)
+
+    def element(self, whole: Value) -> Value:
+        """Any one item of a collection."""
+        if whole.items:
+            value = whole.items[0][1]
+            for _, other in whole.items[1:]:
+                value = join(value, other)
+            return value
+        if whole.known:
+            return replace(whole, const=UNKNOWN)
+        return replace(
+            whole, path=f"{whole.path}[]" if whole.path else "", items=None, memory=None, skeleton=None
+        )
+
+    def index(self, expr: ir.Index) -> Value:
+        base = self.eval(expr.base)
+        key = self.eval(expr.key)
+        if not self.quiet:
+            self.hear.index(base, key, expr.node, expr)
+        if base.items is not None:
+            if key.known:
+                item = base.item(key.const)
+                if item is not None:
+                    return item
+            return self.element(base)
+        if isinstance(base.const, str) and isinstance(key.const, int) and not base.level:
+            inside = -len(base.const) <= key.const < len(base.const)
+            return constant(base.const[key.const]) if inside else PLAIN
+        if isinstance(key.const, str) and base.path:
+            return self.member(base, key.const)
+        element = self.element(base)
+        if base.memory is not None and base.memory.length is not None:
+            element = replace(element, numeric=True)
+        return element
+
+    def coll(self, expr: ir.Coll) -> Value:
+        values = [self.eval(item) for item in expr.items]
+        if expr.keys is None:
+            items: tuple[tuple[Any, Value], ...] = tuple(enumerate(values))
+        else:
+            keys = [self.eval(key) for key in expr.keys]
+            items = tuple(
+                (key.const if key.known else f"?{at}", value)
+                for at, (key, value) in enumerate(zip(keys, values, strict=True))
+            )
+        whole = mix(values)
+        path = self.typed(expr.type) if expr.type else ""
+        value = replace(whole, items=items[:200], path=path, roots=whole.roots)
+        if not self.quiet:
+            self.hear.literal(value, expr.node, expr)
+        return value
+
+    def cond(self, expr: ir.Cond) -> Value:
+        test = self.eval(expr.test)
+        if test.known and test.level == CONSTANT:
+            return self.eval(expr.then if test.const else expr.other)
+        before = self.env
+        self.env = dict(before)
+        self.narrow(expr.test, True)
+        left = self.eval(expr.then)
+        self.env = dict(before)
+        self.narrow(expr.test, False)
+        right = self.eval(expr.other)
+        self.env = before
+        return join(left, right)
+
+    def cast(self, expr: ir.Cast) -> Value:
+        value = self.eval(expr.value)
+        kind = expr.type.strip("()* ")
+        if kind in self.know.numeric_types and "*" not in expr.type:
+            return replace(value, numeric=True)
+        if self.family == "java" and kind and kind not in ("String", "Object"):
+            return replace(value, path=kind)
+        return value
+
+    def op(self, expr: ir.Op) -> Value:
+        op = expr.op
+        if op in ("and", "&&", "or", "||", "??"):
+            return self.logical(expr)
+        args = [self.eval(arg) for arg in expr.args]
+        if len(args) == 1:
+            return self.unary(op, args[0])
+        if op == "+" and not all(arg.numeric for arg in args):
+            if any(arg.memory is not None for arg in args):
+                return self.offset(args)
+            texts = [arg for arg in args if arg.text is not None]
+            if texts or not any(isinstance(arg.const, int) for arg in args):
+                if self.family == "c" and not texts:
+                    return mix(args)
+                return text_of(args)
+            return mix(args)
+        if (
+            op == "*"
+            and any(isinstance(arg.const, str | bytes) for arg in args)
+            and max(arg.level for arg in args) <= LOCAL
+        ):
+            return next(
+                arg for arg in args if isinstance(arg.const, str | bytes)
+            )  # repeated: as constant as it was
+        if op == "+" or op in ("-", "*", "/", "%", "//", "<<", ">>", "&", "|", "^"):
+            folded = fold(op, args[0].const, args[1].const, self.family)
+            if folded is not UNKNOWN:
+                return constant(folded)
+            if not self.quiet:
+                self.hear.arithmetic(op, args, expr.node)
+            if op == "/" and self.family == "python" and not args[0].numeric:
+                return self.path_joined(args)
+            if op == "-" and args[0].memory is not None and args[1].memory is None:
+                return self.offset([args[0], self.unary("-", args[1])])
+            return self.ranged(op, args)
+        if op in ("==", "===", "!=", "!==", "<", ">", "<=", ">=", "is", "is not"):
+            if not self.quiet and op in ("==", "===", "!=", "!=="):
+                self.hear.tested(expr, args)
+            result = compare(op, args[0], args[1])
+            return Value(numeric=True) if result is UNKNOWN else Value(result)
+        if op in ("in", "not in"):
+            held, group = args[0].const, args[1].const
+            if isinstance(held, str) and isinstance(group, str) and not args[0].level and not args[1].level:
+                return Value((held in group) == (op == "in"))
+            return Value(numeric=True)
+        return Value(numeric=True, level=mix(args).level)
+
+    def ranged(self, op: str, args: list[Value]) -> Value:
+        worst = max(args, key=lambda arg: arg.level)
+        low = high = None
+        a, b = args
+        if op == "+" and a.high is not None and b.high is not None:
+            high = a.high + b.high
+        if op == "+" and a.low is not None and b.low is not None:
+            low = a.low + b.low
+        if op == "-" and a.high is not None and b.low is not None:
+            high = a.high - b.low
+        if op == "%" and isinstance(b.const, int) and b.const > 0:
+            high, low = b.const - 1, (0 if a.low is not None and a.low >= 0 else None)
+        if op == "&" and isinstance(b.const, int) and b.const >= 0:
+            low, high = 0, b.const
+        bounded = (
+            all(arg.bounded or arg.known or arg.high is not None or not arg.level for arg in args)
+            or high is not None
+            or op == "%"
+        )
+        return Value(
+            level=worst.level,
+            numeric=True,
+            origin=worst.origin,
+            roots=a.roots | b.roots,
+            low=low,
+            high=high,
+            bounded=bounded,
+        )
+
+    def offset(self, args: list[Value]) -> Value:
+        pointer = next(arg for arg in args if arg.memory is not None)
+        step = next((arg for arg in args if arg is not pointer), PLAIN)
+        memory = pointer.memory
+        if memory is None:
+            return pointer
+        capacity = None
+        if memory.capacity is not None and isinstance(step.const, int):
+            capacity = memory.capacity - step.const * memory.unit
+        return replace(
+            pointer, memory=dataclasses.replace(memory, capacity=capacity, length=None, array=False, fits="")
+        )
+
+    def path_joined(self, args: list[Value]) -> Value:
+        pieces: list[Value] = []
+        for at, arg in enumerate(args):
+            if at and not (pieces[-1].text or "").endswith("/"):
+                pieces.append(constant("/"))
+            pieces.append(arg)
+        return replace(text_of(pieces), path=args[0].path)
+
+    def unary(self, op: str, arg: Value) -> Value:
+        if op in ("!", "not"):
+            return Value(not arg.const) if arg.known and arg.level == CONSTANT else Value(numeric=True)
+        if op == "-" and isinstance(arg.const, int | float):
+            return constant(-arg.const)
+        if op == "&":
+            return replace(arg, numeric=False)
+        if op in ("-", "~", "+"):
+            return replace(arg, numeric=True, const=UNKNOWN)
+        if op == "typeof":
+            return PLAIN
+        return arg
+
+    def logical(self, expr: ir.Op) -> Value:
+        left = self.eval(expr.args[0])
+        both = expr.op in ("and", "&&")
+        if left.known and left.level == CONSTANT and expr.op != "??":
+            if bool(left.const) != both:
+                return left
+            return self.eval(expr.args[1])
+        before = self.env
+        self.env = dict(before)
+        self.narrow(expr.args[0], both)
+        right = self.eval(expr.args[1])
+        self.env = self.joined([before, self.env]) if self.family == "c" else before
+        if both and self.family != "javascript":
+            return right if not left.numeric else replace(right, const=UNKNOWN)
+        return join(left, right)
+
+    # Assignment
+
+    def bind(self, expr: ir.Bind) -> Value:
+        value = self.eval(expr.value)
+        if expr.op and expr.op != ":":
+            old = self.eval(expr.target)
+            if expr.op == "+":
+                if not (old.numeric and value.numeric):
+                    value = (
+                        self.offset([old, value])
+                        if old.memory is not None
+                        else (mix([old, value]) if old.items is not None else text_of([old, value]))
+                    )
+                else:
+                    folded = fold("+", old.const, value.const, self.family)
+                    value = constant(folded) if folded is not UNKNOWN else self.ranged("+", [old, value])
+            elif expr.op == "-" and old.memory is not None and value.memory is None:
+                value = self.offset([old, self.unary("-", value)])
+            elif expr.op in ("||", "??", "&&", "|"):
+                value = join(old, value)
+            else:
+                folded = fold(expr.op, old.const, value.const, self.family)
+                value = constant(folded) if folded is not UNKNOWN else self.ranged(expr.op, [old, value])
+        self.assign(expr.target, value, expr.node)
+        return value
+
+    def assign(self, target: ir.Expr, value: Value, node: ir.Syntax) -> None:
+        if isinstance(target, ir.Coll):
+            for at, item in enumerate(target.items):
+                part = value.item(at) if target.keys is None else None
+                if part is None and target.keys is not None:
+                    label = target.keys[at]
+                    name = label.value if isinstance(label, ir.Const) else "*"
+                    part = self.member(value, str(name)) if name != "..." else value
+                elif part is None:
+                    part = value if at == 0 else replace(value, memory=None)
+                self.assign(item, part, node)
+            return
+        if isinstance(target, ir.Bind):  # a default: {a = 1}
+            self.assign(target.target, value, node)
+            return
+        key = key_of(target)
+        path = key or ""
+        if isinstance(target, ir.Attr):
+            base = self.eval(target.base)
+            path = f"{base.path}.{target.name}" if base.path else key or f"?.{target.name}"
+            owner = key_of(target.base)
+            if self.family == "javascript" and owner is not None and base.items is not None:
+                self.put(owner, target.name, value)
+        elif isinstance(target, ir.Index):
+            base = self.eval(target.base)
+            index = self.eval(target.key)
+            if not self.quiet:
+                self.hear.index(base, index, target.node, target)
+            path = f"{base.path or key_of(target.base) or '?'}[]"
+            holder = key_of(target.base)
+            if holder is not None and self.held(holder) is not None:
+                self.put(holder, index.const if index.known else UNKNOWN, value)
+        if key is not None and not isinstance(target, ir.Index):
+            self.store(key, value)
+        if not self.quiet:
+            self.hear.bind(path, key or path, value, node, target)
+
+    def store(self, key: str, value: Value) -> None:
+        if value.level and key not in value.roots:
+            value = replace(value, roots=value.roots | {key})
+        self.env[key] = value
+        if "." in key:
+            self.dotted.add(key)
+        if self.dotted:
+            prefix = key + "."
+            for other in [name for name in self.dotted if name.startswith(prefix)]:
+                self.env.pop(other, None)
+
+    def put(self, holder: str, key: Any, value: Value) -> None:
+        """`holder[key] = value`: precise where the key is constant."""
+        whole = self.held(holder) or PLAIN
+        if whole.memory is not None:
+            length = None if not (value.const == 0 and isinstance(key, int)) else key
+            if length is not None:
+                self.env[holder] = replace(whole, memory=dataclasses.replace(whole.memory, length=length))
+            elif value.level > whole.level:
+                self.env[holder] = replace(whole, level=value.level, origin=value.origin)
+            return
+        items = dict(whole.items) if whole.items is not None else None
+        if items is not None and key is not UNKNOWN and not isinstance(key, float):
+            items[key] = value
+            mixed = mix(list(items.values()))
+            self.env[holder] = replace(
+                whole,
+                items=tuple(items.items()),
+                level=mixed.level,
+                clean=mixed.clean,
+                origin=mixed.origin,
+                roots=whole.roots | mixed.roots,
+            )
+            return
+        mixed = mix([whole, value])
+        self.env[holder] = replace(mixed, path=whole.path, const=UNKNOWN, roots=whole.roots | mixed.roots)

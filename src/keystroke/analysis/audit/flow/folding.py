@@ -1,0 +1,219 @@
+"""Small pure computations on expressions and constants that the walk uses.
+
+Law: nothing here knows an environment or a rule.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from keystroke.analysis.audit.flow.values import (
+    ALL,
+    CONSTANT,
+    UNKNOWN,
+    Value,
+    constant,
+    mix,
+    replace,
+    text_of,
+)
+from keystroke.analysis.audit.source import ir
+
+_DIRECTIVE = re.compile(r"%(?:\(\w+\))?[-+ #0]*\d*(?:\.\d+)?(?:hh|h|ll|l|z|j)?([a-zA-Z%])|\{[^{}]*\}")
+_VALIDATING = re.compile(
+    r"(?i)(?:^|\.)_?(?:is_?)?(?:valid|safe|allow|permit|sanit|whitelist|allowlist|check_?(?:path|url|host|name|input))\w*$"
+)
+
+
+# What a text without these characters cannot break out of.
+_REFUSED = {
+    "'": ("xpath", "sql"),
+    '"': ("xpath",),
+    "<": ("html",),
+    "(": ("ldap",),
+    "*": ("ldap",),
+    "\n": ("header", "log"),
+    "\r": ("header", "log"),
+    "$": ("nosql",),
+    ";": ("shell",),
+    "..": ("path",),
+    "://": ("redirect", "url"),
+}
+
+
+def refused(text: str) -> frozenset[str]:
+    """The uses for which a value is safe once it is known not to hold `text`."""
+    return frozenset(use for part, uses in _REFUSED.items() if text == part for use in uses)
+
+
+def replaced(pattern: Value, family: str) -> frozenset[str]:
+    """The uses for which a text is safe once everything that matches `pattern` was replaced in it."""
+    text = pattern.text
+    if text is None or pattern.level:
+        return frozenset()
+    body, _, flags = text[1:].rpartition("/") if pattern.path == "RegExp()" else (text, "", "g")
+    if "g" not in flags:
+        return frozenset()  # the first match only
+    if (body.startswith("[^") and not any(char in body for char in "<'\"\\/;$")) or body in (
+        r"\W",
+        r"\W+",
+        r"\D",
+    ):
+        return ALL  # only letters, digits and the like are left
+    if pattern.path == "RegExp()" or (family == "python" and body.startswith("[")):
+        if re.fullmatch(r"\[(?:[^\]\\]|\\.)*\][+*]?|\\?.(?:\|\\?.)*|\\[rn](?:\|\\[rn])*", body) is None:
+            return frozenset()
+        inside = body.replace("\\n", "\n").replace("\\r", "\r")
+        return frozenset(use for part, uses in _REFUSED.items() if part in inside for use in uses)
+    return refused(body) if family != "javascript" else frozenset()
+
+
+def raises(path: str) -> bool:
+    return not re.search(r"(?i)(?:^|\.)is_?[a-z]", path)
+
+
+def maps(path: str) -> bool:
+    return path.endswith(
+        (".map", ".forEach", ".filter", ".then", ".some", ".every", ".reduce", ".flatMap", ".find")
+    )
+
+
+def key_of(expr: ir.Expr) -> str | None:
+    """The environment's name for a place: `x`, `self.x`, `x.y[0]`; None for anything computed."""
+    if isinstance(expr, ir.Name):
+        return expr.id
+    if isinstance(expr, ir.Attr):
+        base = key_of(expr.base)
+        return f"{base}.{expr.name}" if base is not None else None
+    if isinstance(expr, ir.Op) and expr.op == "&" and len(expr.args) == 1:
+        return key_of(expr.args[0])
+    if isinstance(expr, ir.Cast):
+        return key_of(expr.value)
+    return None
+
+
+def formatted(template: Value, args: list[Value]) -> Value:
+    text = template.text or ""
+    parts: list[Value] = []
+    at = used = 0
+    for found in _DIRECTIVE.finditer(text):
+        if found[1] == "%":
+            continue
+        parts.append(constant(text[at : found.start()]))
+        at = found.end()
+        if used < len(args):
+            arg = args[used]
+            parts.append(
+                Value(numeric=True) if found[1] and found[1] in "diufxXeEgGcp" and not arg.level else arg
+            )
+            used += 1
+        else:
+            parts.append(mix(args) if args else Value(level=template.level))
+    parts.append(constant(text[at:]))
+    if used < len(args):
+        parts.extend(
+            replace(arg, skeleton=None, const="") if arg.level == CONSTANT else arg for arg in args[used:]
+        )
+    if template.level:
+        parts.append(template)
+    return text_of(parts)
+
+
+def fold(op: str, a: Any, b: Any, family: str) -> Any:
+    """Constant arithmetic on whole numbers, bounded so that no text can make it large."""
+    if not isinstance(a, int) or not isinstance(b, int) or isinstance(a, bool) or isinstance(b, bool):
+        return UNKNOWN
+    if abs(a) > 1 << 64 or abs(b) > 1 << 64:
+        return UNKNOWN
+    if op == "+":
+        return a + b
+    if op == "-":
+        return a - b
+    if op == "*":
+        return a * b
+    if op in ("/", "//") and b and not (op == "/" and family in ("python", "javascript")):
+        return a // b
+    if op == "%" and b:
+        return a % b
+    if op == "<<" and 0 <= b < 64:
+        return a << b
+    if op == ">>" and 0 <= b < 64:
+        return a >> b
+    if op == "&":
+        return a & b
+    if op == "|":
+        return a | b
+    return UNKNOWN
+
+
+def compare(op: str, a: Value, b: Value) -> Any:
+    if not (a.known and b.known) or a.level or b.level:
+        return UNKNOWN
+    x, y = a.const, b.const
+    if op in ("==", "===", "is"):
+        return x == y
+    if op in ("!=", "!==", "is not"):
+        return x != y
+    if isinstance(x, int | float) and isinstance(y, int | float):
+        return {"<": x < y, ">": x > y, "<=": x <= y, ">=": x >= y}[op]
+    return UNKNOWN
+
+
+def assigned(stmts: list[ir.Stmt], known: dict[str, frozenset[str]] | None = None) -> frozenset[str]:
+    """Names given a new value somewhere in these statements; `known` remembers it by their text."""
+    out: set[str] = set()
+    for stmt in stmts:
+        _assigned(stmt, out, 0, known)
+    return frozenset(out)
+
+
+def _assigned(node: Any, out: set[str], depth: int, known: dict[str, frozenset[str]] | None) -> None:
+    if depth > 60:
+        return
+    if isinstance(node, ir.Bind):
+        key = key_of(node.target)
+        if key is not None:
+            out.add(key)
+    elif isinstance(node, ir.Let):
+        out.add(node.name)
+    elif isinstance(node, ir.Pending):
+        text = node.node.text() if known is not None else ""
+        found = known.get(text) if known is not None else None
+        if found is None:
+            found = assigned(node.statements(), known)
+            if known is not None:
+                known[text] = found
+        out |= found
+        return
+    elif isinstance(node, ir.Function | ir.Const | ir.Name):
+        return
+    for name in node.__slots__ if hasattr(node, "__slots__") else ():
+        if name == "node":
+            continue
+        child = getattr(node, name)
+        if isinstance(child, ir.Expr | ir.Stmt):
+            _assigned(child, out, depth + 1, known)
+        elif isinstance(child, list):
+            for item in child:
+                if isinstance(item, tuple):
+                    for part in item[1]:
+                        _assigned(part, out, depth + 1, known)
+                elif isinstance(item, ir.Expr | ir.Stmt):
+                    _assigned(item, out, depth + 1, known)
+
+
+def names(expr: ir.Expr) -> frozenset[str]:
+    out: set[str] = set()
+    stack: list[ir.Expr] = [expr]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, ir.Name):
+            out.add(item.id)
+        elif isinstance(item, ir.Op):
+            stack.extend(item.args)
+        elif isinstance(item, ir.Attr):
+            stack.append(item.base)
+        elif isinstance(item, ir.Call):
+            stack.extend(item.args)
+    return frozenset(out)

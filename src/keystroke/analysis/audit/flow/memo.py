@@ -1,0 +1,172 @@
+"""What earlier walks learnt of single statements, kept while their function is being edited.
+
+Law: a statement seen again with the same text, in the same function, with the same facts about everything it
+can reach does the same to the environment. Only statements that told the listener nothing are kept, so a
+walk that skips them hears what a walk from scratch hears.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from keystroke.analysis.audit.flow.values import Value
+
+Env = dict[str, Value]
+WAYS = 3  # environments remembered for one statement: a loop walks its body with two
+MAX_KEPT = 6000  # statements
+_WORD = re.compile(r"[A-Za-z_]\w*")
+Key = tuple[str, bool, str, str]  # function's name, whether it is a handler, kind and text of the statement
+
+
+@dataclass(slots=True)
+class Effect:
+    """One walk of one statement: from `before` to `after`, whether it ends there, and the steps it took."""
+
+    seen: frozenset[str]  # every name whose value it may read or change
+    before: Env
+    after: Env
+    changed: Env
+    removed: tuple[str, ...]
+    dead: bool
+    steps: int
+    dotted: frozenset[str]
+
+    def apart(self, env: Env) -> set[str] | None:
+        """Where `env` differs from the environment it was walked in; None where it can see that."""
+        before = self.before
+        out: set[str] = set()
+        if env is before:
+            return out
+        for key, value in [item for item in env.items() if before.get(item[0]) is not item[1]]:
+            known = before.get(key)
+            if known is not None and same(known, value):
+                env[key] = known  # one object for both: the next comparison is quick
+                continue
+            if self.sees(key, value) or (known is not None and self.sees(key, known)):
+                return None
+            out.add(key)
+        if len(before) != len(env) or out:
+            for key, value in before.items():
+                if key not in env:
+                    if self.sees(key, value):
+                        return None
+                    out.add(key)
+        return out
+
+    def on(self, env: Env, apart: set[str]) -> Env:
+        """The environment after the statement where it runs in `env`, which differs there."""
+        if not apart:
+            return self.after
+        out = dict(env)
+        for key in self.removed:
+            out.pop(key, None)
+        out.update(self.changed)
+        return out
+
+    def sees(self, key: str, value: Value) -> bool:
+        return _root(key) in self.seen or not value.roots.isdisjoint(self.seen)
+
+
+class Memo:
+    def __init__(self) -> None:
+        self.effects: dict[Key, list[Effect]] = {}
+        self.changes: dict[str, frozenset[str]] = {}  # names that a statement assigns
+        self._env: Env | None = None  # the last environment given out, its remembered twin,
+        self._twin: Env = {}
+        self._apart: set[str] = set()  # where the two differ,
+        self._reach: set[str] = set()  # and what a statement that can tell them apart sees
+
+    def clear(self) -> None:
+        self.effects.clear()
+        self.changes.clear()
+
+    def forget(self, names: set[str]) -> None:
+        """Facts of the file changed: drop what could have read them."""
+        for key in [
+            key
+            for key, effects in self.effects.items()
+            if any(not effect.seen.isdisjoint(names) for effect in effects)
+        ]:
+            del self.effects[key]
+
+    def find(self, key: Key, env: Env) -> tuple[Effect, Env] | None:
+        for effect in self.effects.get(key, ()):
+            followed = env is self._env and effect.before is self._twin
+            if followed:  # the environment is known to differ from the remembered one in a few places only
+                apart = self._apart if effect.seen.isdisjoint(self._reach) else None
+            else:
+                apart = effect.apart(env)
+            if apart is not None:
+                after = effect.on(env, apart)
+                left = apart - effect.changed.keys()
+                if not followed or len(left) != len(apart):
+                    self._reach = _reach(left, after, effect.after)
+                self._env, self._twin, self._apart = after, effect.after, left
+                return effect, after
+        return None
+
+    def keep(
+        self,
+        key: Key,
+        before: Env,
+        after: Env,
+        dead: bool,
+        steps: int,
+        dotted: Iterable[str],
+    ) -> None:
+        if len(self.effects) > MAX_KEPT:
+            self.clear()
+        known = self.effects.setdefault(key, [])
+        changed = {name: value for name, value in after.items() if before.get(name) is not value}
+        removed = tuple(name for name in before if name not in after)
+        effect = Effect(
+            sight(frozenset(_WORD.findall(key[-1])), before, after),
+            before,
+            after,
+            changed,
+            removed,
+            dead,
+            steps,
+            frozenset(dotted),
+        )
+        self.effects[key] = [effect, *known[: WAYS - 1]]
+
+
+def sight(names: frozenset[str], *envs: Env) -> frozenset[str]:
+    """What a statement with these names can read or change: them, and what flowed into them."""
+    seen = set(names)
+    fresh = names
+    parts = [(_root(key), value) for env in envs for key, value in env.items() if "." in key]
+    while fresh:
+        more: set[str] = set()
+        values = [value for root, value in parts if root in fresh]
+        values += [env[key] for env in envs for key in env.keys() & fresh]
+        for value in values:
+            more |= value.roots
+            if value.function is not None:  # its body is read where it is called
+                more.update(_WORD.findall(value.function.node.text()))
+        fresh = frozenset(more - seen)
+        seen |= fresh
+    return frozenset(seen)
+
+
+def _reach(names: set[str], *envs: Env) -> set[str]:
+    """What is read by a statement that reads one of these names."""
+    out = {_root(name) for name in names}
+    for env in envs:
+        for name in names & env.keys():
+            out |= env[name].roots
+    return out
+
+
+def _root(key: str) -> str:
+    dot = key.find(".")
+    return key if dot < 0 else key[:dot]
+
+
+def same(one: Value, other: Value) -> bool:
+    return one is other or (
+        one == other and one.function is other.function and type(one.const) is type(other.const)
+    )

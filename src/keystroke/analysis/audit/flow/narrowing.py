@@ -1,0 +1,158 @@
+"""What a test tells: after a check, the values that it checked are safe for the uses the check is for."""
+
+from __future__ import annotations
+
+from keystroke.analysis.audit.flow.folding import key_of, refused
+from keystroke.analysis.audit.flow.values import (
+    ALL,
+    CONSTANT,
+    LOCAL,
+    replace,
+)
+from keystroke.analysis.audit.flow.walk import (
+    VALIDATING,
+    Env,
+    Walk,
+)
+from keystroke.analysis.audit.source import ir
+
+
+class Narrowing(Walk):
+    def narrow(self, test: ir.Expr, truth: bool) -> None:
+        """What the environment knows more once `test` turned out `truth`."""
+        if isinstance(test, ir.Op):
+            if test.op in ("!", "not"):
+                self.narrow(test.args[0], not truth)
+            elif test.op in ("and", "&&"):
+                if truth:
+                    for arg in test.args:
+                        self.narrow(arg, True)
+                else:
+                    self.either(test.args, False)
+            elif test.op in ("or", "||"):
+                if not truth:
+                    for arg in test.args:
+                        self.narrow(arg, False)
+                else:
+                    self.either(test.args, True)
+            else:
+                self.compared(test, truth)
+            return
+        if isinstance(test, ir.Bind):
+            self.narrow(test.target, truth)
+            return
+        if isinstance(test, ir.Call):
+            self.validated(test, truth)
+        if isinstance(test, ir.Name | ir.Attr):
+            self.hear.narrowed(self, ir.Op(test.node, "!=", [test, ir.Const(test.node, None)]), truth)
+            if truth and isinstance(test, ir.Name):
+                known = self.held(test.id)
+                if (
+                    known is not None
+                    and known.numeric
+                    and known.path.endswith("()")
+                    and known.roots
+                    and VALIDATING.search(known.path[:-2])
+                ):
+                    self.clean(test, ALL)
+
+    def either(self, tests: list[ir.Expr], truth: bool) -> None:
+        """One of the tests came out `truth`: only what each of them implies is known."""
+        before = self.env
+        ends: list[Env] = []
+        for test in tests:
+            self.env = dict(before)
+            self.narrow(test, truth)
+            ends.append(self.env)
+        self.env = self.joined(ends)
+
+    def compared(self, test: ir.Op, truth: bool) -> None:
+        if len(test.args) != 2:
+            return
+        left, right = test.args
+        op = test.op
+        self.hear.narrowed(self, test, truth)
+        if op in ("in", "not in"):
+            held = truth == (op == "in")
+            if isinstance(left, ir.Const) and isinstance(left.value, str):
+                if not held:  # `".." in path` was false
+                    self.clean(right, frozenset({"path", "header", "log"}) | refused(left.value))
+            elif held:
+                group = self.eval_quiet(right)
+                if group.level <= LOCAL:
+                    self.clean(left, ALL)
+        elif op in ("==", "===", "is", "!=", "!==", "is not"):
+            if truth == (op in ("==", "===", "is")):
+                for side, other in ((left, right), (right, left)):
+                    value = self.eval_quiet(other)
+                    if (
+                        value.level == CONSTANT
+                        and value.const is not None
+                        and value.const != ""
+                        and not isinstance(value.const, bool)
+                    ):
+                        whole = isinstance(side, ir.Name | ir.Attr)
+                        self.clean(
+                            side,
+                            ALL if whole and not value.numeric else frozenset({"path", "url", "redirect"}),
+                        )
+                    elif value.level <= LOCAL and isinstance(side, ir.Call | ir.Attr):
+                        self.clean(side, frozenset({"path", "url", "redirect"}))
+            elif isinstance(right, ir.Const) and right.value in ("__proto__", "constructor", "prototype"):
+                self.clean(left, frozenset({"proto"}))
+            elif isinstance(left, ir.Call) and self.eval_quiet(right).const == -1:
+                self.clean(left, frozenset({"path"}))  # indexOf("..") != -1 was false
+
+        elif op in ("<", "<=", ">", ">=") and self.family in ("python", "javascript"):
+            small, limit = (left, right) if (op in ("<", "<=")) == truth else (right, left)
+            key = key_of(small)
+            known = self.held(key) if key is not None else None
+            if key is not None and known is not None and self.eval_quiet(limit).level <= LOCAL:
+                self.env[key] = replace(known, bounded=True)
+
+    def validated(self, test: ir.Call, truth: bool) -> None:
+        func = test.func
+        path = self.eval_quiet(func).path if isinstance(func, ir.Name) else ""
+        if isinstance(func, ir.Attr):
+            base = self.eval_quiet(func.base)
+            path = f"{base.path or ('str' if isinstance(base.const, str) else '?')}.{func.name}"
+        uses = self.know.validates(path)
+        if not uses and VALIDATING.search(path):
+            uses = ALL
+        if not uses:
+            return
+        negative = path.endswith(
+            (".contains", ".Contains", ".includes", ".indexOf", ".isAbs", ".find", ".some")
+        ) and any(isinstance(arg, ir.Const) for arg in test.args)
+        if truth == negative:
+            return
+        if negative:  # `x.contains("..")` was false: only what such a check is for
+            uses = frozenset({"path", "header", "log"})
+        for arg in test.args:
+            self.clean(arg, uses)
+        if isinstance(func, ir.Attr):
+            self.clean(func.base, uses)
+
+    def clean(self, expr: ir.Expr, uses: frozenset[str]) -> None:
+        """Everything that flowed into `expr` is safe for `uses` from here on."""
+        keys: set[str] = set()
+        key = key_of(expr)
+        if key is not None:
+            keys.add(key)
+        value = self.eval_quiet(expr)
+        keys |= value.roots
+        for name in keys:
+            known = self.held(name)
+            if known is None and isinstance(expr, ir.Attr | ir.Index) and name == key:
+                known = value
+            if known is not None and known.level:
+                self.env[name] = known.cleaned(uses)
+        if keys:
+            for name, known in self.env.items():
+                if (
+                    known.level
+                    and known.roots & keys
+                    and name not in keys
+                    and len(known.roots & keys) == len(known.roots - {name})
+                ):
+                    self.env[name] = known.cleaned(uses)

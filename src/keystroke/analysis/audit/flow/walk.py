@@ -1,0 +1,179 @@
+"""What the parts of the data-flow walk share.
+
+Law: holds the state of one walk (what is known of each variable, where the walk is, how far it may go) and
+the listener it tells. The parts add statements, expressions, calls and narrowing, and reach each other
+through the methods declared here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from keystroke.analysis.audit.flow.folding import key_of
+from keystroke.analysis.audit.flow.knowledge import Knowledge
+from keystroke.analysis.audit.flow.memo import Memo
+from keystroke.analysis.audit.flow.values import (
+    Value,
+    join,
+)
+from keystroke.analysis.audit.source import ir
+
+Env = dict[str, Value]
+SELF = frozenset({"self", "cls", "this", "super"})
+CAPS = re.compile(r"_?[A-Z][A-Z0-9_]+")
+VALIDATING = re.compile(
+    r"(?i)(?:^|\.)_?(?:is_?)?(?:valid|safe|allow|permit|sanit|whitelist|allowlist|check_?(?:path|url|host|name|input))\w*$"
+)
+ESCAPING = re.compile(r"(?i)(?:^|\.)_?\w*(?:sanitiz|sanitis|escape|purify|slugify|secure_?(?:file)?name)\w*$")
+
+MAX_STEPS = 60_000  # a unit that needs more than this is machine-made; its walk ends there, findings kept
+
+
+class ExhaustedError(Exception):
+    """The step budget of one unit is spent."""
+
+
+@dataclass(slots=True)
+class CallEvent:
+    call: ir.Call
+    path: str
+    receiver: Value | None
+    args: list[Value]
+    kwargs: dict[str, Value]
+    function: ir.Function | None
+    awaited: bool = False
+
+
+class Listener:
+    """Hears what the walk sees; every method may be left as it is."""
+
+    elsewhere: tuple[ir.Syntax, frozenset[str]] | None = (
+        None  # a call that is walked into; what is said there
+    )
+    heard = 0  # grows when something was said that a rule describes
+
+    def call(self, event: CallEvent) -> Value | None:
+        """A call; a value returned here replaces the walk's own idea of the result."""
+        return None
+
+    def bind(self, path: str, key: str, value: Value, node: ir.Syntax, target: ir.Expr) -> None: ...
+    def returned(self, value: Value, node: ir.Syntax, function: ir.Function | None) -> None: ...
+    def define(self, function: ir.Function, handler: bool) -> None: ...
+    def classdef(self, stmt: ir.ClassDef) -> None: ...
+    def imported(self, path: str, node: ir.Syntax) -> None: ...
+    def index(self, base: Value, key: Value, node: ir.Syntax, expr: ir.Index) -> None: ...
+    def used(self, name: str, value: Value, node: ir.Syntax) -> None: ...
+    def lost(self, block: int) -> None:
+        """The last pointer to a block was overwritten."""
+
+    def remark(self, detector: str, node: ir.Syntax) -> None:
+        """Something the walk itself finds odd."""
+
+    def reached(self, base: Value, expr: ir.Attr) -> None:
+        """A field asked for through a pointer."""
+
+    def literal(self, value: Value, node: ir.Syntax, coll: ir.Coll) -> None: ...
+    def arithmetic(self, op: str, args: list[Value], node: ir.Syntax) -> None: ...
+    def tested(self, test: ir.Op, args: list[Value]) -> None: ...
+    def let(self, stmt: ir.Let, value: Value) -> Value:
+        return value
+
+    def leave(self, env: Env, function: ir.Function) -> None: ...
+    def narrowed(self, flow: Walk, test: ir.Op, truth: bool) -> None: ...
+
+
+class Walk:
+    """What every part of the walk shares: the environment, the listener, and the budget."""
+
+    def __init__(
+        self, language: str, knowledge: Knowledge, listener: Listener, env: Env | None = None
+    ) -> None:
+        self.language = language
+        self.family = {"cpp": "c", "typescript": "javascript", "tsx": "javascript"}.get(language, language)
+        self.know = knowledge
+        self.hear = listener
+        self.outside: Env = env or {}  # facts of the file; read, never changed
+        self.env: Env = {}  # what this walk knows
+        self.dotted: set[str] = set()  # keys such as `self.x` that assigning `self` makes stale
+        self.functions: list[ir.Function] = []
+        self.returns: list[list[Value]] = [[]]
+        self.breaks: list[list[Env]] = []
+        self.gotos: dict[str, Env] = {}
+        self.changes: dict[int, frozenset[str]] = {}  # names a loop assigns
+        self.provide: Callable[[str], ir.Function | None] | None = None  # functions of the same file
+        self.dispatch: dict[type, Callable[[Any], Value]] = {}  # how each kind of expression is evaluated
+        self.memo: Memo | None = None  # what earlier walks of the same functions learnt
+        self.broken: list[tuple[int, int]] = []  # places that do not parse: nothing there is remembered
+        self.scopes: list[tuple[str, bool]] = []  # functions around, and whether each is a handler
+        self.inline = 0
+        self.quiet = 0
+        self.steps = 0
+
+    def held(self, key: str) -> Value | None:
+        """What is known of a variable, here or outside."""
+        value = self.env.get(key)
+        return value if value is not None else self.outside.get(key)
+
+    def typed(self, kind: str) -> str:
+        base = kind.lstrip("*[]&")
+        package, dot, name = base.partition(".")
+        if dot:
+            held = self.held(package)
+            if held is not None:
+                return f"{held.path}.{name}"
+        return base
+
+    def joined(self, envs: list[Env]) -> Env:
+        out = dict(envs[0])
+        for env in envs[1:]:
+            for key, value in [item for item in env.items() if out.get(item[0]) is not item[1]]:
+                known = out.get(key)
+                out[key] = value if known is None else join(known, value)
+        return out
+
+    def eval_quiet(self, expr: ir.Expr) -> Value:
+        self.quiet += 1
+        try:
+            return self.eval(expr)
+        finally:
+            self.quiet -= 1
+
+    # What the parts give each other
+
+    def eval(self, expr: ir.Expr) -> Value:
+        raise NotImplementedError
+
+    def place(self, expr: ir.Expr) -> str | None:
+        """The variable whose memory an expression points into; languages without pointers have no others."""
+        return key_of(expr)
+
+    def aliases(self, block: int) -> list[str]:
+        """The variables that point into one block of memory."""
+        return []
+
+    def run(self, stmts: list[ir.Stmt]) -> bool:
+        raise NotImplementedError
+
+    def narrow(self, test: ir.Expr, truth: bool) -> None:
+        raise NotImplementedError
+
+    def clean(self, expr: ir.Expr, uses: frozenset[str]) -> None:
+        raise NotImplementedError
+
+    def element(self, whole: Value) -> Value:
+        raise NotImplementedError
+
+    def path_joined(self, args: list[Value]) -> Value:
+        raise NotImplementedError
+
+    def put(self, holder: str, key: Any, value: Value) -> None:
+        raise NotImplementedError
+
+    def closure(self, expr: ir.Closure, first: Value | None = None, roles: tuple[str, ...] = ()) -> Value:
+        raise NotImplementedError
+
+    def inlined(self, function: ir.Function, args: list[Value]) -> Value | None:
+        raise NotImplementedError

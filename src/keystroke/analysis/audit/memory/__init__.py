@@ -1,0 +1,1 @@
+"""C's and C++'s memory: capacities, lifetimes, pointers and the bounds that tests give."""

@@ -1,0 +1,168 @@
+"""What C's tests tell of numbers, lengths and pointers: bounds from comparisons, presence from checks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from keystroke.analysis.audit.flow.folding import key_of
+from keystroke.analysis.audit.flow.values import (
+    UNKNOWN,
+    Memory,
+    Value,
+)
+from keystroke.analysis.audit.flow.walk import Walk
+from keystroke.analysis.audit.rules.match import Matcher
+from keystroke.analysis.audit.source import ir
+
+_LENGTHS = ("strlen", "wcslen", "strnlen", "size", "length", "sizeof")
+
+
+class Bounds(Matcher):
+    def before(self, node: ir.Syntax, writes: bool) -> None:
+        self.detected(
+            "overflow" if writes else "over-read",
+            node,
+            "the pointer points before the start of its buffer",
+        )
+
+    def remark(self, detector: str, node: ir.Syntax) -> None:
+        self.detected(detector, node)
+
+    def reached(self, base: Value, expr: ir.Attr) -> None:
+        self.dereferenced(base, expr.node, expr.base)
+
+    def dereferenced(self, value: Value, node: ir.Syntax, expr: ir.Expr) -> None:
+        memory = value.memory
+        if value.known and value.const is None and memory is None and isinstance(expr, ir.Name):
+            if self.flow is None or expr.id not in self.flow.env:
+                return  # a global is not null for ever
+            if self.elsewhere is None:
+                self.detected("null-dereference", node, "a pointer that is null here is followed")
+            return
+        if memory is None or not memory.nullable or self.flow is None:
+            return
+        key = key_of(expr)
+        if key is None:
+            return
+        self.detected("null-dereference", node)
+        self.assume(key, present=True)
+
+    # Tests
+
+    def narrowed(self, flow: Walk, test: ir.Op, truth: bool) -> None:
+        left, right = test.args
+        op = test.op
+        for side, other, turned in ((left, right, op), (right, left, _FLIP.get(op, op))):
+            effective = turned if truth else _NEGATED.get(turned)
+            if effective is None:
+                continue
+            bound = flow.eval_quiet(other)
+            if isinstance(side, ir.Call) and isinstance(side.func, ir.Name | ir.Attr):
+                name = side.func.id if isinstance(side.func, ir.Name) else side.func.name
+                if name in _LENGTHS and effective in ("<", "<=", "=="):
+                    inner = (
+                        side.args[0]
+                        if side.args
+                        else (side.func.base if isinstance(side.func, ir.Attr) else None)
+                    )
+                    if inner is not None:
+                        self.length_known(flow, inner, bound.const, effective)
+                    continue
+                if effective in ("<", "<="):  # abs(x) < bound and the like
+                    for arg in side.args:
+                        self.bound(flow, arg, effective, bound)
+                continue
+            if isinstance(side, ir.Op) and effective in ("<", "<=") and side.op in ("+", "-"):
+                step = flow.eval_quiet(side.args[-1]).const
+                if isinstance(step, int) and isinstance(bound.const, int) and len(side.args) == 2:
+                    limit = bound.const - step if side.op == "+" else bound.const + step
+                    self.bound(flow, side.args[0], effective, Value(limit, numeric=True))
+                    continue
+            if isinstance(side, ir.Op) and effective in ("<", "<=", ">", ">="):
+                for arg in side.args:
+                    self.bound(flow, arg, "<", Value(numeric=True))
+                continue
+            if isinstance(side, ir.Bind):
+                side = side.target
+            key = key_of(side)
+            if key is None:
+                continue
+            if bound.known and (bound.const is None or bound.const == 0) and effective in ("==", "!="):
+                self.assume(key, present=effective == "!=")
+                if effective == "!=":
+                    self.mark(flow, key, "zero")
+            self.bound(flow, side, effective, bound)
+
+    def length_known(self, flow: Walk, expr: ir.Expr, bound: Any, op: str) -> None:
+        key = key_of(expr)
+        known = flow.held(key) if key is not None else None
+        if key is None:
+            return
+        if known is None:
+            known = flow.eval_quiet(expr)
+        memory = known.memory or Memory()
+        if isinstance(bound, int):
+            memory = replace(memory, length=bound - 1 if op == "<" else bound)
+        flow.env[key] = replace(
+            known.cleaned(frozenset({"length"})),
+            memory=memory if known.memory or isinstance(bound, int) else None,
+        )
+
+    def bound(self, flow: Walk, expr: ir.Expr, op: str, limit: Value) -> None:
+        key = key_of(expr)
+        if key is None:
+            return
+        known = flow.held(key)
+        if known is None:
+            known = flow.eval_quiet(expr)
+        if known.memory is not None:
+            if known.memory.kind != "unset":
+                return
+            known = replace(known, memory=None)
+        number = limit.const if isinstance(limit.const, int) and not isinstance(limit.const, bool) else None
+        if op in ("<", "<="):
+            top = number if number is not None else limit.high
+            high = top - (op == "<") if top is not None else None
+            if high is not None and known.high is not None:
+                high = min(high, known.high)
+            known = replace(
+                known, high=high if high is not None else known.high, bounded=known.bounded or high is None
+            )
+        elif op in (">", ">="):
+            low = (
+                number + (op == ">")
+                if number is not None
+                else (limit.low if limit.low is not None else 0 if limit.level == 0 else None)
+            )
+            known = replace(known, low=low if low is not None else known.low)
+            if known.low is not None and known.low > 0:
+                known = known.cleaned(frozenset({"zero"}))
+        elif op == "==":
+            known = replace(known, low=number, high=number, bounded=True)
+        flow.env[key] = known
+
+    def mark(self, flow: Walk, key: str, use: str) -> None:
+        known = flow.held(key)
+        if known is not None:
+            flow.env[key] = known.cleaned(frozenset({use}))
+
+    def assume(self, key: str, present: bool) -> None:
+        if self.flow is None:
+            return
+        known = self.flow.held(key)
+        if not present:
+            if known is not None and known.memory is not None and known.memory.block:
+                self.flow.env.pop(f"#l{known.memory.block}", None)
+                self.flow.env[key] = replace(known, memory=None, const=None)
+            elif known is not None and known.memory is None and not known.numeric and not known.known:
+                self.flow.env[key] = replace(known, const=None)
+            return
+        if known is not None and known.known and known.const is None:
+            self.flow.env[key] = replace(known, const=UNKNOWN)
+        elif known is not None and known.memory is not None and known.memory.nullable:
+            self.flow.env[key] = replace(known, memory=replace(known.memory, nullable=False))
+
+
+_FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
+_NEGATED = {"<": ">=", ">": "<=", "<=": ">", ">=": "<", "==": "!=", "!=": "=="}

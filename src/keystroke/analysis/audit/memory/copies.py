@@ -1,0 +1,401 @@
+"""C's copying, printing and scanning held against the memory they write to.
+
+Law: a copy that cannot fit is reported with its numbers; one of unknown length only where data is foreign.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from keystroke.analysis.audit.flow.folding import key_of
+from keystroke.analysis.audit.flow.values import (
+    PARAMETER,
+    PLAIN,
+    REMOTE,
+    UNKNOWN,
+    Memory,
+    Value,
+)
+from keystroke.analysis.audit.flow.walk import CallEvent
+from keystroke.analysis.audit.memory.bounds import Bounds
+from keystroke.analysis.audit.source import ir
+
+# function: (destination, source, index of the byte or element count)
+COUNTED = {
+    "memcpy": (0, 1, 2),
+    "memmove": (0, 1, 2),
+    "memset": (0, -1, 2),
+    "strncpy": (0, 1, 2),
+    "bcopy": (1, 0, 2),
+    "wmemcpy": (0, 1, 2),
+    "wmemset": (0, -1, 2),
+    "wmemmove": (0, 1, 2),
+    "wcsncpy": (0, 1, 2),
+    "fgets": (0, -1, 1),
+    "fgetws": (0, -1, 1),
+    "read": (1, -1, 2),
+    "recv": (1, -1, 2),
+    "recvfrom": (1, -1, 2),
+    "snprintf": (0, -1, 1),
+    "vsnprintf": (0, -1, 1),
+    "swprintf": (0, -1, 1),
+    "_snprintf": (0, -1, 1),
+    "strlcpy": (0, -1, 2),
+    "CopyMemory": (0, 1, 2),
+}
+STRING = {
+    "strcpy": 0,
+    "wcscpy": 0,
+    "stpcpy": 0,
+    "lstrcpy": 0,
+    "strcat": 1,
+    "wcscat": 1,
+    "lstrcat": 1,
+    "_mbscpy": 0,
+    "_tcscpy": 0,
+}
+SCANS = {
+    "scanf": 0,
+    "fscanf": 1,
+    "sscanf": 1,
+    "vscanf": 0,
+    "wscanf": 0,
+    "fwscanf": 1,
+    "swscanf": 1,
+    "__isoc99_scanf": 0,
+}
+FORMATS = {  # where each takes its format
+    "printf": 0,
+    "wprintf": 0,
+    "fprintf": 1,
+    "fwprintf": 1,
+    "sprintf": 1,
+    "snprintf": 2,
+    "swprintf": 2,
+    "syslog": 1,
+    "dprintf": 1,
+    "scanf": 0,
+    "sscanf": 1,
+    "fscanf": 1,
+}
+_DIRECTIVE = re.compile(
+    r"%(?P<literal>%)|%(?P<skip>\*)?(?P<flags>[-+ #0']*)(?P<width>\*|\d+)?(?:\.(?P<precision>\*|\d+)?)?"
+    r"(?:hh|h|ll|l|z|j|t|L|q|I64)?(?P<kind>[a-zA-LN-Z\[])"
+)
+_WIDTH = re.compile(r"%(\*?)(\d*)(?:l|h|hh|ll)?(m?)([a-zA-Z\[%])")
+
+
+class Copies(Bounds):
+    def counted(self, event: CallEvent, name: str) -> None:
+        to, source, at = COUNTED[name]
+        args, exprs = event.args, event.call.args
+        if max(to, at) >= len(args):
+            return
+        target, count = args[to], args[at]
+        unit = 4 if name.startswith(("w", "fgetws", "swprintf")) else 1
+        memory = target.memory
+        self.dereferenced(target, event.call.node, exprs[to])
+        whole = exprs[at]
+        if self.misplaced(event, to, source):
+            return
+        if (
+            isinstance(whole, ir.Call)
+            and named(whole, "sizeof")
+            and whole.args
+            and isinstance(exprs[to], ir.Attr)
+        ):
+            owner = key_of(exprs[to].base)  # type: ignore[attr-defined]
+            if owner is not None and key_of(whole.args[0]) == owner:
+                self.detected(
+                    "overflow",
+                    event.call.node,
+                    "the size of the whole structure is copied into one of its fields",
+                    subject=event.call,
+                )
+                return
+        if (
+            count.level >= REMOTE
+            and count.numeric
+            and count.high is not None
+            and count.low is None
+            and name in ("memcpy", "memmove", "strncpy", "memset", "wcsncpy")
+        ):
+            self.detected("signed-length", event.call.node, origin=count.origin, subject=event.call)
+            return
+        if isinstance(count.const, int) and count.const < 0:
+            self.detected("signed-length", event.call.node, subject=event.call)
+            return
+        if memory is not None and memory.capacity is not None:
+            size = count.const if isinstance(count.const, int) else count.high
+            if isinstance(size, int):
+                if size * unit > memory.capacity:
+                    self.detected(
+                        "overflow",
+                        event.call.node,
+                        f"{size * unit} bytes are written into a buffer of {memory.capacity}",
+                        subject=event.call,
+                        args=args,
+                    )
+                    return
+            elif (
+                not count.bounded
+                and "length" not in count.clean
+                and count.level >= PARAMETER
+                and not self.limited(whole, memory)
+            ):
+                own = isinstance(whole, ir.Call) and named(whole, "sizeof")
+                if not own and (count.level >= REMOTE or "strlen" in whole.node.text() or memory.array):
+                    self.detected(
+                        "unchecked-length",
+                        event.call.node,
+                        origin=count.origin,
+                        subject=event.call,
+                        args=args,
+                    )
+                    return
+        elif (
+            count.level >= REMOTE
+            and count.numeric
+            and not count.bounded
+            and count.high is None
+            and name in ("memcpy", "memmove", "read", "recv")
+            and memory is None
+        ):
+            self.detected(
+                "unchecked-length", event.call.node, origin=count.origin, subject=event.call, args=args
+            )
+        if 0 <= source < len(args) and name in ("memcpy", "memmove", "wmemcpy", "wmemmove"):
+            origin = args[source].memory
+            if (
+                origin is not None
+                and origin.capacity is not None
+                and isinstance(most := count.const if count.known else count.high, int)
+                and most * unit > origin.capacity
+            ):
+                self.detected(
+                    "over-read",
+                    event.call.node,
+                    f"{most * unit} bytes are read from a buffer of {origin.capacity}",
+                    subject=event.call,
+                )
+        self.set_length(exprs[to], self.filled(name, args, count, unit))
+
+    def misplaced(self, event: CallEvent, to: int, source: int) -> bool:
+        """Whether a copy goes to or comes from before the start of a buffer."""
+        for at in (to, source):
+            memory = event.args[at].memory if 0 <= at < len(event.args) else None
+            if memory is not None and memory.start is not None and memory.start < 0:
+                self.before(event.call.node, writes=at == to)
+                return True
+        return False
+
+    def limited(self, expr: ir.Expr, memory: Memory) -> bool:
+        text = str(expr.node.text())
+        return "sizeof" in text or "min" in text.lower() or (bool(memory.fits) and memory.fits in text)
+
+    def filled(self, name: str, args: list[Value], count: Value, unit: int) -> int | None:
+        size = count.const if isinstance(count.const, int) else None
+        if name in ("memset", "wmemset"):
+            return (
+                size * unit
+                if size is not None and len(args) > 1 and args[1].const not in (0, UNKNOWN)
+                else (0 if size else None)
+            )
+        if name in ("fgets", "snprintf", "vsnprintf", "strlcpy", "fgetws") and size:
+            return (size - 1) * unit
+        if name in ("memcpy", "strncpy", "memmove") and len(args) > 1:
+            memory = args[1].memory
+            if isinstance(args[1].const, str):
+                return len(args[1].const)
+            return memory.length if memory is not None else None
+        return None
+
+    def set_length(self, expr: ir.Expr, length: int | None) -> None:
+        if self.flow is None:
+            return
+        key = key_of(expr)
+        if key is None:
+            key, length = self.flow.place(expr), None
+        known = self.flow.held(key) if key is not None else None
+        if key is None or known is None or known.memory is None:
+            return
+        self.flow.env[key] = replace(known, memory=replace(known.memory, length=length, fresh=False))
+        for name in self.flow.aliases(known.memory.block):
+            other = self.flow.env[name]
+            if name != key and other.memory is not None:
+                here = length if other.memory.start == known.memory.start else None
+                self.flow.env[name] = replace(other, memory=replace(other.memory, length=here, fresh=False))
+
+    def length_of(self, value: Value) -> int | None:
+        if isinstance(value.const, str):
+            return len(value.const)
+        if value.memory is not None and value.memory.length is not None:
+            return value.memory.length
+        return None
+
+    def copied(self, event: CallEvent, name: str) -> None:
+        target, source = event.args[0], event.args[1]
+        exprs = event.call.args
+        unit = 4 if name.startswith("w") else 1
+        self.dereferenced(target, event.call.node, exprs[0])
+        if self.misplaced(event, 0, 1):
+            return
+        length = self.length_of(source)
+        if isinstance(source.const, str) and unit == 4:
+            length = len(source.const) * 4
+        memory = target.memory
+        start = (memory.length or 0) if memory is not None and STRING[name] else 0
+        capacity = memory.capacity if memory is not None else None
+        total = start + length if length is not None else None
+        self.set_length(exprs[0], total)
+        if length is not None:
+            if capacity is not None and start + length + unit > capacity:
+                self.detected(
+                    "overflow",
+                    event.call.node,
+                    f"{start + length + unit} bytes are copied into a buffer of {capacity}",
+                    subject=event.call,
+                    args=event.args,
+                )
+            return
+        if (
+            "length" in source.clean
+            or "*" in source.clean
+            or (memory is not None and memory.fits and memory.fits == exprs[1].node.text())
+        ):
+            return
+        if (
+            capacity is not None
+            and source.memory is not None
+            and source.memory.capacity is not None
+            and source.memory.capacity <= capacity
+            and not STRING[name]
+        ):
+            return
+        if source.level == 0 and source.memory is None:
+            return
+        if (
+            memory is not None
+            and memory.kind == "malloc"
+            and capacity is None
+            and not memory.fits
+            and source.level < REMOTE
+        ):
+            return
+        self.detected(
+            "unbounded-copy", event.call.node, origin=source.origin, subject=event.call, args=event.args
+        )
+
+    def appended(self, event: CallEvent) -> None:
+        memory, count = event.args[0].memory, event.args[2]
+        if memory is None or memory.capacity is None:
+            return
+        size = count.const
+        used = memory.length or 0
+        if isinstance(size, int) and size + used + 1 > memory.capacity and size >= memory.capacity:
+            self.detected(
+                "overflow",
+                event.call.node,
+                "the bound of strncat is what may be appended, not the size of the buffer",
+                subject=event.call,
+                args=event.args,
+            )
+        self.set_length(event.call.args[0], used + size if isinstance(size, int) else None)
+
+    def printed(self, event: CallEvent) -> None:
+        memory = event.args[0].memory
+        template = event.args[1].text
+        rest = event.args[2:]
+        exprs = event.call.args
+        if template is None or not isinstance(event.args[1].const, str):
+            if event.args[1].level >= PARAMETER or event.path.endswith("vsprintf"):
+                self.detected(
+                    "unbounded-print",
+                    event.call.node,
+                    origin=event.args[1].origin,
+                    subject=event.call,
+                    args=event.args,
+                )
+            return
+        total = len(template)
+        used = 0
+        unknown = False
+        foreign = ""
+        for found in _WIDTH.finditer(re.sub(r"%\.(\d+|\*)s", "", template)):
+            if found[4] == "%":
+                continue
+            arg = rest[used] if used < len(rest) else PLAIN
+            used += 1
+            if found[4] in "sS[":
+                length = self.length_of(arg)
+                if length is not None:
+                    total += length
+                elif arg.memory is not None and arg.memory.capacity is not None:
+                    total += arg.memory.capacity - 1
+                elif "length" not in arg.clean and (arg.level or arg.memory is not None):
+                    unknown = True
+                    foreign = foreign or arg.origin
+        capacity = memory.capacity if memory is not None else None
+        self.set_length(exprs[0], None if unknown else total)
+        if unknown and (capacity is not None or memory is None):
+            self.detected(
+                "unbounded-print", event.call.node, origin=foreign, subject=event.call, args=event.args
+            )
+        elif capacity is not None and total - 2 * used + 1 > capacity:
+            self.detected(
+                "overflow",
+                event.call.node,
+                f"up to {total - 2 * used + 1} bytes are printed into a buffer of {capacity}",
+                subject=event.call,
+                args=event.args,
+            )
+
+    def directed(self, event: CallEvent, at: int) -> None:
+        """A format that asks for more arguments than there are."""
+        if at >= len(event.call.args) or not isinstance(event.call.args[at], ir.Const):
+            return
+        template = event.call.args[at].node
+        if template.kind() != "string_literal" or any("..." in arg.node.text() for arg in event.call.args):
+            return
+        scans = "scanf" in event.path
+        wanted = 0
+        for found in _DIRECTIVE.finditer(template.text()):
+            if found["literal"] or (scans and (found["skip"] or found["width"] == "*")):
+                continue
+            if found["kind"] == "m" and not scans:
+                continue
+            wanted += 1 + (
+                not scans and ((found["width"] == "*") + (found["precision"] == "*") + bool(found["skip"]))
+            )
+        if wanted > len(event.call.args) - at - 1 and "$" not in template.text():
+            self.detected("format-arguments", event.call.node)
+
+    def scanned(self, event: CallEvent, name: str) -> None:
+        at = SCANS[name]
+        if at >= len(event.args) or not isinstance(event.args[at].const, str):
+            return
+        used = at + 1
+        for found in _WIDTH.finditer(event.args[at].const):
+            if found[4] == "%" or found[1]:
+                continue
+            arg = event.args[used] if used < len(event.args) else PLAIN
+            used += 1
+            if found[4] not in "s[" or found[3]:
+                continue
+            capacity = arg.memory.capacity if arg.memory is not None else None
+            if not found[2]:
+                self.detected("unbounded-scan", event.call.node, subject=event.call, args=event.args)
+                return
+            if capacity is not None and int(found[2]) >= capacity:
+                self.detected(
+                    "overflow",
+                    event.call.node,
+                    f"{found[2]} characters and a terminator are read into a buffer of {capacity}",
+                    subject=event.call,
+                )
+                return
+
+
+def named(call: ir.Call, *names: str) -> bool:
+    return isinstance(call.func, ir.Name) and call.func.id in names

@@ -1,0 +1,412 @@
+"""C's memory and files over time: what is allocated, released, used too late, too early, or never released.
+
+Law: each allocation has a number; what is known of it lies in the environment under that number, so that
+branches join it as they join variables. A leak is said only where nothing else can hold the pointer.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from keystroke.analysis.audit.flow.folding import key_of
+from keystroke.analysis.audit.flow.values import LOCAL, NONE, PARAMETER, REMOTE, Memory, Value
+from keystroke.analysis.audit.flow.walk import CallEvent, Env
+from keystroke.analysis.audit.memory.copies import COUNTED, SCANS, STRING, Copies, named
+from keystroke.analysis.audit.memory.sizes import size_of
+from keystroke.analysis.audit.source import ir
+
+ALLOC = {
+    "malloc": 0,
+    "calloc": 1,
+    "realloc": 1,
+    "alloca": 0,
+    "__builtin_alloca": 0,
+    "ALLOCA": 0,
+    "valloc": 0,
+    "aligned_alloc": 1,
+    "xmalloc": 0,
+    "new[]": 0,
+    "kmalloc": 0,
+    "std.malloc": 0,
+}
+DUPLICATES = ("strdup", "wcsdup", "strndup", "_strdup", "_wcsdup")
+OPENS = ("fopen", "fdopen", "freopen", "tmpfile", "opendir", "popen", "_wfopen")
+FREE = {
+    "free": "malloc",
+    "delete": "new",
+    "delete[]": "new[]",
+    "kfree": "malloc",
+    "fclose": "file",
+    "closedir": "file",
+    "pclose": "file",
+}
+# Functions that look at what a pointer points to and forget the pointer.
+_LOOKS = """
+strlen wcslen strcmp wcscmp strncmp memcmp strcasecmp strchr strrchr strstr printf wprintf fprintf
+sprintf snprintf swprintf puts fputs fputws putchar fread fwrite fseek ftell rewind feof ferror
+fflush fgetc getc atoi sizeof strncat wcsncat qsort readdir perror assert strtol strtoul atol atof
+sscanf vprintf isatty fileno
+"""
+_BORROWS = frozenset((*COUNTED, *STRING, *SCANS, *FREE, *_LOOKS.split()))
+_SHOWS = re.compile(r"(?i)^(?:print|log|debug|trace|dump|show|puts|warn)")
+_STREAMS = {  # functions that need an open file, and where they take it
+    "fgets": 2,
+    "fgetc": 0,
+    "getc": 0,
+    "fread": 3,
+    "fwrite": 3,
+    "fprintf": 0,
+    "fscanf": 0,
+    "fputs": 1,
+    "fputc": 1,
+    "fseek": 0,
+    "ftell": 0,
+    "rewind": 0,
+    "fclose": 0,
+    "readdir": 0,
+    "feof": 0,
+    "getline": 2,
+}
+_CHECKS = frozenset({"access", "_access", "euidaccess", "stat", "lstat", "_stat", "_wstat", "_waccess"})
+_USES = frozenset(
+    {
+        "open",
+        "fopen",
+        "unlink",
+        "remove",
+        "chmod",
+        "chown",
+        "rename",
+        "creat",
+        "rmdir",
+        "freopen",
+        "execv",
+        "_open",
+    }
+    | {"_wopen", "_wfopen", "truncate", "link", "symlink"}
+)
+_SCALAR = re.compile(
+    r"(?:const\s+|volatile\s+)*(?:(?:un)?signed(?:\s+\w+)*|char|short|int|long(?:\s+\w+)*|float|double|wchar_t"
+    r"|size_t|ssize_t|u?int\d+_t|bool|off_t|time_t)"
+)
+
+
+class Lifetimes(Copies):
+    blocks = 0  # allocations seen so far; each gets its number
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)  # type: ignore[arg-type]
+        self.sites: dict[int, ir.Syntax] = {}
+        self.declared: set[str] = set()  # variables of the function
+        self.checked: dict[str, ir.Syntax] = {}  # paths whose file was looked at
+
+    def block(self) -> int:
+        self.blocks += 1
+        return self.blocks
+
+    # Coming into being
+
+    def allocate(self, event: CallEvent, name: str) -> Value:
+        capacity: int | None = None
+        fits = ""
+        at = ALLOC.get(name)
+        if at is not None and at < len(event.args):
+            size, expr = event.args[at], event.call.args[at]
+            if isinstance(size.const, int):
+                capacity = size.const
+            if name == "calloc" and isinstance(event.args[0].const, int) and capacity is not None:
+                capacity *= event.args[0].const
+            elif name == "calloc":
+                capacity = None
+            if name == "new[]":
+                unit = size_of(str(event.args[1].const)) if len(event.args) > 1 else 1
+                capacity = capacity * unit if capacity is not None and unit else None
+            fits = self.sized(event, name, expr, size)
+        elif name in DUPLICATES and event.args:
+            memory = event.args[0].memory
+            capacity = memory.length + 1 if memory is not None and memory.length is not None else None
+        kind = name if name in ("new", "new[]") else "stack" if "alloca" in name.lower() else "malloc"
+        number = self.block()
+        fresh = kind == "stack" or name in ("malloc", "valloc", "kmalloc", "std.malloc", "aligned_alloc")
+        nullable = kind == "malloc" and name != "xmalloc"
+        memory = Memory(capacity, 1, None, number, nullable, fits, False, kind, 0, fresh)
+        level = max((arg.level for arg in event.args), default=0) if name in DUPLICATES else 0
+        origin = event.args[0].origin if name in DUPLICATES and event.args else ""
+        if name == "realloc" and event.args:
+            self.grown(event)
+        self.measured(event)
+        if kind == "malloc" or (kind in ("new", "new[]") and self.plain(event)):
+            self.born(number, event)
+        return Value(level=level, path=f"{event.path}()", memory=memory, roots=NONE, origin=origin)
+
+    def measured(self, event: CallEvent) -> None:
+        """`p = malloc(sizeof(p))`: as much as a pointer takes."""
+        node = event.call.node.parent()
+        while node is not None and node.kind() in ("cast_expression", "parenthesized_expression"):
+            node = node.parent()
+        if node is None or node.kind() not in ("assignment_expression", "init_declarator"):
+            return
+        target = (node.field("left") or node.field("declarator")).text().lstrip("* ")
+        for arg in event.call.args:
+            for part in arg.args if isinstance(arg, ir.Op) else [arg]:
+                if (
+                    isinstance(part, ir.Call)
+                    and named(part, "sizeof")
+                    and "type" not in part.kwargs
+                    and part.args
+                    and part.args[0].node.text().strip("() ") == target
+                ):
+                    self.detected("sizeof-pointer", node)
+
+    def plain(self, event: CallEvent) -> bool:
+        kind = event.kwargs.get("type") or (event.args[1] if len(event.args) > 1 else None)
+        return kind is not None and _SCALAR.fullmatch(str(kind.const)) is not None
+
+    def opened(self, event: CallEvent) -> Value:
+        number = self.block()
+        self.born(number, event)
+        memory = Memory(block=number, nullable=True, kind="file")
+        return Value(path=f"{event.path}()", memory=memory, level=LOCAL)
+
+    def born(self, number: int, event: CallEvent) -> None:
+        if self.flow is not None and len(self.flow.functions) == 1 and not _tested(event.call.node):
+            self.sites[number] = event.call.node
+            self.flow.env[f"#l{number}"] = Value(path=event.path)
+
+    def grown(self, event: CallEvent) -> None:
+        """`p = realloc(p, n)` loses the old block when it fails; another target takes it over."""
+        old = event.args[0]
+        node = event.call.node.parent()
+        while node is not None and node.kind() in ("cast_expression", "parenthesized_expression"):
+            node = node.parent()
+        if (
+            node is not None
+            and node.kind() == "assignment_expression"
+            and node.field("left").text() == event.call.args[0].node.text()
+            and not (old.known and old.const is None)
+        ):
+            self.detected("realloc-leak", node, subject=event.call)
+        if old.memory is not None:
+            self.escape(old)
+
+    def sized(self, event: CallEvent, name: str, expr: ir.Expr, size: Value) -> str:
+        """Checks the size asked for; answers the variable whose string it was made for."""
+        bare = expr
+        if (
+            isinstance(bare, ir.Op)
+            and bare.op == "*"
+            and any(isinstance(arg, ir.Call) and named(arg, "sizeof") for arg in bare.args)
+        ):
+            bare = next(arg for arg in bare.args if not (isinstance(arg, ir.Call) and named(arg, "sizeof")))
+        if isinstance(bare, ir.Call) and named(bare, "strlen", "wcslen"):
+            self.detected("strlen-allocation", event.call.node, subject=event.call, args=event.args)
+        limited = size.bounded or size.high is not None
+        if (isinstance(expr, ir.Op) and expr.op in ("*", "+", "<<")) or name == "new[]":
+            foreign = size.level >= REMOTE or (
+                size.level >= PARAMETER and isinstance(expr, ir.Op) and expr.op in ("*", "<<")
+            )
+            lengths = "strlen" in str(event.call.node.text())
+            if foreign and size.numeric and not limited and not lengths:
+                self.detected("allocation-overflow", event.call.node, origin=size.origin, subject=event.call)
+        elif size.level >= REMOTE and size.numeric and not limited and name != "realloc":
+            self.detected("allocation-size", event.call.node, origin=size.origin, subject=event.call)
+        if isinstance(expr, ir.Op) and expr.op == "+":
+            for arg in expr.args:
+                if isinstance(arg, ir.Call) and named(arg, "strlen", "wcslen") and arg.args:
+                    return str(arg.args[0].node.text())
+        return ""
+
+    # Going
+
+    def release(self, event: CallEvent, name: str) -> None:
+        expr = event.call.args[0]
+        value = event.args[0]
+        if self.flow is None:
+            return
+        memory = value.memory
+        if memory is not None and memory.block and memory.kind != "file" and memory.start != 0:
+            self.detected("moved-free", event.call.node, subject=event.call)
+            return
+        key = key_of(expr)
+        if key is None or (isinstance(expr, ir.Op) and not value.target):
+            return
+        start = expr.node.range().start.index
+        uaf = self.rules.detectors.get("use-after-free")
+        if memory is not None and self.freed(memory.block):
+            if uaf is not None:
+                self.matches.pop((uaf[0].id, start), None)
+            self.detected("double-close" if memory.kind == "file" else "double-free", event.call.node)
+            return
+        if value.target or (memory is not None and memory.kind in ("stack", "static")):
+            if memory is None or memory.kind != "file":
+                self.detected("invalid-free", event.call.node, subject=event.call)
+            return
+        if (
+            memory is not None
+            and memory.kind in ("malloc", "new", "new[]")
+            and memory.block
+            and memory.kind != FREE[name]
+        ):
+            self.detected("mismatched-free", event.call.node, subject=event.call)
+        if memory is None or not memory.block:
+            for other in [key for key in self.flow.env if key.startswith("#l")]:
+                self.flow.env[f"#e{other[2:]}"] = Value(level=LOCAL)  # it may be any of them
+            if memory is not None and memory.capacity is not None:
+                return
+            memory = Memory(block=self.block(), kind="file" if FREE[name] == "file" else "")
+            self.flow.env[key] = replace(value, memory=memory)
+        self.flow.env[f"#{memory.block}"] = Value(level=LOCAL)
+
+    def freed(self, block: int) -> bool:
+        if not block or self.flow is None:
+            return False
+        state = self.flow.held(f"#{block}")
+        return state is not None and state.level > 0
+
+    def escape(self, value: Value) -> None:
+        """Someone else may hold the pointer now."""
+        if value.memory is not None and value.memory.block and self.flow is not None:
+            self.flow.env[f"#e{value.memory.block}"] = Value(level=LOCAL)
+
+    def lent(self, event: CallEvent, name: str) -> None:
+        """A call given pointers: it may keep them, write through them, or need them to be open."""
+        at = _STREAMS.get(name)
+        if at is not None and at < len(event.args):
+            self.dereferenced(event.args[at], event.call.node, event.call.args[at])
+        if name.isupper() and self.flow is not None:  # a macro writes to whatever it likes
+            for key in [key for key, held in self.flow.env.items() if held.memory is not None]:
+                held = self.flow.env[key]
+                if held.memory is not None and (held.memory.fresh or held.memory.kind == "unset"):
+                    bare = None if held.memory.kind == "unset" else replace(held.memory, fresh=False)
+                    self.flow.env[key] = replace(held, memory=bare)
+        if name in ("strcat", "strncat", "wcscat", "wcsncat") and event.args:
+            start = event.args[0].memory
+            if start is not None and start.fresh:
+                self.detected("uninitialised", event.call.node)
+        keeps = name not in _BORROWS and not _SHOWS.match(name)
+        for value in (*event.args, *event.kwargs.values()):
+            memory = value.memory
+            if memory is None or not memory.block:
+                continue
+            if keeps:
+                self.escape(value)
+            if memory.fresh and name not in ("free", "sizeof") and not _SHOWS.match(name):
+                self.written(memory.block)
+
+    def written(self, block: int) -> None:
+        if self.flow is None:
+            return
+        for key, value in self.flow.env.items():
+            if value.memory is not None and value.memory.block == block and value.memory.fresh:
+                self.flow.env[key] = replace(value, memory=replace(value.memory, fresh=False))
+
+    def bind(self, path: str, key: str, value: Value, node: ir.Syntax, target: ir.Expr) -> None:
+        super().bind(path, key, value, node, target)
+        if value.memory is not None and (not isinstance(target, ir.Name) or key not in self.declared):
+            self.escape(value)  # into a structure, a parameter, a member or a global
+
+    def literal(self, value: Value, node: ir.Syntax, coll: ir.Coll) -> None:
+        super().literal(value, node, coll)
+        for _, item in value.items or ():
+            self.escape(item)
+
+    def returned(self, value: Value, node: ir.Syntax, function: ir.Function | None) -> None:
+        super().returned(value, node, function)
+        self.escape(value)
+
+    def leave(self, env: Env, function: ir.Function) -> None:
+        if self.flow is None or len(self.flow.functions) != 1 or function.name in ("main", "wmain"):
+            return
+        held = {value.memory.block for value in env.values() if value.memory is not None}
+        for key in env:
+            if key.startswith("#l"):
+                number = int(key[2:])
+                if number in held and f"#{number}" not in env and f"#e{number}" not in env:
+                    self.leaked(number, env[key])
+
+    def raced(self, event: CallEvent, name: str) -> None:
+        """A path checked by one call and used by a later one: the file may be another by then."""
+        if not event.call.args or name not in _CHECKS | _USES:
+            return
+        path = event.call.args[0].node.text()
+        if name in _CHECKS:
+            self.checked[path] = event.call.node
+        elif path in self.checked:
+            self.detected("toctou", self.checked.pop(path))
+
+    def lost(self, block: int) -> None:
+        env = self.flow.env if self.flow is not None else {}
+        if f"#l{block}" in env and f"#e{block}" not in env and block in self.sites:
+            self.leaked(block, env[f"#l{block}"])
+
+    def leaked(self, block: int, state: Value) -> None:
+        handle = state.path.rsplit(".", 1)[-1] in OPENS
+        self.detected("handle-leak" if handle else "leak", self.sites[block])
+
+    # Being used
+
+    def used(self, name: str, value: Value, node: ir.Syntax) -> None:
+        memory = value.memory
+        if memory is None:
+            return
+        parent = node.parent()
+        kind = parent.kind() if parent is not None else ""
+        if memory.kind == "unset":
+            self.unset(name, node, parent, kind)
+            return
+        if self.freed(memory.block):
+            if kind in ("assignment_expression", "init_declarator"):
+                return  # the pointer is copied or replaced, not followed
+            if kind == "binary_expression" and parent.field("operator").text() in ("==", "!="):
+                return
+            if kind == "argument_list" and parent.parent().text().startswith(("fclose", "free", "pclose")):
+                return  # released twice, which is said there
+            if memory.kind != "file" or kind != "return_statement":
+                self.detected("use-after-close" if memory.kind == "file" else "use-after-free", node)
+
+    def unset(self, name: str, node: ir.Syntax, parent: ir.Syntax | None, kind: str) -> None:
+        """A variable read though nothing was ever written to it."""
+        if self.flow is None or parent is None:
+            return
+        quiet = kind in ("sizeof_expression", "parameter_declaration", "lambda_capture_specifier") or (
+            kind in ("assignment_expression", "for_range_loop")
+            and (parent.field("left") or parent).range().start.index == node.range().start.index
+            and (parent.field("operator") is None or parent.field("operator").text() == "=")
+        )
+        if kind == "pointer_expression" and parent.text().startswith("&"):
+            quiet = True
+        if kind == "comma_expression" or (kind == "cast_expression" and parent.text().startswith("(void")):
+            quiet = True
+        if kind == "binary_expression" and parent.field("operator").text() in (">>", "<<", "&"):
+            # A stream writes to it, or a cast to an unknown type looks like a binary operator.
+            quiet = self.language == "cpp" or parent.field("left").kind() == "parenthesized_expression"
+        if kind == "argument_list":
+            callee = parent.parent().field("function")
+            text = callee.text() if callee is not None else ""
+            quiet = text not in _BORROWS and not _SHOWS.match(text)  # a macro, or a reference in C++
+        if not quiet:
+            self.detected("uninitialised", node)
+        known = self.flow.held(name)
+        if known is not None:
+            self.flow.env[name] = replace(known, memory=None)
+
+    def unwritten(self, stmt: ir.Let) -> bool:
+        """Whether a declaration leaves a plain variable without a value."""
+        return (
+            stmt.value is None
+            and not stmt.static
+            and self.flow is not None
+            and bool(self.flow.functions)
+            and (stmt.pointer or _SCALAR.fullmatch(stmt.type.strip()) is not None)
+        )
+
+
+def _tested(node: ir.Syntax) -> bool:
+    """Whether an allocation happens in one side of a test, where it may not happen at all."""
+    parent = node.parent()
+    while parent is not None and parent.kind().endswith("expression"):
+        if parent.kind() == "binary_expression" and parent.field("operator").text() in ("||", "&&"):
+            return True
+        parent = parent.parent()
+    return False

@@ -1,0 +1,300 @@
+"""C's and C++'s memory: capacities, string lengths, allocations and the bounds that tests give to numbers.
+
+Law: hears the same walk as the rules do and says only what the numbers show: a copy that cannot fit, an index
+past the end, a block used after it was freed. Unknown sizes stay silent unless data comes from outside.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from keystroke.analysis.audit.flow.values import (
+    REMOTE,
+    UNKNOWN,
+    Memory,
+    Value,
+    constant,
+)
+from keystroke.analysis.audit.flow.walk import CallEvent
+from keystroke.analysis.audit.memory.copies import COUNTED, FORMATS, SCANS, STRING
+from keystroke.analysis.audit.memory.lifetimes import ALLOC, DUPLICATES, FREE, OPENS, Lifetimes
+from keystroke.analysis.audit.memory.sizes import size_of
+from keystroke.analysis.audit.source import ir
+
+_LENGTH = "the length of "  # no text in memory is so long that sums with its length wrap around
+
+
+class MemoryMatcher(Lifetimes):
+    # Declarations
+
+    def let(self, stmt: ir.Let, value: Value) -> Value:
+        self.declared.add(stmt.name)
+        unit = size_of(stmt.type) or 1
+        if stmt.size is not None and self.flow is not None:
+            if stmt.pointer:
+                unit = 8
+            count = self.flow.eval_quiet(stmt.size).const
+            capacity: int | None = count * unit if isinstance(count, int) else None
+            length: int | None = None
+            if isinstance(value.const, str):
+                length = len(value.const) * unit
+                capacity = capacity if capacity is not None else length + unit
+            elif value.items is not None and capacity is None and not isinstance(stmt.size, ir.Const):
+                capacity = len(value.items) * unit or None
+            if size_of(stmt.type) is None and not stmt.pointer:
+                capacity = None
+            kind = "static" if stmt.static or not self.flow.functions else "stack"
+            fresh = kind == "stack" and stmt.value is None and size_of(stmt.type) is not None
+            memory = Memory(capacity, unit, length, self.block(), array=True, kind=kind, fresh=fresh)
+            return replace(value, memory=memory, const=UNKNOWN, items=None, numeric=False, level=value.level)
+        if self.unwritten(stmt):
+            return replace(value, memory=Memory(kind="unset"))
+        if value.memory is not None:
+            if stmt.pointer:
+                return replace(
+                    value, memory=replace(value.memory, unit=size_of(stmt.type) or 0), numeric=False
+                )
+            return value
+        if stmt.pointer and isinstance(value.const, str):
+            size = len(value.const)
+            return replace(value, memory=Memory(size * unit + unit, unit, size * unit))
+        self.fitted(stmt, value)
+        if value.numeric and (
+            "unsigned" in stmt.type or "size_t" in stmt.type or stmt.type.startswith("uint")
+        ):
+            return replace(value, low=max(value.low or 0, 0))
+        return value
+
+    def fitted(self, stmt: ir.Let, value: Value) -> None:
+        """Arithmetic on constants whose result the type cannot hold."""
+        size = size_of(stmt.type)
+        if size is None or stmt.pointer or not isinstance(value.const, int) or isinstance(value.const, bool):
+            return
+        if not isinstance(stmt.value, ir.Op) or stmt.value.op not in ("+", "-", "*") or "double" in stmt.type:
+            return
+        free = "unsigned" in stmt.type or stmt.type.startswith(("uint", "size_t"))
+        top = 1 << (8 * size - (not free))
+        if not (0 if free else -top) <= value.const < top:
+            self.detected("integer-overflow", stmt.node)
+
+    # Calls
+
+    def call(self, event: CallEvent) -> Value | None:
+        super().call(event)
+        if isinstance(event.call.func, ir.Attr):  # a method or a function pointer, whatever its name
+            self.lent(event, "")
+            return None
+        name = event.path.rsplit(".", 1)[-1]
+        args = event.args
+        if name == "sizeof":
+            return self.sizeof(event)
+        if name == "new":
+            self.lent(event, name)
+            if event.kwargs.get("place") is not None:
+                return event.kwargs["place"]
+        if name in ALLOC or name in DUPLICATES or name == "new":
+            return self.allocate(event, name)
+        if name in OPENS:
+            return self.opened(event)
+        self.lent(event, name)
+        self.raced(event, name)
+        if name in FORMATS:
+            self.directed(event, FORMATS[name])
+        if name in FREE and args:
+            self.release(event, name)
+        elif name in COUNTED:
+            self.counted(event, name)
+        elif name in STRING and len(args) > 1:
+            self.copied(event, name)
+        elif name in ("sprintf", "vsprintf", "swprintf", "wsprintf") and len(args) > 1 and name != "swprintf":
+            self.printed(event)
+        elif name in ("strncat", "wcsncat") and len(args) > 2:
+            self.appended(event)
+        elif name in SCANS:
+            self.scanned(event, name)
+        if name in ("strlen", "wcslen") and args:
+            memory = args[0].memory
+            high = (
+                memory.length // (memory.unit or 1)
+                if memory is not None and memory.length is not None
+                else None
+            )
+            return Value(
+                level=args[0].level,
+                numeric=True,
+                path=f"{event.path}()",
+                origin=f"{_LENGTH}{args[0].origin}",
+                roots=args[0].roots,
+                low=0,
+                high=high,
+            )
+        return None
+
+    def sizeof(self, event: CallEvent) -> Value:
+        if not event.args:
+            return Value(numeric=True)
+        arg = event.args[0]
+        if "type" in event.kwargs:
+            size = size_of(str(arg.const))
+            return constant(size) if size is not None else Value(numeric=True)
+        if arg.memory is not None and arg.memory.array:
+            return constant(arg.memory.capacity) if arg.memory.capacity is not None else Value(numeric=True)
+        if arg.memory is not None and arg.memory.kind != "unset":
+            return constant(8)
+        return Value(numeric=True)
+
+    # Places
+
+    def index(self, base: Value, key: Value, node: ir.Syntax, expr: ir.Index) -> None:
+        self.dereferenced(base, node, expr.base)
+        memory = base.memory
+        if memory is None:
+            return
+        parent = node.parent()
+        if parent is not None and (
+            parent.kind() == "sizeof_expression"
+            or (parent.kind() == "pointer_expression" and parent.text().startswith("&"))
+        ):
+            return
+        writes = stored(node)
+        if memory.fresh and memory.block:
+            if not writes and not self.updated(node):
+                self.detected("uninitialised", node)
+            self.written(memory.block)
+        if not memory.unit or (self.elsewhere is not None and not key.known):
+            return  # what a called function checks of its index is its own business
+        if memory.start is not None and memory.start < 0 and memory.kind != "unset":
+            place = key.const if isinstance(key.const, int) else key.low
+            if isinstance(place, int) and memory.start + place * memory.unit < 0:
+                self.before(node, writes)
+            return
+        if memory.capacity is None:
+            return
+        count = memory.capacity // memory.unit
+        place = key.const if isinstance(key.const, int) else key.high
+        if isinstance(place, int) and place >= count:
+            if key.known or key.low is not None or key.level >= REMOTE:
+                self.detected(
+                    "overflow" if writes else "over-read",
+                    node,
+                    f"index {place} is past the end of a buffer of {count} elements",
+                )
+            return
+        lowest = key.const if isinstance(key.const, int) else key.low
+        if isinstance(lowest, int) and lowest < 0 and (key.known or key.level >= REMOTE):
+            self.detected(
+                "overflow" if writes else "over-read",
+                node,
+                f"index {lowest} is before the start of the buffer",
+            )
+            return
+        if key.level >= REMOTE and key.numeric:
+            if place is None and not key.bounded:
+                self.detected("unchecked-index", node, origin=key.origin)
+            elif key.low is None:
+                self.detected(
+                    "unchecked-index",
+                    node,
+                    "the index is checked from above only; a negative one reaches memory before the buffer",
+                    key.origin,
+                )
+
+    def updated(self, node: ir.Syntax) -> bool:
+        """Whether a place may be written rather than read: its address is taken, or a call changes it."""
+        whole = _base(node)
+        parent = whole.parent()
+        if parent is None or whole.text().startswith("&") or parent.kind() == "sizeof_expression":
+            return True
+        if parent.kind() != "argument_list":
+            return False
+        callee = parent.parent().field("function")
+        return self.language == "cpp" or callee is None or callee.text().isupper()
+
+    def arithmetic(self, op: str, args: list[Value], node: ir.Syntax) -> None:
+        left, right = args
+        if op == ">>" and left.path.endswith("cin") and right.memory is not None and right.memory.array:
+            self.detected("unbounded-scan", node)
+            return
+        if op in ("/", "%"):
+            if right.const == 0 and isinstance(right.const, int) and not isinstance(right.const, bool):
+                self.detected("zero-division", node)
+            elif (
+                right.level >= REMOTE
+                and right.numeric
+                and "zero" not in right.clean
+                and not (right.low is not None and right.low > 0)
+            ):
+                self.detected("zero-division", node, origin=right.origin)
+            return
+        if op not in ("+", "-", "*") or "LL" in node.text():
+            return
+        for arg, other in ((left, right), (right, left)):
+            if arg.level < REMOTE or not arg.numeric or not (other.numeric or other.known):
+                continue
+            if (op == "-" and (arg is not left or arg.low is not None)) or (
+                op != "-" and (arg.bounded or arg.high is not None)
+            ):
+                continue
+            if op == "-" and not other.known:
+                continue
+            if not _number_source(arg.origin):
+                continue
+            self.detected("integer-overflow", node, origin=arg.origin)
+            return
+
+    def returned(self, value: Value, node: ir.Syntax, function: ir.Function | None) -> None:
+        super().returned(value, node, function)
+        if (
+            value.memory is not None
+            and value.memory.array
+            and value.memory.kind == "stack"
+            and node.kind() == "identifier"
+            and function is not None
+            and "string" not in function.returns
+        ):
+            self.detected("stack-return", node)
+
+
+def _number_source(origin: str) -> bool:
+    return not origin.startswith(_LENGTH) and any(
+        name in origin
+        for name in (
+            "scanf",
+            "atoi",
+            "atol",
+            "strto",
+            "rand",
+            "RAND",
+            "argv",
+            "getenv",
+            "sto",
+        )
+    )
+
+
+def _base(node: ir.Syntax) -> ir.Syntax:
+    """The whole place that an indexed buffer is part of: `a[i].x` of `a[i]`."""
+    parent = node.parent()
+    while parent is not None and parent.kind() in (
+        "field_expression",
+        "subscript_expression",
+        "parenthesized_expression",
+        "pointer_expression",
+    ):
+        inside = parent.field("argument")
+        if inside is not None and inside.range().start.index != node.range().start.index:
+            break
+        node, parent = parent, parent.parent()
+    return node
+
+
+def stored(node: ir.Syntax) -> bool:
+    """Whether a place is written by a plain assignment."""
+    whole = _base(node)
+    parent = whole.parent()
+    return (
+        parent is not None
+        and parent.kind() == "assignment_expression"
+        and parent.field("left").range().start.index == whole.range().start.index
+        and parent.field("operator").text() == "="
+    )

@@ -1,0 +1,363 @@
+"""C's and C++'s walk: pointers into buffers, addresses of variables, and aliases of one block.
+
+Law: a pointer is its block with an offset, so that what is written through one name is seen through all. What
+a pointer may do to memory is told to the listener; no size is judged here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import reduce
+from typing import Any
+
+from keystroke.analysis.audit.flow.data_flow import Flow
+from keystroke.analysis.audit.flow.folding import key_of
+from keystroke.analysis.audit.flow.values import PLAIN, REMOTE, UNKNOWN, Value, constant, join
+from keystroke.analysis.audit.flow.walk import CallEvent, Env
+from keystroke.analysis.audit.memory.sizes import size_of
+from keystroke.analysis.audit.source import ir
+
+MAX_VISITS = 24  # per walk: more calls of helpers than a person writes into one function
+_NARROW = ("char", "short", "int8_t", "int16_t", "unsigned char", "unsigned short", "uint8_t", "uint16_t")
+_PARSED = re.compile(r"ato[il]|strto|scanf|rand|RAND|argv|fgets")
+LIMITS = {
+    "CHAR_MAX": 127,
+    "CHAR_MIN": -128,
+    "SCHAR_MAX": 127,
+    "UCHAR_MAX": 255,
+    "SHRT_MAX": 32767,
+    "SHRT_MIN": -32768,
+    "USHRT_MAX": 65535,
+    "INT_MAX": 2**31 - 1,
+    "INT_MIN": -(2**31),
+    "UINT_MAX": 2**32 - 1,
+    "LLONG_MAX": 2**63 - 1,
+    "LLONG_MIN": -(2**63),
+    "INT64_MAX": 2**63 - 1,
+    "INT64_MIN": -(2**63),
+    "UINT64_MAX": 2**64 - 1,
+}
+_READERS = frozenset({"free", "memcmp", "strcmp", "sizeof", "printf", "fprintf", "delete"})
+
+
+class Pointers(Flow):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.calling: list[ir.Call] = []
+        self.visits = 0  # functions of the file walked at calls
+        self.alone: Callable[[str], frozenset[str]] | None = None  # rules a function breaks by itself
+
+    def place(self, expr: ir.Expr) -> str | None:
+        """The variable whose memory an expression points into."""
+        while True:
+            if isinstance(expr, ir.Cast):
+                expr = expr.value
+            elif isinstance(expr, ir.Op) and expr.op == "&" and len(expr.args) == 1:
+                inner = expr.args[0]
+                expr = inner.base if isinstance(inner, ir.Index) else inner
+            elif isinstance(expr, ir.Op) and expr.op in ("+", "-") and len(expr.args) == 2:
+                left, right = expr.args
+                held = self.eval_quiet(left)
+                expr = left if held.memory is not None or not isinstance(right, ir.Name) else right
+            else:
+                return key_of(expr)
+
+    def aliases(self, block: int) -> list[str]:
+        if not block:
+            return []
+        return [
+            key for key, value in self.env.items() if value.memory is not None and value.memory.block == block
+        ]
+
+    # Expressions
+
+    def name(self, expr: ir.Name) -> Value:
+        if expr.id not in self.env and expr.id.isupper():  # a macro may be another name for a variable
+            known = self.outside.get(expr.id)
+            if known is not None and known.path in self.env:
+                return super().name(ir.Name(expr.node, known.path))
+        return super().name(expr)
+
+    def op(self, expr: ir.Op) -> Value:
+        if expr.op == "&" and len(expr.args) == 1:
+            return self.address(expr.args[0])
+        return super().op(expr)
+
+    def unknown(self, path: str) -> Value:
+        limit = LIMITS.get(path)
+        return constant(limit) if limit is not None else super().unknown(path)
+
+    def address(self, inner: ir.Expr) -> Value:
+        if isinstance(inner, ir.Index):
+            base, at = self.eval(inner.base), self.eval(inner.key)
+            if base.memory is not None:
+                return self.offset([base, at])
+            return replace(base, numeric=False)
+        value = self.eval(inner)
+        key = key_of(inner)
+        if key is None or (value.memory is not None and value.memory.array):
+            return replace(value, numeric=False)
+        memory = value.memory if value.memory is not None and value.memory.kind != "unset" else None
+        return replace(value, numeric=False, target=key, memory=memory)
+
+    def offset(self, args: list[Value]) -> Value:
+        pointer = next(arg for arg in args if arg.memory is not None)
+        step = next((arg for arg in args if arg is not pointer), PLAIN)
+        memory = pointer.memory
+        if memory is None or step.const == 0:
+            return pointer
+        moved = step.const * memory.unit if isinstance(step.const, int) else None
+        known = moved is not None and memory.start is not None
+        return replace(
+            pointer,
+            target="",
+            memory=replace(
+                memory,
+                capacity=memory.capacity - moved
+                if memory.capacity is not None and moved is not None
+                else None,
+                length=memory.length - moved
+                if memory.length is not None and moved is not None and 0 <= moved <= memory.length
+                else None,
+                start=memory.start + moved
+                if known and memory.start is not None and moved is not None
+                else None,
+                array=False,
+                fits="",
+            ),
+        )
+
+    def index(self, expr: ir.Index) -> Value:
+        if (
+            isinstance(expr.key, ir.Const)
+            and expr.key.value == 0
+            and isinstance(expr.base, ir.Name | ir.Attr)
+        ):
+            base = self.eval_quiet(expr.base)
+            held = self.held(base.target) if base.target else None
+            if held is not None:
+                self.eval(expr.base)
+                return held
+        return super().index(expr)
+
+    def call(self, expr: ir.Call) -> Value:
+        if isinstance(expr.func, ir.Name) and expr.func.id == "sizeof":  # its operand is never evaluated
+            args = [self.eval_quiet(arg) for arg in expr.args]
+            kwargs = {name: self.eval_quiet(arg) for name, arg in expr.kwargs.items()}
+            event = CallEvent(expr, "sizeof", None, args, kwargs, None)
+            return self.hear.call(event) or Value(numeric=True)
+        self.calling.append(expr)
+        try:
+            return super().call(expr)
+        finally:
+            self.calling.pop()
+
+    def inlined(self, function: ir.Function, args: list[Value]) -> Value | None:
+        """A function of the file walked with what a call gives it; what only that breaks is said here."""
+        if self.inline or not function.body or self.alone is None or len(args) < len(function.params):
+            return None
+        self.visits += 1
+        if self.visits > MAX_VISITS:
+            return None
+        call = self.calling[-1]
+        outer, breaks, gotos = self.env, self.breaks, self.gotos
+        self.env, self.breaks, self.gotos = dict(outer), [], {}
+        for param, arg in zip(function.params, args, strict=False):
+            self.env[param.name] = arg
+        self.inline += 1
+        self.functions.append(function)
+        self.returns.append([])
+        self.hear.elsewhere = (call.node, self.alone(function.name))
+        try:
+            self.run(function.body)
+        finally:
+            after, self.env, self.breaks, self.gotos = self.env, outer, breaks, gotos
+            self.hear.elsewhere = None
+            self.inline -= 1
+            self.functions.pop()
+            results = self.returns.pop()
+        self.adopt(after, call, function)
+        return reduce(join, results) if results else None
+
+    def adopt(self, after: Env, call: ir.Call, function: ir.Function) -> None:
+        """What a called function did to blocks, globals and its references."""
+        for key, value in after.items():
+            if (key.startswith("#") and not key.startswith("#l")) or key in self.outside:
+                self.env[key] = value
+        for key, known in list(self.env.items()):
+            inner = after.get(key)
+            if known.memory is None or not known.memory.block or inner is None or inner.memory is None:
+                continue
+            if inner.memory.block == known.memory.block:
+                self.env[key] = inner
+        for param, arg in zip(function.params, call.args, strict=False):
+            name = key_of(arg) if "&" in param.type else None
+            if name is not None and param.name in after:
+                self.store(name, after[param.name])
+
+    def cast(self, expr: ir.Cast) -> Value:
+        value = super().cast(expr)
+        if expr.type in ("float", "double") and value.level >= REMOTE:
+            return replace(value, bounded=True)  # it does not wrap around
+        open_ended = value.numeric and not value.bounded and value.high is None
+        if expr.type in _NARROW and value.level >= REMOTE and open_ended and _PARSED.search(value.origin):
+            if not self.quiet:
+                self.hear.remark("truncation", expr.node)
+            value = replace(value, bounded=True)
+        if value.memory is not None and "*" in expr.type and value.memory.kind not in ("file", "unset"):
+            unit = size_of(expr.type.replace("*", "", 1)) or 0
+            if unit != value.memory.unit and "void" not in expr.type:
+                return replace(value, memory=replace(value.memory, unit=unit))
+        return value
+
+    def attr(self, expr: ir.Attr) -> Value:
+        if not self.quiet and isinstance(expr.base, ir.Name | ir.Attr) and "->" in expr.node.text():
+            self.hear.reached(self.eval_quiet(expr.base), expr)
+        return super().attr(expr)
+
+    def widen(self, changed: frozenset[str]) -> None:
+        super().widen(changed)
+        for key in changed:
+            value = self.env.get(key)
+            if value is None or value.memory is None or value.memory.array or value.memory.capacity is None:
+                continue
+            self.env[key] = replace(value, memory=replace(value.memory, capacity=None, length=None))
+
+    def branch(self, stmt: ir.If) -> bool:
+        test = stmt.test
+        if isinstance(test, ir.Bind) and not test.op and isinstance(test.value, ir.Const) and not self.quiet:
+            self.hear.remark("assigned-test", test.node)
+        return super().branch(stmt)
+
+    def do(self, stmt: ir.Do) -> bool:
+        if isinstance(stmt.expr, ir.Op) and stmt.expr.op == "==" and not self.quiet:
+            parent = stmt.expr.node.parent()
+            if parent is not None and parent.kind() == "expression_statement":
+                self.hear.remark("lost-comparison", stmt.expr.node)
+        return super().do(stmt)
+
+    def loop(self, stmt: ir.Loop) -> bool:
+        """A loop that counts to one is no loop."""
+        test = stmt.test
+        if not isinstance(test, ir.Op) or test.op != "<" or not stmt.init:
+            return super().loop(stmt)
+        self.run(stmt.init)
+        first, last = (self.eval_quiet(arg).const for arg in test.args)
+        if isinstance(first, int) and isinstance(last, int) and last - first == 1:
+            return self.run([ir.Switch(stmt.node, ir.Const(stmt.node, True), [([], stmt.body)]), *stmt.step])
+        return super().loop(replace(stmt, init=[]))
+
+    # Effects
+
+    def bind(self, expr: ir.Bind) -> Value:
+        if expr.op in ("+", "-", "*") and not self.quiet:
+            parent = expr.node.parent()
+            if parent is not None and parent.kind() == "expression_statement":
+                args = [self.eval_quiet(expr.target), self.eval_quiet(expr.value)]
+                if args[0].memory is None:
+                    self.hear.arithmetic(expr.op, args, expr.node)
+        if expr.node.kind() == "update_expression" and expr.node.text()[0] not in "+-":
+            old = self.eval_quiet(expr.target)
+            super().bind(expr)
+            return old  # `p++` is what p was
+        return super().bind(expr)
+
+    def assign(self, target: ir.Expr, value: Value, node: ir.Syntax) -> None:
+        if (
+            isinstance(target, ir.Index)
+            and isinstance(target.key, ir.Const)
+            and target.key.value == 0
+            and isinstance(target.base, ir.Name | ir.Attr)
+        ):
+            base = self.eval_quiet(target.base)
+            if base.target and self.held(base.target) is not None:
+                self.eval(target.base)
+                self.store(base.target, value)
+                return
+        super().assign(target, value, node)
+
+    def put(self, holder: str, key: Any, value: Value) -> None:
+        whole = self.held(holder) or PLAIN
+        memory = whole.memory
+        if memory is None:
+            super().put(holder, key, value)
+            return
+        length = memory.length
+        if value.const == 0 and isinstance(key, int):
+            end = key * memory.unit
+            length = end if length is None or end < length else length
+        for name in {holder, *self.aliases(memory.block)}:
+            known = self.held(name)
+            if known is None or known.memory is None:
+                continue
+            level, origin = known.level, known.origin
+            if value.level > level:
+                level, origin = value.level, value.origin
+            here = length if known.memory.start == memory.start else known.memory.length
+            changed = replace(known.memory, length=here, fresh=False)
+            if changed != known.memory or level != known.level:
+                self.env[name] = replace(known, level=level, origin=origin, memory=changed)
+
+    def effects(self, expr: ir.Call, path: str, receiver: Value | None, args: list[Value]) -> None:
+        exprs = [self.pointed(arg) for arg in expr.args]
+        super().effects(replace(expr, args=exprs), path, receiver, args)
+        for place, arg in zip(exprs, args, strict=True):
+            if arg.target and path not in _READERS:
+                self.given(arg.target)
+            if arg.memory is None or not arg.memory.block or not isinstance(place, ir.Name):
+                continue
+            filled = self.held(place.id)
+            if filled is None:
+                continue
+            for name in self.aliases(arg.memory.block):
+                known = self.env[name]
+                if name != place.id and known.level < filled.level:
+                    self.env[name] = replace(
+                        known, level=filled.level, origin=filled.origin, clean=filled.clean, const=UNKNOWN
+                    )
+
+    def given(self, key: str) -> None:
+        """A call was given the address of a variable: it may hold anything now."""
+        known = self.env.get(key)
+        if known is None or (known.memory is not None and known.memory.array):
+            return
+        if known.known or known.memory is not None or known.high is not None:
+            self.env[key] = replace(known, const=UNKNOWN, memory=None, low=None, high=None)
+
+    def store(self, key: str, value: Value) -> None:
+        old = self.env.get(key)
+        if old is not None and old.memory is not None and old.memory.block:
+            block = old.memory.block
+            here = value.memory is not None and value.memory.block == block
+            if not here and self.aliases(block) == [key]:
+                if f"#{block}" in self.env:
+                    del self.env[f"#{block}"]  # the last name of a freed block is gone
+                elif not self.quiet and not self.inline:
+                    self.hear.lost(block)
+        super().store(key, value)
+
+    def pointed(self, expr: ir.Expr) -> ir.Expr:
+        if isinstance(expr, ir.Op | ir.Cast):
+            key = self.place(expr)
+            if key is not None:
+                return ir.Name(expr.node, key)
+        return expr
+
+    def ranged(self, op: str, args: list[Value]) -> Value:
+        value = super().ranged(op, args)
+        a, b = args
+        if op == "/":
+            value = replace(value, bounded=value.bounded or a.bounded)
+        if op == "-" and a.level < REMOTE <= b.level:
+            value = replace(value, level=a.level, origin=a.origin)  # what is left of it is no larger
+        if op == "&" and value.level < REMOTE:  # a mask says what fits, not what comes
+            return replace(value, low=None)
+        if op == "*" and all(arg.low is not None and arg.low >= 0 and arg.high is not None for arg in args):
+            return replace(value, low=a.low * b.low, high=a.high * b.high, bounded=True)  # type: ignore[operator]
+        if op == "-" and a.low is not None and b.high is not None and value.low is None:
+            return replace(value, low=a.low - b.high)
+        if op == "/" and isinstance(b.const, int) and b.const > 0 and a.high is not None:
+            return replace(value, low=a.low, high=a.high // b.const, bounded=True)
+        return value

@@ -1,0 +1,202 @@
+"""Findings as text, as JSON and as SARIF 2.1.0.
+
+Law: pure functions from findings to words; lines and columns count from 1. Nothing here prints.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from keystroke.analysis.audit.finding import Finding, Severity
+from keystroke.analysis.audit.rules.catalog import Rule, all_rules
+from keystroke.analysis.audit.source.suppress import UNEXPLAINED
+from keystroke.text import apply_edits
+
+_LEVELS = {
+    Severity.LOW: "note",
+    Severity.MEDIUM: "warning",
+    Severity.HIGH: "error",
+    Severity.CRITICAL: "error",
+}
+_SCORES = {Severity.LOW: "3.0", Severity.MEDIUM: "5.5", Severity.HIGH: "8.0", Severity.CRITICAL: "9.5"}
+
+
+@dataclass(frozen=True, slots=True)
+class Audited:
+    """One file's text with what was found in it."""
+
+    path: str
+    text: str
+    findings: tuple[Finding, ...]
+
+    def place(self, offset: int) -> tuple[int, int]:
+        """Line and column of an offset."""
+        before = self.text.rfind("\n", 0, offset)
+        return self.text.count("\n", 0, offset) + 1, offset - before
+
+
+def as_text(files: Sequence[Audited]) -> list[str]:
+    lines: list[str] = []
+    for file in files:
+        for finding in file.findings:
+            line, column = file.place(finding.start)
+            origin = f" [from {finding.origin}]" if finding.origin else ""
+            fix = " (fix ready)" if finding.fixes else ""
+            lines.append(
+                f"{file.path}:{line}:{column}: {finding.severity.value} {finding.rule} (CWE-{finding.cwe}): "
+                f"{finding.message}{origin}{fix}"
+            )
+    return lines
+
+
+def as_json(files: Sequence[Audited]) -> dict[str, Any]:
+    return {"findings": [_entry(file, finding) for file in files for finding in file.findings]}
+
+
+def _entry(file: Audited, finding: Finding) -> dict[str, Any]:
+    line, column = file.place(finding.start)
+    end_line, end_column = file.place(finding.end)
+    return {
+        "path": file.path,
+        "line": line,
+        "column": column,
+        "end_line": end_line,
+        "end_column": end_column,
+        "start": finding.start,
+        "end": finding.end,
+        "rule": finding.rule,
+        "cwe": finding.cwe,
+        "cwes": list(finding.cwes),
+        "severity": finding.severity.value,
+        "message": finding.message,
+        "origin": finding.origin,
+        "fixes": [
+            {
+                "title": fix.title,
+                "edits": [{"start": e.start, "end": e.end, "text": e.text} for e in fix.edits],
+            }
+            for fix in finding.fixes
+        ],
+    }
+
+
+def as_sarif(files: Sequence[Audited], version: str) -> dict[str, Any]:
+    rules = all_rules()
+    used = sorted({finding.rule for file in files for finding in file.findings})
+    order = {name: at for at, name in enumerate(used)}
+    return {
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
+        "version": "2.1.0",
+        "runs": [
+            {
+                "tool": {
+                    "driver": {
+                        "name": "keystroke",
+                        "version": version,
+                        "rules": [_descriptor(name, rules.get(name)) for name in used],
+                    }
+                },
+                "columnKind": "unicodeCodePoints",
+                "results": [_result(file, finding, order) for file in files for finding in file.findings],
+            }
+        ],
+    }
+
+
+def _descriptor(name: str, rule: Rule | None) -> dict[str, Any]:
+    if rule is None:
+        text = "A suppression names its rule and says why." if name == UNEXPLAINED else name
+        return {"id": name, "shortDescription": {"text": text}}
+    return {
+        "id": rule.id,
+        "shortDescription": {"text": rule.title},
+        "fullDescription": {"text": rule.why},
+        "helpUri": rule.references[0]
+        if rule.references
+        else f"https://cwe.mitre.org/data/definitions/{rule.cwe}.html",
+        "defaultConfiguration": {"level": _LEVELS[rule.severity]},
+        "properties": {
+            "tags": ["security", *(f"external/cwe/cwe-{number:03d}" for number in (rule.cwe, *rule.also))],
+            "security-severity": _SCORES[rule.severity],
+        },
+    }
+
+
+def _result(file: Audited, finding: Finding, order: dict[str, int]) -> dict[str, Any]:
+    line, column = file.place(finding.start)
+    end_line, end_column = file.place(finding.end)
+    uri = quote(file.path.replace("\\", "/"))
+    result: dict[str, Any] = {
+        "ruleId": finding.rule,
+        "ruleIndex": order[finding.rule],
+        "level": _LEVELS[finding.severity],
+        "message": {"text": finding.message},
+        "properties": {"cwe": list(finding.cwes)},
+        "locations": [
+            {
+                "physicalLocation": {
+                    "artifactLocation": {"uri": uri},
+                    "region": {
+                        "startLine": line,
+                        "startColumn": column,
+                        "endLine": end_line,
+                        "endColumn": end_column,
+                    },
+                }
+            }
+        ],
+    }
+    if finding.fixes:
+        result["fixes"] = [
+            {
+                "description": {"text": fix.title},
+                "artifactChanges": [
+                    {
+                        "artifactLocation": {"uri": uri},
+                        "replacements": [
+                            {
+                                "deletedRegion": {
+                                    "charOffset": edit.start,
+                                    "charLength": edit.end - edit.start,
+                                },
+                                "insertedContent": {"text": edit.text},
+                            }
+                            for edit in fix.edits
+                        ],
+                    }
+                ],
+            }
+            for fix in finding.fixes
+        ]
+    return result
+
+
+def fixed(file: Audited) -> tuple[str, int]:
+    """The text with each finding's first fix applied where they do not touch each other, and how many."""
+    text, count, reached = file.text, 0, -1
+    edits = []
+    for finding in file.findings:
+        if not finding.fixes:
+            continue
+        chosen = finding.fixes[0].edits
+        new = [edit for edit in chosen if edit not in edits]
+        if min(edit.start for edit in new) < reached and any(
+            e.start < reached and e.end > 0 and not e.is_insertion for e in new
+        ):
+            continue
+        edits.extend(new)
+        reached = max(reached, *(edit.end for edit in new))
+        count += 1
+    return (apply_edits(text, edits), count) if edits else (text, 0)
+
+
+def diff(path: str, before: str, after: str) -> str:
+    return "".join(
+        difflib.unified_diff(
+            before.splitlines(keepends=True), after.splitlines(keepends=True), f"a/{path}", f"b/{path}"
+        )
+    )

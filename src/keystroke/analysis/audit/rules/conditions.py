@@ -1,0 +1,92 @@
+"""The conditions' little language, asked of a value; see docs/audit for its words.
+
+Law: a condition is a pure question about one value (or its absence); it changes nothing and sees no syntax.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from keystroke.analysis.audit.flow.values import CONSTANT, LOCAL, PARAMETER, REMOTE, Value
+from keystroke.analysis.audit.rules.backtracking import runaway
+
+_LEVELS = {"dynamic": LOCAL, "tainted": PARAMETER, "remote": REMOTE}
+
+
+def satisfies(value: Value | None, test: str, use: str) -> bool:
+    """The conditions' little language; see docs/audit for its words."""
+    if "||" in test:
+        return any(satisfies(value, part.strip(), use) for part in test.split("||"))
+    if "&&" in test:
+        return all(satisfies(value, part.strip(), use) for part in test.split("&&"))
+    if test.startswith("not:"):
+        return not satisfies(value, test[4:], use)
+    if test == "any":
+        return True
+    if test == "missing":
+        return value is None
+    if value is None:
+        return False
+    if test == "present":
+        return True
+    if test == "foreign":  # numbers too: how many, how long
+        return value.level >= REMOTE and not value.bounded and not value.safe(use)
+    level = _LEVELS.get(test)
+    if level is not None:
+        return value.level >= level and not value.numeric and not value.safe(use)
+    if test.startswith("built"):
+        wanted = _LEVELS.get(test[6:], LOCAL)
+        return value.built and value.level >= wanted and not value.safe(use)
+    return _constant(value, test)
+
+
+def _constant(value: Value, test: str) -> bool:
+    const = value.const
+    if test == "const":
+        return (value.level == CONSTANT and not value.known) or value.known
+    if test == "literal":
+        return value.known
+    if test == "true":
+        return const is True
+    if test == "false":
+        return const is False
+    if test == "none":
+        return value.known and const is None
+    if test == "falsy":
+        return value.known and not const
+    if test == "truthy":
+        return value.known and bool(const)
+    if test == "numeric":
+        return value.numeric
+    if test == "runaway":  # a regular expression of exponential time
+        text = const.decode("latin-1") if isinstance(const, bytes) else const
+        return isinstance(text, str) and runaway(text)
+    if test == "single":  # no list or mapping
+        return value.items is None
+    if test[0] == "+":  # a number with one of these bits
+        return isinstance(const, int) and bool(const & int(test[1:], 0))
+    if test == "text":
+        return isinstance(const, str | bytes) and len(const) > 0
+    if test[0] == "~":
+        text = value.text
+        return text is not None and _search(test[1:], text)
+    if test[0] == "^":  # where the data came from
+        return _search(test, value.origin)
+    if test[0] == "@":  # what the value refers to
+        return _search(test[1:], value.path)
+    if test[0] == "=":
+        return value.known and str(const) == test[1:]
+    if test[0] in "<>" and isinstance(const, int | float) and not isinstance(const, bool):
+        bound = int(test[1:], 0)
+        return const < bound if test[0] == "<" else const > bound
+    return False
+
+
+@lru_cache(maxsize=512)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.DOTALL)
+
+
+def _search(pattern: str, text: str) -> bool:
+    return _compiled(pattern).search(text) is not None

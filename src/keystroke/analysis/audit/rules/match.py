@@ -1,0 +1,308 @@
+"""Rules held against what the data flow sees.
+
+Law: the matcher hears the walk's events, finds the rules they may concern by name, asks each rule's
+conditions of the values, and keeps one match per rule and place. It edits nothing and knows no syntax.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Any
+
+from keystroke.analysis.audit.finding import Severity
+from keystroke.analysis.audit.flow.data_flow import CallEvent, Flow, Listener, key_of
+from keystroke.analysis.audit.flow.values import Value
+from keystroke.analysis.audit.rules.catalog import Rule, When, load_rules
+from keystroke.analysis.audit.rules.conditions import satisfies
+from keystroke.analysis.audit.rules.triggers import WORD
+from keystroke.analysis.audit.source import ir
+
+
+@dataclass(slots=True)
+class Match:
+    rule: Rule
+    start: int
+    end: int
+    severity: Severity
+    message: str
+    cwe: int
+    origin: str
+    subject: ir.Expr | None  # what a fix works on
+    value: Value | None
+    args: list[Value]
+
+
+class Index:
+    """One language's rules by what can trigger them."""
+
+    def __init__(self, rules: Iterable[Rule]) -> None:
+        self.calls: dict[str, list[tuple[Rule, When]]] = defaultdict(list)
+        self.any_call: list[tuple[Rule, When]] = []
+        self.binds: list[tuple[Rule, When]] = []
+        self.literals: list[tuple[Rule, When]] = []
+        self.imports: list[tuple[Rule, When]] = []
+        self.returns: list[tuple[Rule, When]] = []
+        self.patterns: list[tuple[Rule, When]] = []
+        self.detectors: dict[str, tuple[Rule, When]] = {}
+        for rule in rules:
+            for when in rule.whens:
+                pair = (rule, when)
+                if when.call is not None:
+                    for last in {pattern.rsplit(".", 1)[-1] for pattern in when.call.patterns}:
+                        (self.any_call if "*" in last else self.calls[last]).append(pair)
+                for condition, place in (
+                    (when.bind, self.binds),
+                    (when.literal, self.literals),
+                    (when.imports, self.imports),
+                    (when.ast, self.patterns),
+                    (when.returns, self.returns),
+                ):
+                    if condition:
+                        place.append(pair)
+                if when.detector:
+                    self.detectors[when.detector] = pair
+        waited = [when for _, when in [*self.any_call, *self.patterns]]
+        needed = dict.fromkeys(word for when in waited for word in when.needs)
+        self.needed = tuple(word for word in needed if WORD.fullmatch(word))
+        self.marks = tuple(word for word in needed if not WORD.fullmatch(word))  # what is no part of a word
+        self.binds_for = lru_cache(maxsize=4096)(self._binds_for)
+
+    def _binds_for(self, path: str) -> list[tuple[Rule, When]]:
+        return [pair for pair in self.binds if pair[1].bind is not None and pair[1].bind.match(path)]
+
+
+@cache
+def index_of(language: str) -> Index:
+    return Index(load_rules(language))
+
+
+class Matcher(Listener):
+    def __init__(self, language: str, index: Index) -> None:
+        self.language = language
+        self.rules = index
+        self.matches: dict[tuple[str, int], Match] = {}
+        self.flow: Flow | None = None
+        self.handlers: dict[int, bool] = {}
+        self.any_call = index.any_call
+        self.present: set[str] = set()  # words that rules wait for and the text holds
+
+    def about(self, text: str, words: str = "") -> None:
+        """The text that will be walked, its words once each where they are known, which is shorter.
+
+        What it does not hold rules out conditions, which are then not asked at each call.
+        """
+        words = words or text
+        self.present = {word for word in self.rules.needed if word in words}
+        self.present.update(mark for mark in self.rules.marks if mark in text)
+        self.any_call = [
+            pair
+            for pair in self.rules.any_call
+            if not pair[1].needs or not self.present.isdisjoint(pair[1].needs)
+        ]
+
+    # Events
+
+    def call(self, event: CallEvent) -> Value | None:
+        path = event.path
+        last = path.rsplit(".", 1)[-1]
+        for rule, when in [*self.rules.calls.get(last, ()), *self.any_call]:
+            if (
+                when.call is None
+                or not when.call.match(path)
+                or (when.excluded is not None and when.excluded.match(path))
+            ):
+                continue
+            value = self.argument(event, when.arg)
+            if self.holds(rule, when, value, event.args, event.kwargs, event.function):
+                self.add(rule, when, event.call.node, value, event.call, event.args)
+        return None
+
+    def bind(self, path: str, key: str, value: Value, node: ir.Syntax, target: ir.Expr) -> None:
+        pairs = self.rules.binds_for(path)
+        if isinstance(target, ir.Index) and isinstance(target.key, ir.Const) and path.endswith("[]"):
+            pairs = [*pairs, *self.rules.binds_for(f"{path[:-1]}{target.key.value}]")]  # by name too
+        for rule, when in pairs:
+            if self.holds(rule, when, value, [value], {}, self.function):
+                self.add(rule, when, node, value, target, [value])
+
+    def returned(self, value: Value, node: ir.Syntax, function: ir.Function | None) -> None:
+        if self.language == "python" and value.items is not None:  # body, status, headers
+            value = value.item(0) or value
+        for rule, when in self.rules.returns:
+            if self.holds(rule, when, value, [value], {}, function):
+                self.add(rule, when, node, value, None, [value])
+
+    def literal(self, value: Value, node: ir.Syntax, coll: ir.Coll) -> None:
+        for rule, when in self.rules.literals:
+            if (
+                when.literal is not None
+                and when.literal.match(value.path)
+                and self.holds(rule, when, value, [value], {}, self.function)
+            ):
+                self.add(rule, when, node, value, coll, [value])
+
+    def imported(self, path: str, node: ir.Syntax) -> None:
+        for rule, when in self.rules.imports:
+            if when.imports is not None and when.imports.match(path):
+                self.add(rule, when, node, None, None, [])
+
+    def define(self, function: ir.Function, handler: bool) -> None:
+        self.handlers[id(function)] = handler
+
+    @property
+    def function(self) -> ir.Function | None:
+        return self.flow.functions[-1] if self.flow is not None and self.flow.functions else None
+
+    def patterns(self, root: Any) -> None:
+        """Syntax rules, on the units whose text can match at all."""
+        for rule, when in self.rules.patterns:
+            if when.ast is None or self.present.isdisjoint(when.needs):
+                continue
+            for node in root.find_all({"rule": when.ast}):
+                self.add(rule, when, node, None, None, [])
+
+    def detected(
+        self,
+        detector: str,
+        node: ir.Syntax,
+        message: str = "",
+        origin: str = "",
+        subject: ir.Expr | None = None,
+        args: list[Value] | None = None,
+    ) -> None:
+        """A detector in code found what its rule describes."""
+        pair = self.rules.detectors.get(detector)
+        if pair is not None:
+            self.add(pair[0], pair[1], node, None, subject, args or [], message, origin)
+
+    # Conditions
+
+    def argument(self, event: CallEvent, places: tuple[str, ...]) -> Value | None:
+        if places == ("receiver",):
+            return event.receiver
+        if places == ("*",):
+            given = [*event.args, *event.kwargs.values()]
+            return max(given, key=lambda value: (value.level, value.built)) if given else None
+        for place in places:
+            value = self.option(place, event.args, event.kwargs)
+            if value is not None:
+                return value
+        return None
+
+    def option(self, place: str, args: list[Value], kwargs: dict[str, Value]) -> Value | None:
+        """An argument by position, by keyword, or by name inside an options object."""
+        if place.lstrip("-").isdigit():
+            at = int(place)
+            return args[at] if -len(args) <= at < len(args) else None
+        if place in kwargs:
+            return kwargs[place]
+        outer, dotted, inside = place.partition(".")
+        if dotted and outer.isdigit() and inside.isdigit():  # an item of a tuple given as argument
+            whole = args[int(outer)] if int(outer) < len(args) else None
+            return whole.item(int(inside)) if whole is not None else None
+        if dotted and outer in kwargs:
+            held = kwargs[outer]
+            return held.item(int(inside)) if inside.isdigit() else self.option(inside, [held], {})
+        for value in args:
+            if value.items is not None:
+                found = value.item(place)
+                if found is not None:
+                    return found
+                head, dot, rest = place.partition(".")
+                if dot:
+                    inner = value.item(head)
+                    if inner is not None:
+                        deeper = self.option(rest, [inner], {})
+                        if deeper is not None:
+                            return deeper
+        return None
+
+    def holds(
+        self,
+        rule: Rule,
+        when: When,
+        value: Value | None,
+        args: list[Value],
+        kwargs: dict[str, Value],
+        function: ir.Function | None,
+    ) -> bool:
+        if when.handler and not (function is not None and self.handlers.get(id(function))):
+            return False
+        if when.function is not None and not (function is not None and when.function.search(function.name)):
+            return False
+        if not satisfies(value, when.test, rule.use):
+            return False
+        if when.unless is not None and function is not None and when.unless.search(function.node.text()):
+            return False
+        if when.text is not None:
+            text = value.text if value is not None else None
+            if text is None or not when.text.search(text):
+                return False
+        for names, test in when.options:
+            found = next(
+                (item for name in names if (item := self.option(name, args, kwargs)) is not None), None
+            )
+            if not satisfies(found, test, rule.use):
+                return False
+        if when.without and "**" not in kwargs:
+            return all(self.option(name, args, kwargs) is None for name in when.without)
+        return not when.without
+
+    def add(
+        self,
+        rule: Rule,
+        when: When,
+        node: ir.Syntax,
+        value: Value | None,
+        subject: ir.Expr | None,
+        args: list[Value],
+        message: str = "",
+        origin: str = "",
+    ) -> None:
+        if self.flow is not None and self.flow.quiet:
+            return
+        if self.elsewhere is not None:  # in a function called: said at the call, unless it is said there
+            node, known = self.elsewhere
+            if rule.id in known:
+                return
+            subject, args = None, []
+        span = node.range()
+        self.place(rule, when, span.start.index, span.end.index, value, subject, args, message, origin)
+
+    def place(
+        self,
+        rule: Rule,
+        when: When,
+        start: int,
+        end: int,
+        value: Value | None = None,
+        subject: ir.Expr | None = None,
+        args: list[Value] | None = None,
+        message: str = "",
+        origin: str = "",
+    ) -> None:
+        self.heard += 1
+        key = (rule.id, start)
+        if key in self.matches and self.matches[key].end >= end:
+            return
+        self.matches[key] = Match(
+            rule,
+            start,
+            end,
+            when.severity or rule.severity,
+            message or when.message or rule.message,
+            when.cwe or rule.cwe,
+            origin or (value.origin if value is not None else ""),
+            subject,
+            value,
+            args or [],
+        )
+
+    def source(self, root: Any, text: str) -> None:
+        """Checks of the text itself."""
+
+
+__all__ = ["Index", "Match", "Matcher", "index_of", "key_of", "satisfies"]

@@ -1,0 +1,346 @@
+"""Errors in text that is not saved, and never run: syntax, and in Python names, imports, attributes.
+
+Law: plain functions on text; ranges are offsets. Every fix that comes out was applied and checked again: its
+diagnostic is gone and no new one has come. What cannot be known from the text is not reported.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from pyflakes import messages
+
+from keystroke.analysis.check.candidates import candidates
+from keystroke.analysis.check.diagnostic import Diagnostic, Fix, Level
+from keystroke.analysis.check.facts import facts
+from keystroke.analysis.check.flakes import flakes, separable
+from keystroke.analysis.check.foreign import foreign_fixes, foreign_language, syntax_errors
+from keystroke.analysis.check.knowledge import MOVED_MODULES
+from keystroke.analysis.check.modules import Project, parsed
+from keystroke.analysis.check.pieces import Piece, pieces, whole
+from keystroke.analysis.check.scope import BUILTINS, Classes, Source, nearest
+from keystroke.analysis.check.syntax_fixes import broken, syntax_fixes
+from keystroke.errors import InputError
+from keystroke.text import Document, apply_edits
+
+MAX_TEXT = 2_000_000  # characters; beyond this a file is data
+MAX_FIXED = 24  # diagnostics per check that get fixes at once; `fixes_for` makes more when asked
+_TRIES = 6
+_LIMIT = 3
+_QUIET = re.compile(r"#\s*(?:noqa(?!:)|noqa:[^#]*\bF\d|type:\s*ignore|pyright:\s*ignore)", re.IGNORECASE)
+_WARNED: dict[type, tuple[str, Level]] = {
+    messages.UnusedVariable: ("unused-variable", Level.HINT),
+    messages.RedefinedWhileUnused: ("redefined-unused", Level.WARNING),
+    messages.FStringMissingPlaceholders: ("useless-f-prefix", Level.HINT),
+    messages.IsLiteral: ("is-literal", Level.WARNING),
+    messages.UnusedImport: ("unused-import", Level.WARNING),
+    messages.UndefinedName: ("undefined-name", Level.ERROR),
+    messages.UndefinedLocal: ("undefined-local", Level.ERROR),
+    messages.UndefinedExport: ("undefined-export", Level.ERROR),
+    messages.DuplicateArgument: ("duplicate-argument", Level.ERROR),
+    messages.ReturnOutsideFunction: ("return-outside-function", Level.ERROR),
+    messages.YieldOutsideFunction: ("yield-outside-function", Level.ERROR),
+    messages.BreakOutsideLoop: ("break-outside-loop", Level.ERROR),
+    messages.ContinueOutsideLoop: ("continue-outside-loop", Level.ERROR),
+    messages.DefaultExceptNotLast: ("default-except-not-last", Level.ERROR),
+    messages.AssertTuple: ("assert-tuple", Level.WARNING),
+    messages.IfTuple: ("if-tuple", Level.WARNING),
+    messages.MultiValueRepeatedKeyLiteral: ("repeated-key", Level.WARNING),
+    messages.RaiseNotImplemented: ("raise-notimplemented", Level.ERROR),
+    messages.StringDotFormatMissingArgument: ("format-missing-argument", Level.ERROR),
+    messages.StringDotFormatInvalidFormat: ("format-invalid", Level.ERROR),
+    messages.PercentFormatPositionalCountMismatch: ("format-count", Level.ERROR),
+    messages.PercentFormatMissingArgument: ("format-missing-argument", Level.ERROR),
+    messages.ForwardAnnotationSyntaxError: ("annotation-syntax", Level.ERROR),
+    messages.LateFutureImport: ("late-future-import", Level.ERROR),
+    messages.TwoStarredExpressions: ("two-starred", Level.ERROR),
+}
+
+
+def check(
+    text: str, path: str | Path = "", *, project: Project | None = None, fixes: bool = True
+) -> tuple[Diagnostic, ...]:
+    """What is wrong with a text, in the order of the text. `path` tells its language and where it lies; it
+    need not be saved, or exist. InputError for a text that is too long."""
+    if not concerns(path):
+        return ()
+    if len(text) > MAX_TEXT:
+        raise InputError(f"the text has {len(text):,} characters; at most {MAX_TEXT:,} are checked")
+    if not is_python(path):
+        return tuple(
+            replace(item, fixes=foreign_fixes(text, item, path, _LIMIT)) if fixes else item
+            for item in syntax_errors(text, path)
+        )
+    home = project or Project()
+    found = _found(text, path, home)
+    if not fixes:
+        return found
+    return tuple(
+        replace(item, fixes=fixes_for(text, item, path, project=home, known=found))
+        if at < MAX_FIXED
+        else item
+        for at, item in enumerate(found)
+    )
+
+
+def concerns(path: str | Path) -> bool:
+    """Whether a path is one whose text can be checked."""
+    return is_python(path) or foreign_language(path) is not None
+
+
+def is_python(path: str | Path) -> bool:
+    """Whether a path is Python's; a text without one is taken for it."""
+    return Path(path).suffix.lower() in (".py", ".pyi", ".pyw", "")
+
+
+def fixes_for(
+    text: str,
+    diagnostic: Diagnostic,
+    path: str | Path = "",
+    *,
+    project: Project | None = None,
+    known: tuple[Diagnostic, ...] | None = None,
+    limit: int = _LIMIT,
+) -> tuple[Fix, ...]:
+    """The proved fixes of one diagnostic of `text`, best first. `known`: what the text's check said."""
+    if not is_python(path):
+        return foreign_fixes(text, diagnostic, path, limit)
+    home = project or Project()
+    if diagnostic.code == "syntax-error":
+        error = broken(text)
+        return syntax_fixes(text, error, limit) if error is not None else ()
+    source = read(text)
+    if source is None:
+        return ()
+    before = Counter(item.code for item in (known if known is not None else _found(text, path, home)))
+    proved: list[Fix] = []
+    seen: set[str] = set()
+    for tried, fix in enumerate(candidates(source, diagnostic, home, _origin(path))):
+        if tried >= _TRIES or len(proved) >= limit:
+            break
+        after = apply_edits(text, fix.edits)
+        if after in seen:
+            continue
+        seen.add(after)
+        now = Counter(item.code for item in _found(after, path, home))
+        if now[diagnostic.code] < before[diagnostic.code] and not now - before:
+            proved.append(fix)
+    return tuple(proved)
+
+
+def read(text: str) -> Source | None:
+    """The text with its tree; None for a text that does not parse."""
+    try:
+        return Source(text, parsed(text), Document(text))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _origin(path: str | Path) -> Path | None:
+    return Path(path) if str(path) else None
+
+
+def _found(text: str, path: str | Path, project: Project) -> tuple[Diagnostic, ...]:
+    cut = pieces(text)
+    if cut is None:
+        error = broken(text)
+        if error is None:
+            return ()
+        end = max(error.end, min(error.start + 1, len(text)))
+        message = error.message[:1].upper() + error.message[1:]
+        return (Diagnostic("syntax-error", Level.ERROR, message, error.start, end),)
+    try:
+        if len(cut) > 1 and not separable(cut):
+            cut = whole(text) or cut
+        module = _Module(cut)
+        found = [
+            *_flakes(module, path),
+            *_imports(module, project, _origin(path)),
+            *_attributes(module, project, _origin(path)),
+            *_own_attributes(module),
+            *_methods_without_self(module),
+            *_forgotten_prefixes(module),
+        ]
+    except RecursionError:
+        return ()  # machine-made code, deeper than the stack
+    kept = {module.placed(at, item) for at, item in found if not _QUIET.search(module.line(at, item.start))}
+    return tuple(sorted(kept, key=lambda item: (item.start, item.end, item.code, item.subject)))
+
+
+_Found = Iterator[tuple[int, Diagnostic]]  # a diagnostic in the offsets of its piece, and which piece that is
+
+
+class _Module:
+    """The pieces of one text with what each says, and where each begins."""
+
+    def __init__(self, cut: list[Piece]) -> None:
+        self.pieces = cut
+        self.facts = [facts(piece) for piece in cut]
+        self.starts: list[int] = []
+        self.lines: list[int] = []  # before each piece
+        start = line = 0
+        for piece in cut:
+            self.starts.append(start)
+            self.lines.append(line)
+            start += len(piece.text)
+            line += piece.text.count("\n")
+
+    def placed(self, at: int, item: Diagnostic) -> Diagnostic:
+        start = self.starts[at]
+        return replace(item, start=item.start + start, end=item.end + start) if start else item
+
+    def line(self, at: int, offset: int) -> str:
+        document = self.pieces[at].source.document
+        return document.line(document.position(offset, "utf-32").line)
+
+
+# ── names ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def _flakes(module: _Module, path: str | Path) -> _Found:
+    name = Path(path).name if str(path) else "text.py"
+    for at, message, origin in flakes(module.pieces, str(path) or "text.py"):
+        known = _WARNED.get(type(message))
+        if known is None or (known[0] == "unused-import" and name == "__init__.py"):
+            continue
+        source = module.pieces[at].source
+        code, level = known
+        given = message.message_args
+        subject = str(given[0]) if given else ""
+        start = source.offset(message.lineno, message.col)
+        end = source.document.line_span(message.lineno - 1)[1]
+        if code in ("undefined-name", "undefined-local"):
+            place = source.word(message.lineno, message.col, subject)
+            if place is None:
+                continue
+            start, end = place
+            words = f"`{subject}` is not defined" if code == "undefined-name" else ""
+            words = words or f"`{subject}` is used before this function gives it a value"
+        else:
+            if code == "redefined-unused":
+                given = (given[0], given[1] + module.lines[origin])
+            words = (message.message % given).replace("'", "`")
+            words = words[:1].upper() + words[1:]
+            end = max(end, start)
+        yield at, Diagnostic(code, level, words, start, end, subject)
+
+
+# ── imports and attributes of modules ─────────────────────────────────────────────────────────
+
+
+def _imports(module: _Module, project: Project, origin: Path | None) -> _Found:
+    for at, said in enumerate(module.facts):
+        for item in said.imports:
+            if item.level is None:
+                for name, start in item.names:
+                    yield from ((at, found) for found in _missing(name, start, project, origin))
+                continue
+            if item.level:
+                target = project.relative(origin, item.level, item.module) if origin is not None else None
+                names = project.names_of(target) if target is not None else None
+            else:
+                absent = list(_missing(item.module, item.start, project, origin))
+                yield from ((at, found) for found in absent)
+                names = None if absent else project.names(item.module, origin)
+            wanted = "." * item.level + item.module
+            for name, start in item.names if names is not None else ():
+                if names is not None and name not in names:
+                    end, words = start + len(name), f"`{wanted}` has no `{name}`"
+                    yield (
+                        at,
+                        Diagnostic("unknown-import-name", Level.ERROR, words, start, end, name, wanted),
+                    )
+
+
+def _missing(module: str, start: int, project: Project, origin: Path | None) -> Iterator[Diagnostic]:
+    """A module that is not there. Where packages may be installed elsewhere, only a near miss is an error."""
+    if project.exists(module, origin):
+        return
+    top = module.partition(".")[0]
+    own = top in project.own_tops() or (top != module and project.exists(top, origin))
+    if own or module in MOVED_MODULES or nearest(top, project.tops(), 1, least=0.8):
+        words = f"There is no module `{module}`"
+        yield Diagnostic("unresolved-import", Level.ERROR, words, start, start + len(module), module)
+
+
+def _attributes(module: _Module, project: Project, origin: Path | None) -> _Found:
+    modules: dict[str, str] = {}
+    rebound: set[str] = set()
+    for said in module.facts:
+        for name, meant in said.modules:
+            if modules.setdefault(name, meant) != meant:
+                rebound.add(name)
+    if not modules:
+        return
+    for said in module.facts:
+        rebound |= said.rebound
+    known = {name: meant for name, meant in modules.items() if name not in rebound}
+    held: dict[str, frozenset[str] | None] = {}
+    for at, said in enumerate(module.facts):
+        for name, attribute, end in said.attributes:
+            if name not in known:
+                continue
+            meant = known[name]
+            if meant not in held:
+                held[meant] = project.names(meant, origin)
+            names = held[meant]
+            if names is not None and attribute not in names:
+                start, words = end - len(attribute), f"`{meant}` has no `{attribute}`"
+                yield (
+                    at,
+                    Diagnostic("unknown-module-attribute", Level.ERROR, words, start, end, attribute, meant),
+                )
+
+
+# ── objects of this file ──────────────────────────────────────────────────────────────────────
+
+
+def _own_attributes(module: _Module) -> _Found:
+    own = {node: names for said in module.facts for node, names in said.own.items()}
+    classes = Classes(*(piece.source for piece in module.pieces), own=lambda node: own[node])
+    stored = frozenset().union(*(said.stored for said in module.facts)) if module.facts else frozenset()
+    for at, said in enumerate(module.facts):
+        for node, uses in said.self_uses.items():
+            if not uses or classes.known.get(node.name) is not node:
+                continue
+            names = classes.members(node)
+            for attribute, end in uses if names is not None else ():
+                if names is not None and attribute not in names and attribute not in stored:
+                    start, words = end - len(attribute), f"`{node.name}` has no `{attribute}`"
+                    yield (
+                        at,
+                        Diagnostic(
+                            "unknown-self-attribute", Level.WARNING, words, start, end, attribute, node.name
+                        ),
+                    )
+
+
+def _methods_without_self(module: _Module) -> _Found:
+    """A method without parameters fails as soon as it is called on an object."""
+    names = Counter(node.name for said in module.facts for node in said.own)
+    for at, said in enumerate(module.facts):
+        for method in said.methods:
+            through = any((method.owner, method.name) in other.of_names for other in module.facts)
+            if names[method.owner] == 1 and not method.used and not through:
+                words = f"The method `{method.name}` takes no `self`"
+                place = method.place
+                yield (
+                    at,
+                    Diagnostic(
+                        "missing-self", Level.WARNING, words, place, place, method.name, method.context
+                    ),
+                )
+
+
+def _forgotten_prefixes(module: _Module) -> _Found:
+    """A string printed or raised as it stands, whose braces hold names that are visible there."""
+    words = "The braces are printed as they are: the string has no `f` before it"
+    bound = frozenset().union(*(said.bound for said in module.facts)) if module.facts else frozenset()
+    for at, said in enumerate(module.facts):
+        for item in said.braces:
+            if item.names <= (item.seen | bound) - BUILTINS:
+                yield at, Diagnostic("missing-f-prefix", Level.HINT, words, item.start, item.end)

@@ -1,0 +1,287 @@
+"""Names of a Python text by pyflakes, piece by piece.
+
+Law: gives what pyflakes gives for the whole text. A piece is looked at again only when it changes, or when
+others define or no longer define a name that it mentions; what hangs together across pieces (imports used
+elsewhere) is put together at the end. Where pieces cannot be told apart the whole text is one.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyflakes import checker, messages
+
+from keystroke.analysis.check.pieces import Piece
+
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+@dataclass(frozen=True)
+class Names:
+    """What a piece binds at the top of its module."""
+
+    bound: frozenset[str]
+    defined: frozenset[str]  # by def, class or import: those another binding would redefine
+    deleted: frozenset[str]
+    declared: frozenset[str]  # `global` in a function
+    star: bool
+    future: bool
+    imports: Mapping[str, Any]  # pyflakes' own bindings of what is imported
+
+
+@dataclass
+class Unused:
+    """An import that its own piece does not use; `redefined` are places that would hide it."""
+
+    name: str
+    message: Any
+    line: int
+    redefined: list[ast.AST] = field(default_factory=list)
+
+
+@dataclass
+class Look:
+    """What one piece says with certain names around it."""
+
+    messages: list[Any]
+    unused: list[Unused]
+    used: frozenset[str]  # names of other pieces
+    exported: frozenset[str]
+    hidden: dict[str, list[ast.AST]]  # names of imports elsewhere that something here would hide
+
+
+def flakes(pieces: list[Piece], filename: str) -> Iterator[tuple[int, Any, int]]:
+    """Messages with the index of their piece, and the index of the piece that a line in them belongs to."""
+    names = [_names(piece) for piece in pieces]
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    always: set[str] = set()
+    imports: dict[str, Any] = {}
+    for at, item in enumerate(names):
+        for name in item.bound:
+            first.setdefault(name, at)
+            last[name] = at
+        always |= item.declared
+        imports.update(item.imports)
+    future = any(item.future for item in names)
+    looks = []
+    opening = True  # only a docstring and imports from __future__ so far
+    for at, piece in enumerate(pieces):
+        here = piece.words & (first.keys() | always)
+        earlier = frozenset(n for n in here if n in always or first[n] < at)
+        later = frozenset(n for n in here if n not in earlier and last[n] > at)
+        looks.append(_look(piece, earlier, later, imports, future, opening, filename))
+        opening = opening and all(_may_open(node) for node in piece.source.tree.body)
+    exported = frozenset().union(*(look.exported for look in looks)) if looks else frozenset()
+    for at, look in enumerate(looks):
+        yield from ((at, message, at) for message in look.messages)
+        for unused in look.unused:
+            name = unused.name
+            if name in exported or any(name in o.used for n, o in enumerate(looks) if n != at):
+                continue
+            yield at, unused.message, at
+            for other, there in enumerate(looks):
+                for node in unused.redefined if other == at else there.hidden.get(name, ()):
+                    place = _Place(unused.line)
+                    yield other, messages.RedefinedWhileUnused(filename, node, name, place), at
+
+
+def _may_open(node: ast.stmt) -> bool:
+    if isinstance(node, ast.ImportFrom):
+        return node.module == "__future__"
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+class _Place:
+    """Where something was defined, as messages want to know it."""
+
+    def __init__(self, lineno: int) -> None:
+        self.lineno, self.col_offset = lineno, 0
+
+
+def separable(pieces: list[Piece]) -> bool:
+    """Whether looking at the pieces one by one says all that looking at the whole does."""
+    names = [_names(piece) for piece in pieces]
+    if any(item.star for item in names):
+        return False
+    seen: set[str] = set()
+    defined = frozenset().union(*(item.defined for item in names))
+    for item in names:
+        if item.declared & defined:
+            return False  # a function binds again what stands elsewhere
+        if (item.bound & seen & defined) or ("__all__" in item.bound and "__all__" in seen):
+            return False
+        seen |= item.bound
+    for at, item in enumerate(names):
+        if item.deleted and any(item.deleted & other.words for n, other in enumerate(pieces) if n != at):
+            return False
+    return True
+
+
+# ── one piece ─────────────────────────────────────────────────────────────────────────────────
+
+
+def _names(piece: Piece) -> Names:
+    found = piece.memory.get("names")
+    if not isinstance(found, Names):
+        found = piece.memory["names"] = _bindings(piece)
+    return found
+
+
+def _bindings(piece: Piece) -> Names:
+    bound: set[str] = set()
+    defined: set[str] = set()
+    deleted: set[str] = set()
+    imported: list[ast.stmt] = []
+    star = future = False
+    todo: list[ast.AST] = [piece.source.tree]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, _SCOPES):
+            defined.add(node.name)
+            todo += node.decorator_list
+            continue
+        if isinstance(node, ast.Lambda):
+            continue
+        if isinstance(node, _COMPREHENSIONS):
+            bound |= {
+                inner.target.id
+                for inner in ast.walk(node)
+                if isinstance(inner, ast.NamedExpr) and isinstance(inner.target, ast.Name)
+            }
+            continue
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            imported.append(node)
+            ahead = isinstance(node, ast.ImportFrom) and node.module == "__future__"
+            for alias in node.names:
+                future = future or (ahead and alias.name == "annotations")
+                star = star or alias.name == "*"
+                defined.add(alias.asname or alias.name.partition(".")[0])
+        elif isinstance(node, ast.AnnAssign) and node.value is None:
+            continue
+        elif isinstance(node, ast.Name):
+            if isinstance(node.ctx, ast.Store):
+                bound.add(node.id)
+            elif isinstance(node.ctx, ast.Del):
+                deleted.add(node.id)
+        elif isinstance(node, (ast.MatchAs, ast.MatchStar)) and node.name:
+            bound.add(node.name)
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            bound.add(node.name)
+            deleted.add(node.name)  # at the end of the handler
+        elif isinstance(node, ast.MatchMapping) and node.rest:
+            bound.add(node.rest)
+        todo.extend(ast.iter_child_nodes(node))
+    declared = {name for node in piece.source.of(ast.Global) for name in node.names}
+    imports = {}
+    if imported and not star:
+        alone = checker.Checker(ast.Module(imported[::-1], []), builtins=())
+        scope = alone.deadScopes[-1]
+        imports = {name: item for name, item in scope.items() if isinstance(item, checker.Importation)}
+    everything = bound | defined
+    return Names(
+        frozenset(everything),
+        frozenset(defined),
+        frozenset(deleted),
+        frozenset(declared),
+        star,
+        future,
+        imports,
+    )
+
+
+def _look(
+    piece: Piece,
+    earlier: frozenset[str],
+    later: frozenset[str],
+    imports: Mapping[str, Any],
+    future: bool,
+    first: bool,
+    filename: str,
+) -> Look:
+    outside = {name: imports[name] for name in earlier | later if name in imports}
+    meaning = frozenset((name, type(item), item.fullName) for name, item in outside.items())
+    key = ("look", earlier, later, meaning, future, first, filename)
+    found = piece.memory.get(key)
+    if not isinstance(found, Look):
+        for old in [k for k in piece.memory if isinstance(k, tuple) and k[0] == "look"][:-3]:
+            del piece.memory[old]
+        own = _PieceChecker(piece.source.tree, filename, earlier, later, outside, future=future, first=first)
+        found = piece.memory[key] = own.look()
+    return found
+
+
+class _PieceChecker(checker.Checker):  # type: ignore[misc]
+    """pyflakes over one piece, in a module where other pieces have bound names: `earlier` before it runs,
+    `later` before its functions do."""
+
+    def __init__(
+        self,
+        tree: ast.Module,
+        filename: str,
+        earlier: frozenset[str],
+        later: frozenset[str],
+        imports: Mapping[str, Any],
+        *,
+        future: bool,
+        first: bool,
+    ) -> None:
+        self._earlier, self._later, self._imports = earlier, later, imports
+        self._future, self._first = future, first
+        self._module: Any = None
+        self._outside: dict[str, Any] = {}
+        self._unused: list[Unused] = []
+        self._used: set[str] = set()
+        self._exported: frozenset[str] = frozenset()
+        self._hidden: dict[str, list[ast.AST]] = {}
+        super().__init__(tree, filename)
+
+    def look(self) -> Look:
+        return Look(self.messages, self._unused, frozenset(self._used), self._exported, self._hidden)
+
+    def handleChildren(self, tree: ast.AST, omit: Any = None) -> None:  # noqa: N802 - pyflakes' name
+        if tree is self.root and self._module is None:
+            self._module = self.scopeStack[0]
+            self._bring(self._earlier)
+            if self._future:
+                self._module._annotations_future_enabled = True
+            if not self._first:
+                self._module._futures_allowed = False
+        super().handleChildren(tree, omit)
+
+    def _run_deferred(self) -> None:
+        self._bring(name for name in self._later if name not in self._module)
+        super()._run_deferred()
+
+    def _bring(self, names: Any) -> None:
+        for name in names:
+            binding = copy.copy(self._imports[name]) if name in self._imports else checker.Builtin(name)
+            binding.used = False
+            if isinstance(binding, checker.Importation):
+                binding.redefined = []
+            self._outside[name] = self._module[name] = binding
+
+    def checkDeadScopes(self) -> None:  # noqa: N802 - pyflakes' name
+        exports = self._module.get("__all__")
+        if isinstance(exports, checker.ExportBinding):
+            self._exported = frozenset(exports.names)
+        for name, binding in self._outside.items():
+            if binding.used:
+                self._used.add(name)
+            if isinstance(binding, checker.Importation):
+                if binding.redefined:
+                    self._hidden[name] = binding.redefined
+                binding.used = True  # it is reported where it stands, if at all
+        for binding in self._module.values():
+            if isinstance(binding, checker.Importation) and not binding.used:
+                told = messages.UnusedImport(self.filename, binding.source, binding.imported_name)
+                self._unused.append(
+                    Unused(binding.name, told, binding.source.lineno, list(binding.redefined))
+                )
+                binding.used = True
+        super().checkDeadScopes()

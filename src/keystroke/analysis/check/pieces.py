@@ -1,0 +1,140 @@
+"""A Python text in pieces: runs of whole statements at its top, each parsed once for as long as it stays.
+
+Law: a pure function of the text with a memory. The pieces joined are the text, and each parses by itself as
+it does inside the whole; a text that cannot be cut so is one piece, and one that does not parse has none.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import cached_property
+
+from keystroke.analysis.check.modules import parsed
+from keystroke.analysis.check.scope import Source
+from keystroke.text import Document
+
+# Strings and comments as a whole, so that nothing in them is taken for a statement, and beginnings of lines.
+_TOKENS = re.compile(
+    r'("""(?:[^\\]|\\.)*?"""|'
+    r"'''(?:[^\\]|\\.)*?'''|"
+    r'"(?:[^"\\\n]|\\.)*"|'
+    r"'(?:[^'\\\n]|\\.)*'|#[^\n]*)"
+    r"|^(?=[^\s#)\]}\"'\\])",  # a lone backslash begins nothing: the line below it goes on
+    re.MULTILINE | re.DOTALL,
+)
+_HEAD = re.compile(r"@|(?:async\s+)?def\s+(\w+)|class\s+(\w+)|(?:else|elif|except|finally)\b")
+_RUN = 2000  # characters of plain statements that stay together
+_TRIES = 6  # pieces joined to the next ones because a bracket or a line goes on
+_KEPT = 4_000_000  # characters of pieces that are remembered
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Part of a text: positions in `source` count from its own beginning."""
+
+    text: str
+    source: Source
+
+    @cached_property
+    def words(self) -> frozenset[str]:
+        return frozenset(re.findall(r"\w+", self.text))
+
+    @cached_property
+    def memory(self) -> dict[object, object]:
+        """What others found out about this piece, under keys of their own."""
+        return {}
+
+
+class _Memory:
+    """Pieces by their text, the latest ones. Checks run on several threads."""
+
+    def __init__(self) -> None:
+        self._pieces: OrderedDict[str, Piece] = OrderedDict()
+        self._size = 0
+        self._lock = threading.Lock()
+
+    def piece(self, text: str) -> Piece | None:
+        with self._lock:
+            found = self._pieces.get(text)
+            if found is not None:
+                self._pieces.move_to_end(text)
+                return found
+        try:
+            piece = Piece(text, Source(text, parsed(text), Document(text)))
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return None
+        with self._lock:
+            if text not in self._pieces:
+                self._pieces[text] = piece
+                self._size += len(text)
+                while self._size > _KEPT and len(self._pieces) > 1:
+                    self._size -= len(self._pieces.popitem(last=False)[0])
+        return piece
+
+
+_memory = _Memory()
+
+
+def whole(text: str) -> list[Piece] | None:
+    """The text as one piece; None if it does not parse."""
+    piece = _memory.piece(text)
+    return None if piece is None else [piece]
+
+
+def pieces(text: str) -> list[Piece] | None:
+    """The text in pieces; None if it does not parse."""
+    if "\r" in text.replace("\r\n", "") or "\f" in text:
+        return whole(text)  # lines end otherwise there than a piece can tell
+    cuts = [*_cuts(text), len(text)]
+    found: list[Piece] = []
+    at = 0
+    while at < len(cuts) - 1:
+        for upto in range(at + 1, min(at + 1 + _TRIES, len(cuts))):
+            piece = _memory.piece(text[cuts[at] : cuts[upto]])
+            if piece is not None:
+                found.append(piece)
+                at = upto
+                break
+        else:
+            rest = _memory.piece(text[cuts[at] :])
+            if rest is None:
+                return None
+            return [*found, rest]
+    return found or whole(text)
+
+
+def _cuts(text: str) -> list[int]:
+    """Where statements begin that may begin a piece."""
+    cuts = [0]
+    last, run, decorated, name, above = 0, True, False, "", ""
+    begun = False  # what stands above the first statement belongs to it
+    for token in _TOKENS.finditer(text):
+        start = token.start()
+        if token.lastindex and (text[start] == "#" or (start and text[start - 1] != "\n")):
+            continue
+        head = _HEAD.match(text, start)
+        if head is None:
+            if begun and (not run or start - last > _RUN):
+                cuts.append(start)
+                last = start
+            run = begun = True
+            decorated, name = False, ""
+            continue
+        if head[0] in ("else", "elif", "except", "finally"):
+            continue
+        own = head[1] or head[2] or ""
+        if decorated:  # what the decorators above belong to
+            decorated, name = head[0] == "@", own
+            if own and own == above and len(cuts) > 1:
+                cuts.pop()  # overloads stay together
+            continue
+        if own and own == name:
+            continue
+        if begun:
+            cuts.append(start)
+        above = name
+        last, run, begun, decorated, name = start, False, True, head[0] == "@", own
+    return cuts

@@ -1,0 +1,235 @@
+"""Which names can be seen from a place in a Python file, and what a class in it has.
+
+Law: reads a syntax tree and nothing else. Where it cannot know (a base from elsewhere, attributes set by
+name) it says None, and callers stay silent.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import difflib
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+from keystroke.analysis.check.modules import bind, top_level
+from keystroke.text import Document
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+_Node = TypeVar("_Node", bound=ast.AST)
+BUILTINS = frozenset(dir(builtins))
+_KNOWN_DECORATORS = {"dataclass", "total_ordering", "final", "runtime_checkable", "unique"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A text with its tree and the arithmetic from the tree's positions (UTF-8 columns) to offsets."""
+
+    text: str
+    tree: ast.Module
+    document: Document
+
+    @cached_property
+    def _nodes(self) -> dict[type, list[ast.AST]]:
+        found: dict[type, list[ast.AST]] = {}
+        for node in ast.walk(self.tree):
+            found.setdefault(type(node), []).append(node)
+        return found
+
+    def of(self, kind: type[_Node]) -> list[_Node]:
+        """Every node of one kind. The tree is walked once for all who ask."""
+        return self._nodes.get(kind, [])  # type: ignore[return-value]
+
+    def offset(self, line: int, column: int) -> int:
+        return self.document.offset(line - 1, column, "utf-8", clamp=True)
+
+    def span(self, node: ast.expr | ast.stmt | ast.alias | ast.arg | ast.keyword) -> tuple[int, int]:
+        end_line, end_column = node.end_lineno or node.lineno, node.end_col_offset or node.col_offset
+        return self.offset(node.lineno, node.col_offset), self.offset(end_line, end_column)
+
+    def word(self, line: int, column: int, name: str) -> tuple[int, int] | None:
+        """Where `name` stands: at the position, or else at the only place on its line (positions inside
+        f-strings were wrong before Python 3.12)."""
+        start = self.offset(line, column)
+        if self.text[start : start + len(name)] == name:
+            return start, start + len(name)
+        first, last = self.document.line_span(line - 1)
+        places = list(find_words(self.text[first:last], name))
+        return (first + places[0], first + places[0] + len(name)) if len(places) == 1 else None
+
+
+def find_words(text: str, name: str) -> Iterable[int]:
+    at = text.find(name)
+    while at >= 0:
+        before, after = text[at - 1 : at], text[at + len(name) : at + len(name) + 1]
+        if not (before.isalnum() or before == "_" or after.isalnum() or after == "_"):
+            yield at
+        at = text.find(name, at + 1)
+
+
+def enclosing(tree: ast.Module, line: int) -> list[Function | ast.ClassDef | ast.Lambda]:
+    """The functions and classes around a line, outermost first."""
+    found: list[Function | ast.ClassDef | ast.Lambda] = []
+    todo: list[ast.AST] = [tree]
+    while todo:
+        for child in ast.iter_child_nodes(todo.pop()):
+            first, last = getattr(child, "lineno", None), getattr(child, "end_lineno", None)
+            if first is None or last is None:
+                todo.append(child)
+            elif first <= line <= last:
+                if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+                    found.append(child)
+                todo.append(child)
+    return sorted(found, key=lambda node: (node.lineno, node.col_offset))
+
+
+def bound_in(node: Function | ast.Lambda | ast.ClassDef | ast.Module) -> set[str]:
+    """The names a scope binds: its parameters and what its statements assign."""
+    names: set[str] = set()
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+        arguments = node.args
+        named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+        names |= {a.arg for a in (*named, arguments.vararg, arguments.kwarg) if a is not None}
+    if not isinstance(node, ast.Lambda):
+        for statement in top_level(node):
+            bind(statement, names)
+    return names
+
+
+def visible(tree: ast.Module, line: int) -> set[str]:
+    """Every name that an expression on `line` can use, builtins not included."""
+    names = bound_in(tree)
+    scopes = enclosing(tree, line)
+    for at, scope in enumerate(scopes):
+        if not isinstance(scope, ast.ClassDef) or at == len(scopes) - 1:
+            names |= bound_in(scope)
+    return names
+
+
+def receiver(function: ast.AST) -> str | None:
+    """The name of a method's own object; None for static methods and functions without parameters."""
+    if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return None
+    if any(isinstance(d, ast.Name) and d.id == "staticmethod" for d in function.decorator_list):
+        return None
+    first = [*function.args.posonlyargs, *function.args.args][:1]
+    return first[0].arg if first else None
+
+
+def own_members(node: ast.ClassDef) -> set[str]:
+    """Names of the class body, and attributes that its methods set on their own object."""
+    names = bound_in(node)
+    for method in top_level(node):
+        if (own := receiver(method)) is None:
+            continue
+        for child in ast.walk(method):
+            if (
+                isinstance(child, ast.Attribute)
+                and isinstance(child.ctx, (ast.Store, ast.Del))
+                and isinstance(child.value, ast.Name)
+                and child.value.id == own
+            ):
+                names.add(child.attr)
+    return names
+
+
+class Classes:
+    """The classes of one file by name. One defined twice is left out: nobody can say which is meant."""
+
+    def __init__(
+        self,
+        *sources: Source,
+        own: Callable[[ast.ClassDef], frozenset[str] | None] | None = None,
+    ) -> None:
+        """`own`: what a class has by itself, where somebody knows it already."""
+        nodes = [node for source in sources for node in source.of(ast.ClassDef)]
+        names = Counter(node.name for node in nodes)
+        self.known = {node.name: node for node in nodes if names[node.name] == 1}
+        self._own = own or (lambda node: frozenset(own_members(node)) if plain_class(node) else None)
+        self._families: dict[str, list[ast.ClassDef] | None] = {}
+
+    def members(self, node: ast.ClassDef) -> frozenset[str] | None:
+        """Everything objects of the class have; None where bases, decorators or dynamics hide it."""
+        family = self._ancestors(node)
+        if family is None:
+            return None
+        # What a base calls on itself may be defined by a class derived from it.
+        derived = [other for other in self.known.values() if node in (self._ancestors(other) or ())]
+        names = set(_OF_EVERY_OBJECT)
+        for item in (*family, *derived):
+            own = self._own(item)
+            if own is None:
+                return None
+            names |= own
+        return frozenset(names)
+
+    def _ancestors(self, node: ast.ClassDef) -> list[ast.ClassDef] | None:
+        """The class and its bases, if all are in this file."""
+        if node.name not in self._families:
+            self._families[node.name] = self._found(node)
+        return self._families[node.name]
+
+    def _found(self, node: ast.ClassDef) -> list[ast.ClassDef] | None:
+        found: list[ast.ClassDef] = []
+        todo = [node]
+        while todo:
+            item = todo.pop()
+            if item in found:
+                continue
+            found.append(item)
+            for base in item.bases:
+                if isinstance(base, ast.Name) and base.id == "object":
+                    continue
+                if not isinstance(base, ast.Name) or base.id not in self.known:
+                    return None
+                todo.append(self.known[base.id])
+        return found
+
+
+_OF_EVERY_OBJECT = frozenset(dir(object)) | {
+    "__dict__",
+    "__annotations__",
+    "__module__",
+    "__name__",
+    "__qualname__",
+}
+
+
+def plain_class(node: ast.ClassDef) -> bool:
+    """Whether what the class has is what its text says."""
+    if node.keywords or node.name.endswith("Mixin"):
+        return False
+    for decorator in node.decorator_list:
+        head = decorator.func if isinstance(decorator, ast.Call) else decorator
+        name = head.attr if isinstance(head, ast.Attribute) else head.id if isinstance(head, ast.Name) else ""
+        if name not in _KNOWN_DECORATORS:
+            return False
+    for child in ast.walk(node):
+        if isinstance(child, ast.Name) and child.id in ("setattr", "vars"):
+            return False
+        if isinstance(child, ast.Attribute) and child.attr in ("__dict__", "__setattr__", "__class__"):
+            return False
+        if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)) and child.name in (
+            "__getattr__",
+            "__getattribute__",
+        ):
+            return False
+    return True
+
+
+def nearest(name: str, candidates: Iterable[str], limit: int = 3, *, least: float = 0.66) -> list[str]:
+    """The candidates most like `name`, best first: the same letters in another case, then close spellings."""
+    if len(name) > 100:
+        return []
+    pool = {item for item in candidates if item != name and item}
+    plain = name.lower().replace("_", "")
+    same = sorted(item for item in pool if item.lower().replace("_", "") == plain)
+    if len(name) < 2:
+        return same[:limit]
+    close = difflib.get_close_matches(name, sorted(pool - set(same)), n=limit, cutoff=least)
+    if not name.startswith("__"):
+        close = [item for item in close if not item.startswith("__")]
+    return [*same, *close][:limit]

@@ -1,0 +1,426 @@
+"""A text that does not parse, and small edits after which it does.
+
+Law: proposes many small edits near the place of the error and keeps those after which the parser gets
+further: to the end of the text, or else to an error at a later line. It never looks at what the code means.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from keystroke.analysis.check.diagnostic import Fix
+from keystroke.analysis.check.modules import parsed
+from keystroke.text import Document, Edit, apply_edits
+
+MAX_TRIES = 60
+_HEADER = re.compile(
+    r"^\s*(?:async\s+)?(?:if|elif|else|for|while|try|except|finally|with|def|class|match|case)\b"
+)
+_CLOSERS = {"(": ")", "[": "]", "{": "}"}
+_QUOTES = {
+    "\u201c": '"',
+    "\u201d": '"',
+    "\u2018": "'",
+    "\u2019": "'",
+    "\u00a0": " ",
+    "\u200b": "",
+    "\ufeff": "",
+}
+_PLAIN = {
+    "\uff08": "(",
+    "\uff09": ")",
+    "\uff0c": ",",
+    "\uff1a": ":",
+    "\u2212": "-",
+    "\u2013": "-",
+    "\u2260": "!=",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """Where a text stops parsing, and what the parser says. Lines count from 0, offsets are in the text."""
+
+    message: str
+    line: int
+    start: int
+    end: int
+
+
+def broken(text: str) -> Broken | None:
+    """The first syntax error; None for a text that parses."""
+    try:
+        parsed(text)
+    except SyntaxError as error:
+        document = Document(text)
+        line = min(max((error.lineno or 1) - 1, 0), document.line_count - 1)
+        first, last = document.line_span(line)
+        start = min(first + max((error.offset or 1) - 1, 0), last)
+        end = start
+        if error.end_lineno and error.end_offset and error.end_lineno > 0:
+            end_line = min(error.end_lineno - 1, document.line_count - 1)
+            end = min(document.line_span(end_line)[0] + max(error.end_offset - 1, 0), len(text))
+        return Broken(error.msg, line, start, max(end, start))
+    except (ValueError, RecursionError, MemoryError) as error:
+        return Broken(f"cannot be parsed: {error}", 0, 0, 0)
+    return None
+
+
+def syntax_fixes(text: str, error: Broken, limit: int = 3) -> tuple[Fix, ...]:
+    """Proved fixes, those after which the whole text parses first."""
+    whole: list[Fix] = []
+    partly: list[Fix] = []
+    seen: set[tuple[Edit, ...]] = set()
+    for title, edits in _limited(_candidates(text, error)):
+        if edits in seen:
+            continue
+        seen.add(edits)
+        left = broken(apply_edits(text, edits))
+        if left is None:
+            whole.append(Fix(title, edits))
+        elif left.line > error.line + 1 and left.message != error.message:
+            partly.append(Fix(title, edits))
+        if len(whole) >= limit:
+            break
+    return tuple((whole or partly)[:limit])
+
+
+_Candidate = tuple[str, tuple[Edit, ...]]
+
+
+def _limited(candidates: Iterator[_Candidate]) -> Iterator[_Candidate]:
+    for count, candidate in enumerate(candidates):
+        if count >= MAX_TRIES:
+            return
+        yield candidate
+
+
+def _candidates(text: str, error: Broken) -> Iterator[_Candidate]:
+    document = Document(text)
+    message = error.message
+    for maker in (
+        _characters,
+        _indentation,
+        _assignment,
+        _brackets,
+        _strings,
+        _formatted,
+        _words,
+        _colon,
+        _comma,
+        _between,
+    ):
+        yield from maker(text, document, error, message)
+
+
+def _one(title: str, start: int, end: int, new: str) -> _Candidate:
+    return title, (Edit(start, end, new),)
+
+
+def _code_end(line: str) -> int:
+    """Where the code of a line ends: before its comment and trailing blanks."""
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(line.lstrip()).readline):
+            if token.type == tokenize.COMMENT:
+                at = len(line) - len(line.lstrip()) + token.start[1]
+                return len(line[:at].rstrip())
+    except (tokenize.TokenError, SyntaxError):
+        pass
+    return len(line.rstrip())
+
+
+def _near(document: Document, line: int) -> Iterator[int]:
+    """The error's line, then the code line before it: parsers notice late."""
+    yield line
+    for before in range(line - 1, max(-1, line - 6), -1):
+        if document.line(before).strip():
+            yield before
+            return
+
+
+def _indent(line: str) -> str:
+    return line[: len(line) - len(line.lstrip())]
+
+
+# ── one maker for each kind of slip ───────────────────────────────────────────────────────────
+
+
+def _characters(text: str, document: Document, error: Broken, message: str) -> Iterator[_Candidate]:
+    """Typographic characters that came with pasted code."""
+    if "invalid character" not in message and "non-printable" not in message:
+        return
+    table = {**_QUOTES, **_PLAIN}
+    first, last = document.line_span(error.line)
+    for start, end in ((first, last), (0, len(text))):
+        edits = tuple(Edit(at, at + 1, table[text[at]]) for at in range(start, end) if text[at] in table)
+        if edits:
+            yield "Replace typographic characters by plain ones", edits
+
+
+def _indentation(text: str, document: Document, error: Broken, message: str) -> Iterator[_Candidate]:
+    lines = [document.line(n) for n in range(document.line_count)]
+    line = error.line
+    first = document.line_span(line)[0]
+    own = _indent(lines[line])
+    unit = next((_indent(item) for item in lines if _indent(item)), "    ")
+    unit = "\t" if unit.startswith("\t") else unit if 1 < len(unit) <= 8 else "    "
+    if "inconsistent use of tabs" in message:
+        for width in (4, 8, 2):
+            edits = tuple(
+                Edit(document.line_span(n)[0], document.line_span(n)[0] + len(_indent(item)), spaced)
+                for n, item in enumerate(lines)
+                if item.strip() and (spaced := _indent(item).expandtabs(width)) != _indent(item)
+            )
+            if edits:
+                yield "Indent with spaces throughout", edits
+    elif "expected an indented block" in message:
+        header = next((n for n in range(line - 1, -1, -1) if _HEADER.match(lines[n])), None)
+        if header is None and _HEADER.match(lines[line]):
+            header = line  # the text ends after it
+        if header is None:
+            return
+        inner = _indent(lines[header]) + unit
+        if lines[line].strip() and line != header and len(own) <= len(_indent(lines[header])):
+            last = line
+            while last + 1 < len(lines) and lines[last + 1].strip() and _indent(lines[last + 1]) == own:
+                if _HEADER.match(lines[last + 1]) and not own:
+                    break
+                last += 1
+            for upto in dict.fromkeys((line, last)):
+                edits = tuple(
+                    Edit(at, at + len(own), inner)
+                    for n in range(line, upto + 1)
+                    for at in [document.line_span(n)[0]]
+                )
+                yield "Indent the body" if upto == line else "Indent the whole body", edits
+        end = document.line_span(header)[1]
+        yield _one("Put `pass` for the missing body", end, end, f"{_newline(text)}{inner}pass")
+    elif "unexpected indent" in message or "unindent does not match" in message:
+        levels = dict.fromkeys(
+            _indent(lines[n]) for n in range(line - 1, max(-1, line - 200), -1) if lines[n].strip()
+        )
+        for level in sorted(levels, key=lambda item: abs(len(item) - len(own))):
+            if level != own:
+                yield _one("Line the indentation up", first, first + len(own), level)
+
+
+def _newline(text: str) -> str:
+    return "\r\n" if "\r\n" in text else "\n"
+
+
+def _assignment(text: str, document: Document, error: Broken, message: str) -> Iterator[_Candidate]:
+    if "'=='" not in message and "cannot assign" not in message and "invalid syntax" not in message:
+        return
+    first, last = document.line_span(error.line)
+    for found in re.finditer(r"(?<![=!<>:+\-*/%&|^@])=(?!=)", text[first:last]):
+        at = first + found.start()
+        yield _one("Compare with `==`", at, at + 1, "==")
+
+
+def _brackets(text: str, document: Document, error: Broken, message: str) -> Iterator[_Candidate]:
+    if found := re.search(r"closing parenthesis '(.)' does not match opening parenthesis '(.)'", message):
+        right = _CLOSERS.get(found[2], ")")
+        yield _one(f"Close with `{right}`", error.start, error.start + 1, right)
+        yield _one(f"Insert `{right}`", error.start, error.start, right)
+        return
+    if closed := re.search(r"unmatched '([)\]}])'", message):
+        yield _one("Remove the bracket that closes nothing", error.start, error.start + 1, "")
+        opener = next(item for item, closer in _CLOSERS.items() if closer == closed[1])
+        first = document.line_span(error.line)[0]
+        # The opening one may be what is missing: after a name, before what cannot follow a name.
+        for found in re.finditer(r"(?<=[^\W\d])(?=[\[\({\"'\-*)\]])", text[first : error.start + 1]):
+            yield _one(f"Insert `{opener}`", first + found.start(), first + found.start(), opener)
+        return
+    if "never closed" in message:
+        closer = _CLOSERS.get(text[error.start : error.start + 1], ")")
+        line = error.line
+    elif "invalid syntax" in message or "EOF" in message or "forgot a comma" in message:
+        opened = _open_before(text, error.start)
+        if opened is None:
+            return
+        closer, line = _CLOSERS[text[opened]], document.position(opened).line
+    else:
+        return
+    base = len(_indent(document.line(line)))
+    for at in range(line, min(line + 20, document.line_count)):
+        content = document.line(at)
+        if at > line and (not content.strip() or len(_indent(content)) <= base) and at > line + 1:
+            break
+        end = document.line_span(at)[0] + _code_end(content)
+        code = content[: _code_end(content)]
+        if code.endswith(":") and _HEADER.match(document.line(line)):
+            yield _one(f"Close with `{closer}`", end - 1, end - 1, closer)
+        elif _HEADER.match(document.line(line)) and at == line:
+            yield _one(f"Close with `{closer}:`", end, end, f"{closer}:")
+        if code.endswith(","):
+            yield _one(f"Close with `{closer}`", end - 1, end, closer)
+        yield _one(f"Close with `{closer}`", end, end, closer)
+    # An inner bracket: it may end before what follows it.
+    last = document.line_span(line)[1]
+    for found in re.finditer(r"[\]\)\},:]", text[error.start : last]):
+        place = error.start + found.start()
+        yield _one(f"Close with `{closer}`", place, place, closer)
+
+
+def _open_before(text: str, at: int) -> int | None:
+    """The innermost bracket still open at `at`, as far as the tokenizer can tell."""
+    stack: list[int] = []
+    document = Document(text)
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            offset = document.offset(token.start[0] - 1, token.start[1], "utf-32", clamp=True)
+            if offset >= at:
+                break
+            if token.type == tokenize.OP and token.string in _CLOSERS:
+                stack.append(offset)
+            elif token.type == tokenize.OP and token.string in ")]}" and stack:
+                stack.pop()
+    except (tokenize.TokenError, SyntaxError):
+        pass
+    return stack[-1] if stack else None
+
+
+def _strings(text: str, document: Document, error: Broken, message: str) -> Iterator[_Candidate]:
+    if "unterminated" not in message:
+        return
+    quote = text[error.start : error.start + 1]
+    at = error.start
+    while quote and quote not in "\"'" and at + 1 < len(text):  # past a prefix: f, rb, ...
+        at += 1
+        quote = text[at : at + 1]
+    if "triple" in message:
+        quote = text[at : at + 3]
+        end = len(text.rstrip())
+        yield _one(f"Close the string with {quote}", end, end, quote)
+        return
+    first, last = document.line_span(error.line)
+    end = first + len(text[first:last].rstrip())
+    tail = re.search(r"[\s\)\]\},:;]*$", text[at:end])
+    start = at + tail.start() if tail else end
+    for place in dict.fromkeys((start, *range(start + 1, end), end)):
+        yield _one(f"Close the string with {quote}", place, place, quote)
+    # What looks like the opening quote may be the closing one.
+    for found in list(re.finditer(r"(?<=[\[\({,=\s+])(?=[^\s,)\]}])", text[first:at]))[::-1][:12]:
+        yield _one(f"Open the string with {quote}", first + found.start(), first + found.start(), quote)
+
+
+def _formatted(text: str, document: Document, error: Broken, message: str) -> Iterator[_Candidate]:
+    if "f-string" not in message:
+        return
+    first, last = document.line_span(error.line)
+    line = text[first:last]
+    for found in re.finditer(r"""[fF][rR]?(["'])""", line):
+        quote = found[1]
+        other = "'" if quote == '"' else '"'
+        body = found.end()
+        end = line.rfind(quote)
+        if end <= body:
+            continue
+        inner = line[body:end]
+        if quote in inner and other not in inner:
+            edits = tuple(
+                Edit(first + body + at, first + body + at + 1, other)
+                for at, c in enumerate(inner)
+                if c == quote
+            )
+            yield f"Use {other} inside the f-string", edits
+        close = line.find(quote, body)
+        yield _one("Close the brace", first + close, first + close, "}")
+        for brace in re.finditer(r"\{\s*\}", inner):
+            yield (
+                "Write literal braces as {{}}",
+                (Edit(first + body + brace.start(), first + body + brace.end(), "{{}}"),),
+            )
+        for brace in re.finditer(r"[{}]", inner):
+            place = first + body + brace.start()
+            yield _one(f"Write a literal {brace[0]} twice", place, place, brace[0])
+
+
+def _words(text: str, document: Document, error: Broken, message: str) -> Iterator[_Candidate]:
+    """Words and operators of other languages."""
+    for number in _near(document, error.line):
+        first, last = document.line_span(number)
+        line = text[first:last]
+        if found := re.match(r"(\s*)(?:else\s+if|elseif|elsif)\b", line):
+            yield _one("Write `elif`", first + len(found[1]), first + found.end(), "elif")
+        if found := re.match(r"\s*(?:print|exec)\b(\s+)(?=[^\s(=])", line):
+            start, end = first + found.start(1), first + _code_end(line)
+            yield "Call it with parentheses", (Edit(start, start + len(found[1]), "("), Edit(end, end, ")"))
+        for pattern, new, title in (
+            (r"\s*&&\s*", " and ", "Write `and`"),
+            (r"\s*\|\|\s*", " or ", "Write `or`"),
+            (r"!(?!=)\s*", "not ", "Write `not`"),
+            (r"===", "==", "Compare with `==`"),
+            (r"!==", "!=", "Compare with `!=`"),
+            (r"<>", "!=", "Compare with `!=`"),
+        ):
+            edits = tuple(Edit(first + m.start(), first + m.end(), new) for m in re.finditer(pattern, line))
+            if edits:
+                yield title, edits
+        if found := re.search(r"(\w+)\s*(\+\+|--)\s*;?$", line[: _code_end(line)]):
+            yield _one("Write `+= 1`", first + found.end(1), first + found.end(), f" {found[2][0]}= 1")
+        if found := re.match(r"(\s*)(?:function|func|fn|fun)\s+(?=\w+\s*\()", line):
+            yield _one("Write `def`", first + len(found[1]), first + found.end(), "def ")
+        if found := re.match(r"\s*except\s+([\w.]+)\s*,\s*(\w+)\s*:", line):
+            yield _one("Write `as`", first + found.end(1), first + found.start(2), " as ")
+        if found := re.match(r"\s*except\s+([\w.]+(?:\s*,\s*[\w.]+)+)\s*:", line):
+            start, end = first + found.start(1), first + found.end(1)
+            yield "Put the exceptions in parentheses", (Edit(start, start, "("), Edit(end, end, ")"))
+        if found := re.match(r"\s*import\s+(.+?)\s+from\s+([\w.]+)", line):
+            start = first + len(_indent(line))
+            yield _one(
+                "Turn the import round", start, first + found.end(), f"from {found[2]} import {found[1]}"
+            )
+        if found := re.match(r"(?:\s*)(?:async\s+)?def\s+\w+(?=\s*(?:->|:|$))", line):
+            yield _one("Add the parentheses", first + found.end(), first + found.end(), "()")
+            yield _one("Add `():`", first + found.end(), first + found.end(), "():")
+        if found := re.search(r"(?<![\w.])0+(?=[1-9]\d*\b)", line):
+            yield _one("Remove the leading zeros", first + found.start(), first + found.end(), "")
+        if line.rstrip().endswith("{") and _HEADER.match(line):
+            at = first + line.rstrip().rindex("{")
+            yield _one("Open the block with `:`", first + len(line[: at - first].rstrip()), at + 1, ":")
+
+
+def _colon(text: str, document: Document, error: Broken, message: str) -> Iterator[_Candidate]:
+    if "expected ':'" in message:
+        at = len(text[: error.start].rstrip(" \t"))
+        yield _one("Add the colon", at, at, ":")
+    if "invalid syntax" not in message and "expected" not in message:
+        return
+    for number in _near(document, error.line):
+        line = document.line(number)
+        if _HEADER.match(line) and not line[: _code_end(line)].endswith(":"):
+            end = document.line_span(number)[0] + _code_end(line)
+            if line[: _code_end(line)].endswith((";", ",", ".", "=")):
+                yield _one("End the line with a colon", end - 1, end, ":")
+            yield _one("Add the colon", end, end, ":")
+
+
+def _comma(text: str, document: Document, error: Broken, message: str) -> Iterator[_Candidate]:
+    if "comma" not in message and "invalid syntax" not in message:
+        return
+    for found in re.finditer(
+        r"(?<=[\w\"'\)\]\}])(?=\s+[\w\"'\(\[\{])", text[error.start : error.end or None][:2000]
+    ):
+        at = error.start + found.start()
+        yield _one("Add the comma", at, at, ",")
+
+
+def _between(text: str, document: Document, error: Broken, message: str) -> Iterator[_Candidate]:
+    """Something small is missing before the word that the parser did not expect."""
+    if "invalid syntax" not in message:
+        return
+    first = document.line_span(error.line)[0]
+    at = len(text[: error.start].rstrip(" \t"))
+    if at <= first:
+        return
+    for mark in (" =", ":", ",", "."):
+        yield _one(f"Add `{mark.strip()}`", at, at, mark)
+
+
+def parses(text: str) -> bool:
+    return broken(text) is None

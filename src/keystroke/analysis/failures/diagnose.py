@@ -1,0 +1,168 @@
+"""From a failure to its place in the project, a sentence about it, and fixes.
+
+Law: nothing is run. A fix is edits of one file, proved as far as text can prove it: the file still parses,
+has no new complaint, and the diagnostic behind the failure is gone where there is one. `proof` says which.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from keystroke.analysis.check.candidates import declared_outside
+from keystroke.analysis.check.check import check, read
+from keystroke.analysis.check.diagnostic import Diagnostic, Fix, Level
+from keystroke.analysis.check.knowledge import PACKAGES
+from keystroke.analysis.check.modules import Project
+from keystroke.analysis.failures.failure import Failure, Frame, Language
+from keystroke.analysis.failures.places import place
+from keystroke.analysis.failures.runtime_fixes import runtime_fixes
+from keystroke.text import apply_edits
+
+ReadText = Callable[[str], str | None]  # the text of a workspace file, None where there is none to read
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """A fix of one file. `proof`: how it was tried ("parse", "check")."""
+
+    path: str
+    fix: Fix
+    proof: str
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """A failure with its place in the project: `path` is a workspace name, `line` and `column` count from 1
+    (0: not told), `code` is that line as it is written."""
+
+    failure: Failure
+    path: str = ""
+    line: int = 0
+    advice: str = ""
+    repairs: tuple[Repair, ...] = ()
+    column: int = 0
+    code: str = ""
+
+    @property
+    def title(self) -> str:
+        message = f": {self.failure.message}" if self.failure.message else ""
+        return f"{self.failure.kind}{message}"
+
+
+def diagnose(failure: Failure, root: Path, cwd: Path, read_text: ReadText) -> Diagnosis:
+    """Locate a failure in the workspace at `root` and look for fixes. `cwd` is where the program ran;
+    `read_text` reads workspace files and may refuse any."""
+    for frame in reversed(failure.frames):
+        name = place(frame, root, cwd, search=failure.language is not Language.PYTHON)
+        text = read_text(name) if name else None
+        if name and text is not None:
+            break
+    else:
+        return Diagnosis(failure, advice=_advice(failure))
+    lines = text.splitlines()
+    code = lines[frame.line - 1].strip() if 0 < frame.line <= len(lines) else ""
+    if failure.language is not Language.PYTHON or failure.compiled:
+        return Diagnosis(failure, name, frame.line, column=frame.column, code=code)
+    project = Project(root)
+    repairs: list[Repair] = []
+    for fix, proof in _proved(failure, frame, text, root / name, project):
+        if all(fix.edits != known.fix.edits for known in repairs):
+            repairs.append(Repair(name, fix, proof))
+        if len(repairs) == 3:
+            break
+    repairs += _elsewhere(failure, root, cwd, read_text, project) if not repairs else []
+    return Diagnosis(failure, name, frame.line, _advice(failure), tuple(repairs[:3]), frame.column, code)
+
+
+def _proved(
+    failure: Failure, frame: Frame, text: str, path: Path, project: Project
+) -> Iterator[tuple[Fix, str]]:
+    found = check(text, path, project=project, fixes=False)
+    for diagnostic in _matching(failure, frame, text, found):
+        complete = check(text, path, project=project)
+        for item in complete:
+            if (item.code, item.start) == (diagnostic.code, diagnostic.start):
+                yield from ((fix, "check") for fix in item.fixes)
+    source = read(text)
+    if source is None:
+        return
+    tried: Iterator[Fix] = runtime_fixes(failure, frame.line, source, project, path)
+    if failure.kind == "UnboundLocalError" and (name := re.search(r"'(\w+)'", failure.message)):
+        tried = declared_outside(source, name[1], frame.line)
+    yield from ((fix, "parse") for fix in tried if _harmless(fix, text, path, project, found))
+
+
+def _harmless(fix: Fix, text: str, path: Path, project: Project, before: tuple[Diagnostic, ...]) -> bool:
+    """Whether a fix leaves a text that parses and has no complaint that it had not."""
+    after = check(apply_edits(text, fix.edits), path, project=project, fixes=False)
+    worse = sum(item.level is Level.ERROR for item in after) > sum(i.level is Level.ERROR for i in before)
+    return not worse and not any(item.code == "syntax-error" for item in after)
+
+
+def _matching(
+    failure: Failure, frame: Frame, text: str, found: tuple[Diagnostic, ...]
+) -> Iterator[Diagnostic]:
+    """The complaints of the check that say what the failure says."""
+    names = set(re.findall(r"'([\w.]+)'", failure.message))
+    for item in found:
+        line = text.count("\n", 0, item.start) + 1
+        if item.level is not Level.ERROR and item.code not in ("missing-self", "unknown-self-attribute"):
+            continue
+        if item.code == "syntax-error" and failure.kind in ("SyntaxError", "IndentationError", "TabError"):
+            yield item
+        elif item.subject and item.subject in names:
+            near = line == frame.line or item.code in (
+                "unresolved-import",
+                "unknown-import-name",
+                "undefined-local",
+            )
+            if near:
+                yield item
+        elif (
+            item.code == "missing-self"
+            and failure.kind == "TypeError"
+            and f"{item.subject}()" in failure.message
+        ):
+            yield item
+
+
+def _elsewhere(
+    failure: Failure, root: Path, cwd: Path, read_text: ReadText, project: Project
+) -> list[Repair]:
+    """Fixes in other files: `self` is missing where the method is defined, not where it is called."""
+    wanted = re.search(r"([\w.]+)\(\) (?:takes|got|missing)", failure.message)
+    if failure.kind != "TypeError" or wanted is None:
+        return []
+    for path in _project_files(root):
+        text = read_text(path)
+        if text is None or wanted[1].rpartition(".")[2] not in text:
+            continue
+        for item in check(text, root / path, project=project):
+            if item.code == "missing-self" and f"{item.subject}()" in failure.message:
+                return [Repair(path, fix, "check") for fix in item.fixes]
+    return []
+
+
+def _project_files(root: Path, limit: int = 400) -> Iterator[str]:
+    from keystroke.analysis.python_files import python_files
+
+    for count, path in enumerate(python_files(root)):
+        if count >= limit:
+            return
+        yield path
+
+
+def _advice(failure: Failure) -> str:
+    """What to do where no edit helps."""
+    message = failure.message
+    if failure.kind == "ModuleNotFoundError" and (name := re.search(r"No module named '([\w.]+)'", message)):
+        package = PACKAGES.get(name[1]) or PACKAGES.get(name[1].partition(".")[0])
+        return f"if it is a package, install it: pip install {package or name[1].partition('.')[0]}"
+    if failure.kind == "FileNotFoundError" and (path := re.search(r"'([^']+)'", message)):
+        return f"nothing lies at {path[1]}; relative paths start at the folder the program runs in"
+    if failure.kind == "RecursionError":
+        return "a function calls itself without end; look for the call that should have stopped"
+    return ""

@@ -1,0 +1,95 @@
+"""Python's own way of saying that something failed: tracebacks, syntax errors, pytest's reports.
+
+Law: lines in, failures with the index of their last line out. Whatever a logger or a container put before
+every line of a traceback is taken off.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from keystroke.analysis.failures.failure import Failure, Found, Frame, Language
+
+_GROUP = re.compile(r"^\s+[|+](?: |$|-)")  # the margin that exception groups draw
+_HEAD = re.compile(r"^(?P<prefix>.{0,200}?)(?:Exception Group )?Traceback \(most recent call last\):\s*$")
+_FRAME = re.compile(r'^\s*File "(?P<path>[^"\n]+)", line (?P<line>\d+)(?:, in (?P<name>.+))?\s*$')
+_ERROR = re.compile(
+    r"^(?P<kind>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Warning|Interrupt|Exit|Iteration|Group)?)"
+    r"(?::\s?(?P<message>.*))?$"
+)
+# Some classes are written small (struct.error, socket.timeout): they count after frames only.
+_RAISED = re.compile(r"^(?P<kind>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?::\s?(?P<message>.*))?$")
+_SYNTAX = ("SyntaxError", "IndentationError", "TabError")
+_PYTEST = re.compile(r"^(?P<path>[^\s:][^:\n]*\.py):(?P<line>\d+): (?P<kind>[A-Z]\w*)\s*$")
+_PYTEST_BETWEEN = re.compile(r"^(?P<path>[^\s:][^:\n]*\.py):(?P<line>\d+): \s*$")
+_PYTEST_SAID = re.compile(r"^E\s{1,10}(?P<text>\S.*)$")
+_HINT = re.compile(r"\.? Did you (?:mean|forget to import)[: ]+(?:import )?'(?P<name>[\w.]+)'\??\s*$")
+
+
+def python_failures(lines: Sequence[str]) -> list[Found]:
+    plain = [_GROUP.sub("", line) for line in lines]
+    found = [*_tracebacks(plain)]
+    told = {(item.kind, item.message) for _, item in found}
+    found += [(at, item) for at, item in _bare_syntax_errors(lines) if (item.kind, item.message) not in told]
+    return [*found, *_pytest(lines)]
+
+
+def _tracebacks(lines: Sequence[str]) -> Iterator[Found]:
+    frames: list[Frame] | None = None  # those of the traceback being read
+    prefix = ""
+    for at, line in enumerate(lines):
+        if "Traceback (" in line and (head := _HEAD.match(line)):
+            frames, prefix = [], head["prefix"]
+            continue
+        if frames is None:
+            continue
+        line = line.removeprefix(prefix)
+        if frame := _FRAME.match(line):
+            frames.append(Frame(frame["path"], int(frame["line"]), frame["name"] or ""))
+        elif not line[:1].isspace() and line and frames:
+            if said := _RAISED.match(line):
+                yield at, _failure(said["kind"], said["message"] or "", frames)
+            frames = None
+
+
+def _failure(kind: str, message: str, frames: list[Frame]) -> Failure:
+    hint = _HINT.search(message)
+    words = message[: hint.start()] if hint else message
+    name = hint["name"] if hint else ""
+    own = kind if kind.rpartition(".")[2][:1].islower() else kind.rpartition(".")[2]
+    return Failure(Language.PYTHON, own, words, tuple(frames), name)
+
+
+def _bare_syntax_errors(lines: Sequence[str]) -> Iterator[Found]:
+    """A script that does not parse has no traceback: a place, the line, a caret and the error."""
+    for index, line in enumerate(lines):
+        frame = _FRAME.match(line)
+        if frame is None or frame["name"]:
+            continue
+        for at, after in enumerate(lines[index + 1 : index + 5], index + 1):
+            said = _ERROR.match(after)
+            if said and said["kind"] in _SYNTAX:
+                place = Frame(frame["path"], int(frame["line"]))
+                yield at, _failure(said["kind"], said["message"] or "", [place])
+                break
+
+
+def _pytest(lines: Sequence[str]) -> Iterator[Found]:
+    said = ""
+    frames: list[Frame] = []
+    for at, line in enumerate(lines):
+        if line.startswith(("____", "====")):
+            said, frames = "", []
+        elif text := _PYTEST_SAID.match(line):
+            said = said or text["text"]
+        elif place := _PYTEST.match(line):
+            frames.append(Frame(place["path"], int(place["line"])))
+            if said:
+                error = _ERROR.match(said)
+                own = error is not None and error["kind"].endswith(place["kind"])
+                message = (error["message"] or "") if own and error is not None else said
+                yield at, _failure(place["kind"], message, frames)
+                said, frames = "", []
+        elif between := _PYTEST_BETWEEN.match(line):
+            frames.append(Frame(between["path"], int(between["line"])))

@@ -1,0 +1,358 @@
+"""Rename, extract, inline, move, change a signature, organise imports: planned by rope, handed out as edits.
+
+Law: nothing is written and nothing of the project is run. A plan whose result does not parse, or brings an
+error that was not there, is refused whole. What rope cannot do is one sentence.
+"""
+
+from __future__ import annotations
+
+import ast
+import keyword
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from keystroke.analysis.check.check import check, read
+from keystroke.analysis.check.diagnostic import Level
+from keystroke.analysis.check.modules import Project
+from keystroke.analysis.check.scope import visible
+from keystroke.analysis.refactor.parentheses import unwrapped
+from keystroke.analysis.refactor.signature import Parameter, of_function, parameters, steps
+from keystroke.analysis.refactor.sources import Sources, own_edits, plain_offset
+from keystroke.analysis.refactor.words import follow
+from keystroke.errors import InputError, KeystrokeError
+from keystroke.text import Edit, apply_edits, minimal_diff
+
+_WORD = re.compile(r"\w+")
+
+
+@dataclass(frozen=True, slots=True)
+class Refactored:
+    """A plan: edits by workspace path, and files that get another path (after their edits)."""
+
+    title: str
+    edits: Mapping[str, tuple[Edit, ...]]
+    moves: Mapping[str, str] = field(default_factory=dict)
+
+
+class Refactoring:
+    """Refactorings of one workspace. `overlay`: texts of open buffers by workspace path; they stand above the
+    files, and offsets are into them."""
+
+    def __init__(self, root: Path, overlay: Mapping[str, str] | None = None) -> None:
+        self._sources = Sources(root, overlay or {})
+        self._project: Any = None
+
+    # ── what can be asked ─────────────────────────────────────────────────────────────────────
+
+    def rename(self, path: str, offset: int, name: str) -> Refactored:
+        """Every use of the name at `offset` gets another. Also modules, where they are imported."""
+        from rope.refactor.rename import Rename
+
+        old = self._word_at(path, offset)
+        if name == old:
+            raise InputError(f"it is called {name} already; choose another name")
+        self._check_name(name)
+        self._check_free(path, offset, name)
+        with self._opened(path, f"rename {old}") as (project, resource):
+            work = Rename(project, resource, plain_offset(self.text(path), offset))
+            resources = self._resources(old)
+            changes = work.get_changes(name, in_hierarchy=True, resources=resources)
+            home = self._home(work.old_pyname, old)
+
+            def strings(texts: dict[str, str]) -> None:
+                follow(texts, old, name, home, [item.path for item in resources], self.text)
+
+            return self._planned(f"Rename {old} to {name}", changes, also=strings)
+
+    def extract_function(self, path: str, start: int, end: int, name: str) -> Refactored:
+        """Statements or an expression become a function, called where they were."""
+        return self._extract(path, start, end, name, "ExtractMethod")
+
+    def extract_variable(self, path: str, start: int, end: int, name: str) -> Refactored:
+        return self._extract(path, start, end, name, "ExtractVariable")
+
+    def inline(self, path: str, offset: int) -> Refactored:
+        """The function, variable or parameter at `offset` goes; its uses become what it stands for."""
+        from rope.refactor.inline import create_inline
+
+        old = self._word_at(path, offset)
+        with self._opened(path, f"inline {old}") as (project, resource):
+            work = create_inline(project, resource, plain_offset(self.text(path), offset))
+            return self._planned(f"Inline {old}", work.get_changes(resources=self._resources(old)))
+
+    def move(self, path: str, offset: int, target: str) -> Refactored:
+        """The function, class or variable at `offset` goes to the module `target`; imports follow."""
+        from rope.refactor.move import MoveGlobal, create_move
+
+        old = self._word_at(path, offset)
+        if target == path:
+            raise InputError(f"{old} is in {target} already; name another file")
+        self.text(target)
+        with self._opened(path, f"move {old}") as (project, resource):
+            work = create_move(project, resource, plain_offset(self.text(path), offset))
+            if not isinstance(work, MoveGlobal):
+                raise InputError("only functions, classes and variables at the top of a module can be moved")
+            destination = project.get_resource(target)
+            changes = work.get_changes(destination, resources=self._resources(old, path, target))
+            return self._planned(f"Move {old} to {target}", changes)
+
+    def change_signature(self, path: str, offset: int, wanted: str) -> Refactored:
+        """The function at `offset` gets the parameters `wanted` ("a, b, c=0"), and every call follows. They
+        are told apart by name: those left out go, new ones need a default, the order may change."""
+        from rope.refactor.change_signature import (
+            ArgumentAdder,
+            ArgumentNormalizer,
+            ArgumentRemover,
+            ArgumentReorderer,
+            ChangeSignature,
+        )
+
+        old = self._word_at(path, offset)
+        with self._opened(path, f"change {old}") as (project, resource):
+            work = ChangeSignature(project, resource, plain_offset(self.text(path), offset))
+            home = self._sources.name(work.pyname.get_object().get_module().get_resource().real_path)
+            if home is None:
+                raise InputError(f"{old} is not defined in this workspace; only its own functions can change")
+            node = _definition(self.text(home), work.pyname.get_object().get_ast().lineno, old)
+            before = of_function(node.args)
+            after = _kept(before, parameters(wanted))
+            if [p.name for p in before] == [p.name for p in after]:
+                raise InputError(f"{old} has these parameters already; name other ones")
+            todo = steps(before, after)
+            changers: list[Any] = [ArgumentNormalizer()]
+            changers += [ArgumentRemover(at) for at in todo.removed]
+            count = len(before) - len(todo.removed)
+            for at, item in enumerate(todo.added):
+                changers.append(ArgumentAdder(count + at, item.name, item.default))
+            if todo.order != tuple(range(len(todo.order))):
+                changers.append(ArgumentReorderer(list(todo.order)))
+            changes = work.get_changes(changers, in_hierarchy=False, resources=self._resources(old, home))
+            finish = _Header(home, old, after)
+            return self._planned(f"Change the parameters of {old}", changes, finish)
+
+    def organise_imports(self, path: str) -> Refactored:
+        """Unused imports go, the others are sorted: future, standard library, packages, own."""
+        from rope.refactor.importutils import ImportOrganizer
+
+        with self._opened(path, "organise imports") as (project, resource):
+            changes = ImportOrganizer(project).organize_imports(resource)
+            return self._planned(f"Organise the imports of {path}", changes)
+
+    def text(self, path: str) -> str:
+        return self._sources.text(path)
+
+    def close(self) -> None:
+        if self._project is not None:
+            self._project.close()
+            self._project = None
+
+    # ── how it is done ────────────────────────────────────────────────────────────────────────
+
+    def _extract(self, path: str, start: int, end: int, name: str, kind: str) -> Refactored:
+        from rope.refactor import extract
+
+        self._check_name(name)
+        if not start < end:
+            raise InputError("the selection is empty; select what to extract")
+        text = self.text(path)
+        first, last = plain_offset(text, start), plain_offset(text, end)
+        with self._opened(path, "extract") as (project, resource):
+            work = getattr(extract, kind)(project, resource, first, last)
+            bare = (lambda _, plain: unwrapped(plain, name)) if kind == "ExtractVariable" else None
+            return self._planned(f"Extract {name}", work.get_changes(name), bare)
+
+    def _check_name(self, name: str) -> None:
+        if not name.isidentifier() or keyword.iskeyword(name):
+            raise InputError(f"{name!r:.60} is not a name in Python; use letters, digits and _")
+
+    def _check_free(self, path: str, offset: int, name: str) -> None:
+        """A name that already means something there would be captured."""
+        text = self.text(path)
+        start = offset
+        while start and (text[start - 1].isalnum() or text[start - 1] == "_"):
+            start -= 1
+        source = read(text)
+        if source is None or text[start - 1 : start] == ".":
+            return
+        if name in visible(source.tree, source.document.position(start).line + 1):
+            raise InputError(f"{name} already means something at that place in {path}; choose another name")
+
+    def _word_at(self, path: str, offset: int) -> str:
+        text = self.text(path)
+        if not 0 <= offset <= len(text):
+            raise InputError(f"offset {offset} is outside {path}, which has {len(text)} characters")
+        for found in _WORD.finditer(text, max(0, offset - 200)):
+            if found.start() <= offset <= found.end():
+                return found[0]
+            if found.start() > offset:
+                break
+        raise InputError(f"there is no name at that place in {path}; point at one")
+
+    @contextmanager
+    def _opened(self, path: str, what: str) -> Iterator[tuple[Any, Any]]:
+        """The rope project and the file's resource; whatever rope raises becomes one sentence."""
+        from rope.base import exceptions
+        from rope.base.project import Project as RopeProject
+
+        if read(self.text(path)) is None:
+            raise InputError(f"{path} does not parse; mend its syntax first")
+        try:
+            if self._project is None:
+                # No folder of rope's own: nothing is stored, and no configuration of the project is executed.
+                self._project = RopeProject(
+                    str(self._sources.root),
+                    fscommands=self._sources,
+                    ropefolder=None,
+                    ignore_syntax_errors=True,
+                    ignore_bad_imports=True,
+                    automatic_soa=False,
+                )
+            yield self._project, self._project.get_resource(path)
+        except exceptions.ResourceNotFoundError:
+            raise InputError(
+                f"{path} is not saved yet; save it once so that others can refer to it"
+            ) from None
+        except exceptions.RopeError as error:
+            words = " ".join(str(error).split()).rstrip(".").replace("<", "").replace(">", "")
+            raise InputError(f"cannot {what}: {words[:1].lower()}{words[1:200]}") from None
+        except KeystrokeError:
+            raise
+        except RecursionError:
+            raise InputError(f"cannot {what}: the code nests too deeply") from None
+        except (
+            AttributeError,
+            KeyError,
+            IndexError,
+            TypeError,
+            ValueError,
+            SyntaxError,
+            AssertionError,
+        ) as error:
+            raise InputError(
+                f"cannot {what}: the code at that place is not understood ({type(error).__name__})"
+            ) from None
+
+    def _resources(self, word: str, *paths: str) -> list[Any]:
+        names = dict.fromkeys([*self._sources.concerned(word), *paths])
+        return [self._project.get_resource(name) for name in names]
+
+    def _home(self, pyname: Any, name: str) -> str | None:
+        """The file that defines a name at its top; None for parameters, methods and what is local."""
+        module, _ = pyname.get_definition_location()
+        resource = module.get_resource() if module is not None else None
+        if resource is None or module.get_attributes().get(name) is not pyname:
+            return None
+        return self._sources.name(resource.real_path)
+
+    def _planned(
+        self,
+        title: str,
+        changes: Any,
+        finish: Callable[[str, str], str] | None = None,
+        also: Callable[[dict[str, str]], None] | None = None,
+    ) -> Refactored:
+        """A change of rope's as a plan. `finish` has the last word on each file's text, `also` on all."""
+        from rope.base.change import ChangeContents, ChangeSet, MoveResource
+
+        texts: dict[str, str] = {}
+        moves: dict[str, str] = {}
+        todo = [changes]
+        while todo:
+            change = todo.pop(0)
+            if isinstance(change, ChangeSet):
+                todo = [*change.changes, *todo]
+            elif isinstance(change, ChangeContents):
+                texts[change.resource.path] = change.new_contents
+            elif isinstance(change, MoveResource):
+                moves[change.resource.path] = change.new_resource.path
+            elif change is not None:
+                raise InputError("this refactoring would make or remove files, which is not supported")
+        if also is not None:
+            also(texts)
+        edits: dict[str, tuple[Edit, ...]] = {}
+        for path, plain in texts.items():
+            text = self.text(path)
+            new = finish(path, plain) if finish is not None else plain
+            found = own_edits(text, minimal_diff(text.replace("\r\n", "\n"), new))
+            if found:
+                self._prove(path, text, apply_edits(text, found))
+                edits[path] = found
+        if not edits and not moves:
+            raise InputError("there is nothing to change")
+        return Refactored(title, edits, moves)
+
+    def _prove(self, path: str, before: str, after: str) -> None:
+        if read(before) is not None and read(after) is None:
+            raise InputError(f"the result in {path} would not parse; nothing was changed")
+        project = Project(self._sources.root)
+        names = [
+            {
+                item.message
+                for item in check(text, self._sources.root / path, project=project, fixes=False)
+                if item.level is Level.ERROR and item.code in ("undefined-name", "undefined-local")
+            }
+            for text in (before, after)
+        ]
+        if new := names[1] - names[0]:
+            raise InputError(f"the result in {path} would be wrong ({min(new)}); nothing was changed")
+
+
+def _kept(before: list[Parameter], after: list[Parameter]) -> list[Parameter]:
+    """The wanted parameters, with what the old ones say where the new say nothing."""
+    old = {item.name: item for item in before}
+    result = []
+    for item in after:
+        known = old.get(item.name)
+        if known is None:
+            result.append(item)
+        else:
+            result.append(
+                Parameter(item.name, item.default or known.default, item.annotation or known.annotation)
+            )
+    return result
+
+
+def _definition(text: str, line: int, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef:
+    source = read(text.replace("\r\n", "\n"))
+    for node in (*source.of(ast.FunctionDef), *source.of(ast.AsyncFunctionDef)) if source else ():
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+            if first <= line <= node.lineno and node.name in (name, "__init__"):
+                return node
+    raise InputError(f"the definition of {name} cannot be found; point at its `def`")
+
+
+class _Header:
+    """Writes the parameters of a definition as wanted: rope leaves annotations out."""
+
+    def __init__(self, path: str, name: str, after: list[Parameter]) -> None:
+        self._path, self._name, self._after = path, name, after
+
+    def __call__(self, path: str, text: str) -> str:
+        if path != self._path:
+            return text
+        wanted = [item.name for item in self._after]
+        source = read(text)
+        if source is None:
+            return text
+        for node in (*source.of(ast.FunctionDef), *source.of(ast.AsyncFunctionDef)):
+            if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                continue
+            if node.name in (self._name, "__init__") and [a.arg for a in node.args.args] == wanted:
+                opened = text.index("(", source.offset(node.lineno, node.col_offset))
+                closed = _closing(text, opened)
+                return text[: opened + 1] + ", ".join(map(str, self._after)) + text[closed:]
+        return text
+
+
+def _closing(text: str, opened: int) -> int:
+    depth = 0
+    for at in range(opened, len(text)):
+        depth += (text[at] in "([{") - (text[at] in ")]}")
+        if depth == 0:
+            return at
+    return len(text)

@@ -1,0 +1,133 @@
+"""Names that stand in strings and still mean the name: export lists and forward references.
+
+Law: a string is renamed only where it is sure what it means: an entry of `__all__` in the module that defines
+the name or hands it on, and an annotation in quotes that would be left without its name.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from pathlib import PurePosixPath
+
+from keystroke.analysis.check.check import check, read
+from keystroke.analysis.check.diagnostic import Diagnostic
+from keystroke.analysis.check.scope import Source, bound_in, find_words
+from keystroke.text import Edit, apply_edits
+
+_ROUNDS = 3  # a name used in quotes may hide another
+
+
+def follow(
+    texts: MutableMapping[str, str],
+    old: str,
+    new: str,
+    home: str | None,
+    paths: Iterable[str],
+    before: Callable[[str], str],
+) -> None:
+    """Rename `old` to `new` in the strings of files. `texts` are the texts as the rename left them, and gets
+    those of more files; `before` gives a file's text from before; `home` defines the name at its top."""
+    plain = {path: before(path).replace("\r\n", "\n") for path in dict.fromkeys((*texts, *paths))}
+    for path in list(texts):
+        texts[path] = _forward(texts[path], plain[path], old, new)
+    homes = {home} if home is not None else set()
+    found = homes
+    while found:  # a module may hand on what another handed on to it
+        found = {
+            path
+            for path, was in plain.items()
+            if path not in homes and _hands_on(texts.get(path, was), was, path, homes, old)
+        }
+        homes = homes | found
+    for path in homes & plain.keys():
+        text = texts.get(path, plain[path])
+        if (exported := _exported(text, old, new)) != text:
+            texts[path] = exported
+
+
+def _forward(text: str, plain: str, old: str, new: str) -> str:
+    """Uses of the old name that are left without it: those in annotations that are strings."""
+    if any(item.subject == old for item in _undefined(plain)):
+        return text  # it was not defined there before either
+    now, then = read(text), read(plain)
+    if now is not None and then is not None and old in bound_in(then.tree) - bound_in(now.tree):
+        text = apply_edits(text, list(_quoted(now, old, new)))
+    for _ in range(_ROUNDS):
+        edits = {Edit(item.start, item.end, new) for item in _undefined(text) if item.subject == old}
+        if not edits:
+            break
+        text = apply_edits(text, sorted(edits, key=lambda edit: edit.start))
+    return text
+
+
+def _quoted(source: Source, old: str, new: str) -> Iterator[Edit]:
+    hints: list[ast.expr | None] = [node.annotation for node in source.of(ast.arg)]
+    hints += [node.annotation for node in source.of(ast.AnnAssign)]
+    hints += [node.returns for node in source.of(ast.FunctionDef)]
+    hints += [node.returns for node in source.of(ast.AsyncFunctionDef)]
+    for hint in hints:
+        for node in ast.walk(hint) if hint is not None else ():
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                start, end = source.span(node)
+                places = find_words(source.text[start:end], old)
+                yield from (Edit(start + at, start + at + len(old), new) for at in places)
+
+
+def _undefined(text: str) -> list[Diagnostic]:
+    return [item for item in check(text, fixes=False) if item.code == "undefined-name"]
+
+
+def _hands_on(text: str, plain: str, path: str, homes: set[str], old: str) -> bool:
+    """Whether a module has the renamed thing at its top: it imported it, or all of a module that has it."""
+    now, then = read(text), read(plain)
+    if now is None or then is None:
+        return False
+    if old in bound_in(then.tree) and old not in bound_in(now.tree):
+        return True
+    stars = [node for node in then.of(ast.ImportFrom) if node.names[0].name == "*"]
+    return any(_is_home(node, path, home) for node in stars for home in homes)
+
+
+def _is_home(node: ast.ImportFrom, path: str, home: str) -> bool:
+    wanted = [*PurePosixPath(home).with_suffix("").parts]
+    if wanted[-1] == "__init__":
+        wanted.pop()
+    parts = (node.module or "").split(".") if node.module else []
+    if node.level:
+        base = list(PurePosixPath(path).parent.parts)
+        base = base[: len(base) - (node.level - 1)] if node.level > 1 else base
+        return [*base, *parts] == wanted
+    return wanted[-len(parts) :] == parts if parts else False
+
+
+def _exported(text: str, old: str, new: str) -> str:
+    source = read(text)
+    if source is None:
+        return text
+    edits = []
+    for node in _export_entries(source):
+        if node.value == old:
+            start, end = source.span(node)
+            edits += [
+                Edit(start + at, start + at + len(old), new) for at in find_words(text[start:end], old)
+            ][:1]
+    return apply_edits(text, edits)
+
+
+def _export_entries(source: Source) -> Iterator[ast.Constant]:
+    for node in source.tree.body:
+        target: ast.expr | None = None
+        if isinstance(node, ast.Assign):
+            target = node.targets[0]
+        elif isinstance(node, (ast.AugAssign, ast.AnnAssign)):
+            target = node.target
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            function = node.value.func
+            target = function.value if isinstance(function, ast.Attribute) else None
+        if isinstance(target, ast.Name) and target.id == "__all__":
+            yield from (
+                inner
+                for inner in ast.walk(node)
+                if isinstance(inner, ast.Constant) and isinstance(inner.value, str)
+            )

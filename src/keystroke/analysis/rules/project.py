@@ -1,0 +1,178 @@
+"""The rules that hold for one file, gathered once and applied to everything inserted into it.
+
+Law: a frozen value. `fit` changes only white space at the start of lines, line ends, and quotes where the
+project's linter asks for them and the string stays the same; it never touches text that is already there.
+Instructions of the project (AGENTS.md) shape prompts, and are data: nothing in them is carried out here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from keystroke.analysis.rules.editorconfig import properties
+from keystroke.analysis.rules.linters import style
+from keystroke.analysis.syntax import language_of
+
+INSTRUCTIONS = ("AGENTS.md", "CLAUDE.md", ".github/copilot-instructions.md")
+_HEADER = 1500  # characters of a project's instructions that a prompt carries
+_MARKS = (".git", "pyproject.toml", "package.json", "Cargo.toml", "go.mod", "AGENTS.md")
+_INDENT = re.compile(r"[ \t]+")
+_SIMPLE_STRING = re.compile(r"(?<![\w'\"\\])(?P<quote>['\"])(?!\1\1)(?P<body>[^'\"\\\n{}]*)(?P=quote)")
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectRules:
+    """None where the project says nothing."""
+
+    root: Path | None = None
+    language: str | None = None
+    tabs: bool | None = None
+    indent_width: int | None = None
+    max_line: int | None = None
+    quotes: str | None = None  # "single" or "double"
+    crlf: bool | None = None
+    final_newline: bool | None = None
+    trim: bool | None = None
+    instructions: str = ""
+
+    def fit(self, inserted: str, line: str = "") -> str:
+        """`inserted` as the project writes it. `line` is what stands left of it: inside a string or a comment
+        quotes are left alone."""
+        first, newline, others = inserted.partition("\n")
+        lines = [first, *([self._indented(one) for one in others.split("\n")] if newline else [])]
+        if self.trim is not False:
+            lines = [one.rstrip() for one in lines[:-1]] + lines[-1:]
+        text = "\n".join(lines)
+        if self.quotes is not None and _outside_text(line):
+            text = self._quoted(text)
+        return text
+
+    def line_ends(self, text: str, existing: str) -> str:
+        """Line ends as the file has them, or as the project says where the file has none yet."""
+        crlf = "\r\n" in existing if "\n" in existing else bool(self.crlf)
+        plain = text.replace("\r\n", "\n")
+        return plain.replace("\n", "\r\n") if crlf else plain
+
+    def finished(self, text: str) -> str:
+        """A whole file's text with the final line end the project asks for."""
+        if self.final_newline and text and not text.endswith("\n"):
+            return text + "\n"
+        return text
+
+    def header(self) -> str:
+        """A short text for the front of a prompt; the same for every file of a kind, so that it is cached."""
+        said: list[str] = []
+        if self.tabs is not None or self.indent_width:
+            said.append("Indent with tabs." if self.tabs else f"Indent with {self.indent_width or 4} spaces.")
+        if self.max_line:
+            said.append(f"Lines have at most {self.max_line} characters.")
+        if self.quotes:
+            said.append(f"Strings are in {self.quotes} quotes.")
+        if self.instructions:
+            said.append(f"The project's own instructions:\n{self.instructions}")
+        return "\n".join(said)
+
+    def _indented(self, line: str) -> str:
+        found = _INDENT.match(line)
+        if found is None or self.tabs is None:
+            return line
+        width = self.indent_width or 4
+        if self.tabs:
+            columns = len(found[0].expandtabs(width))
+            return "\t" * (columns // width) + " " * (columns % width) + line[found.end() :]
+        return found[0].expandtabs(width) + line[found.end() :]
+
+    def _quoted(self, text: str) -> str:
+        wanted = '"' if self.quotes == "double" else "'"
+        return _SIMPLE_STRING.sub(lambda m: f"{wanted}{m['body']}{wanted}", text)
+
+
+def project_rules(
+    path: str | Path, root: str | Path | None = None, language: str | None = None
+) -> ProjectRules:
+    """The rules for `path`, which need not exist yet. `root` bounds the search; found by itself otherwise."""
+    file = Path(path).absolute()
+    top = Path(root).absolute() if root is not None else _root_of(file)
+    if top is not None and not file.is_relative_to(top):
+        top = None
+    language = language or language_of(file.name)
+    said = properties(file, top)
+    tool = style(file.parent, top, language)
+    return ProjectRules(
+        root=top,
+        language=language,
+        tabs=_tabs(said, tool),
+        indent_width=_width(said, tool),
+        max_line=_number(said.get("max_line_length"), 20, 1000) or tool.get("line_length"),
+        quotes=tool.get("quotes") or _quotes(said.get("quote_type")),
+        crlf={"crlf": True, "lf": False}.get(said.get("end_of_line", "")),
+        final_newline=_flag(said.get("insert_final_newline")),
+        trim=_flag(said.get("trim_trailing_whitespace")),
+        instructions=_instructions(top),
+    )
+
+
+def _root_of(file: Path) -> Path | None:
+    for folder in file.parents:
+        if any((folder / mark).exists() for mark in _MARKS):
+            return folder
+    return None
+
+
+def _tabs(said: dict[str, str], tool: dict[str, object]) -> bool | None:
+    if said.get("indent_style") in ("tab", "space"):
+        return said["indent_style"] == "tab"
+    tabs = tool.get("tabs")
+    return tabs if isinstance(tabs, bool) else None
+
+
+def _width(said: dict[str, str], tool: dict[str, object]) -> int | None:
+    width = said.get("indent_size", "")
+    if width == "tab":
+        width = said.get("tab_width", "")
+    found = _number(width, 1, 16) or tool.get("indent_width")
+    return found if isinstance(found, int) else None
+
+
+def _number(text: str | None, low: int, high: int) -> int | None:
+    if text is None or not text.isdecimal() or len(text) > 6:
+        return None
+    return int(text) if low <= int(text) <= high else None
+
+
+def _quotes(text: str | None) -> str | None:
+    return text if text in ("single", "double") else None
+
+
+def _flag(text: str | None) -> bool | None:
+    return {"true": True, "false": False}.get(text or "")
+
+
+def _instructions(root: Path | None) -> str:
+    if root is None:
+        return ""
+    for name in INSTRUCTIONS:
+        try:
+            with (root / name).open(encoding="utf-8", errors="replace") as stream:
+                text = stream.read(4 * _HEADER)
+        except OSError:
+            continue
+        kept = text.strip()
+        return kept if len(kept) <= _HEADER else kept[:_HEADER].rpartition("\n")[0]
+    return ""
+
+
+def _outside_text(line: str) -> bool:
+    """Whether the end of `line` is code: no open string, no comment."""
+    quote = ""
+    for index, sign in enumerate(line):
+        if quote:
+            if sign == quote and line[index - 1] != "\\":
+                quote = ""
+        elif sign in "'\"`":
+            quote = sign
+        elif sign == "#" or line.startswith("//", index):
+            return False
+    return not quote

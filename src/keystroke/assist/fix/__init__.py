@@ -1,0 +1,1 @@
+"""Fixes written by a model, for what no rule mends."""

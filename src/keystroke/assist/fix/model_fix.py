@@ -1,0 +1,46 @@
+"""A fix written by a model, for what no rule mends.
+
+Law: the model sees the failure and the lines around it and rewrites those lines; what comes back is text,
+parsed and checked like any other fix. It is offered only if it changes something and has no new error.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from keystroke.analysis.check.check import check, concerns
+from keystroke.analysis.check.diagnostic import Fix, Level
+from keystroke.analysis.check.modules import Project
+from keystroke.analysis.failures.diagnose import Diagnosis, Repair
+from keystroke.assist.edit import EditTask, Region, Writer, propose_edit
+from keystroke.text import apply_edits
+
+AROUND = 12  # lines before and after the failing one that may be rewritten
+
+
+def model_repair(
+    diagnosis: Diagnosis, text: str, root: Path, writer: Writer, rules: str = ""
+) -> Repair | None:
+    """Ask for a fix of the failing file; None where the answer does not hold."""
+    region = Region(diagnosis.path, max(0, diagnosis.line - 1 - AROUND), diagnosis.line + AROUND)
+    calls = "".join(f"\n  {frame.path}, line {frame.line}" for frame in diagnosis.failure.frames[-8:])
+    instruction = (
+        f"Running this program failed at line {diagnosis.line} with\n{diagnosis.title[:2000]}\n"
+        f"called through{calls}\nCorrect the cause with the smallest change."
+    )
+    task = EditTask({diagnosis.path: text}, instruction, region, rules)
+    proposal = propose_edit(task, writer, retries=1)
+    edits = proposal.edits(diagnosis.path)
+    if proposal.failures or not edits:
+        return None
+    after = apply_edits(text, edits)
+    if concerns(diagnosis.path):
+        project = Project(root)
+        before = _errors(text, root / diagnosis.path, project)
+        if _errors(after, root / diagnosis.path, project) > before:
+            return None
+    return Repair(diagnosis.path, Fix("Fix written by the model", edits), "check")
+
+
+def _errors(text: str, path: Path, project: Project) -> int:
+    return sum(item.level is Level.ERROR for item in check(text, path, project=project, fixes=False))

@@ -1,6 +1,0 @@
-"""Refactoring of Python by its meaning: every change is a preview of edits, also over unsaved buffers."""
-
-from keystroke.assist.refactor.files import python_files
-from keystroke.assist.refactor.refactoring import Refactored, Refactoring
-
-__all__ = ["Refactored", "Refactoring", "python_files"]

@@ -1,0 +1,311 @@
+"""The live channel as an editor's process uses it: buffers in, suggestions out, a lost gateway survived.
+
+Law: calls that tell (open, change, close, feedback, cancel) never wait and never raise for a missing gateway:
+the text is kept here, and whatever gateway answers next gets every open buffer again. `complete` always
+returns: a suggestion, or `not_shown` with a reason. Losing the gateway is said once, finding it again once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from keystroke.clients.socket import Socket
+from keystroke.errors import InputError, KeystrokeError, ProtocolError, Unavailable, UsageError
+from keystroke.protocol import live_messages as live
+from keystroke.protocol.codec import decode_live_event, encode
+from keystroke.text import Edit, apply_edits
+
+_BACKOFF = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)  # seconds between attempts; the last one repeats
+Answer = live.Suggestion | live.NotShown
+OnEvent = Callable[[live.LiveEvent], None]
+OnNotice = Callable[[str], None]
+OnPartial = Callable[[live.Suggestion], None]
+
+
+@dataclass(slots=True)
+class _Buffer:
+    """What is needed to open it anew."""
+
+    text: str
+    version: int
+    path: str | None
+    root: str | None
+    language: str | None
+    cursor: int | None = None
+
+
+@dataclass(slots=True)
+class _Asked:
+    buffer: str
+    version: int
+    answer: asyncio.Future[Answer]
+    on_partial: OnPartial | None
+
+
+class LiveClient:
+    """`on_event` sees every event but resyncs, which are answered here; `on_notice` gets one sentence when
+    the gateway is lost and one when it is back. Use as an async context manager, or `start` and `stop`."""
+
+    def __init__(
+        self,
+        url: str = "http://127.0.0.1:8012",
+        *,
+        api_key: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        on_event: OnEvent | None = None,
+        on_notice: OnNotice | None = None,
+    ) -> None:
+        base = url.rstrip("/").removesuffix("/v1")
+        if not base.startswith(("http://", "https://")):
+            raise UsageError(
+                f"{url:.100} is not the address of a server; write it like http://127.0.0.1:8012."
+            )
+        self._url = f"ws{base.removeprefix('http')}/v1/live"
+        self._api_key = api_key or os.environ.get("KEYSTROKE_API_KEY") or None
+        self._tls = tls
+        self._on_event = on_event or (lambda _event: None)
+        self._on_notice = on_notice or (lambda _sentence: None)
+        self._socket: Socket | None = None
+        self._buffers: dict[str, _Buffer] = {}
+        self._asked: dict[str, _Asked] = {}
+        self._count = 0
+        self._coming_back: asyncio.Task[None] | None = None
+        self._said_lost = False
+        self._stopped = False
+
+    # Life
+
+    async def start(self) -> bool:
+        """Connect; where nobody answers go on trying in the background. True if connected. Raises what
+        trying again cannot help: a refused key, an address that speaks something else."""
+        try:
+            await self._connect()
+        except Unavailable as error:
+            self._on_lost(error)
+            return False
+        return True
+
+    async def stop(self) -> None:
+        self._stopped = True
+        if self._coming_back is not None:
+            self._coming_back.cancel()
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        self._give_up("disconnected")
+
+    async def __aenter__(self) -> LiveClient:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    @property
+    def connected(self) -> bool:
+        return self._socket is not None
+
+    # Buffers
+
+    def open(
+        self,
+        buffer: str,
+        text: str,
+        version: int = 0,
+        *,
+        path: str | None = None,
+        root: str | None = None,
+        language: str | None = None,
+        cursor: int | None = None,
+    ) -> None:
+        """Open a buffer, or replace its whole text. `cursor`: where the user is, if that is known."""
+        self._buffers[buffer] = _Buffer(text, version, path, root, language, cursor)
+        self._send_open(buffer)
+
+    def change(self, buffer: str, version: int, edits: Sequence[Edit], cursor: int | None = None) -> None:
+        """Edits one after another, as an editor reports them. Raises InputError (nothing changed) for a
+        buffer that is not open, a version that does not rise, or an edit outside the text."""
+        held = self._held(buffer)
+        if version <= held.version:
+            raise InputError(f"version {version} of {buffer:.200} is not newer than {held.version}")
+        text = held.text
+        for edit in edits:
+            text = apply_edits(text, (edit,))
+        base, held.text, held.version = held.version, text, version
+        held.cursor = cursor
+        if len(edits) > live.MAX_DELTAS:
+            self._send_open(buffer)
+            return
+        deltas = [live.Delta(e.start, e.end, e.text) for e in edits]
+        self._send(live.BufferChange(buffer=buffer, base=base, version=version, edits=deltas, cursor=cursor))
+
+    def moved(self, buffer: str, cursor: int) -> None:
+        """The user went there without typing."""
+        held = self._held(buffer)
+        if 0 <= cursor <= len(held.text) and cursor != held.cursor:
+            held.cursor = cursor
+            self._send(live.BufferCursor(buffer=buffer, version=held.version, cursor=cursor))
+
+    def close(self, buffer: str) -> None:
+        if self._buffers.pop(buffer, None) is not None:
+            self._send(live.BufferClose(buffer=buffer))
+
+    def text(self, buffer: str) -> str:
+        return self._held(buffer).text
+
+    # Suggestions
+
+    async def complete(
+        self,
+        buffer: str,
+        cursor: int,
+        *,
+        invoked: bool = False,
+        extent: live.Extent = "auto",
+        selected: Edit | None = None,
+        on_partial: OnPartial | None = None,
+    ) -> Answer:
+        """The suggestion at `cursor` in the buffer as it is now. `on_partial` sees a block's first lines
+        while the rest is made. `selected`: what the editor's own list would put there. Cancelling the
+        awaiting task cancels the request."""
+        held = self._held(buffer)
+        self._count += 1
+        name = f"c{self._count}"
+        version = held.version
+        ask = live.Complete(
+            id=name, buffer=buffer, version=version, cursor=cursor, invoked=invoked, extent=extent
+        )
+        if selected is not None:
+            ask.selected = live.Delta(selected.start, selected.end, selected.text)
+        if not self._send(ask):
+            return live.NotShown(id=name, buffer=buffer, version=version, reason="disconnected")
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._asked[name] = _Asked(buffer, version, answer, on_partial)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            self._send(live.Cancel(id=name))
+            raise
+        finally:
+            self._asked.pop(name, None)
+
+    def ask_next_edit(self, buffer: str, cursor: int) -> None:
+        """The answer comes as a `next_edit` or `next_edit.dropped` event."""
+        self._count += 1
+        version = self._held(buffer).version
+        self._send(live.NextEditAsk(id=f"n{self._count}", buffer=buffer, version=version, cursor=cursor))
+
+    def feedback(self, suggestion: str, buffer: str, outcome: live.Outcome, length: int = 0) -> None:
+        """What became of a suggestion, by its id."""
+        self._send(live.Feedback(id=suggestion, buffer=buffer, outcome=outcome, length=length))
+
+    # The socket
+
+    def _held(self, buffer: str) -> _Buffer:
+        held = self._buffers.get(buffer)
+        if held is None:
+            raise InputError(f"the buffer {buffer:.200} is not open; open it first")
+        return held
+
+    def _send(self, message: live.LiveRequest) -> bool:
+        if self._socket is None:
+            return False
+        try:
+            self._socket.send(encode(message))
+        except Unavailable:
+            return False  # the loss itself is being told; the buffers go out again with the next connection
+        return True
+
+    def _send_open(self, buffer: str) -> None:
+        held = self._buffers[buffer]
+        self._send(
+            live.BufferOpen(
+                buffer=buffer,
+                text=held.text,
+                version=held.version,
+                path=held.path,
+                root=held.root,
+                language=held.language,
+                cursor=held.cursor,
+            )
+        )
+
+    async def _connect(self) -> None:
+        self._socket = await Socket.open(
+            self._url,
+            api_key=self._api_key,
+            on_frame=self._on_frame,
+            on_lost=self._on_lost,
+            context=self._tls,
+        )
+        for buffer in tuple(self._buffers):
+            self._send_open(buffer)
+
+    def _on_frame(self, frame: bytes) -> None:
+        try:
+            event = decode_live_event(frame)
+        except (ProtocolError, UsageError):
+            return  # an event of a newer server
+        if isinstance(event, live.Resync):
+            if event.buffer in self._buffers:
+                self._send_open(event.buffer)
+            return
+        asked = None
+        if isinstance(event, (live.Suggestion, live.NotShown, live.LiveError)) and event.id is not None:
+            asked = self._asked.get(event.id)
+        if asked is not None and not asked.answer.done():
+            self._answer(asked, event)
+        self._on_event(event)
+
+    def _answer(self, asked: _Asked, event: live.LiveEvent) -> None:
+        if isinstance(event, live.Suggestion) and not event.done:
+            if asked.on_partial is not None:
+                asked.on_partial(event)
+        elif isinstance(event, (live.Suggestion, live.NotShown)):
+            asked.answer.set_result(event)
+        elif isinstance(event, live.LiveError):
+            refused = live.NotShown(
+                id=event.id or "", buffer=asked.buffer, version=asked.version, reason=event.error.code
+            )
+            asked.answer.set_result(refused)
+
+    def _on_lost(self, error: KeystrokeError) -> None:
+        self._socket = None
+        self._give_up("disconnected")
+        if self._stopped:
+            return
+        if not self._said_lost:
+            self._said_lost = True
+            self._on_notice(f"{error.message.rstrip('.')}; suggestions pause until it is back.")
+        if self._coming_back is None or self._coming_back.done():
+            self._coming_back = asyncio.get_running_loop().create_task(self._come_back())
+
+    def _give_up(self, reason: str) -> None:
+        for name, asked in tuple(self._asked.items()):
+            if not asked.answer.done():
+                asked.answer.set_result(
+                    live.NotShown(id=name, buffer=asked.buffer, version=asked.version, reason=reason)
+                )
+
+    async def _come_back(self) -> None:
+        attempt = 0
+        while not self._stopped:
+            await asyncio.sleep(_BACKOFF[min(attempt, len(_BACKOFF) - 1)])
+            attempt += 1
+            try:
+                await self._connect()
+            except Unavailable:
+                continue
+            except KeystrokeError as error:
+                self._on_notice(error.message)  # a refused key stays refused: trying on would only nag
+                return
+            self._said_lost = False
+            self._on_notice("The gateway is back; suggestions go on.")
+            return

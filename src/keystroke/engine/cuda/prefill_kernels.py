@@ -1,0 +1,209 @@
+"""What prefill does between matrix products: norms, rotations, activations, and where keys and values go.
+
+Law: two ways to the same numbers. `Library` says what they are, in plain torch, and runs anywhere; `Kernels`
+has one launch for each stretch: a short prompt is a matter of launches, a long one of passes over memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from keystroke.engine.cuda.driver import Stretches
+from keystroke.engine.cuda.plan import PAGE
+from keystroke.engine.cuda.quantisation import from_bytes, in_bytes
+from keystroke.engine.cuda.reference import rotate
+from keystroke.engine.cuda.weights import Weights
+
+_THREADS = 256
+
+
+@dataclass(frozen=True)
+class Portion:
+    """Consecutive tokens of one sequence: where they begin, how many they are, the pages that hold it."""
+
+    start: int
+    count: int
+    table: Tensor  # int64
+
+    @property
+    def end(self) -> int:
+        return self.start + self.count
+
+
+class Between(Protocol):
+    def begin(self, portion: Portion) -> None: ...
+
+    def normalise(self, x: Tensor, product: Tensor | None, bias: Tensor | None, weight: Tensor) -> Tensor:
+        """bf16 rows for the next product. What the last one gave is added to `x` itself before."""
+
+    def heads(self, qkv: Tensor, bias: Tensor | None, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values [heads, rows, head_dim] as attention multiplies them; the latter two are
+        also written to their pages."""
+
+    def context(self, layer: int, first: int, end: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [kv_heads, end - first, head_dim] of the sequence so far, gathered from its pages;
+        `first` is where a page begins."""
+
+    def activate(self, product: Tensor, bias: Tensor | None) -> Tensor:
+        """bf16 silu(gate) * up of rows that hold all gates, then all ups."""
+
+
+class Library:
+    def __init__(self, weights: Weights, keys: Tensor, values: Tensor) -> None:
+        self._weights = weights
+        self._keys = keys  # [layers, pages, kv_heads, PAGE, head_dim], bf16 or bytes (scales.py)
+        self._values = values  # [layers, pages, kv_heads, head_dim, PAGE]
+        self._steps = weights.kv_steps if keys.dtype == torch.uint8 else None
+
+    def begin(self, portion: Portion) -> None:
+        positions = torch.arange(portion.start, portion.end, device=portion.table.device)
+        self._portion = portion
+        self._page, self._slot = portion.table[positions // PAGE], positions % PAGE
+
+    def normalise(self, x: Tensor, product: Tensor | None, bias: Tensor | None, weight: Tensor) -> Tensor:
+        if product is not None:
+            x += _with(product, bias)
+        return F.rms_norm(x, x.shape[-1:], weight, self._weights.plan.spec.norm_eps).to(torch.bfloat16)
+
+    def heads(self, qkv: Tensor, bias: Tensor | None, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+        spec = self._weights.plan.spec
+        qkv = _with(qkv, bias).view(len(qkv), -1, spec.head_dim)
+        both, v = torch.split(qkv, [spec.heads + spec.kv_heads, spec.kv_heads], 1)
+        if spec.qk_norm:
+            of_queries, of_keys = self._weights.qk_norms[layer]
+            each = torch.cat((of_queries.expand(spec.heads, -1), of_keys.expand(spec.kv_heads, -1)))
+            both = F.rms_norm(both, both.shape[-1:], None, spec.norm_eps) * each
+        angles = self._weights.rope[self._portion.start : self._portion.end]
+        q, k = torch.split(rotate(both, angles[..., 0], angles[..., 1]), [spec.heads, spec.kv_heads], 1)
+        if self._steps is None:
+            k, v = k.to(torch.bfloat16), v.to(torch.bfloat16)
+        else:
+            keys, values = self._steps.keys[layer], self._steps.values[layer]
+            q = q * keys.repeat_interleave(spec.heads // spec.kv_heads, 0)
+            k, v = in_bytes(k, keys), in_bytes(v, values)
+        self._keys[layer, self._page, :, self._slot] = k
+        self._values[layer, self._page, :, :, self._slot] = v
+        return (
+            q.to(torch.bfloat16).transpose(0, 1),
+            from_bytes(k).transpose(0, 1),
+            from_bytes(v).transpose(0, 1),
+        )
+
+    def context(self, layer: int, first: int, end: int) -> tuple[Tensor, Tensor]:
+        table = self._portion.table[first // PAGE : -(-end // PAGE)]
+        keys, values = self._keys[layer], self._values[layer].transpose(-1, -2)
+        return self._flat(keys[table], end - first), self._flat(values[table], end - first)
+
+    @staticmethod
+    def _flat(pages: Tensor, count: int) -> Tensor:
+        """Each key's numbers side by side: one page would otherwise come as a view of transposed values."""
+        gathered = from_bytes(pages).transpose(0, 1).contiguous()
+        return gathered.reshape(gathered.shape[0], -1, gathered.shape[-1])[:, :count]
+
+    def activate(self, product: Tensor, bias: Tensor | None) -> Tensor:
+        gate, up = _with(product, bias).chunk(2, -1)
+        return (F.silu(gate) * up).to(torch.bfloat16)
+
+
+class _Stretch(ctypes.Structure):
+    """As in kernels/prefill.cu."""
+
+    _fields_ = [
+        *(
+            (name, ctypes.c_void_p)
+            for name in (
+                "x",
+                "product",
+                "bias",
+                "weight",
+                "out",
+                "flat_keys",
+                "flat_values",
+                "keys",
+                "values",
+                "rope",
+                "table",
+                "key_steps",
+                "value_steps",
+            )
+        ),
+        ("start", ctypes.c_int64),
+    ]
+
+
+class Kernels:
+    def __init__(self, weights: Weights, keys: Tensor, values: Tensor) -> None:
+        self._weights = weights
+        self._keys = keys
+        self._values = values
+        self._steps = weights.kv_steps if keys.dtype == torch.uint8 else None
+        macros = weights.plan.prefill_macros(keys.element_size())
+        self._stretches = Stretches(keys.device, macros)
+        self._stretch = _Stretch(rope=weights.rope.data_ptr())
+
+    def begin(self, portion: Portion) -> None:
+        self._stretches.begin()
+        self._portion = portion
+        self._stretch.table, self._stretch.start = portion.table.data_ptr(), portion.start
+
+    def normalise(self, x: Tensor, product: Tensor | None, bias: Tensor | None, weight: Tensor) -> Tensor:
+        s, out = self._stretch, torch.empty_like(x, dtype=torch.bfloat16)
+        s.x, s.weight, s.out = x.data_ptr(), weight.data_ptr(), out.data_ptr()
+        s.product, s.bias = _pointer(product), _pointer(bias)
+        self._launch("add_and_normalise", len(x))
+        return out
+
+    def heads(self, qkv: Tensor, bias: Tensor | None, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+        spec, s, rows = self._weights.plan.spec, self._stretch, len(qkv)
+        q, k, v = (
+            torch.empty(rows, n, spec.head_dim, dtype=torch.bfloat16, device=qkv.device)
+            for n in (spec.heads, spec.kv_heads, spec.kv_heads)
+        )
+        s.product, s.bias, s.out = qkv.data_ptr(), _pointer(bias), q.data_ptr()
+        s.weight = self._weights.qk_norms[layer].data_ptr()
+        s.flat_keys, s.flat_values = k.data_ptr(), v.data_ptr()
+        self._point_at(layer)
+        self._launch("place_heads", rows)
+        return q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1)
+
+    def context(self, layer: int, first: int, end: int) -> tuple[Tensor, Tensor]:
+        spec, s, pages = self._weights.plan.spec, self._stretch, -(-end // PAGE) - first // PAGE
+        shape = (spec.kv_heads, pages * PAGE, spec.head_dim)
+        k, v = (torch.empty(shape, dtype=torch.bfloat16, device=self._keys.device) for _ in range(2))
+        s.flat_keys, s.flat_values = k.data_ptr(), v.data_ptr()
+        s.table = self._portion.table[first // PAGE :].data_ptr()
+        self._point_at(layer)
+        self._launch("collect_pages", pages, spec.kv_heads)
+        s.table = self._portion.table.data_ptr()
+        return k[:, : end - first], v[:, : end - first]
+
+    def activate(self, product: Tensor, bias: Tensor | None) -> Tensor:
+        s, width = self._stretch, product.shape[-1] // 2
+        out = torch.empty(len(product), width, dtype=torch.bfloat16, device=product.device)
+        s.product, s.bias, s.out = product.data_ptr(), _pointer(bias), out.data_ptr()
+        self._launch("activate", len(product), -(-width // (2 * _THREADS)))
+        return out
+
+    def _point_at(self, layer: int) -> None:
+        s = self._stretch
+        s.keys, s.values = self._keys[layer].data_ptr(), self._values[layer].data_ptr()
+        if self._steps is not None:
+            s.key_steps = self._steps.keys[layer].data_ptr()
+            s.value_steps = self._steps.values[layer].data_ptr()
+
+    def _launch(self, name: str, rows: int, columns: int = 1) -> None:
+        self._stretches.launch(name, (rows, columns), _THREADS, self._stretch)
+
+
+def _with(product: Tensor, bias: Tensor | None) -> Tensor:
+    return product.float() if bias is None else product.float() + bias
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

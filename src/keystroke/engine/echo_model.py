@@ -1,0 +1,34 @@
+"""A model to try clients with: it repeats what the user said last, at a steady pace, without weights.
+
+Law: the fake engine behind the real template and tokenizer path, so everything but the thinking is real.
+"""
+
+from __future__ import annotations
+
+from keystroke.engine.echo import EOS, SPECIAL, FakeEngine
+from keystroke.engine.model import Model
+from keystroke.engine.templates import ChatTemplate, FimTemplate
+from keystroke.engine.tokenizer.byte_tokens import ByteTokenizer
+
+_TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}]\n{{ m.content }}<end>\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]\n{% endif %}"
+)
+_FIM = {"<fim_prefix>": 259, "<fim_suffix>": 260, "<fim_middle>": 261}
+
+
+def rehearsal_model(step_cost: float = 0.005) -> Model:
+    return Model(
+        name="fake",
+        engine=FakeEngine(_repeat, step_cost=step_cost),
+        tokenizer=ByteTokenizer({**SPECIAL, **_FIM}, eos=EOS, vocab_size=320),
+        chat=ChatTemplate(_TEMPLATE),
+        fim=FimTemplate("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    )
+
+
+def _repeat(prompt: str) -> str:
+    _, found, said = prompt.rpartition("[user]\n")
+    if not found:
+        return "pass"
+    return f"You said: {said.partition(chr(10) + '[assistant]')[0].strip()}"

@@ -1,0 +1,68 @@
+"""Who may come in: keys and origins.
+
+Law: decides from headers alone, before a body is read or a socket accepted. Browsers send an Origin and
+act for whatever page is open, so a page that is not ours needs to be allowed by name; programs send none.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from keystroke.config import ServerSettings
+from keystroke.errors import ConfigError, Forbidden
+from keystroke.gateway.access.keys import KeyRing
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is reachable from this machine only."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def given_keys(server: ServerSettings, environ: Mapping[str, str] | None = None) -> list[str]:
+    """Keys that file and environment name; their text never leaves the key ring."""
+    environ = os.environ if environ is None else environ
+    keys = [key.strip() for key in environ.get(server.api_key_env, "").split(",")]
+    if server.keys_file is not None:
+        try:
+            lines = server.keys_file.read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError):
+            raise ConfigError(f"server.keys_file {server.keys_file} cannot be read; check the path") from None
+        keys += [line.strip() for line in lines if not line.lstrip().startswith("#")]
+    return [key for key in keys if key]
+
+
+def key_ring(server: ServerSettings, environ: Mapping[str, str] | None = None) -> KeyRing:
+    """Keys are needed beyond loopback, and wherever some were given."""
+    static = given_keys(server, environ)
+    return KeyRing(required=bool(static) or not is_loopback(server.host), static=static)
+
+
+def check_origin(origin: str | None, host: str | None, allowed: Iterable[str] = ()) -> None:
+    """Refuse a page of another site. Raises Forbidden."""
+    if origin is None or origin in allowed or "*" in allowed:
+        return
+    parts = urlsplit(origin)
+    if parts.netloc and parts.netloc == host:
+        return
+    if parts.scheme in ("vscode-webview", "vscode-file"):
+        return
+    name = parts.hostname or ""
+    if is_loopback(name) and host is not None and is_loopback(urlsplit(f"//{host}").hostname or ""):
+        return  # pages served from this machine to this machine
+    raise Forbidden(f"Pages from {origin:.100} may not use this server; start it with --allow-origin.")
+
+
+def check_host(host: str | None, bound: str, allowed: Iterable[str] = ()) -> None:
+    """A loopback server answers only to loopback names: a page cannot reach it by re-pointing a domain."""
+    if not is_loopback(bound) or host is None or any(allowed):
+        return
+    if not is_loopback(urlsplit(f"//{host}").hostname or ""):
+        raise Forbidden("This server answers only to localhost; start it with --host to listen wider.")

@@ -1,0 +1,1 @@
+"""The endpoints other programs know: Responses, chat, completions, infill, models."""

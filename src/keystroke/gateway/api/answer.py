@@ -1,0 +1,266 @@
+"""One answer under way: ticket items in, the voice's messages out, one settlement at the end.
+
+Law: runs in callbacks on the event loop, with no task of its own. It interprets text (calls, thoughts),
+feeds the voice, and when the ticket ends settles once: receipt, permit, store, memory. It never touches a
+socket: whoever made it gave a sink.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from keystroke.engine.base import TokenLogprob
+from keystroke.engine.generation import Chunk, Finish
+from keystroke.engine.remote.wire import Reasoning, ToolCallDelta
+from keystroke.engine.tokenizer import Tokenizer
+from keystroke.errors import EngineError, Interrupted, KeystrokeError
+from keystroke.gateway.access.limits import Permit
+from keystroke.gateway.api.serializers import Outcome, Voice
+from keystroke.gateway.api.tool_calls import AnswerParser, Call, Offered, Segment, Text, Thought
+from keystroke.gateway.work.receipts import Price, receipt
+from keystroke.gateway.work.ticket import Ended, Item, Moved, Reading, Redirected, Started, Steered, Ticket
+from keystroke.protocol.items import ChosenToken, TokenChoice
+
+log = logging.getLogger("keystroke.answer")
+
+Sink = Callable[[list[Any]], None]
+
+
+@dataclass(slots=True)
+class Span:
+    """The part of a ticket that one response covers."""
+
+    input_tokens: int
+    since: Reading | None = None
+    kept: int | None = None
+
+
+class Answer:
+    """`on_end` is called once per response with its outcome and the item that ended it."""
+
+    def __init__(
+        self,
+        ticket: Ticket,
+        voice: Voice,
+        sink: Sink,
+        *,
+        model: str,
+        price: Price,
+        permit: Permit | None,
+        input_tokens: int,
+        tokenizer: Tokenizer | None,
+        offered: dict[str, Offered],
+        forced: str = "",
+        plain: bool = False,
+        on_end: Callable[[Answer, Outcome, Ended | Steered], None],
+        on_steered: Callable[[Answer, Steered], Voice] | None = None,
+    ) -> None:
+        self.ticket = ticket
+        self.voice = voice
+        self.sink = sink
+        self.model = model
+        self.network_seconds = 0.0  # added to by whoever writes to the socket
+        self.outcome: Outcome | None = None
+        self.timed_out = False
+        self.after: Callable[[], None] | None = None  # called when the last message has gone to the sink
+        # The first words wait for the engine's first sign, which comes within a step: one write, not two.
+        self._prelude = voice.began()
+        self._price = price
+        self._permit = permit
+        self._span = Span(input_tokens)
+        self._tokenizer = tokenizer
+        self._offered = offered
+        self._parser = None if plain else AnswerParser(offered, forced)
+        self._finish: Finish | None = None
+        self._calls: dict[int, tuple[str, list[str]]] = {}  # a remote server's calls, by index
+        self._on_end = on_end
+        self._on_steered = on_steered
+        ticket.on_items = self.receive
+
+    @property
+    def ended(self) -> bool:
+        return self.outcome is not None
+
+    def cancel(self, reason: KeystrokeError | None = None) -> None:
+        self.ticket.cancel(reason)
+
+    def limit_time(self, seconds: float) -> None:
+        """Stop after so long with what there is; for clients that would rather have less, soon."""
+
+        def stop() -> None:
+            if not self.ended:
+                self.timed_out = True
+                self.cancel()
+
+        asyncio.get_running_loop().call_later(seconds, stop)
+
+    def receive(self, items: list[Item]) -> None:
+        out, self._prelude = self._prelude, []
+        try:
+            for item in items:
+                if type(item) is Chunk:
+                    self._chunk(item, out)
+                elif isinstance(item, Ended):
+                    self._end(item, out)
+                else:
+                    self._other(item, out)
+        except Exception as error:
+            self._broke(error, out)
+        if out:
+            self.sink(out)
+        if self.ended and self.after is not None:
+            self.after()
+
+    def _chunk(self, chunk: Chunk, out: list[Any]) -> None:
+        if chunk.finish is not None:
+            self._finish = chunk.finish
+        logprobs = self._logprobs(chunk.logprobs) if chunk.logprobs else ()
+        if self._parser is None:
+            if chunk.text or logprobs:
+                out += self.voice.text(chunk.text, logprobs)
+            return
+        segments = self._parser.feed(chunk.text) if chunk.text else []
+        if logprobs and not (segments and isinstance(segments[0], Text)):
+            segments = [Text(""), *segments]
+        for segment in segments:
+            self._say(segment, logprobs, out)
+            logprobs = ()
+
+    def _say(self, segment: Segment, logprobs: Sequence[ChosenToken], out: list[Any]) -> None:
+        if isinstance(segment, Text):
+            out += self.voice.text(segment.text, logprobs)
+        elif isinstance(segment, Thought):
+            out += self.voice.thought(segment.text)
+        else:
+            out += self.voice.call(segment)
+
+    def _other(self, item: Item, out: list[Any]) -> None:
+        if isinstance(item, Moved):
+            out += self.voice.queued(item.position)
+        elif isinstance(item, Started):
+            out += self.voice.started()
+        elif isinstance(item, Steered):
+            self._steer(item, out)
+        elif isinstance(item, Reasoning):
+            out += self.voice.thought(item.text)
+        elif isinstance(item, ToolCallDelta):
+            name, pieces = self._calls.setdefault(item.index, (item.name or "", []))
+            if item.name and not name:
+                self._calls[item.index] = (item.name, pieces)
+            pieces.append(item.arguments)
+
+    def _steer(self, item: Steered, out: list[Any]) -> None:
+        """The response so far ends here; its successor goes on over the same session."""
+        assert self._on_steered is not None
+        self._flush(out)
+        outcome = self._settle("incomplete", None, "steered", item.reading)
+        out += self.voice.ended(outcome)
+        self._on_end(self, outcome, item)
+        self._span = Span(item.length, item.reading, item.kept)
+        self._parser = None if self._parser is None else AnswerParser(self._offered)
+        self.network_seconds = 0.0
+        self.outcome = None
+        self.voice = self._on_steered(self, item)
+        out += self.voice.began()
+        out += self.voice.started()
+
+    def _end(self, item: Ended, out: list[Any]) -> None:
+        error = item.error
+        self._flush(out)
+        status, finish = "completed", "stop"
+        if isinstance(error, Redirected):
+            status, finish = "incomplete", "steered"
+        elif isinstance(error, Interrupted):
+            status = "cancelled"
+        elif error is not None:
+            status = "failed"
+        elif self._finish is Finish.LENGTH:
+            status, finish = "incomplete", "length"
+        outcome = self._settle(status, error, finish)
+        out += self.voice.ended(outcome)
+        # The books can wait until the client has its answer.
+        asyncio.get_running_loop().call_soon(self._on_end, self, outcome, item)
+
+    def _flush(self, out: list[Any]) -> None:
+        for segment in self._parser.finish() if self._parser is not None else ():
+            self._say(segment, (), out)
+        for name, pieces in self._calls.values():
+            tool = self._offered.get(name, Offered(name))
+            out += self.voice.call(Call(tool, _payload(tool, "".join(pieces))))
+        self._calls = {}
+
+    def _settle(
+        self, status: str, error: KeystrokeError | None, finish: str, until: Reading | None = None
+    ) -> Outcome:
+        span = self._span
+        paid = receipt(
+            self.ticket,
+            model=self.model,
+            price=self._price,
+            since=span.since,
+            until=until,
+            kept=span.kept,
+            input_tokens=span.input_tokens or self.ticket.stats.prompt_tokens,
+            network_seconds=self.network_seconds,
+            now=time.perf_counter(),
+        )
+        self.outcome = Outcome(status, paid, finish, error)
+        if self._permit is not None and self.ticket.done:
+            self._permit.settle(paid.input_tokens + paid.output_tokens)
+        return self.outcome
+
+    def _broke(self, error: Exception, out: list[Any]) -> None:
+        """A fault of ours must still end the response, once."""
+        log.exception("an answer broke", exc_info=error)
+        failure = (
+            error if isinstance(error, KeystrokeError) else EngineError("The server failed on this answer.")
+        )
+        self.ticket.cancel(failure)
+        self.ticket.on_items = self._drain
+        if self._permit is not None:
+            self._permit.settle(0)
+        if self.outcome is None:
+            outcome = self._settle("failed", failure, "stop")
+            out += self.voice.ended(outcome)
+            self._on_end(self, outcome, Ended(failure))
+
+    def _drain(self, items: list[Item]) -> None:
+        """After a fault: let the ticket end without a second ending."""
+
+    def _logprobs(self, chosen: Sequence[TokenLogprob]) -> list[ChosenToken]:
+        return [self._chosen(c) for c in chosen]
+
+    def _chosen(self, chosen: TokenLogprob) -> ChosenToken:
+        text, raw = self._token(chosen.token)
+        return ChosenToken(
+            token=text,
+            logprob=chosen.logprob,
+            bytes=raw,
+            top_logprobs=[TokenChoice(*self._spread(token, value)) for token, value in chosen.top],
+        )
+
+    def _spread(self, token: int, logprob: float) -> tuple[str, float, list[int]]:
+        text, raw = self._token(token)
+        return text, logprob, raw
+
+    def _token(self, token: int) -> tuple[str, list[int]]:
+        raw = self._tokenizer.token_bytes(token) if self._tokenizer is not None and token >= 0 else b""
+        return raw.decode("utf-8", "replace"), list(raw)
+
+
+def _payload(tool: Offered, arguments: str) -> str:
+    """A custom tool was offered to the remote server as a function of one `input`; unwrap it."""
+    if not tool.custom:
+        return arguments
+    try:
+        said = msgspec.json.decode(arguments)
+    except msgspec.DecodeError:
+        return arguments
+    return said["input"] if isinstance(said, dict) and isinstance(said.get("input"), str) else arguments

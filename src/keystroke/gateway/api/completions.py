@@ -1,0 +1,240 @@
+"""Chat completions, completions (with a suffix) and infill: one question, one answer, nothing remembered.
+
+Law: transport-free, like the Responses API beside it. Each function turns its request into a job and a voice;
+all three share one way of running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from keystroke.engine.model import Model
+from keystroke.errors import KeystrokeError, UnsupportedModel
+from keystroke.gateway.access.keys import Caller
+from keystroke.gateway.api import prompts
+from keystroke.gateway.api.answer import Answer, Sink
+from keystroke.gateway.api.serializers import ChatVoice, CompletionVoice, Outcome, Voice
+from keystroke.gateway.api.tool_calls import Offered
+from keystroke.gateway.work.priority import Lane, Tier, lane_named, tier_named
+from keystroke.gateway.work.registry import Entry
+from keystroke.gateway.work.remote import RemoteJob
+from keystroke.gateway.work.routing import Task
+from keystroke.gateway.work.scheduler import Job
+from keystroke.gateway.work.service import Service, Wish, new_id, refuse_format
+from keystroke.gateway.work.ticket import Ended, Steered
+from keystroke.protocol.items import Item, Part, Tool, text_of
+from keystroke.protocol.requests import ChatMessage, ChatRequest, CompletionRequest
+from keystroke.protocol.response import Routing
+
+
+@dataclass(slots=True)
+class TextRun:
+    """One such answer under way. `over` is set at its end; `error` then says why it did not succeed."""
+
+    answer: Answer
+    voice: Any
+    over: asyncio.Event
+    routing: Routing
+    context_length: int = 0
+    outcome: Outcome | None = None
+
+    @property
+    def error(self) -> KeystrokeError | None:
+        return self.outcome.error if self.outcome is not None else None
+
+    def cancel(self, reason: KeystrokeError | None = None) -> None:
+        self.answer.cancel(reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A request made ready: what to run, for whom it speaks, and where it stands in the queue."""
+
+    entry: Entry
+    job: Job | RemoteJob
+    voice: Voice
+    routing: Routing
+    lane: Lane
+    tier: Tier
+    buffer: str | None
+    size: int  # characters of the prompt; stands for tokens where a remote server counts them
+    offered: dict[str, Offered] = field(default_factory=dict)
+    forced: str = ""
+    plain: bool = False  # all text is text: no calls, no thoughts
+
+
+class Texts:
+    def __init__(self, service: Service) -> None:
+        self.service = service
+
+    async def chat(self, request: ChatRequest, caller: Caller, sink: Sink) -> TextRun:
+        refuse_format(request.response_format, "response_format")
+        service = self.service
+        items, tools = chat_items(request.messages), chat_tools(request)
+        lane = lane_named(request.lane, Lane.CHAT)
+        size = sum(len(text_of(i.content)) for i in items)
+        words = next((text_of(i.content) for i in reversed(items) if i.role == "user"), "")
+        entry, routing = service.route(request.model, lambda: Task(lane, words, size))
+        offered = prompts.offered_tools(tools, request.tool_choice)
+        messages = prompts.messages_of(None, prompts.items_of(items))
+        specs = prompts.tool_specs(tools, offered)
+        params = service.params(
+            Wish(
+                request.max_completion_tokens or request.max_tokens,
+                request.temperature,
+                request.top_p,
+                request.top_k,
+                request.seed,
+                request.stop,
+                (request.top_logprobs or 0) if request.logprobs else None,
+            )
+        )
+        model, forced = entry.model, ""
+        job: Job | RemoteJob
+        if model is not None:
+            force = prompts.forced_call(request.tool_choice, offered)
+            prompt = await service.off_loop(size, lambda: prompts.whole(model, messages, specs, force=force))
+            forced = prompt.forced
+            job = Job(prompt.tokens, params, service.draft(model, request.prediction, len(prompt.tokens)))
+        else:
+            job = RemoteJob(params, messages, specs or None)
+        voice = ChatVoice(
+            new_id("chatcmpl"), entry.name, routing, include_usage=_wants_usage(request.stream_options)
+        )
+        tier = tier_named(request.service_tier)
+        plan = Plan(entry, job, voice, routing, lane, tier, request.buffer, size, offered, forced)
+        return self._run(plan, caller, sink)
+
+    async def complete(
+        self,
+        request: CompletionRequest,
+        caller: Caller,
+        sink: Sink,
+        *,
+        lane: Lane = Lane.GHOST,
+        extra: str = "",
+    ) -> TextRun:
+        """`extra` goes before the prompt: other files, for models that know a separator."""
+        service = self.service
+        prefix = request.prompt if isinstance(request.prompt, str) else "".join(request.prompt)
+        suffix = request.suffix
+        lane = lane_named(request.lane, lane)
+        size = len(prefix) + len(suffix or "") + len(extra)
+        entry, routing = service.route(request.model, lambda: Task(lane, "", size))
+        params = service.params(
+            Wish(
+                request.max_tokens,
+                request.temperature,
+                request.top_p,
+                request.top_k,
+                request.seed,
+                request.stop,
+                request.logprobs,
+            )
+        )
+        job: Job | RemoteJob
+        model = entry.model
+        if model is not None:
+            tokens = await service.off_loop(size, lambda: middle(model, extra, prefix, suffix))
+            if model.fim is not None and suffix is not None:
+                params = replace(params, stop_tokens=model.fim.stops)
+            job = Job(tokens, params, service.draft(model, request.prediction, len(tokens)))
+        else:
+            job = RemoteJob(params, prompt=extra + prefix, suffix=suffix)
+        voice = CompletionVoice(
+            new_id("cmpl"),
+            entry.name,
+            routing,
+            include_usage=_wants_usage(request.stream_options),
+            echo=prefix if request.echo else "",
+        )
+        tier = tier_named(request.service_tier)
+        plan = Plan(entry, job, voice, routing, lane, tier, request.buffer, size, plain=True)
+        return self._run(plan, caller, sink)
+
+    def _run(self, plan: Plan, caller: Caller, sink: Sink) -> TextRun:
+        service, entry, job, voice = self.service, plan.entry, plan.job, plan.voice
+        tokens = plan.size // 4
+        if isinstance(job, Job):
+            service.check_room(entry, job.prompt)
+            tokens = len(job.prompt)
+        ticket, permit = service.submit(
+            entry, job, caller, lane=plan.lane, tier=plan.tier, tokens=tokens, buffer=plan.buffer
+        )
+        over = asyncio.Event()
+
+        def ended(_answer: Answer, outcome: Outcome, _item: Ended | Steered) -> None:
+            run.outcome = outcome
+            service.closed(voice.id, caller, outcome)
+            over.set()
+
+        answer = service.answer(
+            entry,
+            ticket,
+            permit,
+            voice,
+            sink,
+            input_tokens=tokens if isinstance(job, Job) else 0,
+            offered=plan.offered,
+            forced=plan.forced,
+            plain=plan.plain,
+            on_end=ended,
+        )
+        run = TextRun(answer, voice, over, plan.routing, entry.context_length or 0)
+        service.live[voice.id] = answer
+        return run
+
+
+def middle(model: Model, extra: str, prefix: str, suffix: str | None) -> list[int]:
+    """The prompt of a completion. A suffix needs a model that fills the middle; an empty one does not."""
+    if suffix:
+        if model.fim is None:
+            raise UnsupportedModel(
+                f"{model.name} cannot fill in the middle; leave out suffix or use a model that can."
+            )
+        return model.fim.tokens(model.tokenizer, extra + prefix, suffix)
+    text = extra + prefix
+    if model.fim is not None and suffix is not None:
+        return model.fim.tokens(model.tokenizer, text, "")
+    # A raw prompt may carry the model's own control tokens: that is what such clients send it for.
+    tokens = model.prompt(text, special=True)
+    return tokens or [model.tokenizer.eos or 0]
+
+
+def chat_items(messages: list[ChatMessage]) -> list[Item]:
+    items: list[Item] = []
+    for message in messages:
+        if message.role in ("tool", "function"):
+            output = text_of(message.content)
+            items.append(
+                Item(type="function_call_output", call_id=message.tool_call_id or message.name, output=output)
+            )
+            continue
+        if message.content is not None or not message.tool_calls:
+            items.append(Item(role=message.role, content=_parts(message.content)))
+        for call in message.tool_calls or ():
+            function = call.function
+            items.append(
+                Item(type="function_call", call_id=call.id, name=function.name, arguments=function.arguments)
+            )
+    return items
+
+
+def _parts(content: str | list[Part] | None) -> str | list[Part]:
+    return "" if content is None else content
+
+
+def chat_tools(request: ChatRequest) -> list[Tool] | None:
+    if not request.tools:
+        return None
+    return [
+        Tool(name=t.function.name, description=t.function.description, parameters=t.function.parameters)
+        for t in request.tools
+        if t.function is not None
+    ]
+
+
+def _wants_usage(options: Any) -> bool:
+    return bool(options is not None and options.include_usage)

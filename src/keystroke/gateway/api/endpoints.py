@@ -1,0 +1,154 @@
+"""What each address does.
+
+Law: one small function an endpoint: read, ask the layer that knows, write. Nothing is decided here but the
+form of the answer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response as HttpResponse
+
+from keystroke.errors import KeystrokeError
+from keystroke.gateway.access.keys import Caller, KeyRing
+from keystroke.gateway.access.security import check_host, check_origin
+from keystroke.gateway.api.completions import TextRun, Texts
+from keystroke.gateway.api.infill import infill_body, infill_request
+from keystroke.gateway.api.models import catalog
+from keystroke.gateway.api.openapi import document
+from keystroke.gateway.api.responses import Responses
+from keystroke.gateway.record import metrics
+from keystroke.gateway.transport.http import Answering, EventStream, error_response, json_response, read_body
+from keystroke.gateway.work.service import Service
+from keystroke.protocol import codec
+
+
+class Endpoints:
+    def __init__(
+        self, service: Service, keys: KeyRing, *, host: str, origins: tuple[str, ...], max_body: int
+    ) -> None:
+        self.service = service
+        self.keys = keys
+        self.responses = Responses(service)
+        self.texts = Texts(service)
+        self._host = host
+        self._origins = origins
+        self._max_body = max_body
+
+    def admit(self, headers: Any) -> Caller:
+        """Who asks, from the headers alone. Raises Unauthorized or Forbidden."""
+        host = headers.get("host")
+        check_host(host, self._host, self._origins)
+        check_origin(headers.get("origin"), host, self._origins)
+        return self.keys.check(headers.get("authorization"))
+
+    # Responses
+
+    async def create_response(self, request: Request) -> HttpResponse:
+        caller = self.admit(request.headers)
+        wanted = codec.decode_create(await read_body(request, self._max_body))
+        background = bool(wanted.background)
+        if wanted.stream:
+            stream = EventStream(named=True)
+            stream.detached = background
+            stream.run = await self.responses.create(wanted, caller, stream.sink, on_done=stream.finish)
+            stream.headers.update(self._limit_headers(caller, stream.run.entry.name))
+            return stream
+        run = await self.responses.create(wanted, caller, lambda _messages: None)
+        headers = self._limit_headers(caller, run.entry.name)
+        if background:
+            return json_response(run.response, headers=headers)
+        response = run.response
+        await Answering(request).until(run.over, run.cancel)
+        if response.status == "failed" and run.answer is not None and run.answer.outcome is not None:
+            error = run.answer.outcome.error
+            if error is not None:
+                raise error
+        return json_response(response, headers=headers)
+
+    async def fetch_response(self, request: Request) -> HttpResponse:
+        caller = self.admit(request.headers)
+        return json_response(await self.responses.fetch(request.path_params["response_id"], caller))
+
+    async def cancel_response(self, request: Request) -> HttpResponse:
+        caller = self.admit(request.headers)
+        return json_response(await self.responses.cancel(request.path_params["response_id"], caller))
+
+    async def delete_response(self, request: Request) -> HttpResponse:
+        caller = self.admit(request.headers)
+        wanted = request.path_params["response_id"]
+        await self.responses.forget(wanted, caller)
+        return json_response({"id": wanted, "object": "response", "deleted": True})
+
+    # Chat, completions, infill
+
+    async def chat(self, request: Request) -> HttpResponse:
+        caller = self.admit(request.headers)
+        wanted = codec.decode_chat(await read_body(request, self._max_body))
+        if wanted.stream:
+            stream = EventStream(named=False)
+            return await self._stream(stream, self.texts.chat(wanted, caller, stream.sink), caller)
+        run = await self.texts.chat(wanted, caller, lambda _messages: None)
+        return await self._whole(request, run, caller)
+
+    async def completions(self, request: Request) -> HttpResponse:
+        caller = self.admit(request.headers)
+        wanted = codec.decode_completion(await read_body(request, self._max_body))
+        if wanted.stream:
+            stream = EventStream(named=False)
+            return await self._stream(stream, self.texts.complete(wanted, caller, stream.sink), caller)
+        run = await self.texts.complete(wanted, caller, lambda _messages: None)
+        return await self._whole(request, run, caller)
+
+    async def infill(self, request: Request) -> HttpResponse:
+        caller = self.admit(request.headers)
+        wanted = codec.decode_infill(await read_body(request, self._max_body))
+        completion, extra = infill_request(wanted)
+        run = await self.texts.complete(completion, caller, lambda _messages: None, extra=extra)
+        if wanted.t_max_predict_ms:
+            run.answer.limit_time(wanted.t_max_predict_ms / 1e3)
+        await Answering(request).until(run.over, run.cancel)
+        if run.error is not None and not run.answer.timed_out:
+            raise run.error
+        return json_response(infill_body(run))
+
+    async def _stream(self, stream: EventStream, making: Any, caller: Caller) -> HttpResponse:
+        stream.run = await making
+        stream.run.answer.after = stream.finish
+        stream.headers.update(self._limit_headers(caller, stream.run.answer.model))
+        return stream
+
+    async def _whole(self, request: Request, run: TextRun, caller: Caller) -> HttpResponse:
+        await Answering(request).until(run.over, run.cancel)
+        if run.error is not None:
+            raise run.error
+        return json_response(run.voice.body, headers=self._limit_headers(caller, run.answer.model))
+
+    # About the server
+
+    async def models(self, request: Request) -> HttpResponse:
+        self.admit(request.headers)
+        return json_response(catalog(self.service.registry))
+
+    async def health(self, _request: Request) -> HttpResponse:
+        return json_response({"status": "ok", "models": sorted(self.service.registry.entries)})
+
+    async def metrics(self, request: Request) -> HttpResponse:
+        self.admit(request.headers)
+        for entry in self.service.registry.entries.values():
+            scheduler = entry.scheduler
+            self.service.metrics.sample(entry.name, scheduler.waiting, scheduler.running, entry.stats())
+        return HttpResponse(self.service.metrics.render(), media_type=metrics.CONTENT_TYPE)
+
+    async def openapi(self, _request: Request) -> HttpResponse:
+        return json_response(document())
+
+    def _limit_headers(self, caller: Caller, model: str) -> dict[str, str]:
+        return self.service.limits.headers(caller.id, model)
+
+    async def failed(self, _request: Request, error: Exception) -> HttpResponse:
+        assert isinstance(error, KeystrokeError)
+        self.service.metrics.rejected.labels(error.code).inc()
+        return error_response(error)

@@ -1,0 +1,66 @@
+"""`POST /infill`, the exchange llama.vim and llama.vscode have with a local server.
+
+Law: translates between that exchange and a completion with a suffix. `prompt` is what stands on the cursor's
+line before it; `input_extra` are other files, put before the prefix; time limits bound the answer.
+"""
+
+from __future__ import annotations
+
+from keystroke.gateway.api.completions import TextRun
+from keystroke.protocol.chat import Infill, Timings
+from keystroke.protocol.requests import CompletionRequest, InfillRequest, stop_strings
+
+_MAX_TOKENS = 128  # what the plugins ask for when they say nothing
+
+
+def infill_request(request: InfillRequest) -> tuple[CompletionRequest, str]:
+    """The completion it stands for, and the text of the other files."""
+    wanted = request.n_predict if request.n_predict is not None and request.n_predict > 0 else _MAX_TOKENS
+    stop = list(stop_strings(request.stop))
+    completion = CompletionRequest(
+        prompt=request.input_prefix + request.prompt,
+        suffix=request.input_suffix,
+        model=request.model or "fast",
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        seed=request.seed,
+        stop=stop or None,
+        max_tokens=wanted,
+        lane="ghost",
+        buffer=request.buffer,
+    )
+    extra = "".join(
+        f"# {e.filename}\n{e.text}\n" if e.filename else f"{e.text}\n" for e in request.input_extra or ()
+    )
+    return completion, extra
+
+
+def infill_body(run: TextRun) -> Infill:
+    outcome = run.outcome
+    assert outcome is not None
+    paid = outcome.receipt
+    stopped = {"stop": "eos", "length": "limit"}.get(outcome.finish, "none")
+    return Infill(
+        content=run.voice.whole,
+        model=run.voice.model,
+        stop=True,
+        tokens_predicted=paid.output_tokens,
+        tokens_evaluated=paid.computed_tokens,
+        tokens_cached=paid.reused_tokens,
+        truncated=False,
+        timings=Timings(
+            prompt_n=paid.computed_tokens,
+            prompt_ms=paid.prefill_ms,
+            prompt_per_second=_rate(paid.computed_tokens, paid.prefill_ms),
+            predicted_n=paid.output_tokens,
+            predicted_ms=paid.decode_ms,
+            predicted_per_second=_rate(paid.output_tokens, paid.decode_ms),
+        ),
+        stop_type=stopped,
+        generation_settings={"n_ctx": run.context_length},
+    )
+
+
+def _rate(count: int, milliseconds: float) -> float:
+    return round(count / milliseconds * 1e3, 3) if milliseconds else 0.0

@@ -1,0 +1,339 @@
+"""A conversation as tokens: whole where it must be, only what is new where it can be.
+
+Law: items become template messages here and nowhere else. A continued conversation keeps the exact tokens
+that are in the KV cache and appends those of the new items; the template is asked only for the join, on a
+conversation of two stand-in messages. Where a template does not allow that, the whole is rendered again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from keystroke.engine.model import Model
+from keystroke.engine.templates import ChatTemplate
+from keystroke.errors import InputError, UnsupportedModel
+from keystroke.gateway.api.tool_calls import CALL, Offered
+from keystroke.protocol.items import Item, Part, Tool, text_of
+
+Message = dict[str, Any]
+
+_MARK = "⟦here⟧"  # stands for the assistant's last words when the join is asked for
+_SAID = "⟦said⟧"  # stands for what the user says next
+_STUB: tuple[Message, ...] = ({"role": "user", "content": "."}, {"role": "assistant", "content": _MARK})
+_IMAGES = ("input_image", "image_url", "input_file", "input_audio")
+
+
+@dataclass(slots=True)
+class Turn:
+    """What a later turn needs of this one. `tokens` is prompt and answer as the cache holds them;
+    None where no local engine held them."""
+
+    response_id: str
+    model: str
+    items: list[Item]
+    instructions: str | None = None
+    tools: list[Tool] | None = None
+    tokens: Sequence[int] | None = None
+    steers: list[Item] = field(default_factory=list)  # accepted input still to be put before the next
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """`forced` was put into the model's mouth and belongs to the answer's text."""
+
+    tokens: list[int]
+    forced: str = ""
+
+
+def items_of(content: str | Sequence[Item] | None) -> list[Item]:
+    """Request input as items; refuses what is not text."""
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [Item(role="user", content=content)]
+    for index, item in enumerate(content):
+        parts = item.content if isinstance(item.content, list) else []
+        for part in parts:
+            if part.type in _IMAGES:
+                raise InputError(
+                    f"input[{index}] holds {part.type}, but the models here read text only; leave it out.",
+                    param=f"input[{index}]",
+                )
+    return list(content)
+
+
+def offered_tools(tools: Sequence[Tool] | None, choice: Any = None) -> dict[str, Offered]:
+    """The tools the model is told of, by the name it must use. `tool_choice: none` offers nothing."""
+    if not tools or choice == "none":
+        return {}
+    offered: dict[str, Offered] = {}
+    for tool in _flat(tools):
+        if tool.name and tool.type in ("function", "custom"):
+            offered[tool.name] = Offered(tool.name, tool.type == "custom", _namespace_of(tools, tool))
+    return offered
+
+
+def _flat(tools: Sequence[Tool]) -> list[Tool]:
+    flat: list[Tool] = []
+    for tool in tools:
+        flat += tool.tools if tool.type == "namespace" and tool.tools else [tool]
+    return flat
+
+
+def _namespace_of(tools: Sequence[Tool], wanted: Tool) -> str | None:
+    for tool in tools:
+        if tool.type == "namespace" and tool.tools and any(inner is wanted for inner in tool.tools):
+            return tool.name
+    return None
+
+
+def tool_specs(tools: Sequence[Tool] | None, offered: dict[str, Offered]) -> list[dict[str, Any]]:
+    """The offered tools in the form templates read. A custom tool is a function of one text, `input`."""
+    specs = []
+    for tool in _flat(tools or ()):
+        if tool.name not in offered:
+            continue
+        parameters = tool.parameters or {"type": "object", "properties": {}}
+        description = tool.description or ""
+        if tool.type == "custom":
+            parameters = {
+                "type": "object",
+                "properties": {"input": {"type": "string"}},
+                "required": ["input"],
+            }
+            grammar = (tool.format or {}).get("definition")
+            if isinstance(grammar, str):
+                description = f"{description}\n`input` follows this grammar:\n{grammar}"
+        function = {"name": tool.name, "description": description, "parameters": parameters}
+        specs.append({"type": "function", "function": function})
+    return specs
+
+
+def messages_of(
+    instructions: str | None, items: Sequence[Item], before: Sequence[Item] | None = None
+) -> list[Message]:
+    """Items as template messages. System text is gathered at the head, where every template accepts it.
+    `before` are the items these continue: then there is no head, and calls in it name their outputs."""
+    system = [instructions] if instructions else []
+    messages: list[Message] = []
+    names = {i.call_id or "": i.name or "tool" for i in (before or ())[-64:] if i.type.endswith("_call")}
+    for item in items:
+        kind = item.type
+        if kind == "message":
+            role, text = item.role or "user", text_of(item.content)
+            if role in ("system", "developer"):
+                if messages or before is not None:
+                    messages.append({"role": "user", "content": text})
+                else:
+                    system.append(text)
+            elif role == "assistant":
+                _assistant(messages)["content"] += text
+            else:
+                messages.append({"role": "user", "content": text})
+        elif kind in ("function_call", "custom_tool_call"):
+            name = item.name or "tool"
+            arguments = (
+                {"input": item.input or ""} if kind == "custom_tool_call" else _arguments(item.arguments)
+            )
+            call = {"name": name, "arguments": arguments}
+            names[item.call_id or ""] = name
+            message = _assistant(messages)
+            message.setdefault("tool_calls", []).append(
+                {"id": item.call_id or "", "type": "function", "function": call}
+            )
+        elif kind in ("function_call_output", "custom_tool_call_output"):
+            messages.append(
+                {
+                    "role": "tool",
+                    "content": _output_text(item.output),
+                    "tool_call_id": item.call_id or "",
+                    "name": names.get(item.call_id or "", item.name or "tool"),
+                }
+            )
+    if system:
+        messages.insert(0, {"role": "system", "content": "\n\n".join(system)})
+    return messages
+
+
+def _assistant(messages: list[Message]) -> Message:
+    """The assistant message being collected: text and calls of one turn belong together."""
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": ""})
+    return messages[-1]
+
+
+def _arguments(text: str | None) -> Any:
+    """Templates want an object; what is not one stays text."""
+    try:
+        value = msgspec.json.decode(text or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        return text
+    return value if isinstance(value, dict) else text
+
+
+def _output_text(output: str | list[Part] | dict[str, Any] | None) -> str:
+    if isinstance(output, dict):
+        return msgspec.json.encode(output).decode()
+    return text_of(output)
+
+
+def whole(
+    model: Model,
+    messages: list[Message],
+    specs: list[dict[str, Any]],
+    *,
+    force: str = "",
+    generate: bool = True,
+) -> Prompt:
+    """The conversation rendered from its beginning. Raises UnsupportedModel where there is no template."""
+    template = model.chat
+    if template is None:
+        raise UnsupportedModel(
+            f"{model.name} has no chat template, so it cannot converse; use /v1/completions or /infill."
+        )
+    if not messages:
+        raise InputError("input is empty; send at least one message.", param="input")
+    if specs and not _knows_tools(template.source):
+        messages, specs = _with_tool_words(messages, specs), []
+    tokens = template.tokens(model.tokenizer, messages, tools=specs or None, add_generation_prompt=generate)
+    return _forced(model, tokens, force)
+
+
+def continued(model: Model, held: Sequence[int], new: list[Message], *, force: str = "") -> Prompt | None:
+    """The held tokens and the new messages after them; None where the template does not join this way."""
+    joint = join(model, new)
+    if joint is None:
+        return None
+    tokens = list(held)
+    if tokens and tokens[-1] in model.engine.info.eos:
+        tokens.pop()  # the join closes the answer itself
+    tokens += joint
+    return _forced(model, tokens, force)
+
+
+def join(model: Model, new: list[Message]) -> list[int] | None:
+    """Tokens that close the assistant's words, say `new`, and open its next turn."""
+    if model.chat is None:
+        return None
+    if len(new) == 1 and new[0]["role"] == "user" and (quick := _quick_join(model, new[0]["content"])):
+        return quick
+    return _rendered_join(model, new)
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """What a template puts around one user message that follows an answer, cut at the special tokens next
+    to it: no token reaches across those, so only `head + message + tail` is encoded anew."""
+
+    before: list[int]
+    head: str
+    tail: str
+    after: list[int]
+
+
+_frames: WeakKeyDictionary[ChatTemplate, _Frame | None] = WeakKeyDictionary()
+
+
+def _quick_join(model: Model, text: str) -> list[int] | None:
+    """The join of one plain user message without asking the template again; None for text that a template
+    may treat in a way of its own."""
+    chat, pattern = model.chat, model.tokenizer.special_pattern
+    assert chat is not None
+    if chat not in _frames:
+        _frames[chat] = _frame(model, chat)
+    frame = _frames[chat]
+    if frame is None or pattern is None or not text or text != text.strip() or "<" in text:
+        return None
+    if pattern.search(text):
+        return None
+    return [*frame.before, *model.tokenizer.encode(frame.head + text + frame.tail), *frame.after]
+
+
+def _frame(model: Model, chat: ChatTemplate) -> _Frame | None:
+    pattern, encode = model.tokenizer.special_pattern, model.tokenizer.encode
+    try:
+        text = chat.render([*_STUB, {"role": "user", "content": _SAID}])
+    except InputError:
+        return None
+    if pattern is None or text.count(_MARK) != 1 or text.count(_SAID) != 1:
+        return None
+    before, _, after = text.partition(_MARK)[2].partition(_SAID)
+    ends = [match.end() for match in pattern.finditer(before)]
+    if not ends:
+        return None
+    first = pattern.search(after)
+    begin = len(after) if first is None else first.start()
+    return _Frame(
+        encode(before[: ends[-1]], special=True),
+        before[ends[-1] :],
+        after[:begin],
+        encode(after[begin:], special=True),
+    )
+
+
+def _rendered_join(model: Model, new: list[Message]) -> list[int] | None:
+    assert model.chat is not None
+    try:
+        tokens = model.chat.tokens(model.tokenizer, [*_STUB, *new])
+    except InputError:
+        return None
+    mark = model.tokenizer.encode(_MARK)
+    size = len(mark)
+    found = [
+        at for at in range(len(tokens) - size + 1) if tokens[at] == mark[0] and tokens[at : at + size] == mark
+    ]
+    return tokens[found[0] + size :] if len(found) == 1 else None
+
+
+def forced_call(choice: Any, offered: dict[str, Offered]) -> str:
+    """What to put into the model's mouth so that `tool_choice` holds."""
+    if not offered:
+        return ""
+    if choice == "required":
+        return f"{CALL}\n"
+    if isinstance(choice, dict):
+        function = choice.get("function")
+        name = choice.get("name") or (function.get("name") if isinstance(function, dict) else None)
+        if name is not None:
+            if name not in offered:
+                raise InputError(
+                    f"tool_choice names {name}, which is not among the tools.", param="tool_choice"
+                )
+            return f'{CALL}\n{{"name": "{name}", "arguments": '
+    return ""
+
+
+def _forced(model: Model, tokens: list[int], force: str) -> Prompt:
+    return Prompt([*tokens, *model.tokenizer.encode(force)] if force else tokens, force)
+
+
+def _knows_tools(source: str) -> bool:
+    return "tools" in source
+
+
+def _with_tool_words(messages: list[Message], specs: list[dict[str, Any]]) -> list[Message]:
+    """For templates without a place for tools: say in the system message what there is and how to call it."""
+    listed = "\n".join(msgspec.json.encode(spec["function"]).decode() for spec in specs)
+    words = (
+        "You can call these tools, one JSON description a line:\n"
+        f"{listed}\n"
+        f"To call one, write {CALL} then a JSON object with `name` and `arguments`, then </tool_call>."
+    )
+    rest = [_plain(m) for m in messages]
+    if rest and rest[0]["role"] == "system":
+        return [{"role": "system", "content": f"{rest[0]['content']}\n\n{words}"}, *rest[1:]]
+    return [{"role": "system", "content": words}, *rest]
+
+
+def _plain(message: Message) -> Message:
+    """A message without tool fields, which such a template would drop silently."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    said = "".join(f"{CALL}\n{msgspec.json.encode(c['function']).decode()}\n</tool_call>\n" for c in calls)
+    return {"role": "assistant", "content": message["content"] + said}

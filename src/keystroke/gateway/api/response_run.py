@@ -1,0 +1,212 @@
+"""One request under way, from its first response to its last.
+
+Law: a Run is one place in a conversation that may become several responses: a steered one is followed by its
+successor. Each of them ends exactly once and leaves a Turn from which the next can go on. It starts nothing
+by itself: successors are made by its owner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from msgspec import UNSET
+
+from keystroke.errors import InputError, KeystrokeError
+from keystroke.gateway.access.keys import Caller
+from keystroke.gateway.api import prompts
+from keystroke.gateway.api.answer import Answer, Sink
+from keystroke.gateway.api.prompts import Turn
+from keystroke.gateway.api.serializers import Outcome, ResponseVoice
+from keystroke.gateway.work.registry import Entry
+from keystroke.gateway.work.service import new_id
+from keystroke.gateway.work.ticket import Ended, Redirected, Steered
+from keystroke.protocol import events
+from keystroke.protocol.items import CustomToolCall, FunctionCall, Item, as_input
+from keystroke.protocol.requests import CreateRequest, ResponseCreate
+from keystroke.protocol.response import Response, Routing
+
+if TYPE_CHECKING:
+    from keystroke.gateway.api.responses import Responses
+
+OnTurn = Callable[[tuple[str, Turn | None]], None]
+
+
+@dataclass(slots=True)
+class PendingSteer:
+    id: str
+    items: list[Item]
+
+
+class Run:
+    """One request under way. `on_turn` is told of every response that ended: its id, and its turn or None
+    where nothing can be continued. `on_done` is told once, when no successor follows."""
+
+    def __init__(self, owner: Responses, request: CreateRequest, caller: Caller, sink: Sink) -> None:
+        self.owner = owner
+        self.request = request
+        self.caller = caller
+        self.sink = sink
+        self.answer: Answer | None = None
+        self.voice: ResponseVoice
+        self.entry: Entry
+        self.routing: Routing
+        self.items: list[Item] = []  # the conversation up to the answer
+        self.own_items: list[Item] = []  # what this turn added to it
+        self.pending: list[PendingSteer] = []
+        self.over = asyncio.Event()  # no successor follows
+        self.task: asyncio.Task[None] | None = None  # a successor being prepared
+        self.on_turn: OnTurn = lambda _turn: None
+        self.on_done: Callable[[], None] = lambda: None
+
+    @property
+    def id(self) -> str:
+        return self.voice.id
+
+    @property
+    def response(self) -> Response:
+        return self.voice.response
+
+    @property
+    def stream_id(self) -> str | None:
+        return self.request.stream_id if isinstance(self.request, ResponseCreate) else None
+
+    def cancel(self, reason: KeystrokeError | None = None) -> None:
+        self.pending.clear()
+        if self.answer is not None:
+            self.answer.cancel(reason)
+
+    # Steering
+
+    def steer(self, content: str | list[Item]) -> list[Any]:
+        """Take input for the answer under way; says `accepted`. Raises InputError for what cannot steer."""
+        items = prompts.items_of(content)
+        if not items or any(i.type != "message" or (i.role or "user") != "user" for i in items):
+            raise InputError("Only user messages can steer a response.", param="input")
+        steer = PendingSteer(new_id("steer"), items)
+        self.pending.append(steer)
+        said = events.SteerAccepted(
+            events.SteerRef(steer.id, self.id), self.voice.stream.number(), self._lane()
+        )
+        assert self.answer is not None
+        model = self.entry.model
+        joint = None if model is None else prompts.join(model, prompts.messages_of(None, items, self.items))
+        if joint is not None:
+            self.answer.ticket.redirect(steer.id, joint)
+        elif model is None:
+            self.answer.cancel(Redirected("steered"))  # a remote stream cannot be spliced: stop, then go on
+        return [said]
+
+    def steered(self, _answer: Answer, item: Steered) -> ResponseVoice:
+        """The engine spliced the input in: the successor begins."""
+        steer = next(s for s in self.pending if s.id == item.steer_id)
+        self.pending.remove(steer)
+        previous = self.voice.response
+        self.items = [*self.items, *map(as_input, previous.output), *steer.items]
+        self.own_items = steer.items
+        self.voice = self.owner.successor_voice(self, previous)
+        self.owner.service.live[self.id] = _answer
+        self.owner.runs[self.id] = self
+        return self.voice
+
+    def ended(self, answer: Answer, outcome: Outcome, item: Ended | Steered) -> None:
+        """One response is over: keep its books, tell who needs to know, go on where input is waiting."""
+        response = self.voice.response
+        self.owner.service.closed(response.id, self.caller, outcome)
+        self.owner.runs.pop(response.id, None)
+        if isinstance(item, Steered):
+            self._leave_turn(response, outcome, item.tokens)
+            return
+        turn = self._leave_turn(response, outcome, item.tokens)
+        if self.pending and turn is not None and outcome.status in ("completed", "incomplete"):
+            self._go_on(response, turn)
+        else:
+            self._return_pending()
+        if not self.pending:
+            self.finish()
+
+    def _leave_turn(self, response: Response, outcome: Outcome, tokens: Sequence[int]) -> Turn | None:
+        turn = None
+        if outcome.status != "failed":
+            turn = Turn(
+                response.id,
+                self.entry.name,
+                [*self.items, *map(as_input, response.output)],
+                self.request.instructions,
+                self.request.tools,
+                tokens or None,
+            )
+            if response.store:
+                self.owner.service.remember(self.caller, turn)
+        if response.store and self.owner.service.store is not None:
+            self.owner.service.store.save_response(self.caller.id, self.own_items, response)
+        self.on_turn((response.id, turn))
+        return turn
+
+    def _go_on(self, response: Response, turn: Turn) -> None:
+        """The answer ended before the steering input reached it: a successor takes it, or, where the client
+        owes tool results, the client's next request does."""
+        owed = [c for c in response.output if isinstance(c, FunctionCall | CustomToolCall)]
+        waiting, self.pending = self.pending, []
+        if owed:
+            required = [
+                events.RequiredInput("function_call_output", c.call_id, c.name)
+                if isinstance(c, FunctionCall)
+                else events.RequiredInput("custom_tool_call_output", c.call_id)
+                for c in owed
+            ]
+            said: list[Any] = []
+            for steer in waiting:
+                turn.steers += steer.items
+                ref = events.SteerRef(steer.id, response.id)
+                number = self.voice.stream.number()
+                said.append(events.SteerPending(ref, required, number, stream_id=self._lane()))
+            self.owner.later(lambda: self.sink(said))
+            return
+        items = [item for steer in waiting for item in steer.items]
+        self.pending = waiting
+        self.owner.later(lambda: self.owner.succeed(self, turn, items))
+
+    def _return_pending(self) -> None:
+        waiting, self.pending = self.pending, []
+        said = [
+            steer_failed(
+                self.id,
+                s.items,
+                "response_not_active",
+                "The response ended before the input was used; send it with response.create.",
+                s.id,
+                self.voice.stream.number(),
+                self.stream_id,
+            )
+            for s in waiting
+        ]
+        if said:
+            self.owner.later(lambda: self.sink(list(said)))
+
+    def finish(self) -> None:
+        if not self.over.is_set():
+            self.over.set()
+            self.owner.later(self.on_done)
+
+    def _lane(self) -> Any:
+        return UNSET if self.stream_id is None else self.stream_id
+
+
+def steer_failed(
+    response_id: str,
+    content: str | list[Item],
+    code: str,
+    message: str,
+    steer_id: str | None,
+    number: int,
+    stream_id: str | None,
+) -> events.SteerFailed:
+    return events.SteerFailed(
+        events.SteerReturned(response_id, content, steer_id),
+        events.SteerError(code, message),
+        number,
+        UNSET if stream_id is None else stream_id,
+    )

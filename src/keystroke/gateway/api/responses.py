@@ -1,0 +1,293 @@
+"""The Responses API: create, continue, steer, cancel, fetch.
+
+Law: everything a response is, whichever transport asked: what may be asked, which model answers, what becomes
+its prompt, what the response object says. What happens while it runs is the Run's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from keystroke.errors import Forbidden, InputError, KeystrokeError
+from keystroke.gateway.access.keys import Caller
+from keystroke.gateway.api import prompts
+from keystroke.gateway.api.answer import Sink
+from keystroke.gateway.api.prompts import Prompt, Turn
+from keystroke.gateway.api.response_run import OnTurn, Run, steer_failed
+from keystroke.gateway.api.serializers import ResponseVoice
+from keystroke.gateway.api.tool_calls import Offered
+from keystroke.gateway.work.priority import Lane, lane_named, tier_named
+from keystroke.gateway.work.remote import RemoteJob
+from keystroke.gateway.work.routing import Task
+from keystroke.gateway.work.scheduler import Job
+from keystroke.gateway.work.service import Service, Wish, new_id, refuse_format
+from keystroke.protocol.faults import PreviousResponseNotFound, ResponseNotFound
+from keystroke.protocol.items import Item, text_of
+from keystroke.protocol.requests import CreateRequest, ResponseCreate
+from keystroke.protocol.response import Response, Usage
+
+Recall = Callable[[str], Turn | None]
+
+
+class Responses:
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.runs: dict[str, Run] = {}
+
+    async def create(
+        self,
+        request: CreateRequest,
+        caller: Caller,
+        sink: Sink,
+        *,
+        recall: Recall | None = None,
+        on_turn: OnTurn | None = None,
+        on_done: Callable[[], None] | None = None,
+    ) -> Run:
+        """Begin a response. Everything that can be refused is raised from here, before any event."""
+        _check(request)
+        previous = await self._previous(request, caller, recall)
+        run = Run(self, request, caller, sink)
+        run.on_turn, run.on_done = on_turn or run.on_turn, on_done or run.on_done
+        steers = previous.steers if previous is not None else []
+        run.own_items = [*steers, *prompts.items_of(request.input)]
+        run.items = [*previous.items, *run.own_items] if previous is not None else run.own_items
+        if not run.items:
+            raise InputError("input is missing; send a text or a list of items.", param="input")
+        await self._begin(run, previous)
+        return run
+
+    async def fetch(self, response_id: str, caller: Caller) -> Response:
+        run = self.runs.get(response_id)
+        if run is not None and run.caller.id == caller.id:
+            return run.response
+        if self.service.store is not None and run is None:
+            await self.service.store.flush()
+            stored = await self.service.store.response(response_id)
+            if stored is not None and stored.key_id == caller.id:
+                return stored.response
+        raise ResponseNotFound(f"There is no response {response_id:.80}.", param="response_id")
+
+    async def cancel(self, response_id: str, caller: Caller) -> Response:
+        """Stop a response. One that already ended is given as it is."""
+        run = self.runs.get(response_id)
+        if run is None:
+            return await self.fetch(response_id, caller)
+        if run.caller.id != caller.id:
+            raise ResponseNotFound(f"There is no response {response_id:.80}.", param="response_id")
+        response = run.response
+        run.cancel()
+        await run.over.wait()
+        return response
+
+    async def forget(self, response_id: str, caller: Caller) -> None:
+        """Delete a stored response. Raises ResponseNotFound."""
+        await self.fetch(response_id, caller)
+        self.service.forget(response_id)
+        if self.service.store is not None:
+            await asyncio.to_thread(self.service.store.delete_response, response_id)
+
+    # Inside
+
+    async def _previous(self, request: CreateRequest, caller: Caller, recall: Recall | None) -> Turn | None:
+        wanted = request.previous_response_id
+        if wanted is None:
+            return None
+        turn = recall(wanted) if recall is not None else None
+        if turn is None:
+            turn = await self.service.recall(caller, wanted)
+        if turn is None:
+            raise PreviousResponseNotFound(
+                f"Response {wanted:.80} is not known here; send the whole input without it.",
+                param="previous_response_id",
+            )
+        return turn
+
+    async def _begin(self, run: Run, previous: Turn | None) -> None:
+        request, service = run.request, self.service
+        background = bool(request.background)
+        lane = lane_named(request.lane, Lane.BACKGROUND if background else Lane.CHAT)
+        run.entry, run.routing = service.route(request.model, lambda: _task(run, lane))
+        entry = run.entry
+        warm = isinstance(request, ResponseCreate) and request.generate is False
+        offered = prompts.offered_tools(request.tools, request.tool_choice)
+        params = service.params(_wish(request))
+        job: Job | RemoteJob
+        forced, size = "", 0
+        if entry.model is not None:
+            length = _length(run.own_items if previous is not None and previous.tokens else run.items)
+            prompt: Prompt = await service.off_loop(
+                length, lambda: self._prompt(run, previous, offered, generate=not warm)
+            )
+            service.check_room(entry, prompt.tokens)
+            forced, size = prompt.forced, len(prompt.tokens)
+            drafter = service.draft(entry.model, request.prediction, size)
+            job = Job(prompt.tokens, params, drafter, warm=warm)
+        else:
+            messages = prompts.messages_of(request.instructions, run.items)
+            job = RemoteJob(params, messages, prompts.tool_specs(request.tools, offered) or None)
+            size = _length(run.items) // 4  # the server counts for itself; this only guards the budget
+        tier = tier_named(request.service_tier)
+        response = _response(run, tier.label)
+        run.voice = ResponseVoice(response, run.stream_id)
+        if warm:
+            self._warm(run, job, size)
+            return
+        ticket, permit = service.submit(
+            entry, job, run.caller, lane=lane, tier=tier, tokens=size, buffer=request.buffer
+        )
+        run.answer = service.answer(
+            entry,
+            ticket,
+            permit,
+            run.voice,
+            run.sink,
+            input_tokens=size if entry.model is not None else 0,
+            offered=offered,
+            forced=forced,
+            on_end=run.ended,
+            on_steered=run.steered,
+        )
+        self.runs[run.id] = run
+        service.live[run.id] = run.answer
+
+    def _prompt(
+        self, run: Run, previous: Turn | None, offered: dict[str, Offered], *, generate: bool
+    ) -> Prompt:
+        request, model = run.request, run.entry.model
+        assert model is not None
+        force = prompts.forced_call(request.tool_choice, offered) if generate else ""
+        if (
+            generate
+            and previous is not None
+            and previous.tokens is not None
+            and previous.model == run.entry.name
+            and previous.instructions == request.instructions
+            and previous.tools == request.tools
+        ):
+            new = prompts.messages_of(None, run.own_items, previous.items)
+            joined = prompts.continued(model, previous.tokens, new, force=force) if new else None
+            if joined is not None:
+                return joined
+        messages = prompts.messages_of(request.instructions, run.items)
+        specs = prompts.tool_specs(request.tools, offered)
+        return prompts.whole(model, messages, specs, force=force, generate=generate)
+
+    def _warm(self, run: Run, job: Job | RemoteJob, size: int) -> None:
+        """`generate: false`: answer at once, so the client can go on; fill the cache behind its back."""
+        run.sink([*run.voice.began(), *run.voice.stream.completed(Usage(size, 0, size))])
+        if isinstance(job, Job):
+            try:
+                ticket = run.entry.scheduler.submit(job, lane=Lane.BACKGROUND, key=run.caller.id)  # type: ignore[arg-type]
+                ticket.on_items = lambda _items: None
+            except KeystrokeError:
+                pass  # a full queue only costs the head start
+        turn = Turn(run.id, run.entry.name, run.items, run.request.instructions, run.request.tools)
+        if run.response.store:
+            self.service.remember(run.caller, turn)
+        run.on_turn((run.id, turn))
+        run.finish()
+
+    def succeed(self, run: Run, turn: Turn, items: list[Item]) -> None:
+        """An automatic successor for input that came too late to be spliced in."""
+        run.pending = []
+        previous = run.voice.response
+        run.own_items = items
+        run.items = [*turn.items, *items]
+
+        async def begin() -> None:
+            try:
+                run.request.previous_response_id = previous.id
+                await self._begin(run, turn)
+            except KeystrokeError as error:
+                failed = steer_failed(
+                    previous.id, items, "successor_creation_failed", error.message, None, 0, run.stream_id
+                )
+                run.sink([failed])
+                run.finish()
+
+        run.task = asyncio.create_task(begin())
+
+    def successor_voice(self, run: Run, previous: Response) -> ResponseVoice:
+        response = _response(run, previous.service_tier)
+        response.previous_response_id = previous.id
+        return ResponseVoice(response, run.stream_id)
+
+    @staticmethod
+    def later(act: Callable[[], None]) -> None:
+        """After the event being written: endings call back from inside it."""
+        asyncio.get_running_loop().call_soon(act)
+
+
+def _check(request: CreateRequest) -> None:
+    if request.conversation is not None:
+        raise InputError(
+            "conversation is not supported; chain turns by previous_response_id.", param="conversation"
+        )
+    refuse_format((request.text or {}).get("format"), "text.format")
+    if request.background and request.store is False:
+        raise Forbidden(
+            "A background response must be stored to be found again; leave store out.", param="store"
+        )
+
+
+def _wish(request: CreateRequest) -> Wish:
+    wanted = request.include or []
+    logprobs = request.top_logprobs
+    if logprobs is None and "message.output_text.logprobs" in wanted:
+        logprobs = 0
+    return Wish(
+        request.max_output_tokens,
+        request.temperature,
+        request.top_p,
+        request.top_k,
+        request.seed,
+        request.stop,
+        logprobs,
+    )
+
+
+def _response(run: Run, tier: str) -> Response:
+    request = run.request
+    return Response(
+        id=new_id("resp"),
+        created_at=int(time.time()),
+        model=run.entry.name,
+        status="queued" if request.background else "in_progress",
+        background=bool(request.background),
+        instructions=request.instructions,
+        max_output_tokens=request.max_output_tokens,
+        metadata=request.metadata or {},
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        previous_response_id=request.previous_response_id,
+        prompt_cache_key=request.prompt_cache_key,
+        reasoning=request.reasoning,
+        service_tier=tier,
+        store=request.store is not False,
+        temperature=request.temperature or 0.0,
+        text=request.text or {"format": {"type": "text"}},
+        tool_choice="auto" if request.tool_choice is None else request.tool_choice,
+        tools=request.tools or [],
+        top_logprobs=request.top_logprobs or 0,
+        top_p=1.0 if request.top_p is None else request.top_p,
+        user=request.user,
+        routing=run.routing,
+    )
+
+
+def _task(run: Run, lane: Lane) -> Task:
+    words = next((text_of(i.content) for i in reversed(run.own_items) if i.role == "user"), "")
+    effort = (run.request.reasoning or {}).get("effort")
+    return Task(lane, words, _length(run.items), bool(run.request.background), effort)
+
+
+def _length(items: list[Item]) -> int:
+    total = 0
+    for item in items:
+        content = item.content
+        total += len(content) if isinstance(content, str) else sum(len(p.text or "") for p in content or ())
+        total += len(item.arguments or "") + len(item.input or "")
+        total += len(item.output) if isinstance(item.output, str) else 0
+    return total

@@ -1,0 +1,383 @@
+"""What a live client asks for by name: problems, refactorings, edits by instruction.
+
+Law: each ask is one task and ends in exactly one answer: what was asked for, an error, or `not_shown` when it
+was cancelled. It reads the mirrored texts and changes nothing: changes are the client's to make. Slow
+thinking runs in a thread, a model's behind its queue; neither holds up a key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Protocol
+
+from keystroke.analysis.check import Diagnostic, Project, check
+from keystroke.analysis.rules import project_rules
+from keystroke.assist.edit import EditTask, Proposal, Region
+from keystroke.engine.generation import Chunk, GenerationParams
+from keystroke.engine.speculative.file_draft import FileDrafter
+from keystroke.errors import Forbidden, InputError, Interrupted, KeystrokeError, UsageError
+from keystroke.gateway.access.keys import Caller
+from keystroke.gateway.work.priority import Lane, Tier
+from keystroke.gateway.work.registry import Entry
+from keystroke.gateway.work.remote import RemoteJob
+from keystroke.gateway.work.scheduler import Job
+from keystroke.gateway.work.service import Service
+from keystroke.gateway.work.ticket import Ended
+from keystroke.protocol import live_messages as live
+from keystroke.protocol.faults import detail
+from keystroke.text import Edit
+
+if TYPE_CHECKING:
+    from keystroke.analysis.refactor import Refactored, Refactoring
+
+log = logging.getLogger("keystroke.live")
+
+IN_FLIGHT = 16  # asks of one connection at a time
+_PROJECT_AGE = 10.0  # seconds for which a project's folders are taken to be the same
+_ANSWER_ROOM = 512  # tokens an edit may add beyond the text it rewrites
+
+Asked = live.ProblemsAsk | live.RefactorAsk | live.EditAsk
+
+
+class Mirrored(Protocol):
+    """An open buffer as the connection mirrors it."""
+
+    name: str
+    text: str
+    version: int
+    language: str | None
+
+
+class Around(Protocol):
+    """What is asked of the connection."""
+
+    def mirrors(self) -> Iterator[Mirrored]: ...
+    def say(self, event: live.LiveEvent) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Where a buffer's file lies, as its client said; None where it has no file or none is to be read."""
+
+    path: Path | None
+    root: Path | None
+
+
+class LiveActions:
+    """`reads_files`: this machine is the editor's, so its project's files may be looked at."""
+
+    def __init__(self, around: Around, service: Service, caller: Caller, *, reads_files: bool) -> None:
+        self._around, self._service, self._caller = around, service, caller
+        self._reads_files = reads_files
+        self._places: dict[str, Where] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._checking: dict[str, str] = {}  # buffer -> the ask that looks for its problems
+        self._projects: dict[Path | None, tuple[float, Project]] = {}
+
+    # From the connection
+
+    def opened(self, request: live.BufferOpen) -> None:
+        path, root = request.path, request.root
+        if not self._reads_files or not path or not PurePath(path).is_absolute():
+            self._places[request.buffer] = Where(None, None)
+            return
+        self._places[request.buffer] = Where(Path(path), Path(root) if root else None)
+
+    def closed(self, buffer: str) -> None:
+        self._places.pop(buffer, None)
+
+    def ask(self, request: Asked) -> None:
+        """Begin. Raises UsageError for a version that is not the mirrored one, or too many asks."""
+        buffer = self._mirror(request.buffer)
+        if request.version != buffer.version:
+            raise UsageError(
+                f"The buffer is at version {buffer.version}, not {request.version}; ask again.",
+                param="version",
+            )
+        if request.id in self._tasks or len(self._tasks) >= IN_FLIGHT:
+            raise UsageError(
+                f"At most {IN_FLIGHT} asks, each with an id of its own, run at a time.", param="id"
+            )
+        if isinstance(request, live.ProblemsAsk):
+            self.cancel(self._checking.get(request.buffer, ""))
+            self._checking[request.buffer] = request.id
+        task = asyncio.get_running_loop().create_task(self._answer(request))
+        self._tasks[request.id] = task
+        task.add_done_callback(lambda _: self._tasks.pop(request.id, None))
+
+    def cancel(self, request: str) -> bool:
+        task = self._tasks.get(request)
+        return task.cancel() if task is not None else False
+
+    def close(self) -> None:
+        for task in tuple(self._tasks.values()):
+            task.cancel()
+
+    # Answering
+
+    async def _answer(self, request: Asked) -> None:
+        try:
+            self._around.say(await self._made(request))
+        except asyncio.CancelledError:
+            self._around.say(
+                live.NotShown(
+                    id=request.id, buffer=request.buffer, version=request.version, reason="cancelled"
+                )
+            )
+        except KeystrokeError as error:
+            self._fail(request, error)
+        except Exception:
+            log.exception("an ask failed")
+            self._fail(request, KeystrokeError("The server failed on this request; its log says how."))
+
+    async def _made(self, request: Asked) -> live.LiveEvent:
+        buffer = self._mirror(request.buffer)
+        if isinstance(request, live.ProblemsAsk):
+            return await self._problems(request, buffer)
+        if max(request.start, request.end) > len(buffer.text) or request.start > request.end:
+            raise InputError(
+                f"[{request.start}, {request.end}) is not a span of a text of {len(buffer.text)} characters.",
+                param="start",
+            )
+        if isinstance(request, live.RefactorAsk):
+            return await self._refactored(request, buffer)
+        return await self._edited(request, buffer)
+
+    def _fail(self, request: Asked, error: KeystrokeError) -> None:
+        self._around.say(
+            live.LiveError(status=error.status, error=detail(error), id=request.id, buffer=request.buffer)
+        )
+
+    # Problems
+
+    async def _problems(self, request: live.ProblemsAsk, buffer: Mirrored) -> live.Problems:
+        began = time.perf_counter()
+        found: tuple[Diagnostic, ...] = ()
+        if buffer.language == "python":
+            where = self._place(buffer)
+            found = await asyncio.to_thread(
+                lambda text: check(text, where.path or "", project=self._project(where.root)), buffer.text
+            )
+        return live.Problems(
+            id=request.id,
+            buffer=request.buffer,
+            version=request.version,
+            problems=[_problem(item) for item in found],
+            elapsed_ms=round((time.perf_counter() - began) * 1e3, 3),
+        )
+
+    def _project(self, root: Path | None) -> Project:
+        made, project = self._projects.get(root, (0.0, None))
+        now = time.monotonic()
+        if project is None or now - made > _PROJECT_AGE:
+            project = Project(root)
+            self._projects[root] = (now, project)
+        return project
+
+    # Edits
+
+    async def _edited(self, request: live.EditAsk, buffer: Mirrored) -> live.Changes:
+        path = self._name(buffer)
+        region = None
+        if request.end > request.start:
+            first = buffer.text.count("\n", 0, request.start)
+            last = buffer.text.count("\n", 0, request.end)
+            if last > first and buffer.text[request.end - 1] == "\n":
+                last -= 1  # a selection that ends at a line's start does not mean that line
+            region = Region(path, first, last + 1)
+        rules = await asyncio.to_thread(self._rules, buffer)
+        task = EditTask({path: buffer.text}, request.instruction, region, rules)
+        proposal = task.read(await self._written(task))
+        return live.Changes(
+            id=request.id,
+            buffer=request.buffer,
+            version=request.version,
+            title=request.instruction[:80],
+            files=[live.FileEdits(buffer=request.buffer, edits=_deltas(_only(proposal, path)))],
+        )
+
+    def _rules(self, buffer: Mirrored) -> str:
+        """What the project says about style, where this machine has the project."""
+        where = self._place(buffer)
+        if where.path is None:
+            return ""
+        try:
+            return project_rules(where.path, where.root, buffer.language).header()
+        except (OSError, ValueError):
+            return ""
+
+    async def _written(self, task: EditTask) -> str:
+        """A model's answer, through its queue."""
+        entry = self._writer()
+        messages = task.messages()
+        job: Job | RemoteJob
+        if entry.model is not None and entry.model.chat is not None:
+            model, chat = entry.model, entry.model.chat
+            prompt = await asyncio.to_thread(chat.tokens, model.tokenizer, messages)
+            self._service.check_room(entry, prompt)
+            predicted = model.tokenizer.encode(task.prediction())
+            params = GenerationParams(max_tokens=len(predicted) + _ANSWER_ROOM)
+            job = Job(prompt, params, FileDrafter(predicted) if self._service.speculation else None)
+            size = len(prompt)
+        else:
+            job, size = RemoteJob(GenerationParams(), messages=messages), sum(map(len, messages)) // 4
+        ticket, permit = self._service.submit(
+            entry, job, self._caller, lane=Lane.EDIT, tier=Tier.DEFAULT, tokens=size
+        )
+        pieces: list[str] = []
+        ended = task.watch()
+        try:
+            async with aclosing(ticket.__aiter__()) as items:  # type: ignore[type-var]
+                async for item in items:
+                    if isinstance(item, Chunk):
+                        pieces.append(item.text)
+                        if ended(item.text):
+                            break
+                    elif isinstance(item, Ended) and item.error is not None:
+                        raise item.error
+        finally:
+            ticket.cancel(Interrupted("The edit is complete, or nobody waits for it."))
+            permit.settle(ticket.stats.computed + ticket.stats.tokens)
+        return "".join(pieces)
+
+    def _writer(self) -> Entry:
+        """A model that follows instructions: the deep one where there is one."""
+        able = [
+            e for e in self._service.registry.entries.values() if e.model is None or e.model.chat is not None
+        ]
+        if not able:
+            raise UsageError(
+                "Edits by instruction need a model that follows instructions, and none is configured; "
+                'name one in [models.NAME] with role = "deep", for example a remote server.'
+            )
+        return min(able, key=lambda entry: entry.role != "deep")
+
+    # Refactorings
+
+    async def _refactored(self, request: live.RefactorAsk, buffer: Mirrored) -> live.Changes:
+        if buffer.language != "python":
+            raise InputError(f"Refactorings are for Python; this is {buffer.language or 'plain text'}.")
+        where = self._place(buffer)
+        overlay = {
+            place.path: (mirror.name, mirror.text)
+            for mirror in self._around.mirrors()
+            if (place := self._place(mirror)).path is not None and mirror.language == "python"
+        }
+        text = buffer.text
+        return await asyncio.to_thread(_refactor, request, where, text, overlay)
+
+    # Places
+
+    def _mirror(self, name: str) -> Mirrored:
+        found = next((m for m in self._around.mirrors() if m.name == name), None)
+        if found is None:
+            raise UsageError(f"The buffer {name:.200} is not open; open it first.", param="buffer")
+        return found
+
+    def _place(self, buffer: Mirrored) -> Where:
+        return self._places.get(buffer.name, Where(None, None))
+
+    def _name(self, buffer: Mirrored) -> str:
+        """What the file is called in a prompt."""
+        where = self._place(buffer)
+        if where.path is None:
+            return PurePath(buffer.name).name or "untitled"
+        if where.root is not None and where.path.is_relative_to(where.root):
+            return where.path.relative_to(where.root).as_posix()
+        return where.path.name
+
+
+def _refactor(
+    request: live.RefactorAsk, where: Where, text: str, open_files: Mapping[Path, tuple[str, str]]
+) -> live.Changes:
+    """Plan a refactoring in the buffer's workspace; a buffer without a file is a workspace of its own."""
+    from keystroke.analysis.refactor import Refactoring
+
+    with tempfile.TemporaryDirectory(prefix="keystroke-") as alone:
+        if where.path is None or not where.path.is_file():
+            root = Path(alone).resolve()
+            path = root / "untitled.py"
+            path.write_bytes(b"")
+            open_files = {path: (request.buffer, text)}
+        else:
+            path = where.path.resolve()
+            root = where.root.resolve() if where.root is not None else path.parent
+            if not path.is_relative_to(root):
+                root = path.parent
+        names = {
+            file.resolve().relative_to(root).as_posix(): opened
+            for file, opened in open_files.items()
+            if file.resolve().is_relative_to(root)
+        }
+        name = path.relative_to(root).as_posix()
+        work = Refactoring(root, {known: held for known, (_, held) in names.items()})
+        try:
+            plan = _planned(work, request, name)
+        finally:
+            work.close()
+        if plan.moves:
+            raise InputError(
+                "That would rename files, which an editor must do itself; rename the file there."
+            )
+        files = [
+            live.FileEdits(
+                edits=_deltas(edits),
+                buffer=names[known][0] if known in names else None,
+                path=None if known in names else str(root / known),
+            )
+            for known, edits in plan.edits.items()
+        ]
+    return live.Changes(
+        id=request.id, buffer=request.buffer, version=request.version, title=plan.title, files=files
+    )
+
+
+def _planned(work: Refactoring, request: live.RefactorAsk, path: str) -> Refactored:
+    start, end, name = request.start, request.end, request.name
+    match request.kind:
+        case "rename":
+            return work.rename(path, start, name)
+        case "extract_function":
+            return work.extract_function(path, start, end, name)
+        case "extract_variable":
+            return work.extract_variable(path, start, end, name)
+        case "inline":
+            return work.inline(path, start)
+        case "move":
+            return work.move(path, start, name)
+        case "change_signature":
+            return work.change_signature(path, start, name)
+        case "organise_imports":
+            return work.organise_imports(path)
+
+
+def _only(proposal: Proposal, path: str) -> tuple[Edit, ...]:
+    """The edits of the one file that may change."""
+    if proposal.failures:
+        reasons = "; ".join(dict.fromkeys(failure.message for failure in proposal.failures))
+        raise InputError(f"The model's answer does not fit the text, nothing was changed: {reasons}.")
+    if proposal.moves or any(name != path for name in proposal.texts):
+        raise Forbidden("The model wants to change other files; ask for a change of this one.")
+    return proposal.edits(path)
+
+
+def _problem(found: Diagnostic) -> live.Problem:
+    return live.Problem(
+        code=found.code,
+        severity=found.level.value,
+        message=found.message,
+        start=found.start,
+        end=found.end,
+        fixes=[live.LiveFix(title=fix.title, edits=_deltas(fix.edits)) for fix in found.fixes],
+    )
+
+
+def _deltas(edits: tuple[Edit, ...]) -> list[live.Delta]:
+    return [live.Delta(edit.start, edit.end, edit.text) for edit in edits]

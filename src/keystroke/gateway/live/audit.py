@@ -1,0 +1,95 @@
+"""The findings about one live buffer, kept up to date in a thread.
+
+Law: one audit at a time; keys that come while it works are taken together by the next. A text that cannot be
+audited (binary, far too large) is left alone from then on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from keystroke.analysis.audit import LANGUAGES, Finding, LiveAudit
+from keystroke.errors import KeystrokeError
+from keystroke.protocol import live_messages as live
+from keystroke.text import Edit
+
+log = logging.getLogger("keystroke.live")
+
+PAUSE = 0.02  # seconds: keys that come together are audited together
+
+
+class BufferAudit:
+    def __init__(self, buffer: str, language: str | None, say: Callable[[live.LiveEvent], None]) -> None:
+        self._buffer, self._language, self._say = buffer, language, say
+        self._wanted = language in LANGUAGES
+        self._text, self._version = "", 0
+        self._edits: list[Edit] = []
+        self._audit: LiveAudit | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def follow(self, text: str, version: int, edits: Sequence[Edit]) -> None:
+        """The buffer is `text` now, by these edits."""
+        if not self._wanted:
+            return
+        self._text, self._version = text, version
+        self._edits += edits
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._keep())
+
+    def close(self) -> None:
+        self._wanted = False
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _keep(self) -> None:
+        while self._wanted and (self._audit is None or self._edits):
+            await asyncio.sleep(PAUSE)
+            edits, self._edits = self._edits, []
+            text, version = self._text, self._version
+            began = time.perf_counter()
+            try:
+                findings = await asyncio.to_thread(self._look, text, edits)
+            except KeystrokeError as error:
+                log.debug("no audit of a buffer: %s", error)
+                self._wanted = False
+                return
+            except Exception:
+                log.exception("an audit failed")
+                self._wanted = False
+                return
+            spent = round((time.perf_counter() - began) * 1e3, 3)
+            event = live.Diagnostics(
+                buffer=self._buffer, version=version, findings=[_wire(f) for f in findings], elapsed_ms=spent
+            )
+            self._say(event)
+
+    def _look(self, text: str, edits: Sequence[Edit]) -> tuple[Finding, ...]:
+        if self._audit is None:
+            assert self._language is not None
+            self._audit = LiveAudit(self._language, text)
+            return self._audit.findings
+        for edit in edits:
+            self._audit.edit(edit.start, edit.end, edit.text)
+        if self._audit.text != text:
+            self._audit.replace(text)
+        return self._audit.findings
+
+
+def _wire(found: Finding) -> live.LiveFinding:
+    fixes = [
+        live.LiveFix(title=fix.title, edits=[live.Delta(e.start, e.end, e.text) for e in fix.edits])
+        for fix in found.fixes
+    ]
+    return live.LiveFinding(
+        rule=found.rule,
+        cwe=found.cwe,
+        severity=found.severity.value,
+        message=found.message,
+        start=found.start,
+        end=found.end,
+        origin=found.origin,
+        fixes=fixes,
+    )

@@ -1,0 +1,367 @@
+"""`/v1/live` as a WebSocket: frames to buffers, buffers' events to frames.
+
+Law: owns one socket and its open buffers. A frame that breaks a rule costs an error event, never the
+connection; a change that does not follow the mirrored version costs a resync, never a guess. When the client
+goes, everything it had running stops within one step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path, PurePath
+
+from keystroke.analysis.rules import ProjectRules, project_rules
+from keystroke.analysis.syntax import language_of
+from keystroke.assist.completion import LiveCompletion, context_budget
+from keystroke.assist.completion.context import RecentEdit, gather
+from keystroke.assist.completion.window import ContextFile
+from keystroke.assist.next_edit import Other
+from keystroke.assist.next_edit.prompt import CHANGES, Change
+from keystroke.config import AssistSettings
+from keystroke.errors import InputError, KeystrokeError, ProtocolError, UsageError
+from keystroke.gateway.access.keys import Caller
+from keystroke.gateway.access.security import is_loopback
+from keystroke.gateway.api.responses_socket import Receive, SendMessage, SocketLimits
+from keystroke.gateway.live.actions import LiveActions
+from keystroke.gateway.live.buffer import LiveBuffer
+from keystroke.gateway.transport.outbox import Outbox
+from keystroke.gateway.work.registry import Entry
+from keystroke.gateway.work.service import Service
+from keystroke.protocol import live_messages as live
+from keystroke.protocol.codec import decode_live_request, encode
+from keystroke.protocol.faults import TooLarge, detail
+from keystroke.text import Edit
+
+log = logging.getLogger("keystroke.live")
+
+BUFFERS = 256  # open at a time on one connection
+CHARACTERS = 64 << 20  # of all buffers of a connection together
+_LARGEST_IMPORT = 256 * 1024
+_RECENT = 4
+
+
+class LiveConnection:
+    def __init__(
+        self,
+        service: Service,
+        settings: AssistSettings,
+        caller: Caller,
+        receive: Receive,
+        send: SendMessage,
+        limits: SocketLimits | None = None,
+        *,
+        host: str = "127.0.0.1",
+        write_now: Callable[[Sequence[bytes]], bool] | None = None,
+    ) -> None:
+        self._service, self._settings, self._caller = service, settings, caller
+        self._receive, self._send, self._write_now = receive, send, write_now
+        self._limits = limits or SocketLimits()
+        # Only a server on the editor's own machine has the editor's files; any other knows what it was sent.
+        self._reads_files = is_loopback(host)
+        self._scope = secrets.token_hex(4)
+        self._buffers: dict[str, LiveBuffer] = {}
+        self._roots: dict[str, str | None] = {}
+        self._recent: deque[tuple[str, int, str]] = deque(maxlen=_RECENT)
+        self.trail: deque[Change] = deque(maxlen=CHANGES)
+        self._actions = LiveActions(self, service, caller, reads_files=self._reads_files)
+        self._outbox = Outbox(lambda: None, lambda: None)
+        self._writing_since = 0.0
+        self._closed = False
+
+    async def serve(self) -> None:
+        """Until the client goes."""
+        await self._send({"type": "websocket.accept"})
+        writer = asyncio.create_task(self._write())
+        watch = asyncio.create_task(self._watch())
+        try:
+            await self._read()
+        finally:
+            watch.cancel()
+            self._leave()
+            await asyncio.wait({writer}, timeout=1.0)
+            writer.cancel()
+
+    # In
+
+    async def _read(self) -> None:
+        limit = self._limits.max_frame_bytes
+        while True:
+            message = await self._receive()
+            if message["type"] == "websocket.disconnect":
+                return
+            frame = message.get("text")
+            if frame is None:
+                self._fail(ProtocolError("Frames must be text; send one JSON event per frame."))
+            elif len(frame) > limit:
+                self._fail(TooLarge(f"The frame has {len(frame):,} characters; at most {limit:,} are read."))
+            else:
+                self._take(frame)
+
+    def _take(self, frame: str) -> None:
+        request: live.LiveRequest | None = None
+        try:
+            request = decode_live_request(frame)
+            self._act(request)
+        except KeystrokeError as error:
+            self._service.metrics.rejected.labels(error.code).inc()
+            self._fail(error, request)
+        except Exception:
+            log.exception("a live request failed")
+            self._fail(KeystrokeError("The server failed on this request; its log says how."), request)
+
+    def _act(self, request: live.LiveRequest) -> None:
+        if isinstance(request, live.BufferChange):
+            self._change(request)
+        elif isinstance(request, live.Complete):
+            buffer = self._find(request.buffer)
+            if buffer is None:
+                self._stale(request.id, request.buffer, request.version)
+            else:
+                if request.version > buffer.version:
+                    self._resync(request.buffer, "version_gap", buffer.version)
+                buffer.complete(request)
+        elif isinstance(request, live.BufferCursor):
+            buffer = self._find(request.buffer)
+            if buffer is not None:
+                buffer.moved(request)
+        elif isinstance(request, live.BufferOpen):
+            self._open(request)
+        elif isinstance(request, live.BufferClose):
+            self._close(request.buffer)
+        elif isinstance(request, (live.ProblemsAsk, live.RefactorAsk, live.EditAsk)):
+            self._actions.ask(request)
+        elif isinstance(request, live.Cancel):
+            if self._actions.cancel(request.id):
+                return
+            for buffer in self._buffers.values():
+                if buffer.cancel(request.id):
+                    break
+        elif isinstance(request, live.NextEditAsk):
+            buffer = self._find(request.buffer)
+            if buffer is not None:
+                buffer.ask_next_edit(request)
+        elif isinstance(request, live.Feedback):
+            buffer = self._buffers.get(request.buffer)
+            if buffer is not None:
+                buffer.feedback(request)
+
+    # Buffers
+
+    def _open(self, request: live.BufferOpen) -> None:
+        known = self._buffers.get(request.buffer)
+        held = sum(len(b.text) for b in self._buffers.values() if b is not known)
+        if known is None and len(self._buffers) >= BUFFERS:
+            raise UsageError(
+                f"{BUFFERS} buffers are open on this connection; close one first.", param="buffer"
+            )
+        if held + len(request.text) > CHARACTERS:
+            raise UsageError(
+                f"The open buffers would hold more than {CHARACTERS:,} characters; close one first.",
+                param="text",
+            )
+        if known is not None:
+            known.close()
+        entry = self._entry()
+        language = language_of(request.path or request.buffer, request.language)
+        path = _relative(request.path, request.root)
+        completion = LiveCompletion(
+            entry.model,
+            self._settings,
+            path=path,
+            language=language,
+            rules=self._rules(request, language),
+            budget=context_budget(self._settings, entry.scheduler.prefill_rate),
+        )
+        buffer = LiveBuffer(
+            self,
+            self._service,
+            entry,
+            self._caller,
+            request,
+            completion,
+            language,
+            path=path,
+            audit=self._settings.audit,
+            next_edit=self._settings.next_edit and len(request.text) <= self._settings.max_file_kb * 1024,
+            scope=self._scope,
+        )
+        self._buffers[request.buffer] = buffer
+        self._roots[request.buffer] = request.root
+        self._actions.opened(request)
+        buffer.opened()
+
+    def _change(self, request: live.BufferChange) -> None:
+        buffer = self._find(request.buffer)
+        if buffer is None:
+            return
+        if request.base != buffer.version or request.version <= request.base:
+            self._resync(request.buffer, "version_gap", buffer.version)
+            return
+        try:
+            edits = [Edit(d.start, d.end, d.text) for d in request.edits]
+            buffer.change(edits, request.version, request.cursor)
+        except InputError as error:
+            self._fail(error, request)
+            self._resync(request.buffer, "bad_edit", buffer.version)
+            return
+        if buffer.path and edits:
+            self._remember(buffer, edits[-1])
+
+    def _close(self, name: str) -> None:
+        buffer = self._buffers.pop(name, None)
+        self._roots.pop(name, None)
+        self._actions.closed(name)
+        if buffer is not None:
+            buffer.close()
+
+    def _find(self, name: str) -> LiveBuffer | None:
+        buffer = self._buffers.get(name)
+        if buffer is None:
+            self._resync(name, "unknown_buffer", None)
+        return buffer
+
+    def _entry(self) -> Entry:
+        """The model that follows keys: the fast one, or any whose engine is here."""
+        registry = self._service.registry
+        local = [e for e in registry.entries.values() if e.model is not None]
+        fast = [e for e in local if e.role == "fast"]
+        return (fast or local or list(registry.entries.values()))[0]
+
+    def _rules(self, request: live.BufferOpen, language: str | None) -> ProjectRules:
+        if not self._reads_files or not request.path or not PurePath(request.path).is_absolute():
+            return ProjectRules(language=language)
+        try:
+            return project_rules(request.path, request.root, language)
+        except (OSError, ValueError):
+            return ProjectRules(language=language)
+
+    # What buffers and actions ask of their connection
+
+    def mirrors(self) -> Iterator[LiveBuffer]:
+        return iter(self._buffers.values())
+
+    def say(self, event: live.LiveEvent) -> None:
+        if self._closed:
+            return
+        if self._write_now is not None and self._outbox.idle and self._write_now([encode(event)]):
+            return
+        self._outbox.put(None, [event])
+
+    def context(self, buffer: LiveBuffer) -> list[ContextFile]:
+        """Definitions that its imports name and what changed last elsewhere, from open buffers and, where
+        this machine is the editor's, from the project's files."""
+        texts = {b.path: b.text for b in self._buffers.values() if b.path and b is not buffer}
+        root = self._roots.get(buffer.name)
+        folder = Path(root) if root and self._reads_files else None
+
+        def read(path: str) -> str | None:
+            if path in texts:
+                return texts[path]
+            return _read_inside(folder, path, self._settings.exclude) if folder is not None else None
+
+        recent = [RecentEdit(path, piece) for path, _, piece in self._recent if path != buffer.path]
+        return gather(buffer.text, buffer.path, read, recent)
+
+    def others(self, buffer: LiveBuffer) -> dict[str, Other]:
+        """Open buffers of the same language."""
+        return {
+            b.name: Other(b.text)
+            for b in self._buffers.values()
+            if b is not buffer and b.language == buffer.language
+        }
+
+    def _remember(self, buffer: LiveBuffer, edit: Edit) -> None:
+        """The lines around the last change of each file, newest last."""
+        path, text = buffer.path or "", buffer.text
+        at = min(edit.start, len(text))
+        start = text.rfind("\n", 0, max(text.rfind("\n", 0, at), 0)) + 1
+        end = text.find("\n", text.find("\n", at) + 1)
+        piece = text[start : end if end > 0 else len(text)][:400]
+        for held in tuple(self._recent):
+            if held[0] == path:
+                self._recent.remove(held)
+        self._recent.append((path, start, piece))
+
+    # Out
+
+    def _resync(self, buffer: str, reason: str, have: int | None) -> None:
+        self.say(live.Resync(buffer=buffer, reason=reason, have=have))  # type: ignore[arg-type]
+
+    def _stale(self, request: str, buffer: str, version: int) -> None:
+        self.say(live.NotShown(id=request, buffer=buffer, version=version, reason="stale_version"))
+
+    def _fail(self, error: KeystrokeError, request: live.LiveRequest | None = None) -> None:
+        self.say(
+            live.LiveError(
+                status=error.status,
+                error=detail(error),
+                id=getattr(request, "id", None),
+                buffer=getattr(request, "buffer", None),
+            )
+        )
+
+    async def _write(self) -> None:
+        """The writer of a client that is behind."""
+        outbox, clock = self._outbox, time.perf_counter
+        try:
+            while (batch := await outbox.take()) is not None:
+                for _, event in batch:
+                    self._writing_since = clock()
+                    await self._send({"type": "websocket.send", "text": encode(event).decode()})
+                self._writing_since = 0.0
+                outbox.written()
+        except Exception as error:  # the socket is gone; the reader sees it too
+            log.debug("a live socket could not be written: %s", type(error).__name__)
+            self._leave()
+
+    async def _watch(self) -> None:
+        """Give up a client that reads nothing."""
+        patience = self._limits.patience
+        while True:
+            await asyncio.sleep(patience / 4)
+            since = self._writing_since
+            if since and time.perf_counter() - since > patience:
+                log.info("a live client read nothing for %.0f s and was let go", patience)
+                transport = getattr(getattr(self._send, "__self__", None), "transport", None)
+                if transport is not None:
+                    transport.abort()
+                return
+
+    def _leave(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._actions.close()
+        self._outbox.close()
+        for buffer in self._buffers.values():
+            buffer.close()
+        self._buffers.clear()
+
+
+def _relative(path: str | None, root: str | None) -> str | None:
+    """The path as the project calls it: what a prompt should hold."""
+    if not path:
+        return None
+    pure = PurePath(path)
+    if root and pure.is_relative_to(root):
+        return pure.relative_to(root).as_posix()
+    return pure.name if pure.is_absolute() else pure.as_posix()
+
+
+def _read_inside(root: Path, path: str, exclude: Sequence[str]) -> str | None:
+    """A file of the project, never one outside it, nor one that may hold secrets."""
+    file = root / path
+    try:
+        resolved = file.resolve()
+        if not resolved.is_relative_to(root.resolve()) or not resolved.is_file():
+            return None
+        if any(resolved.match(pattern) for pattern in exclude) or resolved.stat().st_size > _LARGEST_IMPORT:
+            return None
+        return resolved.read_text(encoding="utf-8", errors="strict")
+    except (OSError, ValueError):
+        return None

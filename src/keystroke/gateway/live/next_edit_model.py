@@ -1,0 +1,116 @@
+"""The model's own next edit for one live buffer: its questions, put through the model's queue.
+
+Law: asks only a model that has learned the format, in a lane below ghost text, one short job after another;
+cancelling the awaiting task cancels the job under way. It decides nothing: what an answer is worth is
+judged where the question was made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import aclosing
+from pathlib import PurePath
+
+from keystroke.analysis.check import check
+from keystroke.analysis.rules import ProjectRules
+from keystroke.assist.next_edit import Found, Intent, Question, Said, Unfit
+from keystroke.assist.next_edit.candidates import MOST
+from keystroke.config import AssistSettings
+from keystroke.engine.base import TokenLogprob
+from keystroke.engine.generation import Chunk, GenerationParams
+from keystroke.engine.speculative import Drafter
+from keystroke.errors import Interrupted, KeystrokeError
+from keystroke.gateway.access.keys import Caller
+from keystroke.gateway.work.priority import Lane, Tier
+from keystroke.gateway.work.receipts import receipt
+from keystroke.gateway.work.registry import Entry
+from keystroke.gateway.work.scheduler import Job
+from keystroke.gateway.work.service import Service
+from keystroke.gateway.work.ticket import Ended
+
+SECONDS = 1.5  # that all questions about one change may take
+_QUESTION = 300  # tokens that one place costs, the history apart
+_LARGEST_CHECK = 60_000  # characters; checking more takes longer than a pause
+
+
+class Foresight:
+    def __init__(
+        self,
+        service: Service,
+        entry: Entry,
+        caller: Caller,
+        settings: AssistSettings,
+        *,
+        path: str,
+        language: str | None,
+        rules: ProjectRules,
+    ) -> None:
+        self._service, self._entry, self._caller = service, entry, caller
+        self._settings, self._rules = settings, rules
+        self._path, self._language = path, language
+
+    async def ask(self, intent: Intent, cursor: int) -> Found | Unfit:
+        """Raises KeystrokeError where the queue or the engine refuses."""
+        form = self._entry.edits
+        assert form is not None
+        question = Question(
+            form,
+            self._path,
+            self._language,
+            intent.change,
+            intent.history,
+            cursor,
+            await asyncio.to_thread(self._problems, intent.change.after),
+            intent.dismissed,
+            self._rules.max_line,
+            self._settings.eagerness,
+            self._places(),
+        )
+        return await question.answered(self._run)
+
+    def _places(self) -> int:
+        """As many places as this machine looks at in the time allowed."""
+        rate = self._entry.scheduler.prefill_rate
+        return MOST if rate is None else max(2, min(MOST, int(rate * SECONDS / _QUESTION)))
+
+    def _problems(self, text: str) -> tuple[int, ...]:
+        if self._language != "python" or len(text) > _LARGEST_CHECK:
+            return ()
+        try:
+            return tuple(item.start for item in check(text, PurePath(self._path).name, fixes=False))
+        except KeystrokeError:
+            return ()
+
+    async def _run(self, tokens: Sequence[int], params: GenerationParams, drafter: Drafter | None) -> Said:
+        entry, service = self._entry, self._service
+        service.check_room(entry, tokens)
+        job = Job(tokens, params, drafter if service.speculation else None)
+        ticket, permit = service.submit(
+            entry, job, self._caller, lane=Lane.NEXT_EDIT, tier=Tier.DEFAULT, tokens=len(tokens)
+        )
+        said: list[int] = []
+        chances: list[TokenLogprob] = []
+        status = "completed"
+        try:
+            async with aclosing(ticket.__aiter__()) as items:  # type: ignore[type-var]
+                async for item in items:
+                    if isinstance(item, Chunk):
+                        said += item.tokens
+                        chances += item.logprobs
+                    elif isinstance(item, Ended) and item.error is not None:
+                        status = "failed"
+                        raise item.error
+        finally:
+            ticket.cancel(Interrupted("Nobody waits for this edit any more."))
+            permit.settle(ticket.stats.computed + ticket.stats.tokens)
+            paid = receipt(
+                ticket,
+                model=entry.name,
+                price=entry.price,
+                input_tokens=len(tokens),
+                now=time.perf_counter(),
+            )
+            service.metrics.ended(paid, status)
+        return Said(tuple(said), tuple(chances))

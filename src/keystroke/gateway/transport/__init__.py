@@ -1,0 +1,1 @@
+"""Bytes in and out: HTTP bodies, server-sent events, WebSocket frames, the outbox of a slow client."""

@@ -1,0 +1,160 @@
+"""The HTTP side: plain bodies and server-sent events.
+
+Law: reads a bounded body, finds out who asks, hands a typed request on, and writes what comes back. A client
+that hangs up stops its answer within one step, streamed or not. JSON exists only through the codec.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response as HttpResponse
+from starlette.types import Receive, Scope, Send
+
+from keystroke.errors import Interrupted, KeystrokeError, RateLimited
+from keystroke.gateway.transport.outbox import Outbox
+from keystroke.protocol.codec import SSE_DONE, encode, encode_data, encode_sse
+from keystroke.protocol.faults import SlowClient, TooLarge, detail
+from keystroke.protocol.response import ErrorBody
+
+JSON = "application/json"
+PATIENCE = 30.0  # seconds a client may read nothing while an answer waits for it
+
+
+def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> HttpResponse:
+    return HttpResponse(encode(body), status, dict(headers or {}), JSON)
+
+
+def error_response(error: KeystrokeError) -> HttpResponse:
+    headers = {}
+    if isinstance(error, RateLimited):
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
+        headers["retry-after-ms"] = str(max(1, math.ceil(error.retry_after * 1000)))
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return json_response(ErrorBody(detail(error)), error.status, headers)
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The body, refused as soon as it is known to be too large."""
+    too_large = TooLarge(f"The body is larger than {limit:,} bytes; send less.")
+    announced = request.headers.get("content-length", "")
+    if announced.isdigit() and int(announced) > limit:
+        raise too_large
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            raise too_large
+        parts.append(part)
+    return b"".join(parts)
+
+
+class Answering:
+    """A request whose answer is awaited whole: the client hanging up cancels it."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+
+    async def until(self, over: asyncio.Event, cancel: Callable[[KeystrokeError], None]) -> None:
+        gone = asyncio.create_task(self._gone())
+        done = asyncio.create_task(over.wait())
+        try:
+            await asyncio.wait({gone, done}, return_when=asyncio.FIRST_COMPLETED)
+            if not over.is_set():
+                cancel(Interrupted("The client went away."))
+                await over.wait()
+        finally:
+            gone.cancel()
+            done.cancel()
+
+    async def _gone(self) -> None:
+        while (await self._request.receive())["type"] != "http.disconnect":
+            pass
+
+
+class EventStream(HttpResponse):
+    """Server-sent events of one answer. `named` writes `event:` lines (Responses); otherwise data lines
+    that end with [DONE] (chat, completions). `begin` makes the answer, given the sink to write to."""
+
+    def __init__(self, *, named: bool, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(headers=dict(headers or {}), media_type="text/event-stream")
+        self._encode: Callable[[Any], bytes] = encode_sse if named else encode_data
+        self._named = named
+        self._outbox = Outbox(self._pause, self._resume)
+        self._writing_since = 0.0
+        self.run: Any = None  # set by whoever makes the answer
+        self.detached = False  # a background answer outlives its reader
+
+    def sink(self, messages: list[Any]) -> None:
+        answer = self.run.answer if self.run is not None else None
+        self._outbox.put(answer, messages)
+        if self._outbox.paused and answer is not None:
+            answer.ticket.pause()
+
+    def finish(self) -> None:
+        self._outbox.close()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(k, v) for k, v in self.raw_headers if k != b"content-length"] + [
+            (b"cache-control", b"no-store"),
+            (b"x-accel-buffering", b"no"),
+        ]
+        watch = asyncio.create_task(self._watch(receive, send))
+        clock = time.perf_counter
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            while (batch := await self._outbox.take()) is not None:
+                body = b"".join([self._encode(message) for _, message in batch])
+                began = self._writing_since = clock()
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+                self._writing_since = 0.0
+                owner = batch[0][0]
+                if owner is not None:
+                    owner.network_seconds += clock() - began
+                self._outbox.written()
+            await send({"type": "http.response.body", "body": b"" if self._named else SSE_DONE})
+        finally:
+            watch.cancel()
+            self._leave(Interrupted("The client went away."))
+
+    async def _watch(self, receive: Receive, send: Send) -> None:
+        """Notice the client hanging up, and one that reads nothing."""
+        stalled = asyncio.create_task(self._stalled(send))
+        try:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            self._leave(Interrupted("The client went away."))
+        finally:
+            stalled.cancel()
+
+    async def _stalled(self, send: Send) -> None:
+        while True:
+            await asyncio.sleep(PATIENCE / 4)
+            if self._writing_since and time.perf_counter() - self._writing_since > PATIENCE:
+                self._leave(SlowClient(f"The client read nothing for {PATIENCE:.0f} s."))
+                transport = getattr(getattr(send, "__self__", None), "transport", None)
+                if transport is not None:
+                    transport.abort()
+                return
+
+    def _leave(self, reason: KeystrokeError) -> None:
+        self._outbox.close()
+        if self.run is not None:
+            if self.detached:
+                self._resume()
+            else:
+                self.run.cancel(reason)
+
+    def _pause(self) -> None:
+        if self.run is not None and self.run.answer is not None:
+            self.run.answer.ticket.pause()
+
+    def _resume(self) -> None:
+        if self.run is not None and self.run.answer is not None:
+            self.run.answer.ticket.resume()

@@ -1,0 +1,92 @@
+"""What a response cost and where its time went.
+
+Law: reads stamps and counters that were taken anyway, at the end, once. A redirected answer is two
+responses over one generation, so a receipt covers a span between two readings of the same counters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from keystroke.gateway.work.ticket import Reading, Ticket
+from keystroke.protocol.response import InputTokenDetails, Receipt, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Per million tokens."""
+
+    input: float = 0.0
+    cached: float = 0.0
+    output: float = 0.0
+
+    def of(self, computed: int, reused: int, output: int) -> float:
+        return (computed * self.input + reused * self.cached + output * self.output) / 1e6
+
+
+def receipt(
+    ticket: Ticket,
+    *,
+    model: str,
+    price: Price,
+    since: Reading | None = None,
+    until: Reading | None = None,
+    kept: int | None = None,
+    input_tokens: int,
+    network_seconds: float = 0.0,
+    now: float,
+) -> Receipt:
+    """The receipt of the span between two readings (None: the ticket's own beginning and end).
+    `kept`: tokens a redirected answer found in its session."""
+    stats, timing = ticket.stats, ticket.timing
+    base = since or Reading()
+    last = until or Reading.of(stats)
+    times = sorted(stats.step_seconds[base.steps : last.steps])
+    spent_steps = last.steps - base.steps
+    output = last.tokens - base.tokens
+    reused = stats.reused if kept is None else kept
+    reused = min(reused, input_tokens)
+    began = base.at or timing.submitted
+    ended = last.at if until else timing.ended or now
+    started = base.at or timing.started or ended
+    first = timing.first if timing.first > began else 0.0
+    share = spent_steps / output if output else 1.0  # a step may give several tokens
+    return Receipt(
+        model=model,
+        lane=ticket.lane.label,
+        service_tier=ticket.tier.label,
+        queue_ms=_ms(started - began),
+        prefill_ms=_ms(last.prefill - base.prefill),
+        decode_ms=_ms(sum(times)),
+        network_ms=_ms(network_seconds),
+        first_token_ms=_ms(first - began) if first else 0.0,
+        total_ms=_ms(ended - began),
+        input_tokens=input_tokens,
+        reused_tokens=reused,
+        computed_tokens=max(0, input_tokens - reused),
+        output_tokens=output,
+        steps=spent_steps,
+        drafted_tokens=last.drafted - base.drafted,
+        accepted_tokens=last.accepted - base.accepted,
+        token_p50_ms=_ms(_quantile(times, 0.50) * share),
+        token_p99_ms=_ms(_quantile(times, 0.99) * share),
+        preemptions=ticket.preemptions,
+        cost=round(price.of(max(0, input_tokens - reused), reused, output), 9),
+    )
+
+
+def usage(paid: Receipt) -> Usage:
+    return Usage(
+        input_tokens=paid.input_tokens,
+        output_tokens=paid.output_tokens,
+        total_tokens=paid.input_tokens + paid.output_tokens,
+        input_tokens_details=InputTokenDetails(cached_tokens=paid.reused_tokens),
+    )
+
+
+def _ms(seconds: float) -> float:
+    return round(max(0.0, seconds) * 1e3, 3)
+
+
+def _quantile(ordered: list[float], q: float) -> float:
+    return ordered[min(len(ordered) - 1, int(q * len(ordered)))] if ordered else 0.0

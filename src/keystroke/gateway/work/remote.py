@@ -1,0 +1,173 @@
+"""Answers made elsewhere, behind the same tickets.
+
+Law: a remote model has no steps to schedule, only streams to hold open; so this counts them, queues what is
+over the count, and passes items on. One stream that fails ends its own ticket and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from keystroke.engine.generation import Chunk, Finish, GenerationParams
+from keystroke.engine.remote.remote_model import RemoteModel
+from keystroke.engine.remote.wire import StreamItem, Usage
+from keystroke.errors import EngineError, KeystrokeError, QueueFull, Unavailable
+from keystroke.gateway.work.priority import Lane, Tier
+from keystroke.gateway.work.ticket import Ended, Item, Moved, Started, Superseded, Ticket
+
+log = logging.getLogger("keystroke.remote")
+
+
+@dataclass(slots=True)
+class RemoteJob:
+    """Messages for a conversation, or a prompt (and suffix) for a completion."""
+
+    params: GenerationParams
+    messages: Sequence[Mapping[str, Any]] | None = None
+    tools: Sequence[Mapping[str, Any]] | None = None
+    prompt: str = ""
+    suffix: str | None = None
+
+
+class RemoteScheduler:
+    def __init__(self, model: RemoteModel, name: str, *, concurrent: int = 0, max_queue: int = 64) -> None:
+        self.model = model
+        self.name = name
+        self.concurrent = concurrent or 16  # servers batch; this many streams do not trouble one
+        self.max_queue = max_queue
+        self.prefill_rate: float | None = None  # its own affair
+        self._waiting: list[Ticket] = []
+        self._tasks: dict[Ticket, asyncio.Task[None]] = {}
+        self._resumed: dict[Ticket, asyncio.Event] = {}
+        self._stopping = False
+
+    def start(self) -> None:
+        pass  # the loop itself is the worker
+
+    async def stop(self) -> None:
+        self._stopping = True
+        for ticket in (*self._waiting, *self._tasks):
+            ticket.cancel(Unavailable("The server is shutting down; try again shortly."))
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await self.model.aclose()
+
+    def submit(
+        self,
+        job: RemoteJob,
+        *,
+        lane: Lane = Lane.CHAT,
+        tier: Tier = Tier.DEFAULT,
+        key: str = "local",
+        supersedes: str | None = None,
+    ) -> Ticket:
+        if self._stopping:
+            raise Unavailable("The server is shutting down; try again shortly.")
+        for other in (*self._waiting, *self._tasks):
+            if supersedes is not None and other.buffer == supersedes:
+                other.cancel(Superseded("A newer request of the same buffer took its place."))
+        if len(self._waiting) >= self.max_queue:
+            raise QueueFull(
+                f"{len(self._waiting)} requests already wait for {self.name}; try again shortly.",
+                retry_after=1.0,
+            )
+        ticket = Ticket(job, lane, tier, key, supersedes)
+        loop = asyncio.get_running_loop()
+        ticket.wake = self._wake
+        self._waiting.append(ticket)
+        self._waiting.sort(key=lambda t: t.rank)
+        loop.call_soon(self._sweep)
+        return ticket
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        return len(self._tasks)
+
+    def _wake(self) -> None:
+        for event in self._resumed.values():
+            event.set()
+        asyncio.get_running_loop().call_soon(self._sweep)
+
+    async def _until_read(self, ticket: Ticket) -> None:
+        """Back-pressure: while the reader is behind nothing more is taken from the server."""
+        event = self._resumed[ticket] = asyncio.Event()
+        while ticket.paused and ticket.reason is None:
+            event.clear()
+            await event.wait()
+        del self._resumed[ticket]
+
+    def _sweep(self) -> None:
+        """Drop what was cancelled, start what has room, tell the rest where they stand."""
+        for ticket in [t for t in self._waiting if t.reason is not None]:
+            self._waiting.remove(ticket)
+            self._end(ticket, ticket.reason)
+        while self._waiting and len(self._tasks) < self.concurrent:
+            ticket = self._waiting.pop(0)
+            ticket.position = 0
+            self._tasks[ticket] = asyncio.create_task(self._run(ticket))
+        for index, ticket in enumerate(self._waiting, 1):
+            if ticket.position != index:
+                ticket.position = index
+                ticket.deliver([Moved(index)])
+
+    async def _run(self, ticket: Ticket) -> None:
+        ticket.timing.started = time.perf_counter()
+        ticket.deliver([Started()])
+        error: KeystrokeError | None = None
+        try:
+            async with aclosing(self._stream(ticket.job, ticket)) as items:
+                last = time.perf_counter()
+                async for item in items:
+                    now = time.perf_counter()
+                    if ticket.paused:
+                        await self._until_read(ticket)
+                    self._count(ticket, item, now - last)
+                    last = now
+                    passed: Item = item
+                    if not isinstance(item, Usage):
+                        ticket.deliver([passed])
+        except KeystrokeError as failure:
+            error = failure
+        except Exception:
+            log.exception("a remote stream failed")
+            error = EngineError(f"The stream from {self.name} failed; the server's log says how.")
+        finally:
+            del self._tasks[ticket]
+            self._end(ticket, ticket.reason or error)
+            asyncio.get_running_loop().call_soon(self._sweep)
+
+    def _stream(self, job: RemoteJob, ticket: Ticket) -> AsyncGenerator[StreamItem, None]:
+        if job.messages is not None:
+            return self.model.stream_chat(job.messages, job.params, job.tools, ticket.interrupt)
+        return self.model.stream_completion(job.prompt, job.suffix, job.params, ticket.interrupt)
+
+    @staticmethod
+    def _count(ticket: Ticket, item: StreamItem, seconds: float) -> None:
+        stats = ticket.stats
+        if isinstance(item, Usage):
+            stats.prompt_tokens, stats.tokens = item.prompt_tokens, item.completion_tokens
+            stats.reused = item.cached_tokens
+            return
+        if isinstance(item, Chunk) and item.finish is Finish.INTERRUPTED:
+            return
+        if not ticket.timing.first:
+            ticket.timing.first = time.perf_counter()
+            stats.prefill_seconds = seconds
+        else:
+            stats.step_seconds.append(seconds)
+            stats.steps += 1
+        stats.tokens += 1  # until the server reports its own count: one event is about one token
+
+    @staticmethod
+    def _end(ticket: Ticket, error: KeystrokeError | None) -> None:
+        ticket.timing.ended = time.perf_counter()
+        ticket.deliver([Ended(error)])

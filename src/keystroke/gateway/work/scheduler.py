@@ -1,0 +1,387 @@
+"""One engine, one thread, many answers: who steps next.
+
+Law: the engine is touched by this thread alone. Each turn of the loop takes the best-ranked answers (as many
+as the engine steps together), equals in rotation; a better one that arrives goes first at the next step, and
+even in the middle of a long prefill, which goes on later from where it stopped. What came of a step is
+posted to the event loop in batches: one wake-up however many tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from keystroke.engine.base import Interrupt, Session
+from keystroke.engine.generation import Generation, GenerationParams, GenerationStats
+from keystroke.engine.model import Model
+from keystroke.engine.speculative.base import Drafter
+from keystroke.errors import EngineError, Interrupted, KeystrokeError, QueueFull, Unavailable
+from keystroke.gateway.work.priority import Lane, Tier
+from keystroke.gateway.work.ticket import Ended, Item, Moved, Reading, Started, Steered, Superseded, Ticket
+
+log = logging.getLogger("keystroke.scheduler")
+
+_TELLING = 96  # tokens of a prefill from which its speed is worth noting
+
+
+@dataclass(slots=True)
+class Job:
+    """An answer to make: tokens in, chunks out. `warm` only brings the prompt into the cache."""
+
+    prompt: Sequence[int]
+    params: GenerationParams
+    drafter: Drafter | None = None
+    warm: bool = False
+
+
+@dataclass(slots=True)
+class Running:
+    """An admitted ticket with what the engine holds for it."""
+
+    ticket: Ticket
+    session: Session
+    generation: Generation
+    prefilled: bool = False
+    turn: int = 0  # when it last stepped; the smallest of equals goes next
+
+
+class Scheduler:
+    """`concurrent` answers at a time among equals and betters; 0 means what the engine batches."""
+
+    def __init__(self, model: Model, *, concurrent: int = 0, max_queue: int = 64) -> None:
+        self.model = model
+        self.concurrent = concurrent or max(1, model.engine.max_batch)
+        self.max_queue = max_queue
+        self.prefill_rate: float | None = None  # tokens a second, measured; None until something was long
+        self._lock = threading.Condition()
+        self._waiting: list[Ticket] = []  # best rank first, then arrival
+        self._running: list[Running] = []
+        self._prefilling: Ticket | None = None
+        self._stopping = False
+        self._turn = 0
+        self._outbox: deque[tuple[Ticket, Item]] = deque()
+        self._posted = False  # a delivery is already scheduled
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    # From the event loop
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._work, name=f"engine-{self.model.name}", daemon=True)
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """End every answer (each gets its terminal item), then the thread. The engine stays open."""
+        with self._lock:
+            self._stopping = True
+            for ticket in (*self._waiting, *(r.ticket for r in self._running)):
+                ticket.reason = ticket.reason or Unavailable(
+                    "The server is shutting down; try again shortly."
+                )
+                ticket.interrupt.set()
+            self._lock.notify()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+        self._deliver()
+
+    def submit(
+        self,
+        job: Job,
+        *,
+        lane: Lane = Lane.CHAT,
+        tier: Tier = Tier.DEFAULT,
+        key: str = "local",
+        supersedes: str | None = None,
+    ) -> Ticket:
+        """Queue a job. `supersedes` names a buffer: older work for it is cancelled. Raises QueueFull."""
+        ticket = Ticket(job, lane, tier, key, supersedes)
+        ticket.wake = self._wake
+        with self._lock:
+            if self._stopping:
+                raise Unavailable("The server is shutting down; try again shortly.")
+            if supersedes is not None:
+                self._supersede(supersedes)
+            # Those with a free place only wait for the thread to see them; they are not a queue.
+            free = max(0, self.concurrent - self._rivals(ticket))
+            if len(self._waiting) >= self.max_queue + free:
+                raise QueueFull(
+                    f"{len(self._waiting)} requests already wait for {self.model.name}; try again shortly.",
+                    retry_after=1.0,
+                )
+            at = len(self._waiting)
+            while at and self._waiting[at - 1].rank > ticket.rank:
+                at -= 1
+            self._waiting.insert(at, ticket)
+            if at or not self._has_room(ticket):
+                self._tell_positions()
+            if self._prefilling is not None and self._prefilling.rank > ticket.rank:
+                self._prefilling.interrupt.set()  # not cancelled: it goes on later from where it stopped
+            self._lock.notify()
+        return ticket
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    # Under the lock
+
+    def _supersede(self, buffer: str) -> None:
+        for ticket in (*self._waiting, *(r.ticket for r in self._running)):
+            if ticket.buffer == buffer and ticket.reason is None:
+                ticket.reason = Superseded("A newer request of the same buffer took its place.")
+                ticket.interrupt.set()
+
+    def _has_room(self, ticket: Ticket) -> bool:
+        """Capacity is counted among equals and betters, so lower work never keeps higher work waiting."""
+        return self._rivals(ticket) < self.concurrent
+
+    def _rivals(self, ticket: Ticket) -> int:
+        return sum(r.ticket.rank <= ticket.rank for r in self._running)
+
+    def _tell_positions(self) -> None:
+        for index, ticket in enumerate(self._waiting, 1):
+            if ticket.position != index:
+                ticket.position = index
+                self._post(ticket, Moved(index))
+
+    def _pick(self) -> list[Running] | None:
+        """The answers that step next; None when there is nothing to do."""
+        waiting = self._waiting
+        if waiting:
+            before = len(waiting)
+            for ticket in [t for t in waiting if t.reason is not None]:
+                waiting.remove(ticket)
+                self._end(ticket, ticket.reason)
+            while waiting and self._has_room(waiting[0]):
+                self._admit(waiting.pop(0))
+            if len(waiting) < before:
+                self._tell_positions()
+        ready = [r for r in self._running if not r.ticket.paused or r.ticket.reason is not None]
+        if not ready:
+            return None
+        if len(ready) > 1:
+            ready.sort(key=_order)
+        return ready
+
+    def _admit(self, ticket: Ticket) -> None:
+        job: Job = ticket.job
+        ticket.position = 0
+        ticket.timing.started = time.perf_counter()
+        try:
+            session = self.model.engine.session()
+            generation = Generation(
+                self.model, session, job.prompt, job.params, job.drafter, ticket.interrupt
+            )
+        except Exception as error:
+            self._end(ticket, _as_keystroke(error))
+            return
+        ticket.stats = generation.stats
+        self._running.append(Running(ticket, session, generation))
+        self._post(ticket, Started())
+
+    # The engine thread
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                while (ready := self._pick()) is None:
+                    if self._stopping and not self._running:
+                        return
+                    self._lock.wait()
+            self._turn += 1
+            self._step(ready)
+
+    def _step(self, ready: list[Running]) -> None:
+        """One engine step for the best of `ready`: its prefill, or a decode step with what company fits."""
+        best = ready[0]
+        best.turn = self._turn
+        if not best.prefilled:
+            self._guarded(best, self._prefill)
+            return
+        company = [r for r in ready[1:] if r.prefilled][: self.model.engine.max_batch - 1]
+        if not company:
+            self._guarded(best, self._advance)
+            return
+        batch = [best, *company]
+        for running in company:
+            running.turn = self._turn
+        self._advance_together(batch)
+
+    def _guarded(self, running: Running, act: Callable[[Running], None]) -> None:
+        ticket = running.ticket
+        try:
+            if ticket.reason is not None:
+                raise ticket.reason
+            act(running)
+        except Exception as error:
+            self._finish(running, ticket.reason or _as_keystroke(error))
+
+    def _prefill(self, running: Running) -> None:
+        ticket = running.ticket
+        self._prefilling = ticket
+        try:
+            running.generation.prefill()
+        except Interrupted:
+            if ticket.reason is not None:
+                raise
+            if ticket.job.warm:
+                self._finish(running, None)  # closing hands its KV to the cache, where the real turn finds it
+                return
+            # Preempted: keep what was computed and go on when the better work is done.
+            ticket.preemptions += 1
+            ticket.interrupt = running.generation.interrupt = Interrupt()
+            if ticket.reason is not None:  # cancelled in the very moment the switch was renewed
+                raise
+            return
+        finally:
+            self._prefilling = None
+        if ticket.interrupt.is_set and ticket.reason is None:
+            ticket.interrupt = running.generation.interrupt = (
+                Interrupt()
+            )  # the preemption came too late to matter
+        running.prefilled = True
+        self._note_rate(running.generation.stats)
+        if ticket.job.warm:
+            self._finish(running, None)
+
+    def _note_rate(self, stats: GenerationStats) -> None:
+        """How fast prompts are read here; a short one says little."""
+        if stats.computed >= _TELLING and stats.prefill_seconds > 0:
+            rate = stats.computed / stats.prefill_seconds
+            self.prefill_rate = rate if self.prefill_rate is None else 0.7 * self.prefill_rate + 0.3 * rate
+
+    def _advance(self, running: Running) -> None:
+        ticket = running.ticket
+        if ticket.redirects:
+            self._redirect(running)
+        chunk = running.generation.advance()
+        if not ticket.timing.first:
+            ticket.timing.first = time.perf_counter()
+        if chunk.finish is None:
+            self._post(ticket, chunk)
+        elif ticket.reason is not None:
+            if chunk.text:
+                self._post(ticket, chunk)
+            self._finish(running, ticket.reason)
+        else:
+            self._post(ticket, chunk)
+            self._finish(running, None)
+
+    def _advance_together(self, batch: list[Running]) -> None:
+        asked = []
+        for running in batch:
+            ticket = running.ticket
+            if ticket.reason is not None:
+                self._finish(running, ticket.reason)
+                continue
+            try:
+                if ticket.redirects:
+                    self._redirect(running)
+                request = running.generation.next_step()
+            except Exception as error:
+                self._finish(running, _as_keystroke(error))
+                continue
+            if request is None:
+                self._guarded(running, self._advance)
+            else:
+                asked.append((running, request))
+        if not asked:
+            return
+        began = time.perf_counter()
+        try:
+            steps = self.model.engine.step_many([request for _, request in asked])
+        except Exception as error:
+            for running, _ in asked:
+                self._finish(running, running.ticket.reason or _as_keystroke(error))
+            return
+        spent = time.perf_counter() - began
+        for (running, request), step in zip(asked, steps, strict=True):
+            ticket = running.ticket
+            chunk = running.generation.take(step, spent, len(request.draft))
+            if not ticket.timing.first:
+                ticket.timing.first = time.perf_counter()
+            self._post(ticket, chunk)
+            if chunk.finish is not None:
+                self._finish(running, ticket.reason)
+
+    def _redirect(self, running: Running) -> None:
+        ticket = running.ticket
+        steer_id, tokens = ticket.redirects.popleft()
+        generation = running.generation
+        held = list(running.session.tokens)
+        reading = Reading.of(generation.stats, time.perf_counter())
+        generation.redirect(tokens)
+        self._post(ticket, Steered(steer_id, len(held), running.session.length, held, reading))
+
+    def _finish(self, running: Running, error: KeystrokeError | None) -> None:
+        with self._lock:
+            self._running.remove(running)
+        session = running.session
+        # The end is told first: giving the KV back is nothing the client should wait for. Its tokens are
+        # handed over, not copied: nobody changes them once the session is closed.
+        self._end(running.ticket, error, session.tokens)
+        try:
+            session.close()
+        except Exception:
+            log.exception("closing a session failed")
+
+    def _end(self, ticket: Ticket, error: KeystrokeError | None, held: Sequence[int] = ()) -> None:
+        ticket.timing.ended = time.perf_counter()
+        self._post(ticket, Ended(error, held))
+
+    # Thread to loop: one wake-up per batch, not per token
+
+    def _post(self, ticket: Ticket, item: Item) -> None:
+        self._outbox.append((ticket, item))
+        if not self._posted and self._loop is not None:
+            self._posted = True
+            try:
+                self._loop.call_soon_threadsafe(self._deliver)
+            except RuntimeError:  # the loop is gone; nobody is left to tell
+                self._posted = False
+
+    def _deliver(self) -> None:
+        self._posted = False
+        outbox = self._outbox
+        grouped: dict[Ticket, list[Item]] = {}
+        while outbox:
+            ticket, item = outbox.popleft()
+            if not outbox and not grouped:
+                _hand_over(ticket, [item])  # one token, one stream: the common case
+                return
+            grouped.setdefault(ticket, []).append(item)
+        for ticket, items in grouped.items():
+            _hand_over(ticket, items)
+
+    def _wake(self) -> None:
+        with self._lock:
+            self._lock.notify()
+
+
+def _hand_over(ticket: Ticket, items: list[Item]) -> None:
+    try:
+        ticket.deliver(items)
+    except Exception:
+        log.exception("a reader failed")
+        ticket.cancel()
+
+
+def _order(running: Running) -> tuple[int, int]:
+    return running.ticket.rank, running.turn
+
+
+def _as_keystroke(error: BaseException) -> KeystrokeError:
+    if isinstance(error, KeystrokeError):
+        return error
+    log.error("the engine failed", exc_info=error)
+    return EngineError("The engine failed on this request; the server's log says how.")

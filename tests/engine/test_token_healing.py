@@ -1,0 +1,81 @@
+"""An answer held to begin with given text says it in whatever tokens it likes, and then goes on freely."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keystroke.engine.base import Sampling, TokenLogprob
+from keystroke.engine.echo import EOS, SPECIAL, FakeEngine
+from keystroke.engine.generation import Generation, GenerationParams
+from keystroke.engine.model import Model
+from keystroke.engine.speculative import FileDrafter
+from keystroke.engine.token_healing import Beginning, TokenIndex
+from keystroke.engine.tokenizer.byte_tokens import ByteTokenizer
+
+
+class Pieces(ByteTokenizer):
+    """Bytes, and a few longer tokens after the special ones."""
+
+    WORDS = (b" return", b" ret", b"urn", b" result", b".height")
+
+    def __init__(self) -> None:
+        super().__init__(SPECIAL, eos=EOS, vocab_size=300 + len(self.WORDS))
+
+    def token_bytes(self, token: int) -> bytes:
+        return self.WORDS[token - 300] if token >= 300 else super().token_bytes(token)
+
+    def is_special(self, token: int) -> bool:
+        return token < 300 and super().is_special(token)
+
+
+def test_tokens_agree_from_either_side() -> None:
+    words = {Pieces.WORDS[t - 300] for t in TokenIndex(Pieces()).agreeing(b" retu") if t >= 300}
+    assert words == {b" return", b" ret"}
+    assert ord(" ") in TokenIndex(Pieces()).agreeing(b" retu")
+    assert not [t for t in TokenIndex(Pieces()).agreeing(b" x") if t >= 300]
+
+
+@given(st.text(min_size=1, max_size=12))
+def test_whatever_the_beginning_the_answer_begins_with_it_and_goes_on(begin: str) -> None:
+    model = Model("fake", FakeEngine(lambda _: "something else entirely"), ByteTokenizer(SPECIAL, eos=EOS))
+    with model.engine.session() as session:
+        params = GenerationParams(max_tokens=60, begin=begin)
+        drafter = FileDrafter(model.tokenizer.encode("another text"))
+        generation = Generation(model, session, [65], params, drafter)
+        list(generation)
+    assert generation.text.startswith(begin)
+    rest = generation.text[len(begin) :]
+    assert "something else entirely"[len(begin.encode()) :] == rest
+
+
+def test_without_a_beginning_nothing_changes() -> None:
+    model = Model("fake", FakeEngine(lambda _: "free"), ByteTokenizer(SPECIAL, eos=EOS))
+    with model.engine.session() as session:
+        generation = Generation(model, session, [65], GenerationParams(sampling=Sampling(logprobs=2)))
+        chunks = list(generation)
+    assert generation.text == "free"
+    assert all(len(p.top) == 2 for chunk in chunks for p in chunk.logprobs)
+
+
+def test_chances_are_told_among_what_was_possible() -> None:
+    beginning = Beginning(" ret", Pieces())
+    beginning.bias()
+    third = math.log(0.3)
+    told = TokenLogprob(300, math.log(0.1), ((7, third), (301, third), (300, math.log(0.1))))
+    among = beginning.among(told, 1)
+    assert among.logprob == pytest.approx(math.log(0.1 / 0.4))
+    assert among.top == ((7, third),)
+
+
+def test_text_that_no_token_can_say_is_given_up() -> None:
+    class Silent(Pieces):
+        def token_bytes(self, token: int) -> bytes:
+            return b"" if token < 256 else super().token_bytes(token)
+
+    beginning = Beginning("xyz", Silent())
+    assert beginning.bias() == {}
+    assert not beginning.open
