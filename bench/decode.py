@@ -18,7 +18,7 @@ from statistics import median
 import numpy as np
 
 from keystroke.engine.base import GREEDY, Extended, Interrupt, Sampling, Session, Step
-from keystroke.engine.echo import FakeEngine
+from keystroke.engine.echo import EchoEngine
 from keystroke.engine.generation import Generation, GenerationParams
 from keystroke.engine.model import Model
 from keystroke.engine.sampler import choose
@@ -91,7 +91,7 @@ def sampling_costs(vocab: int) -> dict[str, float]:
 
 
 def generation_cost(tokenizer: Tokenizer) -> float:
-    model = Model("idle", FakeEngine(), tokenizer)
+    model = Model("idle", EchoEngine(), tokenizer)
     token = tokenizer.encode("a")[0]
     best = float("inf")
     for _ in range(5):

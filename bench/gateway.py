@@ -86,7 +86,7 @@ TEMPLATE = (
 
 def serve() -> None:
     from keystroke.config import NamedModel, ServerSettings, Settings, SpeculationSettings
-    from keystroke.engine.echo import FakeEngine
+    from keystroke.engine.echo import EchoEngine
     from keystroke.engine.model import Model
     from keystroke.engine.templates import ChatTemplate
     from keystroke.gateway.app import Gateway, run_server
@@ -95,7 +95,7 @@ def serve() -> None:
     tokenizer, template = make_tokenizer(), ChatTemplate(TEMPLATE)
 
     def model(name: str, **costs: Any) -> Model:
-        engine = FakeEngine(context_length=200_000, cache_bytes=1 << 20, **costs)
+        engine = EchoEngine(context_length=200_000, cache_bytes=1 << 20, **costs)
         return Model(name, engine, tokenizer, template)
 
     entries = [
@@ -256,12 +256,12 @@ def _loop_seconds(server: psutil.Process) -> float:
 
 
 def engine_alone(tokens: int, step: float) -> float:
-    """CPU seconds a token of the fake engine and its generation without any server."""
-    from keystroke.engine.echo import FakeEngine
+    """CPU seconds a token of the echo engine and its generation without any server."""
+    from keystroke.engine.echo import EchoEngine
     from keystroke.engine.generation import Generation, GenerationParams
     from keystroke.engine.model import Model
 
-    model = Model("alone", FakeEngine(step_cost=step), make_tokenizer())
+    model = Model("alone", EchoEngine(step_cost=step), make_tokenizer())
     interrupt = Interrupt()
     generation = Generation(
         model, model.engine.session(), list(b"[user]"), GenerationParams(tokens), interrupt=interrupt

@@ -33,8 +33,8 @@ import uvicorn
 import websockets
 
 from keystroke.config import NamedModel, ServerSettings, Settings
-from keystroke.engine.echo import FakeEngine
-from keystroke.engine.echo_model import rehearsal_model
+from keystroke.engine.echo import EchoEngine
+from keystroke.engine.echo_model import echo_model
 from keystroke.gateway.api.responses_socket import SocketLimits
 from keystroke.gateway.app import Gateway, uvicorn_config
 from keystroke.gateway.work.registry import Registry, local_entry
@@ -70,8 +70,8 @@ class Soak:
         self.seconds, self.clients = seconds, clients
         self.random = random.Random(seed)
         self.tally = Tally()
-        model = rehearsal_model(step_cost=0.0005)
-        assert isinstance(model.engine, FakeEngine)
+        model = echo_model(step_cost=0.0005)
+        assert isinstance(model.engine, EchoEngine)
         self.engine = model.engine
         entry = local_entry("fake", model, named=NamedModel(concurrent=8), max_queue=256)
         settings = Settings(server=ServerSettings(port=0, drain_s=0.1, max_frame_bytes=100_000))
@@ -234,8 +234,8 @@ class Soak:
     async def _dropper(self) -> None:
         """Leaves as Codex does: the TCP connection is gone, without a close frame."""
         socket = await self._connect()
-        for lane in range(self.random.randint(1, 4)):
-            await self._create(socket, "never read " * 200, stream_id=f"l{lane}")
+        for priority in range(self.random.randint(1, 4)):
+            await self._create(socket, "never read " * 200, stream_id=f"l{priority}")
         await asyncio.sleep(self.random.random() * 0.05)
         socket.transport.abort()
 

@@ -17,7 +17,7 @@ from openai_server import OpenAIServer, answer, chat, delta, echo_chat, stream, 
 from tiny_model import write_tiny_model
 
 from keystroke.clients.cli import app
-from keystroke.clients.cli.app import COMMANDS, Entry
+from keystroke.clients.cli.app import COMMANDS, Command
 from keystroke.engine.locate import shipped
 
 
@@ -44,7 +44,7 @@ class TestCommands:
     ) -> None:
         (tmp_path / "needs_more.py").write_text("import a_package_nobody_has\n")
         monkeypatch.syspath_prepend(str(tmp_path))
-        monkeypatch.setitem(COMMANDS, "train", Entry("needs_more:app", "Train.", extra="train"))
+        monkeypatch.setitem(COMMANDS, "train", Command("needs_more:app", "Train.", extra="train"))
         needs = "`keystroke train` needs a_package_nobody_has, which is not installed"
         assert home.refused("train", "x") == f"{needs}; install it with: pip install 'keystroke[train]'"
 
@@ -98,7 +98,7 @@ class TestCommands:
     ) -> None:
         script = (
             "from keystroke.clients.cli import app, main\n"
-            "app.COMMANDS['boom'] = app.Entry('builtins:nothing', '')\nmain(['boom'])\n"
+            "app.COMMANDS['boom'] = app.Command('builtins:nothing', '')\nmain(['boom'])\n"
         )
         plain = subprocess.run(
             [sys.executable, "-c", script], capture_output=True, text=True, env=home.environment

@@ -11,7 +11,7 @@ from keystroke.clients.cli.local_speaker import LocalSpeaker
 from keystroke.clients.cli.speaker import Answer
 from keystroke.config import Settings, SpeculationSettings
 from keystroke.engine.base import Interrupt
-from keystroke.engine.echo import EOS, SPECIAL, FakeEngine
+from keystroke.engine.echo import EOS, SPECIAL, EchoEngine
 from keystroke.engine.generation import Finish, GenerationParams
 from keystroke.engine.model import Model
 from keystroke.engine.templates import ChatTemplate
@@ -31,7 +31,7 @@ def speaker(
     tokenizer = ByteTokenizer(SPECIAL, eos=EOS, vocab_size=320)
     chat = ChatTemplate(template) if template else None
     settings = Settings(speculation=SpeculationSettings(enabled=False))
-    return LocalSpeaker(Model("fake", FakeEngine(script, step_cost=step_cost), tokenizer, chat), settings)
+    return LocalSpeaker(Model("fake", EchoEngine(script, step_cost=step_cost), tokenizer, chat), settings)
 
 
 def held(chosen: LocalSpeaker) -> str:

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keystroke.engine.base import GREEDY, Extended, Interrupt, Sampling
-from keystroke.engine.echo import END_OF_TURN, FakeEngine
+from keystroke.engine.echo import END_OF_TURN, EchoEngine
 from keystroke.errors import ContextOverflow, Interrupted, SessionClosed, UsageError
 
 PROMPT = list(b"def add(a, b):\n    return")
 
 
 def plain(prompt: Sequence[int], count: int, sampling: Sampling = GREEDY) -> list[int]:
-    with FakeEngine() as engine, engine.session() as session:
+    with EchoEngine() as engine, engine.session() as session:
         session.extend(prompt)
         return [session.step((), sampling).tokens[0] for _ in range(count)]
 
@@ -29,7 +29,7 @@ def plain(prompt: Sequence[int], count: int, sampling: Sampling = GREEDY) -> lis
     st.sampled_from([GREEDY, Sampling(temperature=1.0, seed=7)]),
 )
 def test_drafts_never_change_the_text(prompt: list[int], drafts: list[list[int]], sampling: Sampling) -> None:
-    with FakeEngine() as engine, engine.session() as session:
+    with EchoEngine() as engine, engine.session() as session:
         session.extend(prompt)
         got: list[int] = []
         for draft in drafts:
@@ -41,14 +41,14 @@ def test_drafts_never_change_the_text(prompt: list[int], drafts: list[list[int]]
 
 def test_a_right_draft_is_accepted_whole() -> None:
     expected = plain(PROMPT, 6)
-    with FakeEngine() as engine, engine.session() as session:
+    with EchoEngine() as engine, engine.session() as session:
         session.extend(PROMPT)
         assert session.step(expected[:5]).tokens == tuple(expected)
         assert engine.steps == 1
 
 
 def test_extending_keeps_the_common_prefix() -> None:
-    with FakeEngine() as engine, engine.session() as session:
+    with EchoEngine() as engine, engine.session() as session:
         assert session.extend(PROMPT * 4) == Extended(reused=0, computed=len(PROMPT) * 4)
         session.step()
         again = session.extend([*PROMPT * 4, 65])
@@ -56,7 +56,7 @@ def test_extending_keeps_the_common_prefix() -> None:
 
 
 def test_content_outlives_the_session_that_made_it() -> None:
-    with FakeEngine() as engine:
+    with EchoEngine() as engine:
         with engine.session() as first:
             first.extend(PROMPT * 4)
             first.step()
@@ -65,7 +65,7 @@ def test_content_outlives_the_session_that_made_it() -> None:
 
 
 def test_rollback_and_going_on_gives_the_same_text() -> None:
-    with FakeEngine() as engine, engine.session() as session:
+    with EchoEngine() as engine, engine.session() as session:
         session.extend(PROMPT)
         first = [session.step().tokens[0] for _ in range(8)]
         session.rollback(len(PROMPT))
@@ -73,7 +73,7 @@ def test_rollback_and_going_on_gives_the_same_text() -> None:
 
 
 def test_a_fork_goes_its_own_way() -> None:
-    with FakeEngine() as engine, engine.session() as session:
+    with EchoEngine() as engine, engine.session() as session:
         session.extend(PROMPT)
         with session.fork() as branch:
             branch.extend([*PROMPT, 33])
@@ -83,13 +83,13 @@ def test_a_fork_goes_its_own_way() -> None:
 
 
 def test_the_script_answers_and_ends() -> None:
-    with FakeEngine(lambda prompt: prompt.upper()) as engine, engine.session() as session:
+    with EchoEngine(lambda prompt: prompt.upper()) as engine, engine.session() as session:
         session.extend(list(b"abc"))
         assert [session.step().tokens[0] for _ in range(4)] == [*b"ABC", END_OF_TURN]
 
 
 def test_an_interrupt_ends_a_prefill_and_the_session_goes_on_from_there() -> None:
-    with FakeEngine(prefill_cost=0.002, chunk=8) as engine, engine.session() as session:
+    with EchoEngine(prefill_cost=0.002, chunk=8) as engine, engine.session() as session:
         interrupt = Interrupt()
         threading.Timer(0.05, interrupt.set).start()
         with pytest.raises(Interrupted):
@@ -101,7 +101,7 @@ def test_an_interrupt_ends_a_prefill_and_the_session_goes_on_from_there() -> Non
 
 
 def test_an_interrupt_ends_a_step_and_changes_nothing() -> None:
-    with FakeEngine(step_cost=30.0) as engine, engine.session() as session:
+    with EchoEngine(step_cost=30.0) as engine, engine.session() as session:
         session.extend(PROMPT)
         interrupt = Interrupt()
         threading.Timer(0.02, interrupt.set).start()
@@ -113,7 +113,7 @@ def test_an_interrupt_ends_a_step_and_changes_nothing() -> None:
 
 
 def test_too_long_a_prompt_is_refused_and_nothing_is_lost() -> None:
-    with FakeEngine(context_length=30) as engine, engine.session() as session:
+    with EchoEngine(context_length=30) as engine, engine.session() as session:
         session.extend(PROMPT)
         with pytest.raises(ContextOverflow, match="31 tokens"):
             session.extend([1] * 31)
@@ -121,7 +121,7 @@ def test_too_long_a_prompt_is_refused_and_nothing_is_lost() -> None:
 
 
 def test_the_context_can_be_filled_to_its_last_token_and_no_further() -> None:
-    with FakeEngine(context_length=10) as engine, engine.session() as session:
+    with EchoEngine(context_length=10) as engine, engine.session() as session:
         session.extend([1] * 8)
         session.step([2] * 9)
         assert session.length <= 10
@@ -132,7 +132,7 @@ def test_the_context_can_be_filled_to_its_last_token_and_no_further() -> None:
 
 
 def test_misuse_is_said_in_a_sentence() -> None:
-    engine = FakeEngine()
+    engine = EchoEngine()
     session = engine.session()
     with pytest.raises(UsageError, match="at least one token"):
         session.step()

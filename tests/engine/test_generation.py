@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keystroke.engine.base import GREEDY, Interrupt, Sampling, Session
-from keystroke.engine.echo import BOS, EOS, SPECIAL, VOCAB, FakeEngine, Script
+from keystroke.engine.echo import BOS, EOS, SPECIAL, VOCAB, EchoEngine, Script
 from keystroke.engine.generation import Chunk, Finish, Generation, GenerationParams, StopStrings
 from keystroke.engine.host import HostSession
 from keystroke.engine.model import Model
@@ -24,7 +24,7 @@ PROMPT = TOKENIZER.encode("def f(x):\n")
 
 
 def fake(script: Script | None = None, context_length: int = 4096) -> Model:
-    return Model("fake", FakeEngine(script, context_length=context_length), TOKENIZER)
+    return Model("fake", EchoEngine(script, context_length=context_length), TOKENIZER)
 
 
 def answers(text: str) -> Model:
@@ -257,7 +257,7 @@ def test_a_redirect_keeps_what_was_generated_and_goes_on_after_the_splice() -> N
 def test_a_redirect_that_fails_half_way_changes_nothing(
     error: type[KeystrokeError], steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = Model("fake", FakeEngine(chunk=8), TOKENIZER)
+    model = Model("fake", EchoEngine(chunk=8), TOKENIZER)
     session = model.engine.session()
     generation = Generation(model, session, PROMPT)
     generation.prefill()

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keystroke.engine.base import Sampling, TokenLogprob
-from keystroke.engine.echo import EOS, SPECIAL, FakeEngine
+from keystroke.engine.echo import EOS, SPECIAL, EchoEngine
 from keystroke.engine.generation import Generation, GenerationParams
 from keystroke.engine.model import Model
 from keystroke.engine.speculative import FileDrafter
-from keystroke.engine.token_healing import Beginning, TokenIndex
+from keystroke.engine.token_healing import TokenHealing, TokenIndex
 from keystroke.engine.tokenizer.byte_tokens import ByteTokenizer
 
 
@@ -41,7 +41,7 @@ def test_tokens_agree_from_either_side() -> None:
 
 @given(st.text(min_size=1, max_size=12))
 def test_whatever_the_beginning_the_answer_begins_with_it_and_goes_on(begin: str) -> None:
-    model = Model("fake", FakeEngine(lambda _: "something else entirely"), ByteTokenizer(SPECIAL, eos=EOS))
+    model = Model("fake", EchoEngine(lambda _: "something else entirely"), ByteTokenizer(SPECIAL, eos=EOS))
     with model.engine.session() as session:
         params = GenerationParams(max_tokens=60, begin=begin)
         drafter = FileDrafter(model.tokenizer.encode("another text"))
@@ -53,7 +53,7 @@ def test_whatever_the_beginning_the_answer_begins_with_it_and_goes_on(begin: str
 
 
 def test_without_a_beginning_nothing_changes() -> None:
-    model = Model("fake", FakeEngine(lambda _: "free"), ByteTokenizer(SPECIAL, eos=EOS))
+    model = Model("fake", EchoEngine(lambda _: "free"), ByteTokenizer(SPECIAL, eos=EOS))
     with model.engine.session() as session:
         generation = Generation(model, session, [65], GenerationParams(sampling=Sampling(logprobs=2)))
         chunks = list(generation)
@@ -62,7 +62,7 @@ def test_without_a_beginning_nothing_changes() -> None:
 
 
 def test_chances_are_told_among_what_was_possible() -> None:
-    beginning = Beginning(" ret", Pieces())
+    beginning = TokenHealing(" ret", Pieces())
     beginning.bias()
     third = math.log(0.3)
     told = TokenLogprob(300, math.log(0.1), ((7, third), (301, third), (300, math.log(0.1))))
@@ -76,6 +76,6 @@ def test_text_that_no_token_can_say_is_given_up() -> None:
         def token_bytes(self, token: int) -> bytes:
             return b"" if token < 256 else super().token_bytes(token)
 
-    beginning = Beginning("xyz", Silent())
+    beginning = TokenHealing("xyz", Silent())
     assert beginning.bias() == {}
     assert not beginning.open

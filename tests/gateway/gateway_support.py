@@ -14,7 +14,7 @@ from typing import Any
 import uvicorn
 
 from keystroke.config import NamedModel, PathSettings, ServerSettings, Settings, SpeculationSettings
-from keystroke.engine.echo import END_OF_TURN, EOS, SPECIAL, FakeEngine, Script
+from keystroke.engine.echo import END_OF_TURN, EOS, SPECIAL, EchoEngine, Script
 from keystroke.engine.model import Model
 from keystroke.engine.templates import ChatTemplate, FimTemplate
 from keystroke.engine.tokenizer.byte_tokens import ByteTokenizer
@@ -34,7 +34,7 @@ def fake_model(script: Script | None = None, name: str = "fake", **costs: Any) -
     """A byte-level model that answers by `script`, with a chat template and fill-in-the-middle."""
     return Model(
         name=name,
-        engine=FakeEngine(script, **costs),
+        engine=EchoEngine(script, **costs),
         tokenizer=ByteTokenizer({**SPECIAL, **FIM}, eos=EOS, vocab_size=320),
         chat=ChatTemplate(TEMPLATE),
         fim=FimTemplate("<fim_prefix>", "<fim_suffix>", "<fim_middle>", stops=frozenset({EOS, END_OF_TURN})),
@@ -54,7 +54,7 @@ def echo(prompt: str) -> str:
 class RunningServer:
     gateway: Gateway
     port: int
-    engines: dict[str, FakeEngine]
+    engines: dict[str, EchoEngine]
 
     @property
     def url(self) -> str:
@@ -116,7 +116,7 @@ def serving(
             raise RuntimeError("the server did not start")
         time.sleep(0.005)
     bound = uv.servers[0].sockets[0].getsockname()[1]
-    engines = {m.name: m.engine for m in models if isinstance(m.engine, FakeEngine)}
+    engines = {m.name: m.engine for m in models if isinstance(m.engine, EchoEngine)}
     try:
         yield RunningServer(gateway, bound, engines)
     finally:

@@ -25,7 +25,7 @@ from keystroke.gateway.api import prompts
 from keystroke.gateway.api.tool_calls import AnswerParser, Call, Offered, Segment, Text, Thought
 from keystroke.gateway.transport.frames import text_frame_header
 from keystroke.gateway.transport.outbox import BEHIND, HIGH, Outbox
-from keystroke.gateway.work.priority import Lane, Tier, rank
+from keystroke.gateway.work.priority import Priority, Tier, rank
 from keystroke.gateway.work.registry import Registry, local_entry
 from keystroke.gateway.work.routing import Router, Task
 from keystroke.protocol.events import Created, TextDelta
@@ -160,13 +160,13 @@ def test_a_loopback_server_refuses_a_repointed_domain() -> None:
         check_host("rebound.example:8012", "127.0.0.1")
 
 
-# Lanes and routing
+# Priorities and routing
 
 
 def test_a_lane_beats_every_tier() -> None:
-    order = sorted((rank(lane, tier), lane, tier) for lane in Lane for tier in Tier)
-    assert [lane for _, lane, _ in order] == sorted([*Lane, *Lane, *Lane])
-    assert rank(Lane.GHOST, Tier.FLEX) < rank(Lane.CHAT, Tier.PRIORITY)
+    order = sorted((rank(priority, tier), priority, tier) for priority in Priority for tier in Tier)
+    assert [priority for _, priority, _ in order] == sorted([*Priority, *Priority, *Priority])
+    assert rank(Priority.GHOST, Tier.FLEX) < rank(Priority.CHAT, Tier.PRIORITY)
 
 
 BOTH = Router(fast="small", deep="large")
@@ -175,14 +175,14 @@ BOTH = Router(fast="small", deep="large")
 @pytest.mark.parametrize(
     ("task", "model", "reason"),
     [
-        (Task(Lane.GHOST, "", 10), "small", "interactive"),
-        (Task(Lane.CHAT, "fix the typo", 10), "small", "short interactive"),
-        (Task(Lane.CHAT, "think hard about this", 10), "large", "asked for depth"),
-        (Task(Lane.CHAT, "quickly: migrate this", 10), "small", "asked for speed"),
-        (Task(Lane.CHAT, "find the race condition", 10), "large", "looks hard"),
-        (Task(Lane.CHAT, "x", 500_000), "large", "long"),
-        (Task(Lane.BACKGROUND, "x", 10, background=True), "large", "background"),
-        (Task(Lane.CHAT, "x", 10, effort="high"), "large", "effort"),
+        (Task(Priority.GHOST, "", 10), "small", "interactive"),
+        (Task(Priority.CHAT, "fix the typo", 10), "small", "short interactive"),
+        (Task(Priority.CHAT, "think hard about this", 10), "large", "asked for depth"),
+        (Task(Priority.CHAT, "quickly: migrate this", 10), "small", "asked for speed"),
+        (Task(Priority.CHAT, "find the race condition", 10), "large", "looks hard"),
+        (Task(Priority.CHAT, "x", 500_000), "large", "long"),
+        (Task(Priority.BACKGROUND, "x", 10, background=True), "large", "background"),
+        (Task(Priority.CHAT, "x", 10, effort="high"), "large", "effort"),
     ],
 )
 def test_auto_routes_by_task_size_and_words_and_says_why(task: Task, model: str, reason: str) -> None:
@@ -192,7 +192,7 @@ def test_auto_routes_by_task_size_and_words_and_says_why(task: Task, model: str,
 
 
 def test_without_a_deep_model_the_fast_one_answers_and_says_so() -> None:
-    name, role, why = Router(fast="small", deep=None).choose(Task(Lane.CHAT, "think hard", 1))
+    name, role, why = Router(fast="small", deep=None).choose(Task(Priority.CHAT, "think hard", 1))
     assert (name, role) == ("small", "fast")
     assert "no deep model" in why
 

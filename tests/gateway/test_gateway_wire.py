@@ -400,7 +400,12 @@ WIRE_ERRORS: list[tuple[str, Any, int, str]] = [
     ("bad field", {"type": "response.create", "input": "x", "top_p": 0}, 400, "invalid_input"),
     ("context too long", {"type": "response.create", "input": "x" * 5000}, 400, "context_length_exceeded"),
     ("oversize frame", {"type": "response.create", "input": "x" * 250_000}, 413, "request_too_large"),
-    ("wrong lane", {"type": "response.create", "input": "x", "stream_id": "a b"}, 400, "invalid_stream_id"),
+    (
+        "wrong priority",
+        {"type": "response.create", "input": "x", "stream_id": "a b"},
+        400,
+        "invalid_stream_id",
+    ),
     (
         "unknown previous response",
         {"type": "response.create", "input": "x", "store": False, "previous_response_id": "resp_x"},
@@ -463,8 +468,8 @@ async def test_a_refused_continuation_forgets_what_it_continued(server: RunningS
 
 async def test_lanes_and_waiting_requests_are_bounded(server: RunningServer) -> None:
     async with wire(server) as w:
-        for lane in range(33):
-            await w.create("x", stream_id=f"lane{lane}")
+        for priority in range(33):
+            await w.create("x", stream_id=f"priority{priority}")
         seen: list[str] = []
         ended = 0
         while ended < 32:
@@ -576,8 +581,8 @@ async def test_a_full_queue_refuses_with_429_and_recovers() -> None:
     settings = ServerSettings(max_queue=1)
     with serving(fake_model(script, step_cost=0.002), server=settings, concurrent=1) as server:
         async with wire(server) as w:
-            for lane in "abc":
-                await w.create("endless", stream_id=lane)
+            for priority in "abc":
+                await w.create("endless", stream_id=priority)
             error = await w.until("error")
             assert (error["status"], error["error"]["code"], error["stream_id"]) == (429, "queue_full", "c")
             await w.send(type="response.cancel")
@@ -682,7 +687,7 @@ def test_a_prediction_is_drafted_and_never_changes_the_text() -> None:
 def test_metrics_count_what_happened(server: RunningServer) -> None:
     httpx.post(f"{server.url}/v1/responses", json={"input": "x"})
     page = httpx.get(f"{server.url}/metrics").text
-    assert 'keystroke_responses_total{lane="chat",model="fake",status="completed"}' in page
+    assert 'keystroke_responses_total{priority="chat",model="fake",status="completed"}' in page
     assert "keystroke_first_token_seconds_bucket" in page
 
 

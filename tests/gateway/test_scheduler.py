@@ -1,4 +1,4 @@
-"""Who steps next: lanes, tiers, rotation, preemption, cancelling, batching."""
+"""Who steps next: priorities, tiers, rotation, preemption, cancelling, batching."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 from gateway_support import fake_model
 
 from keystroke.engine.base import Step, StepRequest
-from keystroke.engine.echo import FakeEngine
+from keystroke.engine.echo import EchoEngine
 from keystroke.engine.generation import Chunk, Finish, GenerationParams
 from keystroke.engine.model import Model
 from keystroke.errors import ContextOverflow, EngineError, Interrupted, QueueFull, Unavailable
-from keystroke.gateway.work.priority import Lane, Tier
+from keystroke.gateway.work.priority import Priority, Tier
 from keystroke.gateway.work.scheduler import Job, Scheduler
 from keystroke.gateway.work.ticket import Ended, Moved, Started, Steered, Superseded, Ticket
 
@@ -28,7 +28,7 @@ async def scheduling(model: Model, **options: Any) -> AsyncIterator[Scheduler]:
         yield scheduler
     finally:
         await scheduler.stop()
-        assert not isinstance(model.engine, FakeEngine) or not model.engine.live, "a session leaked"
+        assert not isinstance(model.engine, EchoEngine) or not model.engine.live, "a session leaked"
 
 
 def job(text: str = "x", tokens: int = 10, **more: Any) -> Job:
@@ -82,9 +82,9 @@ async def test_equals_take_turns() -> None:
 async def test_a_higher_lane_preempts_a_lower_one_between_steps_and_the_lower_resumes() -> None:
     model = fake_model(lambda p: "c" * 300 if "chat" in p else "g" * 20, step_cost=0.001)
     async with scheduling(model, concurrent=1) as s:
-        chat = s.submit(job("chat", 300), lane=Lane.CHAT)
+        chat = s.submit(job("chat", 300), priority=Priority.CHAT)
         await first_chunk(chat)
-        ghost = s.submit(job("ghost", 20), lane=Lane.GHOST)
+        ghost = s.submit(job("ghost", 20), priority=Priority.GHOST)
         ghost_items = await everything(ghost)
         assert not chat.done
         chat_items = await everything(chat)
@@ -96,14 +96,14 @@ async def test_a_higher_lane_preempts_a_lower_one_between_steps_and_the_lower_re
 async def test_a_long_prefill_yields_to_a_higher_lane_and_goes_on_from_there() -> None:
     model = fake_model(lambda _p: "ok", prefill_cost=0.0005, chunk=64)
     engine = model.engine
-    assert isinstance(engine, FakeEngine)
+    assert isinstance(engine, EchoEngine)
     async with scheduling(model, concurrent=1) as s:
-        chat = s.submit(job("c" * 4000), lane=Lane.CHAT)
+        chat = s.submit(job("c" * 4000), priority=Priority.CHAT)
         for _ in range(500):
             if engine.prefilled > 300:
                 break
             await asyncio.sleep(0.002)
-        ghost = s.submit(job("g"), lane=Lane.GHOST)
+        ghost = s.submit(job("g"), priority=Priority.GHOST)
         assert text_of(await everything(ghost)) == "ok"
         assert not chat.timing.first, "the ghost came first"
         assert text_of(await everything(chat)) == "ok"
@@ -114,14 +114,14 @@ async def test_a_long_prefill_yields_to_a_higher_lane_and_goes_on_from_there() -
 async def test_a_preempted_warm_up_leaves_its_work_to_the_turn_it_was_for() -> None:
     model = fake_model(lambda _p: "ok", prefill_cost=0.0005, chunk=64)
     engine = model.engine
-    assert isinstance(engine, FakeEngine)
+    assert isinstance(engine, EchoEngine)
     async with scheduling(model, concurrent=1) as s:
-        s.submit(job("w" * 2000, warm=True), lane=Lane.BACKGROUND)
+        s.submit(job("w" * 2000, warm=True), priority=Priority.BACKGROUND)
         for _ in range(500):
             if engine.prefilled > 300:
                 break
             await asyncio.sleep(0.002)
-        turn = s.submit(job("w" * 2000 + "?"), lane=Lane.CHAT)
+        turn = s.submit(job("w" * 2000 + "?"), priority=Priority.CHAT)
         assert text_of(await everything(turn)) == "ok"
     assert turn.stats.reused >= 128
 
@@ -164,7 +164,7 @@ async def test_the_queue_is_bounded() -> None:
 async def test_cancelling_stops_within_one_step_and_touches_nobody_else() -> None:
     model = fake_model(lambda p: "y" * 60 if "other" in p else "x" * 10_000, step_cost=0.002)
     engine = model.engine
-    assert isinstance(engine, FakeEngine)
+    assert isinstance(engine, EchoEngine)
     async with scheduling(model, concurrent=2) as s:
         doomed, other = s.submit(job("doomed", 10_000)), s.submit(job("other", 60))
         await first_chunk(doomed)
@@ -191,10 +191,10 @@ async def test_a_waiting_ticket_can_be_cancelled_and_frees_its_place() -> None:
 
 async def test_newer_work_for_a_buffer_supersedes_the_older() -> None:
     async with scheduling(fake_model(step_cost=0.005)) as s:
-        old = s.submit(job(tokens=1000), lane=Lane.GHOST, supersedes="file.py")
-        elsewhere = s.submit(job(tokens=3), lane=Lane.GHOST, supersedes="other.py")
+        old = s.submit(job(tokens=1000), priority=Priority.GHOST, supersedes="file.py")
+        elsewhere = s.submit(job(tokens=3), priority=Priority.GHOST, supersedes="other.py")
         await first_chunk(old)
-        new = s.submit(job(tokens=3), lane=Lane.GHOST, supersedes="file.py")
+        new = s.submit(job(tokens=3), priority=Priority.GHOST, supersedes="file.py")
         assert isinstance((await everything(old))[-1].error, Superseded)
         assert (await everything(new))[-1].error is None
         assert (await everything(elsewhere))[-1].error is None
@@ -239,7 +239,7 @@ async def test_a_redirect_keeps_what_was_generated_and_goes_on() -> None:
     assert steered.length == steered.kept + len(" now this!")
 
 
-class BatchingEngine(FakeEngine):
+class BatchingEngine(EchoEngine):
     """Counts the sessions of each joint step."""
 
     max_batch = 4

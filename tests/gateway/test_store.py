@@ -31,9 +31,9 @@ def response(name: str, previous: str | None = None) -> Response:
 
 def receipt(**fields: float) -> Receipt:
     zero: dict[str, object] = {
-        f: 0 for f in Receipt.__struct_fields__ if f not in ("model", "lane", "service_tier", "currency")
+        f: 0 for f in Receipt.__struct_fields__ if f not in ("model", "priority", "service_tier", "currency")
     }
-    return Receipt(model="m", lane="chat", service_tier="default", **{**zero, **fields})  # type: ignore[arg-type]
+    return Receipt(model="m", priority="chat", service_tier="default", **{**zero, **fields})  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")

@@ -84,7 +84,7 @@ async def test_background_work_outlives_its_connection(pair: RunningServer) -> N
             await asyncio.sleep(0.01)
         # Without a store a finished response is gone; that it ran to its end is what the metrics say.
         page = (await http.get("/metrics")).text
-    assert 'keystroke_responses_total{lane="background",model="large",status="completed"} 1.0' in page
+    assert 'keystroke_responses_total{priority="background",model="large",status="completed"} 1.0' in page
 
 
 def with_remote(url: str) -> Registry:

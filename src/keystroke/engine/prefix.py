@@ -35,7 +35,7 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 @dataclass(slots=True)
-class Entry(Generic[Payload]):
+class CachedPrefix(Generic[Payload]):
     tokens: list[int]
     payload: Payload
     nbytes: int
@@ -51,12 +51,12 @@ class PrefixCache(Generic[Payload]):
     def __init__(self, budget: int, drop: Callable[[Payload], None] | None = None) -> None:
         self.budget = budget
         self._drop = drop
-        self._entries: list[Entry[Payload]] = []  # oldest first
+        self._entries: list[CachedPrefix[Payload]] = []  # oldest first
 
     def put(self, tokens: list[int], payload: Payload, nbytes: int) -> None:
         """Keep a sequence. An entry that it covers entirely is let go; so are the oldest over budget. What
         alone exceeds the budget is not kept at all."""
-        entry = Entry(tokens, payload, nbytes)
+        entry = CachedPrefix(tokens, payload, nbytes)
         if nbytes > self.budget:
             self._release(entry)
             return
@@ -69,7 +69,7 @@ class PrefixCache(Generic[Payload]):
         self._entries = [*kept, entry]
         self.shrink(self.budget)
 
-    def find(self, tokens: Sequence[int]) -> tuple[Entry[Payload] | None, int]:
+    def find(self, tokens: Sequence[int]) -> tuple[CachedPrefix[Payload] | None, int]:
         """The entry with the longest common prefix, and that prefix's length. Marks it as used."""
         best, length = None, 0
         for entry in self._entries:
@@ -81,7 +81,7 @@ class PrefixCache(Generic[Payload]):
             self._entries.append(best)
         return best, length
 
-    def take(self, entry: Entry[Payload]) -> Payload:
+    def take(self, entry: CachedPrefix[Payload]) -> Payload:
         self._entries.remove(entry)
         return entry.payload
 
@@ -108,6 +108,6 @@ class PrefixCache(Generic[Payload]):
     def tokens(self) -> int:
         return sum(len(entry.tokens) for entry in self._entries)
 
-    def _release(self, entry: Entry[Payload]) -> None:
+    def _release(self, entry: CachedPrefix[Payload]) -> None:
         if self._drop is not None:
             self._drop(entry.payload)

@@ -51,7 +51,7 @@ def index_of(tokenizer: Tokenizer) -> TokenIndex:
     return index
 
 
-class Beginning:
+class TokenHealing:
     """What is still to be said of the given text."""
 
     def __init__(self, text: str, tokenizer: Tokenizer) -> None:

@@ -38,7 +38,7 @@ def withdraw(file: Path) -> None:
         return
 
 
-class Attendance:
+class IdleShutdown:
     """Counts a gateway's sockets, and calls `leave` once none was open for `patience` seconds."""
 
     def __init__(self, gateway: Gateway, patience: float, leave: Callable[[], None]) -> None:

@@ -1,7 +1,7 @@
 """Everything the server may say on a stream, one tagged struct per event.
 
 Law: an event is written once and never changed afterwards. `stream_id` is present exactly when the request
-named a lane. Every response ends in one of TERMINAL, and in only one.
+named a stream. Every response ends in one of TERMINAL, and in only one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from msgspec import UNSET, Struct, UnsetType
 from keystroke.protocol.items import ChosenToken, Item, OutputItem, OutputText, ReasoningText
 from keystroke.protocol.response import ErrorDetail, Response
 
-Lane = str | UnsetType
+Stream = str | UnsetType
 
 
 class ResponseEvent(Struct, tag_field="type", kw_only=True):
@@ -21,7 +21,7 @@ class ResponseEvent(Struct, tag_field="type", kw_only=True):
 
     response: Response
     sequence_number: int
-    stream_id: Lane = UNSET
+    stream_id: Stream = UNSET
 
 
 class Created(ResponseEvent, tag="response.created"):
@@ -56,14 +56,14 @@ class ItemAdded(Struct, tag_field="type", tag="response.output_item.added"):
     item: OutputItem
     output_index: int
     sequence_number: int
-    stream_id: Lane = UNSET
+    stream_id: Stream = UNSET
 
 
 class ItemDone(Struct, tag_field="type", tag="response.output_item.done"):
     item: OutputItem
     output_index: int
     sequence_number: int
-    stream_id: Lane = UNSET
+    stream_id: Stream = UNSET
 
 
 class PartAdded(Struct, tag_field="type", tag="response.content_part.added"):
@@ -72,7 +72,7 @@ class PartAdded(Struct, tag_field="type", tag="response.content_part.added"):
     content_index: int
     part: OutputText | ReasoningText
     sequence_number: int
-    stream_id: Lane = UNSET
+    stream_id: Stream = UNSET
 
 
 class PartDone(Struct, tag_field="type", tag="response.content_part.done"):
@@ -81,7 +81,7 @@ class PartDone(Struct, tag_field="type", tag="response.content_part.done"):
     content_index: int
     part: OutputText | ReasoningText
     sequence_number: int
-    stream_id: Lane = UNSET
+    stream_id: Stream = UNSET
 
 
 class TextDelta(Struct, tag_field="type", tag="response.output_text.delta"):
@@ -91,7 +91,7 @@ class TextDelta(Struct, tag_field="type", tag="response.output_text.delta"):
     delta: str
     logprobs: list[ChosenToken]
     sequence_number: int
-    stream_id: Lane = UNSET
+    stream_id: Stream = UNSET
 
 
 class TextDone(Struct, tag_field="type", tag="response.output_text.done"):
@@ -101,7 +101,7 @@ class TextDone(Struct, tag_field="type", tag="response.output_text.done"):
     text: str
     logprobs: list[ChosenToken]
     sequence_number: int
-    stream_id: Lane = UNSET
+    stream_id: Stream = UNSET
 
 
 class ReasoningDelta(Struct, tag_field="type", tag="response.reasoning_text.delta"):
@@ -110,7 +110,7 @@ class ReasoningDelta(Struct, tag_field="type", tag="response.reasoning_text.delt
     content_index: int
     delta: str
     sequence_number: int
-    stream_id: Lane = UNSET
+    stream_id: Stream = UNSET
 
 
 class ReasoningDone(Struct, tag_field="type", tag="response.reasoning_text.done"):
@@ -119,7 +119,7 @@ class ReasoningDone(Struct, tag_field="type", tag="response.reasoning_text.done"
     content_index: int
     text: str
     sequence_number: int
-    stream_id: Lane = UNSET
+    stream_id: Stream = UNSET
 
 
 class ArgumentsDelta(Struct, tag_field="type", tag="response.function_call_arguments.delta"):
@@ -127,7 +127,7 @@ class ArgumentsDelta(Struct, tag_field="type", tag="response.function_call_argum
     output_index: int
     delta: str
     sequence_number: int
-    stream_id: Lane = UNSET
+    stream_id: Stream = UNSET
 
 
 class ArgumentsDone(Struct, tag_field="type", tag="response.function_call_arguments.done"):
@@ -136,7 +136,7 @@ class ArgumentsDone(Struct, tag_field="type", tag="response.function_call_argume
     name: str
     arguments: str
     sequence_number: int
-    stream_id: Lane = UNSET
+    stream_id: Stream = UNSET
 
 
 class ToolInputDelta(Struct, tag_field="type", tag="response.custom_tool_call_input.delta"):
@@ -144,7 +144,7 @@ class ToolInputDelta(Struct, tag_field="type", tag="response.custom_tool_call_in
     output_index: int
     delta: str
     sequence_number: int
-    stream_id: Lane = UNSET
+    stream_id: Stream = UNSET
 
 
 class ToolInputDone(Struct, tag_field="type", tag="response.custom_tool_call_input.done"):
@@ -152,7 +152,7 @@ class ToolInputDone(Struct, tag_field="type", tag="response.custom_tool_call_inp
     output_index: int
     input: str
     sequence_number: int
-    stream_id: Lane = UNSET
+    stream_id: Stream = UNSET
 
 
 class SteerRef(Struct, frozen=True):
@@ -177,7 +177,7 @@ class RequiredInput(Struct, frozen=True, omit_defaults=True):
 class SteerAccepted(Struct, tag_field="type", tag="response.steer.accepted"):
     steer: SteerRef
     sequence_number: int
-    stream_id: Lane = UNSET
+    stream_id: Stream = UNSET
 
 
 class SteerPending(Struct, tag_field="type", tag="response.steer.pending"):
@@ -185,7 +185,7 @@ class SteerPending(Struct, tag_field="type", tag="response.steer.pending"):
     required_input: list[RequiredInput]
     sequence_number: int
     reason: str = "waiting_for_required_input"
-    stream_id: Lane = UNSET
+    stream_id: Stream = UNSET
 
 
 class SteerError(Struct, frozen=True):
@@ -198,7 +198,7 @@ class SteerFailed(Struct, tag_field="type", tag="response.steer.failed"):
     steer: SteerReturned
     error: SteerError
     sequence_number: int
-    stream_id: Lane = UNSET
+    stream_id: Stream = UNSET
 
 
 class ErrorEvent(Struct, tag_field="type", tag="error"):
@@ -206,7 +206,7 @@ class ErrorEvent(Struct, tag_field="type", tag="error"):
 
     status: int
     error: ErrorDetail
-    stream_id: Lane = UNSET
+    stream_id: Stream = UNSET
     headers: dict[str, str] | UnsetType = UNSET
 
 

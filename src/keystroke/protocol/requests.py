@@ -22,7 +22,7 @@ Name = Annotated[str, Meta(max_length=256)]
 StopString = Annotated[str, Meta(min_length=1, max_length=256)]
 Stop = StopString | Annotated[list[StopString], Meta(max_length=16)]
 Tier = Literal["auto", "default", "priority", "flex"]
-LaneName = Literal["ghost", "next_edit", "edit", "audit", "chat", "background"]
+PriorityName = Literal["ghost", "next_edit", "edit", "audit", "chat", "background"]
 
 
 class Prediction(Struct, frozen=True):
@@ -33,7 +33,7 @@ class Prediction(Struct, frozen=True):
 
 
 class CreateRequest(Struct, kw_only=True):
-    """The body of `POST /v1/responses`. `stop`, `seed`, `top_k`, `lane` and `buffer` are extensions."""
+    """The body of `POST /v1/responses`. `stop`, `seed`, `top_k`, `priority` and `buffer` are extensions."""
 
     model: Name = "auto"
     input: str | list[Item] | None = None
@@ -62,12 +62,13 @@ class CreateRequest(Struct, kw_only=True):
     prediction: Prediction | None = None
     prompt_cache_key: str | None = None
     user: str | None = None
-    lane: LaneName | None = None
+    priority: PriorityName | None = None
+    lane: PriorityName | None = None  # the older name of `priority`
     buffer: Name | None = None
 
 
 class ResponseCreate(CreateRequest, tag_field="type", tag="response.create", kw_only=True):
-    """`response.create` on the socket: the same body, plus warm-up and lanes."""
+    """`response.create` on the socket: the same body, plus warm-up and streams."""
 
     generate: bool | None = None
     stream_id: str | None = None
@@ -144,7 +145,8 @@ class ChatRequest(Struct, kw_only=True):
     prediction: Prediction | None = None
     response_format: dict[str, Any] | None = None
     user: str | None = None
-    lane: LaneName | None = None
+    priority: PriorityName | None = None
+    lane: PriorityName | None = None  # the older name of `priority`
     buffer: Name | None = None
 
 
@@ -168,7 +170,8 @@ class CompletionRequest(Struct, kw_only=True):
     service_tier: Tier | None = None
     prediction: Prediction | None = None
     user: str | None = None
-    lane: LaneName | None = None
+    priority: PriorityName | None = None
+    lane: PriorityName | None = None  # the older name of `priority`
     buffer: Name | None = None
 
 

@@ -49,7 +49,6 @@ class Receipt(Struct, frozen=True):
     """What a response cost and where its time went. Milliseconds unless the name says otherwise."""
 
     model: str
-    lane: str
     service_tier: str
     queue_ms: float
     prefill_ms: float
@@ -69,6 +68,7 @@ class Receipt(Struct, frozen=True):
     preemptions: int
     cost: float
     currency: str = "USD"
+    priority: str = ""  # receipts stored before it had this name have none
 
 
 class Routing(Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""One connection's memory and rules: lanes, their order, their limits, and what each lane said last.
+"""One connection's memory and rules: streams, their order, their limits, and what each stream said last.
 
 Law: sans-I/O. Frames and endings go in; actions come out (start this, stop that, send this event). Whoever
 owns the socket carries them out. It knows no model and no scheduler; what a finished turn is to the
@@ -24,10 +24,10 @@ STREAM_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Begin this response now. `lane` is the connection lane it occupies until `ended(lane)`."""
+    """Begin this response now. `stream` is the connection stream it occupies until `ended(stream)`."""
 
     request: ResponseCreate
-    lane: str
+    stream: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ Action = Start | Steer | Cancel | Send
 
 
 @dataclass(slots=True)
-class Lane:
+class Stream:
     """A FIFO of requests of which at most one runs, and the turn it finished last."""
 
     stream_id: str | None
@@ -63,14 +63,14 @@ class Lane:
 @dataclass(frozen=True, slots=True)
 class SessionLimits:
     in_flight: int = 16  # responses at once on one connection; more wait
-    lanes: int = 32  # stream ids a connection may name
+    streams: int = 32  # stream ids a connection may name
     waiting: int = 64  # requests that may wait on one connection
 
 
 class ConnectionSession:
     def __init__(self, limits: SessionLimits | None = None) -> None:
         self.limits = limits or SessionLimits()
-        self._lanes: dict[str, Lane] = {"": Lane(None)}
+        self._streams: dict[str, Stream] = {"": Stream(None)}
         self._running = 0
         self._detached = 0
 
@@ -87,10 +87,10 @@ class ConnectionSession:
         except KeystrokeError as error:
             return [Send(error_event(error))]
 
-    def ended(self, lane: str, response_id: str | None, turn: Any) -> list[Action]:
-        """The response on `lane` ended. `turn` is what a continuation needs; None (it failed) forgets
-        what the lane remembered, so the client is told to send its full input again."""
-        state = self._lanes[lane]
+    def ended(self, stream: str, response_id: str | None, turn: Any) -> list[Action]:
+        """The response on `stream` ended. `turn` is what a continuation needs; None (it failed) forgets
+        what the stream remembered, so the client is told to send its full input again."""
+        state = self._streams[stream]
         state.busy = False
         self._running -= 1
         if response_id is not None:
@@ -98,14 +98,14 @@ class ConnectionSession:
         return self._start_waiting()
 
     def recall(self, response_id: str) -> Any | None:
-        """The turn of a response this connection still remembers, from whichever lane."""
-        for state in self._lanes.values():
+        """The turn of a response this connection still remembers, from whichever stream."""
+        for state in self._streams.values():
             if state.latest is not None and state.latest[0] == response_id:
                 return state.latest[1]
         return None
 
     def forget(self, response_id: str) -> None:
-        for state in self._lanes.values():
+        for state in self._streams.values():
             if state.latest is not None and state.latest[0] == response_id:
                 state.latest = None
 
@@ -115,14 +115,14 @@ class ConnectionSession:
 
     @property
     def waiting(self) -> int:
-        return sum(len(state.waiting) for state in self._lanes.values())
+        return sum(len(state.waiting) for state in self._streams.values())
 
     def _create(self, request: ResponseCreate) -> list[Action]:
         try:
             name = self._lane_of(request)
         except KeystrokeError as error:
             return [Send(error_event(error, request.stream_id))]
-        state = self._lanes[name]
+        state = self._streams[name]
         if self.waiting >= self.limits.waiting:
             full = QueueFull(
                 f"{self.waiting} requests already wait on this connection; wait for one to end.",
@@ -135,7 +135,7 @@ class ConnectionSession:
     def _lane_of(self, request: ResponseCreate) -> str:
         stream_id = request.stream_id
         if stream_id is None and request.background:
-            # Work in the background takes a lane of its own, so that it never holds up the turns after it.
+            # Work in the background takes a stream of its own, so that it never holds up the turns after it.
             self._detached += 1
             stream_id = request.stream_id = f"background_{self._detached}"
         if stream_id is None:
@@ -144,23 +144,23 @@ class ConnectionSession:
             raise InvalidStreamId(
                 "stream_id must be 1 to 64 letters, digits, '.', ':', '_' or '-'.", param="stream_id"
             )
-        if stream_id not in self._lanes:
-            if len(self._lanes) > self.limits.lanes:
+        if stream_id not in self._streams:
+            if len(self._streams) > self.limits.streams:
                 idle = next(
-                    (n for n, s in self._lanes.items() if n.startswith("background_") and not s.busy), None
+                    (n for n, s in self._streams.items() if n.startswith("background_") and not s.busy), None
                 )
                 if idle is None:
                     raise StreamLimitReached(
-                        f"This connection already uses {self.limits.lanes} lanes; reuse one of them.",
+                        f"This connection already uses {self.limits.streams} streams; reuse one of them.",
                         param="stream_id",
                     )
-                del self._lanes[idle]
-            self._lanes[stream_id] = Lane(stream_id)
+                del self._streams[idle]
+            self._streams[stream_id] = Stream(stream_id)
         return stream_id
 
     def _start_waiting(self) -> list[Action]:
         started: list[Action] = []
-        for name, state in self._lanes.items():
+        for name, state in self._streams.items():
             if self._running >= self.limits.in_flight:
                 break
             if state.waiting and not state.busy:
@@ -171,7 +171,7 @@ class ConnectionSession:
 
     def _cancel(self, request: ResponseCancel) -> list[Action]:
         if request.response_id is None:
-            for state in self._lanes.values():
+            for state in self._streams.values():
                 state.waiting.clear()
         return [Cancel(request.response_id)]
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from keystroke.assist.completion import Ending, build_prompt, complete, trim_text
 from keystroke.engine.base import Interrupt
-from keystroke.engine.echo import EOS, SPECIAL, FakeEngine
+from keystroke.engine.echo import EOS, SPECIAL, EchoEngine
 from keystroke.engine.fim import FimTemplate
 from keystroke.engine.generation import Finish
 from keystroke.engine.model import Model
@@ -24,7 +24,7 @@ def model(
     script: Callable[[str], str] | None = None, *, fim: FimTemplate | None = None, context_length: int = 4096
 ) -> Model:
     tokenizer = ByteTokenizer({**SPECIAL, **FIM}, eos=EOS, vocab_size=320)
-    return Model("fake", FakeEngine(script, context_length=context_length), tokenizer, fim=fim)
+    return Model("fake", EchoEngine(script, context_length=context_length), tokenizer, fim=fim)
 
 
 PSM = FimTemplate("<fim_prefix>", "<fim_suffix>", "<fim_middle>")

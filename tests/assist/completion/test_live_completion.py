@@ -26,7 +26,7 @@ from keystroke.assist.completion.extent import extent_at
 from keystroke.assist.completion.gate import Candidate, Dismissed, Rhythm, judge
 from keystroke.assist.completion.window import ContextFile, PromptWindow
 from keystroke.config import AssistSettings
-from keystroke.engine.echo import EOS, SPECIAL, FakeEngine
+from keystroke.engine.echo import EOS, SPECIAL, EchoEngine
 from keystroke.engine.generation import Generation
 from keystroke.engine.model import Model
 from keystroke.engine.prefix import common_prefix
@@ -40,7 +40,7 @@ SPM = FimTemplate("<fim_prefix>", "<fim_suffix>", "<fim_middle>", order="spm", f
 
 def model(script: Callable[[str], str] | None = None, *, fim: FimTemplate | None = SPM) -> Model:
     tokenizer = ByteTokenizer({**SPECIAL, **FIM}, eos=EOS, vocab_size=320)
-    return Model("fake", FakeEngine(script), tokenizer, fim=fim)
+    return Model("fake", EchoEngine(script), tokenizer, fim=fim)
 
 
 def shown(chosen: Model, tokens: list[int]) -> str:

@@ -23,7 +23,7 @@ from keystroke.assist.edit import (
 )
 from keystroke.assist.edit.writer import Messages
 from keystroke.engine.base import Interrupt
-from keystroke.engine.echo import SPECIAL, FakeEngine
+from keystroke.engine.echo import SPECIAL, EchoEngine
 from keystroke.engine.generation import Chunk, GenerationParams
 from keystroke.engine.model import Model
 from keystroke.engine.templates import ChatTemplate
@@ -363,7 +363,7 @@ TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}<end>{% endfor %
 
 def fake_model(script: Callable[[str], str], template: str | None = TEMPLATE) -> Model:
     chat = ChatTemplate(template) if template else None
-    return Model("fake", FakeEngine(script), ByteTokenizer(SPECIAL), chat)
+    return Model("fake", EchoEngine(script), ByteTokenizer(SPECIAL), chat)
 
 
 def test_a_model_writes_an_edit_and_its_file_is_the_draft(workspace: Workspace) -> None:

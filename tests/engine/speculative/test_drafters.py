@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keystroke.engine.base import Sampling
-from keystroke.engine.echo import BOS, EOS, SPECIAL, VOCAB, FakeEngine
+from keystroke.engine.echo import BOS, EOS, SPECIAL, VOCAB, EchoEngine
 from keystroke.engine.generation import Generation, GenerationParams
 from keystroke.engine.model import Model
 from keystroke.engine.speculative import (
@@ -216,9 +216,9 @@ def test_a_run_of_one_token_stays_cheap() -> None:
 
 def test_a_model_drafts_its_equal_without_a_miss_at_any_temperature() -> None:
     for sampling in (Sampling(), Sampling(temperature=2.0, seed=77)):
-        engine = FakeEngine()
+        engine = EchoEngine()
         model = Model("fake", engine, TOKENIZER)
-        drafter = ModelDrafter(FakeEngine(), engine, sampling)
+        drafter = ModelDrafter(EchoEngine(), engine, sampling)
         params = GenerationParams(max_tokens=60, sampling=sampling)
         generation = Generation(model, engine.session(), [1, 2, 3], params, drafter)
         list(generation)
@@ -232,7 +232,7 @@ def test_a_draft_model_is_asked_as_far_as_its_steps_pay(
 ) -> None:
     clock = itertools.count(0.0, 0.004)  # a proposal takes this long, whatever its length
     monkeypatch.setattr("keystroke.engine.speculative.draft_model.time.perf_counter", lambda: next(clock))
-    drafter = ModelDrafter.shared(FakeEngine(), FakeEngine())
+    drafter = ModelDrafter.shared(EchoEngine(), EchoEngine())
     lengths = []
     for _ in range(8):
         draft = drafter.propose([1, 2, 3], 16)
@@ -246,7 +246,7 @@ def test_a_draft_model_is_asked_as_far_as_its_steps_pay(
 def test_with_a_draft_model_the_text_is_the_same() -> None:
     sampling = Sampling(temperature=1.0, seed=5)
     params = GenerationParams(max_tokens=80, sampling=sampling)
-    engine, small = FakeEngine(), FakeEngine()
+    engine, small = EchoEngine(), EchoEngine()
     model = Model("fake", engine, TOKENIZER, draft=small)
     texts = []
     for drafter in (None, drafter_for(engine, draft=small), drafter_for(engine, draft=small)):
@@ -258,16 +258,16 @@ def test_with_a_draft_model_the_text_is_the_same() -> None:
 
 
 def test_a_model_with_another_vocabulary_cannot_draft() -> None:
-    other = FakeEngine()
+    other = EchoEngine()
     other.info = type(other.info)(
         **{f: getattr(other.info, f) for f in other.info.__slots__} | {"vocab_size": 9}
     )
     with pytest.raises(UsageError, match="vocabularies differ"):
-        ModelDrafter(other, FakeEngine())
+        ModelDrafter(other, EchoEngine())
 
 
 def test_a_draft_model_with_a_short_context_falls_silent() -> None:
-    drafter = ModelDrafter(FakeEngine(context_length=4), FakeEngine())
+    drafter = ModelDrafter(EchoEngine(context_length=4), EchoEngine())
     assert len(drafter.propose([1, 2], 9)) == 2
     assert list(drafter.propose([1, 2, 3, 4, 5], 9)) == []
 
@@ -329,9 +329,9 @@ def test_a_table_that_flatters_the_machine_is_corrected_by_the_clock() -> None:
 
 
 def test_the_drafter_for_an_engine_uses_its_measured_costs() -> None:
-    engine = FakeEngine(step_cost=0.002)
+    engine = EchoEngine(step_cost=0.002)
     assert verify_cost(engine)[2] == pytest.approx(2.1)
-    assert verify_cost(engine) == verify_cost(FakeEngine())
+    assert verify_cost(engine) == verify_cost(EchoEngine())
     measured = measure_verify_cost(engine)
     assert verify_cost(engine) == measured
     drafter = drafter_for(engine, source=[1, 2, 3, 4])
@@ -359,12 +359,12 @@ def test_the_cost_table_runs_straight_between_measurements_and_never_falls() -> 
 
 
 def test_measuring_costs_leaves_no_session_behind_and_sees_what_rows_cost() -> None:
-    engine = FakeEngine(step_cost=0.002, row_cost=0.001)
+    engine = EchoEngine(step_cost=0.002, row_cost=0.001)
     table = measure_verify_cost(engine)
     assert engine.stats().sessions == 0
     assert table[1] == 1.0
     assert 2.0 < table[16] < 20.0  # by its settings 8.5
-    tiny = measure_verify_cost(FakeEngine(context_length=8))
+    tiny = measure_verify_cost(EchoEngine(context_length=8))
     assert len(tiny) == MAX_DRAFT + 2
 
 
@@ -389,7 +389,7 @@ def test_no_drafter_changes_the_text(temperature: float, seed: int, source: list
     params = GenerationParams(max_tokens=120, sampling=Sampling(temperature=temperature, seed=seed, top_k=3))
     texts = []
     for drafter in (None, drafters[kind]):
-        engine = FakeEngine()
+        engine = EchoEngine()
         generation = Generation(Model("fake", engine, TOKENIZER), engine.session(), [*b"ab"], params, drafter)
         list(generation)
         texts.append((generation.text, generation.tokens, generation.finish))

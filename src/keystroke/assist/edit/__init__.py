@@ -1,6 +1,6 @@
 """Minimal, precise edits to files: asked of a model, taken from a patch, and taken back."""
 
-from keystroke.assist.edit.journal import Entry, Journal
+from keystroke.assist.edit.journal import Journal, JournalEntry
 from keystroke.assist.edit.operations import Failure, Reason
 from keystroke.assist.edit.plan import EditPlan, FileChange, plan_edit, plan_patch
 from keystroke.assist.edit.rewrite import Region
@@ -11,10 +11,10 @@ from keystroke.assist.edit.writer import ModelWriter, RemoteWriter, Writer
 __all__ = [
     "EditPlan",
     "EditTask",
-    "Entry",
     "Failure",
     "FileChange",
     "Journal",
+    "JournalEntry",
     "ModelWriter",
     "Proposal",
     "Reason",

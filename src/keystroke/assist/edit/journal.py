@@ -36,7 +36,7 @@ class Inverse(msgspec.Struct, frozen=True):
     mode: int | None = None
 
 
-class Entry(msgspec.Struct, frozen=True):
+class JournalEntry(msgspec.Struct, frozen=True):
     id: str
     time: float
     instruction: str
@@ -50,11 +50,11 @@ class Journal:
         self._folder = state / "undo" / digest(os.fsencode(workspace.root))[:16]
 
     @contextlib.contextmanager
-    def recording(self, instruction: str, files: Sequence[Inverse]) -> Iterator[Entry]:
+    def recording(self, instruction: str, files: Sequence[Inverse]) -> Iterator[JournalEntry]:
         """An entry, and a mark that its edit is under way for as long as this is open. An edit that fails is
         forgotten, unless a file could not be restored: then undo still can."""
         now = time.time_ns()
-        entry = Entry(f"{now:020d}", now / 1e9, instruction, str(self._workspace.root), tuple(files))
+        entry = JournalEntry(f"{now:020d}", now / 1e9, instruction, str(self._workspace.root), tuple(files))
         mark = self._mark(entry.id)
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -110,7 +110,7 @@ class Journal:
         self.forget(entry.id)
         return []
 
-    def _record(self, entry: Entry) -> None:
+    def _record(self, entry: JournalEntry) -> None:
         """Write an entry, whole and durable before it returns."""
         path, part = self._path(entry.id), self._path(entry.id).with_suffix(".part")
         try:
@@ -131,17 +131,17 @@ class Journal:
         with contextlib.suppress(OSError):
             self._path(entry_id).unlink()
 
-    def settle(self, entry: Entry) -> None:
+    def settle(self, entry: JournalEntry) -> None:
         """Forget an entry whose edit failed, unless a file could not be restored: then undo still can."""
         with contextlib.suppress(KeystrokeError):
             if not any(self._digest(inverse.path) == inverse.after for inverse in entry.files):
                 self.forget(entry.id)
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[JournalEntry]:
         """Newest first."""
         return (self._load(entry_id) for entry_id in self._ids())
 
-    def undo(self) -> Entry:
+    def undo(self) -> JournalEntry:
         """Take the newest edit back and forget it. NotFound if there is none; InputError if a file changed
         since: then nothing is touched."""
         for entry in self.entries():
@@ -150,7 +150,7 @@ class Journal:
             # All files are as before: the edit never got past its entry. Go on to the one before.
         raise NotFound("there is nothing to undo in this workspace")
 
-    def take_back(self, entry: Entry) -> bool:
+    def take_back(self, entry: JournalEntry) -> bool:
         """Take one edit back, whole or not at all, and forget it. Whether there was anything to take back."""
         writes = [write for inverse in entry.files if (write := self._taken_back(inverse)) is not None]
         if writes:
@@ -192,10 +192,10 @@ class Journal:
     def _ids(self) -> list[str]:
         return sorted((path.stem for path in self._folder.glob("*.json")), reverse=True)
 
-    def _load(self, entry_id: str) -> Entry:
+    def _load(self, entry_id: str) -> JournalEntry:
         path = self._path(entry_id)
         try:
-            return msgspec.json.decode(path.read_bytes(), type=Entry)
+            return msgspec.json.decode(path.read_bytes(), type=JournalEntry)
         except (OSError, msgspec.MsgspecError) as error:
             raise InputError(f"the undo entry {path} cannot be read ({error}); delete it to go on") from None
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from keystroke.assist.edit.journal import Entry, Inverse, Journal
+from keystroke.assist.edit.journal import Inverse, Journal, JournalEntry
 from keystroke.assist.edit.operations import Failure
 from keystroke.assist.edit.resolve import Resolution, parse_answer, resolve
 from keystroke.assist.edit.rewrite import Region
@@ -92,7 +92,7 @@ class EditPlan:
         """The failures, one line each; empty if there are none."""
         return "\n".join(f"{f.path or 'answer'}: {f.message} ({f.reason})" for f in self.failures)
 
-    def apply(self, journal: Journal | None = None) -> Entry | None:
+    def apply(self, journal: Journal | None = None) -> JournalEntry | None:
         """Write all files or none, and note in the journal how to undo it. InputError or Forbidden if a file
         changed since it was read, is read-only or cannot be written: then nothing was changed."""
         if self.failures:

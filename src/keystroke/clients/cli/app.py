@@ -21,7 +21,7 @@ from keystroke.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class Command:
     """`target` is "module:attribute", a Typer app or a plain function."""
 
     target: str
@@ -30,31 +30,31 @@ class Entry:
 
 
 _HERE = "keystroke.clients.cli"
-COMMANDS: dict[str, Entry] = {
-    "complete": Entry(
+COMMANDS: dict[str, Command] = {
+    "complete": Command(
         f"{_HERE}.complete:complete", "Complete code at a position in a file, or after standard input."
     ),
-    "generate": Entry(f"{_HERE}.generate:generate", "Continue a prompt, streaming the text."),
-    "chat": Entry(f"{_HERE}.chat:chat", "Talk with a model; interrupt or redirect it while it answers."),
-    "edit": Entry(f"{_HERE}.edit:edit", "Change files as told, by the smallest edits."),
-    "undo": Entry(f"{_HERE}.edit:undo", "Take the last edit back."),
-    "run": Entry(f"{_HERE}.run:run", "Run a command; a traceback becomes a diagnosis and a fix."),
-    "refactor": Entry(f"{_HERE}.refactor:app", "Rename, extract, inline, move: Python by its meaning."),
-    "review": Entry(f"{_HERE}.review:review", "Review the working diff, each finding with its fix."),
-    "models": Entry(f"{_HERE}.models:app", "List, add, check and remove models on this machine."),
-    "config": Entry(f"{_HERE}.settings:app", "Show where settings come from, and edit them."),
-    "doctor": Entry(f"{_HERE}.doctor:doctor", "Look at this machine, its model and its speed."),
-    "serve": Entry(f"{_HERE}.serve:serve", "Serve models to editors, the OpenAI SDK and Codex."),
-    "keys": Entry(f"{_HERE}.keys:app", "Create, list and revoke the keys of a server."),
-    "usage": Entry(f"{_HERE}.usage:usage", "Show tokens, time and cost by key and model."),
-    "audit": Entry(f"{_HERE}.audit:audit", "Find security weaknesses in files, with fixes."),
-    "lsp": Entry(f"{_HERE}.lsp:lsp", "Serve an editor over the Language Server Protocol."),
-    "demo": Entry(f"{_HERE}.demo:demo", "Watch the embedded model complete a few lines of code."),
-    "bench": Entry(f"{_HERE}.bench:bench", "Run a benchmark."),
-    "train": Entry(
+    "generate": Command(f"{_HERE}.generate:generate", "Continue a prompt, streaming the text."),
+    "chat": Command(f"{_HERE}.chat:chat", "Talk with a model; interrupt or redirect it while it answers."),
+    "edit": Command(f"{_HERE}.edit:edit", "Change files as told, by the smallest edits."),
+    "undo": Command(f"{_HERE}.edit:undo", "Take the last edit back."),
+    "run": Command(f"{_HERE}.run:run", "Run a command; a traceback becomes a diagnosis and a fix."),
+    "refactor": Command(f"{_HERE}.refactor:app", "Rename, extract, inline, move: Python by its meaning."),
+    "review": Command(f"{_HERE}.review:review", "Review the working diff, each finding with its fix."),
+    "models": Command(f"{_HERE}.models:app", "List, add, check and remove models on this machine."),
+    "config": Command(f"{_HERE}.settings:app", "Show where settings come from, and edit them."),
+    "doctor": Command(f"{_HERE}.doctor:doctor", "Look at this machine, its model and its speed."),
+    "serve": Command(f"{_HERE}.serve:serve", "Serve models to editors, the OpenAI SDK and Codex."),
+    "keys": Command(f"{_HERE}.keys:app", "Create, list and revoke the keys of a server."),
+    "usage": Command(f"{_HERE}.usage:usage", "Show tokens, time and cost by key and model."),
+    "audit": Command(f"{_HERE}.audit:audit", "Find security weaknesses in files, with fixes."),
+    "lsp": Command(f"{_HERE}.lsp:lsp", "Serve an editor over the Language Server Protocol."),
+    "demo": Command(f"{_HERE}.demo:demo", "Watch the embedded model complete a few lines of code."),
+    "bench": Command(f"{_HERE}.bench:bench", "Run a benchmark."),
+    "train": Command(
         f"{_HERE}.train:app", "Make a model: corpus, tokenizer, training, evaluation.", extra="train"
     ),
-    "version": Entry(f"{_HERE}.version:version", "Print the version."),
+    "version": Command(f"{_HERE}.version:version", "Print the version."),
 }
 
 

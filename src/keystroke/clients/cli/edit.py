@@ -18,7 +18,7 @@ from keystroke.clients.cli.invocation import Invocation, of
 from keystroke.errors import InputError, KeystrokeError, NotFound, UsageError
 
 if TYPE_CHECKING:
-    from keystroke.assist.edit import EditPlan, Entry, Journal, Region, Workspace
+    from keystroke.assist.edit import EditPlan, Journal, JournalEntry, Region, Workspace
 
 
 def edit(
@@ -154,7 +154,7 @@ def _patched(workspace: Workspace, patch: str, files: list[str]) -> EditPlan:
 
 
 def _verdict(
-    run: Invocation, journal: Journal, entry: Entry, command: str, seconds: float, root: Path
+    run: Invocation, journal: Journal, entry: JournalEntry, command: str, seconds: float, root: Path
 ) -> str | None:
     """Run the user's check. None if it passed; else the edit is taken back, and the sentence says so."""
     from keystroke.clients.cli.command_runner import run_quietly
@@ -207,7 +207,7 @@ def undo(
         _tell(run, entry, as_json=as_json, undone=True)
 
 
-def _tell(run: Invocation, entry: Entry, *, as_json: bool, undone: bool = False) -> None:
+def _tell(run: Invocation, entry: JournalEntry, *, as_json: bool, undone: bool = False) -> None:
     files = [item.path for item in entry.files]
     if as_json:
         run.console.json({"undone" if undone else "edit": entry.instruction, "files": files})

@@ -189,11 +189,11 @@ def verify(ctx: typer.Context, name: Name, json: options.Json = False) -> None:
 
 
 def _verify_shipped(own: Path, run: Invocation, json: bool) -> None:
-    from keystroke.engine.checksums import verify_sums
+    from keystroke.engine.checksums import verify_checksums
 
     folder = own if own.is_dir() else own.parent
     with run.console.progress() as progress:
-        files = verify_sums(folder, progress)
+        files = verify_checksums(folder, progress)
     if json:
         run.console.json({"name": folder.name, "ok": True, "files": len(files)})
     else:

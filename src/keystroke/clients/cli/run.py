@@ -23,7 +23,7 @@ from keystroke.errors import KeystrokeError, UsageError
 if TYPE_CHECKING:
     from keystroke.analysis.failures.diagnose import Diagnosis, Repair
     from keystroke.analysis.failures.failure import Failure
-    from keystroke.assist.edit import Entry, Journal, Workspace
+    from keystroke.assist.edit import Journal, JournalEntry, Workspace
 
 _OFFERED = 3  # failures of one run that fixes are offered for; the last ones are the ones that count
 
@@ -230,7 +230,7 @@ class Bench:
         return False
 
     def _verified(
-        self, found: Diagnosis, repair: Repair, entry: Entry, command: list[str], seconds: float
+        self, found: Diagnosis, repair: Repair, entry: JournalEntry, command: list[str], seconds: float
     ) -> bool:
         from keystroke.analysis.failures.report import failures
         from keystroke.clients.cli.command_runner import run_quietly

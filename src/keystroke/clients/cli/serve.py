@@ -71,7 +71,7 @@ def serve(
     from keystroke.gateway.access.security import given_keys
     from keystroke.gateway.app import Gateway, check_exposure, run_server
     from keystroke.gateway.record.store import open_store
-    from keystroke.gateway.sharing import Attendance, announce, withdraw
+    from keystroke.gateway.sharing import IdleShutdown, announce, withdraw
 
     run = of(ctx)
     own = {"engine.kind": engine, "speculation.draft_model": draft_model}
@@ -96,7 +96,7 @@ def serve(
     scheme = "https" if server.tls_certificate else "http"
     editors = None
     if idle_exit is not None:
-        editors = Attendance(gateway, idle_exit, lambda: signal.raise_signal(signal.SIGINT))
+        editors = IdleShutdown(gateway, idle_exit, lambda: signal.raise_signal(signal.SIGINT))
 
     def ready(listening: int) -> None:
         address = f"{scheme}://{server.host}:{listening}"
@@ -146,9 +146,9 @@ def _registry(run: Invocation, settings: Settings, models: list[str] | None, fak
     from keystroke.gateway.work.registry import Registry, from_settings, local_entry
 
     if fake:
-        from keystroke.engine.echo_model import rehearsal_model
+        from keystroke.engine.echo_model import echo_model
 
-        return Registry([local_entry("fake", rehearsal_model(), named=NamedModel(concurrent=8))])
+        return Registry([local_entry("fake", echo_model(), named=NamedModel(concurrent=8))])
     if models:
         tables = {name: settings.models.get(name, NamedModel()) for name in models}
         first = dataclasses.replace(settings.model, default=models[0])

@@ -26,7 +26,7 @@ _TYPES: dict[str, np.dtype[np.generic]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorPlace:
     type: str
     shape: tuple[int, ...]
     start: int
@@ -70,7 +70,7 @@ def widened(values: npt.NDArray[np.generic], type_name: str) -> npt.NDArray[np.f
     return values.astype(np.float32, copy=False)
 
 
-def _header(path: Path, data: npt.NDArray[np.uint8], size: int) -> dict[str, Entry]:
+def _header(path: Path, data: npt.NDArray[np.uint8], size: int) -> dict[str, TensorPlace]:
     length = int.from_bytes(data[:8].tobytes(), "little")
     if length > min(_HEADER_LIMIT, size - 8):
         raise _damaged(path, f"has a header of {length} bytes that does not fit its {size} bytes")
@@ -84,7 +84,7 @@ def _header(path: Path, data: npt.NDArray[np.uint8], size: int) -> dict[str, Ent
     return {name: _entry(path, name, value, 8 + length, size) for name, value in header.items()}
 
 
-def _entry(path: Path, name: str, value: object, base: int, size: int) -> Entry:
+def _entry(path: Path, name: str, value: object, base: int, size: int) -> TensorPlace:
     if not isinstance(value, dict):
         raise _damaged(path, f"does not describe tensor {name!r}")
     type_name, shape, offsets = value.get("dtype"), value.get("shape"), value.get("data_offsets")
@@ -96,7 +96,7 @@ def _entry(path: Path, name: str, value: object, base: int, size: int) -> Entry:
     dtype = _TYPES.get(type_name)
     if dtype is not None and math.prod(shape) * dtype.itemsize != end - start:
         raise _damaged(path, f"gives tensor {name!r} {end - start} bytes, which its shape does not need")
-    return Entry(type_name, tuple(shape), start, end)
+    return TensorPlace(type_name, tuple(shape), start, end)
 
 
 def _naturals(value: object) -> TypeGuard[list[int]]:

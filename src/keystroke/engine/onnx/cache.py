@@ -27,7 +27,7 @@ _LOCK = ".lock"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CachedConversion:
     path: Path
     bytes: int
     last_used: float  # seconds since the epoch
@@ -75,7 +75,7 @@ class Cache:
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[CachedConversion]:
         """Whole entries, the most recently used first."""
         found = []
         for manifest in self.folder.glob(f"*/{_MANIFEST}"):
@@ -83,7 +83,7 @@ class Cache:
                 continue
             with contextlib.suppress(OSError):  # removed by another process meanwhile
                 size = sum(file.stat().st_size for file in manifest.parent.iterdir())
-                found.append(Entry(manifest.parent, size, manifest.stat().st_mtime))
+                found.append(CachedConversion(manifest.parent, size, manifest.stat().st_mtime))
         return sorted(found, key=lambda entry: -entry.last_used)
 
     def prune(self, limit: int = 0) -> int:

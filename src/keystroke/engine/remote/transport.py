@@ -118,7 +118,7 @@ class Watch:
 
 
 class Transport:
-    """Lanes to one server. A lane is one connection used by one request at a time: ending an answer early
+    """Connections to one server. A client here is one connection used by one request at a time: ending an answer early
     closes its connection, which is the one thing every server notices, over HTTP/1.1 and HTTP/2 alike
     (abandoning an HTTP/2 stream on a shared connection would leave the server generating)."""
 
@@ -137,13 +137,13 @@ class Transport:
         self, method: str, path: str, body: Mapping[str, Any] | None, watch: Watch
     ) -> AsyncIterator[httpx.Response]:
         """A response with a good status, its body still to be read. Leaving before its end cuts it."""
-        lane, response = await self._answered(method, path, body, watch)
+        client, response = await self._answered(method, path, body, watch)
         finished = False
         try:
             yield response
             finished = response.is_stream_consumed
         finally:
-            await self._give_back(lane, response, finished)
+            await self._give_back(client, response, finished)
 
     async def fetch(self, path: str, watch: Watch, seconds: float) -> dict[str, Any]:
         """The JSON object that a GET answers with."""
@@ -181,21 +181,21 @@ class Transport:
     ) -> tuple[httpx.AsyncClient, httpx.Response]:
         content = msgspec.json.encode(body) if body is not None else None
         for attempt in range(self.endpoint.retries + 1):
-            lane = self._lane()
+            client = self._client()
             response: httpx.Response | None = None
             good = False
             try:
-                request = lane.build_request(
+                request = client.build_request(
                     method, f"{self.url}{path}", content=content, headers=self._headers()
                 )
                 response = await watch.wait(
-                    lane.send(request, stream=True),
+                    client.send(request, stream=True),
                     self.endpoint.first_token_timeout + self.endpoint.connect_timeout,
                     f"{self.name} did not begin to answer within {self.endpoint.first_token_timeout:g} s",
                 )
                 good = response.is_success
                 if good:
-                    return lane, response
+                    return client, response
                 problem = await self._refusal(response, watch)
                 retried = response.status_code in RETRIED
                 asked = _retry_after(response.headers.get("retry-after"))
@@ -209,14 +209,14 @@ class Transport:
                 )
             finally:
                 if not good:
-                    await self._give_back(lane, response, finished=False)
+                    await self._give_back(client, response, finished=False)
             pause = asked if asked is not None else _backoff(attempt)
             if not retried or attempt == self.endpoint.retries or pause > self.endpoint.max_retry_wait:
                 raise problem
             await watch.wait(asyncio.sleep(pause), pause + 1, "")
         raise AssertionError("the last attempt returns or raises")
 
-    def _lane(self) -> httpx.AsyncClient:
+    def _client(self) -> httpx.AsyncClient:
         if self._closed:
             raise Unavailable(f"the connection to {self.name} was closed")
         if self._idle:
@@ -231,14 +231,14 @@ class Transport:
         )
 
     async def _give_back(
-        self, lane: httpx.AsyncClient, response: httpx.Response | None, finished: bool
+        self, client: httpx.AsyncClient, response: httpx.Response | None, finished: bool
     ) -> None:
         """Keep the connection where its answer was read to the end; otherwise close it, also when the
         caller is being cancelled."""
         if finished and not self._closed and len(self._idle) < MAX_IDLE:
-            self._idle.append(lane)
+            self._idle.append(client)
             return
-        closing = asyncio.ensure_future(_close(lane, response))
+        closing = asyncio.ensure_future(_close(client, response))
         try:
             await asyncio.shield(closing)
         except asyncio.CancelledError:
@@ -308,13 +308,13 @@ class Transport:
         return (message.replace(key, "***") if key else message), code
 
 
-async def _close(lane: httpx.AsyncClient, response: httpx.Response | None) -> None:
-    # A connection that is already broken may fail to close; the lane is thrown away either way.
+async def _close(client: httpx.AsyncClient, response: httpx.Response | None) -> None:
+    # A connection that is already broken may fail to close; the client is thrown away either way.
     if response is not None:
         with suppress(httpx.HTTPError, OSError):
             await response.aclose()
     with suppress(httpx.HTTPError, OSError):
-        await lane.aclose()
+        await client.aclose()
 
 
 def _problem(raw: bytes, status: int) -> tuple[str, object]:

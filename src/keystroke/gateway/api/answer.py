@@ -1,7 +1,7 @@
-"""One answer under way: ticket items in, the voice's messages out, one settlement at the end.
+"""One answer under way: ticket items in, the serializer's messages out, one settlement at the end.
 
 Law: runs in callbacks on the event loop, with no task of its own. It interprets text (calls, thoughts),
-feeds the voice, and when the ticket ends settles once: receipt, permit, store, memory. It never touches a
+feeds the serializer, and when the ticket ends settles once: receipt, permit, store, memory. It never touches a
 socket: whoever made it gave a sink.
 """
 
@@ -22,7 +22,7 @@ from keystroke.engine.remote.wire import Reasoning, ToolCallDelta
 from keystroke.engine.tokenizer import Tokenizer
 from keystroke.errors import EngineError, Interrupted, KeystrokeError
 from keystroke.gateway.access.limits import Permit
-from keystroke.gateway.api.serializers import Outcome, Voice
+from keystroke.gateway.api.serializers import Outcome, Serializer
 from keystroke.gateway.api.tool_calls import AnswerParser, Call, Offered, Segment, Text, Thought
 from keystroke.gateway.work.receipts import Price, receipt
 from keystroke.gateway.work.ticket import Ended, Item, Moved, Reading, Redirected, Started, Steered, Ticket
@@ -48,7 +48,7 @@ class Answer:
     def __init__(
         self,
         ticket: Ticket,
-        voice: Voice,
+        serializer: Serializer,
         sink: Sink,
         *,
         model: str,
@@ -60,10 +60,10 @@ class Answer:
         forced: str = "",
         plain: bool = False,
         on_end: Callable[[Answer, Outcome, Ended | Steered], None],
-        on_steered: Callable[[Answer, Steered], Voice] | None = None,
+        on_steered: Callable[[Answer, Steered], Serializer] | None = None,
     ) -> None:
         self.ticket = ticket
-        self.voice = voice
+        self.serializer = serializer
         self.sink = sink
         self.model = model
         self.network_seconds = 0.0  # added to by whoever writes to the socket
@@ -71,7 +71,7 @@ class Answer:
         self.timed_out = False
         self.after: Callable[[], None] | None = None  # called when the last message has gone to the sink
         # The first words wait for the engine's first sign, which comes within a step: one write, not two.
-        self._prelude = voice.began()
+        self._prelude = serializer.began()
         self._price = price
         self._permit = permit
         self._span = Span(input_tokens)
@@ -124,7 +124,7 @@ class Answer:
         logprobs = self._logprobs(chunk.logprobs) if chunk.logprobs else ()
         if self._parser is None:
             if chunk.text or logprobs:
-                out += self.voice.text(chunk.text, logprobs)
+                out += self.serializer.text(chunk.text, logprobs)
             return
         segments = self._parser.feed(chunk.text) if chunk.text else []
         if logprobs and not (segments and isinstance(segments[0], Text)):
@@ -135,21 +135,21 @@ class Answer:
 
     def _say(self, segment: Segment, logprobs: Sequence[ChosenToken], out: list[Any]) -> None:
         if isinstance(segment, Text):
-            out += self.voice.text(segment.text, logprobs)
+            out += self.serializer.text(segment.text, logprobs)
         elif isinstance(segment, Thought):
-            out += self.voice.thought(segment.text)
+            out += self.serializer.thought(segment.text)
         else:
-            out += self.voice.call(segment)
+            out += self.serializer.call(segment)
 
     def _other(self, item: Item, out: list[Any]) -> None:
         if isinstance(item, Moved):
-            out += self.voice.queued(item.position)
+            out += self.serializer.queued(item.position)
         elif isinstance(item, Started):
-            out += self.voice.started()
+            out += self.serializer.started()
         elif isinstance(item, Steered):
             self._steer(item, out)
         elif isinstance(item, Reasoning):
-            out += self.voice.thought(item.text)
+            out += self.serializer.thought(item.text)
         elif isinstance(item, ToolCallDelta):
             name, pieces = self._calls.setdefault(item.index, (item.name or "", []))
             if item.name and not name:
@@ -161,15 +161,15 @@ class Answer:
         assert self._on_steered is not None
         self._flush(out)
         outcome = self._settle("incomplete", None, "steered", item.reading)
-        out += self.voice.ended(outcome)
+        out += self.serializer.ended(outcome)
         self._on_end(self, outcome, item)
         self._span = Span(item.length, item.reading, item.kept)
         self._parser = None if self._parser is None else AnswerParser(self._offered)
         self.network_seconds = 0.0
         self.outcome = None
-        self.voice = self._on_steered(self, item)
-        out += self.voice.began()
-        out += self.voice.started()
+        self.serializer = self._on_steered(self, item)
+        out += self.serializer.began()
+        out += self.serializer.started()
 
     def _end(self, item: Ended, out: list[Any]) -> None:
         error = item.error
@@ -184,7 +184,7 @@ class Answer:
         elif self._finish is Finish.LENGTH:
             status, finish = "incomplete", "length"
         outcome = self._settle(status, error, finish)
-        out += self.voice.ended(outcome)
+        out += self.serializer.ended(outcome)
         # The books can wait until the client has its answer.
         asyncio.get_running_loop().call_soon(self._on_end, self, outcome, item)
 
@@ -193,7 +193,7 @@ class Answer:
             self._say(segment, (), out)
         for name, pieces in self._calls.values():
             tool = self._offered.get(name, Offered(name))
-            out += self.voice.call(Call(tool, _payload(tool, "".join(pieces))))
+            out += self.serializer.call(Call(tool, _payload(tool, "".join(pieces))))
         self._calls = {}
 
     def _settle(
@@ -228,7 +228,7 @@ class Answer:
             self._permit.settle(0)
         if self.outcome is None:
             outcome = self._settle("failed", failure, "stop")
-            out += self.voice.ended(outcome)
+            out += self.serializer.ended(outcome)
             self._on_end(self, outcome, Ended(failure))
 
     def _drain(self, items: list[Item]) -> None:

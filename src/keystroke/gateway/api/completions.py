@@ -1,6 +1,6 @@
 """Chat completions, completions (with a suffix) and infill: one question, one answer, nothing remembered.
 
-Law: transport-free, like the Responses API beside it. Each function turns its request into a job and a voice;
+Law: transport-free, like the Responses API beside it. Each function turns its request into a job and a serializer;
 all three share one way of running.
 """
 
@@ -15,10 +15,10 @@ from keystroke.errors import KeystrokeError, UnsupportedModel
 from keystroke.gateway.access.keys import Caller
 from keystroke.gateway.api import prompts
 from keystroke.gateway.api.answer import Answer, Sink
-from keystroke.gateway.api.serializers import ChatVoice, CompletionVoice, Outcome, Voice
+from keystroke.gateway.api.serializers import ChatSerializer, CompletionSerializer, Outcome, Serializer
 from keystroke.gateway.api.tool_calls import Offered
-from keystroke.gateway.work.priority import Lane, Tier, lane_named, tier_named
-from keystroke.gateway.work.registry import Entry
+from keystroke.gateway.work.priority import Priority, Tier, priority_named, tier_named
+from keystroke.gateway.work.registry import ServedModel
 from keystroke.gateway.work.remote import RemoteJob
 from keystroke.gateway.work.routing import Task
 from keystroke.gateway.work.scheduler import Job
@@ -34,7 +34,7 @@ class TextRun:
     """One such answer under way. `over` is set at its end; `error` then says why it did not succeed."""
 
     answer: Answer
-    voice: Any
+    serializer: Any
     over: asyncio.Event
     routing: Routing
     context_length: int = 0
@@ -52,11 +52,11 @@ class TextRun:
 class Plan:
     """A request made ready: what to run, for whom it speaks, and where it stands in the queue."""
 
-    entry: Entry
+    entry: ServedModel
     job: Job | RemoteJob
-    voice: Voice
+    serializer: Serializer
     routing: Routing
-    lane: Lane
+    priority: Priority
     tier: Tier
     buffer: str | None
     size: int  # characters of the prompt; stands for tokens where a remote server counts them
@@ -73,10 +73,10 @@ class Texts:
         refuse_format(request.response_format, "response_format")
         service = self.service
         items, tools = chat_items(request.messages), chat_tools(request)
-        lane = lane_named(request.lane, Lane.CHAT)
+        priority = priority_named(request.priority or request.lane, Priority.CHAT)
         size = sum(len(text_of(i.content)) for i in items)
         words = next((text_of(i.content) for i in reversed(items) if i.role == "user"), "")
-        entry, routing = service.route(request.model, lambda: Task(lane, words, size))
+        entry, routing = service.route(request.model, lambda: Task(priority, words, size))
         offered = prompts.offered_tools(tools, request.tool_choice)
         messages = prompts.messages_of(None, prompts.items_of(items))
         specs = prompts.tool_specs(tools, offered)
@@ -100,11 +100,11 @@ class Texts:
             job = Job(prompt.tokens, params, service.draft(model, request.prediction, len(prompt.tokens)))
         else:
             job = RemoteJob(params, messages, specs or None)
-        voice = ChatVoice(
+        serializer = ChatSerializer(
             new_id("chatcmpl"), entry.name, routing, include_usage=_wants_usage(request.stream_options)
         )
         tier = tier_named(request.service_tier)
-        plan = Plan(entry, job, voice, routing, lane, tier, request.buffer, size, offered, forced)
+        plan = Plan(entry, job, serializer, routing, priority, tier, request.buffer, size, offered, forced)
         return self._run(plan, caller, sink)
 
     async def complete(
@@ -113,16 +113,16 @@ class Texts:
         caller: Caller,
         sink: Sink,
         *,
-        lane: Lane = Lane.GHOST,
+        priority: Priority = Priority.GHOST,
         extra: str = "",
     ) -> TextRun:
         """`extra` goes before the prompt: other files, for models that know a separator."""
         service = self.service
         prefix = request.prompt if isinstance(request.prompt, str) else "".join(request.prompt)
         suffix = request.suffix
-        lane = lane_named(request.lane, lane)
+        priority = priority_named(request.priority or request.lane, priority)
         size = len(prefix) + len(suffix or "") + len(extra)
-        entry, routing = service.route(request.model, lambda: Task(lane, "", size))
+        entry, routing = service.route(request.model, lambda: Task(priority, "", size))
         params = service.params(
             Wish(
                 request.max_tokens,
@@ -143,7 +143,7 @@ class Texts:
             job = Job(tokens, params, service.draft(model, request.prediction, len(tokens)))
         else:
             job = RemoteJob(params, prompt=extra + prefix, suffix=suffix)
-        voice = CompletionVoice(
+        serializer = CompletionSerializer(
             new_id("cmpl"),
             entry.name,
             routing,
@@ -151,30 +151,30 @@ class Texts:
             echo=prefix if request.echo else "",
         )
         tier = tier_named(request.service_tier)
-        plan = Plan(entry, job, voice, routing, lane, tier, request.buffer, size, plain=True)
+        plan = Plan(entry, job, serializer, routing, priority, tier, request.buffer, size, plain=True)
         return self._run(plan, caller, sink)
 
     def _run(self, plan: Plan, caller: Caller, sink: Sink) -> TextRun:
-        service, entry, job, voice = self.service, plan.entry, plan.job, plan.voice
+        service, entry, job, serializer = self.service, plan.entry, plan.job, plan.serializer
         tokens = plan.size // 4
         if isinstance(job, Job):
             service.check_room(entry, job.prompt)
             tokens = len(job.prompt)
         ticket, permit = service.submit(
-            entry, job, caller, lane=plan.lane, tier=plan.tier, tokens=tokens, buffer=plan.buffer
+            entry, job, caller, priority=plan.priority, tier=plan.tier, tokens=tokens, buffer=plan.buffer
         )
         over = asyncio.Event()
 
         def ended(_answer: Answer, outcome: Outcome, _item: Ended | Steered) -> None:
             run.outcome = outcome
-            service.closed(voice.id, caller, outcome)
+            service.closed(serializer.id, caller, outcome)
             over.set()
 
         answer = service.answer(
             entry,
             ticket,
             permit,
-            voice,
+            serializer,
             sink,
             input_tokens=tokens if isinstance(job, Job) else 0,
             offered=plan.offered,
@@ -182,8 +182,8 @@ class Texts:
             plain=plan.plain,
             on_end=ended,
         )
-        run = TextRun(answer, voice, over, plan.routing, entry.context_length or 0)
-        service.live[voice.id] = answer
+        run = TextRun(answer, serializer, over, plan.routing, entry.context_length or 0)
+        service.live[serializer.id] = answer
         return run
 
 

@@ -124,7 +124,7 @@ class Endpoints:
         await Answering(request).until(run.over, run.cancel)
         if run.error is not None:
             raise run.error
-        return json_response(run.voice.body, headers=self._limit_headers(caller, run.answer.model))
+        return json_response(run.serializer.body, headers=self._limit_headers(caller, run.answer.model))
 
     # About the server
 

@@ -27,7 +27,7 @@ def infill_request(request: InfillRequest) -> tuple[CompletionRequest, str]:
         seed=request.seed,
         stop=stop or None,
         max_tokens=wanted,
-        lane="ghost",
+        priority="ghost",
         buffer=request.buffer,
     )
     extra = "".join(
@@ -42,8 +42,8 @@ def infill_body(run: TextRun) -> Infill:
     paid = outcome.receipt
     stopped = {"stop": "eos", "length": "limit"}.get(outcome.finish, "none")
     return Infill(
-        content=run.voice.whole,
-        model=run.voice.model,
+        content=run.serializer.whole,
+        model=run.serializer.model,
         stop=True,
         tokens_predicted=paid.output_tokens,
         tokens_evaluated=paid.computed_tokens,

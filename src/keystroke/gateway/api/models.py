@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from keystroke.gateway.work.registry import AUTO, ROLES, Entry, Registry
+from keystroke.gateway.work.registry import AUTO, ROLES, Registry, ServedModel
 
 _INSTRUCTIONS = (
     "You are a coding agent working in the user's workspace. Make small, precise edits with apply_patch, "
@@ -22,7 +22,7 @@ _DESCRIPTIONS = {
 
 
 def catalog(registry: Registry) -> dict[str, Any]:
-    names: dict[str, Entry] = {AUTO: next(iter(registry.entries.values()))}
+    names: dict[str, ServedModel] = {AUTO: next(iter(registry.entries.values()))}
     for role in ROLES:
         first = next((e for e in registry.entries.values() if e.role == role), None)
         if first is not None:
@@ -35,7 +35,7 @@ def catalog(registry: Registry) -> dict[str, Any]:
     }
 
 
-def _listed(name: str, entry: Entry) -> dict[str, Any]:
+def _listed(name: str, entry: ServedModel) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",
@@ -46,7 +46,7 @@ def _listed(name: str, entry: Entry) -> dict[str, Any]:
     }
 
 
-def _codex(name: str, entry: Entry, place: int) -> dict[str, Any]:
+def _codex(name: str, entry: ServedModel, place: int) -> dict[str, Any]:
     window = entry.context_length or 128_000
     return {
         "slug": name,

@@ -1,6 +1,6 @@
 """One request under way, from its first response to its last.
 
-Law: a Run is one place in a conversation that may become several responses: a steered one is followed by its
+Law: a ResponseRun is one place in a conversation that may become several responses: a steered one is followed by its
 successor. Each of them ends exactly once and leaves a Turn from which the next can go on. It starts nothing
 by itself: successors are made by its owner.
 """
@@ -19,8 +19,8 @@ from keystroke.gateway.access.keys import Caller
 from keystroke.gateway.api import prompts
 from keystroke.gateway.api.answer import Answer, Sink
 from keystroke.gateway.api.prompts import Turn
-from keystroke.gateway.api.serializers import Outcome, ResponseVoice
-from keystroke.gateway.work.registry import Entry
+from keystroke.gateway.api.serializers import Outcome, ResponseSerializer
+from keystroke.gateway.work.registry import ServedModel
 from keystroke.gateway.work.service import new_id
 from keystroke.gateway.work.ticket import Ended, Redirected, Steered
 from keystroke.protocol import events
@@ -40,7 +40,7 @@ class PendingSteer:
     items: list[Item]
 
 
-class Run:
+class ResponseRun:
     """One request under way. `on_turn` is told of every response that ended: its id, and its turn or None
     where nothing can be continued. `on_done` is told once, when no successor follows."""
 
@@ -50,8 +50,8 @@ class Run:
         self.caller = caller
         self.sink = sink
         self.answer: Answer | None = None
-        self.voice: ResponseVoice
-        self.entry: Entry
+        self.serializer: ResponseSerializer
+        self.entry: ServedModel
         self.routing: Routing
         self.items: list[Item] = []  # the conversation up to the answer
         self.own_items: list[Item] = []  # what this turn added to it
@@ -63,11 +63,11 @@ class Run:
 
     @property
     def id(self) -> str:
-        return self.voice.id
+        return self.serializer.id
 
     @property
     def response(self) -> Response:
-        return self.voice.response
+        return self.serializer.response
 
     @property
     def stream_id(self) -> str | None:
@@ -88,7 +88,7 @@ class Run:
         steer = PendingSteer(new_id("steer"), items)
         self.pending.append(steer)
         said = events.SteerAccepted(
-            events.SteerRef(steer.id, self.id), self.voice.stream.number(), self._lane()
+            events.SteerRef(steer.id, self.id), self.serializer.stream.number(), self._stream()
         )
         assert self.answer is not None
         model = self.entry.model
@@ -99,21 +99,21 @@ class Run:
             self.answer.cancel(Redirected("steered"))  # a remote stream cannot be spliced: stop, then go on
         return [said]
 
-    def steered(self, _answer: Answer, item: Steered) -> ResponseVoice:
+    def steered(self, _answer: Answer, item: Steered) -> ResponseSerializer:
         """The engine spliced the input in: the successor begins."""
         steer = next(s for s in self.pending if s.id == item.steer_id)
         self.pending.remove(steer)
-        previous = self.voice.response
+        previous = self.serializer.response
         self.items = [*self.items, *map(as_input, previous.output), *steer.items]
         self.own_items = steer.items
-        self.voice = self.owner.successor_voice(self, previous)
+        self.serializer = self.owner.successor_serializer(self, previous)
         self.owner.service.live[self.id] = _answer
         self.owner.runs[self.id] = self
-        return self.voice
+        return self.serializer
 
     def ended(self, answer: Answer, outcome: Outcome, item: Ended | Steered) -> None:
         """One response is over: keep its books, tell who needs to know, go on where input is waiting."""
-        response = self.voice.response
+        response = self.serializer.response
         self.owner.service.closed(response.id, self.caller, outcome)
         self.owner.runs.pop(response.id, None)
         if isinstance(item, Steered):
@@ -161,8 +161,8 @@ class Run:
             for steer in waiting:
                 turn.steers += steer.items
                 ref = events.SteerRef(steer.id, response.id)
-                number = self.voice.stream.number()
-                said.append(events.SteerPending(ref, required, number, stream_id=self._lane()))
+                number = self.serializer.stream.number()
+                said.append(events.SteerPending(ref, required, number, stream_id=self._stream()))
             self.owner.later(lambda: self.sink(said))
             return
         items = [item for steer in waiting for item in steer.items]
@@ -178,7 +178,7 @@ class Run:
                 "response_not_active",
                 "The response ended before the input was used; send it with response.create.",
                 s.id,
-                self.voice.stream.number(),
+                self.serializer.stream.number(),
                 self.stream_id,
             )
             for s in waiting
@@ -191,7 +191,7 @@ class Run:
             self.over.set()
             self.owner.later(self.on_done)
 
-    def _lane(self) -> Any:
+    def _stream(self) -> Any:
         return UNSET if self.stream_id is None else self.stream_id
 
 

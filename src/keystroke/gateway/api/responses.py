@@ -1,7 +1,7 @@
 """The Responses API: create, continue, steer, cancel, fetch.
 
 Law: everything a response is, whichever transport asked: what may be asked, which model answers, what becomes
-its prompt, what the response object says. What happens while it runs is the Run's.
+its prompt, what the response object says. What happens while it runs is the ResponseRun's.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from keystroke.gateway.access.keys import Caller
 from keystroke.gateway.api import prompts
 from keystroke.gateway.api.answer import Sink
 from keystroke.gateway.api.prompts import Prompt, Turn
-from keystroke.gateway.api.response_run import OnTurn, Run, steer_failed
-from keystroke.gateway.api.serializers import ResponseVoice
+from keystroke.gateway.api.response_run import OnTurn, ResponseRun, steer_failed
+from keystroke.gateway.api.serializers import ResponseSerializer
 from keystroke.gateway.api.tool_calls import Offered
-from keystroke.gateway.work.priority import Lane, lane_named, tier_named
+from keystroke.gateway.work.priority import Priority, priority_named, tier_named
 from keystroke.gateway.work.remote import RemoteJob
 from keystroke.gateway.work.routing import Task
 from keystroke.gateway.work.scheduler import Job
@@ -34,7 +34,7 @@ Recall = Callable[[str], Turn | None]
 class Responses:
     def __init__(self, service: Service) -> None:
         self.service = service
-        self.runs: dict[str, Run] = {}
+        self.runs: dict[str, ResponseRun] = {}
 
     async def create(
         self,
@@ -45,11 +45,11 @@ class Responses:
         recall: Recall | None = None,
         on_turn: OnTurn | None = None,
         on_done: Callable[[], None] | None = None,
-    ) -> Run:
+    ) -> ResponseRun:
         """Begin a response. Everything that can be refused is raised from here, before any event."""
         _check(request)
         previous = await self._previous(request, caller, recall)
-        run = Run(self, request, caller, sink)
+        run = ResponseRun(self, request, caller, sink)
         run.on_turn, run.on_done = on_turn or run.on_turn, on_done or run.on_done
         steers = previous.steers if previous is not None else []
         run.own_items = [*steers, *prompts.items_of(request.input)]
@@ -105,11 +105,13 @@ class Responses:
             )
         return turn
 
-    async def _begin(self, run: Run, previous: Turn | None) -> None:
+    async def _begin(self, run: ResponseRun, previous: Turn | None) -> None:
         request, service = run.request, self.service
         background = bool(request.background)
-        lane = lane_named(request.lane, Lane.BACKGROUND if background else Lane.CHAT)
-        run.entry, run.routing = service.route(request.model, lambda: _task(run, lane))
+        priority = priority_named(
+            request.priority or request.lane, Priority.BACKGROUND if background else Priority.CHAT
+        )
+        run.entry, run.routing = service.route(request.model, lambda: _task(run, priority))
         entry = run.entry
         warm = isinstance(request, ResponseCreate) and request.generate is False
         offered = prompts.offered_tools(request.tools, request.tool_choice)
@@ -131,18 +133,18 @@ class Responses:
             size = _length(run.items) // 4  # the server counts for itself; this only guards the budget
         tier = tier_named(request.service_tier)
         response = _response(run, tier.label)
-        run.voice = ResponseVoice(response, run.stream_id)
+        run.serializer = ResponseSerializer(response, run.stream_id)
         if warm:
             self._warm(run, job, size)
             return
         ticket, permit = service.submit(
-            entry, job, run.caller, lane=lane, tier=tier, tokens=size, buffer=request.buffer
+            entry, job, run.caller, priority=priority, tier=tier, tokens=size, buffer=request.buffer
         )
         run.answer = service.answer(
             entry,
             ticket,
             permit,
-            run.voice,
+            run.serializer,
             run.sink,
             input_tokens=size if entry.model is not None else 0,
             offered=offered,
@@ -154,7 +156,7 @@ class Responses:
         service.live[run.id] = run.answer
 
     def _prompt(
-        self, run: Run, previous: Turn | None, offered: dict[str, Offered], *, generate: bool
+        self, run: ResponseRun, previous: Turn | None, offered: dict[str, Offered], *, generate: bool
     ) -> Prompt:
         request, model = run.request, run.entry.model
         assert model is not None
@@ -175,12 +177,12 @@ class Responses:
         specs = prompts.tool_specs(request.tools, offered)
         return prompts.whole(model, messages, specs, force=force, generate=generate)
 
-    def _warm(self, run: Run, job: Job | RemoteJob, size: int) -> None:
+    def _warm(self, run: ResponseRun, job: Job | RemoteJob, size: int) -> None:
         """`generate: false`: answer at once, so the client can go on; fill the cache behind its back."""
-        run.sink([*run.voice.began(), *run.voice.stream.completed(Usage(size, 0, size))])
+        run.sink([*run.serializer.began(), *run.serializer.stream.completed(Usage(size, 0, size))])
         if isinstance(job, Job):
             try:
-                ticket = run.entry.scheduler.submit(job, lane=Lane.BACKGROUND, key=run.caller.id)  # type: ignore[arg-type]
+                ticket = run.entry.scheduler.submit(job, priority=Priority.BACKGROUND, key=run.caller.id)  # type: ignore[arg-type]
                 ticket.on_items = lambda _items: None
             except KeystrokeError:
                 pass  # a full queue only costs the head start
@@ -190,10 +192,10 @@ class Responses:
         run.on_turn((run.id, turn))
         run.finish()
 
-    def succeed(self, run: Run, turn: Turn, items: list[Item]) -> None:
+    def succeed(self, run: ResponseRun, turn: Turn, items: list[Item]) -> None:
         """An automatic successor for input that came too late to be spliced in."""
         run.pending = []
-        previous = run.voice.response
+        previous = run.serializer.response
         run.own_items = items
         run.items = [*turn.items, *items]
 
@@ -210,10 +212,10 @@ class Responses:
 
         run.task = asyncio.create_task(begin())
 
-    def successor_voice(self, run: Run, previous: Response) -> ResponseVoice:
+    def successor_serializer(self, run: ResponseRun, previous: Response) -> ResponseSerializer:
         response = _response(run, previous.service_tier)
         response.previous_response_id = previous.id
-        return ResponseVoice(response, run.stream_id)
+        return ResponseSerializer(response, run.stream_id)
 
     @staticmethod
     def later(act: Callable[[], None]) -> None:
@@ -249,7 +251,7 @@ def _wish(request: CreateRequest) -> Wish:
     )
 
 
-def _response(run: Run, tier: str) -> Response:
+def _response(run: ResponseRun, tier: str) -> Response:
     request = run.request
     return Response(
         id=new_id("resp"),
@@ -277,10 +279,10 @@ def _response(run: Run, tier: str) -> Response:
     )
 
 
-def _task(run: Run, lane: Lane) -> Task:
+def _task(run: ResponseRun, priority: Priority) -> Task:
     words = next((text_of(i.content) for i in reversed(run.own_items) if i.role == "user"), "")
     effort = (run.request.reasoning or {}).get("effort")
-    return Task(lane, words, _length(run.items), bool(run.request.background), effort)
+    return Task(priority, words, _length(run.items), bool(run.request.background), effort)
 
 
 def _length(items: list[Item]) -> int:

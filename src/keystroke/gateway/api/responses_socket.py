@@ -18,7 +18,7 @@ from keystroke.errors import Interrupted, KeystrokeError, ProtocolError, RateLim
 from keystroke.gateway.access.keys import Caller
 from keystroke.gateway.api.answer import Answer
 from keystroke.gateway.api.prompts import Turn
-from keystroke.gateway.api.response_run import Run, steer_failed
+from keystroke.gateway.api.response_run import ResponseRun, steer_failed
 from keystroke.gateway.api.responses import Responses
 from keystroke.gateway.transport.outbox import Outbox
 from keystroke.protocol.codec import encode
@@ -58,7 +58,7 @@ class Connection:
         self._write_now = write_now
         self._limits = limits or SocketLimits()
         self._session = ConnectionSession()
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[str, ResponseRun] = {}
         self._outbox = Outbox(self._pause, self._resume)
         self._tasks: set[asyncio.Task[None]] = set()
         self._writing_since = 0.0
@@ -113,16 +113,16 @@ class Connection:
                 self._cancel(action)
 
     async def _start(self, action: Start) -> None:
-        request, lane = action.request, action.lane
+        request, stream = action.request, action.stream
         turns: list[tuple[str, Turn | None]] = []
 
         def done() -> None:
             response_id, turn = turns[-1] if turns else (None, None)
             for ended, _ in turns:
                 self._runs.pop(ended, None)
-            self._act(self._session.ended(lane, response_id, turn))
+            self._act(self._session.ended(stream, response_id, turn))
 
-        run: Run | None = None
+        run: ResponseRun | None = None
 
         def sink(messages: list[Any]) -> None:
             self._put(run.answer if run is not None else None, messages)
@@ -145,13 +145,13 @@ class Connection:
             self._say([error_event(error, request.stream_id, headers)])
             if request.previous_response_id is not None:
                 self._session.forget(request.previous_response_id)
-            self._act(self._session.ended(lane, None, None))
+            self._act(self._session.ended(stream, None, None))
             return
         except Exception:
             log.exception("a request could not be started")
             failure = KeystrokeError("The server failed on this request; its log says how.")
             self._say([error_event(failure, request.stream_id)])
-            self._act(self._session.ended(lane, None, None))
+            self._act(self._session.ended(stream, None, None))
             return
         if not run.over.is_set():
             self._runs[run.id] = run
@@ -167,14 +167,14 @@ class Connection:
                 return
             except KeystrokeError as error:
                 code, message = "invalid_input", error.message
-                lane = run.stream_id
+                stream = run.stream_id
         else:
-            lane = None
+            stream = None
             if self._session.recall(wanted) is not None:
                 code, message = "response_already_completed", "The response has ended; send response.create."
             else:
                 code, message = "response_not_found", f"No response {wanted:.80} runs on this connection."
-        self._say([steer_failed(wanted, request.input, code, message, None, 0, lane)])
+        self._say([steer_failed(wanted, request.input, code, message, None, 0, stream)])
 
     def _cancel(self, action: Cancel) -> None:
         wanted = action.response_id

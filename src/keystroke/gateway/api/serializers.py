@@ -1,7 +1,7 @@
 """The same answer told to different clients: Responses events, chat chunks, completion chunks.
 
-Law: a voice turns what happened into the typed messages its clients read, in order, and keeps what a plain
-(not streamed) body needs. It knows no socket and no engine. Every voice has one last word.
+Law: a serializer turns what happened into the typed messages its clients read, in order, and keeps what a plain
+(not streamed) body needs. It knows no socket and no engine. Every serializer has one last word.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Outcome:
     error: KeystrokeError | None = None
 
 
-class Voice(ABC):
+class Serializer(ABC):
     id: str
 
     def began(self) -> list[Any]:
@@ -57,7 +57,7 @@ class Voice(ABC):
     def ended(self, outcome: Outcome) -> list[Any]: ...
 
 
-class ResponseVoice(Voice):
+class ResponseSerializer(Serializer):
     """Responses API events."""
 
     def __init__(self, response: Response, stream_id: str | None = None) -> None:
@@ -118,7 +118,7 @@ def chat_usage(paid: Receipt) -> chat.ChatUsage:
     )
 
 
-class ChatVoice(Voice):
+class ChatSerializer(Serializer):
     """chat.completion.chunk objects; `body` is the whole once it ended."""
 
     def __init__(self, identity: str, model: str, routing: Routing, *, include_usage: bool) -> None:
@@ -191,7 +191,7 @@ class ChatVoice(Voice):
         return chat.ChatChunk(self.id, self._created, self.model, [choice])
 
 
-class CompletionVoice(Voice):
+class CompletionSerializer(Serializer):
     """text_completion objects; calls and thoughts do not exist here, all text is text."""
 
     def __init__(

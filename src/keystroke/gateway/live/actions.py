@@ -24,8 +24,8 @@ from keystroke.engine.generation import Chunk, GenerationParams
 from keystroke.engine.speculative.file_draft import FileDrafter
 from keystroke.errors import Forbidden, InputError, Interrupted, KeystrokeError, UsageError
 from keystroke.gateway.access.keys import Caller
-from keystroke.gateway.work.priority import Lane, Tier
-from keystroke.gateway.work.registry import Entry
+from keystroke.gateway.work.priority import Priority, Tier
+from keystroke.gateway.work.registry import ServedModel
 from keystroke.gateway.work.remote import RemoteJob
 from keystroke.gateway.work.scheduler import Job
 from keystroke.gateway.work.service import Service
@@ -229,7 +229,7 @@ class LiveActions:
         else:
             job, size = RemoteJob(GenerationParams(), messages=messages), sum(map(len, messages)) // 4
         ticket, permit = self._service.submit(
-            entry, job, self._caller, lane=Lane.EDIT, tier=Tier.DEFAULT, tokens=size
+            entry, job, self._caller, priority=Priority.EDIT, tier=Tier.DEFAULT, tokens=size
         )
         pieces: list[str] = []
         ended = task.watch()
@@ -247,7 +247,7 @@ class LiveActions:
             permit.settle(ticket.stats.computed + ticket.stats.tokens)
         return "".join(pieces)
 
-    def _writer(self) -> Entry:
+    def _writer(self) -> ServedModel:
         """A model that follows instructions: the deep one where there is one."""
         able = [
             e for e in self._service.registry.entries.values() if e.model is None or e.model.chat is not None

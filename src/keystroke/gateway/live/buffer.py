@@ -34,10 +34,10 @@ from keystroke.gateway.access.keys import Caller
 from keystroke.gateway.access.limits import Permit
 from keystroke.gateway.live.audit import BufferAudit
 from keystroke.gateway.live.next_edit import BufferNextEdit
-from keystroke.gateway.live.next_edit_model import Foresight
-from keystroke.gateway.work.priority import Lane, Tier
+from keystroke.gateway.live.next_edit_model import NextEditModel
+from keystroke.gateway.work.priority import Priority, Tier
 from keystroke.gateway.work.receipts import receipt
-from keystroke.gateway.work.registry import Entry
+from keystroke.gateway.work.registry import ServedModel
 from keystroke.gateway.work.remote import RemoteJob
 from keystroke.gateway.work.scheduler import Job
 from keystroke.gateway.work.service import Service
@@ -81,7 +81,7 @@ class Ask:
 
 
 @dataclass(slots=True)
-class Run:
+class SuggestionRun:
     """A generation under way. `stream` None: it only warms the cache."""
 
     stream: Stream | None
@@ -97,7 +97,7 @@ class LiveBuffer:
         self,
         around: Surroundings,
         service: Service,
-        entry: Entry,
+        entry: ServedModel,
         caller: Caller,
         opened: live.BufferOpen,
         completion: LiveCompletion,
@@ -121,7 +121,7 @@ class LiveBuffer:
         self._around = around
         self._service, self._entry, self._caller = service, entry, caller
         self._scope = f"live/{scope}/{opened.buffer}"
-        self._run: Run | None = None
+        self._run: SuggestionRun | None = None
         self._ask: Ask | None = None
         self._shown: OrderedDict[str, tuple[str, str]] = OrderedDict()  # id: the line, and what was offered
         self._key = 0.0  # when the last key arrived, perf_counter
@@ -138,7 +138,7 @@ class LiveBuffer:
                 self._say,
                 path=path or opened.buffer,
                 trail=around.trail if shared else None,
-                foresight=self._foresight(path or opened.buffer),
+                asker=self._asker(path or opened.buffer),
             )
         self._closed = False
 
@@ -274,17 +274,17 @@ class LiveBuffer:
             if typed is not None and typed >= 0 and (extent is None or extent is run.stream.extent):
                 self._grown(run)
                 return
-        self._compute(self.completion.begin(text, cursor, extent), Lane.GHOST)
+        self._compute(self.completion.begin(text, cursor, extent), Priority.GHOST)
 
-    def _compute(self, stream: Stream, lane: Lane) -> None:
+    def _compute(self, stream: Stream, priority: Priority) -> None:
         prompt, params = stream.prompt, stream.params()
         job: Job | RemoteJob = Job(prompt.tokens, params)
         if self._remote:
             job = RemoteJob(params, prompt=prompt.prefix, suffix=prompt.suffix)
-        self._submit(job, lane, stream)
+        self._submit(job, priority, stream)
 
     def _submit(
-        self, job: Job | RemoteJob, lane: Lane, stream: Stream | None, announce: bool = False
+        self, job: Job | RemoteJob, priority: Priority, stream: Stream | None, announce: bool = False
     ) -> None:
         self._stop_run()
         size = len(job.prompt) if isinstance(job, Job) else len(job.prompt) // CHARACTERS_PER_TOKEN
@@ -293,7 +293,7 @@ class LiveBuffer:
                 self._entry,
                 job,
                 self._caller,
-                lane=lane,
+                priority=priority,
                 tier=Tier.DEFAULT,
                 tokens=size,
                 buffer=self._scope,
@@ -305,11 +305,11 @@ class LiveBuffer:
             elif announce:  # the buffer is open all the same; the first key warms it
                 self._ready(warm=False, note=error.code)
             return
-        run = Run(stream, ticket, permit, size, time.perf_counter())
+        run = SuggestionRun(stream, ticket, permit, size, time.perf_counter())
         ticket.on_items = partial(self._items, run, announce)
         self._run = run
 
-    def _items(self, run: Run, announce: bool, items: list[Item]) -> None:
+    def _items(self, run: SuggestionRun, announce: bool, items: list[Item]) -> None:
         for item in items:
             if isinstance(item, Chunk):
                 if run.stream is not None and not run.stream.done:
@@ -323,7 +323,7 @@ class LiveBuffer:
             if run.stream is not None and self._ask is not None:
                 self._finish(Withheld(Hidden.FAILED))  # it was stopped from elsewhere; nobody waits in vain
 
-    def _grown(self, run: Run) -> None:
+    def _grown(self, run: SuggestionRun) -> None:
         """The stream said more, or the user typed more: answer if that decides it."""
         stream, completion = run.stream, self.completion
         assert stream is not None
@@ -344,7 +344,7 @@ class LiveBuffer:
         if isinstance(answer, Withheld) and answer.reason is Hidden.SUPERSEDED:
             # Typing and the model parted ways while the user waits for an answer here: begin anew.
             self._stop_run()
-            self._compute(completion.begin(ask.text, ask.cursor), Lane.GHOST)
+            self._compute(completion.begin(ask.text, ask.cursor), Priority.GHOST)
             return
         if isinstance(answer, Offer) and not answer.done:
             if answer.text != ask.told:
@@ -353,7 +353,9 @@ class LiveBuffer:
             return
         self._finish(answer, run=run)
 
-    def _finish(self, answer: Offer | Withheld, *, run: Run | None = None, known: bool = False) -> None:
+    def _finish(
+        self, answer: Offer | Withheld, *, run: SuggestionRun | None = None, known: bool = False
+    ) -> None:
         ask, self._ask = self._ask, None
         assert ask is not None
         if isinstance(answer, Withheld):
@@ -377,9 +379,9 @@ class LiveBuffer:
         if not self._remote and (self._run is None or self._run.settled):
             ahead = self.completion.ahead(ask.text, ask.cursor, answer)
             if ahead is not None:
-                self._compute(ahead, Lane.BACKGROUND)
+                self._compute(ahead, Priority.BACKGROUND)
 
-    def _suggestion(self, ask: Ask, offer: Offer, run: Run | None) -> live.Suggestion:
+    def _suggestion(self, ask: Ask, offer: Offer, run: SuggestionRun | None) -> live.Suggestion:
         if run is not None:
             source = "computed" if run.began >= ask.arrived - 0.001 else "continued"
         else:
@@ -398,7 +400,7 @@ class LiveBuffer:
             receipt=self._paid(ask, run, source),
         )
 
-    def _paid(self, ask: Ask, run: Run | None, source: Any) -> live.LiveReceipt:
+    def _paid(self, ask: Ask, run: SuggestionRun | None, source: Any) -> live.LiveReceipt:
         total = (time.perf_counter() - ask.arrived) * 1e3
         if run is None:
             return live.LiveReceipt(model=self._entry.name, source=source, total_ms=round(total, 3))
@@ -416,7 +418,7 @@ class LiveBuffer:
             total_ms=round(total, 3),
         )
 
-    def _over(self, run: Run, error: KeystrokeError | None, announce: bool) -> None:
+    def _over(self, run: SuggestionRun, error: KeystrokeError | None, announce: bool) -> None:
         stats = run.ticket.stats
         run.permit.settle(stats.computed + stats.tokens)
         paid = receipt(
@@ -461,7 +463,7 @@ class LiveBuffer:
         cursor = min(self.cursor, len(self.text)) if self.cursor else len(self.text)
         prompt = self.completion.window.prompt(self.text, cursor, refresh=True)
         self._submit(
-            Job(prompt.tokens, GenerationParams(max_tokens=0), warm=True), Lane.BACKGROUND, None, announce
+            Job(prompt.tokens, GenerationParams(max_tokens=0), warm=True), Priority.BACKGROUND, None, announce
         )
 
     def _rest(self, seconds: float = IDLE) -> None:
@@ -484,11 +486,11 @@ class LiveBuffer:
         if window.set_context(self._around.context(self)) or stale:
             self._warm()
 
-    def _foresight(self, path: str) -> Foresight | None:
+    def _asker(self, path: str) -> NextEditModel | None:
         """The way to ask the model for edits; None where it has not learned them or may not see the file."""
         if self._entry.edits is None or self.completion.refusal(self.text) is not None:
             return None
-        return Foresight(
+        return NextEditModel(
             self._service,
             self._entry,
             self._caller,

@@ -30,7 +30,7 @@ from keystroke.gateway.api.responses_socket import Receive, SendMessage, SocketL
 from keystroke.gateway.live.actions import LiveActions
 from keystroke.gateway.live.buffer import LiveBuffer
 from keystroke.gateway.transport.outbox import Outbox
-from keystroke.gateway.work.registry import Entry
+from keystroke.gateway.work.registry import ServedModel
 from keystroke.gateway.work.service import Service
 from keystroke.protocol import live_messages as live
 from keystroke.protocol.codec import decode_live_request, encode
@@ -225,7 +225,7 @@ class LiveConnection:
             self._resync(name, "unknown_buffer", None)
         return buffer
 
-    def _entry(self) -> Entry:
+    def _entry(self) -> ServedModel:
         """The model that follows keys: the fast one, or any whose engine is here."""
         registry = self._service.registry
         local = [e for e in registry.entries.values() if e.model is not None]

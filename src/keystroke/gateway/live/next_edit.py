@@ -17,7 +17,7 @@ from keystroke.assist.completion import Hidden
 from keystroke.assist.next_edit import Found, NextEdits, Other, Proposal, Unfit, foreseen
 from keystroke.assist.next_edit.prompt import Change
 from keystroke.errors import KeystrokeError
-from keystroke.gateway.live.next_edit_model import Foresight
+from keystroke.gateway.live.next_edit_model import NextEditModel
 from keystroke.protocol import live_messages as live
 from keystroke.text import Edit
 
@@ -28,7 +28,7 @@ LONGER = 0.25  # seconds more after which the model is asked: it costs more than
 
 
 class BufferNextEdit:
-    """`foresight` None: the model has not learned to be asked. `trail`: what was changed lately, in all
+    """`asker` None: the model has not learned to be asked. `trail`: what was changed lately, in all
     buffers of the connection."""
 
     def __init__(
@@ -40,11 +40,11 @@ class BufferNextEdit:
         *,
         path: str = "",
         trail: deque[Change] | None = None,
-        foresight: Foresight | None = None,
+        asker: NextEditModel | None = None,
     ) -> None:
         self._buffer, self._say = buffer, say
         self._edits = NextEdits(text, language, path, trail)
-        self._foresight = foresight
+        self._asker = asker
         self._version = 0
         self._reason: str = Unfit.NOWHERE  # why nothing stands
         self._asked: list[str] = []  # who waits for what is being looked for
@@ -104,8 +104,8 @@ class BufferNextEdit:
                 return
             inquiry = self._edits.inquiry()
             found = await asyncio.to_thread(inquiry.propose, text, cursor, others)
-            if found is None and self._foresight is not None:
-                found = await self._foreseen(self._foresight, text, cursor)
+            if found is None and self._asker is not None:
+                found = await self._foreseen(self._asker, text, cursor)
         except Exception:
             log.exception("looking for the next edit failed")
             self._reason = Hidden.FAILED
@@ -114,14 +114,14 @@ class BufferNextEdit:
         if version == self._version:
             self._take(found)
 
-    async def _foreseen(self, foresight: Foresight, text: str, cursor: int) -> Proposal | None:
+    async def _foreseen(self, asker: NextEditModel, text: str, cursor: int) -> Proposal | None:
         """What the model would change next; None with the reason noted."""
         intent = self._edits.intent(text)
         if intent is None:
             return None
         await asyncio.sleep(LONGER)
         try:
-            found = await foresight.ask(intent, cursor)
+            found = await asker.ask(intent, cursor)
         except KeystrokeError as error:
             log.debug("no next edit: %s", error)
             self._reason = error.code

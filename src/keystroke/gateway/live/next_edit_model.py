@@ -1,6 +1,6 @@
 """The model's own next edit for one live buffer: its questions, put through the model's queue.
 
-Law: asks only a model that has learned the format, in a lane below ghost text, one short job after another;
+Law: asks only a model that has learned the format, in a priority below ghost text, one short job after another;
 cancelling the awaiting task cancels the job under way. It decides nothing: what an answer is worth is
 judged where the question was made.
 """
@@ -23,9 +23,9 @@ from keystroke.engine.generation import Chunk, GenerationParams
 from keystroke.engine.speculative import Drafter
 from keystroke.errors import Interrupted, KeystrokeError
 from keystroke.gateway.access.keys import Caller
-from keystroke.gateway.work.priority import Lane, Tier
+from keystroke.gateway.work.priority import Priority, Tier
 from keystroke.gateway.work.receipts import receipt
-from keystroke.gateway.work.registry import Entry
+from keystroke.gateway.work.registry import ServedModel
 from keystroke.gateway.work.scheduler import Job
 from keystroke.gateway.work.service import Service
 from keystroke.gateway.work.ticket import Ended
@@ -35,11 +35,11 @@ _QUESTION = 300  # tokens that one place costs, the history apart
 _LARGEST_CHECK = 60_000  # characters; checking more takes longer than a pause
 
 
-class Foresight:
+class NextEditModel:
     def __init__(
         self,
         service: Service,
-        entry: Entry,
+        entry: ServedModel,
         caller: Caller,
         settings: AssistSettings,
         *,
@@ -88,7 +88,7 @@ class Foresight:
         service.check_room(entry, tokens)
         job = Job(tokens, params, drafter if service.speculation else None)
         ticket, permit = service.submit(
-            entry, job, self._caller, lane=Lane.NEXT_EDIT, tier=Tier.DEFAULT, tokens=len(tokens)
+            entry, job, self._caller, priority=Priority.NEXT_EDIT, tier=Tier.DEFAULT, tokens=len(tokens)
         )
         said: list[int] = []
         chances: list[TokenLogprob] = []

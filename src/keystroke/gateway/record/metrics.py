@@ -1,6 +1,6 @@
 """Counters for Prometheus.
 
-Law: touched when a response begins or ends, never per token. Labels are model, lane and status only: nothing
+Law: touched when a response begins or ends, never per token. Labels are model, priority and status only: nothing
 a caller can multiply, and nothing of what was said.
 """
 
@@ -22,13 +22,13 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
         self.responses = Counter(
-            "keystroke_responses", "Responses ended", ["model", "lane", "status"], registry=registry
+            "keystroke_responses", "Responses ended", ["model", "priority", "status"], registry=registry
         )
         self.tokens = Counter("keystroke_tokens", "Tokens", ["model", "kind"], registry=registry)
         self.first_token = Histogram(
             "keystroke_first_token_seconds",
             "Arrival to first token",
-            ["model", "lane"],
+            ["model", "priority"],
             buckets=_SECONDS,
             registry=registry,
         )
@@ -50,8 +50,8 @@ class Metrics:
         self.kv_bytes = Gauge("keystroke_kv_bytes", "KV cache bytes", ["model", "kind"], registry=registry)
 
     def ended(self, paid: Receipt, status: str) -> None:
-        model, lane = paid.model, paid.lane
-        self.responses.labels(model, lane, status).inc()
+        model, priority = paid.model, paid.priority
+        self.responses.labels(model, priority, status).inc()
         self.tokens.labels(model, "input").inc(paid.computed_tokens)
         self.tokens.labels(model, "reused").inc(paid.reused_tokens)
         self.tokens.labels(model, "output").inc(paid.output_tokens)
@@ -59,7 +59,7 @@ class Metrics:
         self.tokens.labels(model, "accepted").inc(paid.accepted_tokens)
         self.queue.labels(model).observe(paid.queue_ms / 1e3)
         if paid.first_token_ms:
-            self.first_token.labels(model, lane).observe(paid.first_token_ms / 1e3)
+            self.first_token.labels(model, priority).observe(paid.first_token_ms / 1e3)
             self.token_gap.labels(model).observe(paid.token_p99_ms / 1e3)
 
     def sample(self, model: str, waiting: int, running: int, stats: EngineStats | None) -> None:

@@ -1,7 +1,7 @@
 """Whose work goes first.
 
-Law: an order and nothing else. Lanes are what the work is for, tiers are what was paid for; a lane always
-beats a tier, so that ghost text under a cheap tier still beats a dear chat.
+Law: an order and nothing else. A priority is what the work is for, a tier is what was paid for; a priority
+always beats a tier, so that ghost text under a cheap tier still beats a dear chat.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 
-class Lane(IntEnum):
+class Priority(IntEnum):
     GHOST = 0
     NEXT_EDIT = 1
     EDIT = 2
@@ -32,14 +32,14 @@ class Tier(IntEnum):
         return self.name.lower()
 
 
-def lane_named(name: str | None, default: Lane) -> Lane:
-    return default if name is None else Lane[name.upper()]
+def priority_named(name: str | None, default: Priority) -> Priority:
+    return default if name is None else Priority[name.upper()]
 
 
 def tier_named(name: str | None) -> Tier:
     return Tier.DEFAULT if name in (None, "auto") else Tier[str(name).upper()]
 
 
-def rank(lane: Lane, tier: Tier) -> int:
+def rank(priority: Priority, tier: Tier) -> int:
     """Lower goes first."""
-    return lane * len(Tier) + tier
+    return priority * len(Tier) + tier

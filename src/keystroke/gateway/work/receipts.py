@@ -53,7 +53,7 @@ def receipt(
     share = spent_steps / output if output else 1.0  # a step may give several tokens
     return Receipt(
         model=model,
-        lane=ticket.lane.label,
+        priority=ticket.priority.label,
         service_tier=ticket.tier.label,
         queue_ms=_ms(started - began),
         prefill_ms=_ms(last.prefill - base.prefill),

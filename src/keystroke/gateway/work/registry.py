@@ -30,7 +30,7 @@ ROLES = ("fast", "deep")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ServedModel:
     """One named model. `model` is None for a remote one, whose engine is elsewhere. `edits`: how it is asked
     for next edits, where it has learned them."""
 
@@ -51,8 +51,8 @@ class Entry:
 
 
 class Registry:
-    def __init__(self, entries: Iterable[Entry]) -> None:
-        self.entries: dict[str, Entry] = {}
+    def __init__(self, entries: Iterable[ServedModel]) -> None:
+        self.entries: dict[str, ServedModel] = {}
         for entry in entries:
             if entry.name in (AUTO, *ROLES) and entry.role != entry.name:
                 raise ConfigError(f"a model may not be called {entry.name}: that name chooses a role")
@@ -74,7 +74,7 @@ class Registry:
                 if entry.model.draft is not None:
                     await asyncio.to_thread(entry.model.draft.close)
 
-    def find(self, name: str) -> Entry:
+    def find(self, name: str) -> ServedModel:
         """The model called `name`, or the first of that role. Raises ModelNotFound."""
         if name in self.entries:
             return self.entries[name]
@@ -91,9 +91,9 @@ class Registry:
 
 def local_entry(
     name: str, model: Model, *, role: str = "fast", named: NamedModel | None = None, max_queue: int = 64
-) -> Entry:
+) -> ServedModel:
     named = named or NamedModel()
-    return Entry(
+    return ServedModel(
         name=name,
         role=role,
         scheduler=Scheduler(model, concurrent=named.concurrent, max_queue=max_queue),
@@ -112,7 +112,7 @@ def from_settings(settings: Settings, progress: Progress = silent) -> Registry:
     return Registry([_entry(name, table, settings, progress) for name, table in tables.items()])
 
 
-def _entry(name: str, table: NamedModel, settings: Settings, progress: Progress) -> Entry:
+def _entry(name: str, table: NamedModel, settings: Settings, progress: Progress) -> ServedModel:
     if table.engine == "remote":
         return _remote_entry(name, table, settings)
     from keystroke.engine.load import load_model  # brings in a whole backend; only servers with one need it
@@ -121,7 +121,7 @@ def _entry(name: str, table: NamedModel, settings: Settings, progress: Progress)
     return local_entry(name, model, role=table.role, named=table, max_queue=settings.server.max_queue)
 
 
-def _remote_entry(name: str, table: NamedModel, settings: Settings) -> Entry:
+def _remote_entry(name: str, table: NamedModel, settings: Settings) -> ServedModel:
     from keystroke.engine.remote import Endpoint, RemoteModel
 
     assert table.base_url is not None  # the configuration checked
@@ -131,7 +131,7 @@ def _remote_entry(name: str, table: NamedModel, settings: Settings) -> Entry:
     scheduler = RemoteScheduler(
         remote, name, concurrent=table.concurrent, max_queue=settings.server.max_queue
     )
-    return Entry(name, table.role, scheduler, None, _budget(table), _price(table))
+    return ServedModel(name, table.role, scheduler, None, _budget(table), _price(table))
 
 
 def _budget(table: NamedModel) -> Budget:

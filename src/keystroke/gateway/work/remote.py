@@ -18,7 +18,7 @@ from keystroke.engine.generation import Chunk, Finish, GenerationParams
 from keystroke.engine.remote.remote_model import RemoteModel
 from keystroke.engine.remote.wire import StreamItem, Usage
 from keystroke.errors import EngineError, KeystrokeError, QueueFull, Unavailable
-from keystroke.gateway.work.priority import Lane, Tier
+from keystroke.gateway.work.priority import Priority, Tier
 from keystroke.gateway.work.ticket import Ended, Item, Moved, Started, Superseded, Ticket
 
 log = logging.getLogger("keystroke.remote")
@@ -61,7 +61,7 @@ class RemoteScheduler:
         self,
         job: RemoteJob,
         *,
-        lane: Lane = Lane.CHAT,
+        priority: Priority = Priority.CHAT,
         tier: Tier = Tier.DEFAULT,
         key: str = "local",
         supersedes: str | None = None,
@@ -76,7 +76,7 @@ class RemoteScheduler:
                 f"{len(self._waiting)} requests already wait for {self.name}; try again shortly.",
                 retry_after=1.0,
             )
-        ticket = Ticket(job, lane, tier, key, supersedes)
+        ticket = Ticket(job, priority, tier, key, supersedes)
         loop = asyncio.get_running_loop()
         ticket.wake = self._wake
         self._waiting.append(ticket)

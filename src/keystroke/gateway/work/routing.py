@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from keystroke.gateway.work.priority import Lane
+from keystroke.gateway.work.priority import Priority
 from keystroke.protocol.response import Routing
 
 # What people say when they want thought, and when they want speed. The user's words beat every other sign.
@@ -33,7 +33,7 @@ _HARD_TASK = re.compile(
 class Task:
     """What a route is decided on. `words` is what the user said last; `size` is the prompt in characters."""
 
-    lane: Lane
+    priority: Priority
     words: str
     size: int
     background: bool = False
@@ -58,8 +58,8 @@ class Router:
         return name, other, f"{reason}, but no {role} model is configured"
 
     def _role(self, task: Task) -> tuple[str, str]:
-        if task.lane < Lane.CHAT:
-            return "fast", f"{task.lane.label} work is interactive"
+        if task.priority < Priority.CHAT:
+            return "fast", f"{task.priority.label} work is interactive"
         words = task.words[-4000:]
         if found := _WANTS_DEEP.search(words):
             return "deep", f"the user asked for depth ({found[0].lower()!r})"

@@ -21,7 +21,7 @@ from keystroke.engine.generation import Generation, GenerationParams, Generation
 from keystroke.engine.model import Model
 from keystroke.engine.speculative.base import Drafter
 from keystroke.errors import EngineError, Interrupted, KeystrokeError, QueueFull, Unavailable
-from keystroke.gateway.work.priority import Lane, Tier
+from keystroke.gateway.work.priority import Priority, Tier
 from keystroke.gateway.work.ticket import Ended, Item, Moved, Reading, Started, Steered, Superseded, Ticket
 
 log = logging.getLogger("keystroke.scheduler")
@@ -94,13 +94,13 @@ class Scheduler:
         self,
         job: Job,
         *,
-        lane: Lane = Lane.CHAT,
+        priority: Priority = Priority.CHAT,
         tier: Tier = Tier.DEFAULT,
         key: str = "local",
         supersedes: str | None = None,
     ) -> Ticket:
         """Queue a job. `supersedes` names a buffer: older work for it is cancelled. Raises QueueFull."""
-        ticket = Ticket(job, lane, tier, key, supersedes)
+        ticket = Ticket(job, priority, tier, key, supersedes)
         ticket.wake = self._wake
         with self._lock:
             if self._stopping:

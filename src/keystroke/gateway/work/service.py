@@ -24,11 +24,11 @@ from keystroke.gateway.access.keys import Caller
 from keystroke.gateway.access.limits import Limits, Permit
 from keystroke.gateway.api.answer import Answer, Sink
 from keystroke.gateway.api.prompts import Turn
-from keystroke.gateway.api.serializers import Outcome, Voice
+from keystroke.gateway.api.serializers import Outcome, Serializer
 from keystroke.gateway.record.metrics import Metrics
 from keystroke.gateway.record.store import Store
-from keystroke.gateway.work.priority import Lane, Tier
-from keystroke.gateway.work.registry import AUTO, Entry, Registry
+from keystroke.gateway.work.priority import Priority, Tier
+from keystroke.gateway.work.registry import AUTO, Registry, ServedModel
 from keystroke.gateway.work.remote import RemoteJob
 from keystroke.gateway.work.routing import Task, named
 from keystroke.gateway.work.scheduler import Job
@@ -87,7 +87,7 @@ class Service:
 
     # Choosing
 
-    def route(self, requested: str, task: Callable[[], Task]) -> tuple[Entry, Routing]:
+    def route(self, requested: str, task: Callable[[], Task]) -> tuple[ServedModel, Routing]:
         """The model that answers, and why. A name or a role overrides; `auto` asks the router."""
         if requested in ("", AUTO):
             name, role, reason = self.registry.router.choose(task())
@@ -129,7 +129,7 @@ class Service:
         return drafter_for(model.engine, source, draft=model.draft)
 
     @staticmethod
-    def check_room(entry: Entry, tokens: Sequence[int]) -> None:
+    def check_room(entry: ServedModel, tokens: Sequence[int]) -> None:
         context = entry.context_length
         if context is not None and len(tokens) >= context:
             raise ContextOverflow(
@@ -142,11 +142,11 @@ class Service:
 
     def submit(
         self,
-        entry: Entry,
+        entry: ServedModel,
         job: Job | RemoteJob,
         caller: Caller,
         *,
-        lane: Lane,
+        priority: Priority,
         tier: Tier,
         tokens: int,
         buffer: str | None = None,
@@ -159,7 +159,7 @@ class Service:
         try:
             ticket = entry.scheduler.submit(
                 job,  # type: ignore[arg-type]
-                lane=lane,
+                priority=priority,
                 tier=tier,
                 key=caller.id,
                 supersedes=supersedes,
@@ -177,12 +177,18 @@ class Service:
             self.store.save_usage(response_id, caller.id, caller.name, outcome.status, outcome.receipt)
 
     def answer(
-        self, entry: Entry, ticket: Ticket, permit: Permit, voice: Voice, sink: Sink, **how: Any
+        self,
+        entry: ServedModel,
+        ticket: Ticket,
+        permit: Permit,
+        serializer: Serializer,
+        sink: Sink,
+        **how: Any,
     ) -> Answer:
         """The answer to a ticket. Must follow `submit` without a pause, so that no item is missed."""
         return Answer(
             ticket,
-            voice,
+            serializer,
             sink,
             model=entry.name,
             price=entry.price,

@@ -16,7 +16,7 @@ from typing import Any
 from keystroke.engine.base import Interrupt
 from keystroke.engine.generation import Chunk, GenerationStats
 from keystroke.errors import Interrupted, KeystrokeError
-from keystroke.gateway.work.priority import Lane, Tier, rank
+from keystroke.gateway.work.priority import Priority, Tier, rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +94,10 @@ class Timing:
 
 
 class Ticket:
-    def __init__(self, job: Any, lane: Lane, tier: Tier, key: str, buffer: str | None) -> None:
+    def __init__(self, job: Any, priority: Priority, tier: Tier, key: str, buffer: str | None) -> None:
         self.job = job
-        self.lane, self.tier, self.key, self.buffer = lane, tier, key, buffer
-        self.rank = rank(lane, tier)
+        self.priority, self.tier, self.key, self.buffer = priority, tier, key, buffer
+        self.rank = rank(priority, tier)
         self.timing = Timing()
         self.stats = GenerationStats()
         self.preemptions = 0
