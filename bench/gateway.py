@@ -1,6 +1,6 @@
 """What the pipeline itself costs: one open socket against HTTP with server-sent events, in the same run.
 
-The engine is the fake one, so nothing but the pipeline is measured: read, parse, template, tokenise (a real
+The engine is the echo one, so nothing but the pipeline is measured: read, parse, template, tokenise (a real
 byte-level BPE), schedule, encode, write, and the client's reading. A turn over the socket sends only what is
 new (previous_response_id); a turn over HTTP sends the whole conversation, as clients without a socket must.
 HTTP connections are kept alive and both sides decode with the same codec: the baseline is as good as we know

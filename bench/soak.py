@@ -35,8 +35,8 @@ import websockets
 from keystroke.config import NamedModel, ServerSettings, Settings
 from keystroke.engine.echo import EchoEngine
 from keystroke.engine.echo_model import echo_model
-from keystroke.gateway.api.responses_socket import SocketLimits
 from keystroke.gateway.app import Gateway, uvicorn_config
+from keystroke.gateway.transport.socket import SocketLimits
 from keystroke.gateway.work.registry import Registry, local_entry
 
 TERMINAL = {"response.completed", "response.incomplete", "response.failed", "response.cancelled"}
@@ -73,7 +73,7 @@ class Soak:
         model = echo_model(step_cost=0.0005)
         assert isinstance(model.engine, EchoEngine)
         self.engine = model.engine
-        entry = local_entry("fake", model, named=NamedModel(concurrent=8), max_queue=256)
+        entry = local_entry("echo", model, named=NamedModel(concurrent=8), max_queue=256)
         settings = Settings(server=ServerSettings(port=0, drain_s=0.1, max_frame_bytes=100_000))
         self.gateway = Gateway(Registry([entry]), settings, socket_limits=SocketLimits(patience=2.0))
         self.entry = entry
@@ -106,7 +106,7 @@ class Soak:
     async def _settle(self) -> dict[str, float]:
         """What is held once nothing is asked for."""
         for _ in range(1000):
-            busy = self.gateway.service.live or self.engine.live or self.entry.scheduler.waiting
+            busy = self.gateway.service.under_way or self.engine.live or self.entry.scheduler.waiting
             if not busy and not self.gateway._connections and not self.entry.scheduler.running:
                 break
             await asyncio.sleep(0.01)
@@ -114,7 +114,7 @@ class Soak:
         gc.collect()
         process = psutil.Process()
         return {
-            "live": len(self.gateway.service.live),
+            "live": len(self.gateway.service.under_way),
             "sessions": len(self.engine.live),
             "connections": len(self.gateway._connections),
             "tasks": len(asyncio.all_tasks()),

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from keystroke.clients.cli.answering import Answer
 from keystroke.clients.cli.conversation import Conversation, Turn
 from keystroke.clients.cli.local_speaker import LocalSpeaker
-from keystroke.clients.cli.speaker import Answer
 from keystroke.config import Settings, SpeculationSettings
 from keystroke.engine.base import Interrupt
 from keystroke.engine.echo import EOS, SPECIAL, EchoEngine
@@ -31,7 +31,7 @@ def speaker(
     tokenizer = ByteTokenizer(SPECIAL, eos=EOS, vocab_size=320)
     chat = ChatTemplate(template) if template else None
     settings = Settings(speculation=SpeculationSettings(enabled=False))
-    return LocalSpeaker(Model("fake", EchoEngine(script, step_cost=step_cost), tokenizer, chat), settings)
+    return LocalSpeaker(Model("echo", EchoEngine(script, step_cost=step_cost), tokenizer, chat), settings)
 
 
 def held(chosen: LocalSpeaker) -> str:

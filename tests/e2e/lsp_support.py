@@ -18,9 +18,9 @@ from keystroke.text import Document, Encoding
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "gateway"))
 
-from gateway_support import RunningServer, fake_model, serving
+from gateway_support import RunningServer, scripted_model, serving
 
-__all__ = ["Editor", "RunningServer", "editing", "eventually", "fake_model", "serving"]
+__all__ = ["Editor", "RunningServer", "editing", "eventually", "scripted_model", "serving"]
 
 PROGRAM = str(Path(sys.executable).with_name("keystroke"))
 PATIENCE = 60.0  # seconds for anything to happen; a loaded machine is slow, not wrong

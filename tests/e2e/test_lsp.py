@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from lsp_support import Editor, RunningServer, editing, eventually, fake_model, serving
+from lsp_support import Editor, RunningServer, editing, eventually, scripted_model, serving
 from lsprotocol import types
 from pygls.exceptions import JsonRpcException
 
@@ -39,7 +39,7 @@ def script(prompt: str) -> str:
 
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[RunningServer]:
-    with serving(fake_model(script, step_cost=0.0005)) as running:
+    with serving(scripted_model(script, step_cost=0.0005)) as running:
         yield running
 
 
@@ -54,7 +54,7 @@ async def editor(gateway: RunningServer, tmp_path_factory: Any) -> AsyncIterator
 @pytest.fixture(scope="module")
 def slow_gateway() -> Iterator[RunningServer]:
     """A model that takes many seconds for a line."""
-    with serving(fake_model(script, step_cost=0.4)) as running:
+    with serving(scripted_model(script, step_cost=0.4)) as running:
         yield running
 
 
@@ -122,9 +122,9 @@ async def test_ghost_text_goes_on_from_what_the_editors_list_has_selected(editor
 
 async def test_a_cancelled_request_stops_the_engine(waiting: Editor, slow_gateway: RunningServer) -> None:
     uri = waiting.open("cancel.py", "endless = ")
-    steps = slow_gateway.engines["fake"].steps
+    steps = slow_gateway.engines["echo"].steps
     asked = waiting.ask(uri, name="to-cancel")
-    await eventually(lambda: slow_gateway.engines["fake"].steps > steps)
+    await eventually(lambda: slow_gateway.engines["echo"].steps > steps)
     waiting.client.cancel_request(types.CancelParams("to-cancel"))
     with pytest.raises(JsonRpcException):
         await asked

@@ -8,14 +8,14 @@ import signal
 from pathlib import Path
 
 import pytest
-from lsp_support import Editor, editing, eventually, fake_model, serving
+from lsp_support import Editor, editing, eventually, scripted_model, serving
 from lsprotocol import types
 from pygls.exceptions import JsonRpcException
 
 from keystroke.clients.lsp.gateway import Announcement, read_announcement
 
 CALLS = 'alpha = load("alpha")\nbeta = load("beta")\ngamma = load('
-FAKE = ("--fake", "--linger", "0")
+FAKE = ("--echo", "--linger", "0")
 
 
 def announced(root: Path) -> Announcement | None:
@@ -92,14 +92,14 @@ async def test_no_gateway_at_the_named_address_is_said_once(tmp_path: Path) -> N
 
 
 async def test_work_cancelled_from_its_progress_ends(tmp_path: Path) -> None:
-    slow = fake_model(lambda prompt: "```\n" + "x" * 9000, step_cost=0.4)
+    slow = scripted_model(lambda prompt: "```\n" + "x" * 9000, step_cost=0.4)
     with serving(slow) as server:
         async with editing(tmp_path, "--gateway", server.url) as editor:
             uri = editor.open("work.py", "value = 1\n" * 400)
             await eventually(editor.connected)
             params = types.ExecuteCommandParams("keystroke.edit", [uri, None, "rewrite it"])
             asked = asyncio.ensure_future(editor.client.workspace_execute_command_async(params))
-            await eventually(lambda: server.engines["fake"].steps)
+            await eventually(lambda: server.engines["echo"].steps)
             (token,) = editor.client.progress_reports
             editor.client.window_work_done_progress_cancel(types.WorkDoneProgressCancelParams(token))
             with pytest.raises(JsonRpcException):

@@ -23,12 +23,12 @@ TOKENIZER = ByteTokenizer(SPECIAL, bos=BOS, eos=EOS, vocab_size=VOCAB)
 PROMPT = TOKENIZER.encode("def f(x):\n")
 
 
-def fake(script: Script | None = None, context_length: int = 4096) -> Model:
-    return Model("fake", EchoEngine(script, context_length=context_length), TOKENIZER)
+def echo(script: Script | None = None, context_length: int = 4096) -> Model:
+    return Model("echo", EchoEngine(script, context_length=context_length), TOKENIZER)
 
 
 def answers(text: str) -> Model:
-    return fake(lambda _: text)
+    return echo(lambda _: text)
 
 
 class RandomDrafter(Drafter):
@@ -86,9 +86,9 @@ def test_text_with_speculation_is_text_without(
     sampling: Sampling, seed: int, limit: int, stop: list[str]
 ) -> None:
     params = GenerationParams(max_tokens=limit, sampling=sampling, stop=tuple(stop))
-    plain, _ = run(fake(), params)
+    plain, _ = run(echo(), params)
     truth = [t for c in plain for t in c.tokens] + [1, 2, 3]
-    drafted, _ = run(fake(), params, RandomDrafter(truth, seed))
+    drafted, _ = run(echo(), params, RandomDrafter(truth, seed))
     assert text(drafted) == text(plain)
     assert [t for c in drafted for t in c.tokens] == [t for c in plain for t in c.tokens]
     assert [p for c in drafted for p in c.logprobs] == [p for c in plain for p in c.logprobs]
@@ -177,14 +177,14 @@ def test_stop_strings_cut_where_a_search_of_the_whole_text_would(whole: str, sto
 
 
 def test_max_tokens_zero_gives_an_empty_answer_without_a_step() -> None:
-    model = fake()
+    model = echo()
     generation = Generation(model, model.engine.session(), PROMPT, GenerationParams(max_tokens=0))
     assert list(generation) == [Chunk("", finish=Finish.LENGTH)]
     assert generation.stats.steps == 0
 
 
 def test_the_end_of_the_context_ends_the_answer_and_is_no_error() -> None:
-    model = fake(context_length=len(PROMPT) + 5)
+    model = echo(context_length=len(PROMPT) + 5)
     for drafter in (None, RandomDrafter([1] * 99, 1)):
         chunks, session = run(model, GenerationParams(), drafter)
         assert session.length == len(PROMPT) + 5
@@ -192,14 +192,14 @@ def test_the_end_of_the_context_ends_the_answer_and_is_no_error() -> None:
 
 
 def test_a_prompt_that_fills_the_context_ends_at_once() -> None:
-    model = fake(context_length=len(PROMPT))
+    model = echo(context_length=len(PROMPT))
     generation = Generation(model, model.engine.session(), PROMPT)
     generation.prefill()
     assert generation.advance() == Chunk("", finish=Finish.LENGTH)
 
 
 def test_a_prompt_beyond_the_context_is_refused() -> None:
-    model = fake(context_length=3)
+    model = echo(context_length=3)
     with pytest.raises(ContextOverflow):
         list(Generation(model, model.engine.session(), PROMPT))
 
@@ -237,7 +237,7 @@ def test_a_redirect_keeps_what_was_generated_and_goes_on_after_the_splice() -> N
     def script(prompt: str) -> str:
         return "bcd" if prompt.endswith("new\n") else "abcdef"
 
-    model = fake(script)
+    model = echo(script)
     session = model.engine.session()
     generation = Generation(model, session, PROMPT, GenerationParams(stop=("bx",)))
     generation.prefill()
@@ -257,7 +257,7 @@ def test_a_redirect_keeps_what_was_generated_and_goes_on_after_the_splice() -> N
 def test_a_redirect_that_fails_half_way_changes_nothing(
     error: type[KeystrokeError], steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = Model("fake", EchoEngine(chunk=8), TOKENIZER)
+    model = Model("echo", EchoEngine(chunk=8), TOKENIZER)
     session = model.engine.session()
     generation = Generation(model, session, PROMPT)
     generation.prefill()
@@ -285,7 +285,7 @@ def test_a_redirect_that_fails_half_way_changes_nothing(
 
 
 def test_a_redirect_that_is_interrupted_or_too_long_changes_nothing() -> None:
-    model = fake(context_length=64)
+    model = echo(context_length=64)
     session = model.engine.session()
     generation = Generation(model, session, PROMPT, interrupt=Interrupt())
     generation.prefill()
@@ -313,7 +313,7 @@ def test_a_finished_answer_refuses_to_go_on() -> None:
 
 
 def test_two_answers_advanced_in_turn_do_not_touch_each_other() -> None:
-    model = fake()
+    model = echo()
     params = GenerationParams(max_tokens=30)
     alone, _ = run(model, params)
     pair = [Generation(model, model.engine.session(), PROMPT, params) for _ in range(2)]
@@ -327,7 +327,7 @@ def test_two_answers_advanced_in_turn_do_not_touch_each_other() -> None:
 
 
 def test_steps_taken_together_give_what_advance_gives() -> None:
-    model = fake()
+    model = echo()
     params = GenerationParams(max_tokens=20)
     alone, _ = run(model, params)
     pair = [Generation(model, model.engine.session(), PROMPT, params) for _ in range(2)]
@@ -342,7 +342,7 @@ def test_steps_taken_together_give_what_advance_gives() -> None:
 
 
 def test_the_receipt_counts_what_was_reused_and_computed() -> None:
-    model = fake()
+    model = echo()
     session = model.engine.session()
     first = Generation(model, session, PROMPT * 20, GenerationParams(max_tokens=4))
     list(first)
@@ -364,6 +364,6 @@ def test_parameters_that_cannot_be_say_so(kwargs: dict[str, object], message: st
 
 
 def test_an_empty_prompt_is_refused() -> None:
-    model = fake()
+    model = echo()
     with pytest.raises(UsageError, match="prompt is empty"):
         Generation(model, model.engine.session(), [], GenerationParams(sampling=GREEDY))

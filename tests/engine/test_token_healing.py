@@ -41,7 +41,7 @@ def test_tokens_agree_from_either_side() -> None:
 
 @given(st.text(min_size=1, max_size=12))
 def test_whatever_the_beginning_the_answer_begins_with_it_and_goes_on(begin: str) -> None:
-    model = Model("fake", EchoEngine(lambda _: "something else entirely"), ByteTokenizer(SPECIAL, eos=EOS))
+    model = Model("echo", EchoEngine(lambda _: "something else entirely"), ByteTokenizer(SPECIAL, eos=EOS))
     with model.engine.session() as session:
         params = GenerationParams(max_tokens=60, begin=begin)
         drafter = FileDrafter(model.tokenizer.encode("another text"))
@@ -53,7 +53,7 @@ def test_whatever_the_beginning_the_answer_begins_with_it_and_goes_on(begin: str
 
 
 def test_without_a_beginning_nothing_changes() -> None:
-    model = Model("fake", EchoEngine(lambda _: "free"), ByteTokenizer(SPECIAL, eos=EOS))
+    model = Model("echo", EchoEngine(lambda _: "free"), ByteTokenizer(SPECIAL, eos=EOS))
     with model.engine.session() as session:
         generation = Generation(model, session, [65], GenerationParams(sampling=Sampling(logprobs=2)))
         chunks = list(generation)

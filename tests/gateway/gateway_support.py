@@ -1,4 +1,4 @@
-"""What gateway tests share: a fake model with a template, and a real server in a thread."""
+"""What gateway tests share: an echo model with a template, and a real server in a thread."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from keystroke.engine.echo import END_OF_TURN, EOS, SPECIAL, EchoEngine, Script
 from keystroke.engine.model import Model
 from keystroke.engine.templates import ChatTemplate, FimTemplate
 from keystroke.engine.tokenizer.byte_tokens import ByteTokenizer
-from keystroke.gateway.api.responses_socket import SocketLimits
 from keystroke.gateway.app import Gateway, uvicorn_config
 from keystroke.gateway.record.store import Store, default_url
+from keystroke.gateway.transport.socket import SocketLimits
 from keystroke.gateway.work.registry import Registry, local_entry
 
 TEMPLATE = (
@@ -30,7 +30,7 @@ TEMPLATE = (
 FIM = {"<fim_prefix>": 259, "<fim_suffix>": 260, "<fim_middle>": 261}
 
 
-def fake_model(script: Script | None = None, name: str = "fake", **costs: Any) -> Model:
+def scripted_model(script: Script | None = None, name: str = "echo", **costs: Any) -> Model:
     """A byte-level model that answers by `script`, with a chat template and fill-in-the-middle."""
     return Model(
         name=name,
@@ -68,7 +68,7 @@ class RunningServer:
         """Wait until nothing runs; True when every session was given back."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
-            busy = any(e.live for e in self.engines.values()) or self.gateway.service.live
+            busy = any(e.live for e in self.engines.values()) or self.gateway.service.under_way
             entries = self.gateway.service.registry.entries.values()
             if not busy and not any(e.scheduler.waiting or e.scheduler.running for e in entries):
                 return True

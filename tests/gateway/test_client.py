@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from gateway_support import RunningServer, fake_model, last_user, serving
+from gateway_support import RunningServer, last_user, scripted_model, serving
 
 from keystroke import Client
 from keystroke.clients.connection import RemoteError, Restarted
@@ -29,7 +29,7 @@ def script(prompt: str) -> str:
 
 @pytest.fixture
 def server() -> Iterator[RunningServer]:
-    with serving(fake_model(script, step_cost=0.001)) as running:
+    with serving(scripted_model(script, step_cost=0.001)) as running:
         yield running
         assert running.settled()
 
@@ -78,7 +78,7 @@ async def test_a_stream_is_cancelled_and_another_steered(server: RunningServer) 
 
 
 async def test_what_had_said_nothing_is_asked_again_unseen() -> None:
-    with serving(fake_model(script, prefill_cost=0.001, chunk=16)) as server:
+    with serving(scripted_model(script, prefill_cost=0.001, chunk=16)) as server:
         async with Client(server.url) as client:
             stream = await client.respond("a longer question " * 30)
             await asyncio.sleep(0.1)
@@ -117,7 +117,7 @@ async def test_a_conversation_survives_a_lost_connection(server: RunningServer) 
 
 
 async def test_when_the_server_is_gone_for_good_the_error_says_so() -> None:
-    with serving(fake_model(script, step_cost=0.001)) as server:
+    with serving(scripted_model(script, step_cost=0.001)) as server:
         client = Client(server.url, attempts=2)
         await client._connect()
         stream = await client.respond("endless")
@@ -139,7 +139,7 @@ async def test_nobody_at_the_address_is_one_clear_sentence() -> None:
 
 async def test_a_refused_key_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEYSTROKE_API_KEY", "right")
-    with serving(fake_model(script)) as server:
+    with serving(scripted_model(script)) as server:
         monkeypatch.setenv("KEYSTROKE_API_KEY", "wrong")
         with pytest.raises(Unauthorized):
             await Client(server.url).ask("x")

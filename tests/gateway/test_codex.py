@@ -16,7 +16,7 @@ from typing import Any
 
 import platformdirs
 import pytest
-from gateway_support import RunningServer, fake_model, serving
+from gateway_support import RunningServer, scripted_model, serving
 
 VERSION = "0.166.0"
 PATCH = "*** Begin Patch\n*** Update File: hello.py\n@@\n-print('hi')\n+print('hello')\n*** End Patch\n"
@@ -110,7 +110,7 @@ def test_a_codex_turn_edits_a_file_through_apply_patch(
     codex: Path, home: Path, tmp_path: Path, websockets: bool
 ) -> None:
     (tmp_path / "hello.py").write_text("print('hi')\n")
-    with serving(fake_model(editing)) as server:
+    with serving(scripted_model(editing)) as server:
         sockets: list[Any] = []
         plain = server.gateway.sockets["/v1/responses"]
 
@@ -136,9 +136,9 @@ def test_a_codex_turn_edits_a_file_through_apply_patch(
 def test_interrupting_codex_stops_the_decode_and_frees_the_place(
     codex: Path, home: Path, tmp_path: Path, websockets: bool
 ) -> None:
-    model = fake_model(lambda _prompt: "x" * 100_000, step_cost=0.005)
+    model = scripted_model(lambda _prompt: "x" * 100_000, step_cost=0.005)
     with serving(model) as server:
-        engine = server.engines["fake"]
+        engine = server.engines["echo"]
         configure(home, server, websockets=websockets)
         process = start(codex, home, tmp_path, "talk without end")
         deadline = time.monotonic() + 60

@@ -8,7 +8,7 @@ import random
 from typing import Any
 
 import pytest
-from gateway_support import fake_model
+from gateway_support import scripted_model
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Learner
@@ -27,7 +27,7 @@ from keystroke.gateway.transport.frames import text_frame_header
 from keystroke.gateway.transport.outbox import BEHIND, HIGH, Outbox
 from keystroke.gateway.work.priority import Priority, Tier, rank
 from keystroke.gateway.work.registry import Registry, local_entry
-from keystroke.gateway.work.routing import Router, Task
+from keystroke.gateway.work.routing import Candidate, Router, Task
 from keystroke.protocol.events import Created, TextDelta
 from keystroke.protocol.faults import ModelNotFound
 from keystroke.protocol.items import Item, Part, Tool
@@ -169,7 +169,7 @@ def test_a_lane_beats_every_tier() -> None:
     assert rank(Priority.GHOST, Tier.FLEX) < rank(Priority.CHAT, Tier.PRIORITY)
 
 
-BOTH = Router(fast="small", deep="large")
+BOTH = Router([Candidate("small", "fast"), Candidate("large", "deep")])
 
 
 @pytest.mark.parametrize(
@@ -192,13 +192,13 @@ def test_auto_routes_by_task_size_and_words_and_says_why(task: Task, model: str,
 
 
 def test_without_a_deep_model_the_fast_one_answers_and_says_so() -> None:
-    name, role, why = Router(fast="small", deep=None).choose(Task(Priority.CHAT, "think hard", 1))
+    name, role, why = Router([Candidate("small", "fast")]).choose(Task(Priority.CHAT, "think hard", 1))
     assert (name, role) == ("small", "fast")
     assert "no deep model" in why
 
 
 def test_the_registry_finds_names_and_roles_and_hints_at_near_ones() -> None:
-    registry = Registry([local_entry("tiny", fake_model(name="tiny"))])
+    registry = Registry([local_entry("tiny", scripted_model(name="tiny"))])
     assert registry.find("fast").name == registry.find("tiny").name == "tiny"
     with pytest.raises(ModelNotFound, match="did you mean tiny"):
         registry.find("tinny")
@@ -285,11 +285,11 @@ def bpe_model() -> Model:
         vocab_size=600, special_tokens=["<end>"], initial_alphabet=alphabet, show_progress=False
     )
     learner.train([__file__], trainer)
-    plain = fake_model()
+    plain = scripted_model()
     return Model("bpe", plain.engine, from_spec(json.loads(learner.to_str())), plain.chat)
 
 
-BYTES, BPE = fake_model(), bpe_model()
+BYTES, BPE = scripted_model(), bpe_model()
 
 
 def test_items_become_messages_that_templates_accept() -> None:
@@ -327,7 +327,7 @@ def test_items_become_messages_that_templates_accept() -> None:
 
 
 def test_a_continued_conversation_has_the_tokens_of_one_rendered_whole() -> None:
-    model = fake_model()
+    model = scripted_model()
     first = [Item(role="system", content="s"), Item(role="user", content="one <end> look-alike")]
     answer = "the answer"
     held = [*prompts.whole(model, prompts.messages_of(None, first), []).tokens, *answer.encode(), 258]

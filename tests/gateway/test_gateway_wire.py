@@ -14,14 +14,14 @@ from typing import Any
 import httpx
 import pytest
 import websockets
-from gateway_support import RunningServer, fake_model, last_user, serving
+from gateway_support import RunningServer, last_user, scripted_model, serving
 
 from keystroke.config import NamedModel, ServerSettings
 from keystroke.engine.model import Model
 from keystroke.engine.templates import ChatTemplate
 from keystroke.gateway.access.keys import make_key
-from keystroke.gateway.api.responses_socket import SocketLimits
 from keystroke.gateway.record.store import Store, default_url
+from keystroke.gateway.transport.socket import SocketLimits
 
 TERMINAL = {"response.completed", "response.incomplete", "response.failed", "response.cancelled"}
 
@@ -36,7 +36,7 @@ def script(prompt: str) -> str:
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
     limits = ServerSettings(max_frame_bytes=200_000)
-    with serving(fake_model(script, step_cost=0.001, context_length=4000), server=limits) as running:
+    with serving(scripted_model(script, step_cost=0.001, context_length=4000), server=limits) as running:
         yield running
 
 
@@ -150,7 +150,7 @@ async def test_background_work_reports_on_its_own_lane_while_turns_go_on(server:
 
 
 async def test_queued_responses_are_told_their_position(tmp_path: Path) -> None:
-    with serving(fake_model(script, step_cost=0.002), concurrent=1) as server:
+    with serving(scripted_model(script, step_cost=0.002), concurrent=1) as server:
         async with wire(server) as w:
             await w.create("endless", stream_id="a")
             first = await w.until("response.created")
@@ -173,7 +173,7 @@ async def test_queued_responses_are_told_their_position(tmp_path: Path) -> None:
 
 
 async def test_a_cancel_event_ends_the_response_once_within_a_step(server: RunningServer) -> None:
-    engine = server.engines["fake"]
+    engine = server.engines["echo"]
     async with wire(server) as w:
         await w.create("endless")
         created = await w.until("response.created")
@@ -209,14 +209,14 @@ async def test_a_socket_that_goes_away_stops_its_answers_and_no_others(
             await w.create("endless", stream_id="a")
             await w.create("endless", stream_id="b")
             await w.until("response.output_text.delta")
-            assert len(server.gateway.service.live) == 3
+            assert len(server.gateway.service.under_way) == 3
             if how == "abort":
                 w.connection.transport.abort()  # no close frame: how Codex leaves
         for _ in range(400):
-            if len(server.gateway.service.live) == 1:
+            if len(server.gateway.service.under_way) == 1:
                 break
             await asyncio.sleep(0.005)
-        assert len(server.gateway.service.live) == 1
+        assert len(server.gateway.service.under_way) == 1
         assert (await other.receive())["type"] == "response.output_text.delta"
 
 
@@ -231,7 +231,7 @@ async def test_closing_an_sse_stream_stops_its_answer(server: RunningServer) -> 
 
 
 async def test_hanging_up_on_a_plain_request_stops_its_answer(server: RunningServer) -> None:
-    engine = server.engines["fake"]
+    engine = server.engines["echo"]
     before = engine.steps
     async with httpx.AsyncClient(base_url=server.url) as http:
         with pytest.raises(httpx.ReadTimeout):
@@ -244,7 +244,7 @@ async def test_a_slow_reader_pauses_only_itself(server: RunningServer) -> None:
     """It reads nothing while the server has megabytes to say: its answer waits, others run."""
     raw = socket.create_connection(("127.0.0.1", server.port))
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    body = json.dumps({"model": "fake", "input": "endless", "stream": True, "store": False}).encode()
+    body = json.dumps({"model": "echo", "input": "endless", "stream": True, "store": False}).encode()
     head = f"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     raw.sendall(head + body)
     async with wire(server) as w:
@@ -255,7 +255,7 @@ async def test_a_slow_reader_pauses_only_itself(server: RunningServer) -> None:
 
 
 async def test_a_reader_that_stands_still_is_let_go() -> None:
-    model = fake_model(lambda _p: "z" * 3_000_000, context_length=4_000_000)
+    model = scripted_model(lambda _p: "z" * 3_000_000, context_length=4_000_000)
     with serving(model, socket_limits=SocketLimits(patience=0.4)) as server:
         async with websockets.connect(server.ws, compression=None, max_queue=1) as connection:
             sock = connection.transport.get_extra_info("socket")
@@ -313,8 +313,8 @@ SHOUTING = (
 
 def unjoinable(script: Any, **costs: Any) -> Model:
     """A model whose template changes what the assistant said, so that nothing can be spliced in after it."""
-    plain = fake_model(script, **costs)
-    return Model("fake", plain.engine, plain.tokenizer, ChatTemplate(SHOUTING), plain.fim)
+    plain = scripted_model(script, **costs)
+    return Model("echo", plain.engine, plain.tokenizer, ChatTemplate(SHOUTING), plain.fim)
 
 
 async def test_a_steer_that_cannot_be_spliced_becomes_a_successor_at_the_end() -> None:
@@ -485,7 +485,7 @@ def _kind(event: dict[str, Any]) -> str:
 
 
 async def test_a_connection_ends_with_a_typed_error_when_its_time_is_over() -> None:
-    with serving(fake_model(script, step_cost=0.001), socket_limits=SocketLimits(lifetime=0.3)) as server:
+    with serving(scripted_model(script, step_cost=0.001), socket_limits=SocketLimits(lifetime=0.3)) as server:
         async with wire(server) as w:
             await w.create("endless")
             kinds = [_kind(json.loads(frame)) async for frame in w.connection]
@@ -542,7 +542,7 @@ def test_a_body_without_a_length_is_cut_off_at_the_limit(server: RunningServer) 
 
 async def test_rate_limits_are_per_model_and_tell_when_to_come_back() -> None:
     tables = {"small": NamedModel(requests_per_minute=2), "large": NamedModel()}
-    models = (fake_model(script, "small"), fake_model(script, "large"))
+    models = (scripted_model(script, "small"), scripted_model(script, "large"))
     with serving(*models, roles={"large": "deep"}, tables=tables) as server:
         async with httpx.AsyncClient(base_url=server.url) as http:
             ok = [await http.post("/v1/responses", json={"model": "small", "input": "x"}) for _ in range(2)]
@@ -563,8 +563,8 @@ async def test_rate_limits_are_per_model_and_tell_when_to_come_back() -> None:
 
 
 async def test_a_key_over_its_share_is_refused_while_others_are_served() -> None:
-    tables = {"fake": NamedModel(concurrent=8, concurrent_per_key=1)}
-    with serving(fake_model(script, step_cost=0.001), tables=tables) as server:
+    tables = {"echo": NamedModel(concurrent=8, concurrent_per_key=1)}
+    with serving(scripted_model(script, step_cost=0.001), tables=tables) as server:
         async with wire(server) as w:
             await w.create("endless", stream_id="a")
             created = await w.until("response.created")
@@ -579,7 +579,7 @@ async def test_a_key_over_its_share_is_refused_while_others_are_served() -> None
 
 async def test_a_full_queue_refuses_with_429_and_recovers() -> None:
     settings = ServerSettings(max_queue=1)
-    with serving(fake_model(script, step_cost=0.002), server=settings, concurrent=1) as server:
+    with serving(scripted_model(script, step_cost=0.002), server=settings, concurrent=1) as server:
         async with wire(server) as w:
             for priority in "abc":
                 await w.create("endless", stream_id=priority)
@@ -598,7 +598,7 @@ def test_beyond_loopback_every_door_needs_a_key(tmp_path: Path) -> None:
     store.add_key(key)
     store.close()
     settings = ServerSettings(host="0.0.0.0")
-    with serving(fake_model(script), server=settings, folder=tmp_path) as server:
+    with serving(scripted_model(script), server=settings, folder=tmp_path) as server:
         body = {"input": "x"}
         for headers in ({}, {"authorization": "Bearer wrong"}):
             for method, path in (("POST", "/v1/responses"), ("GET", "/v1/models"), ("GET", "/metrics")):
@@ -638,7 +638,7 @@ def test_one_key_does_not_see_what_another_said(tmp_path: Path) -> None:
     for key, _ in keys:
         store.add_key(key)
     store.close()
-    with serving(fake_model(script), folder=tmp_path) as server:
+    with serving(scripted_model(script), folder=tmp_path) as server:
         bob, eve = ({"authorization": f"Bearer {token}"} for _, token in keys)
         made = httpx.post(f"{server.url}/v1/responses", json={"input": "secret"}, headers=bob).json()["id"]
         for request in (("GET", ""), ("POST", "/cancel"), ("DELETE", "")):
@@ -654,7 +654,7 @@ def test_one_key_does_not_see_what_another_said(tmp_path: Path) -> None:
 
 def test_the_same_seed_gives_the_same_text(server: RunningServer) -> None:
     body = {"prompt": "x", "max_tokens": 40, "temperature": 1.5, "seed": 7}
-    model = fake_model()
+    model = scripted_model()
     with serving(model) as plain:
         texts = [
             httpx.post(f"{plain.url}/v1/completions", json=body).json()["choices"][0]["text"]
@@ -669,13 +669,13 @@ def test_the_same_seed_gives_the_same_text(server: RunningServer) -> None:
 
 def test_a_prediction_is_drafted_and_never_changes_the_text() -> None:
     body: dict[str, Any] = {"input": "The quick brown fox jumps over the lazy dog, again and again."}
-    with serving(fake_model(script), speculation=True) as server:
+    with serving(scripted_model(script), speculation=True) as server:
         plain = httpx.post(f"{server.url}/v1/responses", json=body).json()
         text = plain["output"][0]["content"][0]["text"]
         predicted = {"prediction": {"type": "content", "content": text}}
         drafted = httpx.post(f"{server.url}/v1/responses", json={**body, **predicted}).json()
         assert server.settled()
-    with serving(fake_model(script)) as server:
+    with serving(scripted_model(script)) as server:
         undrafted = httpx.post(f"{server.url}/v1/responses", json={**body, **predicted}).json()
     assert drafted["output"][0]["content"][0]["text"] == text
     assert undrafted["output"][0]["content"][0]["text"] == text
@@ -687,7 +687,7 @@ def test_a_prediction_is_drafted_and_never_changes_the_text() -> None:
 def test_metrics_count_what_happened(server: RunningServer) -> None:
     httpx.post(f"{server.url}/v1/responses", json={"input": "x"})
     page = httpx.get(f"{server.url}/metrics").text
-    assert 'keystroke_responses_total{priority="chat",model="fake",status="completed"}' in page
+    assert 'keystroke_responses_total{model="echo",priority="chat",status="completed"}' in page
     assert "keystroke_first_token_seconds_bucket" in page
 
 
@@ -732,7 +732,7 @@ def test_a_failure_in_the_middle_of_a_stream_is_told_on_the_stream() -> None:
     def breaking(prompt: str) -> str:
         raise ZeroDivisionError
 
-    with serving(fake_model(breaking)) as server:
+    with serving(scripted_model(breaking)) as server:
         body = {"messages": [{"role": "user", "content": "x"}], "stream": True}
         lines = httpx.post(f"{server.url}/v1/chat/completions", json=body).text.split("\n\n")
         assert json.loads(lines[-3].removeprefix("data: "))["error"]["code"] == "engine_error"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gateway_support import FIM, RunningServer, fake_model, serving
+from gateway_support import FIM, RunningServer, scripted_model, serving
 from websockets.asyncio.client import ClientConnection, connect
 
 from keystroke.assist.completion.window import half_word
@@ -27,7 +27,7 @@ SPM = FimTemplate(
 
 def spm_model(script: Callable[[str], str] | None = None, **costs: Any) -> Model:
     assert set(FIM) == {SPM.prefix, SPM.suffix, SPM.middle}
-    return replace(fake_model(script, **costs), fim=SPM)
+    return replace(scripted_model(script, **costs), fim=SPM)
 
 
 def after(mapping: dict[str, str]) -> Callable[[str], str]:
@@ -112,7 +112,7 @@ def test_typing_through_a_suggestion_computes_nothing() -> None:
             first = await wire.complete(len(text), 0, "first")
             assert first["text"] == "compute()"
             await asyncio.sleep(0.2)  # the line after it is prepared
-            steps = server.engines["fake"].steps
+            steps = server.engines["echo"].steps
             for version, sign in enumerate("comp", 1):
                 await wire.type(sign, len(text), version)
                 text += sign
@@ -122,7 +122,7 @@ def test_typing_through_a_suggestion_computes_nothing() -> None:
                     "typed_through",
                 )
             assert server.settled()
-            assert server.engines["fake"].steps == steps
+            assert server.engines["echo"].steps == steps
 
     with serving(spm_model(after({"value = ": "compute()\n"}))) as server:
         asyncio.run(run(server))
@@ -162,7 +162,7 @@ def test_a_running_stream_is_kept_while_typing_agrees_with_it() -> None:
             assert {"not_shown", "suggestion"} >= {
                 e["type"] for e in wire.heard if e.get("id") in ("first", "second")
             }
-            assert server.engines["fake"].steps < 2 * len("measure(everything)\n")
+            assert server.engines["echo"].steps < 2 * len("measure(everything)\n")
 
     with serving(spm_model(after({"result = ": "measure(everything)\n"}), step_cost=0.02)) as server:
         asyncio.run(run(server))
@@ -307,7 +307,7 @@ class TestPlaces:
         async def run(server: RunningServer) -> None:
             async with wired(server) as wire:
                 await wire.open(self.TEXT, cursor=0)
-                engine = server.engines["fake"]
+                engine = server.engines["echo"]
                 before = engine.prefilled
                 await wire.send(kind="buffer.cursor", buffer="a.py", version=0, cursor=cursor)
                 async with asyncio.timeout(10):
@@ -504,7 +504,7 @@ class TestBadInput:
 
         with serving(spm_model()) as server:
             asyncio.run(run(server))
-            assert server.engines["fake"].prefilled == server.engines["fake"].steps == 0
+            assert server.engines["echo"].prefilled == server.engines["echo"].steps == 0
 
     def test_imports_are_read_inside_the_workspace_and_nowhere_else(self, tmp_path: Path) -> None:
         prompts: list[str] = []

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gateway_support import RunningServer, fake_model, last_user, serving
+from gateway_support import RunningServer, last_user, scripted_model, serving
 
 from keystroke.clients.connection import RemoteError
 from keystroke.clients.lsp.channel import Channel
@@ -34,7 +34,7 @@ def script(prompt: str) -> str:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    with serving(fake_model(script, step_cost=0.002)) as running:
+    with serving(scripted_model(script, step_cost=0.002)) as running:
         yield running
 
 
@@ -95,7 +95,7 @@ async def test_an_edit_by_instruction_is_told_the_projects_rules(tmp_path: Path)
 
     (tmp_path / "AGENTS.md").write_text("Say please.")
     (tmp_path / ".editorconfig").write_text("root = true\n[*]\nindent_style = tab\n")
-    with serving(fake_model(listening)) as running:
+    with serving(scripted_model(listening)) as running:
         async with channel(running, path=str(tmp_path / "a.py"), root=str(tmp_path)) as client:
             await client.ask(edit(client, "make it two"))
     assert any("Say please." in prompt and "Indent with tabs." in prompt for prompt in prompts)
@@ -119,9 +119,9 @@ async def test_an_answer_that_cannot_be_used_changes_nothing_and_says_why(
 
 async def begun(server: RunningServer, client: Channel) -> asyncio.Future[Any]:
     """An edit that would take a minute, and has begun."""
-    steps = server.engines["fake"].steps
+    steps = server.engines["echo"].steps
     asked = asyncio.ensure_future(client.ask(edit(client, "endless", 0, 0)))
-    while server.engines["fake"].steps < steps + 5:  # noqa: ASYNC110 the engine has no event for this
+    while server.engines["echo"].steps < steps + 5:  # noqa: ASYNC110 the engine has no event for this
         await asyncio.sleep(0.005)
     return asked
 
@@ -144,10 +144,10 @@ async def test_a_client_that_goes_leaves_nothing_running(server: RunningServer) 
 
 
 async def test_without_a_model_that_follows_instructions_it_says_how_to_get_one() -> None:
-    model = dataclasses.replace(fake_model(script), chat=None)
+    model = dataclasses.replace(scripted_model(script), chat=None)
     with serving(model) as server:
         async with channel(server) as client:
-            with pytest.raises(RemoteError, match=r"role = \"deep\""):
+            with pytest.raises(RemoteError, match="keystroke models add coder"):
                 await client.ask(edit(client, "make it two"))
 
 

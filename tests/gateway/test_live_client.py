@@ -8,7 +8,7 @@ import socket
 
 import gateway_support
 import pytest
-from gateway_support import RunningServer, fake_model, serving
+from gateway_support import RunningServer, scripted_model, serving
 
 from keystroke.clients.live_connection import LiveClient
 from keystroke.config import NamedModel, Settings
@@ -37,7 +37,7 @@ def test_a_suggestion_comes_back_as_a_value() -> None:
             assert isinstance(answer, live.Suggestion)
             assert (answer.version, answer.text) == (1, "ne")
 
-    with serving(fake_model(lambda prompt: "one\n" if "value = " in prompt else "")) as server:
+    with serving(scripted_model(lambda prompt: "one\n" if "value = " in prompt else "")) as server:
         asyncio.run(run(server.url))
 
 
@@ -84,7 +84,7 @@ def test_buffers_are_opened_again_at_whatever_gateway_answers_next() -> None:
         await client.stop()
         assert started.port == port
 
-    model = fake_model(lambda prompt: "one\n" if "value = " in prompt else "")
+    model = scripted_model(lambda prompt: "one\n" if "value = " in prompt else "")
     running = serving(model, port=port)
     try:
         asyncio.run(run())
@@ -106,7 +106,7 @@ def test_a_lost_connection_answers_what_was_asked() -> None:
         assert answer.reason == "disconnected"
         await client.stop()
 
-    with serving(fake_model(lambda _p: "long " * 50, step_cost=0.05)) as server:
+    with serving(scripted_model(lambda _p: "long " * 50, step_cost=0.05)) as server:
         asyncio.run(run(server.url))
 
 
@@ -122,7 +122,7 @@ def test_a_cancelled_wait_stops_the_work() -> None:
             answer = await client.complete("a.py", 1)
             assert isinstance(answer, (live.Suggestion, live.NotShown))
 
-    with serving(fake_model(lambda _p: "a b\n    " * 50, step_cost=0.005)) as server:
+    with serving(scripted_model(lambda _p: "a b\n    " * 50, step_cost=0.005)) as server:
         asyncio.run(run(server.url))
 
 
@@ -168,7 +168,7 @@ def test_after_any_typing_the_mirror_is_the_editors_text() -> None:
             mirror = connection._buffers["a.py"]
             assert (mirror.text, mirror.version) == (client.text("a.py"), 199)
 
-    with serving(fake_model()) as server:
+    with serving(scripted_model()) as server:
         asyncio.run(run(server))
         assert server.settled()
 
@@ -179,7 +179,7 @@ def test_a_model_behind_a_server_completes_when_it_is_asked(monkeypatch: pytest.
             client.open("a.py", "value =\nbelow = 1\n", path="a.py", language="python")
             client.change("a.py", 1, [Edit(7, 7, " ")], cursor=8)
             await asyncio.sleep(0.1)
-            assert behind.engines["fake"].steps == 0
+            assert behind.engines["echo"].steps == 0
             answer = await client.complete("a.py", 8)
             assert isinstance(answer, live.Suggestion)
             assert (answer.text, answer.receipt.model) == ("one", "far")
@@ -188,10 +188,10 @@ def test_a_model_behind_a_server_completes_when_it_is_asked(monkeypatch: pytest.
             assert isinstance(answer, live.Suggestion)
             assert (answer.text, answer.receipt.source) == ("ne", "typed_through")
 
-    with serving(fake_model(lambda prompt: "one\n" if "value = " in prompt else "")) as behind:
-        table = NamedModel(engine="remote", base_url=f"{behind.url}/v1", model="fake")
+    with serving(scripted_model(lambda prompt: "one\n" if "value = " in prompt else "")) as behind:
+        table = NamedModel(engine="remote", base_url=f"{behind.url}/v1", model="echo")
         monkeypatch.setattr(
             gateway_support, "Registry", lambda _entries: Registry([_remote_entry("far", table, Settings())])
         )
-        with serving(fake_model(name="unused")) as server:
+        with serving(scripted_model(name="unused")) as server:
             asyncio.run(run(server, behind))

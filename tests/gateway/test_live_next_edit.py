@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gateway_support import FIM, RunningServer, fake_model, serving
+from gateway_support import FIM, RunningServer, scripted_model, serving
 from test_live import SPM, Wire, wired
 
 from keystroke.assist.next_edit.prompt import ABOVE, SPELLING, VERSION, EditFormat, marks_of
@@ -45,7 +45,7 @@ class Editing:
 
     def model(self, folder: Path, version: int = VERSION, **costs: Any) -> Model:
         (folder / "keystroke.json").write_text(json.dumps({"next_edit": version}))
-        return replace(fake_model(self, **costs), tokenizer=TOKENIZER, fim=SPM, path=folder)
+        return replace(scripted_model(self, **costs), tokenizer=TOKENIZER, fim=SPM, path=folder)
 
 
 async def change(wire: Wire, version: int, edit: tuple[int, int, str], buffer: str = "a.py") -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 import schemathesis
-from gateway_support import RunningServer, fake_model, serving
+from gateway_support import RunningServer, scripted_model, serving
 from hypothesis import HealthCheck, Phase, settings
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
@@ -25,7 +25,7 @@ EXAMPLES = 15
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    with serving(fake_model(lambda _prompt: "ok", context_length=2000)) as running:
+    with serving(scripted_model(lambda _prompt: "ok", context_length=2000)) as running:
         yield running
 
 

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from gateway_support import fake_model
+from gateway_support import scripted_model
 
 from keystroke.engine.base import Step, StepRequest
 from keystroke.engine.echo import EchoEngine
@@ -53,7 +53,7 @@ async def first_chunk(ticket: Ticket) -> None:
 
 
 async def test_a_ticket_gives_its_chunks_and_one_end() -> None:
-    async with scheduling(fake_model(lambda _p: "hello")) as s:
+    async with scheduling(scripted_model(lambda _p: "hello")) as s:
         items = await everything(s.submit(job(tokens=100)))
     assert isinstance(items[0], Started)
     assert text_of(items) == "hello"
@@ -64,7 +64,7 @@ async def test_a_ticket_gives_its_chunks_and_one_end() -> None:
 
 async def test_equals_take_turns() -> None:
     order: list[str] = []
-    model = fake_model(step_cost=0.001)
+    model = scripted_model(step_cost=0.001)
     async with scheduling(model, concurrent=2) as s:
         tickets = {name: s.submit(job(name, 20)) for name in "ab"}
 
@@ -80,7 +80,7 @@ async def test_equals_take_turns() -> None:
 
 
 async def test_a_higher_lane_preempts_a_lower_one_between_steps_and_the_lower_resumes() -> None:
-    model = fake_model(lambda p: "c" * 300 if "chat" in p else "g" * 20, step_cost=0.001)
+    model = scripted_model(lambda p: "c" * 300 if "chat" in p else "g" * 20, step_cost=0.001)
     async with scheduling(model, concurrent=1) as s:
         chat = s.submit(job("chat", 300), priority=Priority.CHAT)
         await first_chunk(chat)
@@ -94,7 +94,7 @@ async def test_a_higher_lane_preempts_a_lower_one_between_steps_and_the_lower_re
 
 
 async def test_a_long_prefill_yields_to_a_higher_lane_and_goes_on_from_there() -> None:
-    model = fake_model(lambda _p: "ok", prefill_cost=0.0005, chunk=64)
+    model = scripted_model(lambda _p: "ok", prefill_cost=0.0005, chunk=64)
     engine = model.engine
     assert isinstance(engine, EchoEngine)
     async with scheduling(model, concurrent=1) as s:
@@ -112,7 +112,7 @@ async def test_a_long_prefill_yields_to_a_higher_lane_and_goes_on_from_there() -
 
 
 async def test_a_preempted_warm_up_leaves_its_work_to_the_turn_it_was_for() -> None:
-    model = fake_model(lambda _p: "ok", prefill_cost=0.0005, chunk=64)
+    model = scripted_model(lambda _p: "ok", prefill_cost=0.0005, chunk=64)
     engine = model.engine
     assert isinstance(engine, EchoEngine)
     async with scheduling(model, concurrent=1) as s:
@@ -127,7 +127,7 @@ async def test_a_preempted_warm_up_leaves_its_work_to_the_turn_it_was_for() -> N
 
 
 async def test_tiers_order_what_waits_inside_a_lane() -> None:
-    model = fake_model(step_cost=0.002)
+    model = scripted_model(step_cost=0.002)
     async with scheduling(model, concurrent=1) as s:
         busy = s.submit(job(tokens=30), tier=Tier.PRIORITY)
         await first_chunk(busy)
@@ -139,7 +139,7 @@ async def test_tiers_order_what_waits_inside_a_lane() -> None:
 
 
 async def test_waiting_tickets_are_told_their_position_as_it_changes() -> None:
-    model = fake_model(step_cost=0.002)
+    model = scripted_model(step_cost=0.002)
     async with scheduling(model, concurrent=1) as s:
         first = s.submit(job(tokens=10))
         await first_chunk(first)
@@ -149,7 +149,7 @@ async def test_waiting_tickets_are_told_their_position_as_it_changes() -> None:
 
 
 async def test_the_queue_is_bounded() -> None:
-    async with scheduling(fake_model(step_cost=0.01), concurrent=1, max_queue=2) as s:
+    async with scheduling(scripted_model(step_cost=0.01), concurrent=1, max_queue=2) as s:
         busy = s.submit(job(tokens=1000))
         await first_chunk(busy)
         waiting = [s.submit(job()), s.submit(job())]
@@ -162,7 +162,7 @@ async def test_the_queue_is_bounded() -> None:
 
 
 async def test_cancelling_stops_within_one_step_and_touches_nobody_else() -> None:
-    model = fake_model(lambda p: "y" * 60 if "other" in p else "x" * 10_000, step_cost=0.002)
+    model = scripted_model(lambda p: "y" * 60 if "other" in p else "x" * 10_000, step_cost=0.002)
     engine = model.engine
     assert isinstance(engine, EchoEngine)
     async with scheduling(model, concurrent=2) as s:
@@ -177,7 +177,7 @@ async def test_cancelling_stops_within_one_step_and_touches_nobody_else() -> Non
 
 
 async def test_a_waiting_ticket_can_be_cancelled_and_frees_its_place() -> None:
-    async with scheduling(fake_model(step_cost=0.005), concurrent=1) as s:
+    async with scheduling(scripted_model(step_cost=0.005), concurrent=1) as s:
         busy = s.submit(job(tokens=200))
         await first_chunk(busy)
         gone, next_ = s.submit(job(tokens=1)), s.submit(job(tokens=1))
@@ -190,7 +190,7 @@ async def test_a_waiting_ticket_can_be_cancelled_and_frees_its_place() -> None:
 
 
 async def test_newer_work_for_a_buffer_supersedes_the_older() -> None:
-    async with scheduling(fake_model(step_cost=0.005)) as s:
+    async with scheduling(scripted_model(step_cost=0.005)) as s:
         old = s.submit(job(tokens=1000), priority=Priority.GHOST, supersedes="file.py")
         elsewhere = s.submit(job(tokens=3), priority=Priority.GHOST, supersedes="other.py")
         await first_chunk(old)
@@ -201,7 +201,7 @@ async def test_newer_work_for_a_buffer_supersedes_the_older() -> None:
 
 
 async def test_a_paused_ticket_takes_no_step_until_it_is_resumed() -> None:
-    model = fake_model(step_cost=0.002)
+    model = scripted_model(step_cost=0.002)
     async with scheduling(model, concurrent=2) as s:
         slow, other = s.submit(job(tokens=200)), s.submit(job(tokens=30))
         await first_chunk(slow)
@@ -215,7 +215,7 @@ async def test_a_paused_ticket_takes_no_step_until_it_is_resumed() -> None:
 
 
 async def test_a_paused_ticket_can_still_be_cancelled() -> None:
-    async with scheduling(fake_model(step_cost=0.002)) as s:
+    async with scheduling(scripted_model(step_cost=0.002)) as s:
         ticket = s.submit(job(tokens=500))
         await first_chunk(ticket)
         ticket.pause()
@@ -224,7 +224,7 @@ async def test_a_paused_ticket_can_still_be_cancelled() -> None:
 
 
 async def test_a_redirect_keeps_what_was_generated_and_goes_on() -> None:
-    model = fake_model(lambda p: "after" if p.endswith("!") else "b" * 400, step_cost=0.002)
+    model = scripted_model(lambda p: "after" if p.endswith("!") else "b" * 400, step_cost=0.002)
     async with scheduling(model) as s:
         ticket = s.submit(job("start", 1000))
         await first_chunk(ticket)
@@ -254,9 +254,9 @@ class BatchingEngine(EchoEngine):
 
 
 async def test_an_engine_that_batches_steps_its_sessions_together_with_the_same_text() -> None:
-    plain = fake_model()
+    plain = scripted_model()
     engine = BatchingEngine()
-    model = Model("fake", engine, plain.tokenizer, plain.chat, plain.fim)
+    model = Model("echo", engine, plain.tokenizer, plain.chat, plain.fim)
     prompts = ["one", "two", "three", "four", "five"]
     async with scheduling(model) as s:
         tickets = [s.submit(job(p, 12 + i)) for i, p in enumerate(prompts)]
@@ -273,7 +273,7 @@ async def test_a_failing_engine_ends_its_ticket_with_one_sentence_and_serves_the
             raise ZeroDivisionError("secret detail")
         return "fine"
 
-    async with scheduling(fake_model(script)) as s:
+    async with scheduling(scripted_model(script)) as s:
         error = (await everything(s.submit(job("bad"))))[-1].error
         assert isinstance(error, EngineError)
         assert "secret" not in error.message
@@ -281,14 +281,14 @@ async def test_a_failing_engine_ends_its_ticket_with_one_sentence_and_serves_the
 
 
 async def test_a_prompt_beyond_the_context_fails_alone() -> None:
-    async with scheduling(fake_model(context_length=50)) as s:
+    async with scheduling(scripted_model(context_length=50)) as s:
         error = (await everything(s.submit(job("x" * 100))))[-1].error
         assert isinstance(error, ContextOverflow)
         assert (await everything(s.submit(job("x", 3))))[-1].error is None
 
 
 async def test_stopping_ends_every_ticket_with_a_terminal_item() -> None:
-    scheduler = Scheduler(fake_model(step_cost=0.005), concurrent=1)
+    scheduler = Scheduler(scripted_model(step_cost=0.005), concurrent=1)
     scheduler.start()
     tickets = [scheduler.submit(job(tokens=1000)) for _ in range(3)]
     await first_chunk(tickets[0])
@@ -302,7 +302,7 @@ async def test_stopping_ends_every_ticket_with_a_terminal_item() -> None:
 
 
 async def test_leaving_the_iterator_early_cancels_the_work() -> None:
-    model = fake_model(step_cost=0.002)
+    model = scripted_model(step_cost=0.002)
     async with scheduling(model) as s:
         ticket = s.submit(job(tokens=10_000))
         async for item in ticket:

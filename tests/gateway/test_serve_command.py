@@ -59,7 +59,7 @@ def keystroke(capsys: pytest.CaptureFixture[str]) -> Command:
 
 @contextmanager
 def served(*arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    command = [PROGRAM, "--json", "serve", "--fake", "--port", "0", *arguments]
+    command = [PROGRAM, "--json", "serve", "--echo", "--port", "0", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     line = process.stdout.readline()
@@ -77,7 +77,7 @@ def test_an_answer_shows_up_in_usage_and_stopping_ends_streams_with_a_terminal_e
     with served() as (url, process):
         answer = httpx.post(f"{url}/v1/responses", json={"input": "hello"}, timeout=30).json()
         assert answer["output"][0]["content"][0]["text"] == "You said: hello"
-        taken = keystroke("serve", "--fake", "--port", url.rpartition(":")[2], code=2).err
+        taken = keystroke("serve", "--echo", "--port", url.rpartition(":")[2], code=2).err
         assert "cannot listen" in taken
         body = {"input": "word " * 2000, "stream": True}
         kinds: list[str] = []
@@ -91,13 +91,13 @@ def test_an_answer_shows_up_in_usage_and_stopping_ends_streams_with_a_terminal_e
         assert sum(kind in ends for kind in kinds) == 1
         assert process.wait(30) in (0, -signal.SIGTERM)
     (row,) = json.loads(keystroke("usage", "--json").out)
-    assert (row["key"], row["model"], row["responses"]) == ("local", "fake", 2)
+    assert (row["key"], row["model"], row["responses"]) == ("local", "echo", 2)
     assert row["output_tokens"] > answer["usage"]["output_tokens"]
     assert "first token" in keystroke("usage").out
 
 
 def test_keys_are_made_listed_and_revoked_and_a_running_server_notices(keystroke: Command) -> None:
-    refused = keystroke("serve", "--fake", "--host", "0.0.0.0", "--port", "0", code=2).err
+    refused = keystroke("serve", "--echo", "--host", "0.0.0.0", "--port", "0", code=2).err
     assert "keystroke keys create" in refused
     token = keystroke("keys", "create", "bob").out.strip()
     assert token.startswith("ks_")

@@ -115,6 +115,41 @@ async def test_usage_adds_up_by_key_and_model(store: Store) -> None:
     assert store.usage(since=time.time() + 10) == []
 
 
+async def test_keystrokes_are_one_row_an_hour_and_add_up_like_any_other_work(store: Store) -> None:
+    for number in range(5):
+        paid = receipt(input_tokens=10, computed_tokens=3, output_tokens=2, first_token_ms=4.0)
+        store.save_usage(f"w{number}", "k1", "bob", "completed", paid, live=True)
+        await store.flush()
+    store.save_usage("r1", "k1", "bob", "completed", receipt(input_tokens=10, first_token_ms=4.0))
+    (row,) = store.usage()
+    assert (row.responses, row.input_tokens, row.computed_tokens, row.output_tokens) == (6, 60, 15, 10)
+    assert row.first_token_ms == pytest.approx(4.0)
+    with store._engine.connect() as connection:
+        held = connection.execute(sa.select(sa.func.count()).select_from(USAGE)).scalar()
+    assert held is not None
+    assert held <= 3  # the hour may have changed in between
+
+
+def test_a_database_of_an_earlier_version_is_brought_up_to_date(tmp_path: Path) -> None:
+    url = default_url(tmp_path)
+    Store(url).close()
+    engine = sa.create_engine(url)
+    with engine.begin() as connection:
+        for column in ("responses", "computed_tokens"):
+            connection.execute(sa.text(f"ALTER TABLE usage DROP COLUMN {column}"))
+        connection.execute(
+            sa.text(
+                "INSERT INTO usage (id, key_id, key_name, model, at, status, input_tokens, reused_tokens, "
+                "output_tokens, cost, first_token_ms, total_ms, receipt) "
+                "VALUES ('r', 'k', 'bob', 'm', 1.0, 'completed', 10, 4, 2, 0.5, 3.0, 9.0, '')"
+            )
+        )
+    store = Store(url)
+    (row,) = store.usage()
+    assert (row.responses, row.computed_tokens, row.first_token_ms) == (1, 6, 3.0)
+    store.close()
+
+
 def test_keys_are_kept_by_hash_and_revoked_by_name_or_id(store: Store) -> None:
     key, token = make_key("bob")
     store.add_key(key)

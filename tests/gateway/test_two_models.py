@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from gateway_support import RunningServer, fake_model, last_user, serving
+from gateway_support import RunningServer, last_user, scripted_model, serving
 
 from keystroke import Client
 from keystroke.config import NamedModel, Settings
@@ -36,8 +36,8 @@ def words(response: Response) -> str:
 
 @pytest.fixture
 def pair() -> Any:
-    fast = fake_model(named("fast"), "small", step_cost=0.001)
-    deep = fake_model(named("deep"), "large", step_cost=0.002)
+    fast = scripted_model(named("fast"), "small", step_cost=0.001)
+    deep = scripted_model(named("deep"), "large", step_cost=0.002)
     with serving(fast, deep, roles={"large": "deep"}) as server:
         yield server
 
@@ -84,24 +84,24 @@ async def test_background_work_outlives_its_connection(pair: RunningServer) -> N
             await asyncio.sleep(0.01)
         # Without a store a finished response is gone; that it ran to its end is what the metrics say.
         page = (await http.get("/metrics")).text
-    assert 'keystroke_responses_total{priority="background",model="large",status="completed"} 1.0' in page
+    assert 'keystroke_responses_total{model="large",priority="background",status="completed"} 1.0' in page
 
 
 def with_remote(url: str) -> Registry:
     """A registry whose deep model is another server's."""
-    table = NamedModel(engine="remote", base_url=f"{url}/v1", model="fake", role="deep")
-    fast = local_entry("small", fake_model(named("fast"), "small"), named=NamedModel(concurrent=8))
+    table = NamedModel(engine="remote", base_url=f"{url}/v1", model="echo", role="deep")
+    fast = local_entry("small", scripted_model(named("fast"), "small"), named=NamedModel(concurrent=8))
     return Registry([fast, _remote_entry("far", table, Settings())])
 
 
 @pytest.fixture
 def far(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A gateway in front of another gateway."""
-    with serving(fake_model(named("far"), step_cost=0.001)) as behind:
+    with serving(scripted_model(named("far"), step_cost=0.001)) as behind:
         import gateway_support
 
         monkeypatch.setattr(gateway_support, "Registry", lambda _entries: with_remote(behind.url))
-        with serving(fake_model(name="unused")) as front:
+        with serving(scripted_model(name="unused")) as front:
             yield front, behind
 
 
@@ -147,7 +147,7 @@ async def test_when_deep_is_unreachable_the_error_is_clear_and_fast_is_unaffecte
     import gateway_support
 
     monkeypatch.setattr(gateway_support, "Registry", lambda _entries: with_remote("http://127.0.0.1:9"))
-    with serving(fake_model(name="unused")) as server:
+    with serving(scripted_model(name="unused")) as server:
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
             deep = asyncio.create_task(http.post("/v1/responses", json={"model": "deep", "input": "x"}))
             fast = await http.post("/v1/responses", json={"model": "fast", "input": "x"})

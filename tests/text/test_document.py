@@ -8,7 +8,7 @@ from text_strategies import ascii_texts, edited, edits_of, texts
 
 from keystroke.errors import InputError
 from keystroke.text import Document, Edit, Encoding, Position
-from keystroke.text.document import ENCODINGS
+from keystroke.text.position import ENCODINGS
 
 encodings = st.sampled_from(ENCODINGS)
 

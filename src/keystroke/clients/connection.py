@@ -1,6 +1,6 @@
 """The client every client of ours uses: many streams over one socket that comes back when it is lost.
 
-Law: speaks the protocol's types, never raw JSON. Each stream has a stream_id of its own while it runs. When the
+Law: speaks the protocol's types, never raw JSON. Each stream has an id of its own while it runs. When the
 socket is lost it is opened again: what had said nothing yet is asked again unseen; what was in the middle is
 asked again and says `Restarted` first, so that its reader drops what it has. A conversation whose server
 forgot it sends itself whole.
@@ -210,7 +210,7 @@ class Client:
             stream._fail(Unavailable("The client was closed."))
 
     async def respond(self, content: str | list[Item] | None = None, **settings: Any) -> Stream:
-        """Ask for a response; `settings` are the fields of `response.create`. Waits only for a free stream_id."""
+        """Ask for a response; `settings` are the fields of `response.create`. Waits only for a free id."""
         items = [Item(role="user", content=content)] if isinstance(content, str) else content
         stream_id = await self._take_stream_id()
         request = ResponseCreate(input=items, stream_id=stream_id, **settings)
@@ -281,7 +281,7 @@ class Client:
             stream._receive(event)
 
     def _alone(self) -> Stream | None:
-        """Whose an event without a stream_id is: the only stream there is."""
+        """Whose an event without an id is: the only stream there is."""
         return next(iter(self._streams.values())) if len(self._streams) == 1 else None
 
     def _on_lost(self, error: KeystrokeError) -> None:

@@ -166,6 +166,8 @@ class Session(ABC):
     def length(self) -> int:
         return len(self.tokens)
 
+    extended = Extended(0, 0)  # what the last extend did, as far as it came
+
     @abstractmethod
     def extend(self, tokens: Sequence[int], interrupt: Interrupt | None = None) -> Extended:
         """Make the session hold exactly `tokens`, keeping the longest prefix whose KV this session, or

@@ -45,8 +45,8 @@ class EchoEngine(Engine):
         self.prefill_cost, self.step_cost, self.row_cost = prefill_cost, step_cost, row_cost
         self.chunk = chunk
         self.info = ModelInfo(
-            name="fake",
-            architecture="fake",
+            name="echo",
+            architecture="echo",
             context_length=context_length,
             vocab_size=VOCAB,
             layers=0,

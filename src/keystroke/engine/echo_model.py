@@ -19,7 +19,7 @@ _FIM = {"<fim_prefix>": 259, "<fim_suffix>": 260, "<fim_middle>": 261}
 
 def echo_model(step_cost: float = 0.005) -> Model:
     return Model(
-        name="fake",
+        name="echo",
         engine=EchoEngine(_repeat, step_cost=step_cost),
         tokenizer=ByteTokenizer({**SPECIAL, **_FIM}, eos=EOS, vocab_size=320),
         chat=ChatTemplate(_TEMPLATE),

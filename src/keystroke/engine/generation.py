@@ -130,14 +130,22 @@ class Generation:
         started = time.perf_counter()
         try:
             extended = self.session.extend(self._prompt, self.interrupt)
+        except Interrupted:
+            self._count(self.session.extended)
+            raise
         finally:
             self.stats.prefill_seconds += time.perf_counter() - started
-        self.stats.reused += extended.reused
-        self.stats.computed += extended.computed
+        self._count(extended)
         if self._drafter is not None:
             self._drafter.choose_by(self.params.sampling)
             self._drafter.begin(self._prompt)
         return extended
+
+    def _count(self, extended: Extended) -> None:
+        """What a prefill interrupted before had computed counts once: it is found again, not reused."""
+        stats = self.stats
+        stats.reused = extended.reused - stats.computed
+        stats.computed += extended.computed
 
     def advance(self) -> Chunk:
         """One engine step. An interrupt ends the answer with what it has; the session stays usable."""

@@ -94,8 +94,10 @@ class HostSession(Session):
         except BaseException:
             # Keep what was computed, plus one pending token, so that the session stays well formed.
             self._tokens = wanted[: self._resident + 1]
+            self.extended = Extended(reused=reused, computed=self._resident - reused)
             raise
-        return Extended(reused=reused, computed=len(wanted) - reused)
+        self.extended = Extended(reused=reused, computed=len(wanted) - reused)
+        return self.extended
 
     def step(
         self, draft: Sequence[int] = (), sampling: Sampling = GREEDY, interrupt: Interrupt | None = None

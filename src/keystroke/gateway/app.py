@@ -14,7 +14,6 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
-from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -30,11 +29,12 @@ from keystroke.errors import ConfigError, KeystrokeError, NotFound, ProtocolErro
 from keystroke.gateway.access.keys import Caller, Key
 from keystroke.gateway.access.security import is_loopback, key_ring
 from keystroke.gateway.api.endpoints import Endpoints
-from keystroke.gateway.api.responses_socket import Connection, SocketLimits, deny
+from keystroke.gateway.api.responses_socket import Connection
 from keystroke.gateway.live.connection import LiveConnection
 from keystroke.gateway.record.store import Store
-from keystroke.gateway.transport.frames import EXTENSION, FrameProtocol
+from keystroke.gateway.transport.frames import EXTENSION, AbortableHttp, FrameProtocol
 from keystroke.gateway.transport.http import error_response
+from keystroke.gateway.transport.socket import Socket, SocketLimits, deny
 from keystroke.gateway.work.registry import Registry
 from keystroke.gateway.work.service import SHUTTING_DOWN, Service
 
@@ -93,31 +93,26 @@ class Gateway:
 
     async def _serve_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._serve(
-            scope,
-            send,
-            lambda caller, write: Connection(
-                self.endpoints.responses, caller, receive, send, self._socket_limits, write_now=write
-            ),
+            scope, receive, send, lambda caller, socket: Connection(self.endpoints.responses, caller, socket)
         )
 
     async def _serve_live(self, scope: Scope, receive: Receive, send: Send) -> None:
+        host = self.settings.server.host
         await self._serve(
             scope,
+            receive,
             send,
-            lambda caller, write: LiveConnection(
-                self.service,
-                self.settings.assist,
-                caller,
-                receive,
-                send,
-                self._socket_limits,
-                host=self.settings.server.host,
-                write_now=write,
+            lambda caller, socket: LiveConnection(
+                self.service, self.settings.assist, caller, socket, host=host
             ),
         )
 
     async def _serve(
-        self, scope: Scope, send: Send, make: Callable[[Caller, Any], Connection | LiveConnection]
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        make: Callable[[Caller, Socket], Connection | LiveConnection],
     ) -> None:
         try:
             caller = self.endpoints.admit(Headers(scope=scope))
@@ -126,8 +121,8 @@ class Gateway:
         except KeystrokeError as error:
             await deny(send, error, scope)
             return
-        write_now = scope.get("extensions", {}).get(EXTENSION, {}).get("write")
-        connection = make(caller, write_now)
+        fast_path = scope.get("extensions", {}).get(EXTENSION)
+        connection = make(caller, Socket(receive, send, self._socket_limits, fast_path))
         self._connections.add(connection)
         self.service.metrics.connections.set(len(self._connections))
         try:
@@ -172,14 +167,14 @@ class Gateway:
         """Take nothing new, let running answers end, then end those that do not; each with its last event."""
         self.service.draining = True
         await self._until_quiet(self.settings.server.drain_s)
-        for answer in tuple(self.service.live.values()):
-            answer.cancel(Unavailable(SHUTTING_DOWN))
+        for work in tuple(self.service.under_way):
+            work.cancel(Unavailable(SHUTTING_DOWN))
         await self._until_quiet(2.0)
         await asyncio.sleep(0.05)  # the last events leave their buffers
 
     async def _until_quiet(self, seconds: float) -> None:
         for _ in range(round(seconds / 0.02)):
-            if not self.service.live:
+            if not self.service.under_way:
                 return
             await asyncio.sleep(0.02)
 
@@ -228,6 +223,7 @@ def uvicorn_config(gateway: Gateway) -> uvicorn.Config:
         host=server.host,
         port=server.port,
         loop="auto",  # uvloop where there is one
+        http=AbortableHttp,
         ws=FrameProtocol,
         ws_max_size=2 * server.max_frame_bytes,  # a frame over the limit, but not far, gets a typed answer
         ws_per_message_deflate=False,  # costs more time per token than it saves on any network

@@ -74,7 +74,7 @@ class IdleShutdown:
     def _look(self) -> None:
         if self._present:
             return
-        if self._gateway.service.live:
+        if self._gateway.service.under_way:
             self._wait(max(self._patience, 1.0))
             return
         self._leave()

@@ -34,6 +34,12 @@ class ModelNotFound(NotFound):
     code = "model_not_found"
 
 
+class NoSuitableModel(UsageError):
+    """No model here, or not the named one, can do what was asked."""
+
+    code = "model_not_suitable"
+
+
 class InvalidStreamId(ProtocolError):
     code = "invalid_stream_id"
 

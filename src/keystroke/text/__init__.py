@@ -1,8 +1,9 @@
 """Pure values about text: documents and positions, edits, differences, and edits that meet typing."""
 
 from keystroke.text.diff import minimal_diff, unified_diff
-from keystroke.text.document import Document, Encoding, Position
+from keystroke.text.document import Document
 from keystroke.text.edit import Edit, apply_edits, compose, invert, shift
+from keystroke.text.position import Encoding, Position
 from keystroke.text.rebase import Dropped, Reason, rebase, rebase_all
 
 __all__ = [

@@ -10,24 +10,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from keystroke.errors import InputError
 from keystroke.text.edit import Edit, apply_edits, ordered
-
-Encoding = Literal["utf-8", "utf-16", "utf-32"]
-ENCODINGS: tuple[Encoding, ...] = ("utf-8", "utf-16", "utf-32")
+from keystroke.text.position import Encoding, Position
 
 if TYPE_CHECKING:
     from keystroke.text.line_index import Offsets
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """A place as editors name it: both counted from 0, the column in the units of the encoding asked for."""
-
-    line: int
-    column: int
 
 
 @dataclass(frozen=True, slots=True)

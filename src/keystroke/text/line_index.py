@@ -6,15 +6,12 @@ Law: pure functions on text. The one file of this folder that needs numpy; whoev
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from keystroke.text.edit import Edit
-
-if TYPE_CHECKING:
-    from keystroke.text.document import Encoding
+from keystroke.text.position import Encoding
 
 _LINE_END = re.compile(r"\r\n|\r|\n")
 _SMALL = 4096  # below this a regular expression beats the set-up cost of an array

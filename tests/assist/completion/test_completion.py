@@ -24,7 +24,7 @@ def model(
     script: Callable[[str], str] | None = None, *, fim: FimTemplate | None = None, context_length: int = 4096
 ) -> Model:
     tokenizer = ByteTokenizer({**SPECIAL, **FIM}, eos=EOS, vocab_size=320)
-    return Model("fake", EchoEngine(script, context_length=context_length), tokenizer, fim=fim)
+    return Model("echo", EchoEngine(script, context_length=context_length), tokenizer, fim=fim)
 
 
 PSM = FimTemplate("<fim_prefix>", "<fim_suffix>", "<fim_middle>")

@@ -40,7 +40,7 @@ SPM = FimTemplate("<fim_prefix>", "<fim_suffix>", "<fim_middle>", order="spm", f
 
 def model(script: Callable[[str], str] | None = None, *, fim: FimTemplate | None = SPM) -> Model:
     tokenizer = ByteTokenizer({**SPECIAL, **FIM}, eos=EOS, vocab_size=320)
-    return Model("fake", EchoEngine(script), tokenizer, fim=fim)
+    return Model("echo", EchoEngine(script), tokenizer, fim=fim)
 
 
 def shown(chosen: Model, tokens: list[int]) -> str:

@@ -361,16 +361,16 @@ def test_the_diff_of_a_plan_is_what_git_applies(workspace: Workspace, tmp_path: 
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}<end>{% endfor %}"
 
 
-def fake_model(script: Callable[[str], str], template: str | None = TEMPLATE) -> Model:
+def scripted_model(script: Callable[[str], str], template: str | None = TEMPLATE) -> Model:
     chat = ChatTemplate(template) if template else None
-    return Model("fake", EchoEngine(script), ByteTokenizer(SPECIAL), chat)
+    return Model("echo", EchoEngine(script), ByteTokenizer(SPECIAL), chat)
 
 
 def test_a_model_writes_an_edit_and_its_file_is_the_draft(workspace: Workspace) -> None:
     text = CODE.replace("\r\n", "\n") + "\n"
     (workspace.root / "long.py").write_text(text * 20)
     answer = "```\n" + (text * 20).replace("two", "three", 1) + "```\n"
-    writer = ModelWriter(fake_model(lambda prompt: answer))
+    writer = ModelWriter(scripted_model(lambda prompt: answer))
     plan = plan_edit(workspace, ["long.py"], "three", writer, region=Region("long.py"))
     assert plan.changes[0].after == (text * 20).replace("two", "three", 1)
     assert writer.last is not None
@@ -380,12 +380,12 @@ def test_a_model_writes_an_edit_and_its_file_is_the_draft(workspace: Workspace) 
 
 def test_a_model_without_a_chat_template_is_refused() -> None:
     with pytest.raises(UsageError, match="no chat template"):
-        ModelWriter(fake_model(str, None))
+        ModelWriter(scripted_model(str, None))
 
 
 def test_an_interrupted_answer_changes_nothing(workspace: Workspace) -> None:
     interrupt = Interrupt()
-    model = fake_model(lambda prompt: TWO_TO_THREE)
+    model = scripted_model(lambda prompt: TWO_TO_THREE)
     with pytest.raises(Interrupted):
         plan_edit(
             workspace,

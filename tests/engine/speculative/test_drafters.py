@@ -217,7 +217,7 @@ def test_a_run_of_one_token_stays_cheap() -> None:
 def test_a_model_drafts_its_equal_without_a_miss_at_any_temperature() -> None:
     for sampling in (Sampling(), Sampling(temperature=2.0, seed=77)):
         engine = EchoEngine()
-        model = Model("fake", engine, TOKENIZER)
+        model = Model("echo", engine, TOKENIZER)
         drafter = ModelDrafter(EchoEngine(), engine, sampling)
         params = GenerationParams(max_tokens=60, sampling=sampling)
         generation = Generation(model, engine.session(), [1, 2, 3], params, drafter)
@@ -247,7 +247,7 @@ def test_with_a_draft_model_the_text_is_the_same() -> None:
     sampling = Sampling(temperature=1.0, seed=5)
     params = GenerationParams(max_tokens=80, sampling=sampling)
     engine, small = EchoEngine(), EchoEngine()
-    model = Model("fake", engine, TOKENIZER, draft=small)
+    model = Model("echo", engine, TOKENIZER, draft=small)
     texts = []
     for drafter in (None, drafter_for(engine, draft=small), drafter_for(engine, draft=small)):
         generation = Generation(model, engine.session(), [1, 2, 3], params, drafter)
@@ -390,7 +390,7 @@ def test_no_drafter_changes_the_text(temperature: float, seed: int, source: list
     texts = []
     for drafter in (None, drafters[kind]):
         engine = EchoEngine()
-        generation = Generation(Model("fake", engine, TOKENIZER), engine.session(), [*b"ab"], params, drafter)
+        generation = Generation(Model("echo", engine, TOKENIZER), engine.session(), [*b"ab"], params, drafter)
         list(generation)
         texts.append((generation.text, generation.tokens, generation.finish))
     assert texts[0] == texts[1]

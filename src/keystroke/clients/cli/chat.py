@@ -22,8 +22,8 @@ from keystroke.clients.cli.invocation import Invocation, of
 from keystroke.errors import InputError, KeystrokeError
 
 if TYPE_CHECKING:
+    from keystroke.clients.cli.answering import Report, Speaker
     from keystroke.clients.cli.conversation import Conversation
-    from keystroke.clients.cli.speaker import Report, Speaker
     from keystroke.engine.generation import GenerationParams
 
 HELP = """/reset         forget the conversation

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from keystroke.clients.cli.speaker import Answer, Message, Report, Speaker
+from keystroke.clients.cli.answering import Answer, Message, Report, Speaker
 from keystroke.engine.base import Interrupt
 from keystroke.engine.generation import GenerationParams
 from keystroke.errors import InputError

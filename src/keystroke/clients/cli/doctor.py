@@ -22,7 +22,7 @@ from keystroke.clients.cli.invocation import Invocation, of
 from keystroke.errors import KeystrokeError
 
 if TYPE_CHECKING:
-    from keystroke.clients.cli.speaker import Speaker
+    from keystroke.clients.cli.answering import Speaker
 
 PACKAGES = ("onnxruntime", "onnx", "numpy", "tokenizers", "gguf", "torch")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from keystroke.assist.completion import complete
-from keystroke.clients.cli.speaker import Answer, Message, Report, Speaker
+from keystroke.clients.cli.answering import Answer, Message, Report, Speaker
 from keystroke.config import Settings
 from keystroke.engine.base import Interrupt
 from keystroke.engine.generation import Finish, Generation, GenerationParams, GenerationStats

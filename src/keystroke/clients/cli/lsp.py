@@ -49,7 +49,7 @@ def lsp(
     stdio: Annotated[
         bool, typer.Option("--stdio", help="Use standard input and output (the default).")
     ] = False,
-    fake: Annotated[bool, typer.Option("--fake", hidden=True)] = False,
+    echo: Annotated[bool, typer.Option("--echo", "--fake", hidden=True)] = False,
 ) -> None:
     """Serve an editor over the Language Server Protocol."""
     run = of(ctx)
@@ -57,15 +57,15 @@ def lsp(
         stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s"
     )
     logging.getLogger("pygls").setLevel(logging.CRITICAL)  # it logs whole messages, and errors we answer
-    raise typer.Exit(asyncio.run(_serve(run, gateway, model or [], tcp, linger, fake)))
+    raise typer.Exit(asyncio.run(_serve(run, gateway, model or [], tcp, linger, echo)))
 
 
 async def _serve(
-    run: Invocation, gateway: str | None, models: list[str], tcp: str | None, linger: float, fake: bool
+    run: Invocation, gateway: str | None, models: list[str], tcp: str | None, linger: float, echo: bool
 ) -> int:
     from keystroke.clients.cli.release import release
 
-    locate = _fixed(gateway) if gateway is not None else _own(run, models, linger, fake)
+    locate = _fixed(gateway) if gateway is not None else _own(run, models, linger, echo)
     if tcp is not None:
         from keystroke.clients.lsp.transport import serve_tcp
 
@@ -123,10 +123,10 @@ def _fixed(url: str) -> Locate:
     return locate
 
 
-def _own(run: Invocation, models: list[str], linger: float, fake: bool) -> Locate:
+def _own(run: Invocation, models: list[str], linger: float, echo: bool) -> Locate:
     from keystroke.clients.lsp.gateway import LocalGateway
 
-    return LocalGateway(_command(run, models, linger, fake), run.settings.paths.state).locate
+    return LocalGateway(_command(run, models, linger, echo), run.settings.paths.state).locate
 
 
 def _ahead(locate: Locate) -> Locate:
@@ -140,7 +140,7 @@ def _ahead(locate: Locate) -> Locate:
     return looked
 
 
-def _command(run: Invocation, models: list[str], linger: float, fake: bool) -> ServeCommand:
+def _command(run: Invocation, models: list[str], linger: float, echo: bool) -> ServeCommand:
     from keystroke.clients.lsp.gateway import ServeCommand
 
     shared = ["--config", str(run.config.resolve())] if run.config is not None else []
@@ -150,7 +150,7 @@ def _command(run: Invocation, models: list[str], linger: float, fake: bool) -> S
     program = [sys.executable, "-c", "from keystroke.clients.cli import main; main()"]
     options = ["--host", "127.0.0.1", "--port", "0", "--idle-exit", f"{linger:g}"]
     return ServeCommand(
-        [*program, *shared, "serve", *options, *wanted, *(["--fake"] if fake else [])],
+        [*program, *shared, "serve", *options, *wanted, *(["--echo"] if echo else [])],
         run.environ,
         run.settings.server.api_key_env,
     )

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from keystroke.assist.completion import Ending, trim_text
 from keystroke.assist.completion.run import settle
-from keystroke.clients.cli.speaker import Answer, Message, Report, Speaker
+from keystroke.clients.cli.answering import Answer, Message, Report, Speaker
 from keystroke.engine.base import Interrupt
 from keystroke.engine.generation import Chunk, Finish, GenerationParams
 from keystroke.engine.remote import BlockingModel, Endpoint, RemoteModel, StreamItem, Usage

@@ -56,8 +56,11 @@ def serve(
             "--allow-origin", metavar="ORIGIN", help="Let pages of this origin in; may be repeated."
         ),
     ] = None,
-    fake: Annotated[
-        bool, typer.Option("--fake", help="Serve a model that only repeats; to try a client without weights.")
+    echo: Annotated[
+        bool,
+        typer.Option(
+            "--echo", "--fake", help="Serve a model that only repeats; to try a client without weights."
+        ),
     ] = False,
     idle_exit: Annotated[
         float | None,
@@ -89,7 +92,7 @@ def serve(
     store = open_store(settings)
     try:
         check_exposure(server, store.keys())
-        gateway = Gateway(_registry(run, settings, model, fake), settings, store=store)
+        gateway = Gateway(_registry(run, settings, model, echo), settings, store=store)
     except BaseException:
         store.close()
         raise
@@ -141,14 +144,14 @@ def _settings(
     return load_settings(given, environ=run.environ)
 
 
-def _registry(run: Invocation, settings: Settings, models: list[str] | None, fake: bool) -> Registry:
+def _registry(run: Invocation, settings: Settings, models: list[str] | None, echo: bool) -> Registry:
     from keystroke.config import NamedModel
     from keystroke.gateway.work.registry import Registry, from_settings, local_entry
 
-    if fake:
+    if echo:
         from keystroke.engine.echo_model import echo_model
 
-        return Registry([local_entry("fake", echo_model(), named=NamedModel(concurrent=8))])
+        return Registry([local_entry("echo", echo_model(), named=NamedModel(concurrent=8))])
     if models:
         tables = {name: settings.models.get(name, NamedModel()) for name in models}
         first = dataclasses.replace(settings.model, default=models[0])

@@ -7,23 +7,41 @@ engine's.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
-from keystroke.engine.base import GREEDY, Extended, Interrupt, Sampling, Session, Step, StepRequest
-from keystroke.engine.cuda.pages import PageTable
+from keystroke.engine.base import GREEDY, Extended, Interrupt, ModelInfo, Sampling, Session, Step, StepRequest
+from keystroke.engine.checkpoint.spec import ModelSpec
+from keystroke.engine.cuda.pages import PagePool, PageTable
 from keystroke.engine.cuda.plan import PAGE
 from keystroke.engine.cuda.prefill import portion
 from keystroke.engine.host import HostSession
 from keystroke.errors import ContextOverflow, UsageError
 
-if TYPE_CHECKING:
-    from keystroke.engine.cuda.engine import CudaEngine
+
+class SessionHost(Protocol):
+    """What a session asks of the engine whose memory it uses."""
+
+    info: ModelInfo
+    spec: ModelSpec
+    pool: PagePool
+    prefill_chunk: int
+    tail: int
+
+    def settle(self) -> None: ...
+    def prefill(self, tokens: Sequence[int], start: int, pages: Sequence[int]) -> None: ...
+    def catch_up(self) -> None: ...
+    def upload(self, slot: int, pages: Sequence[int], first: int) -> None: ...
+    def copy_page(self, old: int, new: int) -> None: ...
+    def changes(self, pages: Sequence[int]) -> None: ...
+    def forget(self, session: CudaSession) -> None: ...
+    def session_over(self, table: PageTable) -> CudaSession: ...
+    def step_many(self, requests: Sequence[StepRequest]) -> list[Step]: ...
 
 
 class CudaSession(HostSession):
-    def __init__(self, engine: CudaEngine, slot: int, table: PageTable) -> None:
+    def __init__(self, engine: SessionHost, slot: int, table: PageTable) -> None:
         super().__init__(engine.info.context_length, chunk=engine.prefill_chunk, tail=engine.tail)
         self._engine = engine
         self._table = table

@@ -118,9 +118,9 @@ class Watch:
 
 
 class Transport:
-    """Connections to one server. A client here is one connection used by one request at a time: ending an answer early
-    closes its connection, which is the one thing every server notices, over HTTP/1.1 and HTTP/2 alike
-    (abandoning an HTTP/2 stream on a shared connection would leave the server generating)."""
+    """Connections to one server, each used by one request at a time: ending an answer early closes its
+    connection, which is the one thing every server notices, over HTTP/1.1 and HTTP/2 alike (abandoning
+    an HTTP/2 stream on a shared connection would leave the server generating)."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint

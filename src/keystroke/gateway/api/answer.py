@@ -1,31 +1,28 @@
-"""One answer under way: ticket items in, the serializer's messages out, one settlement at the end.
+"""One answer under way: items of its work in, the serializer's messages out.
 
-Law: runs in callbacks on the event loop, with no task of its own. It interprets text (calls, thoughts),
-feeds the serializer, and when the ticket ends settles once: receipt, permit, store, memory. It never touches a
-socket: whoever made it gave a sink.
+Law: runs in callbacks on the event loop, with no task of its own. It interprets text (calls, thoughts) and
+feeds the serializer; what it costs is the work's affair. It never touches a socket: whoever made it gave a
+sink.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from keystroke.engine.base import TokenLogprob
-from keystroke.engine.generation import Chunk, Finish
+from keystroke.engine.generation import Chunk
 from keystroke.engine.remote.wire import Reasoning, ToolCallDelta
 from keystroke.engine.tokenizer import Tokenizer
-from keystroke.errors import EngineError, Interrupted, KeystrokeError
-from keystroke.gateway.access.limits import Permit
-from keystroke.gateway.api.serializers import Outcome, Serializer
+from keystroke.errors import EngineError, KeystrokeError
+from keystroke.gateway.api.serializers import Serializer
 from keystroke.gateway.api.tool_calls import AnswerParser, Call, Offered, Segment, Text, Thought
-from keystroke.gateway.work.receipts import Price, receipt
-from keystroke.gateway.work.ticket import Ended, Item, Moved, Reading, Redirected, Started, Steered, Ticket
+from keystroke.gateway.work.ticket import Ended, Item, Moved, Started, Steered
+from keystroke.gateway.work.work import Outcome, Work
 from keystroke.protocol.items import ChosenToken, TokenChoice
 
 log = logging.getLogger("keystroke.answer")
@@ -33,28 +30,15 @@ log = logging.getLogger("keystroke.answer")
 Sink = Callable[[list[Any]], None]
 
 
-@dataclass(slots=True)
-class Span:
-    """The part of a ticket that one response covers."""
-
-    input_tokens: int
-    since: Reading | None = None
-    kept: int | None = None
-
-
 class Answer:
     """`on_end` is called once per response with its outcome and the item that ended it."""
 
     def __init__(
         self,
-        ticket: Ticket,
+        work: Work,
         serializer: Serializer,
         sink: Sink,
         *,
-        model: str,
-        price: Price,
-        permit: Permit | None,
-        input_tokens: int,
         tokenizer: Tokenizer | None,
         offered: dict[str, Offered],
         forced: str = "",
@@ -62,34 +46,28 @@ class Answer:
         on_end: Callable[[Answer, Outcome, Ended | Steered], None],
         on_steered: Callable[[Answer, Steered], Serializer] | None = None,
     ) -> None:
-        self.ticket = ticket
+        self.work = work
         self.serializer = serializer
         self.sink = sink
-        self.model = model
-        self.network_seconds = 0.0  # added to by whoever writes to the socket
         self.outcome: Outcome | None = None
         self.timed_out = False
         self.after: Callable[[], None] | None = None  # called when the last message has gone to the sink
         # The first words wait for the engine's first sign, which comes within a step: one write, not two.
         self._prelude = serializer.began()
-        self._price = price
-        self._permit = permit
-        self._span = Span(input_tokens)
         self._tokenizer = tokenizer
         self._offered = offered
         self._parser = None if plain else AnswerParser(offered, forced)
-        self._finish: Finish | None = None
         self._calls: dict[int, tuple[str, list[str]]] = {}  # a remote server's calls, by index
         self._on_end = on_end
         self._on_steered = on_steered
-        ticket.on_items = self.receive
+        work.follow(self.receive)
 
     @property
     def ended(self) -> bool:
         return self.outcome is not None
 
     def cancel(self, reason: KeystrokeError | None = None) -> None:
-        self.ticket.cancel(reason)
+        self.work.cancel(reason)
 
     def limit_time(self, seconds: float) -> None:
         """Stop after so long with what there is; for clients that would rather have less, soon."""
@@ -119,8 +97,6 @@ class Answer:
             self.after()
 
     def _chunk(self, chunk: Chunk, out: list[Any]) -> None:
-        if chunk.finish is not None:
-            self._finish = chunk.finish
         logprobs = self._logprobs(chunk.logprobs) if chunk.logprobs else ()
         if self._parser is None:
             if chunk.text or logprobs:
@@ -160,32 +136,20 @@ class Answer:
         """The response so far ends here; its successor goes on over the same session."""
         assert self._on_steered is not None
         self._flush(out)
-        outcome = self._settle("incomplete", None, "steered", item.reading)
+        outcome = self.work.steered(item)
         out += self.serializer.ended(outcome)
         self._on_end(self, outcome, item)
-        self._span = Span(item.length, item.reading, item.kept)
         self._parser = None if self._parser is None else AnswerParser(self._offered)
-        self.network_seconds = 0.0
-        self.outcome = None
         self.serializer = self._on_steered(self, item)
+        self.work.id = self.serializer.id
         out += self.serializer.began()
         out += self.serializer.started()
 
     def _end(self, item: Ended, out: list[Any]) -> None:
-        error = item.error
         self._flush(out)
-        status, finish = "completed", "stop"
-        if isinstance(error, Redirected):
-            status, finish = "incomplete", "steered"
-        elif isinstance(error, Interrupted):
-            status = "cancelled"
-        elif error is not None:
-            status = "failed"
-        elif self._finish is Finish.LENGTH:
-            status, finish = "incomplete", "length"
-        outcome = self._settle(status, error, finish)
+        outcome = self.outcome = self.work.ended(item)
         out += self.serializer.ended(outcome)
-        # The books can wait until the client has its answer.
+        # What is kept of it can wait until the client has its answer.
         asyncio.get_running_loop().call_soon(self._on_end, self, outcome, item)
 
     def _flush(self, out: list[Any]) -> None:
@@ -196,43 +160,17 @@ class Answer:
             out += self.serializer.call(Call(tool, _payload(tool, "".join(pieces))))
         self._calls = {}
 
-    def _settle(
-        self, status: str, error: KeystrokeError | None, finish: str, until: Reading | None = None
-    ) -> Outcome:
-        span = self._span
-        paid = receipt(
-            self.ticket,
-            model=self.model,
-            price=self._price,
-            since=span.since,
-            until=until,
-            kept=span.kept,
-            input_tokens=span.input_tokens or self.ticket.stats.prompt_tokens,
-            network_seconds=self.network_seconds,
-            now=time.perf_counter(),
-        )
-        self.outcome = Outcome(status, paid, finish, error)
-        if self._permit is not None and self.ticket.done:
-            self._permit.settle(paid.input_tokens + paid.output_tokens)
-        return self.outcome
-
     def _broke(self, error: Exception, out: list[Any]) -> None:
         """A fault of ours must still end the response, once."""
         log.exception("an answer broke", exc_info=error)
         failure = (
             error if isinstance(error, KeystrokeError) else EngineError("The server failed on this answer.")
         )
-        self.ticket.cancel(failure)
-        self.ticket.on_items = self._drain
-        if self._permit is not None:
-            self._permit.settle(0)
+        outcome = self.work.broke(failure)
         if self.outcome is None:
-            outcome = self._settle("failed", failure, "stop")
+            self.outcome = outcome
             out += self.serializer.ended(outcome)
             self._on_end(self, outcome, Ended(failure))
-
-    def _drain(self, items: list[Item]) -> None:
-        """After a fault: let the ticket end without a second ending."""
 
     def _logprobs(self, chosen: Sequence[TokenLogprob]) -> list[ChosenToken]:
         return [self._chosen(c) for c in chosen]

@@ -1,7 +1,7 @@
 """Chat completions, completions (with a suffix) and infill: one question, one answer, nothing remembered.
 
-Law: transport-free, like the Responses API beside it. Each function turns its request into a job and a serializer;
-all three share one way of running.
+Law: transport-free, like the Responses API beside it. Each function turns its request into a job and a
+serializer; all three share one way of running.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from keystroke.errors import KeystrokeError, UnsupportedModel
 from keystroke.gateway.access.keys import Caller
 from keystroke.gateway.api import prompts
 from keystroke.gateway.api.answer import Answer, Sink
-from keystroke.gateway.api.serializers import ChatSerializer, CompletionSerializer, Outcome, Serializer
+from keystroke.gateway.api.serializers import ChatSerializer, CompletionSerializer, Serializer
 from keystroke.gateway.api.tool_calls import Offered
 from keystroke.gateway.work.priority import Priority, Tier, priority_named, tier_named
 from keystroke.gateway.work.registry import ServedModel
@@ -24,6 +24,7 @@ from keystroke.gateway.work.routing import Task
 from keystroke.gateway.work.scheduler import Job
 from keystroke.gateway.work.service import Service, Wish, new_id, refuse_format
 from keystroke.gateway.work.ticket import Ended, Steered
+from keystroke.gateway.work.work import Outcome
 from keystroke.protocol.items import Item, Part, Tool, text_of
 from keystroke.protocol.requests import ChatMessage, ChatRequest, CompletionRequest
 from keystroke.protocol.response import Routing
@@ -59,7 +60,6 @@ class Plan:
     priority: Priority
     tier: Tier
     buffer: str | None
-    size: int  # characters of the prompt; stands for tokens where a remote server counts them
     offered: dict[str, Offered] = field(default_factory=dict)
     forced: str = ""
     plain: bool = False  # all text is text: no calls, no thoughts
@@ -76,7 +76,7 @@ class Texts:
         priority = priority_named(request.priority or request.lane, Priority.CHAT)
         size = sum(len(text_of(i.content)) for i in items)
         words = next((text_of(i.content) for i in reversed(items) if i.role == "user"), "")
-        entry, routing = service.route(request.model, lambda: Task(priority, words, size))
+        entry, routing = service.route(request.model, lambda: Task(priority, words, size, converses=True))
         offered = prompts.offered_tools(tools, request.tool_choice)
         messages = prompts.messages_of(None, prompts.items_of(items))
         specs = prompts.tool_specs(tools, offered)
@@ -104,7 +104,7 @@ class Texts:
             new_id("chatcmpl"), entry.name, routing, include_usage=_wants_usage(request.stream_options)
         )
         tier = tier_named(request.service_tier)
-        plan = Plan(entry, job, serializer, routing, priority, tier, request.buffer, size, offered, forced)
+        plan = Plan(entry, job, serializer, routing, priority, tier, request.buffer, offered, forced)
         return self._run(plan, caller, sink)
 
     async def complete(
@@ -151,39 +151,37 @@ class Texts:
             echo=prefix if request.echo else "",
         )
         tier = tier_named(request.service_tier)
-        plan = Plan(entry, job, serializer, routing, priority, tier, request.buffer, size, plain=True)
+        plan = Plan(entry, job, serializer, routing, priority, tier, request.buffer, plain=True)
         return self._run(plan, caller, sink)
 
     def _run(self, plan: Plan, caller: Caller, sink: Sink) -> TextRun:
         service, entry, job, serializer = self.service, plan.entry, plan.job, plan.serializer
-        tokens = plan.size // 4
-        if isinstance(job, Job):
-            service.check_room(entry, job.prompt)
-            tokens = len(job.prompt)
-        ticket, permit = service.submit(
-            entry, job, caller, priority=plan.priority, tier=plan.tier, tokens=tokens, buffer=plan.buffer
+        work = service.submit(
+            entry,
+            job,
+            caller,
+            priority=plan.priority,
+            tier=plan.tier,
+            buffer=plan.buffer,
+            identity=serializer.id,
         )
         over = asyncio.Event()
 
         def ended(_answer: Answer, outcome: Outcome, _item: Ended | Steered) -> None:
             run.outcome = outcome
-            service.closed(serializer.id, caller, outcome)
             over.set()
 
-        answer = service.answer(
-            entry,
-            ticket,
-            permit,
+        answer = Answer(
+            work,
             serializer,
             sink,
-            input_tokens=tokens if isinstance(job, Job) else 0,
+            tokenizer=entry.tokenizer,
             offered=plan.offered,
             forced=plan.forced,
             plain=plan.plain,
             on_end=ended,
         )
         run = TextRun(answer, serializer, over, plan.routing, entry.context_length or 0)
-        service.live[serializer.id] = answer
         return run
 
 

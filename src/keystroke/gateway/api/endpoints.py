@@ -117,14 +117,14 @@ class Endpoints:
     async def _stream(self, stream: EventStream, making: Any, caller: Caller) -> HttpResponse:
         stream.run = await making
         stream.run.answer.after = stream.finish
-        stream.headers.update(self._limit_headers(caller, stream.run.answer.model))
+        stream.headers.update(self._limit_headers(caller, stream.run.answer.work.model))
         return stream
 
     async def _whole(self, request: Request, run: TextRun, caller: Caller) -> HttpResponse:
         await Answering(request).until(run.over, run.cancel)
         if run.error is not None:
             raise run.error
-        return json_response(run.serializer.body, headers=self._limit_headers(caller, run.answer.model))
+        return json_response(run.serializer.body, headers=self._limit_headers(caller, run.answer.work.model))
 
     # About the server
 

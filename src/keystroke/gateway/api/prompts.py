@@ -16,8 +16,9 @@ import msgspec
 
 from keystroke.engine.model import Model
 from keystroke.engine.templates import ChatTemplate
-from keystroke.errors import InputError, UnsupportedModel
+from keystroke.errors import InputError
 from keystroke.gateway.api.tool_calls import CALL, Offered
+from keystroke.protocol.faults import NoSuitableModel
 from keystroke.protocol.items import Item, Part, Tool, text_of
 
 Message = dict[str, Any]
@@ -190,11 +191,13 @@ def whole(
     force: str = "",
     generate: bool = True,
 ) -> Prompt:
-    """The conversation rendered from its beginning. Raises UnsupportedModel where there is no template."""
+    """The conversation rendered from its beginning. Raises NoSuitableModel where there is no template."""
     template = model.chat
     if template is None:
-        raise UnsupportedModel(
-            f"{model.name} has no chat template, so it cannot converse; use /v1/completions or /infill."
+        raise NoSuitableModel(
+            f"{model.name} only completes code, it does not converse; use another model, such as what "
+            "`keystroke models add coder` brings, or use /v1/completions or /infill.",
+            param="model",
         )
     if not messages:
         raise InputError("input is empty; send at least one message.", param="input")

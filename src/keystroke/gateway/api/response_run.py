@@ -1,6 +1,6 @@
 """One request under way, from its first response to its last.
 
-Law: a ResponseRun is one place in a conversation that may become several responses: a steered one is followed by its
+Law: a run is one place in a conversation that may become several responses: a steered one is followed by its
 successor. Each of them ends exactly once and leaves a Turn from which the next can go on. It starts nothing
 by itself: successors are made by its owner.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from msgspec import UNSET
 
@@ -18,18 +18,18 @@ from keystroke.errors import InputError, KeystrokeError
 from keystroke.gateway.access.keys import Caller
 from keystroke.gateway.api import prompts
 from keystroke.gateway.api.answer import Answer, Sink
+from keystroke.gateway.api.conversations import Conversations
 from keystroke.gateway.api.prompts import Turn
-from keystroke.gateway.api.serializers import Outcome, ResponseSerializer
+from keystroke.gateway.api.serializers import ResponseSerializer
+from keystroke.gateway.record.store import Store
 from keystroke.gateway.work.registry import ServedModel
 from keystroke.gateway.work.service import new_id
 from keystroke.gateway.work.ticket import Ended, Redirected, Steered
+from keystroke.gateway.work.work import Outcome
 from keystroke.protocol import events
 from keystroke.protocol.items import CustomToolCall, FunctionCall, Item, as_input
 from keystroke.protocol.requests import CreateRequest, ResponseCreate
 from keystroke.protocol.response import Response, Routing
-
-if TYPE_CHECKING:
-    from keystroke.gateway.api.responses import Responses
 
 OnTurn = Callable[[tuple[str, Turn | None]], None]
 
@@ -40,11 +40,25 @@ class PendingSteer:
     items: list[Item]
 
 
+class Owner(Protocol):
+    """What a run asks of the API that began it."""
+
+    store: Store | None
+    conversations: Conversations
+    runs: dict[str, ResponseRun]
+
+    def successor_serializer(self, run: ResponseRun, previous: Response) -> ResponseSerializer: ...
+
+    def succeed(self, run: ResponseRun, turn: Turn, items: list[Item]) -> None: ...
+
+    def later(self, act: Callable[[], None]) -> None: ...
+
+
 class ResponseRun:
     """One request under way. `on_turn` is told of every response that ended: its id, and its turn or None
     where nothing can be continued. `on_done` is told once, when no successor follows."""
 
-    def __init__(self, owner: Responses, request: CreateRequest, caller: Caller, sink: Sink) -> None:
+    def __init__(self, owner: Owner, request: CreateRequest, caller: Caller, sink: Sink) -> None:
         self.owner = owner
         self.request = request
         self.caller = caller
@@ -94,7 +108,7 @@ class ResponseRun:
         model = self.entry.model
         joint = None if model is None else prompts.join(model, prompts.messages_of(None, items, self.items))
         if joint is not None:
-            self.answer.ticket.redirect(steer.id, joint)
+            self.answer.work.ticket.redirect(steer.id, joint)
         elif model is None:
             self.answer.cancel(Redirected("steered"))  # a remote stream cannot be spliced: stop, then go on
         return [said]
@@ -107,14 +121,12 @@ class ResponseRun:
         self.items = [*self.items, *map(as_input, previous.output), *steer.items]
         self.own_items = steer.items
         self.serializer = self.owner.successor_serializer(self, previous)
-        self.owner.service.live[self.id] = _answer
         self.owner.runs[self.id] = self
         return self.serializer
 
     def ended(self, answer: Answer, outcome: Outcome, item: Ended | Steered) -> None:
-        """One response is over: keep its books, tell who needs to know, go on where input is waiting."""
+        """One response is over: keep its turn, tell who needs to know, go on where input is waiting."""
         response = self.serializer.response
-        self.owner.service.closed(response.id, self.caller, outcome)
         self.owner.runs.pop(response.id, None)
         if isinstance(item, Steered):
             self._leave_turn(response, outcome, item.tokens)
@@ -139,9 +151,9 @@ class ResponseRun:
                 tokens or None,
             )
             if response.store:
-                self.owner.service.remember(self.caller, turn)
-        if response.store and self.owner.service.store is not None:
-            self.owner.service.store.save_response(self.caller.id, self.own_items, response)
+                self.owner.conversations.remember(self.caller, turn)
+        if response.store and self.owner.store is not None:
+            self.owner.store.save_response(self.caller.id, self.own_items, response)
         self.on_turn((response.id, turn))
         return turn
 

@@ -7,13 +7,15 @@ its prompt, what the response object says. What happens while it runs is the Res
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 
-from keystroke.errors import Forbidden, InputError, KeystrokeError
+from keystroke.errors import Forbidden, InputError, KeystrokeError, QueueFull
 from keystroke.gateway.access.keys import Caller
 from keystroke.gateway.api import prompts
-from keystroke.gateway.api.answer import Sink
+from keystroke.gateway.api.answer import Answer, Sink
+from keystroke.gateway.api.conversations import Conversations
 from keystroke.gateway.api.prompts import Prompt, Turn
 from keystroke.gateway.api.response_run import OnTurn, ResponseRun, steer_failed
 from keystroke.gateway.api.serializers import ResponseSerializer
@@ -34,6 +36,8 @@ Recall = Callable[[str], Turn | None]
 class Responses:
     def __init__(self, service: Service) -> None:
         self.service = service
+        self.store = service.store
+        self.conversations = Conversations(service.store)
         self.runs: dict[str, ResponseRun] = {}
 
     async def create(
@@ -63,9 +67,9 @@ class Responses:
         run = self.runs.get(response_id)
         if run is not None and run.caller.id == caller.id:
             return run.response
-        if self.service.store is not None and run is None:
-            await self.service.store.flush()
-            stored = await self.service.store.response(response_id)
+        if self.store is not None and run is None:
+            await self.store.flush()
+            stored = await self.store.response(response_id)
             if stored is not None and stored.key_id == caller.id:
                 return stored.response
         raise ResponseNotFound(f"There is no response {response_id:.80}.", param="response_id")
@@ -85,9 +89,9 @@ class Responses:
     async def forget(self, response_id: str, caller: Caller) -> None:
         """Delete a stored response. Raises ResponseNotFound."""
         await self.fetch(response_id, caller)
-        self.service.forget(response_id)
-        if self.service.store is not None:
-            await asyncio.to_thread(self.service.store.delete_response, response_id)
+        self.conversations.forget(response_id)
+        if self.store is not None:
+            await asyncio.to_thread(self.store.delete_response, response_id)
 
     # Inside
 
@@ -97,7 +101,7 @@ class Responses:
             return None
         turn = recall(wanted) if recall is not None else None
         if turn is None:
-            turn = await self.service.recall(caller, wanted)
+            turn = await self.conversations.recall(caller, wanted)
         if turn is None:
             raise PreviousResponseNotFound(
                 f"Response {wanted:.80} is not known here; send the whole input without it.",
@@ -117,43 +121,38 @@ class Responses:
         offered = prompts.offered_tools(request.tools, request.tool_choice)
         params = service.params(_wish(request))
         job: Job | RemoteJob
-        forced, size = "", 0
+        forced = ""
         if entry.model is not None:
             length = _length(run.own_items if previous is not None and previous.tokens else run.items)
             prompt: Prompt = await service.off_loop(
                 length, lambda: self._prompt(run, previous, offered, generate=not warm)
             )
-            service.check_room(entry, prompt.tokens)
-            forced, size = prompt.forced, len(prompt.tokens)
-            drafter = service.draft(entry.model, request.prediction, size)
+            forced = prompt.forced
+            drafter = service.draft(entry.model, request.prediction, len(prompt.tokens))
             job = Job(prompt.tokens, params, drafter, warm=warm)
         else:
             messages = prompts.messages_of(request.instructions, run.items)
             job = RemoteJob(params, messages, prompts.tool_specs(request.tools, offered) or None)
-            size = _length(run.items) // 4  # the server counts for itself; this only guards the budget
         tier = tier_named(request.service_tier)
         response = _response(run, tier.label)
         run.serializer = ResponseSerializer(response, run.stream_id)
         if warm:
-            self._warm(run, job, size)
+            self._warm(run, job)
             return
-        ticket, permit = service.submit(
-            entry, job, run.caller, priority=priority, tier=tier, tokens=size, buffer=request.buffer
+        work = service.submit(
+            entry, job, run.caller, priority=priority, tier=tier, buffer=request.buffer, identity=run.id
         )
-        run.answer = service.answer(
-            entry,
-            ticket,
-            permit,
+        run.answer = Answer(
+            work,
             run.serializer,
             run.sink,
-            input_tokens=size if entry.model is not None else 0,
+            tokenizer=entry.tokenizer,
             offered=offered,
             forced=forced,
             on_end=run.ended,
             on_steered=run.steered,
         )
         self.runs[run.id] = run
-        service.live[run.id] = run.answer
 
     def _prompt(
         self, run: ResponseRun, previous: Turn | None, offered: dict[str, Offered], *, generate: bool
@@ -177,18 +176,20 @@ class Responses:
         specs = prompts.tool_specs(request.tools, offered)
         return prompts.whole(model, messages, specs, force=force, generate=generate)
 
-    def _warm(self, run: ResponseRun, job: Job | RemoteJob, size: int) -> None:
-        """`generate: false`: answer at once, so the client can go on; fill the cache behind its back."""
-        run.sink([*run.serializer.began(), *run.serializer.stream.completed(Usage(size, 0, size))])
+    def _warm(self, run: ResponseRun, job: Job | RemoteJob) -> None:
+        """`generate: false`: answer at once, so the client can go on; fill the cache behind its back. Raises
+        RateLimited where the caller has no budget left; a full queue only costs the head start."""
         if isinstance(job, Job):
-            try:
-                ticket = run.entry.scheduler.submit(job, priority=Priority.BACKGROUND, key=run.caller.id)  # type: ignore[arg-type]
-                ticket.on_items = lambda _items: None
-            except KeystrokeError:
-                pass  # a full queue only costs the head start
+            with contextlib.suppress(QueueFull):
+                work = self.service.submit(
+                    run.entry, job, run.caller, priority=Priority.BACKGROUND, identity=run.id
+                )
+                work.follow(lambda _items: None)
+        size = job.estimate
+        run.sink([*run.serializer.began(), *run.serializer.stream.completed(Usage(size, 0, size))])
         turn = Turn(run.id, run.entry.name, run.items, run.request.instructions, run.request.tools)
         if run.response.store:
-            self.service.remember(run.caller, turn)
+            self.conversations.remember(run.caller, turn)
         run.on_turn((run.id, turn))
         run.finish()
 
@@ -282,7 +283,7 @@ def _response(run: ResponseRun, tier: str) -> Response:
 def _task(run: ResponseRun, priority: Priority) -> Task:
     words = next((text_of(i.content) for i in reversed(run.own_items) if i.role == "user"), "")
     effort = (run.request.reasoning or {}).get("effort")
-    return Task(priority, words, _length(run.items), bool(run.request.background), effort)
+    return Task(priority, words, _length(run.items), bool(run.request.background), effort, converses=True)
 
 
 def _length(items: list[Item]) -> int:

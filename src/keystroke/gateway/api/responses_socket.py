@@ -1,103 +1,80 @@
 """`/v1/responses` as a WebSocket: frames to actions, answers to frames.
 
-Law: owns one socket and carries out what the sans-I/O session says. One reader, one writer, no task per
-token. A client that goes away, with or without a close frame, stops its answers within one step;
-background ones run on. Nothing a client sends ends the connection except closing it.
+Law: carries out what the sans-I/O session says, with no task per token. A client that goes away, with or
+without a close frame, stops its answers within one step; background ones run on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from keystroke.errors import Interrupted, KeystrokeError, ProtocolError, RateLimited
+from keystroke.errors import Interrupted, KeystrokeError, RateLimited
 from keystroke.gateway.access.keys import Caller
-from keystroke.gateway.api.answer import Answer
 from keystroke.gateway.api.prompts import Turn
 from keystroke.gateway.api.response_run import ResponseRun, steer_failed
 from keystroke.gateway.api.responses import Responses
-from keystroke.gateway.transport.outbox import Outbox
-from keystroke.protocol.codec import encode
-from keystroke.protocol.faults import ConnectionLimitReached, ResponseNotFound, SlowClient, TooLarge, detail
+from keystroke.gateway.transport.socket import Socket
+from keystroke.protocol.faults import ConnectionLimitReached, ResponseNotFound, SlowClient
 from keystroke.protocol.requests import ResponseSteer
-from keystroke.protocol.response import ErrorBody
 from keystroke.protocol.session import Action, Cancel, ConnectionSession, Send, Start, Steer, error_event
 
 log = logging.getLogger("keystroke.websocket")
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-SendMessage = Callable[[Message], Awaitable[None]]
-
-
-@dataclass(frozen=True, slots=True)
-class SocketLimits:
-    max_frame_bytes: int = 16 << 20
-    lifetime: float = 3600.0  # seconds; clients open the next one
-    patience: float = 30.0  # seconds a client may read nothing while an answer waits for it
-
 
 class Connection:
-    def __init__(
-        self,
-        responses: Responses,
-        caller: Caller,
-        receive: Receive,
-        send: SendMessage,
-        limits: SocketLimits | None = None,
-        *,
-        write_now: Callable[[Sequence[bytes]], bool] | None = None,
-    ) -> None:
+    def __init__(self, responses: Responses, caller: Caller, socket: Socket) -> None:
         self._responses = responses
         self._caller = caller
-        self._receive, self._send = receive, send
-        self._write_now = write_now
-        self._limits = limits or SocketLimits()
+        self._socket = socket
         self._session = ConnectionSession()
         self._runs: dict[str, ResponseRun] = {}
-        self._outbox = Outbox(self._pause, self._resume)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._writing_since = 0.0
-        self._closed = False
 
     async def serve(self) -> None:
         """Until the client goes or the connection's time is over."""
-        await self._send({"type": "websocket.accept"})
         loop = asyncio.get_running_loop()
-        writer = asyncio.create_task(self._write())
-        expiry = loop.call_later(self._limits.lifetime, self._expire)
-        watch = asyncio.create_task(self._watch())
+        expiry = loop.call_later(self._socket.limits.lifetime, self._expire)
         try:
-            await self._read()
+            await self._socket.serve(self)
         finally:
             expiry.cancel()
-            watch.cancel()
-            self._leave()
-            await asyncio.wait({writer}, timeout=1.0)
-            writer.cancel()
             for task in tuple(self._tasks):
                 task.cancel()
 
-    # In
+    # What the socket tells
 
-    async def _read(self) -> None:
-        limit = self._limits.max_frame_bytes
-        while True:
-            message = await self._receive()
-            if message["type"] == "websocket.disconnect":
-                return
-            frame = message.get("text")
-            if frame is None:
-                self._say([error_event(ProtocolError("Frames must be text; send one JSON event per frame."))])
-            elif len(frame) > limit:
-                large = TooLarge(f"The frame has {len(frame):,} characters; at most {limit:,} are read.")
-                self._say([error_event(large)])
+    def take(self, frame: str) -> None:
+        self._act(self._session.receive(frame))
+
+    def refuse(self, error: KeystrokeError) -> None:
+        self._say([error_event(error)])
+
+    def stalled(self, reason: SlowClient) -> None:
+        for run in tuple(self._runs.values()):
+            run.cancel(reason)
+
+    def left(self) -> None:
+        """Stop everything that nobody will read."""
+        for run in tuple(self._runs.values()):
+            if run.request.background:
+                if run.answer is not None:
+                    run.answer.work.ticket.resume()
             else:
-                self._act(self._session.receive(frame))
+                run.cancel(Interrupted("The client went away."))
+
+    def pause(self) -> None:
+        for run in self._runs.values():
+            if run.answer is not None:
+                run.answer.work.ticket.pause()
+
+    def resume(self) -> None:
+        for run in self._runs.values():
+            if run.answer is not None:
+                run.answer.work.ticket.resume()
+
+    # In
 
     def _act(self, actions: list[Action]) -> None:
         for action in actions:
@@ -125,13 +102,14 @@ class Connection:
         run: ResponseRun | None = None
 
         def sink(messages: list[Any]) -> None:
-            self._put(run.answer if run is not None else None, messages)
+            answer = run.answer if run is not None else None
+            self._socket.put(messages, answer.work if answer is not None else None)
             if run is None or run.answer is None:
                 return
             if run.id not in self._runs and not run.over.is_set():
                 self._runs[run.id] = run  # a steered successor
-            if self._outbox.paused:
-                run.answer.ticket.pause()
+            if self._socket.paused:
+                run.answer.work.ticket.pause()
 
         try:
             run = await self._responses.create(
@@ -155,7 +133,7 @@ class Connection:
             return
         if not run.over.is_set():
             self._runs[run.id] = run
-        if self._closed and not request.background:
+        if self._socket.closed and not request.background:
             run.cancel()
 
     def _steer(self, request: ResponseSteer) -> None:
@@ -190,67 +168,10 @@ class Connection:
     # Out
 
     def _say(self, messages: list[Any]) -> None:
-        self._put(None, messages)
-
-    def _put(self, owner: Answer | None, messages: list[Any]) -> None:
-        """Out at once where nothing waits and the socket takes it; else in order behind what waits."""
-        if self._write_now is not None and self._outbox.idle and not self._closed:
-            payloads = [encode(message) for message in messages]
-            began = time.perf_counter()
-            if self._write_now(payloads):
-                if owner is not None:
-                    owner.network_seconds += time.perf_counter() - began
-                return
-        self._outbox.put(owner, messages)
-
-    async def _write(self) -> None:
-        """The writer of a client that is behind."""
-        outbox, clock = self._outbox, time.perf_counter
-        try:
-            while (batch := await outbox.take()) is not None:
-                for owner, message in batch:
-                    began = self._writing_since = clock()
-                    await self._send({"type": "websocket.send", "text": encode(message).decode()})
-                    if owner is not None:
-                        owner.network_seconds += clock() - began
-                self._writing_since = 0.0
-                outbox.written()
-        except Exception as error:  # the socket is gone; the reader sees it too
-            log.debug("a socket could not be written: %s", type(error).__name__)
-            self._leave()
-
-    def _pause(self) -> None:
-        for run in self._runs.values():
-            if run.answer is not None:
-                run.answer.ticket.pause()
-
-    def _resume(self) -> None:
-        for run in self._runs.values():
-            if run.answer is not None:
-                run.answer.ticket.resume()
-
-    async def _watch(self) -> None:
-        """Give up a client that reads nothing: its answers hold memory and places in the queue."""
-        patience = self._limits.patience
-        while True:
-            await asyncio.sleep(patience / 4)
-            since = self._writing_since
-            if since and time.perf_counter() - since > patience:
-                log.info("a client read nothing for %.0f s and was let go", patience)
-                slow = SlowClient(f"The client read nothing for {patience:.0f} s.")
-                for run in tuple(self._runs.values()):
-                    run.cancel(slow)
-                self._abort()
-                return
-
-    def _abort(self) -> None:
-        """Drop the TCP connection: a close frame would wait behind what the client does not read."""
-        transport = getattr(getattr(self._send, "__self__", None), "transport", None)
-        if transport is not None:
-            transport.abort()
+        self._socket.put(messages)
 
     def _expire(self) -> None:
-        minutes = round(self._limits.lifetime / 60)
+        minutes = round(self._socket.limits.lifetime / 60)
         over = ConnectionLimitReached(f"A connection lives at most {minutes} minutes; open another.")
         self._say([error_event(over)])
         for run in tuple(self._runs.values()):
@@ -261,27 +182,4 @@ class Connection:
 
     async def _close_soon(self) -> None:
         await asyncio.sleep(0.1)  # let the endings out
-        await self._send({"type": "websocket.close", "code": 1000, "reason": "connection lifetime"})
-
-    def _leave(self) -> None:
-        """Stop everything that nobody will read."""
-        if self._closed:
-            return
-        self._closed = True
-        self._outbox.close()
-        for run in tuple(self._runs.values()):
-            if run.request.background:
-                if run.answer is not None:
-                    run.answer.ticket.resume()
-            else:
-                run.cancel(Interrupted("The client went away."))
-
-
-async def deny(send: SendMessage, error: KeystrokeError, scope: Message) -> None:
-    """Refuse the upgrade with a status and a body, where the server can; with a plain close elsewhere."""
-    if "websocket.http.response" not in scope.get("extensions", {}):
-        await send({"type": "websocket.close", "code": 1008, "reason": error.message[:100]})
-        return
-    headers = [(b"content-type", b"application/json")]
-    await send({"type": "websocket.http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "websocket.http.response.body", "body": encode(ErrorBody(detail(error)))})
+        await self._socket.close("connection lifetime")

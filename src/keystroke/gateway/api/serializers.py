@@ -1,7 +1,7 @@
-"""The same answer told to different clients: Responses events, chat chunks, completion chunks.
+"""The same answer for different clients: Responses events, chat chunks, completion chunks.
 
-Law: a serializer turns what happened into the typed messages its clients read, in order, and keeps what a plain
-(not streamed) body needs. It knows no socket and no engine. Every serializer has one last word.
+Law: a serializer turns what happened into the typed messages its clients read, in order, and keeps what a
+plain (not streamed) body needs. It knows no socket and no engine, and has one terminal message.
 """
 
 from __future__ import annotations
@@ -9,27 +9,16 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from keystroke.errors import KeystrokeError
 from keystroke.gateway.api.tool_calls import Call
 from keystroke.gateway.work.receipts import usage
+from keystroke.gateway.work.work import Outcome
 from keystroke.protocol import chat
 from keystroke.protocol.faults import detail
 from keystroke.protocol.items import ChosenToken
 from keystroke.protocol.response import ErrorBody, Incomplete, Receipt, Response, Routing
 from keystroke.protocol.stream import ResponseStream
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How an answer ended. `status` is the response's; `finish` says why it stopped by itself."""
-
-    status: str  # completed, incomplete, cancelled, failed
-    receipt: Receipt
-    finish: str = "stop"  # stop, length, steered
-    error: KeystrokeError | None = None
 
 
 class Serializer(ABC):

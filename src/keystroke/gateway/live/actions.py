@@ -22,14 +22,14 @@ from keystroke.analysis.rules import project_rules
 from keystroke.assist.edit import EditTask, Proposal, Region
 from keystroke.engine.generation import Chunk, GenerationParams
 from keystroke.engine.speculative.file_draft import FileDrafter
-from keystroke.errors import Forbidden, InputError, Interrupted, KeystrokeError, UsageError
+from keystroke.errors import Forbidden, InputError, KeystrokeError, UsageError
 from keystroke.gateway.access.keys import Caller
-from keystroke.gateway.work.priority import Priority, Tier
-from keystroke.gateway.work.registry import ServedModel
+from keystroke.gateway.work.priority import Priority
+from keystroke.gateway.work.registry import AUTO, ServedModel
 from keystroke.gateway.work.remote import RemoteJob
+from keystroke.gateway.work.routing import Task
 from keystroke.gateway.work.scheduler import Job
 from keystroke.gateway.work.service import Service
-from keystroke.gateway.work.ticket import Ended
 from keystroke.protocol import live_messages as live
 from keystroke.protocol.faults import detail
 from keystroke.text import Edit
@@ -221,43 +221,28 @@ class LiveActions:
         if entry.model is not None and entry.model.chat is not None:
             model, chat = entry.model, entry.model.chat
             prompt = await asyncio.to_thread(chat.tokens, model.tokenizer, messages)
-            self._service.check_room(entry, prompt)
             predicted = model.tokenizer.encode(task.prediction())
             params = GenerationParams(max_tokens=len(predicted) + _ANSWER_ROOM)
             job = Job(prompt, params, FileDrafter(predicted) if self._service.speculation else None)
-            size = len(prompt)
         else:
-            job, size = RemoteJob(GenerationParams(), messages=messages), sum(map(len, messages)) // 4
-        ticket, permit = self._service.submit(
-            entry, job, self._caller, priority=Priority.EDIT, tier=Tier.DEFAULT, tokens=size
-        )
+            job = RemoteJob(GenerationParams(), messages=messages)
+        work = self._service.submit(entry, job, self._caller, priority=Priority.EDIT)
         pieces: list[str] = []
         ended = task.watch()
-        try:
-            async with aclosing(ticket.__aiter__()) as items:  # type: ignore[type-var]
-                async for item in items:
-                    if isinstance(item, Chunk):
-                        pieces.append(item.text)
-                        if ended(item.text):
-                            break
-                    elif isinstance(item, Ended) and item.error is not None:
-                        raise item.error
-        finally:
-            ticket.cancel(Interrupted("The edit is complete, or nobody waits for it."))
-            permit.settle(ticket.stats.computed + ticket.stats.tokens)
+        async with aclosing(work.items()) as items:
+            async for item in items:
+                if isinstance(item, Chunk):
+                    pieces.append(item.text)
+                    if ended(item.text):
+                        work.enough()
+                        break
         return "".join(pieces)
 
     def _writer(self) -> ServedModel:
         """A model that follows instructions: the deep one where there is one."""
-        able = [
-            e for e in self._service.registry.entries.values() if e.model is None or e.model.chat is not None
-        ]
-        if not able:
-            raise UsageError(
-                "Edits by instruction need a model that follows instructions, and none is configured; "
-                'name one in [models.NAME] with role = "deep", for example a remote server.'
-            )
-        return min(able, key=lambda entry: entry.role != "deep")
+        task = Task(Priority.EDIT, converses=True, deep=True)
+        entry, _ = self._service.route(AUTO, lambda: task)
+        return entry
 
     # Refactorings
 

@@ -24,26 +24,25 @@ from keystroke.assist.completion import (
     Withheld,
     context_budget,
 )
-from keystroke.assist.completion.prompt import CHARACTERS_PER_TOKEN
 from keystroke.assist.completion.window import ContextFile
 from keystroke.assist.next_edit import Other
 from keystroke.assist.next_edit.prompt import Change
 from keystroke.engine.generation import Chunk, GenerationParams
 from keystroke.errors import InputError, Interrupted, KeystrokeError
 from keystroke.gateway.access.keys import Caller
-from keystroke.gateway.access.limits import Permit
 from keystroke.gateway.live.audit import BufferAudit
 from keystroke.gateway.live.next_edit import BufferNextEdit
 from keystroke.gateway.live.next_edit_model import NextEditModel
-from keystroke.gateway.work.priority import Priority, Tier
-from keystroke.gateway.work.receipts import receipt
+from keystroke.gateway.work.priority import Priority
 from keystroke.gateway.work.registry import ServedModel
 from keystroke.gateway.work.remote import RemoteJob
 from keystroke.gateway.work.scheduler import Job
 from keystroke.gateway.work.service import Service
-from keystroke.gateway.work.ticket import Ended, Item, Ticket
+from keystroke.gateway.work.ticket import Ended, Item
+from keystroke.gateway.work.work import Work
 from keystroke.protocol import live_messages as live
 from keystroke.protocol.faults import detail
+from keystroke.protocol.response import Receipt
 from keystroke.text import Edit, apply_edits
 
 log = logging.getLogger("keystroke.live")
@@ -85,9 +84,7 @@ class SuggestionRun:
     """A generation under way. `stream` None: it only warms the cache."""
 
     stream: Stream | None
-    ticket: Ticket
-    permit: Permit
-    prompt: int
+    work: Work
     began: float
     settled: bool = False
 
@@ -287,16 +284,9 @@ class LiveBuffer:
         self, job: Job | RemoteJob, priority: Priority, stream: Stream | None, announce: bool = False
     ) -> None:
         self._stop_run()
-        size = len(job.prompt) if isinstance(job, Job) else len(job.prompt) // CHARACTERS_PER_TOKEN
         try:
-            ticket, permit = self._service.submit(
-                self._entry,
-                job,
-                self._caller,
-                priority=priority,
-                tier=Tier.DEFAULT,
-                tokens=size,
-                buffer=self._scope,
+            work = self._service.submit(
+                self._entry, job, self._caller, priority=priority, buffer=self._scope, live=True
             )
         except KeystrokeError as error:
             if self._ask is not None:
@@ -305,8 +295,8 @@ class LiveBuffer:
             elif announce:  # the buffer is open all the same; the first key warms it
                 self._ready(warm=False, note=error.code)
             return
-        run = SuggestionRun(stream, ticket, permit, size, time.perf_counter())
-        ticket.on_items = partial(self._items, run, announce)
+        run = SuggestionRun(stream, work, time.perf_counter())
+        work.follow(partial(self._items, run, announce))
         self._run = run
 
     def _items(self, run: SuggestionRun, announce: bool, items: list[Item]) -> None:
@@ -315,10 +305,10 @@ class LiveBuffer:
                 if run.stream is not None and not run.stream.done:
                     run.stream.feed(item)
             elif isinstance(item, Ended):
-                self._over(run, item.error, announce)
+                self._over(run, item, announce)
         if run.stream is not None and self._run is run and not run.settled:
             self._grown(run)
-        if run.ticket.done and self._run is run:
+        if run.work.ticket.done and self._run is run:
             self._run = None
             if run.stream is not None and self._ask is not None:
                 self._finish(Withheld(Hidden.FAILED))  # it was stopped from elsewhere; nobody waits in vain
@@ -329,7 +319,7 @@ class LiveBuffer:
         assert stream is not None
         if stream.done and not run.settled:
             run.settled = True
-            run.ticket.cancel(Interrupted("The suggestion is complete."))
+            run.work.enough()
             if self._ask is None:
                 completion.keep(stream)
                 return
@@ -404,52 +394,24 @@ class LiveBuffer:
         total = (time.perf_counter() - ask.arrived) * 1e3
         if run is None:
             return live.LiveReceipt(model=self._entry.name, source=source, total_ms=round(total, 3))
-        stats, timing = run.ticket.stats, run.ticket.timing
-        return live.LiveReceipt(
-            model=self._entry.name,
-            source=source,
-            prompt_tokens=run.prompt,
-            reused_tokens=stats.reused,
-            computed_tokens=stats.computed,
-            output_tokens=stats.tokens,
-            queue_ms=round(max(0.0, timing.started - timing.submitted) * 1e3, 3) if timing.started else 0.0,
-            prefill_ms=round(stats.prefill_seconds * 1e3, 3),
-            decode_ms=round(stats.decode_seconds * 1e3, 3),
-            total_ms=round(total, 3),
-        )
+        return _live_receipt(run.work.paid(), source, total)
 
-    def _over(self, run: SuggestionRun, error: KeystrokeError | None, announce: bool) -> None:
-        stats = run.ticket.stats
-        run.permit.settle(stats.computed + stats.tokens)
-        paid = receipt(
-            run.ticket,
-            model=self._entry.name,
-            price=self._entry.price,
-            input_tokens=run.prompt,
-            now=time.perf_counter(),
-        )
-        failure = None if isinstance(error, Interrupted) else error
-        self._service.metrics.ended(paid, "completed" if failure is None else "failed")
+    def _over(self, run: SuggestionRun, end: Ended, announce: bool) -> None:
+        failure = None if isinstance(end.error, Interrupted) else end.error
         if self._run is run and failure is not None and self._ask is not None:
             ask, self._ask = self._ask, None
             self._fail(failure, ask.id)
         if announce and not self._closed:
-            spent = live.LiveReceipt(
-                model=self._entry.name,
-                source="computed",
-                prompt_tokens=run.prompt,
-                reused_tokens=stats.reused,
-                computed_tokens=stats.computed,
-                prefill_ms=paid.prefill_ms,
-                total_ms=paid.total_ms,
-            )
+            paid = run.work.ended(end).receipt
             note = "" if failure is None else failure.code
-            self._ready(warm=failure is None, note=note, receipt=spent)
+            self._ready(
+                warm=failure is None, note=note, receipt=_live_receipt(paid, "computed", paid.total_ms)
+            )
 
     def _stop_run(self) -> None:
         run, self._run = self._run, None
         if run is not None:
-            run.ticket.cancel(Interrupted("The text went another way."))
+            run.work.cancel(Interrupted("The text went another way."))
 
     def _guess(self, edits: Sequence[Edit]) -> int | None:
         """Where the caret is after one insertion that looks typed."""
@@ -509,3 +471,19 @@ class LiveBuffer:
 
     def _fail(self, error: KeystrokeError, request: str) -> None:
         self._say(live.LiveError(status=error.status, error=detail(error), id=request, buffer=self.name))
+
+
+def _live_receipt(paid: Receipt, source: Any, total_ms: float) -> live.LiveReceipt:
+    """What the editor is shown of a receipt; `total_ms` counts from the key, not from the queue."""
+    return live.LiveReceipt(
+        model=paid.model,
+        source=source,
+        prompt_tokens=paid.input_tokens,
+        reused_tokens=paid.reused_tokens,
+        computed_tokens=paid.computed_tokens,
+        output_tokens=paid.output_tokens,
+        queue_ms=paid.queue_ms,
+        prefill_ms=paid.prefill_ms,
+        decode_ms=paid.decode_ms,
+        total_ms=round(total_ms, 3),
+    )

@@ -1,18 +1,16 @@
 """`/v1/live` as a WebSocket: frames to buffers, buffers' events to frames.
 
-Law: owns one socket and its open buffers. A frame that breaks a rule costs an error event, never the
+Law: owns the open buffers of one socket. A frame that breaks a rule costs an error event, never the
 connection; a change that does not follow the mirrored version costs a resync, never a guess. When the client
 goes, everything it had running stops within one step.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import secrets
-import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
 
 from keystroke.analysis.rules import ProjectRules, project_rules
@@ -23,18 +21,19 @@ from keystroke.assist.completion.window import ContextFile
 from keystroke.assist.next_edit import Other
 from keystroke.assist.next_edit.prompt import CHANGES, Change
 from keystroke.config import AssistSettings
-from keystroke.errors import InputError, KeystrokeError, ProtocolError, UsageError
+from keystroke.errors import InputError, KeystrokeError, UsageError
 from keystroke.gateway.access.keys import Caller
 from keystroke.gateway.access.security import is_loopback
-from keystroke.gateway.api.responses_socket import Receive, SendMessage, SocketLimits
 from keystroke.gateway.live.actions import LiveActions
 from keystroke.gateway.live.buffer import LiveBuffer
-from keystroke.gateway.transport.outbox import Outbox
-from keystroke.gateway.work.registry import ServedModel
+from keystroke.gateway.transport.socket import Socket
+from keystroke.gateway.work.priority import Priority
+from keystroke.gateway.work.registry import AUTO, ServedModel
+from keystroke.gateway.work.routing import Task
 from keystroke.gateway.work.service import Service
 from keystroke.protocol import live_messages as live
-from keystroke.protocol.codec import decode_live_request, encode
-from keystroke.protocol.faults import TooLarge, detail
+from keystroke.protocol.codec import decode_live_request
+from keystroke.protocol.faults import SlowClient, detail
 from keystroke.text import Edit
 
 log = logging.getLogger("keystroke.live")
@@ -51,16 +50,12 @@ class LiveConnection:
         service: Service,
         settings: AssistSettings,
         caller: Caller,
-        receive: Receive,
-        send: SendMessage,
-        limits: SocketLimits | None = None,
+        socket: Socket,
         *,
         host: str = "127.0.0.1",
-        write_now: Callable[[Sequence[bytes]], bool] | None = None,
     ) -> None:
         self._service, self._settings, self._caller = service, settings, caller
-        self._receive, self._send, self._write_now = receive, send, write_now
-        self._limits = limits or SocketLimits()
+        self._socket = socket
         # Only a server on the editor's own machine has the editor's files; any other knows what it was sent.
         self._reads_files = is_loopback(host)
         self._scope = secrets.token_hex(4)
@@ -69,40 +64,31 @@ class LiveConnection:
         self._recent: deque[tuple[str, int, str]] = deque(maxlen=_RECENT)
         self.trail: deque[Change] = deque(maxlen=CHANGES)
         self._actions = LiveActions(self, service, caller, reads_files=self._reads_files)
-        self._outbox = Outbox(lambda: None, lambda: None)
-        self._writing_since = 0.0
-        self._closed = False
 
     async def serve(self) -> None:
         """Until the client goes."""
-        await self._send({"type": "websocket.accept"})
-        writer = asyncio.create_task(self._write())
-        watch = asyncio.create_task(self._watch())
-        try:
-            await self._read()
-        finally:
-            watch.cancel()
-            self._leave()
-            await asyncio.wait({writer}, timeout=1.0)
-            writer.cancel()
+        await self._socket.serve(self)
 
-    # In
+    # What the socket tells
 
-    async def _read(self) -> None:
-        limit = self._limits.max_frame_bytes
-        while True:
-            message = await self._receive()
-            if message["type"] == "websocket.disconnect":
-                return
-            frame = message.get("text")
-            if frame is None:
-                self._fail(ProtocolError("Frames must be text; send one JSON event per frame."))
-            elif len(frame) > limit:
-                self._fail(TooLarge(f"The frame has {len(frame):,} characters; at most {limit:,} are read."))
-            else:
-                self._take(frame)
+    def refuse(self, error: KeystrokeError) -> None:
+        self._fail(error)
 
-    def _take(self, frame: str) -> None:
+    def stalled(self, reason: SlowClient) -> None:
+        """What it has running ends when it has left."""
+
+    def left(self) -> None:
+        self._actions.close()
+        for buffer in self._buffers.values():
+            buffer.close()
+        self._buffers.clear()
+
+    def pause(self) -> None:
+        """Suggestions are short and replace each other: there is nothing to hold back."""
+
+    def resume(self) -> None: ...
+
+    def take(self, frame: str) -> None:
         request: live.LiveRequest | None = None
         try:
             request = decode_live_request(frame)
@@ -227,10 +213,8 @@ class LiveConnection:
 
     def _entry(self) -> ServedModel:
         """The model that follows keys: the fast one, or any whose engine is here."""
-        registry = self._service.registry
-        local = [e for e in registry.entries.values() if e.model is not None]
-        fast = [e for e in local if e.role == "fast"]
-        return (fast or local or list(registry.entries.values()))[0]
+        entry, _ = self._service.route(AUTO, lambda: Task(Priority.GHOST, here=True))
+        return entry
 
     def _rules(self, request: live.BufferOpen, language: str | None) -> ProjectRules:
         if not self._reads_files or not request.path or not PurePath(request.path).is_absolute():
@@ -246,11 +230,7 @@ class LiveConnection:
         return iter(self._buffers.values())
 
     def say(self, event: live.LiveEvent) -> None:
-        if self._closed:
-            return
-        if self._write_now is not None and self._outbox.idle and self._write_now([encode(event)]):
-            return
-        self._outbox.put(None, [event])
+        self._socket.put([event])
 
     def context(self, buffer: LiveBuffer) -> list[ContextFile]:
         """Definitions that its imports name and what changed last elsewhere, from open buffers and, where
@@ -304,43 +284,6 @@ class LiveConnection:
                 buffer=getattr(request, "buffer", None),
             )
         )
-
-    async def _write(self) -> None:
-        """The writer of a client that is behind."""
-        outbox, clock = self._outbox, time.perf_counter
-        try:
-            while (batch := await outbox.take()) is not None:
-                for _, event in batch:
-                    self._writing_since = clock()
-                    await self._send({"type": "websocket.send", "text": encode(event).decode()})
-                self._writing_since = 0.0
-                outbox.written()
-        except Exception as error:  # the socket is gone; the reader sees it too
-            log.debug("a live socket could not be written: %s", type(error).__name__)
-            self._leave()
-
-    async def _watch(self) -> None:
-        """Give up a client that reads nothing."""
-        patience = self._limits.patience
-        while True:
-            await asyncio.sleep(patience / 4)
-            since = self._writing_since
-            if since and time.perf_counter() - since > patience:
-                log.info("a live client read nothing for %.0f s and was let go", patience)
-                transport = getattr(getattr(self._send, "__self__", None), "transport", None)
-                if transport is not None:
-                    transport.abort()
-                return
-
-    def _leave(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        self._actions.close()
-        self._outbox.close()
-        for buffer in self._buffers.values():
-            buffer.close()
-        self._buffers.clear()
 
 
 def _relative(path: str | None, root: str | None) -> str | None:

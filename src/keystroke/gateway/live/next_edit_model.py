@@ -1,14 +1,13 @@
 """The model's own next edit for one live buffer: its questions, put through the model's queue.
 
-Law: asks only a model that has learned the format, in a priority below ghost text, one short job after another;
-cancelling the awaiting task cancels the job under way. It decides nothing: what an answer is worth is
-judged where the question was made.
+Law: asks only a model that has learned the format, below ghost text in priority, one short job after
+another; cancelling the awaiting task cancels the job under way. It decides nothing: what an answer is worth
+is judged where the question was made.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import PurePath
@@ -21,14 +20,12 @@ from keystroke.config import AssistSettings
 from keystroke.engine.base import TokenLogprob
 from keystroke.engine.generation import Chunk, GenerationParams
 from keystroke.engine.speculative import Drafter
-from keystroke.errors import Interrupted, KeystrokeError
+from keystroke.errors import KeystrokeError
 from keystroke.gateway.access.keys import Caller
-from keystroke.gateway.work.priority import Priority, Tier
-from keystroke.gateway.work.receipts import receipt
+from keystroke.gateway.work.priority import Priority
 from keystroke.gateway.work.registry import ServedModel
 from keystroke.gateway.work.scheduler import Job
 from keystroke.gateway.work.service import Service
-from keystroke.gateway.work.ticket import Ended
 
 SECONDS = 1.5  # that all questions about one change may take
 _QUESTION = 300  # tokens that one place costs, the history apart
@@ -85,32 +82,13 @@ class NextEditModel:
 
     async def _run(self, tokens: Sequence[int], params: GenerationParams, drafter: Drafter | None) -> Said:
         entry, service = self._entry, self._service
-        service.check_room(entry, tokens)
         job = Job(tokens, params, drafter if service.speculation else None)
-        ticket, permit = service.submit(
-            entry, job, self._caller, priority=Priority.NEXT_EDIT, tier=Tier.DEFAULT, tokens=len(tokens)
-        )
+        work = service.submit(entry, job, self._caller, priority=Priority.NEXT_EDIT, live=True)
         said: list[int] = []
         chances: list[TokenLogprob] = []
-        status = "completed"
-        try:
-            async with aclosing(ticket.__aiter__()) as items:  # type: ignore[type-var]
-                async for item in items:
-                    if isinstance(item, Chunk):
-                        said += item.tokens
-                        chances += item.logprobs
-                    elif isinstance(item, Ended) and item.error is not None:
-                        status = "failed"
-                        raise item.error
-        finally:
-            ticket.cancel(Interrupted("Nobody waits for this edit any more."))
-            permit.settle(ticket.stats.computed + ticket.stats.tokens)
-            paid = receipt(
-                ticket,
-                model=entry.name,
-                price=entry.price,
-                input_tokens=len(tokens),
-                now=time.perf_counter(),
-            )
-            service.metrics.ended(paid, status)
+        async with aclosing(work.items()) as items:
+            async for item in items:
+                if isinstance(item, Chunk):
+                    said += item.tokens
+                    chances += item.logprobs
         return Said(tuple(said), tuple(chances))

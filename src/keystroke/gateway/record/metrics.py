@@ -1,7 +1,7 @@
 """Counters for Prometheus.
 
-Law: touched when a response begins or ends, never per token. Labels are model, priority and status only: nothing
-a caller can multiply, and nothing of what was said.
+Law: touched when work begins or ends, never per token. Labels are model, priority and status only: nothing a
+caller can multiply, and nothing of what was said.
 """
 
 from __future__ import annotations

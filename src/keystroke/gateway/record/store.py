@@ -8,8 +8,10 @@ fails is logged and never fails a response.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import queue
+import secrets
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -57,6 +59,19 @@ USAGE = sa.Table(
     sa.Column("first_token_ms", sa.Float, nullable=False),
     sa.Column("total_ms", sa.Float, nullable=False),
     sa.Column("receipt", sa.LargeBinary, nullable=False),
+    # Work for live buffers is added up by the hour: so many in one row, its times their sums.
+    sa.Column("responses", sa.Integer, nullable=False, server_default="1"),
+    sa.Column("computed_tokens", sa.Integer, nullable=False, server_default="0"),
+)
+_SUMS = (
+    "input_tokens",
+    "reused_tokens",
+    "computed_tokens",
+    "output_tokens",
+    "cost",
+    "first_token_ms",
+    "total_ms",
+    "responses",
 )
 
 KEYS = sa.Table(
@@ -91,6 +106,7 @@ class UsageRow:
     responses: int
     input_tokens: int
     reused_tokens: int
+    computed_tokens: int
     output_tokens: int
     cost: float
     first_token_ms: float
@@ -114,6 +130,7 @@ class Store:
             if parsed.get_backend_name() == "sqlite":
                 sa.event.listen(self._engine, "connect", _tune_sqlite)
             _tables.create_all(self._engine)
+            _bring_up_to_date(self._engine)
         except ModuleNotFoundError as error:
             raise ConfigError(
                 f"server.database needs the driver {error.name}; install keystroke[postgres] for Postgres"
@@ -121,6 +138,7 @@ class Store:
         except (sa.exc.SQLAlchemyError, OSError) as error:
             reason = getattr(error, "orig", None) or error
             raise ConfigError(f"server.database cannot be opened: {reason}; check the URL") from None
+        self._instance = secrets.token_hex(8)  # other processes add up in rows of their own
         self._writes: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write, name="store", daemon=True)
         self._thread.start()
@@ -131,8 +149,19 @@ class Store:
         if self.retention_days:
             self._writes.put(("response", key_id, items, response))
 
-    def save_usage(self, response_id: str, key_id: str, key_name: str, status: str, paid: Receipt) -> None:
-        self._writes.put(("usage", response_id, key_id, key_name, status, paid, time.time()))
+    def save_usage(
+        self,
+        identity: str,
+        key_id: str,
+        key_name: str,
+        status: str,
+        paid: Receipt,
+        *,
+        live: bool = False,
+    ) -> None:
+        """One row for each response; work for a buffer that is being typed in (`live`) comes several times a
+        second, so each key's is added up by the hour."""
+        self._writes.put(("live" if live else "usage", identity, key_id, key_name, status, paid, time.time()))
 
     async def flush(self) -> None:
         """Wait until everything handed over so far is committed."""
@@ -166,13 +195,14 @@ class Store:
             sa.select(
                 u.key_name,
                 u.model,
-                sa.func.count(),
+                sa.func.sum(u.responses),
                 sa.func.sum(u.input_tokens),
                 sa.func.sum(u.reused_tokens),
+                sa.func.sum(u.computed_tokens),
                 sa.func.sum(u.output_tokens),
                 sa.func.sum(u.cost),
-                sa.func.avg(u.first_token_ms),
-                sa.func.avg(u.total_ms),
+                sa.func.sum(u.first_token_ms) / sa.func.sum(u.responses),
+                sa.func.sum(u.total_ms) / sa.func.sum(u.responses),
             )
             .where(u.at >= since)
             .group_by(u.key_name, u.model)
@@ -242,10 +272,13 @@ class Store:
             while not self._writes.empty():
                 batch.append(self._writes.get())
             rows: dict[sa.Table, dict[str, Mapping[str, Any]]] = {RESPONSES: {}, USAGE: {}}
+            sums: dict[str, dict[str, Any]] = {}
             for entry in batch:
-                if isinstance(entry, tuple):
+                if isinstance(entry, tuple) and entry[0] == "live":
+                    self._add_up(sums, entry)
+                elif isinstance(entry, tuple):
                     self._add_row(rows, entry)
-            self._commit(rows)
+            self._commit(rows, sums)
             if time.time() - purged > 3600:
                 purged = time.time()
                 self._purge()
@@ -267,24 +300,20 @@ class Store:
                 "response": msgspec.json.encode(response),
             }
             return
-        _, response_id, key_id, key_name, status, paid, at = entry
-        rows[USAGE][response_id] = {
-            "id": response_id,
-            "key_id": key_id,
-            "key_name": key_name,
-            "model": paid.model,
-            "at": at,
-            "status": status,
-            "input_tokens": paid.input_tokens,
-            "reused_tokens": paid.reused_tokens,
-            "output_tokens": paid.output_tokens,
-            "cost": paid.cost,
-            "first_token_ms": paid.first_token_ms,
-            "total_ms": paid.total_ms,
-            "receipt": msgspec.json.encode(paid),
-        }
+        rows[USAGE][entry[1]] = _usage_row(*entry[1:])
 
-    def _commit(self, rows: dict[sa.Table, dict[str, Mapping[str, Any]]]) -> None:
+    def _add_up(self, sums: dict[str, dict[str, Any]], entry: tuple[Any, ...]) -> None:
+        _, _, key_id, _, status, paid, at = entry
+        kind = f"{self._instance}/{key_id}/{paid.model}/{paid.priority}/{status}/{int(at // 3600)}"
+        identity = "live_" + hashlib.sha256(kind.encode()).hexdigest()[:48]
+        row = _usage_row(identity, *entry[2:])
+        held = sums.setdefault(identity, row)
+        if held is not row:
+            held.update({name: held[name] + row[name] for name in _SUMS})
+
+    def _commit(
+        self, rows: dict[sa.Table, dict[str, Mapping[str, Any]]], sums: Mapping[str, Mapping[str, Any]]
+    ) -> None:
         try:
             with self._engine.begin() as connection:
                 for table, entries in rows.items():
@@ -292,8 +321,13 @@ class Store:
                         # A response may be written twice (queued, then ended): the later one stands.
                         connection.execute(sa.delete(table).where(table.c.id.in_(list(entries))))
                         connection.execute(sa.insert(table), [dict(row) for row in entries.values()])
+                for identity, row in sums.items():
+                    added = {name: USAGE.c[name] + row[name] for name in _SUMS}
+                    known = connection.execute(sa.update(USAGE).where(USAGE.c.id == identity).values(**added))
+                    if not known.rowcount:
+                        connection.execute(sa.insert(USAGE).values(**row))
         except Exception:
-            log.exception("%d rows could not be stored", sum(map(len, rows.values())))
+            log.exception("%d rows could not be stored", sum(map(len, rows.values())) + len(sums))
 
     def _purge(self) -> None:
         """Responses past their retention go; usage stays, it holds nothing of what was said."""
@@ -305,6 +339,41 @@ class Store:
                 connection.execute(sa.delete(RESPONSES).where(RESPONSES.c.created_at < oldest))
         except Exception:
             log.exception("old responses could not be deleted")
+
+
+def _bring_up_to_date(engine: sa.Engine) -> None:
+    """Add columns that a database made by an earlier version lacks."""
+    known = {column["name"] for column in sa.inspect(engine).get_columns(USAGE.name)}
+    with engine.begin() as connection:
+        if "responses" not in known:
+            connection.execute(sa.text("ALTER TABLE usage ADD COLUMN responses INTEGER NOT NULL DEFAULT 1"))
+        if "computed_tokens" not in known:
+            connection.execute(
+                sa.text("ALTER TABLE usage ADD COLUMN computed_tokens INTEGER NOT NULL DEFAULT 0")
+            )
+            connection.execute(sa.text("UPDATE usage SET computed_tokens = input_tokens - reused_tokens"))
+
+
+def _usage_row(
+    identity: str, key_id: str, key_name: str, status: str, paid: Receipt, at: float
+) -> dict[str, Any]:
+    return {
+        "id": identity,
+        "key_id": key_id,
+        "key_name": key_name,
+        "model": paid.model,
+        "at": at,
+        "status": status,
+        "input_tokens": paid.input_tokens,
+        "reused_tokens": paid.reused_tokens,
+        "computed_tokens": paid.computed_tokens,
+        "output_tokens": paid.output_tokens,
+        "cost": paid.cost,
+        "first_token_ms": paid.first_token_ms,
+        "total_ms": paid.total_ms,
+        "receipt": msgspec.json.encode(paid),
+        "responses": 1,
+    }
 
 
 def open_store(settings: Settings) -> Store:

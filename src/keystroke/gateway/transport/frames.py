@@ -1,8 +1,8 @@
-"""The WebSocket protocol class uvicorn runs for us: the shipped sans-I/O one with a short way out.
+"""The protocol classes uvicorn runs for us: the shipped ones, with a short way out and a way to hang up.
 
 Law: the handshake, reading, pings and closing are uvicorn's and `websockets`' own. Only text going out takes
 the short way: without compression a server frame is a header of two to ten bytes before the payload, and all
-frames that wait go out in one write.
+frames that wait go out in one write. Applications find both ways as an extension of their scope.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.protocol import State
 
@@ -25,6 +27,21 @@ def text_frame_header(size: int) -> bytes:
     return b"\x81\x7f" + size.to_bytes(8, "big")
 
 
+class AbortableHttp(H11Protocol):
+    """HTTP as uvicorn serves it, with a way to drop a connection whose client reads nothing: a polite close
+    would wait for what is never read."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        app: ASGIApp = self.app
+
+        async def with_abort(scope: Scope, receive: Receive, send: Send) -> None:
+            scope.setdefault("extensions", {})[EXTENSION] = {"abort": transport.abort}
+            await app(scope, receive, send)
+
+        self.app = with_abort
+
+
 class FrameProtocol(WebSocketsSansIOProtocol):
     """Offers the application, as an extension of its scope, `write(payloads)`: frames out at once, or False
     where the client is behind or gone and the application must wait with `send` as usual."""
@@ -32,7 +49,10 @@ class FrameProtocol(WebSocketsSansIOProtocol):
     def handle_connect(self, event: Any) -> None:
         super().handle_connect(event)
         if hasattr(self, "scope"):
-            self.scope["extensions"][EXTENSION] = {"write": self.write_frames}
+            self.scope["extensions"][EXTENSION] = {
+                "write": self.write_frames,
+                "abort": self.transport.abort,
+            }
 
     def write_frames(self, payloads: Sequence[bytes]) -> bool:
         if not self.writable.is_set() or self.disconnected or self.close_sent:

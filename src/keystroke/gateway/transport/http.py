@@ -17,6 +17,7 @@ from starlette.responses import Response as HttpResponse
 from starlette.types import Receive, Scope, Send
 
 from keystroke.errors import Interrupted, KeystrokeError, RateLimited
+from keystroke.gateway.transport.frames import EXTENSION
 from keystroke.gateway.transport.outbox import Outbox
 from keystroke.protocol.codec import SSE_DONE, encode, encode_data, encode_sse
 from keystroke.protocol.faults import SlowClient, TooLarge, detail
@@ -88,14 +89,15 @@ class EventStream(HttpResponse):
         self._named = named
         self._outbox = Outbox(self._pause, self._resume)
         self._writing_since = 0.0
+        self._abort: Callable[[], None] = lambda: None
         self.run: Any = None  # set by whoever makes the answer
         self.detached = False  # a background answer outlives its reader
 
     def sink(self, messages: list[Any]) -> None:
-        answer = self.run.answer if self.run is not None else None
-        self._outbox.put(answer, messages)
-        if self._outbox.paused and answer is not None:
-            answer.ticket.pause()
+        work = self.run.answer.work if self.run is not None and self.run.answer is not None else None
+        self._outbox.put(work, messages)
+        if self._outbox.paused and work is not None:
+            work.ticket.pause()
 
     def finish(self) -> None:
         self._outbox.close()
@@ -105,7 +107,8 @@ class EventStream(HttpResponse):
             (b"cache-control", b"no-store"),
             (b"x-accel-buffering", b"no"),
         ]
-        watch = asyncio.create_task(self._watch(receive, send))
+        self._abort = scope.get("extensions", {}).get(EXTENSION, {}).get("abort", self._abort)
+        watch = asyncio.create_task(self._watch(receive))
         clock = time.perf_counter
         try:
             await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -123,9 +126,9 @@ class EventStream(HttpResponse):
             watch.cancel()
             self._leave(Interrupted("The client went away."))
 
-    async def _watch(self, receive: Receive, send: Send) -> None:
+    async def _watch(self, receive: Receive) -> None:
         """Notice the client hanging up, and one that reads nothing."""
-        stalled = asyncio.create_task(self._stalled(send))
+        stalled = asyncio.create_task(self._stalled())
         try:
             while (await receive())["type"] != "http.disconnect":
                 pass
@@ -133,14 +136,12 @@ class EventStream(HttpResponse):
         finally:
             stalled.cancel()
 
-    async def _stalled(self, send: Send) -> None:
+    async def _stalled(self) -> None:
         while True:
             await asyncio.sleep(PATIENCE / 4)
             if self._writing_since and time.perf_counter() - self._writing_since > PATIENCE:
                 self._leave(SlowClient(f"The client read nothing for {PATIENCE:.0f} s."))
-                transport = getattr(getattr(send, "__self__", None), "transport", None)
-                if transport is not None:
-                    transport.abort()
+                self._abort()
                 return
 
     def _leave(self, reason: KeystrokeError) -> None:
@@ -153,8 +154,8 @@ class EventStream(HttpResponse):
 
     def _pause(self) -> None:
         if self.run is not None and self.run.answer is not None:
-            self.run.answer.ticket.pause()
+            self.run.answer.work.ticket.pause()
 
     def _resume(self) -> None:
         if self.run is not None and self.run.answer is not None:
-            self.run.answer.ticket.resume()
+            self.run.answer.work.ticket.resume()

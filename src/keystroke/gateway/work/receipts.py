@@ -44,8 +44,8 @@ def receipt(
     times = sorted(stats.step_seconds[base.steps : last.steps])
     spent_steps = last.steps - base.steps
     output = last.tokens - base.tokens
-    reused = stats.reused if kept is None else kept
-    reused = min(reused, input_tokens)
+    reused = min(stats.reused if kept is None else kept, input_tokens)
+    computed = last.computed - base.computed  # less than the rest of the input where it was stopped early
     began = base.at or timing.submitted
     ended = last.at if until else timing.ended or now
     started = base.at or timing.started or ended
@@ -63,7 +63,7 @@ def receipt(
         total_ms=_ms(ended - began),
         input_tokens=input_tokens,
         reused_tokens=reused,
-        computed_tokens=max(0, input_tokens - reused),
+        computed_tokens=computed,
         output_tokens=output,
         steps=spent_steps,
         drafted_tokens=last.drafted - base.drafted,
@@ -71,7 +71,7 @@ def receipt(
         token_p50_ms=_ms(_quantile(times, 0.50) * share),
         token_p99_ms=_ms(_quantile(times, 0.99) * share),
         preemptions=ticket.preemptions,
-        cost=round(price.of(max(0, input_tokens - reused), reused, output), 9),
+        cost=round(price.of(computed, reused, output), 9),
     )
 
 

@@ -17,11 +17,12 @@ from keystroke.config import NamedModel, Settings
 from keystroke.engine.base import EngineStats
 from keystroke.engine.library import Progress, silent
 from keystroke.engine.model import Model
+from keystroke.engine.tokenizer import Tokenizer
 from keystroke.errors import ConfigError
 from keystroke.gateway.access.limits import Budget
 from keystroke.gateway.work.receipts import Price
 from keystroke.gateway.work.remote import RemoteScheduler
-from keystroke.gateway.work.routing import Router
+from keystroke.gateway.work.routing import Candidate, Router
 from keystroke.gateway.work.scheduler import Scheduler
 from keystroke.protocol.faults import ModelNotFound
 
@@ -43,6 +44,16 @@ class ServedModel:
     edits: EditFormat | None = None
 
     @property
+    def candidate(self) -> Candidate:
+        """As routing sees it."""
+        here = self.model is not None
+        return Candidate(self.name, self.role, self.model is None or self.model.chat is not None, here)
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        return self.model.tokenizer if self.model is not None else None
+
+    @property
     def context_length(self) -> int | None:
         return self.model.engine.info.context_length if self.model is not None else None
 
@@ -59,7 +70,7 @@ class Registry:
             self.entries[entry.name] = entry
         if not self.entries:
             raise ConfigError("no model is configured; name one with --model or in [models.NAME]")
-        self.router = Router(fast=self._first("fast"), deep=self._first("deep"))
+        self.router = Router([e.candidate for e in self.entries.values()])
 
     def start(self) -> None:
         for entry in self.entries.values():

@@ -23,6 +23,8 @@ from keystroke.gateway.work.ticket import Ended, Item, Moved, Started, Supersede
 
 log = logging.getLogger("keystroke.remote")
 
+CHARACTERS_PER_TOKEN = 4  # of code and English, near enough to guard a budget
+
 
 @dataclass(slots=True)
 class RemoteJob:
@@ -33,6 +35,14 @@ class RemoteJob:
     tools: Sequence[Mapping[str, Any]] | None = None
     prompt: str = ""
     suffix: str | None = None
+    input_tokens = 0  # the server counts for itself
+
+    @property
+    def estimate(self) -> int:
+        """About how many tokens the prompt has; only guards the budget until the server has counted."""
+        size = len(self.prompt) + len(self.suffix or "")
+        size += sum(len(str(m.get("content") or "")) for m in self.messages or ())
+        return size // CHARACTERS_PER_TOKEN
 
 
 class RemoteScheduler:
@@ -156,6 +166,7 @@ class RemoteScheduler:
         if isinstance(item, Usage):
             stats.prompt_tokens, stats.tokens = item.prompt_tokens, item.completion_tokens
             stats.reused = item.cached_tokens
+            stats.computed = item.prompt_tokens - item.cached_tokens
             return
         if isinstance(item, Chunk) and item.finish is Finish.INTERRUPTED:
             return

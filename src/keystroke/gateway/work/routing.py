@@ -1,15 +1,18 @@
-"""Which model answers `auto`, and why.
+"""Which model does a piece of work, and why.
 
-Law: a decision from words, size and task, made in microseconds and said aloud: every route carries its
-reason, and naming a model (or a role) always overrides. It knows roles, not engines.
+Law: a decision from words, size, task and what each model can do, made in microseconds and said aloud: every
+route carries its reason, and naming a model (or a role) always overrides. It knows what models can, not
+engines. Work that no model here can do is refused with what to add, never given to one that would babble.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from keystroke.gateway.work.priority import Priority
+from keystroke.protocol.faults import NoSuitableModel
 from keystroke.protocol.response import Routing
 
 # What people say when they want thought, and when they want speed. The user's words beat every other sign.
@@ -30,34 +33,62 @@ _HARD_TASK = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
+class Candidate:
+    """A model as a route sees it. `converses`: it follows instructions. `here`: this server runs it."""
+
+    name: str
+    role: str
+    converses: bool = True
+    here: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Task:
-    """What a route is decided on. `words` is what the user said last; `size` is the prompt in characters."""
+    """What a route is decided on. `words` is what the user said last; `size` is the prompt in characters.
+    `converses`: only a model that follows instructions will do. `deep`: the deep one where there is one.
+    `here`: asked at every key, so an engine of this server where there is one."""
 
     priority: Priority
-    words: str
-    size: int
+    words: str = ""
+    size: int = 0
     background: bool = False
     effort: str | None = None  # reasoning.effort where the client set one
+    converses: bool = False
+    deep: bool = False
+    here: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """`fast` and `deep` are model names, None where the registry has none of that role."""
+    """Chooses among `candidates`, the first of a role standing for it."""
 
-    fast: str | None
-    deep: str | None
+    candidates: Sequence[Candidate]
     deep_from_chars: int = 120_000  # about 30k tokens: past this a small model loses the thread
 
-    def choose(self, task: Task) -> tuple[str | None, str, str]:
-        """(model name, role, reason)."""
+    def choose(self, task: Task) -> tuple[str, str, str]:
+        """(model name, role, reason). Raises NoSuitableModel."""
+        able = [c for c in self.candidates if c.converses or not task.converses]
+        if not able:
+            names = ", ".join(c.name for c in self.candidates)
+            raise NoSuitableModel(
+                f"No model here follows instructions ({names} only completes code); add one, for example "
+                "with `keystroke models add coder`, or name a remote server in [models.NAME].",
+                param="model",
+            )
         role, reason = self._role(task)
-        name = self.deep if role == "deep" else self.fast
-        if name is not None:
-            return name, role, reason
-        other, name = ("fast", self.fast) if role == "deep" else ("deep", self.deep)
-        return name, other, f"{reason}, but no {role} model is configured"
+        wanted = [c for c in able if c.role == role]
+        if task.here:
+            wanted = [c for c in wanted if c.here] or [c for c in able if c.here] or wanted
+        if wanted:
+            return wanted[0].name, wanted[0].role, reason
+        other = able[0]
+        missing = any(c.role == role for c in self.candidates)
+        why = f"no {role} model follows instructions" if missing else f"no {role} model is configured"
+        return other.name, other.role, f"{reason}, but {why}"
 
     def _role(self, task: Task) -> tuple[str, str]:
+        if task.deep:
+            return "deep", f"{task.priority.label} work by instruction is the deep model's"
         if task.priority < Priority.CHAT:
             return "fast", f"{task.priority.label} work is interactive"
         words = task.words[-4000:]

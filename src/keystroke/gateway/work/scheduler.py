@@ -38,6 +38,14 @@ class Job:
     drafter: Drafter | None = None
     warm: bool = False
 
+    @property
+    def input_tokens(self) -> int:
+        return len(self.prompt)
+
+    @property
+    def estimate(self) -> int:
+        return len(self.prompt)
+
 
 @dataclass(slots=True)
 class Running:

@@ -1,7 +1,7 @@
-"""A request becomes an answer: checked, routed, put into tokens, admitted, queued.
+"""A job becomes work: routed, checked, admitted, queued, and its books kept.
 
-Law: transport-free. It is given a typed request, a caller and a sink, and returns an Answer whose messages go
-to the sink; every refusal is raised before the first message. Shared by WebSocket, HTTP and the live channel.
+Law: transport-free and the one way to an engine, for HTTP, WebSocket and the live channel alike. Every
+refusal is raised here, before anything began; what follows is the Work's.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,10 +20,7 @@ from keystroke.engine.model import Model
 from keystroke.engine.speculative import Drafter, FileDrafter, drafter_for
 from keystroke.errors import ContextOverflow, InputError, KeystrokeError, Unavailable
 from keystroke.gateway.access.keys import Caller
-from keystroke.gateway.access.limits import Limits, Permit
-from keystroke.gateway.api.answer import Answer, Sink
-from keystroke.gateway.api.prompts import Turn
-from keystroke.gateway.api.serializers import Outcome, Serializer
+from keystroke.gateway.access.limits import Limits
 from keystroke.gateway.record.metrics import Metrics
 from keystroke.gateway.record.store import Store
 from keystroke.gateway.work.priority import Priority, Tier
@@ -32,8 +28,8 @@ from keystroke.gateway.work.registry import AUTO, Registry, ServedModel
 from keystroke.gateway.work.remote import RemoteJob
 from keystroke.gateway.work.routing import Task, named
 from keystroke.gateway.work.scheduler import Job
-from keystroke.gateway.work.ticket import Ticket
-from keystroke.protocol.items import as_input, text_of
+from keystroke.gateway.work.work import Outcome, Work
+from keystroke.protocol.items import text_of
 from keystroke.protocol.requests import Prediction, stop_strings
 from keystroke.protocol.response import Routing
 
@@ -41,9 +37,6 @@ log = logging.getLogger("keystroke.service")
 
 _BIG = 16_384  # characters from which rendering and tokenising leave the event loop
 _LEARNT = 8192  # tokens of a prompt that a drafter learns by heart; more would delay the first token
-_TURNS = 256  # finished turns kept in memory for callers that come back by id
-_TOKENS = 2_000_000  # and at most so many tokens of them
-
 
 SHUTTING_DOWN = "The server is shutting down; try again shortly."
 
@@ -81,17 +74,15 @@ class Service:
         self.metrics = Metrics()
         self.limits = Limits({e.name: e.budget for e in registry.entries.values()})
         self.draining = False
-        self.live: dict[str, Answer] = {}  # answers under way, by response id
-        self._turns: OrderedDict[str, tuple[str, Turn]] = OrderedDict()
-        self._remembered = 0  # tokens of those turns
+        self.under_way: set[Work] = set()
 
     # Choosing
 
     def route(self, requested: str, task: Callable[[], Task]) -> tuple[ServedModel, Routing]:
-        """The model that answers, and why. A name or a role overrides; `auto` asks the router."""
+        """The model that answers, and why. A name or a role overrides; `auto` asks the router.
+        Raises ModelNotFound or NoSuitableModel."""
         if requested in ("", AUTO):
             name, role, reason = self.registry.router.choose(task())
-            assert name is not None  # a registry has at least one model
             return self.registry.find(name), Routing(requested=AUTO, model=name, role=role, reason=reason)
         entry = self.registry.find(requested)
         return entry, named(requested, entry.name, entry.role)
@@ -128,16 +119,6 @@ class Service:
             return FileDrafter(source) if source else None
         return drafter_for(model.engine, source, draft=model.draft)
 
-    @staticmethod
-    def check_room(entry: ServedModel, tokens: Sequence[int]) -> None:
-        context = entry.context_length
-        if context is not None and len(tokens) >= context:
-            raise ContextOverflow(
-                f"The prompt has {len(tokens):,} tokens and {entry.name} holds {context:,}; "
-                "shorten it or choose a model with a longer context.",
-                param="input",
-            )
-
     # Queueing
 
     def submit(
@@ -147,14 +128,19 @@ class Service:
         caller: Caller,
         *,
         priority: Priority,
-        tier: Tier,
-        tokens: int,
+        tier: Tier = Tier.DEFAULT,
         buffer: str | None = None,
-    ) -> tuple[Ticket, Permit]:
-        """Admit against the budget, then queue. Raises RateLimited or QueueFull, leaving nothing behind."""
+        identity: str | None = None,
+        live: bool = False,
+    ) -> Work:
+        """Admit against the budget, then queue. Raises ContextOverflow, RateLimited or QueueFull, leaving
+        nothing behind. `buffer`: newer work for it takes this one's place. Follow what comes of it before
+        the loop runs again."""
         if self.draining:
             raise Unavailable(SHUTTING_DOWN)
-        permit = self.limits.admit(caller.id, entry.name, tokens)
+        if isinstance(job, Job):
+            self._check_room(entry, job.prompt)
+        permit = self.limits.admit(caller.id, entry.name, job.estimate)
         supersedes = None if buffer is None else f"{caller.id}/{buffer}"
         try:
             ticket = entry.scheduler.submit(
@@ -167,64 +153,39 @@ class Service:
         except KeystrokeError:
             permit.settle(0)
             raise
-        return ticket, permit
-
-    def closed(self, response_id: str, caller: Caller, outcome: Outcome) -> None:
-        """The books of a response: metrics and usage."""
-        self.live.pop(response_id, None)
-        self.metrics.ended(outcome.receipt, outcome.status)
-        if self.store is not None:
-            self.store.save_usage(response_id, caller.id, caller.name, outcome.status, outcome.receipt)
-
-    def answer(
-        self,
-        entry: ServedModel,
-        ticket: Ticket,
-        permit: Permit,
-        serializer: Serializer,
-        sink: Sink,
-        **how: Any,
-    ) -> Answer:
-        """The answer to a ticket. Must follow `submit` without a pause, so that no item is missed."""
-        return Answer(
+        work = Work(
+            identity or new_id("work"),
             ticket,
-            serializer,
-            sink,
+            permit,
             model=entry.name,
             price=entry.price,
-            permit=permit,
-            tokenizer=entry.model.tokenizer if entry.model is not None else None,
-            **how,
+            caller=caller,
+            live=live,
+            keep=self._keep,
         )
+        self.under_way.add(work)
+        return work
 
-    # Remembering
+    def _keep(self, work: Work, identity: str, outcome: Outcome) -> None:
+        """The books of a span: metrics and usage."""
+        if work.ticket.done:
+            self.under_way.discard(work)
+        self.metrics.ended(outcome.receipt, outcome.status)
+        if self.store is not None:
+            caller = work.caller
+            self.store.save_usage(
+                identity, caller.id, caller.name, outcome.status, outcome.receipt, live=work.live
+            )
 
-    def remember(self, caller: Caller, turn: Turn) -> None:
-        self.forget(turn.response_id)
-        self._turns[turn.response_id] = (caller.id, turn)
-        self._remembered += len(turn.tokens or ())
-        while len(self._turns) > _TURNS or (self._remembered > _TOKENS and len(self._turns) > 1):
-            self.forget(next(iter(self._turns)))
-
-    def forget(self, response_id: str) -> None:
-        found = self._turns.pop(response_id, None)
-        if found is not None:
-            self._remembered -= len(found[1].tokens or ())
-
-    async def recall(self, caller: Caller, response_id: str) -> Turn | None:
-        """A finished turn by its id: from memory, else rebuilt from the store. Only the caller's own."""
-        found = self._turns.get(response_id)
-        if found is not None:
-            self._turns.move_to_end(response_id)
-            return found[1] if found[0] == caller.id else None
-        if self.store is None:
-            return None
-        chain = await self.store.chain(response_id)
-        if not chain or chain[-1].key_id != caller.id:
-            return None
-        items = [item for stored in chain for item in (*stored.items, *map(as_input, stored.response.output))]
-        last = chain[-1].response
-        return Turn(last.id, last.model, items, last.instructions, last.tools or None)
+    @staticmethod
+    def _check_room(entry: ServedModel, tokens: Sequence[int]) -> None:
+        context = entry.context_length
+        if context is not None and len(tokens) >= context:
+            raise ContextOverflow(
+                f"The prompt has {len(tokens):,} tokens and {entry.name} holds {context:,}; "
+                "shorten it or choose a model with a longer context.",
+                param="input",
+            )
 
 
 def refuse_format(wanted: dict[str, Any] | None, param: str) -> None:

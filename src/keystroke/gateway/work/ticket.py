@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from keystroke.engine.base import Interrupt
-from keystroke.engine.generation import Chunk, GenerationStats
+from keystroke.engine.generation import Chunk, Finish, GenerationStats
 from keystroke.errors import Interrupted, KeystrokeError
 from keystroke.gateway.work.priority import Priority, Tier, rank
 
@@ -28,11 +28,20 @@ class Reading:
     drafted: int = 0
     accepted: int = 0
     prefill: float = 0.0
+    computed: int = 0
     at: float = 0.0  # perf_counter, where a span begins or ends in the middle of a ticket
 
     @staticmethod
     def of(stats: GenerationStats, at: float = 0.0) -> Reading:
-        return Reading(stats.tokens, stats.steps, stats.drafted, stats.accepted, stats.prefill_seconds, at)
+        return Reading(
+            stats.tokens,
+            stats.steps,
+            stats.drafted,
+            stats.accepted,
+            stats.prefill_seconds,
+            stats.computed,
+            at,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +77,12 @@ class Ended:
 
 
 Item = Chunk | Moved | Started | Steered | Ended | Any
+
+
+class Enough(Interrupted):
+    """Stopped because the reader has all it wants: nothing went wrong and nobody was disappointed."""
+
+    code = "enough"
 
 
 class Redirected(Interrupted):
@@ -107,6 +122,8 @@ class Ticket:
         self.paused = False
         self.redirects: deque[tuple[str, Sequence[int]]] = deque()
         self.on_items: Callable[[list[Item]], None] | None = None
+        self.on_end: Callable[[Ended], object] | None = None  # called last, whatever its reader did
+        self.finish: Finish | None = None  # why the answer stopped by itself
         self.wake: Callable[[], None] = lambda: None  # tells the engine side to look again
         self.done = False  # the loop has seen Ended
         self._items: deque[Item] = deque()
@@ -137,14 +154,22 @@ class Ticket:
 
     def deliver(self, items: list[Item]) -> None:
         """Called in the loop with what the engine posted."""
-        if isinstance(items[-1], Ended):
+        last = items[-1]
+        if isinstance(last, Ended):
             self.done = True
-        if self.on_items is not None:
-            self.on_items(items)
-            return
-        self._items.extend(items)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+            self.finish = next((i.finish for i in reversed(items) if type(i) is Chunk), self.finish)
+        elif type(last) is Chunk:
+            self.finish = last.finish
+        try:
+            if self.on_items is not None:
+                self.on_items(items)
+                return
+            self._items.extend(items)
+            if self._waiter is not None and not self._waiter.done():
+                self._waiter.set_result(None)
+        finally:
+            if self.done and self.on_end is not None and isinstance(last, Ended):
+                self.on_end(last)
 
     async def __aiter__(self) -> AsyncIterator[Item]:
         """Items up to and with Ended. For readers that need no callback; leaving early cancels."""

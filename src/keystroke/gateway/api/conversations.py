@@ -1,0 +1,51 @@
+"""Finished turns by their id, so that a conversation goes on from its exact tokens.
+
+Law: remembers, forgets, and finds again: from memory where the tokens are, else rebuilt from the store as
+items. A turn is its caller's own; anybody else is told that it does not exist.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from keystroke.gateway.access.keys import Caller
+from keystroke.gateway.api.prompts import Turn
+from keystroke.gateway.record.store import Store
+from keystroke.protocol.items import as_input
+
+_TURNS = 256  # finished turns kept in memory for callers that come back by id
+_TOKENS = 2_000_000  # and at most so many tokens of them
+
+
+class Conversations:
+    def __init__(self, store: Store | None) -> None:
+        self._store = store
+        self._turns: OrderedDict[str, tuple[str, Turn]] = OrderedDict()
+        self._tokens = 0  # of those turns
+
+    def remember(self, caller: Caller, turn: Turn) -> None:
+        self.forget(turn.response_id)
+        self._turns[turn.response_id] = (caller.id, turn)
+        self._tokens += len(turn.tokens or ())
+        while len(self._turns) > _TURNS or (self._tokens > _TOKENS and len(self._turns) > 1):
+            self.forget(next(iter(self._turns)))
+
+    def forget(self, response_id: str) -> None:
+        found = self._turns.pop(response_id, None)
+        if found is not None:
+            self._tokens -= len(found[1].tokens or ())
+
+    async def recall(self, caller: Caller, response_id: str) -> Turn | None:
+        """A finished turn; None where there is none, or none of this caller's."""
+        found = self._turns.get(response_id)
+        if found is not None:
+            self._turns.move_to_end(response_id)
+            return found[1] if found[0] == caller.id else None
+        if self._store is None:
+            return None
+        chain = await self._store.chain(response_id)
+        if not chain or chain[-1].key_id != caller.id:
+            return None
+        items = [item for stored in chain for item in (*stored.items, *map(as_input, stored.response.output))]
+        last = chain[-1].response
+        return Turn(last.id, last.model, items, last.instructions, last.tools or None)
