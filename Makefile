@@ -46,7 +46,7 @@ format: $(DEV_STAMP)  ## format and fix what can be fixed
 	@$(BIN)/ruff check --fix .
 
 bench-%: $(DEV_STAMP)  ## run bench/NAME.py (engine, gateway, cuda, completion, keystroke, audit)
-	@$(BIN)/python -P bench/$(subst -,_,$*).py $(ARGS)
+	@$(BIN)/python -m bench.$(subst -,_,$*) $(ARGS)
 
 clean:  ## remove the environment and caches of the tools
 	@rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

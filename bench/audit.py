@@ -38,15 +38,10 @@ from typing import Any
 
 import platformdirs
 
-# This folder holds a keystroke.py of its own: the package must not be looked for here.
-sys.path[:] = [place for place in sys.path if Path(place).resolve() != Path(__file__).resolve().parent]
-
-from keystroke.analysis.audit import Auditor, LiveAudit  # noqa: E402
-from keystroke.analysis.audit.files import language_of  # noqa: E402
-from keystroke.errors import KeystrokeError  # noqa: E402
-
-sys.path.append(str(Path(__file__).resolve().parent))
-from audit_suites import suite  # noqa: E402
+from bench.audit_suites import suite
+from keystroke.analysis.audit import Auditor, LiveAudit
+from keystroke.analysis.audit.files import language_of
+from keystroke.errors import KeystrokeError
 
 CACHE = Path(platformdirs.user_cache_dir("keystroke")) / "bench-audit"
 BANDIT = "bandit==1.8.3"

@@ -27,15 +27,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-# A neighbour is called cuda.py, and torch imports a package of that name: do not search this folder.
-sys.path[:] = [p for p in sys.path if Path(p or ".").resolve() != Path(__file__).resolve().parent]
-
-from keystroke.config import load_settings  # noqa: E402
-from keystroke.engine.load import load_model  # noqa: E402
-from keystroke.engine.locate import resolve  # noqa: E402
-from keystroke.errors import KeystrokeError  # noqa: E402
-from keystroke.train.cases import Case, read_cases  # noqa: E402
-from keystroke.train.edit_cases import (  # noqa: E402
+from keystroke.config import load_settings
+from keystroke.engine.load import load_model
+from keystroke.engine.locate import resolve
+from keystroke.errors import KeystrokeError
+from keystroke.train.cases import Case, read_cases
+from keystroke.train.edit_cases import (
     EditCase,
     WordJudge,
     edit_summary,
@@ -43,8 +40,8 @@ from keystroke.train.edit_cases import (  # noqa: E402
     read_edit_cases,
     scored_edits,
 )
-from keystroke.train.evaluate import ModelSuggester, NgramSuggester, evaluate, limited, summary  # noqa: E402
-from keystroke.train.fim import Cut  # noqa: E402
+from keystroke.train.evaluate import ModelSuggester, NgramSuggester, evaluate, limited, summary
+from keystroke.train.fim import Cut
 
 CASES = Path(__file__).parent / "data" / "completion.jsonl.xz"
 EDITS = Path(__file__).parent / "data" / "edits.jsonl.xz"

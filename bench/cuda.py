@@ -11,8 +11,8 @@ Kernels and the peers' graphs are compiled first, all at once; then nothing runs
 part has a process of its own, so one that fails or hangs costs its own rows only. The last line is JSON, with
 what failed or was left out; the exit code is 1 if anything was.
 
-    python -P bench/cuda.py                   every part; bench/cuda_rows holds them
-    python -P bench/cuda.py 135m 7b-int4      some of: 135m 1.5b 7b 7b-int8 7b-int4 120k serve-135m ... edit
+    python -m bench.cuda                   every part; bench/cuda_rows holds them
+    python -m bench.cuda 135m 7b-int4      some of: 135m 1.5b 7b 7b-int8 7b-int4 120k serve-135m ... edit
         --model PATH    a folder or GGUF file with real weights, for the edit
         --no-peer       leaves transformers out
         --minutes N     leaves out what does not fit
@@ -36,21 +36,27 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-ROWS = Path(__file__).resolve().parent / "cuda_rows"
-# This file and keystroke.py beside it bear the names of packages, for which they must not stand.
-sys.path[:] = [p for p in sys.path if Path(p or ".").resolve() != ROWS.parent]
+import torch
 
-import torch  # noqa: E402
+from bench.cuda_rows.cuda_parts import (
+    CONTEXT,
+    DEVICE,
+    EDIT,
+    LONG,
+    PARTS,
+    READY,
+    SERVED,
+    Json,
+    blocks,
+    seconds_each,
+)
+from keystroke.engine.checkpoint import open_checkpoint
+from keystroke.engine.cuda.driver import compile_together
+from keystroke.engine.cuda.gpu import hopper
+from keystroke.engine.cuda.plan import Plan
+from keystroke.errors import KeystrokeError
 
-from keystroke.engine.checkpoint import open_checkpoint  # noqa: E402
-from keystroke.engine.cuda.driver import compile_together  # noqa: E402
-from keystroke.engine.cuda.gpu import hopper  # noqa: E402
-from keystroke.engine.cuda.plan import Plan  # noqa: E402
-from keystroke.errors import KeystrokeError  # noqa: E402
-
-sys.path.append(str(ROWS))
-from cuda_parts import CONTEXT, DEVICE, EDIT, LONG, PARTS, READY, SERVED, Json, blocks, seconds_each  # noqa: E402
-
+ROOT = Path(__file__).resolve().parents[1]
 PREPARED = 240.0  # seconds within which all must be compiled and ready
 LONGEST = 90.0  # seconds a part may take; the usual ones take 3 to 20
 GRACE = 5.0  # seconds to end by itself
@@ -69,10 +75,10 @@ COMMON = ("shape", "precision", "context", "mode", "tok_s", "fraction_of_limit",
 class Worker:
     """A process of a file in cuda_rows: ready, told to go, heard until it ends."""
 
-    def __init__(self, script: str, *arguments: str) -> None:
-        command = [sys.executable, str(ROWS / script), *arguments]
+    def __init__(self, *program: str) -> None:
         self._process = subprocess.Popen(
-            command,
+            [sys.executable, *program],
+            cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -208,13 +214,14 @@ def kernels(names: list[str], model: Path | None) -> list[dict[str, str]]:
 
 def command(name: str, model: Path | None) -> tuple[str, ...]:
     if name in SERVED:
-        return "cuda_serve.py", name
-    return ("cuda_parts.py", name, str(model)) if name == EDIT else ("cuda_parts.py", name)
+        return "-m", "bench.cuda_rows.cuda_serve", name
+    parts = ("-m", "bench.cuda_rows.cuda_parts", name)
+    return (*parts, str(model)) if name == EDIT else parts
 
 
 def measure(report: Report, names: list[str], model: Path | None, peers: list[str], deadline: float) -> None:
     parts = {name: Worker(*command(name, model)) for name in names}
-    beside = {name: Worker("cuda_peer.py", name) for name in peers}
+    beside = {name: Worker("-m", "bench.cuda_rows.cuda_peer", name) for name in peers}
 
     def limit_of_part() -> float:
         return min(deadline, time.monotonic() + LONGEST)
@@ -281,7 +288,7 @@ def main() -> None:
         hopper()
         peers = [] if given.no_peer else [name for name in names if name in PARTS and PARTS[name].peer]
         if given.compile:
-            warm = [Worker("cuda_peer.py", name) for name in peers]
+            warm = [Worker("-m", "bench.cuda_rows.cuda_peer", name) for name in peers]
             compile_together(kernels(names, given.model))
             for worker in warm:
                 worker.wait_ready(time.monotonic() + PREPARED)

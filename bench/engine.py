@@ -19,7 +19,6 @@ import json
 import os
 import platform
 import statistics
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +27,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 
+from bench.llama_file import llama_files
 from keystroke.config import load_settings
 from keystroke.engine.base import Interrupt
 from keystroke.engine.checkpoint import open_checkpoint
@@ -39,9 +39,6 @@ from keystroke.engine.onnx.engine import OnnxEngine
 from keystroke.engine.speculative import FileDrafter, measure_verify_cost
 from keystroke.engine.speculative.adaptive import AdaptiveDrafter, drafter_for
 from keystroke.engine.tokenizer import IncrementalEncoder, load_tokenizer
-
-sys.path.append(str(Path(__file__).parent))  # last: neighbours bear the names of packages
-from llama_file import llama_files
 
 ROOT = Path(__file__).parents[1]
 PROMPT = 150

@@ -19,8 +19,6 @@ are medians. Last line: JSON, where
 `python bench/gateway.py [--quick]`
 """
 
-# ruff: noqa: E402 - the path is put right before the package is imported
-
 from __future__ import annotations
 
 import argparse
@@ -33,9 +31,6 @@ import sys
 import time
 from dataclasses import dataclass
 from typing import Any
-
-# Beside this file lies keystroke.py, another benchmark: the package must be found before it.
-sys.path[:] = [p for p in sys.path if os.path.abspath(p or ".") != os.path.dirname(os.path.abspath(__file__))]
 
 import httpx
 import psutil
@@ -309,7 +304,7 @@ def main() -> None:
         serve()
         return
     rounds, tokens, repeats = (20, 500, 1) if options.quick else (60, 1500, 3)
-    command = [sys.executable, os.path.abspath(__file__), "--serve"]
+    command = [sys.executable, "-m", "bench.gateway", "--serve"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     port = int(process.stdout.readline())

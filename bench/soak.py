@@ -7,8 +7,6 @@ file handle that it did not hold after a warm-up, and its memory must have stopp
 `python bench/soak.py [--seconds 600] [--clients 12]`; last line JSON, exit code 1 where something leaked.
 """
 
-# ruff: noqa: E402 - the path is put right before the package is imported
-
 from __future__ import annotations
 
 import argparse
@@ -23,9 +21,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
-
-# Beside this file lies keystroke.py, another benchmark: the package must be found before it.
-sys.path[:] = [p for p in sys.path if os.path.abspath(p or ".") != os.path.dirname(os.path.abspath(__file__))]
 
 import httpx
 import psutil

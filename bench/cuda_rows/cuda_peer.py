@@ -13,7 +13,18 @@ from typing import Any
 
 import torch
 import transformers
-from cuda_parts import CONTEXT, DEVICE, PARTS, READY, ROUNDS, SETTLED, TOKENS, random_text, say
+
+from bench.cuda_rows.cuda_parts import (
+    CONTEXT,
+    DEVICE,
+    PARTS,
+    READY,
+    ROUNDS,
+    SETTLED,
+    TOKENS,
+    random_text,
+    say,
+)
 
 
 class Clock:

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from cuda_parts import CONTEXT, READY, ROUNDS, SERVED, Json, say
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from bench.cuda_rows.cuda_parts import CONTEXT, READY, ROUNDS, SERVED, Json, say
 from keystroke import Client
 from keystroke.engine.checkpoint.spec import ModelSpec, tensor_shapes
 from keystroke.protocol.events import TextDelta
@@ -74,7 +74,7 @@ def served(model: Path, *arguments: str) -> Iterator[str]:
     """The address of a server for `model`, in a user's world of its own."""
     with tempfile.TemporaryDirectory() as home:
         program = "from keystroke.clients.cli import main; main()"
-        command = [sys.executable, "-P", "-c", program, "--json", "serve", "--port", "0"]
+        command = [sys.executable, "-c", program, "--json", "serve", "--port", "0"]
         process = subprocess.Popen(
             [*command, "--model", str(model), *arguments],
             stdout=subprocess.PIPE,

@@ -210,7 +210,7 @@ async def test_a_warm_up_over_the_budget_is_refused(tmp_path: Path) -> None:
         async with connect(server.ws) as socket:
             for text in ("x" * 150, "y" * 150):
                 await socket.send(json.dumps({"type": "response.create", "input": text, "generate": False}))
-            seen = []
+            seen: list[str] = []
             while len(seen) < 2:
                 event = json.loads(await asyncio.wait_for(socket.recv(), 10))
                 if event["type"] in ("response.completed", "error"):

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from bench.cuda_rows import cuda_serve
 from gpu_models import DEVICE, DRAFTING, WIDE, needs_hopper
 
 from keystroke import Client
 
 pytestmark = needs_hopper
-ROWS = Path(__file__).resolve().parents[2] / "bench/cuda_rows"
 
 
 @pytest.fixture(scope="module")
-def serve() -> Iterator[Any]:
-    sys.path.append(str(ROWS))
-    yield importlib.import_module("cuda_serve")
-    sys.path.remove(str(ROWS))
+def serve() -> Any:
+    return cuda_serve
 
 
 @pytest.fixture(scope="module")

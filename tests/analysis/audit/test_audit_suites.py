@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-SOURCE = Path(__file__).parents[3] / "bench" / "audit_suites.py"
+from bench import audit_suites
 
 
 @pytest.fixture(scope="module")
 def suites() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("audit_suites", SOURCE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["audit_suites"] = module
-    spec.loader.exec_module(module)
-    return module
+    return audit_suites
 
 
 def test_marks_speak_of_their_own_line_or_of_the_next_code(suites: ModuleType, tmp_path: Path) -> None:

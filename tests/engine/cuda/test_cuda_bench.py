@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from bench import cuda
+from bench.cuda_rows import cuda_parts
 from cuda_models import tiny_engine, tiny_spec
 
 from keystroke.engine.base import Sampling
 from keystroke.engine.model import Model
 from keystroke.engine.tokenizer.byte_tokens import ByteTokenizer
 
-ROWS = Path(__file__).resolve().parents[3] / "bench/cuda_rows"
 COMMON = {"shape", "precision", "context", "mode", "tok_s", "fraction_of_limit", "peer_tok_s"}
 
 
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(sys, "path", [*sys.path, str(ROWS)])
-    module = importlib.import_module("cuda_parts")
+    module: Any = cuda_parts
     for name, value in {"SETTLED": 1, "TOKENS": 2, "ROUNDS": 2, "LAUNCHES": 2}.items():
         monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(module.torch.cuda, "synchronize", lambda: None)
@@ -97,17 +94,9 @@ def test_the_shapes_of_every_part_suit_the_kernel(parts: Any, monkeypatch: pytes
         assert part.kernels()
 
 
-@pytest.fixture(scope="module")
-def bench() -> Iterator[Any]:
-    """bench/cuda.py, which bears the name of a package and so is read by its path."""
-    before = list(sys.path)
-    place = importlib.util.spec_from_file_location("bench_cuda", ROWS.parent / "cuda.py")
-    assert place is not None
-    assert place.loader is not None
-    module = importlib.util.module_from_spec(place)
-    place.loader.exec_module(module)
-    yield module
-    sys.path[:] = before
+@pytest.fixture
+def bench() -> Any:
+    return cuda
 
 
 ROW = {"shape": "tiny", "precision": "bf16", "context": 1024, "mode": "decode", "tok_s": 10.0}

@@ -48,7 +48,8 @@ def bench(
             from keystroke.engine.load import check_cuda
 
             check_cuda()  # says what is missing
-        done = subprocess.run([sys.executable, str(found[name]), *(arguments or ())], check=False)
+        command = [sys.executable, "-m", f"bench.{name}", *(arguments or ())]
+        done = subprocess.run(command, check=False, cwd=found[name].parents[1])
         raise typer.Exit(done.returncode)
     else:
         where = (

@@ -1,0 +1,1 @@
+"""Measurements, one file each: `make bench-NAME`, or `python -m bench.NAME` in the checkout."""

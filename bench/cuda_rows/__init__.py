@@ -1,0 +1,1 @@
+"""The parts of bench/cuda.py that run in processes of their own."""
