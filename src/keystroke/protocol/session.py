@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import UNSET
 
-from keystroke.errors import KeystrokeError, QueueFull
+from keystroke.errors import Interrupted, KeystrokeError, QueueFull
 from keystroke.protocol import codec, events
 from keystroke.protocol.faults import InvalidStreamId, StreamLimitReached, detail
 from keystroke.protocol.requests import ResponseCancel, ResponseCreate, ResponseSteer
@@ -58,6 +58,10 @@ class Stream:
     busy: bool = False
     waiting: deque[ResponseCreate] = field(default_factory=deque)
     latest: tuple[str, Any] | None = None
+
+    @property
+    def idle(self) -> bool:
+        return not self.busy and not self.waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +123,7 @@ class ConnectionSession:
 
     def _create(self, request: ResponseCreate) -> list[Action]:
         try:
-            name = self._lane_of(request)
+            name = self._stream_of(request)
         except KeystrokeError as error:
             return [Send(error_event(error, request.stream_id))]
         state = self._streams[name]
@@ -132,7 +136,7 @@ class ConnectionSession:
         state.waiting.append(request)
         return self._start_waiting()
 
-    def _lane_of(self, request: ResponseCreate) -> str:
+    def _stream_of(self, request: ResponseCreate) -> str:
         stream_id = request.stream_id
         if stream_id is None and request.background:
             # Work in the background takes a stream of its own, so that it never holds up the turns after it.
@@ -147,7 +151,7 @@ class ConnectionSession:
         if stream_id not in self._streams:
             if len(self._streams) > self.limits.streams:
                 idle = next(
-                    (n for n, s in self._streams.items() if n.startswith("background_") and not s.busy), None
+                    (n for n, s in self._streams.items() if n.startswith("background_") and s.idle), None
                 )
                 if idle is None:
                     raise StreamLimitReached(
@@ -170,10 +174,15 @@ class ConnectionSession:
         return started
 
     def _cancel(self, request: ResponseCancel) -> list[Action]:
-        if request.response_id is None:
-            for state in self._streams.values():
-                state.waiting.clear()
-        return [Cancel(request.response_id)]
+        if request.response_id is not None:
+            return [Cancel(request.response_id)]
+        dropped: list[Action] = []
+        for state in self._streams.values():
+            for waiting in state.waiting:
+                gone = Interrupted("The request was cancelled before it began.")
+                dropped.append(Send(error_event(gone, waiting.stream_id)))
+            state.waiting.clear()
+        return [*dropped, Cancel(None)]
 
 
 def error_event(

@@ -70,6 +70,7 @@ class ResponseRun:
         self.items: list[Item] = []  # the conversation up to the answer
         self.own_items: list[Item] = []  # what this turn added to it
         self.pending: list[PendingSteer] = []
+        self.cancelled = False
         self.over = asyncio.Event()  # no successor follows
         self.task: asyncio.Task[None] | None = None  # a successor being prepared
         self.on_turn: OnTurn = lambda _turn: None
@@ -88,9 +89,15 @@ class ResponseRun:
         return self.request.stream_id if isinstance(self.request, ResponseCreate) else None
 
     def cancel(self, reason: KeystrokeError | None = None) -> None:
-        self.pending.clear()
+        """Stop, and let no successor follow. Input that was to steer is given back when the answer ends."""
+        self.cancelled = True
         if self.answer is not None:
             self.answer.cancel(reason)
+
+    def heed_cancel(self) -> None:
+        """A cancel that came while the prompt was made had nothing to stop yet."""
+        if self.cancelled:
+            self.cancel()
 
     # Steering
 
@@ -132,7 +139,8 @@ class ResponseRun:
             self._leave_turn(response, outcome, item.tokens)
             return
         turn = self._leave_turn(response, outcome, item.tokens)
-        if self.pending and turn is not None and outcome.status in ("completed", "incomplete"):
+        goes_on = outcome.status in ("completed", "incomplete") and not self.cancelled
+        if self.pending and turn is not None and goes_on:
             self._go_on(response, turn)
         else:
             self._return_pending()

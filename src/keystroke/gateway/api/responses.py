@@ -11,7 +11,7 @@ import contextlib
 import time
 from collections.abc import Callable
 
-from keystroke.errors import Forbidden, InputError, KeystrokeError, QueueFull
+from keystroke.errors import Forbidden, InputError, Interrupted, KeystrokeError, QueueFull
 from keystroke.gateway.access.keys import Caller
 from keystroke.gateway.api import prompts
 from keystroke.gateway.api.answer import Answer, Sink
@@ -202,8 +202,11 @@ class Responses:
 
         async def begin() -> None:
             try:
+                if run.cancelled:
+                    raise Interrupted("The turn was cancelled before its successor began.")
                 run.request.previous_response_id = previous.id
                 await self._begin(run, turn)
+                run.heed_cancel()
             except KeystrokeError as error:
                 failed = steer_failed(
                     previous.id, items, "successor_creation_failed", error.message, None, 0, run.stream_id

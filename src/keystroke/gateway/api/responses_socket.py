@@ -30,6 +30,7 @@ class Connection:
         self._socket = socket
         self._session = ConnectionSession()
         self._runs: dict[str, ResponseRun] = {}
+        self._starting: dict[str, bool] = {}  # streams whose prompt is being made; True: cancelled meanwhile
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self) -> None:
@@ -111,6 +112,7 @@ class Connection:
             if self._socket.paused:
                 run.answer.work.ticket.pause()
 
+        self._starting[stream] = False
         try:
             run = await self._responses.create(
                 request, self._caller, sink, recall=self._session.recall, on_turn=turns.append, on_done=done
@@ -131,9 +133,11 @@ class Connection:
             self._say([error_event(failure, request.stream_id)])
             self._act(self._session.ended(stream, None, None))
             return
+        finally:
+            cancelled = self._starting.pop(stream)
         if not run.over.is_set():
             self._runs[run.id] = run
-        if self._socket.closed and not request.background:
+        if cancelled or (self._socket.closed and not request.background):
             run.cancel()
 
     def _steer(self, request: ResponseSteer) -> None:
@@ -159,6 +163,8 @@ class Connection:
         runs = [r for r in self._runs.values() if wanted is None or r.id == wanted]
         for run in runs:
             run.cancel()
+        if wanted is None:
+            self._starting = dict.fromkeys(self._starting, True)
         if wanted is not None and not runs:
             missing = ResponseNotFound(
                 f"No response {wanted:.80} runs on this connection.", param="response_id"
