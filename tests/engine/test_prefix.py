@@ -46,6 +46,15 @@ def test_a_sequence_that_another_covers_is_let_go() -> None:
     assert cache.tokens == 3
 
 
+def test_one_scope_never_finds_what_another_left() -> None:
+    cache: PrefixCache[str] = PrefixCache(100)
+    cache.put([1, 2, 3], "mine", 1, "a")
+    cache.put([1, 2, 3, 4], "theirs", 1, "b")
+    found, length = cache.find([1, 2, 3, 4, 5], "a")
+    assert (found.payload if found else None, length) == ("mine", 3)
+    assert cache.find([1, 2, 3, 4, 5]) == (None, 0)
+
+
 def test_a_taken_entry_is_the_callers_and_is_not_dropped() -> None:
     dropped: list[str] = []
     cache: PrefixCache[str] = PrefixCache(100, dropped.append)

@@ -128,7 +128,7 @@ def test_keys_are_required_beyond_loopback_or_where_some_were_given() -> None:
     assert key_ring(ServerSettings(host="0.0.0.0"), {}).required
     given = key_ring(ServerSettings(), {"KEYSTROKE_API_KEY": "a, b"})
     assert given.required
-    assert given.check("Bearer b").id == "static_1"
+    assert given.check("Bearer b").id == f"static_{digest('b')[:16]}"
     assert digest("a") != "a"
 
 
@@ -156,8 +156,25 @@ def test_pages_of_other_sites_are_refused_and_programs_are_not() -> None:
 def test_a_loopback_server_refuses_a_repointed_domain() -> None:
     check_host("localhost:8012", "127.0.0.1")
     check_host("anything", "0.0.0.0")
-    with pytest.raises(Forbidden):
-        check_host("rebound.example:8012", "127.0.0.1")
+    check_host("app.example", "127.0.0.1", ("https://app.example",))  # behind a proxy
+    for host in ("rebound.example:8012", "[", "localhost.rebound.example"):
+        with pytest.raises(Forbidden):
+            check_host(host, "127.0.0.1", ("https://app.example", "*"))
+
+
+def test_what_is_no_origin_is_refused_not_a_fault() -> None:
+    for origin in ("http://[", "http://[::1", "\x00"):
+        with pytest.raises(Forbidden):
+            check_origin(origin, "127.0.0.1:8012")
+
+
+def test_a_given_key_is_known_by_itself_not_by_its_place() -> None:
+    both = KeyRing(required=True, static=["first", "second"])
+    later = KeyRing(required=True, static=["second"])
+    caller = both.check("Bearer second")
+    assert later.check("Bearer second") == caller
+    assert later.holds(caller)
+    assert not later.holds(both.check("Bearer first"))
 
 
 # Priorities and routing

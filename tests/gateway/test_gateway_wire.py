@@ -742,3 +742,46 @@ def test_a_failure_in_the_middle_of_a_stream_is_told_on_the_stream() -> None:
         events = httpx.post(f"{server.url}/v1/responses", json={"input": "x", "stream": True}).text
         assert events.count("event: response.failed") == 1
         assert server.settled()
+
+
+def test_a_key_cannot_tell_what_another_has_asked(tmp_path: Path) -> None:
+    """How many tokens of a guess were found already computed would spell out the secret."""
+    with serving(scripted_model(script), folder=tmp_path) as server:
+        store = server.gateway.store
+        assert store is not None
+        tokens = []
+        for name in ("alice", "mallory"):
+            key, token = make_key(name)
+            store.add_key(key)
+            tokens.append(token)
+        server.gateway.keys.required = True
+        server.gateway.keys.replace(store.keys())
+        said = {"input": "the secret number is 4711"}
+        reused = []
+        for token in (tokens[0], tokens[1], tokens[0]):
+            headers = {"authorization": f"Bearer {token}"}
+            answer = httpx.post(f"{server.url}/v1/responses", json=said, headers=headers).json()
+            reused.append(answer["receipt"]["reused_tokens"])
+        assert reused[:2] == [0, 0]
+        assert reused[2] > 0
+
+
+async def test_a_revoked_key_loses_its_open_sockets(tmp_path: Path) -> None:
+    with serving(scripted_model(script), folder=tmp_path) as server:
+        store = server.gateway.store
+        assert store is not None
+        key, token = make_key("bob")
+        store.add_key(key)
+        server.gateway.keys.required = True
+        server.gateway.keys.replace(store.keys())
+        headers = {"authorization": f"Bearer {token}"}
+        address = f"ws://127.0.0.1:{server.port}"
+        async with (
+            websockets.connect(f"{address}/v1/responses", additional_headers=headers) as turns,
+            websockets.connect(f"{address}/v1/live", additional_headers=headers) as live,
+        ):
+            await asyncio.to_thread(store.revoke_key, key.id)
+            for open_one in (turns, live):
+                with pytest.raises(websockets.ConnectionClosed):
+                    await asyncio.wait_for(open_one.recv(), 10)
+                assert open_one.close_code == 1008

@@ -163,7 +163,8 @@ def test_after_any_typing_the_mirror_is_the_editors_text() -> None:
             answers = await asyncio.wait_for(asyncio.gather(*asked), 20)
             assert all(isinstance(answer, (live.Suggestion, live.NotShown)) for answer in answers)
             assert not [a for a in answers if isinstance(a, live.NotShown) and a.reason == "failed"]
-            (connection,) = server.gateway._connections
+            (socket,) = server.gateway._connections
+            connection = socket._reader
             assert isinstance(connection, LiveConnection)
             mirror = connection._buffers["a.py"]
             assert (mirror.text, mirror.version) == (client.text("a.py"), 199)

@@ -185,7 +185,7 @@ async def test_sixty_background_requests_at_once_are_all_answered() -> None:
     client = Client()
     await client.start()
     for _ in range(60):
-        await client.say(kind="response.create", input="long", background=True)
+        await client.say(kind="response.create", input="short", background=True)
     await client.quiet()
     refused = [e for e in client.heard if e["type"] == "error"]
     assert len(client.ended) + len(refused) == 60

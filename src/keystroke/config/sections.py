@@ -167,6 +167,10 @@ class ServerSettings:
     )
     # None: a SQLite file under paths.state, which needs no set-up.
     database: str | None = option(None, "SQLAlchemy URL of the store", guarded=True)
+    # Off: how long an answer takes would tell one key what another has asked.
+    share_prefixes: bool = option(
+        False, "let every key find what any other left in the prefix cache", guarded=True
+    )
     # Enough for an answer under way to end.
     drain_s: float = option(
         10.0, "time given to running answers at shutdown", least=0, most=3600, guarded=True

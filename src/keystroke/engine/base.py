@@ -220,8 +220,9 @@ class Engine(ABC):
     max_batch: int = 1  # how many sessions `step_many` advances for about the price of one
 
     @abstractmethod
-    def session(self) -> Session:
-        """A new, empty session."""
+    def session(self, scope: str = "") -> Session:
+        """A new, empty session. It finds KV of its own scope only: what one scope asked cannot be learnt by
+        another from what it finds already computed."""
 
     def step_many(self, requests: Sequence[StepRequest]) -> list[Step]:
         """Step several sessions; engines that batch override this. Results do not depend on the company."""

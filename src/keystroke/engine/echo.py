@@ -62,8 +62,8 @@ class EchoEngine(Engine):
         self.steps = 0
         self.prefilled = 0
 
-    def session(self) -> EchoSession:
-        return EchoSession(self)
+    def session(self, scope: str = "") -> EchoSession:
+        return EchoSession(self, scope)
 
     def stats(self) -> EngineStats:
         return EngineStats(
@@ -80,8 +80,9 @@ class EchoEngine(Engine):
 
 
 class EchoSession(HostSession):
-    def __init__(self, engine: EchoEngine) -> None:
+    def __init__(self, engine: EchoEngine, scope: str = "") -> None:
         super().__init__(engine.info.context_length, chunk=engine.chunk, tail=16)
+        self.scope = scope
         self._engine = engine
         self._prompt = 0
         self._answer: list[int] | None = None
@@ -93,7 +94,7 @@ class EchoSession(HostSession):
 
     def fork(self) -> EchoSession:
         self._check_open()
-        other = EchoSession(self._engine)
+        other = EchoSession(self._engine, self.scope)
         self._copy_state_to(other)
         other._prompt, other._answer = self._prompt, self._answer
         return other
@@ -119,7 +120,7 @@ class EchoSession(HostSession):
         return logits
 
     def _adopt(self, tokens: Sequence[int], own: int) -> int:
-        _, shared = self._engine.cache.find(tokens)
+        _, shared = self._engine.cache.find(tokens, self.scope)
         if shared > own:
             self._held = list(tokens[:shared])
             return shared
@@ -128,7 +129,7 @@ class EchoSession(HostSession):
     def _release(self) -> None:
         self._engine.live.discard(self)
         if self._held:
-            self._engine.cache.put(self._held, None, len(self._held))
+            self._engine.cache.put(self._held, None, len(self._held), self.scope)
 
     def _next(self, ending: list[int], position: int) -> int:
         if self._engine.script is None:

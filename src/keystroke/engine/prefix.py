@@ -1,8 +1,8 @@
 """Content-keyed reuse: which KV, of all that an engine holds, shares the longest prefix with a prompt.
 
 Law: knows token sequences, sizes and recency; what a payload is (a NumPy buffer, pages on a GPU) is the
-backend's business. Keyed on content alone, so a client that reconnects and resends everything
-finds its cache again.
+backend's business. Keyed on content, so a client that reconnects and resends everything finds its cache
+again; and on a scope, so that nobody learns from the time an answer takes what others have asked.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class CachedPrefix(Generic[Payload]):
     tokens: list[int]
     payload: Payload
     nbytes: int
+    scope: str = ""
 
 
 class PrefixCache(Generic[Payload]):
@@ -53,26 +54,29 @@ class PrefixCache(Generic[Payload]):
         self._drop = drop
         self._entries: list[CachedPrefix[Payload]] = []  # oldest first
 
-    def put(self, tokens: list[int], payload: Payload, nbytes: int) -> None:
+    def put(self, tokens: list[int], payload: Payload, nbytes: int, scope: str = "") -> None:
         """Keep a sequence. An entry that it covers entirely is let go; so are the oldest over budget. What
         alone exceeds the budget is not kept at all."""
-        entry = CachedPrefix(tokens, payload, nbytes)
+        entry = CachedPrefix(tokens, payload, nbytes, scope)
         if nbytes > self.budget:
             self._release(entry)
             return
         kept = []
         for other in self._entries:
-            if len(other.tokens) <= len(tokens) and common_prefix(other.tokens, tokens) == len(other.tokens):
+            covered = other.scope == scope and len(other.tokens) <= len(tokens)
+            if covered and common_prefix(other.tokens, tokens) == len(other.tokens):
                 self._release(other)
             else:
                 kept.append(other)
         self._entries = [*kept, entry]
         self.shrink(self.budget)
 
-    def find(self, tokens: Sequence[int]) -> tuple[CachedPrefix[Payload] | None, int]:
-        """The entry with the longest common prefix, and that prefix's length. Marks it as used."""
+    def find(self, tokens: Sequence[int], scope: str = "") -> tuple[CachedPrefix[Payload] | None, int]:
+        """The entry of `scope` with the longest common prefix, and its length. Marks it as used."""
         best, length = None, 0
         for entry in self._entries:
+            if entry.scope != scope:
+                continue
             shared = common_prefix(entry.tokens, tokens)
             if shared > length:
                 best, length = entry, shared

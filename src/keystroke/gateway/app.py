@@ -75,7 +75,7 @@ class Gateway:
             "/v1/live": self._serve_live,
         }
         self._socket_limits = socket_limits or SocketLimits(max_frame_bytes=server.max_frame_bytes)
-        self._connections: set[Connection | LiveConnection] = set()
+        self._connections: dict[Socket, Caller] = {}
         self._http = self._starlette()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -122,13 +122,13 @@ class Gateway:
             await deny(send, error, scope)
             return
         fast_path = scope.get("extensions", {}).get(EXTENSION)
-        connection = make(caller, Socket(receive, send, self._socket_limits, fast_path))
-        self._connections.add(connection)
+        socket = Socket(receive, send, self._socket_limits, fast_path)
+        self._connections[socket] = caller
         self.service.metrics.connections.set(len(self._connections))
         try:
-            await connection.serve()
+            await make(caller, socket).serve()
         finally:
-            self._connections.discard(connection)
+            del self._connections[socket]
             self.service.metrics.connections.set(len(self._connections))
 
     # HTTP
@@ -179,11 +179,14 @@ class Gateway:
             await asyncio.sleep(0.02)
 
     async def _refresh_keys(self) -> None:
-        """Keys made or revoked by the command line take effect within seconds, without a restart."""
+        """Keys made or revoked by the command line take effect within seconds, on open sockets too."""
         while self.store is not None:
             await asyncio.sleep(2.0)
             try:
                 self.keys.replace(await asyncio.to_thread(self.store.keys))
+                for socket, caller in tuple(self._connections.items()):
+                    if not self.keys.holds(caller):
+                        await socket.close("this key is no longer accepted", 1008)
             except Exception:
                 log.exception("keys could not be read")
 

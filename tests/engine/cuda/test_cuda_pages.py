@@ -100,6 +100,17 @@ def test_idle_pages_are_evicted_oldest_first_and_only_under_pressure() -> None:
     assert [len(memory.pool.find(text)) for text in texts] == [0, 1]
 
 
+def test_one_scope_never_finds_the_pages_of_another() -> None:
+    memory = Memory(8)
+    text = list(range(2 * PAGE))
+    table = PageTable(memory.pool, "a")
+    table.reserve(0, len(text))
+    table.record(text)
+    assert len(memory.pool.find(text, scope="a")) == 2
+    assert memory.pool.find(text, scope="b") == []
+    assert memory.pool.find(text) == []
+
+
 def test_a_refused_reservation_changes_nothing() -> None:
     memory = Memory(3)
     table = PageTable(memory.pool)

@@ -108,8 +108,8 @@ class CudaEngine(Engine):
 
     # The contract
 
-    def session(self) -> CudaSession:
-        return self.session_over(PageTable(self.pool))
+    def session(self, scope: str = "") -> CudaSession:
+        return self.session_over(PageTable(self.pool, scope))
 
     def step_many(self, requests: Sequence[StepRequest]) -> list[Step]:
         """Step up to `max_batch` sessions in one pass over the weights; more are taken in turns."""

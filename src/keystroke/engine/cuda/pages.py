@@ -78,10 +78,10 @@ class PagePool:
         """Nobody else relies on what the page contains."""
         return self._references[page] == 1 and self._known[page] is None
 
-    def record(self, page: int, parent: Known | None, tokens: Sequence[int]) -> Known:
+    def record(self, page: int, parent: Known | None, tokens: Sequence[int], scope: str = "") -> Known:
         """Remember a full page by its text. If that text is on record already, that record is returned and
         this page stays anonymous."""
-        content = _content(tokens)
+        content = _content(tokens) if parent is not None else _first(tokens, scope)
         found = self._index.get((parent, content))
         if found is None:
             found = Known(page, parent, content)
@@ -89,13 +89,15 @@ class PagePool:
             self._known[page] = found
         return found
 
-    def find(self, tokens: Sequence[int], start: Sequence[Known] = ()) -> list[Known]:
-        """The longest run of full pages on record that `tokens` begins with. `start`: what is known to be
-        the beginning of that run, unless it was evicted since."""
+    def find(self, tokens: Sequence[int], start: Sequence[Known] = (), scope: str = "") -> list[Known]:
+        """The longest run of full pages on record in `scope` that `tokens` begins with. `start`: what is
+        known to be the beginning of that run, unless it was evicted since."""
         run = list(start) if all(self._known[known.page] is known for known in start) else []
         parent = run[-1] if run else None
         for at in range(len(run) * PAGE, len(tokens) - PAGE + 1, PAGE):
-            parent = self._index.get((parent, _content(tokens[at : at + PAGE])))
+            page = tokens[at : at + PAGE]
+            content = _content(page) if parent is not None else _first(page, scope)
+            parent = self._index.get((parent, content))
             if parent is None:
                 break
             run.append(parent)
@@ -112,11 +114,17 @@ def _content(tokens: Sequence[int]) -> bytes:
     return array("i", tokens).tobytes()
 
 
+def _first(tokens: Sequence[int], scope: str) -> bytes:
+    """A first page's content: everything behind it hangs on it, so the scope is told once."""
+    return _content(tokens) + scope.encode()
+
+
 class PageTable:
     """The pages of one sequence. `copy` is asked for where a shared page must be written to."""
 
-    def __init__(self, pool: PagePool) -> None:
+    def __init__(self, pool: PagePool, scope: str = "") -> None:
         self._pool = pool
+        self.scope = scope
         self.pages: list[int] = []
         self._known: list[Known] = []  # records of the leading pages, as far as they are on record
 
@@ -154,7 +162,8 @@ class PageTable:
             parent = self._known[-1] if self._known else None
             # If the text is on record elsewhere this page stays ours and anonymous: swapping it for the other
             # would let a sequence's numbers depend on its company.
-            self._known.append(self._pool.record(self.pages[at], parent, tokens[at * PAGE : (at + 1) * PAGE]))
+            page = tokens[at * PAGE : (at + 1) * PAGE]
+            self._known.append(self._pool.record(self.pages[at], parent, page, self.scope))
 
     def known(self, length: int) -> Sequence[Known]:
         """Records of the full pages of the first `length` tokens, as far as `record` was told of them."""
@@ -177,7 +186,7 @@ class PageTable:
         del self._known[length // PAGE :]
 
     def fork(self) -> PageTable:
-        other = PageTable(self._pool)
+        other = PageTable(self._pool, self.scope)
         for page in self.pages:
             self._pool.hold(page)
         other.pages = list(self.pages)

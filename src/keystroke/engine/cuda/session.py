@@ -73,7 +73,7 @@ class CudaSession(HostSession):
 
     def _adopt(self, tokens: Sequence[int], own: int) -> int:
         self._table.record(self._held)
-        run = self._engine.pool.find(tokens, self._table.known(own))
+        run = self._engine.pool.find(tokens, self._table.known(own), self._table.scope)
         shared = len(run) * PAGE
         if shared <= own:
             return own

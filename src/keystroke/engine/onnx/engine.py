@@ -72,10 +72,10 @@ class OnnxEngine(Engine):
             eos=spec.eos,
         )
 
-    def session(self) -> OnnxSession:
+    def session(self, scope: str = "") -> OnnxSession:
         if self._closed:
             raise EngineError("this engine was closed; load the model again")
-        return OnnxSession(self)
+        return OnnxSession(self, scope)
 
     def stats(self) -> EngineStats:
         held = {id(s.buffers): s.buffers.nbytes for s in self.live if s.buffers is not None}
@@ -178,16 +178,17 @@ class OnnxEngine(Engine):
 
 
 class OnnxSession(HostSession):
-    def __init__(self, engine: OnnxEngine) -> None:
+    def __init__(self, engine: OnnxEngine, scope: str = "") -> None:
         super().__init__(engine.info.context_length, chunk=PREFILL_CHUNK, tail=TAIL)
         self._engine = engine
+        self.scope = scope
         self.buffers: Buffers | None = None
         self._binding: Binding | None = None
         engine.live.add(self)
 
     def fork(self) -> OnnxSession:
         self._check_open()
-        other = OnnxSession(self._engine)
+        other = OnnxSession(self._engine, self.scope)
         if self.buffers is not None:
             other.buffers = self._engine.pool.share(self.buffers)
         self._copy_state_to(other)
@@ -218,10 +219,12 @@ class OnnxSession(HostSession):
 
     def _adopt(self, tokens: Sequence[int], own: int) -> int:
         engine = self._engine
-        entry, shared = engine.cache.find(tokens)
+        entry, shared = engine.cache.find(tokens, self.scope)
         donor: OnnxSession | None = None
         for other in engine.live:
-            if other is not self and (length := common_prefix(other._held, tokens)) > shared:
+            if other is self or other.scope != self.scope:
+                continue
+            if (length := common_prefix(other._held, tokens)) > shared:
                 donor, shared = other, length
         if shared < own + WORTH_COPYING:
             return own
@@ -249,7 +252,7 @@ class OnnxSession(HostSession):
         if buffers is None:
             return
         if buffers.owners == 1 and len(self._held) >= WORTH_COPYING:
-            self._engine.cache.put(self._held, buffers, buffers.nbytes)
+            self._engine.cache.put(self._held, buffers, buffers.nbytes, self.scope)
             self._held = []
         else:
             self._engine.pool.release(buffers)

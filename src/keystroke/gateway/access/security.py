@@ -49,20 +49,37 @@ def check_origin(origin: str | None, host: str | None, allowed: Iterable[str] = 
     """Refuse a page of another site. Raises Forbidden."""
     if origin is None or origin in allowed or "*" in allowed:
         return
-    parts = urlsplit(origin)
-    if parts.netloc and parts.netloc == host:
+    if _same_site(origin, host):
         return
-    if parts.scheme in ("vscode-webview", "vscode-file"):
-        return
-    name = parts.hostname or ""
-    if is_loopback(name) and host is not None and is_loopback(urlsplit(f"//{host}").hostname or ""):
-        return  # pages served from this machine to this machine
     raise Forbidden(f"Pages from {origin:.100} may not use this server; start it with --allow-origin.")
 
 
+def _same_site(origin: str, host: str | None) -> bool:
+    try:
+        parts = urlsplit(origin)
+        if parts.netloc and parts.netloc == host:
+            return True
+        if parts.scheme in ("vscode-webview", "vscode-file"):
+            return True
+        # Pages served from this machine to this machine.
+        return host is not None and is_loopback(parts.hostname or "") and is_loopback(_hostname(host))
+    except ValueError:  # not an address at all
+        return False
+
+
 def check_host(host: str | None, bound: str, allowed: Iterable[str] = ()) -> None:
-    """A loopback server answers only to loopback names: a page cannot reach it by re-pointing a domain."""
-    if not is_loopback(bound) or host is None or any(allowed):
+    """A loopback server answers only to loopback names and to those of allowed origins, whatever else is
+    allowed: a page cannot reach it by re-pointing a domain of its own. Raises Forbidden."""
+    if not is_loopback(bound) or host is None:
         return
-    if not is_loopback(urlsplit(f"//{host}").hostname or ""):
+    try:
+        name = _hostname(host)
+        known = is_loopback(name) or name in {urlsplit(origin).hostname for origin in allowed}
+    except ValueError:
+        known = False
+    if not known:
         raise Forbidden("This server answers only to localhost; start it with --host to listen wider.")
+
+
+def _hostname(host: str) -> str:
+    return urlsplit(f"//{host}").hostname or ""

@@ -108,8 +108,9 @@ class Socket:
                 return
         self._outbox.put(owner, messages)
 
-    async def close(self, reason: str) -> None:
-        await self._send({"type": "websocket.close", "code": 1000, "reason": reason})
+    async def close(self, reason: str, code: int = 1000) -> None:
+        """Say goodbye; the reader is told once the client has answered or gone."""
+        await self._send({"type": "websocket.close", "code": code, "reason": reason})
 
     async def _read(self) -> None:
         limit = self.limits.max_frame_bytes

@@ -101,13 +101,21 @@ class Registry:
 
 
 def local_entry(
-    name: str, model: Model, *, role: str = "fast", named: NamedModel | None = None, max_queue: int = 64
+    name: str,
+    model: Model,
+    *,
+    role: str = "fast",
+    named: NamedModel | None = None,
+    max_queue: int = 64,
+    share_prefixes: bool = False,
 ) -> ServedModel:
     named = named or NamedModel()
     return ServedModel(
         name=name,
         role=role,
-        scheduler=Scheduler(model, concurrent=named.concurrent, max_queue=max_queue),
+        scheduler=Scheduler(
+            model, concurrent=named.concurrent, max_queue=max_queue, share_prefixes=share_prefixes
+        ),
         model=model,
         budget=_budget(named),
         price=_price(named),
@@ -129,7 +137,15 @@ def _entry(name: str, table: NamedModel, settings: Settings, progress: Progress)
     from keystroke.engine.load import load_model  # brings in a whole backend; only servers with one need it
 
     model = load_model(name, settings, progress)
-    return local_entry(name, model, role=table.role, named=table, max_queue=settings.server.max_queue)
+    server = settings.server
+    return local_entry(
+        name,
+        model,
+        role=table.role,
+        named=table,
+        max_queue=server.max_queue,
+        share_prefixes=server.share_prefixes,
+    )
 
 
 def _remote_entry(name: str, table: NamedModel, settings: Settings) -> ServedModel:

@@ -59,10 +59,14 @@ class Running:
 
 
 class Scheduler:
-    """`concurrent` answers at a time among equals and betters; 0 means what the engine batches."""
+    """`concurrent` answers at a time among equals and betters; 0 means what the engine batches.
+    `share_prefixes`: one key finds what another's requests left in the cache."""
 
-    def __init__(self, model: Model, *, concurrent: int = 0, max_queue: int = 64) -> None:
+    def __init__(
+        self, model: Model, *, concurrent: int = 0, max_queue: int = 64, share_prefixes: bool = False
+    ) -> None:
         self.model = model
+        self.share_prefixes = share_prefixes
         self.concurrent = concurrent or max(1, model.engine.max_batch)
         self.max_queue = max_queue
         self.prefill_rate: float | None = None  # tokens a second, measured; None until something was long
@@ -186,7 +190,7 @@ class Scheduler:
         ticket.position = 0
         ticket.timing.started = time.perf_counter()
         try:
-            session = self.model.engine.session()
+            session = self.model.engine.session("" if self.share_prefixes else ticket.key)
             generation = Generation(
                 self.model, session, job.prompt, job.params, job.drafter, ticket.interrupt
             )
