@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from keystroke.analysis.rules.globs import matches
+from keystroke.analysis.rules.settings_file import read_settings
 
 Section = tuple[str, dict[str, str]]  # a glob and what it sets
 
@@ -35,20 +36,12 @@ def _files(path: Path, root: Path | None) -> Iterator[tuple[Path, Sequence[Secti
     for folder in path.parents:
         file = folder / ".editorconfig"
         if file.is_file():
-            sections = list(_sections(_read(file)))
+            sections = list(_sections(read_settings(file, root, _LARGEST)))
             yield folder, sections
             if sections[0][1].get("root") == "true":
                 return
         if folder == root:
             return
-
-
-def _read(file: Path) -> str:
-    try:
-        with file.open(encoding="utf-8", errors="replace") as stream:
-            return stream.read(_LARGEST)
-    except OSError:
-        return ""
 
 
 def _sections(text: str) -> Iterator[Section]:
