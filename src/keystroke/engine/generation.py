@@ -39,6 +39,8 @@ class Finish(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GenerationParams:
+    """How an answer is sampled and where it ends. Raises UsageError for values that make no sense."""
+
     max_tokens: int | None = None
     sampling: Sampling = GREEDY
     stop: tuple[str, ...] = ()
@@ -90,6 +92,9 @@ class GenerationStats:
 
 
 class Generation:
+    """One answer being written: iterate over it for its chunks; `text` and `stats` are what came so far.
+    Raises UsageError for an empty prompt, and what the engine raises while it runs."""
+
     def __init__(
         self,
         model: Model,

@@ -16,6 +16,8 @@ from keystroke.engine.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Model:
+    """An engine with everything that turns text into its tokens and back. Closing the engine ends it."""
+
     name: str
     engine: Engine
     tokenizer: Tokenizer

@@ -32,6 +32,8 @@ class Fix:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
+    """One weakness: its rule, where it stands in characters of the text, and fixes proved to end it."""
+
     rule: str
     cwe: int
     severity: Severity

@@ -46,6 +46,8 @@ class JournalEntry(msgspec.Struct, frozen=True):
 
 
 class Journal:
+    """What edits of one workspace replaced, so that they can be taken back."""
+
     def __init__(self, state: Path, workspace: Workspace) -> None:
         self._workspace = workspace
         self._folder = state / "undo" / digest(os.fsencode(workspace.root))[:16]
