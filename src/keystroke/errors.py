@@ -12,7 +12,8 @@ KeystrokeError
 ├── ModelError               a model cannot be used on this machine
 │   ├── ModelDamaged         a file is truncated, corrupt or inconsistent
 │   ├── UnsupportedModel     the architecture or quantisation is not one we convert
-│   └── NotEnoughMemory      weights or KV cache exceed what the machine or the budget has
+│   ├── NotEnoughMemory      weights or KV cache exceed what the machine or the budget has
+│   └── NotEnoughDisk        a download does not fit the disk
 ├── EngineError              the engine failed while working
 │   ├── Interrupted          stopped on request; the session stays usable
 │   ├── SessionClosed        used after close()
@@ -82,6 +83,11 @@ class UnsupportedModel(ModelError):
 class NotEnoughMemory(ModelError):
     code = "not_enough_memory"
     status = 503
+
+
+class NotEnoughDisk(ModelError):
+    code = "not_enough_disk"
+    status = 507
 
 
 class EngineError(KeystrokeError):

@@ -201,6 +201,7 @@ class TestModels:
             "kind": "remote",
             "size": 0,
             "where": f"{server.url}#test-model",
+            "roles": ["fast", "deep", "chat"],
             "default": True,
         } in rows
         assert (

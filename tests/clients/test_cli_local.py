@@ -81,7 +81,8 @@ def test_a_turn_reuses_the_tokens_of_the_turns_before(tiny_home: Home) -> None:
 
 def test_a_model_that_cannot_chat_says_so_before_the_first_line(tiny_home: Home) -> None:
     (tiny_home.root / "tiny" / "tokenizer_config.json").write_text("{}")
-    assert "has no chat template" in tiny_home.refused("chat", stdin="hello\n", code=1)
+    assert "no model on this machine follows instructions" in tiny_home.refused("chat", stdin="hello\n")
+    assert "has no chat template" in tiny_home.refused("chat", "--model", "tiny", stdin="hello\n", code=1)
 
 
 def test_a_prompt_beyond_the_context_is_one_sentence_and_nothing_is_printed(tiny_home: Home) -> None:

@@ -63,7 +63,7 @@ def test_doctor_measures_the_model_on_one_screen(model_home: Home) -> None:
 
 
 def test_chat_is_stopped_and_redirected_and_goes_on(model_home: Home) -> None:
-    with terminal(model_home, "chat", "--max-tokens", "400") as screen:
+    with terminal(model_home, "chat", "--model", "smollm2", "--max-tokens", "400") as screen:
         screen.expect("> ", 120)
         screen.type("Count from one to one thousand, in words.\n")
         screen.expect(r"in words\.\r\n", 60)  # what was typed

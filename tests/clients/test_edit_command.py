@@ -194,7 +194,7 @@ def test_a_small_model_works_and_says_that_it_is_small(home: Home) -> None:
         code=2,
     )
     assert "parameters" in result.stderr
-    assert "base_url" in result.stderr
+    assert "keystroke models add coder" in result.stderr
     assert "nothing was changed" in result.stderr
 
 

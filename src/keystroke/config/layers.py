@@ -31,6 +31,7 @@ OTHER_VARIABLES = (CONFIG_VARIABLE, "KEYSTROKE_DEBUG")  # ours, but no settings
 MAX_FILE_BYTES = 1 << 20  # a configuration larger than this is a mistake, not a configuration
 MAX_DEPTH = 40  # dots in one key; ours have two
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
+NAMING = ("model.default", "model.deep", "model.chat")  # settings that name a model
 
 
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
@@ -179,7 +180,7 @@ def _from_file(path: Path, source: Source, own: Path | None = None) -> Iterator[
                 f"put it in {own}",
                 param=key,
             )
-        if source is Source.PROJECT and key == "model.default" and not MODEL_NAME.fullmatch(str(raw)):
+        if source is Source.PROJECT and key in NAMING and not MODEL_NAME.fullmatch(str(raw)):
             raise ConfigError(
                 f"{where}a project may name a model, not a path; add the model on this machine first"
             )

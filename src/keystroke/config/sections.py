@@ -43,6 +43,10 @@ class ModelSettings:
     default: str = option(
         "embedded", "model used when none is named: a [models.NAME], a library name or a path"
     )
+    # None: a [models.NAME] with that role, else the default if it converses, else one that is installed.
+    deep: str | None = option(None, "model that follows instructions: edits, reviews, fixes")
+    # None: like deep.
+    chat: str | None = option(None, "model to talk with; the deep one if left out")
     # auto: what the file holds, or int4 on a CPU where a float model would be too slow.
     precision: str = option("auto", "weights are converted to this", choices=PRECISIONS)
 
@@ -208,7 +212,10 @@ class NamedModel:
     model: str | None = option(None, "its name at the server or in the library", guarded=True)
     api_key_env: str | None = option(None, "environment variable that holds the server's key", guarded=True)
     role: str = option(
-        "fast", "fast answers while typing, deep takes hard tasks", choices=("fast", "deep"), guarded=True
+        "fast",
+        "fast answers while typing, deep takes hard tasks, chat converses",
+        choices=("fast", "deep", "chat"),
+        guarded=True,
     )
     precision: str = option("auto", "weights are converted to this", choices=PRECISIONS, guarded=True)
     # No limits by default: on one's own machine the queue is limit enough.

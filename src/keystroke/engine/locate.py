@@ -7,12 +7,13 @@ wanted. Settings come first, then what this installation brings, then the librar
 from __future__ import annotations
 
 import difflib
+from contextlib import suppress
 from pathlib import Path
 
 from keystroke.config import Settings
 from keystroke.engine import builtin
 from keystroke.engine.library import EMBEDDED, Library, Progress, existing, silent
-from keystroke.errors import ConfigError, NotFound
+from keystroke.errors import ConfigError, ModelDamaged, NotFound
 
 
 def resolve(model: str, settings: Settings, progress: Progress = silent) -> Path:
@@ -45,7 +46,12 @@ def resolve(model: str, settings: Settings, progress: Progress = silent) -> Path
 
 
 def _provided(library: Library, model: builtin.BuiltIn, progress: Progress) -> Path:
-    return builtin.provide(library, model, progress, show=progress is not silent)
+    if model.name in library.names():
+        with suppress(ModelDamaged):
+            return library.path(library.get(model.name))
+    from keystroke.engine.fetch.known import provide  # here: what is on this machine needs no network
+
+    return provide(library, model, progress)
 
 
 def shipped() -> Path | None:

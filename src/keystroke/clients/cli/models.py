@@ -6,7 +6,7 @@ Law: prints what the library knows and asks it for changes. Long work shows prog
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,9 +14,12 @@ from keystroke.clients.cli import options
 from keystroke.clients.cli.invocation import Invocation, of
 from keystroke.errors import UsageError
 
+if TYPE_CHECKING:
+    from keystroke.engine.library import InstalledModel, Library, Progress
+
 app = typer.Typer(
     name="models",
-    help="List, add, check and remove models on this machine.",
+    help="List, add, choose, check and remove models on this machine.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -25,35 +28,20 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The model's name.")]
 
 @app.command("list")
 def list_(ctx: typer.Context, json: options.Json = False) -> None:
-    """List the models that can be used by name."""
+    """List the models that can be used by name, and what each is used for."""
     from keystroke.clients.cli.console import size
-    from keystroke.engine.builtin import BUILT_IN
-    from keystroke.engine.library import Broken, Library
     from keystroke.engine.locate import shipped
+    from keystroke.engine.roles import Role, model_for
 
     run = of(ctx)
     settings = run.settings
-    rows: list[dict[str, Any]] = []
-    if (own := shipped()) is not None:
-        rows.append({"name": "embedded", "kind": "shipped", "size": _bytes(own), "where": str(own)})
-    for entry in Library(settings.paths.models).entries():
-        if isinstance(entry, Broken):
-            rows.append({"name": entry.name, "kind": "damaged", "size": 0, "where": entry.reason})
-        else:
-            where = entry.location or "in the library"
-            rows.append({"name": entry.name, "kind": str(entry.kind), "size": entry.size, "where": where})
-    known = {row["name"] for row in rows}
-    for model in BUILT_IN.values():
-        if model.name not in known:
-            where = f"fetched when first used ({model.requirement})"
-            rows.append({"name": model.name, "kind": "built in", "size": model.size, "where": where})
-    for name, named in settings.models.items():
-        where = f"{named.base_url}#{named.model}" if named.base_url else str(named.path or named.model or "")
-        kind = "remote" if named.base_url or named.engine == "remote" else "setting"
-        rows.append({"name": name, "kind": kind, "size": 0, "where": where})
+    rows = _rows(run)
     default = settings.model.default
-    if default == "embedded" and own is None:
+    if default == "embedded" and shipped() is None:
         default = "smollm2"
+    roles = {role: default if role is Role.FAST else model_for(role, settings) for role in Role}
+    for row in rows:
+        row["roles"] = [str(role) for role in Role if roles[role] == row["name"]]
     if run.wants_json(json):
         run.console.json([{**row, "default": row["name"] == default} for row in rows])
         return
@@ -62,18 +50,58 @@ def list_(ctx: typer.Context, json: options.Json = False) -> None:
             ("* " if row["name"] == default else "  ") + row["name"],
             row["kind"],
             size(row["size"]) if row["size"] else "",
+            ", ".join(row["roles"]),
             row["where"],
         )
         for row in rows
     ]
-    run.console.table(("  name", "kind", "size", "where"), shown)
+    run.console.table(("  name", "kind", "size", "used for", "where"), shown)
+
+
+def _rows(run: Invocation) -> list[dict[str, Any]]:
+    from keystroke.engine.builtin import BUILT_IN
+    from keystroke.engine.fetch.staging import folder_bytes
+    from keystroke.engine.library import Broken, Library
+    from keystroke.engine.locate import shipped
+
+    settings = run.settings
+    library = Library(settings.paths.models)
+    rows: list[dict[str, Any]] = []
+    if (own := shipped()) is not None:
+        rows.append({"name": "embedded", "kind": "shipped", "size": folder_bytes(own), "where": str(own)})
+    for entry in library.entries():
+        if isinstance(entry, Broken):
+            rows.append({"name": entry.name, "kind": "damaged", "size": 0, "where": entry.reason})
+        else:
+            where = entry.location or "in the library"
+            rows.append({"name": entry.name, "kind": str(entry.kind), "size": entry.size, "where": where})
+    known = {row["name"] for row in rows}
+    for name, folder in library.partial():
+        if name not in known:
+            known.add(name)
+            where = "half a download; the same `keystroke models add` goes on, `models remove` deletes it"
+            rows.append({"name": name, "kind": "partial", "size": folder_bytes(folder), "where": where})
+    for model in BUILT_IN.values():
+        if model.name not in known:
+            how = "fetched when first used" if model.on_demand else f"`keystroke models add {model.name}`"
+            where = f"{how}; {model.about}"
+            rows.append({"name": model.name, "kind": "built in", "size": model.size, "where": where})
+    for name, named in settings.models.items():
+        where = f"{named.base_url}#{named.model}" if named.base_url else str(named.path or named.model or "")
+        kind = "remote" if named.base_url or named.engine == "remote" else "setting"
+        rows.append({"name": name, "kind": kind, "size": 0, "where": where})
+    return rows
 
 
 @app.command()
 def add(
     ctx: typer.Context,
     source: Annotated[
-        str, typer.Argument(help="A Hugging Face folder, a GGUF file, or a built-in name (smollm2).")
+        str,
+        typer.Argument(
+            help="A built-in name (coder, smollm2), OWNER/NAME[:FILE] of the Hugging Face hub, "
+            "a Hugging Face folder, or a GGUF file."
+        ),
     ],
     name: Annotated[str | None, typer.Option(help="Call it this; its own name if left out.")] = None,
     copy: Annotated[bool, typer.Option("--copy", help="Copy the files into the library.")] = False,
@@ -82,35 +110,133 @@ def add(
     ] = False,
     json: options.Json = False,
 ) -> None:
-    """Add a model under a name. Files stay where they are unless --copy is given."""
-    from keystroke.engine import builtin
-    from keystroke.engine.checkpoint import open_checkpoint
-    from keystroke.engine.library import Library, inspect
+    """Add a model under a name. Files of this machine stay where they are unless --copy is given; a download
+    that breaks is taken up again by the same command."""
+    from keystroke.engine.library import Library
     from keystroke.engine.locate import resolve
 
     run = of(ctx)
     library = Library(run.settings.paths.models)
-    with run.console.progress() as progress:
-        if if_missing and (wanted := name or source) in library.names():
-            resolve(wanted, run.settings, progress)  # whole, or for a built-in model made whole again
-            return
-        if source in builtin.BUILT_IN and not Path(source).exists():
-            if name not in (None, source):
-                raise UsageError(f"{source} is built in and keeps its name; leave out --name")
-            library.check_free(source)
-            entry = builtin.add(library, builtin.BUILT_IN[source], progress, show=not run.quiet)
-        else:
-            if name in builtin.BUILT_IN:
-                raise UsageError(f"{name} is the name of a built-in model; choose another with --name")
-            inspect(Path(source).expanduser())
-            open_checkpoint(
-                Path(source).expanduser()
-            ).close()  # what cannot run is refused now, not at first use
-            entry = library.add(Path(source), name, copy=copy, progress=progress)
+    try:
+        with run.console.progress() as progress:
+            if if_missing and (wanted := name or source) in library.names():
+                resolve(wanted, run.settings, progress)  # whole, or for a built-in model made whole again
+                return
+            entry = _added(library, source, name, copy, progress)
+    except KeyboardInterrupt:
+        if any(known in (name, source) for known, _ in library.partial()):
+            run.console.note("stopped; what came is kept, and the same command goes on")
+        raise
     if run.wants_json(json):
         run.console.json(entry)
+        return
+    run.console.note(f"added {entry.name}; {_next_step(entry, run)}")
+
+
+def _added(library: Library, source: str, name: str | None, copy: bool, progress: Progress) -> InstalledModel:
+    from keystroke.engine import builtin
+    from keystroke.engine.fetch import hub, known
+    from keystroke.engine.library import inspect
+    from keystroke.engine.traits import traits_of
+
+    path = Path(source).expanduser()
+    if source in builtin.BUILT_IN and not path.exists():
+        if name not in (None, source):
+            raise UsageError(f"{source} is built in and keeps its name; leave out --name")
+        return known.add(library, builtin.BUILT_IN[source], progress)
+    if name in builtin.BUILT_IN:
+        raise UsageError(f"{name} is the name of a built-in model; choose another with --name")
+    if not path.exists() and (reference := hub.REFERENCE.fullmatch(source)):
+        from keystroke.engine.fetch.repositories import add_repository
+
+        return add_repository(library, reference["repo"], reference["file"], name, progress)
+    inspect(path)
+    traits = traits_of(path)  # what cannot run is refused now, not at first use
+    return library.add(Path(source), name, copy=copy, progress=progress, traits=traits)
+
+
+def _next_step(entry: InstalledModel, run: Invocation) -> str:
+    from keystroke.engine.roles import Role, model_for
+
+    if entry.traits is not None and entry.traits.chat:
+        if model_for(Role.DEEP, run.settings) == entry.name:
+            return "chat, edit, review, run --fix and serve use it from now on; try: keystroke chat"
+        return f"try: keystroke chat --model {entry.name}"
+    return f"try: keystroke complete FILE:LINE --model {entry.name}"
+
+
+@app.command()
+def use(
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The model's name; auto takes a choice back.")],
+    role: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--role", metavar="ROLE", help="fast, deep or chat; may be repeated. Left out: what it can do."
+        ),
+    ] = None,
+    json: options.Json = False,
+) -> None:
+    """Choose the model for a role, in your settings: fast completes while you type, deep follows instructions
+    (edits, reviews, fixes), chat converses."""
+    from keystroke.config import load_settings
+    from keystroke.config.write import write_setting
+    from keystroke.engine.roles import Role, converses
+
+    run = of(ctx)
+    known = [str(one) for one in Role]
+    for one in role or ():
+        if one not in known:
+            raise UsageError(f"--role wants one of {', '.join(known)}, not {one!r:.40}", param="role")
+    keys = {"fast": "model.default", "deep": "model.deep", "chat": "model.chat"}
+    if name == "auto":
+        wanted, value = role or known, None
     else:
-        run.console.note(f"added {entry.name}; try: keystroke chat --model {entry.name}")
+        _check_usable(name, run)
+        able = converses(name, run.settings)
+        wanted, value = role or (["deep", "chat"] if able else ["fast"]), name
+        if not able and (unfit := [one for one in wanted if one != "fast"]):
+            raise UsageError(
+                f"{name} completes code but follows no instructions, so it cannot be used for {unfit[0]}; "
+                "choose a model with a chat template"
+            )
+    for one in wanted:
+        file = write_setting(keys[one], value, run.environ)
+    after = load_settings(run.flags, environ=run.environ)
+    chosen = {one: after.get(keys[one]) for one in wanted}
+    if run.wants_json(json):
+        run.console.json({"file": str(file), "roles": chosen})
+        return
+    for one in wanted:
+        if value is not None and chosen[one] != value:
+            run.console.note(
+                f"{one}: {after.origin(keys[one])} says {chosen[one]}, which stands above {file}"
+            )
+        elif value is None:
+            run.console.note(f"{one}: chosen by what is installed ({file})")
+        else:
+            run.console.note(f"{one}: {name} ({file})")
+
+
+def _check_usable(name: str, run: Invocation) -> None:
+    """Raises NotFound or UsageError unless `name` stands for a model that settings may name."""
+    from keystroke.engine import builtin
+    from keystroke.engine.library import EMBEDDED, NAME
+    from keystroke.engine.locate import resolve
+    from keystroke.engine.roles import is_remote
+
+    if not NAME.fullmatch(name):
+        raise UsageError(
+            f"{name:.80} is no name; add the model first with `keystroke models add`", param="name"
+        )
+    built_in = builtin.BUILT_IN.get(name)
+    if (
+        name == EMBEDDED
+        or (built_in is not None and built_in.on_demand)
+        or is_remote(run.settings.models.get(name))
+    ):
+        return
+    resolve(name, run.settings)
 
 
 @app.command()
@@ -142,6 +268,7 @@ def show(ctx: typer.Context, name: Name, json: options.Json = False) -> None:
 
 def _local_facts(name: str, run: Invocation) -> dict[str, Any]:
     from keystroke.engine.checkpoint import open_checkpoint
+    from keystroke.engine.fetch.staging import folder_bytes
     from keystroke.engine.library import Library
     from keystroke.engine.locate import resolve
 
@@ -154,7 +281,7 @@ def _local_facts(name: str, run: Invocation) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "name": name,
         "path": str(place),
-        "size": entry.size if entry else _bytes(place),
+        "size": entry.size if entry else folder_bytes(place),
         "architecture": spec.architecture,
         "layers": spec.layers,
         "hidden": spec.hidden,
@@ -212,11 +339,3 @@ def _library(run: Invocation) -> Any:
     from keystroke.engine.library import Library
 
     return Library(run.settings.paths.models)
-
-
-def _bytes(path: Path) -> int:
-    return (
-        path.stat().st_size
-        if path.is_file()
-        else sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
-    )

@@ -89,12 +89,13 @@ def _reviewed(files: list[Changed], workspace: Workspace, writer: Any) -> Any:
 def _writer(run: Invocation, model: str | None, no_model: bool) -> Any:
     """The model that reviews too: the one named, or a configured one that follows instructions."""
     from keystroke.clients.cli.interruption import interruptible
-    from keystroke.clients.cli.writers import HOW, deep_model, open_writer
+    from keystroke.clients.cli.writers import open_writer
+    from keystroke.engine.roles import Role, advice, model_for
 
-    name = None if no_model else model or deep_model(run.settings)
+    name = None if no_model else model or model_for(Role.DEEP, run.settings)
     if name is None:
         if not no_model:
-            run.console.note(f"no model reviews: {HOW}")
+            run.console.note(f"no model reviews: {advice(run.settings)}")
         yield None
         return
     with interruptible() as interrupt, open_writer(name, run, interrupt) as writer:

@@ -127,16 +127,17 @@ class Bench:
         from keystroke.analysis.rules import project_rules
         from keystroke.assist.fix.model_fix import model_repair
         from keystroke.clients.cli.interruption import interruptible
-        from keystroke.clients.cli.writers import HOW, deep_model, open_writer
+        from keystroke.clients.cli.writers import open_writer
+        from keystroke.engine.roles import Role, advice, model_for
 
         note = self.invocation.console.note
-        name = self.model or deep_model(self.invocation.settings)
+        name = self.model or model_for(Role.DEEP, self.invocation.settings)
         text = self._text(found.path)
         if text is None:
             return found
         if name is None:
             if not self.as_json and not self._hinted:
-                note(f"  no rule mends this; for a model's attempt, {HOW}")
+                note(f"  no rule mends this; for a model's attempt, {advice(self.invocation.settings)}")
             self._hinted = True
             return found
         rules = project_rules(self.workspace.root / found.path, self.workspace.root).header()

@@ -33,16 +33,14 @@ def open_speaker(name: str | None, run: Invocation) -> Speaker:
         return LocalSpeaker.load(name, settings, progress)
 
 
-def chat_model(name: str | None, run: Invocation) -> str | None:
-    """The model to talk with where none was named: the installation's own may only complete code."""
-    if name is not None or run.settings.model.default != "embedded":
+def chat_model(name: str | None, run: Invocation) -> str:
+    """The model to talk with: the one named, else the one that has that role. NotFound says how to get
+    one."""
+    if name is not None:
         return name
-    from keystroke.engine.builtin import SMOLLM2
-    from keystroke.engine.locate import shipped
-    from keystroke.engine.templates import detect_chat
+    from keystroke.engine.roles import Role, required
 
-    own = shipped()
-    return SMOLLM2.name if own is not None and detect_chat(own) is None else None
+    return required(Role.CHAT, run.settings)
 
 
 def params(

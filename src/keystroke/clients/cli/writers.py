@@ -15,37 +15,22 @@ from keystroke.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from keystroke.clients.cli.invocation import Invocation
-    from keystroke.config import Settings
     from keystroke.engine.base import Interrupt
 
 SMALL = 3_000_000_000  # parameters; below this, search/replace blocks seldom come out right
-HOW = (
-    "configure one: a [models.NAME] table with base_url and model (any OpenAI-compatible server) or a path, "
-    'role = "deep", and name it with --model NAME'
-)
-
-
-def deep_model(settings: Settings) -> str | None:
-    """The model configured for hard tasks: a table with the role deep, or the default where it is remote."""
-    for name, table in settings.models.items():
-        if table.role == "deep":
-            return name
-    default = settings.models.get(settings.model.default)
-    remote = settings.engine.kind == "remote" or (
-        default is not None and (default.engine == "remote" or default.base_url is not None)
-    )
-    return settings.model.default if remote else None
 
 
 @contextmanager
 def open_writer(name: str | None, run: Invocation, interrupt: Interrupt) -> Iterator[Writer]:
-    """The writer for a named model, the configured deep one, or the embedded one with a warning."""
+    """The writer for a named model or the one for instructions. NotFound and ConfigError say how to get
+    one."""
     from keystroke.clients.cli.local_speaker import LocalSpeaker
     from keystroke.clients.cli.remote_speaker import RemoteSpeaker
     from keystroke.clients.cli.speaker import open_speaker, params
+    from keystroke.engine.roles import Role, advice, instructing, required
 
     chosen = params(run.settings, max_tokens=None, temperature=None, seed=None)
-    with open_speaker(name or deep_model(run.settings), run) as speaker:
+    with open_speaker(name or required(Role.DEEP, run.settings), run) as speaker:
         if isinstance(speaker, RemoteSpeaker):
             yield RemoteWriter(speaker.model, chosen, interrupt)
             return
@@ -53,11 +38,14 @@ def open_writer(name: str | None, run: Invocation, interrupt: Interrupt) -> Iter
             raise UsageError(f"{speaker.name} cannot write edits; choose another model")
         model = speaker.model
         if model.chat is None:
-            raise ConfigError(f"{model.name} completes code but follows no instructions; {HOW}")
+            raise ConfigError(
+                f"{model.name} completes code but follows no instructions; {advice(run.settings)}"
+            )
         if model.engine.info.parameters < SMALL:
             size = model.engine.info.parameters / 1e9
+            hint = "" if model.name in instructing(run.settings) else f". For more, {advice(run.settings)}"
             run.console.note(
-                f"{model.name} has {size:.1f} billion parameters, which is little for edits: look closely. "
-                f"For better ones, {HOW}"
+                f"{model.name} has {size:.1f} billion parameters, which is little for edits: look "
+                f"closely{hint}"
             )
         yield ModelWriter(model, chosen, interrupt)

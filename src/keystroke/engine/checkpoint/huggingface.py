@@ -41,9 +41,7 @@ ELSEWHERE = "serve it with llama.cpp's server, Ollama or vLLM and add it as a re
 class HuggingFaceCheckpoint(Checkpoint):
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        config = Fields(_read_json(folder / "config.json"), str(folder / "config.json"))
-        generation = folder / "generation_config.json"
-        extra = Fields(_read_json(generation) if generation.exists() else {}, str(generation))
+        config, extra = _configuration(folder)
         _architecture(config)  # the sentence about an unsupported model comes before any about its files
         self._paths = _weight_files(folder)
         self._home: dict[str, SafetensorsFile] = {}
@@ -75,6 +73,18 @@ class HuggingFaceCheckpoint(Checkpoint):
 
     def close(self) -> None:
         self._home.clear()
+
+
+def configured_spec(folder: Path) -> ModelSpec:
+    """What a folder's configuration alone describes, before there are weights. Raises UnsupportedModel or
+    ModelDamaged."""
+    return read_spec(*_configuration(folder), _name(folder))
+
+
+def _configuration(folder: Path) -> tuple[Fields, Fields]:
+    config = Fields(_read_json(folder / "config.json"), str(folder / "config.json"))
+    generation = folder / "generation_config.json"
+    return config, Fields(_read_json(generation) if generation.exists() else {}, str(generation))
 
 
 def read_spec(config: Fields, generation: Fields, name: str, *, tied: bool = False) -> ModelSpec:

@@ -7,7 +7,6 @@ the index is whatever pip would ask. Requests are few at a time and are tried ag
 from __future__ import annotations
 
 import hashlib
-import importlib
 import os
 import re
 import subprocess
@@ -34,23 +33,26 @@ def normalised(name: str) -> str:
 
 
 def configured_index() -> str:
-    """The base address of pip's index, without `/simple`: from the environment, pip's settings, or pip."""
-    address = os.environ.get("PIP_INDEX_URL", "").strip()
+    """The base address of pip's index, without `/simple`: from the environment, pip's settings, or pip's own
+    words about its default."""
+    address = os.environ.get("PIP_INDEX_URL", "").strip() or _pip("config", "get", "global.index-url")
     if not address:
-        asked = subprocess.run(
-            [sys.executable, "-m", "pip", "config", "get", "global.index-url"],
-            capture_output=True,
-            text=True,
-            check=False,
+        said = re.search(
+            r"--index-url <url>[^(]*\(default (\S+)\)", " ".join(_pip("download", "--help").split())
         )
-        address = asked.stdout.strip()
-    if not address:
-        address = str(importlib.import_module("pip._internal.models.index").PyPI.simple_url)
+        address = said[1] if said else ""
     if not address.startswith(("http://", "https://")):
         raise InputError(
             f"pip's index {address!r} is not a web address; set index-url to one that serves JSON metadata"
         )
     return address.rstrip("/").removesuffix("/simple")
+
+
+def _pip(*arguments: str) -> str:
+    asked = subprocess.run(
+        [sys.executable, "-P", "-m", "pip", *arguments], capture_output=True, text=True, check=False
+    )
+    return asked.stdout.strip()
 
 
 @dataclass(frozen=True, slots=True)

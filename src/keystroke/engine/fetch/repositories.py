@@ -1,0 +1,74 @@
+"""A repository of the hub becomes an entry of the library.
+
+Law: the texts come first, so that a model no engine could run is refused before its weights are fetched; the
+entry appears whole, and half a download stays for the next time.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from keystroke.engine.checkpoint.huggingface import configured_spec
+from keystroke.engine.fetch import hub
+from keystroke.engine.fetch.staging import clear, staging
+from keystroke.engine.library import (
+    InstalledModel,
+    Kind,
+    Library,
+    Progress,
+    StoredFile,
+    hash_file,
+    name_from,
+    now,
+)
+from keystroke.engine.traits import traits_of
+from keystroke.errors import ModelDamaged, UnsupportedModel
+
+
+def add_repository(
+    library: Library, repo: str, wanted: str | None, name: str | None, progress: Progress
+) -> InstalledModel:
+    """Add `owner/name`, or one file of it. Raises NotFound, InputError, Unavailable, NotEnoughDisk,
+    ModelDamaged or UnsupportedModel."""
+    if name is not None:
+        library.check_free(name)
+    found = hub.repository(repo)
+    files = hub.chosen(found, wanted)
+    kind = Kind.GGUF if len(files) == 1 else Kind.FOLDER
+    name = name or name_from(Path(files[0].name).with_suffix("") if kind is Kind.GGUF else Path(repo))
+    library.check_free(name)
+    with staging(library.folder, name, f"{repo}@{found.commit}", progress) as folder:
+        if kind is Kind.FOLDER:
+            texts = [file for file in files if not file.name.endswith(".safetensors")]
+            hub.fetch(found, texts, folder, name, progress)
+            _check_runnable(folder)
+        paths = hub.fetch(found, files, folder, name, progress)
+        try:
+            traits = traits_of(paths[0] if kind is Kind.GGUF else folder)
+        except (UnsupportedModel, ModelDamaged):
+            clear(folder)
+            raise
+        total, done = sum(file.size for file in files), 0
+        stored: list[StoredFile] = []
+        for file, path in zip(files, paths, strict=True):
+            digest = file.sha256 or hash_file(path, progress, f"add {name}", done, total)
+            done += file.size
+            stored.append(StoredFile(path.name, file.size, digest))
+        source = f"{repo}:{files[0].name}" if kind is Kind.GGUF else repo
+
+        def moved(target: Path) -> InstalledModel:
+            for path in paths:
+                path.rename(target / path.name)
+            return InstalledModel(name, kind, source, now(), tuple(stored), None, traits)
+
+        entry = library.put(name, moved)
+        clear(folder)
+        return entry
+
+
+def _check_runnable(folder: Path) -> None:
+    try:
+        configured_spec(folder)
+    except (UnsupportedModel, ModelDamaged):
+        clear(folder)
+        raise

@@ -1,0 +1,114 @@
+"""Which model does which work: fast completes while one types, deep follows instructions, chat converses.
+
+Law: what the settings say comes first; what they leave open goes to what is installed. Reads names and what
+was recorded about models when they were added; loads nothing and fetches nothing.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+
+from keystroke.config import NamedModel, Settings
+from keystroke.engine import builtin
+from keystroke.engine.library import EMBEDDED, InstalledModel, Library
+from keystroke.engine.locate import resolve, shipped
+from keystroke.errors import KeystrokeError, NotFound
+
+
+class Role(StrEnum):
+    FAST = "fast"
+    DEEP = "deep"
+    CHAT = "chat"
+
+
+def model_for(role: Role, settings: Settings) -> str | None:
+    """The name of the model for a role; None where no model on this machine suits it."""
+    if role is Role.FAST:
+        return settings.model.default
+    wanted = settings.model.deep if role is Role.DEEP else settings.model.chat
+    if wanted is not None:
+        return wanted
+    for name, table in settings.models.items():
+        if table.role == role:
+            return name
+    if role is Role.CHAT and settings.model.deep is not None:
+        return settings.model.deep
+    if converses(settings.model.default, settings):
+        return settings.model.default
+    if role is Role.CHAT and (deep := model_for(Role.DEEP, settings)) is not None:
+        return deep
+    return next(iter(instructing(settings)), None)
+
+
+def required(role: Role, settings: Settings) -> str:
+    """The same; where there is none, NotFound says how to get one."""
+    found = model_for(role, settings)
+    if found is None:
+        raise NotFound(f"no model on this machine follows instructions; {advice(settings)}", param="model")
+    return found
+
+
+def instructing(settings: Settings) -> list[str]:
+    """The installed models that follow instructions, the best choice first: the one that can be had by name,
+    then the latest added. (SmolLM2 talks, but too little sense to be chosen unasked.)"""
+    library = Library(settings.paths.models)
+    found = [
+        entry
+        for entry in library.entries()
+        if isinstance(entry, InstalledModel)
+        and entry.name != builtin.SMOLLM2.name
+        and _entry_converses(library, entry)
+    ]
+    found.sort(key=lambda entry: entry.added, reverse=True)
+    found.sort(key=lambda entry: entry.name != builtin.CODER.name)
+    return [entry.name for entry in found]
+
+
+def advice(settings: Settings) -> str:
+    """What to do to have instructions followed, naming what is here."""
+    if here := instructing(settings):
+        return f"name one with --model ({', '.join(here[:4])}), or for good: `keystroke models use {here[0]}`"
+    coder = builtin.CODER
+    return (
+        f"`keystroke models add {coder.name}` brings one ({coder.size / 1e9:.1f} GB); or name a server's "
+        "with --model URL#NAME or a [models.NAME] table"
+    )
+
+
+def converses(name: str, settings: Settings) -> bool:
+    """Whether the model called `name` comes with a chat template. A server's model is taken to."""
+    table = settings.models.get(name)
+    if is_remote(table) or (settings.engine.kind == "remote" and name == settings.model.default):
+        return True
+    try:
+        if name == EMBEDDED:
+            own = shipped()
+            return own is not None and _template(own)
+        if table is None and name in builtin.BUILT_IN:
+            return True
+        library = Library(settings.paths.models)
+        if table is None and name in library.names():
+            return _entry_converses(library, library.get(name))
+        return _template(resolve(name, settings))
+    except KeystrokeError:
+        return False
+
+
+def is_remote(table: NamedModel | None) -> bool:
+    return table is not None and (table.engine == "remote" or table.base_url is not None)
+
+
+def _entry_converses(library: Library, entry: InstalledModel) -> bool:
+    if entry.traits is not None:
+        return entry.traits.chat
+    try:
+        return _template(library.path(entry))
+    except KeystrokeError:
+        return False
+
+
+def _template(path: Path) -> bool:
+    from keystroke.engine.templates import detect_chat
+
+    return detect_chat(path) is not None
