@@ -118,6 +118,7 @@ class CudaEngine(Engine):
             raise UsageError("a session can take part in a step only once")
         for session in sessions:
             session.check_ready()
+            session.read_appended()
         steps: list[Step] = []
         for group in self._groups(requests):
             steps += self._step_group(group, sole=len(group) == len(requests))
@@ -221,7 +222,7 @@ class CudaEngine(Engine):
     def _step_group(self, group: list[StepRequest], *, sole: bool) -> list[Step]:
         sessions = [self._own(request) for request in group]
         plain = sole and all(
-            not request.draft and _on_device(request.sampling) and session.length - session.resident == 1
+            not request.draft and _on_device(request) and session.length - session.resident == 1
             for request, session in zip(group, sessions, strict=True)
         )
         budgets = [self._budget(session) for session in sessions]
@@ -311,7 +312,7 @@ class CudaEngine(Engine):
                     [*pending, *draft],
                     start,
                     len(pending),
-                    _for_device(request.sampling),
+                    _for_device(request),
                     budget,
                 )
             )
@@ -334,13 +335,14 @@ class CudaEngine(Engine):
         row = 0
         for s, (request, (pending, draft)) in enumerate(zip(group, parts, strict=True)):
             first = row + len(pending) - 1  # the row whose choice follows the last given token
-            if _on_device(request.sampling):
+            if _on_device(request):
                 accepted = outcome.accepted[s]
                 steps.append(Step(tuple(outcome.chosen[first : first + accepted + 1]), accepted))
             else:
                 logits = self._stepper.logits[first : first + len(draft) + 1].cpu().numpy()
                 base = self._own(request).length
-                steps.append(verify(logits.astype(np.float32, copy=False), draft, request.sampling, base))
+                logits = logits.astype(np.float32, copy=False)
+                steps.append(verify(logits, draft, request.sampling, base, request.allowed))
             row += len(pending) + len(draft)
         return steps
 
@@ -351,13 +353,14 @@ def _with_lengths(
     return tuple((session, sampling, budget, session.length) for session, sampling, budget in familiar)
 
 
-def _on_device(sampling: Sampling) -> bool:
-    """The kernel makes every choice but those that logit bias or log probabilities go with."""
-    return sampling.logprobs is None and not sampling.logit_bias
+def _on_device(request: StepRequest) -> bool:
+    """The kernel makes every choice but those that logit bias, log probabilities or a grammar go with."""
+    sampling = request.sampling
+    return sampling.logprobs is None and not sampling.logit_bias and request.allowed is None
 
 
-def _for_device(sampling: Sampling) -> Sampling:
-    return sampling if _on_device(sampling) else Sampling()
+def _for_device(request: StepRequest) -> Sampling:
+    return request.sampling if _on_device(request) else Sampling()
 
 
 def load_cuda(
