@@ -222,7 +222,10 @@ class CudaEngine(Engine):
     def _step_group(self, group: list[StepRequest], *, sole: bool) -> list[Step]:
         sessions = [self._own(request) for request in group]
         plain = sole and all(
-            not request.draft and _on_device(request) and session.length - session.resident == 1
+            not request.draft
+            and request.allowed is None
+            and _on_device(request.sampling)
+            and session.length - session.resident == 1
             for request, session in zip(group, sessions, strict=True)
         )
         budgets = [self._budget(session) for session in sessions]
@@ -312,8 +315,9 @@ class CudaEngine(Engine):
                     [*pending, *draft],
                     start,
                     len(pending),
-                    _for_device(request),
+                    _for_device(request.sampling),
                     budget,
+                    request.allowed if _on_device(request.sampling) else None,
                 )
             )
         return self._stepper.start(rows)
@@ -335,7 +339,7 @@ class CudaEngine(Engine):
         row = 0
         for s, (request, (pending, draft)) in enumerate(zip(group, parts, strict=True)):
             first = row + len(pending) - 1  # the row whose choice follows the last given token
-            if _on_device(request):
+            if _on_device(request.sampling):
                 accepted = outcome.accepted[s]
                 steps.append(Step(tuple(outcome.chosen[first : first + accepted + 1]), accepted))
             else:
@@ -353,14 +357,13 @@ def _with_lengths(
     return tuple((session, sampling, budget, session.length) for session, sampling, budget in familiar)
 
 
-def _on_device(request: StepRequest) -> bool:
-    """The kernel makes every choice but those that logit bias, log probabilities or a grammar go with."""
-    sampling = request.sampling
-    return sampling.logprobs is None and not sampling.logit_bias and request.allowed is None
+def _on_device(sampling: Sampling) -> bool:
+    """The kernel makes every choice but those that logit bias or log probabilities go with."""
+    return sampling.logprobs is None and not sampling.logit_bias
 
 
-def _for_device(request: StepRequest) -> Sampling:
-    return request.sampling if _on_device(request) else Sampling()
+def _for_device(sampling: Sampling) -> Sampling:
+    return sampling if _on_device(sampling) else Sampling()
 
 
 def load_cuda(
