@@ -26,6 +26,8 @@ _BUILDS = Path(tempfile.gettempdir()) / "keystroke-emulated-kernels"
 
 
 class EmulatedLauncher:
+    asynchronous = False
+
     def __init__(self, plan: Plan) -> None:
         if program("g++") is None:
             pytest.skip("the emulator needs g++")
