@@ -1,9 +1,10 @@
 """The labelled edits of `bench/edits.py`: what is asked, who decides, and which lines may change.
 
-Law: a case is files, an instruction, a reference change and a check. The check runs the edited files (Python, or
-the language's own tools where this machine has them; else the answer must equal the reference but for layout
-and comments). Lines that no reference touches need not change: an answer that changes one is not minimal.
-Answers are programs a model wrote, so they run in a folder of their own, for seconds, with limits.
+Law: a case is files, an instruction, a reference change and a check. The check runs the edited files
+(Python, or the language's own tools where this machine has them; else the answer must equal the reference
+but for layout and comments). Lines that no reference touches need not change: an answer that changes one is
+not minimal. Answers are programs a model wrote, so they run in a folder of their own, for seconds, with
+limits.
 """
 
 from __future__ import annotations
@@ -154,9 +155,7 @@ def _java(case: Case, texts: Texts, folder: Path) -> list[list[str]]:
 def _c(case: Case, texts: Texts, folder: Path) -> list[list[str]]:
     includes = "".join(f'#include "{path}"\n' for path in texts)
     must = '#include <stdio.h>\n#define must(ok) do { if (!(ok)) { puts("wrong"); return 1; } } while (0)\n'
-    (folder / "check_case.c").write_text(
-        f"{includes}{must}int main(void)\n{{\n{case.check}\nreturn 0;\n}}\n"
-    )
+    (folder / "check_case.c").write_text(f"{includes}{must}int main(void)\n{{\n{case.check}\nreturn 0;\n}}\n")
     return [["gcc", "-O1", "-fsanitize=address", "check_case.c", "-o", "check_case"], ["./check_case"]]
 
 
