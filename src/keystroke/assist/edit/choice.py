@@ -37,9 +37,9 @@ _ADDING = re.compile(
 _ARTICLES = ("a", "an", "the", "one", "some", "another", "new", "support", "all", "any", "it", "this", "that",
              "type", "two", "missing", "proper", "and", "to", "only", "every", "each")  # fmt: skip
 _PLAIN = """
-the a an and or of to in is it be as at by for from with not no if then else when should must that this its are
-was so do does than all any only into on but can will has have which instead there where also return returns
-raise raises use uses make makes given same one two first last new add change fix self
+the a an and or of to in is it be as at by for from with not no if then else when should must that this
+its are was so do does than all any only into on but can will has have which instead there where also
+return returns raise raises use uses make makes given same one two first last new add change fix self
 """
 _DULL = frozenset(_PLAIN.split())
 
