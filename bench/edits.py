@@ -9,7 +9,7 @@ lines given by a person (the part of the file that the reference changes): the c
 reference changes, and no remark or demonstration came that nobody asked for. Ceiling: 1.0; the references
 themselves reach it.
 
-    python bench/edits.py --model PATH [--engine cuda] [--way auto ...] [--half all|seen|held]
+    python -m bench.edits --model PATH [--engine cuda] [--way auto ...] [--half all|seen|held]
                           [--case TEXT ...] [--record ANSWERS] [--save RESULTS] [--rescore RESULTS]
 
 `--record` keeps every answer by its prompt, so that a second run asks only what is new. `--rescore` decides
@@ -29,22 +29,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
-# Neighbours bear the names of packages: search this folder last.
-HERE = Path(__file__).resolve().parent
-sys.path[:] = [p for p in sys.path if Path(p or ".").resolve() != HERE]
-
-from keystroke.analysis.outline import flattened, outline  # noqa: E402
-from keystroke.analysis.syntax import language_of  # noqa: E402
-from keystroke.assist.edit import EditTask, ModelWriter, Proposal, Region, Writer, choice, edit_steps  # noqa: E402
-from keystroke.assist.edit.propose import propose_edit  # noqa: E402
-from keystroke.assist.edit.writer import Messages  # noqa: E402
-from keystroke.config import load_settings  # noqa: E402
-from keystroke.engine.generation import GenerationParams  # noqa: E402
-from keystroke.engine.load import load_model  # noqa: E402
-from keystroke.text.compare import compare  # noqa: E402
-
-sys.path.append(str(HERE))
-from edit_cases import Case, minimal, read_cases, right  # noqa: E402
+from bench.edit_cases import Case, minimal, read_cases, right
+from keystroke.analysis.outline import flattened, outline
+from keystroke.analysis.syntax import language_of
+from keystroke.assist.edit import EditTask, ModelWriter, Proposal, Region, Writer, choice, edit_steps
+from keystroke.assist.edit.propose import propose_edit
+from keystroke.assist.edit.writer import Messages
+from keystroke.config import load_settings
+from keystroke.engine.generation import GenerationParams
+from keystroke.engine.load import load_model
+from keystroke.text.compare import compare
 
 MOST_TOKENS = 4096
 WAYS = ("auto", "lines", "whole", "blocks")
