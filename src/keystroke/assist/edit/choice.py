@@ -18,6 +18,7 @@ from keystroke.assist.edit.rewrite import Region
 
 WHOLE = 60  # lines; a file that is not longer is rewritten whole: nothing can be chosen wrong
 CLASS = 60  # lines of a class that is rewritten whole where several of its members are meant
+CURSOR = 20  # lines above and below a cursor that are meant where nothing else is said
 _NEAR = 12  # lines between two regions that are taken together
 _ENOUGH = 2.5  # a part that scores less is not meant
 _SHARE = 0.5  # of the best part's score, for others to be meant too
@@ -58,18 +59,27 @@ class Mention:
     code: bool  # written as code: in quotes, with an underscore or a call, after "function"
 
 
-def choose(files: Mapping[str, str], instruction: str, *, whole: int | None = None) -> Choice:
+def choose(
+    files: Mapping[str, str],
+    instruction: str,
+    *,
+    near: tuple[str, int] | None = None,
+    whole: int | None = None,
+) -> Choice:
     """The regions an instruction is about; none where nothing in the files answers to it. `whole`: files of
-    at most so many lines are taken whole."""
+    at most so many lines are taken whole. `near`: where the cursor stands; what nothing else decides is
+    meant there."""
     whole = WHOLE if whole is None else whole
     found: list[tuple[float, str, Unit]] = []
     outlines = {path: outline(text, language_of(path)) for path, text in files.items()}
     mentions = list(read_mentions(instruction))
     known = {unit.short for units in outlines.values() for unit in flattened(units)}
     for path, units in outlines.items():
-        found += [
-            (score, path, unit) for score, unit in _scored(files[path], units, mentions, instruction, path)
-        ]
+        scored = _scored(files[path], units, mentions, instruction, path)
+        found += [(score, path, unit) for score, unit in scored]
+    if near is not None:
+        at = [_at_cursor(near[1], unit, path == near[0]) for _, path, unit in found]
+        found = [(score + extra, path, unit) for extra, (score, path, unit) in zip(at, found, strict=True)]
     best = max((score for score, _, _ in found), default=0.0)
     adding = _adds(instruction, mentions, known, files)
     sure = best >= _ENOUGH
@@ -81,6 +91,8 @@ def choose(files: Mapping[str, str], instruction: str, *, whole: int | None = No
     meant = [(path, unit) for score, path, unit in found if score >= max(_ENOUGH, _SHARE * best)]
     for path, unit in meant if len(meant) <= _MOST else []:
         chosen.setdefault(path, []).append(unit)
+    if not chosen and near is not None and near[0] in files:
+        return Choice((_around(near, files[near[0]], outlines[near[0]]),), True)
     regions: list[Region] = []
     for path, text in files.items():
         count = len(text.splitlines())
@@ -91,6 +103,21 @@ def choose(files: Mapping[str, str], instruction: str, *, whole: int | None = No
         else:
             regions += _spans(path, chosen[path], outlines[path])
     return Choice(tuple(regions), sure or (len(files) == 1 and bool(regions)))
+
+
+def _at_cursor(line: int, unit: Unit, same: bool) -> float:
+    """A word that fits two places means the one where the cursor stands."""
+    return 1.5 if same and unit.start <= line < unit.end else 0.0
+
+
+def _around(near: tuple[str, int], text: str, units: Sequence[Unit]) -> Region:
+    """The part at the cursor; where that is a single statement, the lines around it."""
+    path, line = near
+    inside = [unit for unit in flattened(units) if unit.start <= line < unit.end and not unit.members]
+    if inside and inside[-1].kind is Kind.FUNCTION:
+        return Region(path, inside[-1].start, inside[-1].end)
+    count = len(text.split("\n"))
+    return Region(path, max(0, line - CURSOR), min(count, line + CURSOR + 1))
 
 
 def enclosing(region: Region, text: str) -> Region:

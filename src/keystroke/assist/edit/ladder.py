@@ -123,7 +123,7 @@ def _by_blocks(task: EditTask, told: _Told, retries: int, exists: Exists) -> Ste
 
 def _by_regions(task: EditTask, told: _Told, retries: int, exists: Exists) -> Steps:
     """One region at a time, each over what the ones before it made; all of them or none."""
-    choice = choose(task.files, task.instruction)
+    choice = choose(task.files, task.instruction, near=task.near)
     regions = list(choice.regions)
     if not regions or not choice.sure:
         regions = (yield from _pointed(task, told)) or regions

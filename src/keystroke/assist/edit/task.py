@@ -41,6 +41,7 @@ class EditTask:
     instruction: str
     region: Region | None = None
     rules: str = ""
+    near: tuple[str, int] | None = None  # a file and a line (from 0): where the user's cursor stands
 
     def __post_init__(self) -> None:
         if not self.instruction.strip():
