@@ -60,6 +60,9 @@ class Answer(ABC):
         """Go on with `line` as the next thing the user said. `messages` is the conversation so far, the part
         of this answer already given included. Called by the thread that iterates."""
 
+    def cut(self) -> None:  # noqa: B027 - what is merely not pulled any further needs no end
+        """No more will be asked of this answer."""
+
     @abstractmethod
     def report(self) -> Report: ...
 

@@ -32,7 +32,8 @@ def open_writer(name: str | None, run: Invocation, interrupt: Interrupt) -> Iter
     chosen = params(run.settings, max_tokens=None, temperature=None, seed=None)
     with open_speaker(name or required(Role.DEEP, run.settings), run) as speaker:
         if isinstance(speaker, RemoteSpeaker):
-            yield RemoteWriter(speaker.model, chosen, interrupt)
+            remote = speaker.model.model
+            yield RemoteWriter(speaker.model, chosen, interrupt, f"{remote.endpoint.base_url}#{remote.name}")
             return
         if not isinstance(speaker, LocalSpeaker):
             raise UsageError(f"{speaker.name} cannot write edits; choose another model")
@@ -49,3 +50,20 @@ def open_writer(name: str | None, run: Invocation, interrupt: Interrupt) -> Iter
                 f"closely{hint}"
             )
         yield ModelWriter(model, chosen, interrupt)
+
+
+def knows_blocks(writer: Writer, run: Invocation) -> bool:
+    """Whether the model behind a writer writes search/replace blocks: what its card says (`"edits": "blocks"`
+    or "regions"), no if it is small, else a probe the first time."""
+    from keystroke.assist.edit.probe import writes_blocks
+    from keystroke.engine.card import card_value
+
+    if isinstance(writer, ModelWriter):
+        model = writer.model
+        said = card_value(model.path, "edits") if model.path is not None else None
+        if said in ("blocks", "regions"):
+            return said == "blocks"
+        if model.engine.info.parameters < SMALL:
+            return False
+    name = getattr(writer, "name", "")
+    return bool(name) and writes_blocks(writer, name, run.settings.paths.cache)
