@@ -40,6 +40,7 @@ class Trial:
     name: str = ""
     title: str = ""  # of the fix, where a rule has several
     seen: str = ""  # where set, only what this pattern finds in a harmless result must stay the same
+    setup: str = ""  # JavaScript: what stands before the program
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -118,7 +119,7 @@ def outcomes(trials: Sequence[Trial]) -> list[Outcome]:
         if not ready:
             continue
         jobs = [
-            Job(text, item.trial.driver, item.trial.inputs)
+            Job(text, item.trial.driver, item.trial.inputs, item.trial.setup)
             for item in ready
             for text in (item.trial.program, item.fixed or "")
         ]
@@ -136,6 +137,7 @@ class Job:
     program: str
     driver: str
     inputs: tuple[str, ...]
+    setup: str = ""
 
 
 def _run(
@@ -248,7 +250,8 @@ for at, inputs in enumerate(asked["inputs"]):
 print(json.dumps(results))
 """
 
-_SCRIPT_MAIN = """{program}
+_SCRIPT_MAIN = """{setup}
+{program}
 {driver}
 (async () => {{
   const given = JSON.parse(require("fs").readFileSync(0, "utf8"));
@@ -266,7 +269,9 @@ def _listed(command: list[str], name: str, main: str, job: Job) -> list[str]:
     """One process for all inputs of a job; its last line is the list of results."""
     with tempfile.TemporaryDirectory(prefix="trial-") as place:
         folder = Path(place)
-        (folder / name).write_text(main.format(program=job.program, driver=job.driver), encoding="utf-8")
+        (folder / name).write_text(
+            main.format(setup=job.setup, program=job.program, driver=job.driver), encoding="utf-8"
+        )
         code, out, err = _run(command, folder, json.dumps(job.inputs))
         try:
             got = json.loads(out.strip().rsplit("\n", 1)[-1])

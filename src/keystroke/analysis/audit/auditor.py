@@ -343,7 +343,7 @@ class LiveAudit:
                     continue
                 if errors is None:
                     errors = _errors(_parse(source, self.language))
-                if self._silenced(match, repair, source, env, errors):
+                if self._silenced(match, matches, repair, source, env, errors):
                     edits = tuple(
                         Edit(edit.start - shift, edit.end - shift, edit.text) for edit in repair.edits
                     )
@@ -368,8 +368,10 @@ class LiveAudit:
             match, self.language, source, self._imports | imported(source, self.language), self._lowering.expr
         )
 
-    def _silenced(self, match: Match, repair: Repair, source: str, env: Env, errors: int) -> bool:
-        """Whether the rule is silent on the fixed text and the text parses no worse: no proof, a condition."""
+    def _silenced(
+        self, match: Match, matches: list[Match], repair: Repair, source: str, env: Env, errors: int
+    ) -> bool:
+        """Whether the rule is silent on the fixed text, which parses no worse. No proof: a condition."""
         try:
             fixed = apply_edits(source, repair.edits)
         except InputError:
@@ -379,13 +381,14 @@ class LiveAudit:
             name = bound_name(need, self.language)
             if name:
                 known[name] = Value(path=_meant(need, self.language))
-        matches, _, root = self._walk(fixed, known, 0)
+        left, _, root = self._walk(fixed, known, 0)
         if _errors(root) > errors:
             return False
         start = min(match.start, repair.edits[0].start)
-        end = max(match.end, repair.edits[-1].end) + sum(edit.delta for edit in repair.edits)
-        return not any(
-            other.rule.id == match.rule.id and other.start < end and other.end > start for other in matches
+        end = max(match.end, repair.edits[-1].end)
+        longer = sum(edit.delta for edit in repair.edits)
+        return _count(left, match, start, end + longer, match.end + longer) < _count(
+            matches, match, start, end, match.end
         )
 
     def _place(self, found: _Found, at: int) -> Finding:
@@ -457,6 +460,18 @@ def _parse(source: str, language: str) -> ir.Syntax:
 
 def _errors(root: ir.Syntax) -> int:
     return len(root.find_all(kind="ERROR"))
+
+
+def _count(matches: list[Match], about: Match, start: int, end: int, last: int) -> int:
+    """How often the same weakness is said of a span; of a chain of calls, the one that ends at `last` counts."""
+    return sum(
+        match.rule.id == about.rule.id
+        and match.cwe == about.cwe
+        and match.start < end
+        and match.end > start
+        and match.end >= last
+        for match in matches
+    )
 
 
 def _distinct(matches: list[Match]) -> list[Match]:

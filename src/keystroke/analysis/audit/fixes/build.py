@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from keystroke.analysis.audit.fixes import paths, shell, small, sql, templates, wrapping
+from keystroke.analysis.audit.fixes import java, paths, scripts, shell, small, sql, templates, wrapping
 from keystroke.analysis.audit.fixes.site import Repair, Site
 from keystroke.analysis.audit.rules.catalog import FixSpec
 
@@ -22,7 +22,24 @@ FIXERS: dict[str, Fixer] = {
     "shell-arguments": shell.exec_file,
     "shell-positional": shell.positional,
     "wrap": wrapping.wrapped,
+    "wrap-assigned": wrapping.wrapped_assigned,
+    "told-nothing": small.told_nothing,
+    "checked-again": small.checked_again,
     "anchor": paths.anchored,
+    "text-property": scripts.text_property,
+    "text-method": scripts.text_method,
+    "options": scripts.options,
+    "text-values": scripts.text_values,
+    "guarded-key": scripts.guarded_key,
+    "every-match": scripts.every_match,
+    "random-number": scripts.random_number,
+    "buffer-from": scripts.buffer_from,
+    "last-dropped": scripts.last_dropped,
+    "java-parameters": java.parameters,
+    "insert-before": java.inserted,
+    "closed-parser": java.closed_parser,
+    "exec-words": java.exec_words,
+    "temporary": java.temporary,
     "mask": small.masked,
     "change": small.changed,
     "xpath-variables": small.xpath_variables,

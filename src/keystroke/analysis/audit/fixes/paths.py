@@ -28,14 +28,11 @@ def anchored(site: Site, spec: FixSpec) -> Repair | None:
     """Every foreign name behind a folder in the path that is used."""
     edits: list[Edit] = []
     needs: list[str] = []
-    for node in _paths(site):
-        value = site.value(node)
-        if value.level <= LOCAL or value.numeric or value.safe("path"):
+    joined = _joined(site, site.match.node) is not None
+    for node in [site.match.node] if joined else _paths(site):
+        if not joined and not _open(site, node):
             continue
-        names = _names(site, site_value(site, node))
-        if not names:
-            return None
-        for name, known in names:
+        for name, known in _names(site, site_value(site, node)) or ():
             step = _anchor(site, name, known)
             if step is None:
                 return None
@@ -130,8 +127,13 @@ _CALLS = ("call", "call_expression", "method_invocation", "object_creation_expre
 
 
 def _open(site: Site, node: ir.Syntax) -> bool:
+    if "zip-slip" in site.match.rule.id:  # what an archive says of its entries
+        return _ENTRY.search(node.text()) is not None
     value = site.value(node)
     return value.level > LOCAL and not value.numeric and not value.safe("path")
+
+
+_ENTRY = re.compile(r"(?i)entry|header|getName\(\)|\.name\b|filename")
 
 
 def _anchor(site: Site, node: ir.Syntax, known: bool) -> tuple[list[Edit], list[str]] | None:

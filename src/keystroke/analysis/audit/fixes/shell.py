@@ -25,7 +25,7 @@ _AGAIN = re.compile(
 _WORDS = re.compile(
     r"(?i)(?:^|_)(?:args?|argv|arguments|options?|opts|flags?|params|cmd|command|extra|query)s?$|cmd|command"
 )
-_META = re.compile(r"[$`\"'\\|&;<>()*?\[\]#~!{}\n\r=%^]")
+_META = re.compile(r"[$`\"'\\|&;<>()*?\[\]#~!{}\n\r=^]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,14 +181,14 @@ def words(site: Site, text: Composition) -> list[str] | None:
             if atom.format or _several(source):
                 return None
             flush()
-            out[-1].append(source if atom.form != "inside" or not out[-1] else source)
+            out[-1].append(source)
         elif atom.text in "'\"" and (not quote or quote == atom.text):
             quote = "" if quote else atom.text
         elif atom.text.isspace() and not quote:
             flush()
             if out[-1]:
                 out.append([])
-        elif _META.search(atom.text) and not (atom.text in "=%~" and out[-1] + [constant] != [""]):
+        elif _META.search(atom.text) and not (atom.text in "=~" and out[-1] + [constant] != [""]):
             return None
         else:
             constant += atom.text
@@ -257,17 +257,10 @@ def _bare(node: ir.Syntax) -> ir.Syntax:
 
 def positional(site: Site, spec: FixSpec) -> Repair | None:
     """`sh -c "tool " + value` as `sh -c 'tool "$1"' sh value`: the shell takes the value for one word."""
-    given = site.arguments()
-    at = next(
-        (
-            number
-            for number, node in enumerate(given[:-1])
-            if re.fullmatch(r"[\"'](?:/bin/|/usr/bin/)?(?:ba|da|z|k)?sh[\"']", node.text())
-        ),
-        None,
-    )
-    if at is None or len(given) != at + 3 or given[at + 1].text() not in ('"-c"', "'-c'"):
+    given = _shell_call(site)
+    if given is None:
         return None
+    at = 0
     text = command(site, given[at + 2])
     if text is None:
         return None
@@ -304,3 +297,24 @@ def positional(site: Site, spec: FixSpec) -> Repair | None:
         edits += [*text.unwrap, *text.undouble]
     end = span(given[at + 2])[1]
     return Repair((*edits, Edit(end, end, f', "sh", {", ".join(values)}')))
+
+
+_SHELL = re.compile(r"[\"'](?:/bin/|/usr/bin/)?(?:ba|da|z|k)?sh[\"']")
+_BEHIND = ("object", "arrow_function", "function_expression", "null_literal")
+
+
+def _shell_call(site: Site) -> list[ir.Syntax] | None:
+    """The shell, "-c" and its command, where a call gets exactly these in a row."""
+    found: list[ir.Syntax] = []
+    for node in site.arguments():
+        inner = node.field("value") if node.kind() == "array_creation_expression" else node
+        if inner is not None and inner.kind() in ("array", "list", "array_initializer"):
+            found += [child for child in inner.children() if child.is_named()]
+        else:
+            found.append(node)
+    at = next((number for number, node in enumerate(found) if _SHELL.fullmatch(node.text())), None)
+    if at is None or len(found) < at + 3 or found[at + 1].text().strip("\"'") != "-c":
+        return None
+    if len(found) > at + 3 and found[at + 3].kind() not in _BEHIND:
+        return None
+    return found[at : at + 3]

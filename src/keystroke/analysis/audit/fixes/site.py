@@ -55,6 +55,9 @@ _FUNCTIONS = frozenset(
         "func_literal",
     }
 )
+_CALLS = frozenset(
+    {"call", "call_expression", "method_invocation", "object_creation_expression", "new_expression"}
+)
 _READ = {"javascript": ("identifier", "shorthand_property_identifier")}
 _STEADY = frozenset(
     {
@@ -113,6 +116,9 @@ class Site:
 
     @property
     def call(self) -> ir.Call | None:
+        """The call that the match is about; one found by its syntax is lowered here."""
+        if self.match.subject is None and self.match.node.kind() in _CALLS:
+            self.match.subject = self.lower(self.match.node)
         return self.match.subject if isinstance(self.match.subject, ir.Call) else None
 
     @property
@@ -135,7 +141,9 @@ class Site:
         call = self.call
         if call is None:
             return []
-        listed = call.node.field("arguments")
+        listed = call.node.field("arguments") or next(
+            (child for child in call.node.children() if child.kind() == "argument_list"), None
+        )
         if listed is None:
             return []
         return [
@@ -241,7 +249,7 @@ class Site:
         place, value = found[0]
         if value is None or span(place)[1] > span(name)[0]:
             return None
-        if len(self.reads(word, scope)) != 1:
+        if len([node for node in self.reads(word, scope) if not _told(node)]) != 1:
             return None
         return value
 
@@ -275,6 +283,22 @@ class Site:
             return False
         left, right = one.parent(), other.parent()
         return left is not None and right is not None and span(left) == span(right)
+
+
+_TELLS = re.compile(
+    r"^(?:print|System\.(?:out|err)\.print\w*|console\.\w+|fmt\.Print\w*|log\.\w+|(?:\w+\.)*[lL]ogg?(?:er|ing)?\.\w+|LOG(?:GER)?\.\w+)\($"
+)
+
+
+def _told(node: ir.Syntax) -> bool:
+    """Whether a variable is only printed or logged here."""
+    parent = node.parent()
+    if parent is None or parent.kind() not in ("argument_list", "arguments"):
+        return False
+    call = parent.parent()
+    if call is None:
+        return False
+    return _TELLS.match(call.text()[: span(parent)[0] - span(call)[0] + 1]) is not None
 
 
 _BLOCKS = frozenset(

@@ -174,3 +174,54 @@ def random_source(site: Site, spec: FixSpec) -> Repair | None:
 _DRAWS = frozenset(
     {"random", "randint", "randrange", "choice", "choices", "sample", "uniform", "getrandbits", "randbytes"}
 )
+
+
+_ERROR = re.compile(r"^(?:@error|err|error|exception)(?:\.stack|\.toString\(\))?$")
+_THROWN = re.compile(
+    r"^(?:e|ex|err|exception)\.(?:getMessage|toString|getStackTrace|getLocalizedMessage)\(\)$"
+)
+
+
+def told_nothing(site: Site, spec: FixSpec) -> Repair | None:
+    """An error in an answer, replaced by a sentence that tells nothing of the inside."""
+    edits: list[Edit] = []
+    for node in site.arguments():
+        text = compose(node, site.language, site.text)
+        if text is not None:
+            for at, hole in enumerate(text.atoms):
+                if isinstance(hole, Hole) and _is_error(site, hole.node):
+                    step = text.substitute(at, at, "internal error")
+                    if step is None:
+                        return None
+                    edits += step
+            continue
+        edits += [
+            Edit(*span(held), '"Internal Server Error"') for held in _values(node) if _is_error(site, held)
+        ]
+    return Repair(tuple(edits)) if edits else None
+
+
+def _is_error(site: Site, node: ir.Syntax) -> bool:
+    if node.kind() == "method_invocation":
+        return _THROWN.match(node.text()) is not None
+    return (
+        node.kind() in ("identifier", "member_expression") and _ERROR.match(site.value(node).path) is not None
+    )
+
+
+def _values(node: ir.Syntax) -> list[ir.Syntax]:
+    """The values of an object literal, or the expression itself."""
+    if node.kind() != "object":
+        return [node]
+    pairs = [pair.field("value") for pair in node.children() if pair.kind() == "pair"]
+    return [value for value in pairs if value is not None]
+
+
+_OPPOSITE = {"false": "true", "False": "True", '"0"': '"1"', "'0'": "'1'", "0": "1"}
+
+
+def checked_again(site: Site, spec: FixSpec) -> Repair | None:
+    """A check that an assignment switched off, switched on."""
+    right = site.match.node.field("right") if site.call is None else None
+    opposite = _OPPOSITE.get(right.text()) if right is not None else None
+    return Repair((Edit(*span(right), opposite),)) if opposite else None

@@ -85,7 +85,9 @@ _LISTED = re.compile(r"(?is)\binsert\s+(?:or\s+\w+\s+)?into\b[^;]*\bvalues\s*\((
 _ENDED = re.compile(
     r"\s*(?:$|[,;)]|--|\s(?i:and|or|order|group|limit|offset|where|union|having|returning|on)\b)"
 )
-_WORDS = re.compile(r"(?i)\b(?:select|insert|update|delete|replace|merge|with|call|exec|create|drop|alter)\b")
+_WORDS = re.compile(
+    r"(?i)\b(?:select|insert|update|delete|replace|merge|with|call|exec|create|drop|alter|from)\b"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,7 @@ def parameters(site: Site, spec: FixSpec) -> Repair | None:
         return None
     if span(written) != span(wrapped or holder) and not _still(site, statement):
         return None
-    mark = _mark(site, wrapped is not None)
+    mark = _mark(site, wrapped is not None) or ("?" if spec.suggest else None)
     if mark is None:
         return None
     bound = values_of(site, statement)

@@ -104,15 +104,19 @@ class Composition:
             if start <= last and stop > first:
                 if operand.inner is not None and not placed:
                     # The literal holds the text where what it covered stood.
-                    if not _spells(text, operand.quote):
+                    spelled = _spelled(text, operand.quote)
+                    if spelled is None:
                         return None
-                    edits.append(Edit(covered[0].start, covered[-1].end, text))
+                    edits.append(Edit(covered[0].start, covered[-1].end, spelled))
                     placed = True
                 elif operand.inner is None and not placed:
-                    if previous is None or previous.inner is None or not _spells(text, previous.quote):
+                    if previous is None or previous.inner is None:
+                        return None
+                    spelled = _spelled(text, previous.quote)
+                    if spelled is None:
                         return None
                     at = previous.inner[1]
-                    edits += [Edit(at, at, text), Edit(previous.end, operand.end, "")]
+                    edits += [Edit(at, at, spelled), Edit(previous.end, operand.end, "")]
                     placed = True
                 elif len(covered) == len(operand.atoms) and previous is not None:
                     edits.append(Edit(previous.end, operand.end, ""))
@@ -124,9 +128,13 @@ class Composition:
         return _merged(edits) if placed else None
 
 
-def _spells(text: str, quote: str) -> bool:
-    """Whether a literal with this quote can hold the text as it is."""
-    return "\\" not in text and "\n" not in text and (not quote or quote[-1] not in text)
+def _spelled(text: str, quote: str) -> str | None:
+    """The text as a literal with this quote spells it; None where that is not known."""
+    if "\\" in text or "\n" in text or (quote == "`" and "`" in text):
+        return None
+    if len(quote) == 1 and quote in "\"'":
+        return text.replace(quote, f"\\{quote}")
+    return None if quote and quote[-1] in text else text
 
 
 def _merged(edits: list[Edit]) -> list[Edit]:

@@ -55,6 +55,11 @@ def wrapped(site: Site, spec: FixSpec) -> Repair | None:
     return Repair(tuple(dict.fromkeys(edits)))
 
 
+def wrapped_assigned(site: Site, spec: FixSpec) -> Repair | None:
+    """The same for what is assigned."""
+    return wrapped(site, spec) if site.call is None else None
+
+
 def _subjects(site: Site, spec: FixSpec) -> list[ir.Syntax]:
     """The expressions that reach the sink: chosen arguments, the value assigned, or the value returned."""
     if site.call is not None:
@@ -86,7 +91,7 @@ def _wrap(site: Site, spec: FixSpec, node: ir.Syntax) -> list[Edit] | None:
         if text is None:
             return None
     if text is None:
-        if site.value(node).built or node.kind() in _PUT_TOGETHER or spec.context == "ldap":
+        if site.value(node).built or node.kind() in _PUT_TOGETHER or spec.context in ("ldap", "joined"):
             return None  # put together from parts of our own that must stay as they are
         return _around(site, spec, node, Hole(node, *span(node), "operand"), "")
     edits: list[Edit] = []

@@ -318,6 +318,8 @@ class Expressions(Calls):
             else:
                 folded = fold(expr.op, old.const, value.const, self.family)
                 value = constant(folded) if folded is not UNKNOWN else self.ranged(expr.op, [old, value])
+        elif self.family == "java" and isinstance(expr.target, ir.Name) and expr.target.id in self.kinds:
+            value = self.declared(self.kinds[expr.target.id], value)
         self.assign(expr.target, value, expr.node)
         return value
 

@@ -62,7 +62,8 @@ def replaced(pattern: Value, family: str) -> frozenset[str]:
         if re.fullmatch(r"\[(?:[^\]\\]|\\.)*\][+*]?|\\?.(?:\|\\?.)*|\\[rn](?:\|\\[rn])*", body) is None:
             return frozenset()
         inside = body.replace("\\n", "\n").replace("\\r", "\r")
-        return frozenset(use for part, uses in _REFUSED.items() if part in inside for use in uses)
+        literal = frozenset({"regex"}) if all(mark in inside for mark in "*+?([") else frozenset()
+        return literal.union(use for part, uses in _REFUSED.items() if part in inside for use in uses)
     return refused(body) if family != "javascript" else frozenset()
 
 

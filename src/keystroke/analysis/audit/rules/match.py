@@ -266,13 +266,14 @@ class Matcher(Listener):
     ) -> None:
         if self.flow is not None and self.flow.quiet:
             return
+        here: ir.Syntax | None = node
         if self.elsewhere is not None:  # in a function called: said at the call, unless it is said there
             node, known = self.elsewhere
             if rule.id in known:
                 return
-            subject, args = None, []
+            subject, args, here = None, [], None
         span = node.range()
-        self.place(rule, when, span.start.index, span.end.index, value, subject, args, message, origin, node)
+        self.place(rule, when, span.start.index, span.end.index, value, subject, args, message, origin, here)
 
     def place(
         self,
