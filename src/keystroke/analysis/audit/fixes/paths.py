@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from keystroke.analysis.audit.fixes.site import Repair, Site, span
-from keystroke.analysis.audit.fixes.sql import is_text, site_value
+from keystroke.analysis.audit.fixes.sql import is_text
 from keystroke.analysis.audit.fixes.text_parts import Hole, compose
 from keystroke.analysis.audit.flow.values import LOCAL
 from keystroke.analysis.audit.rules.catalog import FixSpec
@@ -32,13 +32,23 @@ def anchored(site: Site, spec: FixSpec) -> Repair | None:
     for node in [site.match.node] if joined else _paths(site):
         if not joined and not _open(site, node):
             continue
-        for name, known in _names(site, site_value(site, node)) or ():
+        for name, known in _names(site, _written(site, node)) or ():
             step = _anchor(site, name, known)
             if step is None:
                 return None
             edits += step[0]
             needs += step[1]
     return Repair(tuple(dict.fromkeys(edits)), tuple(dict.fromkeys(needs))) if edits else None
+
+
+def _written(site: Site, node: ir.Syntax) -> ir.Syntax:
+    """The expression a path was given by: kept inside its folder there, it is so wherever it is used."""
+    if site.family == "java" and node.kind() == "method_invocation" and node.field("object") is not None:
+        if node.text().endswith((".toPath()", ".getPath()", ".getAbsolutePath()", ".toFile()")):
+            node = node.field("object")
+    if node.kind() == "identifier":
+        return site.definition(node, many=True) or node
+    return node
 
 
 def _paths(site: Site) -> list[ir.Syntax]:

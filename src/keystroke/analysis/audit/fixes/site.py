@@ -237,8 +237,8 @@ class Site:
             if node.text() == name and span(node)[0] not in given
         ]
 
-    def definition(self, name: ir.Syntax) -> ir.Syntax | None:
-        """The expression a variable stands for: given once, used only here, and the same in both places."""
+    def definition(self, name: ir.Syntax, many: bool = False) -> ir.Syntax | None:
+        """The expression a variable stands for: given once and, unless `many`, used only here."""
         if name.kind() != "identifier":
             return None
         scope = self.function(name)
@@ -249,7 +249,7 @@ class Site:
         place, value = found[0]
         if value is None or span(place)[1] > span(name)[0]:
             return None
-        if len([node for node in self.reads(word, scope) if not _told(node)]) != 1:
+        if not many and len([node for node in self.reads(word, scope) if not _told(node)]) != 1:
             return None
         return value
 

@@ -317,7 +317,15 @@ def is_text(site: Site, node: ir.Syntax) -> bool:
         )
     if site.family == "javascript":
         return _declared(site, node, r"string")
+    if site.family == "go":
+        return _GO_TEXT.search(value.path) is not None or _declared(site, node, r"string")
     return False
+
+
+_GO_TEXT = re.compile(
+    r"\.(?:Get|FormValue|PostFormValue|PathValue|Query|Param|Params|PostForm|DefaultQuery|QueryParam|Referer|UserAgent"
+    r"|GetHeader|ReadString|Text|Getenv|Sprintf|TrimSpace|ToLower|ToUpper)\(\)$"
+)
 
 
 def _declared(site: Site, node: ir.Syntax, kind: str) -> bool:
@@ -328,6 +336,8 @@ def _declared(site: Site, node: ir.Syntax, kind: str) -> bool:
     scope = site.function(node).text()
     if site.family == "java":
         return re.search(rf"\b{kind}\s+{name}\b", scope) is not None
+    if site.family == "go":
+        return re.search(rf"\b{name}(?:\s*,\s*\w+)*\s+{kind}\b", scope) is not None
     return re.search(rf"\b{name}\s*\??:\s*(?:Optional\[)?{kind}\b", scope) is not None
 
 

@@ -162,6 +162,15 @@ def compose(node: ir.Syntax, language: str, text: str) -> Composition | None:
     return Composition(node, start, end, operands)
 
 
+def compose_format(
+    node: ir.Syntax, held: ir.Syntax, values: list[ir.Syntax], language: str, text: str
+) -> Composition | None:
+    """The text a call such as `printf` makes of its format `held` and the values behind it."""
+    reader = _Reader(language, text)
+    constant = reader.constant(held)
+    return reader.marked(node, constant, values, {}, [], _PERCENT) if constant is not None else None
+
+
 class _Reader:
     def __init__(self, language: str, text: str) -> None:
         self.language, self.source = language, text

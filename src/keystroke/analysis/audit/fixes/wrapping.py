@@ -10,7 +10,7 @@ import re
 
 from keystroke.analysis.audit.fixes.site import Repair, Site, span
 from keystroke.analysis.audit.fixes.sql import is_text
-from keystroke.analysis.audit.fixes.text_parts import Composition, Hole, compose
+from keystroke.analysis.audit.fixes.text_parts import Composition, Hole, compose, compose_format
 from keystroke.analysis.audit.flow.values import CONSTANT, LOCAL
 from keystroke.analysis.audit.rules.catalog import FixSpec
 from keystroke.analysis.audit.source import ir
@@ -43,16 +43,26 @@ def _fits(context: str, before: str) -> bool:
 def wrapped(site: Site, spec: FixSpec) -> Repair | None:
     """Every foreign part of what the match is about, wrapped as the rule says."""
     edits: list[Edit] = []
-    for node in _subjects(site, spec):
-        if not _open(site, node):
-            continue
-        step = _wrap(site, spec, node)
-        if step is None:
-            return None
-        edits += step
-    if not edits:
-        return None
-    return Repair(tuple(dict.fromkeys(edits)))
+    if site.method in _PRINTS:
+        edits = _printed(site, spec) or []
+    else:
+        for node in _subjects(site, spec):
+            if _open(site, node):
+                edits += _wrap(site, spec, node) or []  # what is left open is said again, and then no fix
+    return Repair(tuple(dict.fromkeys(edits))) if edits else None
+
+
+_PRINTS = {"Fprintf": 1, "Printf": 0, "Infof": 0, "Errorf": 0, "printf": 0, "format": 0}
+
+
+def _printed(site: Site, spec: FixSpec) -> list[Edit] | None:
+    """The values of a format, each where the format puts it."""
+    given = site.arguments()
+    at = _PRINTS[site.method]
+    if len(given) <= at + 1:
+        return _wrap(site, spec, given[at]) if len(given) == at + 1 else None
+    text = compose_format(site.match.node, given[at], given[at + 1 :], site.language, site.text)
+    return _wrap_parts(site, spec, text) if text is not None else None
 
 
 def wrapped_assigned(site: Site, spec: FixSpec) -> Repair | None:
@@ -84,6 +94,8 @@ def _open(site: Site, node: ir.Syntax) -> bool:
 
 
 def _wrap(site: Site, spec: FixSpec, node: ir.Syntax) -> list[Edit] | None:
+    if site.family == "go" and re.match(r"\[\]byte\(", node.text()):
+        node = _operand(node)
     text = compose(node, site.language, site.text)
     if text is None and node.kind() == "identifier" and site.value(node).built:
         defined = site.definition(node)
@@ -94,6 +106,20 @@ def _wrap(site: Site, spec: FixSpec, node: ir.Syntax) -> list[Edit] | None:
         if site.value(node).built or node.kind() in _PUT_TOGETHER or spec.context in ("ldap", "joined"):
             return None  # put together from parts of our own that must stay as they are
         return _around(site, spec, node, Hole(node, *span(node), "operand"), "")
+    return _wrap_parts(site, spec, text)
+
+
+def _operand(node: ir.Syntax) -> ir.Syntax:
+    """Go: the text whose bytes are taken."""
+    held = node.field("operand")
+    listed = node.field("arguments")
+    if held is None and listed is not None:
+        inner = [child for child in listed.children() if child.is_named()]
+        held = inner[0] if len(inner) == 1 else None
+    return held if held is not None else node
+
+
+def _wrap_parts(site: Site, spec: FixSpec, text: Composition) -> list[Edit] | None:
     edits: list[Edit] = []
     skeleton = text.skeleton
     for at, hole in enumerate(text.atoms):
@@ -128,6 +154,8 @@ def _quote_of(text: Composition, hole: Hole) -> str:
 def _around(site: Site, spec: FixSpec, node: ir.Syntax, hole: Hole, quote: str) -> list[Edit] | None:
     known = hole.text or is_text(site, node)
     template = spec.wrap_text if known and spec.wrap_text else spec.wrap
+    if not template:
+        return None  # only a text can be escaped, and this may be something else
     source = site.source(node)
     if "\n" in source or _whole_request(source):
         return None
