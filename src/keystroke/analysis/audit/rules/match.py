@@ -7,14 +7,14 @@ conditions of the values, and keeps one match per rule and place. It edits nothi
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
 
 from keystroke.analysis.audit.finding import Severity
-from keystroke.analysis.audit.flow.data_flow import CallEvent, Flow, Listener, key_of
-from keystroke.analysis.audit.flow.values import Value
+from keystroke.analysis.audit.flow.data_flow import CallEvent, ExhaustedError, Flow, Listener, key_of
+from keystroke.analysis.audit.flow.values import REMOTE, Value
 from keystroke.analysis.audit.rules.catalog import Rule, When, load_rules
 from keystroke.analysis.audit.rules.conditions import satisfies
 from keystroke.analysis.audit.rules.triggers import WORD
@@ -33,6 +33,8 @@ class Match:
     subject: ir.Expr | None  # what a fix works on
     value: Value | None
     args: list[Value]
+    node: ir.Syntax = None  # where it was found
+    evaluate: Callable[[ir.Expr], Value] = lambda _: Value(level=REMOTE)  # what was known there
 
 
 class Index:
@@ -264,13 +266,14 @@ class Matcher(Listener):
     ) -> None:
         if self.flow is not None and self.flow.quiet:
             return
+        here: ir.Syntax | None = node
         if self.elsewhere is not None:  # in a function called: said at the call, unless it is said there
             node, known = self.elsewhere
             if rule.id in known:
                 return
-            subject, args = None, []
+            subject, args, here = None, [], None
         span = node.range()
-        self.place(rule, when, span.start.index, span.end.index, value, subject, args, message, origin)
+        self.place(rule, when, span.start.index, span.end.index, value, subject, args, message, origin, here)
 
     def place(
         self,
@@ -283,6 +286,7 @@ class Matcher(Listener):
         args: list[Value] | None = None,
         message: str = "",
         origin: str = "",
+        node: ir.Syntax = None,
     ) -> None:
         self.heard += 1
         key = (rule.id, start)
@@ -299,10 +303,30 @@ class Matcher(Listener):
             subject,
             value,
             args or [],
+            node,
         )
+        if rule.fixes and self.flow is not None:
+            self.matches[key].evaluate = _snapshot(self.flow)
 
     def source(self, root: Any, text: str) -> None:
         """Checks of the text itself."""
+
+
+def _snapshot(flow: Flow) -> Callable[[ir.Expr], Value]:
+    """A function that evaluates expressions with what the walk knows now."""
+    env, functions = dict(flow.env), list(flow.functions)
+
+    def evaluate(expr: ir.Expr) -> Value:
+        held = flow.env, flow.functions, flow.steps, flow.memo
+        flow.env, flow.functions, flow.memo = dict(env), list(functions), None
+        try:
+            return flow.eval_quiet(expr)
+        except (ExhaustedError, RecursionError):
+            return Value(level=REMOTE)
+        finally:
+            flow.env, flow.functions, flow.steps, flow.memo = held
+
+    return evaluate
 
 
 __all__ = ["Index", "Match", "Matcher", "index_of", "key_of", "satisfies"]
