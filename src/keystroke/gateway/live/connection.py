@@ -42,6 +42,7 @@ log = logging.getLogger("keystroke.live")
 
 BUFFERS = 256  # open at a time on one connection
 CHARACTERS = 64 << 20  # of all buffers of a connection together
+COPIED = 64 << 20  # characters that the edits of one change may copy: some 20 ms of the event loop
 RULES_SECONDS = 2.0  # that reading a project's rules may take
 _LARGEST_IMPORT = 256 * 1024
 _RECENT = 4
@@ -198,6 +199,7 @@ class LiveConnection:
             return
         try:
             edits = [Edit(d.start, d.end, d.text) for d in request.edits]
+            self._check_size(buffer, edits)
             buffer.change(edits, request.version, request.cursor)
         except InputError as error:
             self._fail(error, request)
@@ -205,6 +207,22 @@ class LiveConnection:
             return
         if buffer.path and edits:
             self._remember(buffer, edits[-1])
+
+    def _check_size(self, buffer: LiveBuffer, edits: Sequence[Edit]) -> None:
+        """Refuse, as InputError, what opening would have refused, and what would hold up everybody else:
+        each edit copies the text once."""
+        added = sum(len(edit.text) for edit in edits)
+        if sum(len(b.text) for b in self._buffers.values()) + added > CHARACTERS:
+            raise InputError(
+                f"The open buffers would hold more than {CHARACTERS:,} characters; close one first.",
+                param="edits",
+            )
+        if len(edits) > 1 and len(edits) * (len(buffer.text) + added) > COPIED:
+            raise InputError(
+                f"{len(edits):,} edits of {len(buffer.text):,} characters are too many at once; "
+                "open the buffer again with its new text.",
+                param="edits",
+            )
 
     def _close(self, name: str) -> None:
         buffer = self._buffers.pop(name, None)
