@@ -23,10 +23,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 
 from keystroke.config import load_settings
 from keystroke.engine.base import Interrupt
@@ -337,7 +337,7 @@ def main() -> None:
         candidate = engine.logprobs(tokens[:384])
         quality[f"keystroke {name}"] = float((np.exp(reference) * (reference - candidate)).sum(axis=1).mean())
 
-    machine = f"{platform.machine()}, {threads} threads · onnxruntime {onnxruntime.__version__}"
+    machine = f"{platform.machine()}, {threads} threads · onnxruntime {version('onnxruntime')}"
     print(f"SmolLM2-135M-Instruct · {machine}\n")
     print(f"{'engine':28} {'decode tok/s':>12} {'prefill tok/s':>13} {'KL to fp32':>11}")
     for name, values in decode.items():
