@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from threading import current_thread, main_thread
 
@@ -10,6 +11,9 @@ from hypothesis import settings
 # A loaded machine is slow, not wrong: examples have no time limit of their own.
 settings.register_profile("keystroke", deadline=None)
 settings.load_profile("keystroke")
+
+# Tests that import ONNX Runtime by themselves do so as the engine does: silenced (engine/onnx/__init__.py).
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 # What a shell puts in the background has Ctrl-C ignored, and hands that on to its children; tests that
 # interrupt a program of ours must find it as it is at a terminal.

@@ -97,6 +97,15 @@ class Cache:
                 f"{self.folder} could not be cleared ({error.strerror or error}); check its permissions"
             ) from error
 
+    def clear(self) -> None:
+        """Remove every entry and every lock that nobody holds; what is being made just now stays."""
+        self.prune()
+        for lock in self.folder.glob(f"*{_LOCK}"):
+            with contextlib.suppress(OSError), FileLock(lock, blocking=False):  # Timeout is an OSError too
+                lock.unlink()
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
+
     def _prune_entries(self, limit: int) -> int:
         freed, kept = 0, 0
         for entry in self.entries():
