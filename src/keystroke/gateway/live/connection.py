@@ -213,8 +213,8 @@ class LiveConnection:
 
     def _entry(self) -> ServedModel:
         """The model that follows keys: the fast one, or any whose engine is here."""
-        entry, _ = self._service.route(AUTO, lambda: Task(Priority.GHOST, here=True))
-        return entry
+        routing = self._service.choose(AUTO, lambda: Task(Priority.GHOST, here=True))
+        return self._service.registry.entries[routing.model]
 
     def _rules(self, request: live.BufferOpen, language: str | None) -> ProjectRules:
         if not self._reads_files or not request.path or not PurePath(request.path).is_absolute():
