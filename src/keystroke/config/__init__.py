@@ -10,6 +10,7 @@ from keystroke.config.sections import (
     PathSettings,
     RemoteSettings,
     ServerSettings,
+    SharingSettings,
     SpeculationSettings,
 )
 from keystroke.config.settings import Origin, Row, Settings, Source
@@ -26,6 +27,7 @@ __all__ = [
     "Row",
     "ServerSettings",
     "Settings",
+    "SharingSettings",
     "Source",
     "SpeculationSettings",
     "load_settings",

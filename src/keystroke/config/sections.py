@@ -232,6 +232,20 @@ class NamedModel:
     cost_per_million_output: float = option(0.0, "price of a million answer tokens", least=0.0, guarded=True)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharingSettings:
+    # On: a model is loaded once for all commands and editors. Guarded: it decides what runs on this machine.
+    enabled: bool = option(True, "commands share one gateway in the background", guarded=True)
+    # Long enough for the next command of somebody at work, short enough to give the memory back.
+    idle_s: float = option(
+        900.0,
+        "the gateway, and models loaded on demand, go this long after their last use",
+        least=0.0,
+        most=604_800,
+        guarded=True,
+    )
+
+
 SECTIONS: dict[str, type] = {
     "model": ModelSettings,
     "engine": EngineSettings,
@@ -241,4 +255,5 @@ SECTIONS: dict[str, type] = {
     "remote": RemoteSettings,
     "server": ServerSettings,
     "assist": AssistSettings,
+    "sharing": SharingSettings,
 }

@@ -25,6 +25,7 @@ from keystroke.config.sections import (
     PathSettings,
     RemoteSettings,
     ServerSettings,
+    SharingSettings,
     SpeculationSettings,
 )
 from keystroke.errors import ConfigError
@@ -77,6 +78,7 @@ class Settings:
     remote: RemoteSettings = field(default_factory=RemoteSettings)
     server: ServerSettings = field(default_factory=ServerSettings)
     assist: AssistSettings = field(default_factory=AssistSettings)
+    sharing: SharingSettings = field(default_factory=SharingSettings)
     models: Mapping[str, NamedModel] = field(default_factory=dict)
     origins: Mapping[str, Origin] = field(default_factory=dict, repr=False, compare=False)
 

@@ -180,6 +180,12 @@ class Session(ABC):
     def length(self) -> int:
         return len(self.tokens)
 
+    @property
+    def resident(self) -> int:
+        """How many of its tokens have their KV. Any thread may ask: it tells how far a long extend has
+        come."""
+        return self.length
+
     extended = Extended(0, 0)  # what the last extend did, as far as it came
 
     @abstractmethod

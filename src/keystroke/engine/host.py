@@ -68,6 +68,10 @@ class HostSession(Session):
     def length(self) -> int:
         return len(self._tokens)
 
+    @property
+    def resident(self) -> int:
+        return self._resident
+
     def extend(self, tokens: Sequence[int], interrupt: Interrupt | None = None) -> Extended:
         self._check_open()
         if len(tokens) > self._context_length:

@@ -13,7 +13,7 @@ import logging
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 
 import uvicorn
 from starlette.applications import Starlette
@@ -44,7 +44,8 @@ SocketHandler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Gateway:
-    """An ASGI application. `sockets` maps a path to whoever serves WebSockets there."""
+    """An ASGI application. `sockets` maps a path to whoever serves WebSockets there; `visit` surrounds every
+    request and socket, for whoever counts them."""
 
     def __init__(
         self,
@@ -74,20 +75,22 @@ class Gateway:
             "/v1/responses": self._serve_socket,
             "/v1/live": self._serve_live,
         }
+        self.visit: Callable[[Scope], AbstractContextManager[None]] = lambda _scope: nullcontext()
         self._socket_limits = socket_limits or SocketLimits(max_frame_bytes=server.max_frame_bytes)
         self._connections: dict[Socket, Caller] = {}
         self._http = self._starlette()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "websocket":
-            await self._http(scope, receive, send)
-            return
-        handler = self.sockets.get(scope["path"])
-        await receive()  # websocket.connect
-        if handler is None:
-            await deny(send, NotFound(f"There is no socket at {scope['path']:.100}."), scope)
-            return
-        await handler(scope, receive, send)
+        with self.visit(scope):
+            if scope["type"] != "websocket":
+                await self._http(scope, receive, send)
+                return
+            handler = self.sockets.get(scope["path"])
+            await receive()  # websocket.connect
+            if handler is None:
+                await deny(send, NotFound(f"There is no socket at {scope['path']:.100}."), scope)
+                return
+            await handler(scope, receive, send)
 
     # Sockets
 
@@ -144,6 +147,8 @@ class Gateway:
             Route("/v1/completions", e.completions, methods=["POST"]),
             Route("/infill", e.infill, methods=["POST"]),
             Route("/v1/models", e.models, methods=["GET"]),
+            Route("/v1/models/load", e.load, methods=["POST"]),
+            Route("/v1/status", e.status, methods=["GET"]),
             Route("/health", e.health, methods=["GET"]),
             Route("/metrics", e.metrics, methods=["GET"]),
             Route("/openapi.json", e.openapi, methods=["GET"]),

@@ -1,29 +1,31 @@
-"""A gateway that editors share: it says where it is, and leaves when the last of them has gone.
+"""A gateway that editors and commands share: it says where it is, and leaves when the last of them has gone.
 
-Law: an editor is a socket, counted while it is open; running answers count too. The announcement holds the
-key, so it is written for its owner alone, whole or not at all, and it goes when the gateway goes.
+Law: a visitor is a socket or a request, counted while it is open; running answers count too, and asking for
+its health does not. The announcement holds the key, so it is written for its owner alone, whole or not at
+all, and it goes when the gateway goes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope
 
-from keystroke.gateway.app import Gateway, SocketHandler
+from keystroke.gateway.app import Gateway
 
-_FIRST = 30.0  # seconds the first editor may take to come
+_FIRST = 30.0  # seconds the first visitor may take to come
 
 
-def announce(file: Path, url: str, token: str | None) -> None:
+def announce(file: Path, url: str, token: str | None, version: str) -> None:
     """Write the announcement, readable by this user only."""
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     draft = file.with_suffix(f".{os.getpid()}.tmp")
-    body = msgspec.json.encode({"url": url, "pid": os.getpid(), "token": token})
+    body = msgspec.json.encode({"url": url, "pid": os.getpid(), "token": token, "version": version})
     with open(draft, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
         out.write(body)
     os.replace(draft, file)
@@ -39,32 +41,32 @@ def withdraw(file: Path) -> None:
 
 
 class IdleShutdown:
-    """Counts a gateway's sockets, and calls `leave` once none was open for `patience` seconds."""
+    """Counts a gateway's visitors, and calls `leave` once none was there for `patience` seconds."""
 
     def __init__(self, gateway: Gateway, patience: float, leave: Callable[[], None]) -> None:
         self._gateway, self._patience, self._leave = gateway, patience, leave
         self._present = 0
         self._timer: asyncio.TimerHandle | None = None
-        for path, handler in tuple(gateway.sockets.items()):
-            gateway.sockets[path] = self._counted(handler)
+        gateway.visit = self._visit
 
     def begin(self) -> None:
         """Call once the gateway listens."""
         self._wait(max(self._patience, _FIRST))
 
-    def _counted(self, handler: SocketHandler) -> SocketHandler:
-        async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-            self._present += 1
-            if self._timer is not None:
-                self._timer.cancel()
-            try:
-                await handler(scope, receive, send)
-            finally:
-                self._present -= 1
-                if not self._present:
-                    self._wait(self._patience)
-
-        return serve
+    @contextmanager
+    def _visit(self, scope: Scope) -> Iterator[None]:
+        if scope["type"] == "lifespan" or scope["path"] == "/health":
+            yield
+            return
+        self._present += 1
+        if self._timer is not None:
+            self._timer.cancel()
+        try:
+            yield
+        finally:
+            self._present -= 1
+            if not self._present:
+                self._wait(self._patience)
 
     def _wait(self, seconds: float) -> None:
         if self._timer is not None:
@@ -74,7 +76,7 @@ class IdleShutdown:
     def _look(self) -> None:
         if self._present:
             return
-        if self._gateway.service.under_way:
+        if self._gateway.service.under_way or self._gateway.service.registry.loads:
             self._wait(max(self._patience, 1.0))
             return
         self._leave()

@@ -22,6 +22,7 @@ from keystroke.protocol.requests import (
     CreateRequest,
     InfillRequest,
 )
+from keystroke.protocol.status import LoadRequest
 
 T = TypeVar("T")
 
@@ -34,6 +35,7 @@ _CREATE = msgspec.json.Decoder(CreateRequest)
 _CHAT = msgspec.json.Decoder(ChatRequest)
 _COMPLETION = msgspec.json.Decoder(CompletionRequest)
 _INFILL = msgspec.json.Decoder(InfillRequest)
+_LOAD = msgspec.json.Decoder(LoadRequest)
 
 # What a socket reads, for the sentence about an event that it does not.
 _READS = {
@@ -59,6 +61,11 @@ def encode_sse(event: Event) -> bytes:
 def encode_data(body: Any) -> bytes:
     """A body as a nameless server-sent event, the form chat and completion clients read."""
     return b"data: %b\n\n" % _encoder.encode(body)
+
+
+def encode_comment(body: Any) -> bytes:
+    """A body as a comment between server-sent events: only those who look for it see it."""
+    return b": %b\n\n" % _encoder.encode(body)
 
 
 SSE_DONE = b"data: [DONE]\n\n"
@@ -121,6 +128,10 @@ def decode_chat(data: bytes) -> ChatRequest:
 
 def decode_completion(data: bytes) -> CompletionRequest:
     return _decode(_COMPLETION, data, "request body")
+
+
+def decode_load(data: bytes) -> LoadRequest:
+    return _decode(_LOAD, data, "request body")
 
 
 def decode_infill(data: bytes) -> InfillRequest:

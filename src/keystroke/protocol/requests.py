@@ -173,6 +173,9 @@ class CompletionRequest(Struct, kw_only=True):
     priority: PriorityName | None = None
     lane: PriorityName | None = None  # the older name of `priority`
     buffer: Name | None = None
+    # The prompt is what lies around a cursor, cut to this many tokens; a half word before it is said again.
+    context: Annotated[int, Meta(ge=16, le=1 << 20)] | None = None
+    literal: bool | None = None  # what looks like a control token in the prompt is text
 
 
 class InfillExtra(Struct, frozen=True):

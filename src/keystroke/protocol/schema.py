@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from keystroke.protocol import chat, events, requests, response
+from keystroke.protocol import chat, events, requests, response, status
 from keystroke.protocol import live_messages as live
 
 DOCUMENTS: dict[str, tuple[Any, ...]] = {
@@ -25,6 +25,7 @@ DOCUMENTS: dict[str, tuple[Any, ...]] = {
         requests.ChatRequest,
         requests.CompletionRequest,
         requests.InfillRequest,
+        status.LoadRequest,
     ),
     "bodies": (
         response.Response,
@@ -33,6 +34,9 @@ DOCUMENTS: dict[str, tuple[Any, ...]] = {
         chat.TextCompletion,
         chat.Infill,
         response.ErrorBody,
+        status.Status,
+        status.LoadStep,
+        status.Waiting,
     ),
 }
 

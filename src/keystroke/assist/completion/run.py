@@ -5,8 +5,8 @@ Law: drives one generation until its ending is decided, then stops it. Knows no 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from keystroke.assist.completion.ending import Ending
 from keystroke.assist.completion.prompt import build_prompt
@@ -15,6 +15,8 @@ from keystroke.engine.base import GREEDY, Interrupt, Sampling, Session
 from keystroke.engine.generation import Chunk, Finish, Generation, GenerationParams, GenerationStats
 from keystroke.engine.model import Model
 from keystroke.engine.speculative import Drafter
+
+DEFAULT_TOKENS = 128  # of an answer, where nobody said
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +44,50 @@ def complete(
 ) -> Completion:
     """The completion between `prefix` and `suffix`. Raises what the engine raises, but not for an interrupt:
     that ends the completion with what it has."""
-    half = half_word(prefix[-LONGEST_WORD:])
-    if not prefix[: len(prefix) - len(half)].strip() and not suffix.strip():
-        half = ""  # there is nothing else to go on from
+    params = GenerationParams(max_tokens=max_tokens, sampling=sampling)
+    asked = question(model, prefix, suffix, budget=budget, params=params)
+    generation = Generation(model, session, asked.tokens, asked.params, drafter, interrupt)
+    ending = Ending.at(prefix, suffix, lines)
+    text, finish = settle(generation, ending, held=asked.held)
+    return Completion(text, finish, asked.trimmed, generation.stats)
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionQuestion:
+    """What a model is asked. `held` is what it says again before it says anything new."""
+
+    tokens: tuple[int, ...]
+    params: GenerationParams
+    held: str
+    trimmed: bool
+
+
+def question(
+    model: Model, prefix: str, suffix: str, *, budget: int, params: GenerationParams
+) -> CompletionQuestion:
+    """The prompt at a cursor and how to sample from it. Raises ContextOverflow or InputError."""
+    half = begun_word(prefix, suffix)
     above = prefix[: len(prefix) - len(half)]
-    prompt = build_prompt(model, above, suffix, budget=budget, max_tokens=max_tokens)
+    limit = params.max_tokens or DEFAULT_TOKENS
+    prompt = build_prompt(model, above, suffix, budget=budget, max_tokens=limit)
     held = prompt.held + half  # said again, and where it is a half word it has to be
     begin = held if half else ""
-    params = GenerationParams(max_tokens=max_tokens + len(begin), sampling=sampling, begin=begin)
-    generation = Generation(model, session, prompt.tokens, params, drafter, interrupt)
-    ending = Ending.at(prefix, suffix, lines)
-    text, finish = settle(_until(generation, prompt.stops), ending, held=held)
-    return Completion(text, finish, prompt.trimmed, generation.stats)
+    params = replace(params, max_tokens=limit + len(begin), begin=begin, stop_tokens=prompt.stops)
+    return CompletionQuestion(prompt.tokens, params, held, prompt.trimmed)
+
+
+def held_before(prefix: str, suffix: str, *, fills_in: bool) -> str:
+    """What a model that was asked so says again first, for whoever asked it elsewhere."""
+    half = begun_word(prefix, suffix)
+    above = prefix[: len(prefix) - len(half)]
+    return half if fills_in else above[len(above.rstrip(" \t")) :] + half
+
+
+def begun_word(prefix: str, suffix: str) -> str:
+    """The half word at the cursor, unless there is nothing else to go on from."""
+    half = half_word(prefix[-LONGEST_WORD:])
+    alone = not prefix[: len(prefix) - len(half)].strip() and not suffix.strip()
+    return "" if alone else half
 
 
 def settle(chunks: Iterable[Chunk], ending: Ending, *, held: str = "") -> tuple[str, Finish]:
@@ -76,12 +110,3 @@ def without_held(held: str, text: str) -> str:
     if not held or text.startswith(held):
         return text[len(held) :]
     return "" if held.startswith(text) else text.lstrip(" \t")
-
-
-def _until(generation: Generation, stops: frozenset[int]) -> Iterator[Chunk]:
-    """The generation's chunks up to the first token in `stops`."""
-    for chunk in generation:
-        if stops.intersection(chunk.tokens):
-            yield Chunk(chunk.text, chunk.tokens, chunk.logprobs, Finish.STOP)
-            return
-        yield chunk

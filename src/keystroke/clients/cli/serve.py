@@ -65,12 +65,16 @@ def serve(
     idle_exit: Annotated[
         float | None,
         typer.Option(
-            "--idle-exit", metavar="SECONDS", min=0, help="End this long after the last editor left."
+            "--idle-exit",
+            metavar="SECONDS",
+            min=0,
+            help="End this long after the last editor or command left.",
         ),
     ] = None,
     announcement: Annotated[Path | None, typer.Option("--announce", metavar="FILE", hidden=True)] = None,
 ) -> None:
     """Serve models to editors, the OpenAI SDK and Codex."""
+    from keystroke.clients.cli.release import release
     from keystroke.gateway.access.security import given_keys
     from keystroke.gateway.app import Gateway, check_exposure, run_server
     from keystroke.gateway.record.store import open_store
@@ -92,7 +96,8 @@ def serve(
     store = open_store(settings)
     try:
         check_exposure(server, store.keys())
-        gateway = Gateway(_registry(run, settings, model, echo), settings, store=store)
+        registry = _registry(run, settings, model, echo, shared=announcement is not None)
+        gateway = Gateway(registry, settings, store=store)
     except BaseException:
         store.close()
         raise
@@ -106,7 +111,7 @@ def serve(
         if editors is not None:
             editors.begin()
         if announcement is not None:
-            announce(announcement, address, next(iter(given_keys(server, run.environ)), None))
+            announce(announcement, address, next(iter(given_keys(server, run.environ)), None), release())
         names = ", ".join(gateway.service.registry.entries)
         if run.json:
             run.console.json({"url": address, "models": list(gateway.service.registry.entries)})
@@ -144,7 +149,10 @@ def _settings(
     return load_settings(given, environ=run.environ)
 
 
-def _registry(run: Invocation, settings: Settings, models: list[str] | None, echo: bool) -> Registry:
+def _registry(
+    run: Invocation, settings: Settings, models: list[str] | None, echo: bool, *, shared: bool
+) -> Registry:
+    """`shared`: a gateway of this machine's own commands, which may ask for any model."""
     from keystroke.config import NamedModel
     from keystroke.gateway.work.registry import Registry, from_settings, local_entry
 
@@ -157,4 +165,4 @@ def _registry(run: Invocation, settings: Settings, models: list[str] | None, ech
         first = dataclasses.replace(settings.model, default=models[0])
         settings = dataclasses.replace(settings, model=first, models=tables)
     with run.console.progress() as progress:
-        return from_settings(settings, progress)
+        return from_settings(settings, progress, roles=not models, open_ended=shared)

@@ -10,6 +10,7 @@ import asyncio
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from keystroke.assist.completion.run import question
 from keystroke.engine.model import Model
 from keystroke.errors import KeystrokeError, UnsupportedModel
 from keystroke.gateway.access.keys import Caller
@@ -76,7 +77,9 @@ class Texts:
         priority = priority_named(request.priority or request.lane, Priority.CHAT)
         size = sum(len(text_of(i.content)) for i in items)
         words = next((text_of(i.content) for i in reversed(items) if i.role == "user"), "")
-        entry, routing = service.route(request.model, lambda: Task(priority, words, size, converses=True))
+        entry, routing = await service.route(
+            request.model, lambda: Task(priority, words, size, converses=True)
+        )
         offered = prompts.offered_tools(tools, request.tool_choice)
         messages = prompts.messages_of(None, prompts.items_of(items))
         specs = prompts.tool_specs(tools, offered)
@@ -122,7 +125,7 @@ class Texts:
         suffix = request.suffix
         priority = priority_named(request.priority or request.lane, priority)
         size = len(prefix) + len(suffix or "") + len(extra)
-        entry, routing = service.route(request.model, lambda: Task(priority, "", size))
+        entry, routing = await service.route(request.model, lambda: Task(priority, "", size))
         params = service.params(
             Wish(
                 request.max_tokens,
@@ -137,9 +140,18 @@ class Texts:
         job: Job | RemoteJob
         model = entry.model
         if model is not None:
-            tokens = await service.off_loop(size, lambda: middle(model, extra, prefix, suffix))
-            if model.fim is not None and suffix is not None:
-                params = replace(params, stop_tokens=model.fim.stops)
+            if (budget := request.context) is not None:
+                asked = await service.off_loop(
+                    size, lambda: question(model, extra + prefix, suffix or "", budget=budget, params=params)
+                )
+                tokens, params = list(asked.tokens), asked.params
+            else:
+                literal = bool(request.literal)
+                tokens = await service.off_loop(
+                    size, lambda: middle(model, extra, prefix, suffix, literal=literal)
+                )
+                if model.fim is not None and suffix is not None:
+                    params = replace(params, stop_tokens=model.fim.stops)
             job = Job(tokens, params, service.draft(model, request.prediction, len(tokens)))
         else:
             job = RemoteJob(params, prompt=extra + prefix, suffix=suffix)
@@ -185,8 +197,9 @@ class Texts:
         return run
 
 
-def middle(model: Model, extra: str, prefix: str, suffix: str | None) -> list[int]:
-    """The prompt of a completion. A suffix needs a model that fills the middle; an empty one does not."""
+def middle(model: Model, extra: str, prefix: str, suffix: str | None, *, literal: bool = False) -> list[int]:
+    """The prompt of a completion. A suffix needs a model that fills the middle; an empty one does not.
+    `literal`: what looks like a control token is text."""
     if suffix:
         if model.fim is None:
             raise UnsupportedModel(
@@ -197,7 +210,7 @@ def middle(model: Model, extra: str, prefix: str, suffix: str | None) -> list[in
     if model.fim is not None and suffix is not None:
         return model.fim.tokens(model.tokenizer, text, "")
     # A raw prompt may carry the model's own control tokens: that is what such clients send it for.
-    tokens = model.prompt(text, special=True)
+    tokens = model.prompt(text, special=not literal)
     return tokens or [model.tokenizer.eos or 0]
 
 

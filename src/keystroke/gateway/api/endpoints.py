@@ -6,10 +6,12 @@ form of the answer.
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
+from starlette.responses import StreamingResponse
 
 from keystroke.errors import KeystrokeError
 from keystroke.gateway.access.keys import Caller, KeyRing
@@ -19,8 +21,18 @@ from keystroke.gateway.api.infill import infill_body, infill_request
 from keystroke.gateway.api.models import catalog
 from keystroke.gateway.api.openapi import document
 from keystroke.gateway.api.responses import Responses
+from keystroke.gateway.api.status import load_lines, status
 from keystroke.gateway.record import metrics
-from keystroke.gateway.transport.http import Answering, EventStream, error_response, json_response, read_body
+from keystroke.gateway.transport.http import (
+    PROGRESS,
+    Answering,
+    EventStream,
+    error_response,
+    json_response,
+    read_body,
+)
+from keystroke.gateway.work.priority import Priority
+from keystroke.gateway.work.routing import Task
 from keystroke.gateway.work.service import Service
 from keystroke.protocol import codec
 
@@ -88,7 +100,7 @@ class Endpoints:
         caller = self.admit(request.headers)
         wanted = codec.decode_chat(await read_body(request, self._max_body))
         if wanted.stream:
-            stream = EventStream(named=False)
+            stream = EventStream(named=False, progress=PROGRESS in request.headers)
             return await self._stream(stream, self.texts.chat(wanted, caller, stream.sink), caller)
         run = await self.texts.chat(wanted, caller, lambda _messages: None)
         return await self._whole(request, run, caller)
@@ -97,7 +109,7 @@ class Endpoints:
         caller = self.admit(request.headers)
         wanted = codec.decode_completion(await read_body(request, self._max_body))
         if wanted.stream:
-            stream = EventStream(named=False)
+            stream = EventStream(named=False, progress=PROGRESS in request.headers)
             return await self._stream(stream, self.texts.complete(wanted, caller, stream.sink), caller)
         run = await self.texts.complete(wanted, caller, lambda _messages: None)
         return await self._whole(request, run, caller)
@@ -131,6 +143,17 @@ class Endpoints:
     async def models(self, request: Request) -> HttpResponse:
         self.admit(request.headers)
         return json_response(catalog(self.service.registry))
+
+    async def load(self, request: Request) -> HttpResponse:
+        """Load a model, with progress as lines of JSON."""
+        self.admit(request.headers)
+        wanted = codec.decode_load(await read_body(request, self._max_body))
+        routing = self.service.choose(wanted.model, lambda: Task(Priority.CHAT, converses=True))
+        return StreamingResponse(load_lines(self.service, routing.model), media_type="application/x-ndjson")
+
+    async def status(self, request: Request) -> HttpResponse:
+        self.admit(request.headers)
+        return json_response(status(self.service, version("keystroke")))
 
     async def health(self, _request: Request) -> HttpResponse:
         return json_response({"status": "ok", "models": sorted(self.service.registry.entries)})

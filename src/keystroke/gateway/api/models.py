@@ -6,9 +6,10 @@ say the same models in the same order: the choices first (auto, fast, deep), the
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from keystroke.gateway.work.registry import AUTO, ROLES, Registry, ServedModel
+from keystroke.gateway.work.registry import AUTO, ROLES, Registry
 
 _INSTRUCTIONS = (
     "You are a coding agent working in the user's workspace. Make small, precise edits with apply_patch, "
@@ -18,35 +19,49 @@ _DESCRIPTIONS = {
     AUTO: "Chooses fast or deep for each request and says why",
     "fast": "Answers at the speed of typing",
     "deep": "Takes over when a task needs more thought",
+    "chat": "Converses",
 }
 
 
 def catalog(registry: Registry) -> dict[str, Any]:
-    names: dict[str, ServedModel] = {AUTO: next(iter(registry.entries.values()))}
+    listed = {c.name: _Listed(c.role, _context(registry, c.name)) for c in registry.router.candidates}
+    listed |= {e.name: _Listed(e.role, e.context_length) for e in registry.entries.values()}
+    names: dict[str, _Listed] = {AUTO: next(iter(listed.values()))}
     for role in ROLES:
-        first = next((e for e in registry.entries.values() if e.role == role), None)
+        first = next((c.name for c in registry.router.candidates if c.role == role), None)
         if first is not None:
-            names[role] = first
-    names.update(registry.entries)
+            names[role] = listed[first]
+    names.update(listed)
     return {
         "object": "list",
-        "data": [_listed(name, entry) for name, entry in names.items()],
-        "models": [_codex(name, entry, place) for place, (name, entry) in enumerate(names.items())],
+        "data": [_openai(name, model) for name, model in names.items()],
+        "models": [_codex(name, model, place) for place, (name, model) in enumerate(names.items())],
     }
 
 
-def _listed(name: str, entry: ServedModel) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    role: str
+    context_length: int | None
+
+
+def _context(registry: Registry, name: str) -> int | None:
+    offer = registry.offers.get(name)
+    return offer.context if offer is not None else None
+
+
+def _openai(name: str, model: _Listed) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",
         "created": 0,
         "owned_by": "keystroke",
-        "role": entry.role,
-        "context_length": entry.context_length,
+        "role": model.role,
+        "context_length": model.context_length,
     }
 
 
-def _codex(name: str, entry: ServedModel, place: int) -> dict[str, Any]:
+def _codex(name: str, entry: _Listed, place: int) -> dict[str, Any]:
     window = entry.context_length or 128_000
     return {
         "slug": name,

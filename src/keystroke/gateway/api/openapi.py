@@ -10,7 +10,7 @@ from functools import cache
 from importlib.metadata import version
 from typing import Any
 
-from keystroke.protocol import chat, requests, response
+from keystroke.protocol import chat, requests, response, status
 from keystroke.protocol.schema import components
 
 _TYPES = (
@@ -23,6 +23,8 @@ _TYPES = (
     chat.TextCompletion,
     chat.Infill,
     response.ErrorBody,
+    status.LoadRequest,
+    status.LoadStep,
 )
 
 _ERRORS = {
@@ -71,6 +73,13 @@ def document() -> dict[str, Any]:
             },
             "/infill": {"post": _post("infill", "InfillRequest", "Infill", "Fill in the middle (llama.vim)")},
             "/v1/models": {"get": _get("listModels", "Models on offer")},
+            "/v1/models/load": {
+                "post": _post(
+                    "loadModel", "LoadRequest", "LoadStep", "Load a model; lines say how far it has come",
+                    media="application/x-ndjson",
+                )
+            },
+            "/v1/status": {"get": _get("status", "What is loaded here")},
             "/health": {"get": _get("health", "Whether the server runs")},
             "/metrics": {"get": _get("metrics", "Prometheus metrics", "text/plain")},
         },
@@ -90,8 +99,16 @@ def _errors() -> dict[str, Any]:
     return {status: {"description": words, "content": content} for status, words in _ERRORS.items()}
 
 
-def _post(operation: str, body: str, answer: str, words: str, *, stream: bool = False) -> dict[str, Any]:
-    content: dict[str, Any] = {"application/json": {"schema": _ref(answer)}}
+def _post(
+    operation: str,
+    body: str,
+    answer: str,
+    words: str,
+    *,
+    stream: bool = False,
+    media: str = "application/json",
+) -> dict[str, Any]:
+    content: dict[str, Any] = {media: {"schema": _ref(answer)}}
     if stream:
         fields = {"event": {"type": "string"}, "data": {"type": "string"}}
         content["text/event-stream"] = {"schema": {"type": "object", "properties": fields}}

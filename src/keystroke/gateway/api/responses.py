@@ -115,7 +115,7 @@ class Responses:
         priority = priority_named(
             request.priority or request.lane, Priority.BACKGROUND if background else Priority.CHAT
         )
-        run.entry, run.routing = service.route(request.model, lambda: _task(run, priority))
+        run.entry, run.routing = await service.route(request.model, lambda: _task(run, priority))
         entry = run.entry
         warm = isinstance(request, ResponseCreate) and request.generate is False
         offered = prompts.offered_tools(request.tools, request.tool_choice)

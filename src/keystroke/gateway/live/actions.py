@@ -225,7 +225,7 @@ class LiveActions:
 
     async def _written(self, question: Question) -> str:
         """A model's answer, through its queue."""
-        entry = self._writer()
+        entry = await self._writer()
         messages = question.messages
         job: Job | RemoteJob
         if entry.model is not None and entry.model.chat is not None:
@@ -248,10 +248,10 @@ class LiveActions:
                         break
         return "".join(pieces)
 
-    def _writer(self) -> ServedModel:
+    async def _writer(self) -> ServedModel:
         """A model that follows instructions: the deep one where there is one."""
         task = Task(Priority.EDIT, converses=True, deep=True)
-        entry, _ = self._service.route(AUTO, lambda: task)
+        entry, _ = await self._service.route(AUTO, lambda: task)
         return entry
 
     # Refactorings

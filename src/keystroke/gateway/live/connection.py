@@ -239,8 +239,8 @@ class LiveConnection:
 
     def _entry(self) -> ServedModel:
         """The model that follows keys: the fast one, or any whose engine is here."""
-        entry, _ = self._service.route(AUTO, lambda: Task(Priority.GHOST, here=True))
-        return entry
+        routing = self._service.choose(AUTO, lambda: Task(Priority.GHOST, here=True))
+        return self._service.registry.entries[routing.model]
 
     async def _open_with_rules(
         self, buffer: LiveBuffer, request: live.BufferOpen, language: str | None

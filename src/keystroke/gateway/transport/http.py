@@ -19,11 +19,14 @@ from starlette.types import Receive, Scope, Send
 from keystroke.errors import Interrupted, KeystrokeError, RateLimited
 from keystroke.gateway.transport.frames import EXTENSION
 from keystroke.gateway.transport.outbox import Outbox
-from keystroke.protocol.codec import SSE_DONE, encode, encode_data, encode_sse
+from keystroke.protocol.codec import SSE_DONE, encode, encode_comment, encode_data, encode_sse
 from keystroke.protocol.faults import SlowClient, TooLarge, detail
 from keystroke.protocol.response import ErrorBody
+from keystroke.protocol.status import Waiting
 
 JSON = "application/json"
+PROGRESS = "x-keystroke-progress"  # the header by which a client asks for signs of life before the first word
+SIGN = 0.25  # seconds between them
 PATIENCE = 30.0  # seconds a client may read nothing while an answer waits for it
 
 
@@ -81,12 +84,15 @@ class Answering:
 
 class EventStream(HttpResponse):
     """Server-sent events of one answer. `named` writes `event:` lines (Responses); otherwise data lines
-    that end with [DONE] (chat, completions). `begin` makes the answer, given the sink to write to."""
+    that end with [DONE] (chat, completions). `progress`: comments tell how far it is from its first word."""
 
-    def __init__(self, *, named: bool, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, *, named: bool, headers: Mapping[str, str] | None = None, progress: bool = False
+    ) -> None:
         super().__init__(headers=dict(headers or {}), media_type="text/event-stream")
-        self._encode: Callable[[Any], bytes] = encode_sse if named else encode_data
+        self._encode_event: Callable[[Any], bytes] = encode_sse if named else encode_data
         self._named = named
+        self._progress = progress
         self._outbox = Outbox(self._pause, self._resume)
         self._writing_since = 0.0
         self._abort: Callable[[], None] = lambda: None
@@ -109,6 +115,7 @@ class EventStream(HttpResponse):
         ]
         self._abort = scope.get("extensions", {}).get(EXTENSION, {}).get("abort", self._abort)
         watch = asyncio.create_task(self._watch(receive))
+        signs = asyncio.create_task(self._signs_of_life()) if self._progress else None
         clock = time.perf_counter
         try:
             await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -124,7 +131,23 @@ class EventStream(HttpResponse):
             await send({"type": "http.response.body", "body": b"" if self._named else SSE_DONE})
         finally:
             watch.cancel()
+            if signs is not None:
+                signs.cancel()
             self._leave(Interrupted("The client went away."))
+
+    def _encode(self, message: Any) -> bytes:
+        return encode_comment(message) if type(message) is Waiting else self._encode_event(message)
+
+    async def _signs_of_life(self) -> None:
+        """Until its first word, tell how far the answer is from it."""
+        while True:
+            await asyncio.sleep(SIGN)
+            ticket = self.run.answer.work.ticket
+            if ticket.timing.first or ticket.done:
+                return
+            read = ticket.read() if ticket.timing.started else 0
+            prompt = ticket.job.input_tokens
+            self._outbox.put(None, [Waiting(position=ticket.position, read=read, prompt=prompt)])
 
     async def _watch(self, receive: Receive) -> None:
         """Notice the client hanging up, and one that reads nothing."""

@@ -1,25 +1,29 @@
 """The models a server has, by name and by role.
 
 Law: a name leads to one engine with its queue, its budget and its price; nothing is shared between names.
-Any number of models, embedded, CUDA or remote. Loading happens before the server listens; starting and
-stopping belong to the event loop.
+Any number of models, embedded, CUDA or remote. What is configured is loaded before the server listens, what
+is only offered when it is first asked for; starting and stopping belong to the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import difflib
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from keystroke.assist.next_edit.prompt import EditFormat, detect
 from keystroke.config import NamedModel, Settings
 from keystroke.engine.base import EngineStats
-from keystroke.engine.library import Progress, silent
+from keystroke.engine.library import Library, Progress, silent
 from keystroke.engine.model import Model
+from keystroke.engine.roles import Role, model_for
 from keystroke.engine.tokenizer import Tokenizer
-from keystroke.errors import ConfigError
+from keystroke.errors import ConfigError, KeystrokeError
 from keystroke.gateway.access.limits import Budget
+from keystroke.gateway.work.loading import Load, Offer
 from keystroke.gateway.work.receipts import Price
 from keystroke.gateway.work.remote import RemoteScheduler
 from keystroke.gateway.work.routing import Candidate, Router
@@ -27,7 +31,8 @@ from keystroke.gateway.work.scheduler import Scheduler
 from keystroke.protocol.faults import ModelNotFound
 
 AUTO = "auto"
-ROLES = ("fast", "deep")
+ROLES = ("fast", "deep", "chat")
+_JUST_ASKED = 5.0  # seconds between asking for a model and queueing what it was asked for, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,43 +66,151 @@ class ServedModel:
         return self.model.engine.stats() if self.model is not None else None
 
 
+Loader = Callable[[str, Progress], ServedModel]
+
+
 class Registry:
-    def __init__(self, entries: Iterable[ServedModel]) -> None:
+    """`entries` are loaded. `offers` could be, and are when first asked for by `load`, which takes a name;
+    those are let go again when they were idle for `idle_s`, or sooner where another needs their memory.
+    `open_ended`: any name may be asked for that `load` makes something of."""
+
+    def __init__(
+        self,
+        entries: Iterable[ServedModel],
+        *,
+        offers: Iterable[Offer] = (),
+        load: Loader | None = None,
+        open_ended: bool = False,
+        idle_s: float = 900.0,
+    ) -> None:
         self.entries: dict[str, ServedModel] = {}
         for entry in entries:
-            if entry.name in (AUTO, *ROLES) and entry.role != entry.name:
-                raise ConfigError(f"a model may not be called {entry.name}: that name chooses a role")
+            self._check_name(entry.name, entry.role)
             self.entries[entry.name] = entry
-        if not self.entries:
+        self.offers = {offer.name: offer for offer in offers if offer.name not in self.entries}
+        for offer in self.offers.values():
+            self._check_name(offer.name, offer.role)
+        if not self.entries and not self.offers:
             raise ConfigError("no model is configured; name one with --model or in [models.NAME]")
-        self.router = Router([e.candidate for e in self.entries.values()])
+        self.loads: dict[str, Load[ServedModel]] = {}
+        self._pinned = tuple(self.entries)
+        self._load = load
+        self._open_ended = open_ended and load is not None
+        self._idle_s = idle_s
+        self._used: dict[str, float] = {}
+        self._sweeper: asyncio.Task[None] | None = None
+        self._route()
+
+    @staticmethod
+    def _check_name(name: str, role: str) -> None:
+        if name in (AUTO, *ROLES) and role != name:
+            raise ConfigError(f"a model may not be called {name}: that name chooses a role")
+
+    def _route(self) -> None:
+        # What is loaded on demand may be let go again, so no buffer that is typed in rests on it.
+        here = [self.entries[name].candidate for name in self._pinned]
+        later = [Candidate(o.name, o.role, o.converses, here=False) for o in self.offers.values()]
+        self.router = Router([*here, *later])
 
     def start(self) -> None:
         for entry in self.entries.values():
             entry.scheduler.start()
+        if self._load is not None:
+            self._sweeper = asyncio.create_task(self._let_go_of_idle())
 
     async def stop(self) -> None:
         """End every answer and free every engine."""
-        await asyncio.gather(*(entry.scheduler.stop() for entry in self.entries.values()))
-        for entry in self.entries.values():
-            if entry.model is not None:
-                await asyncio.to_thread(entry.model.engine.close)
-                if entry.model.draft is not None:
-                    await asyncio.to_thread(entry.model.draft.close)
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for load in self.loads.values():
+            load.result.cancel()
+        await asyncio.gather(*(_closed(entry) for entry in self.entries.values()))
 
-    def find(self, name: str) -> ServedModel:
-        """The model called `name`, or the first of that role. Raises ModelNotFound."""
-        if name in self.entries:
-            return self.entries[name]
+    def find(self, name: str) -> str:
+        """The name of the model called `name`, or of the first of that role. Raises ModelNotFound."""
+        if name in self.entries or name in self.offers:
+            return name
         if name in ROLES and (first := self._first(name)) is not None:
-            return self.entries[first]
-        known = [AUTO, *(r for r in ROLES if self._first(r)), *self.entries]
+            return first
+        if self._open_ended and name not in ROLES:
+            return name
+        known = [AUTO, *(r for r in ROLES if self._first(r)), *self.entries, *self.offers]
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(dict.fromkeys(known))}."
         raise ModelNotFound(f"There is no model called {name:.80}; {hint}", param="model")
 
+    def role(self, name: str) -> str:
+        """The role of a model that `find` named."""
+        known = self.entries.get(name) or self.offers.get(name)
+        return known.role if known is not None else "fast"
+
+    async def ready(self, name: str) -> ServedModel:
+        """The model that `find` named, loaded first if it is not. Raises what loading raises."""
+        entry = self.entries.get(name)
+        if entry is None:
+            entry = await asyncio.shield(self.begin(name).result)
+        self._used[name] = time.monotonic()
+        return entry
+
+    def begin(self, name: str) -> Load[ServedModel]:
+        """The load of a model under way, begun if it is not."""
+        load = self.loads.get(name)
+        if load is None:
+            make = self._load
+            assert make is not None  # only offers are not loaded, and they come with one
+            load = self.loads[name] = Load(name, lambda progress: make(name, progress))
+            load.result.add_done_callback(lambda ended: self._loaded(name, ended))
+        return load
+
+    def _loaded(self, name: str, ended: asyncio.Future[ServedModel]) -> None:
+        self.loads.pop(name, None)
+        if not ended.cancelled() and ended.exception() is None:
+            entry = ended.result()
+            entry.scheduler.start()
+            self.entries[name] = entry
+            self._used[name] = time.monotonic()
+
+    async def make_room(self) -> bool:
+        """Let go of the model that was idle longest. False where none may go."""
+        idle = self._idle_for(_JUST_ASKED)
+        if not idle:
+            return False
+        await self._let_go(min(idle, key=lambda e: self._used.get(e.name, 0.0)))
+        return True
+
+    def _idle_for(self, seconds: float) -> list[ServedModel]:
+        """The models loaded on demand that nobody asked for so long."""
+        since = time.monotonic() - seconds
+        loaded = [e for e in self.entries.values() if e.name not in self._pinned]
+        return [e for e in loaded if self._used.get(e.name, 0.0) <= since and not _busy(e)]
+
+    async def _let_go_of_idle(self) -> None:
+        while True:
+            await asyncio.sleep(min(10.0, max(self._idle_s / 4, 0.05)))
+            for entry in self._idle_for(self._idle_s):
+                await self._let_go(entry)
+
+    async def _let_go(self, entry: ServedModel) -> None:
+        self.entries.pop(entry.name, None)
+        await _closed(entry)
+
     def _first(self, role: str) -> str | None:
-        return next((e.name for e in self.entries.values() if e.role == role), None)
+        found = next((c.name for c in self.router.candidates if c.role == role), None)
+        if found is None and role == "chat":
+            found = next((c.name for c in self.router.candidates if c.converses), None)
+        return found
+
+
+def _busy(entry: ServedModel) -> bool:
+    return bool(entry.scheduler.running or entry.scheduler.waiting)
+
+
+async def _closed(entry: ServedModel) -> None:
+    await entry.scheduler.stop()
+    if entry.model is not None:
+        await asyncio.to_thread(entry.model.engine.close)
+        if entry.model.draft is not None:
+            await asyncio.to_thread(entry.model.draft.close)
 
 
 def local_entry(
@@ -123,12 +236,47 @@ def local_entry(
     )
 
 
-def from_settings(settings: Settings, progress: Progress = silent) -> Registry:
-    """Load every configured model; without any, the default one. Blocking, and may take seconds."""
+def from_settings(
+    settings: Settings, progress: Progress = silent, *, roles: bool = True, open_ended: bool = False
+) -> Registry:
+    """Load every configured model; without any, the default one. Blocking, and may take seconds. `roles`:
+    offer what is installed for the roles that nobody has been given. `open_ended`: load others when asked
+    for."""
     tables = dict(settings.models)
     if settings.model.default not in tables and not any(t.role == "fast" for t in tables.values()):
         tables = {settings.model.default: NamedModel(), **tables}
-    return Registry([_entry(name, table, settings, progress) for name, table in tables.items()])
+    offers: dict[str, Offer] = {}
+    for role in (Role.DEEP, Role.CHAT) if roles else ():
+        name = model_for(role, settings)
+        if name is None:
+            continue
+        if name in tables:
+            if name == getattr(settings.model, role) and name != settings.model.default:
+                tables[name] = dataclasses.replace(tables[name], role=role)
+        else:
+            offers.setdefault(
+                name, Offer(name, role, converses=True, context=_stated_context(name, settings))
+            )
+    entries = [_entry(name, table, settings, progress) for name, table in tables.items()]
+
+    def load(name: str, progress: Progress) -> ServedModel:
+        offer = offers.get(name)
+        table = settings.models.get(name) or NamedModel(role=offer.role if offer is not None else "fast")
+        return _entry(name, table, settings, progress)
+
+    return Registry(
+        entries, offers=offers.values(), load=load, open_ended=open_ended, idle_s=settings.sharing.idle_s
+    )
+
+
+def _stated_context(name: str, settings: Settings) -> int | None:
+    """The context of a model that is not loaded, as it was recorded when it was added."""
+    library = Library(settings.paths.models)
+    try:
+        traits = library.get(name).traits
+    except KeystrokeError:
+        return None
+    return settings.engine.context or (traits.context if traits is not None else None)
 
 
 def _entry(name: str, table: NamedModel, settings: Settings, progress: Progress) -> ServedModel:

@@ -77,6 +77,8 @@ class Router:
             )
         role, reason = self._role(task)
         wanted = [c for c in able if c.role == role]
+        if role == "fast" and task.converses:  # talk has a model of its own where one was chosen
+            wanted = [c for c in able if c.role == "chat"] or wanted
         if task.here:
             wanted = [c for c in wanted if c.here] or [c for c in able if c.here] or wanted
         if wanted:

@@ -198,6 +198,7 @@ class Scheduler:
             self._end(ticket, _as_keystroke(error))
             return
         ticket.stats = generation.stats
+        ticket.read = lambda: session.resident
         self._running.append(Running(ticket, session, generation))
         self._post(ticket, Started())
 

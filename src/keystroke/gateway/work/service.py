@@ -18,7 +18,7 @@ from keystroke.engine.base import Sampling
 from keystroke.engine.generation import GenerationParams
 from keystroke.engine.model import Model
 from keystroke.engine.speculative import Drafter, FileDrafter, drafter_for
-from keystroke.errors import ContextOverflow, InputError, KeystrokeError, Unavailable
+from keystroke.errors import ContextOverflow, InputError, KeystrokeError, NotEnoughMemory, Unavailable
 from keystroke.gateway.access.keys import Caller
 from keystroke.gateway.access.limits import Limits
 from keystroke.gateway.record.metrics import Metrics
@@ -78,14 +78,29 @@ class Service:
 
     # Choosing
 
-    def route(self, requested: str, task: Callable[[], Task]) -> tuple[ServedModel, Routing]:
-        """The model that answers, and why. A name or a role overrides; `auto` asks the router.
+    def choose(self, requested: str, task: Callable[[], Task]) -> Routing:
+        """Which model is to answer, and why. A name or a role overrides; `auto` asks the router.
         Raises ModelNotFound or NoSuitableModel."""
         if requested in ("", AUTO):
             name, role, reason = self.registry.router.choose(task())
-            return self.registry.find(name), Routing(requested=AUTO, model=name, role=role, reason=reason)
-        entry = self.registry.find(requested)
-        return entry, named(requested, entry.name, entry.role)
+            return Routing(requested=AUTO, model=name, role=role, reason=reason)
+        name = self.registry.find(requested)
+        return named(requested, name, self.registry.role(name))
+
+    async def route(self, requested: str, task: Callable[[], Task]) -> tuple[ServedModel, Routing]:
+        """The model that answers, loaded first if it is not, and why. Raises what `choose` and loading
+        raise."""
+        routing = self.choose(requested, task)
+        return await self.ready(routing.model), routing
+
+    async def ready(self, name: str) -> ServedModel:
+        """The model, loaded. Where the memory does not suffice, models nobody uses make room first."""
+        while True:
+            try:
+                return await self.registry.ready(name)
+            except NotEnoughMemory:
+                if not await self.registry.make_room():
+                    raise
 
     def params(self, wish: Wish) -> GenerationParams:
         d = self.defaults

@@ -120,6 +120,7 @@ class Ticket:
         self.interrupt = Interrupt()
         self.reason: KeystrokeError | None = None  # why it was cancelled
         self.paused = False
+        self.read: Callable[[], int] = lambda: 0  # how many tokens of its prompt have been read
         self.redirects: deque[tuple[str, Sequence[int]]] = deque()
         self.on_items: Callable[[list[Item]], None] | None = None
         self.on_end: Callable[[Ended], object] | None = None  # called last, whatever its reader did

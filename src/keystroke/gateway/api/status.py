@@ -1,0 +1,90 @@
+"""What is loaded here, and loading it.
+
+Law: reads the registry and the engines' own words; the one thing it starts is a load that somebody asked
+for, and it tells how far that has come, line by line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+
+from keystroke.errors import KeystrokeError
+from keystroke.gateway.work.registry import Registry, ServedModel
+from keystroke.gateway.work.service import Service
+from keystroke.protocol.codec import encode
+from keystroke.protocol.faults import detail
+from keystroke.protocol.status import LoadStep, ModelStatus, Status
+
+_LOOK = 0.2  # seconds between two lines about a load
+
+
+def status(service: Service, version: str) -> Status:
+    registry = service.registry
+    models = [model_status(entry) for entry in registry.entries.values()]
+    models += [
+        ModelStatus(name=name, role=registry.role(name), state="loading") for name in sorted(registry.loads)
+    ]
+    models += [
+        ModelStatus(
+            name=offer.name, role=offer.role, state="offered", chat=offer.converses, context=offer.context
+        )
+        for offer in registry.offers.values()
+        if offer.name not in registry.entries and offer.name not in registry.loads
+    ]
+    return Status(version=version, pid=os.getpid(), models=models)
+
+
+def model_status(entry: ServedModel) -> ModelStatus:
+    model, queue = entry.model, entry.scheduler
+    if model is None:
+        return ModelStatus(
+            name=entry.name, role=entry.role, state="remote", running=queue.running, waiting=queue.waiting
+        )
+    info = model.engine.info
+    return ModelStatus(
+        name=entry.name,
+        role=entry.role,
+        state="loaded",
+        chat=model.chat is not None,
+        fill_in=model.fim.order if model.fim is not None else None,
+        engine=type(model.engine).__name__,
+        architecture=info.architecture,
+        precision=info.precision,
+        parameters=info.parameters,
+        weight_bytes=info.weight_bytes,
+        cached_bytes=model.engine.stats().cached_bytes,
+        context=info.context_length,
+        path=str(model.path) if model.path is not None else None,
+        running=queue.running,
+        waiting=queue.waiting,
+    )
+
+
+async def load_lines(service: Service, name: str) -> AsyncIterator[bytes]:
+    """How the load of the model that `find` named goes, as lines of JSON; one line where it is loaded
+    already."""
+    ready = asyncio.ensure_future(service.ready(name))
+    try:
+        await asyncio.wait({ready}, timeout=0.02)
+        while not ready.done():
+            yield _line(_step(service.registry, name))
+            await asyncio.wait({ready}, timeout=_LOOK)
+        try:
+            yield _line(LoadStep(state="ready", model=model_status(ready.result())))
+        except KeystrokeError as error:
+            yield _line(LoadStep(state="failed", error=detail(error), status=error.status))
+    finally:
+        ready.cancel()  # the load itself goes on: the next who asks finds it done
+
+
+def _step(registry: Registry, name: str) -> LoadStep:
+    load = registry.loads.get(name)
+    if load is None:
+        return LoadStep(state="loading", what=f"loading {name}")
+    return LoadStep(state="loading", what=load.what, done=load.done, total=load.total)
+
+
+def _line(step: LoadStep) -> bytes:
+    return encode(step) + b"\n"
