@@ -21,8 +21,8 @@ from keystroke.agent.attempts import (
     samplings,
 )
 from keystroke.agent.attempts.judge import ON, Watch
-from keystroke.engine.base import GREEDY, Engine, Interrupt, Sampling, Session, Step, StepRequest
-from keystroke.engine.echo import EOS, SPECIAL, FakeEngine, FakeSession
+from keystroke.engine.base import GREEDY, Allowed, Engine, Interrupt, Sampling, Session, Step, StepRequest
+from keystroke.engine.echo import EOS, SPECIAL, EchoEngine, EchoSession
 from keystroke.engine.generation import GenerationParams
 from keystroke.engine.model import Model
 from keystroke.engine.tokenizer.byte_tokens import ByteTokenizer
@@ -31,11 +31,15 @@ from keystroke.errors import EngineError, Interrupted, UsageError
 Script = Callable[[str], str]
 
 
-class BatchSession(FakeSession):
+class BatchSession(EchoSession):
     """A session that says what its engine has for its seed."""
 
     def step(
-        self, draft: Sequence[int] = (), sampling: Sampling = GREEDY, interrupt: Interrupt | None = None
+        self,
+        draft: Sequence[int] = (),
+        sampling: Sampling = GREEDY,
+        interrupt: Interrupt | None = None,
+        allowed: Allowed | None = None,
     ) -> Step:
         assert isinstance(self._engine, Batching)
         if interrupt is not None:
@@ -48,7 +52,7 @@ class BatchSession(FakeSession):
         return other
 
 
-class Batching(FakeEngine):
+class Batching(EchoEngine):
     """The deterministic engine, stepping several together as a GPU does, with an answer a seed."""
 
     max_batch = 4
@@ -59,7 +63,7 @@ class Batching(FakeEngine):
         self.widths: list[int] = []
         self.prompts: list[str] = []
 
-    def session(self) -> BatchSession:
+    def session(self, scope: str = "") -> BatchSession:
         return BatchSession(self)
 
     def step_many(self, requests: Sequence[StepRequest]) -> list[Step]:
@@ -303,7 +307,7 @@ def test_the_first_attempt_is_the_likeliest_and_each_other_has_its_own_seed() ->
 
 def test_likelihood_decides_where_nothing_else_does() -> None:
     """With the plain deterministic engine: two different answers, no check, no agreement."""
-    engine = FakeEngine()
+    engine = EchoEngine()
     chosen = [Sampling(temperature=0.0), Sampling(temperature=5.0, seed=3)]
     running = Race(
         model(engine),

@@ -25,7 +25,7 @@ from keystroke.agent.loop import (
 from keystroke.agent.loop.events import Began, Changed, Doing, Noted, Printed, Spent
 from keystroke.agent.sandbox import Kind, Limits, Sandbox, find_sandbox
 from keystroke.engine.base import Interrupt
-from keystroke.engine.echo import EOS, SPECIAL, FakeEngine
+from keystroke.engine.echo import EOS, SPECIAL, EchoEngine
 from keystroke.engine.model import Model
 from keystroke.engine.templates import ChatTemplate
 from keystroke.engine.tokenizer.byte_tokens import ByteTokenizer
@@ -43,7 +43,7 @@ Script = Callable[[str], str]
 
 def scripted(script: Script, *, small: bool, name: str = "scripted", step_cost: float = 0.0) -> LocalChat:
     """A model that answers what `script` makes of the conversation, through template, engine and all."""
-    engine = FakeEngine(script, step_cost=step_cost)
+    engine = EchoEngine(script, step_cost=step_cost)
     tokenizer = ByteTokenizer(SPECIAL, eos=EOS, vocab_size=320)
     return LocalChat(Model(name, engine, tokenizer, ChatTemplate(TEMPLATE)), small=small)
 
@@ -166,7 +166,7 @@ def test_where_nothing_holds_nothing_is_changed(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        ("def add(a, b:\n    return a + b\n```\n", "would no longer parse"),
+        ("def add(a, b):\n    return (a + b\n```\n", "does not parse"),
         ("def add(a, b):\n    return a + missing\n```\n", "missing"),
         ("def add(a, b):\n    # rest of the code unchanged\n```\n", "leaves code out"),
         ("def add(a, b):\n    return a - b\n```\n", "changes nothing"),
@@ -208,7 +208,7 @@ def test_a_large_file_is_rewritten_where_it_is_meant(desk: Desk) -> None:
 
     ended = desk.task(scripted(script, small=True)).run("wanted must negate its argument")
     assert ended.status is Status.DONE
-    assert desk.lines(Doing) == ["rewrite wanted in big.py (lines 241 to 242)"]
+    assert desk.lines(Doing) == ["rewrite big.py, lines 241 to 242: def wanted(a):"]
     assert (desk.project.root / "big.py").read_text() == f"{filler}def wanted(a):\n    return -a\n"
 
 
@@ -436,7 +436,8 @@ def test_a_dry_run_shows_the_diff_and_writes_nothing(desk: Desk) -> None:
 @pytest.mark.parametrize("small", [True, False])
 def test_an_interrupt_stops_within_a_step_and_changes_nothing(desk: Desk, small: bool) -> None:
     before = desk.project.tree()
-    chat = scripted(lambda prompt: "x = 1\n" * 10_000, small=small, step_cost=0.002)
+    endless = "".join(f"x{number} = {number}\n" for number in range(10_000))
+    chat = scripted(lambda prompt: endless, small=small, step_cost=0.002)
     threading.Timer(0.2, desk.interrupt.set).start()
     ended = desk.task(chat, max_tokens=50_000).run("fix calc.py")
     assert ended.status is Status.INTERRUPTED
@@ -466,7 +467,7 @@ def test_a_line_said_meanwhile_turns_a_small_model_at_the_next_token_with_its_kv
 
     chat = scripted(script, small=True)
     engine = chat.model.engine
-    assert isinstance(engine, FakeEngine)
+    assert isinstance(engine, EchoEngine)
     ended = desk.task(chat, max_tokens=100_000).run("change add in calc.py")
     assert ended.status is Status.DONE
     assert desk.project.tree()["calc.py"] == FIXED

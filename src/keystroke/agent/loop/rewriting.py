@@ -7,15 +7,17 @@ region.
 
 from __future__ import annotations
 
-from keystroke.agent.attempts import Attempt
+from collections.abc import Sequence
+
+from keystroke.agent.attempts import Attempt, Outcome
 from keystroke.agent.chat import Asked, Message
 from keystroke.agent.loop.edit_judge import EditJudge, tail
-from keystroke.agent.loop.place import Found, find_files, find_regions
+from keystroke.agent.loop.place import about, find_files, find_regions, text_of
+from keystroke.agent.loop.region_edit import RegionEdit
 from keystroke.agent.loop.working import Hands, Working
-from keystroke.analysis.syntax import language_of
-from keystroke.assist.edit import EditTask, Region
-from keystroke.assist.edit.blocks import fenced, retry_messages
-from keystroke.assist.edit.operations import Failure, Reason
+from keystroke.assist.edit import Region
+from keystroke.assist.edit.choice import enclosing, spans
+from keystroke.assist.edit.pointing import parse_pointing, parts_of, point_messages
 from keystroke.errors import NotFound
 
 
@@ -26,57 +28,85 @@ class Rewriting(Hands):
         if task.options.check and not task.failure:
             first = task.check()
             task.failure = "" if first.ok else tail(first)
-        places = self._places(task)
-        for number in range(task.options.tries):
-            place = places[min(number, len(places) - 1)]
-            if self._round(task, place):
+        regions = self._regions(task)
+        for _ in range(task.options.tries):
+            if self._round(task, regions):
                 return True
             task.tries += 1
             task.keep()
+            regions = _larger(regions, {r.path: text_of(task.overlay, r.path) for r in regions})
         return False
 
-    def _places(self, task: Working) -> list[Found]:
-        """Where to write, best first, each larger or elsewhere than the one before."""
-        options = task.options
-        files = list(options.files) or find_files(task.overlay, task.instruction, task.failure)
+    def _regions(self, task: Working) -> list[Region]:
+        """Where to write: what the program is sure of, else what the model points at."""
+        files = list(task.options.files) or find_files(task.overlay, task.instruction, task.failure)
         if not files:
-            known = task.overlay.files()
-            if len(known) != 1:
+            files = task.overlay.files()
+            if len(files) != 1:
                 raise NotFound(
                     "it is not clear which file the task is about; name it in the task or with --file"
                 )
-            files = known
-        places = find_regions(task.overlay, files, task.instruction, task.failure)
-        whole = [
-            Found(Region(name), name) for name in files if Region(name) not in [p.region for p in places]
-        ]
-        return places + whole
+        texts = {name: text_of(task.overlay, name) for name in files}
+        choice = find_regions(task.overlay, files, task.instruction, task.failure)
+        if choice.regions and choice.sure:
+            return list(choice.regions)
+        parts = parts_of(texts)
+        if len(parts) > 1:
+            task.doing(f"look where in {', '.join(files)}")
+            reply = self.chat.reply(
+                point_messages(texts, parts, task.instruction),
+                max_tokens=24,
+                interrupt=task.interrupt,
+            )
+            task.spent(reply.receipt)
+            chosen = parse_pointing(reply.text, parts)
+            pointed = [
+                region
+                for name in files
+                for region in spans(name, [p.unit for p in chosen if p.path == name], texts[name])
+            ]
+            if pointed:
+                return pointed
+        return list(choice.regions) or [Region(files[0])]
 
-    def _round(self, task: Working, place: Found) -> bool:
-        options, region = task.options, place.region
-        text = task.overlay.read(region.path)
-        if text is None:
-            text = ""
-        task.doing(f"{'rewrite' if text else 'write'} {place.about}")
-        instruction = task.instruction
-        if task.failure:
-            instruction += f"\n\nThis is what fails now:\n{fenced(task.failure)}"
-        edit = EditTask({region.path: text}, instruction, region, task.rules)
-        language = language_of(region.path) or ""
-        opening = f"```{language}\n"
-        judge = EditJudge(task.overlay, edit, opening, task.runner, options.check, options.types)
+    def _round(self, task: Working, regions: Sequence[Region]) -> bool:
+        """Every region once, from the end of each file so that lines stay where they are; all or none. The
+        check is asked of the last, when everything is there."""
+        before = task.overlay.fork()
+        ordered = sorted(regions, key=lambda region: (region.path, -region.start))
+        changed = False
+        for number, region in enumerate(ordered):
+            last = number + 1 == len(ordered)
+            made = self._rewritten(task, region, check=last, needed=last and not changed)
+            if made is None:
+                task.overlay.take(before)
+                return False
+            changed = changed or made
+        task.failure = ""
+        task.changed()
+        return True
+
+    def _rewritten(self, task: Working, region: Region, *, check: bool, needed: bool) -> bool | None:
+        """Whether the region was changed; None where it should have been and no attempt holds."""
+        options = task.options
+        text = text_of(task.overlay, region.path)
+        task.doing(f"{'rewrite' if text else 'write'} {about(region, text)}")
+        edit = RegionEdit(region, text, task.instruction, task.rules, task.failure)
+        judge = EditJudge(
+            task.overlay, edit, task.runner, options.check if check else "", options.types if check else ""
+        )
         asked = Asked(
             messages=edit.messages(),
             judge=judge,
             attempts=options.attempts,
-            opening=opening,
-            prediction=edit.prediction().partition("\n")[2],
+            opening=edit.opening,
+            prediction=edit.prediction,
             policy=options.policy,
             max_tokens=options.max_tokens,
             temperature=options.temperature,
             seed=options.seed + 1000 * task.tries,
             workers=options.workers,
-            retry=lambda failed: _again(edit, opening, failed),
+            retry=lambda failed: _again(edit, failed),
             on_attempt=lambda attempt: _told(task, attempt),
         )
         outcome, receipt, steered = self.chat.attempts(
@@ -85,32 +115,40 @@ class Rewriting(Hands):
         task.spent(receipt)
         for line in steered.lines:
             task.instruction += f"\n{line}"
+        return self._taken(task, edit, judge, outcome, needed=needed)
+
+    def _taken(
+        self, task: Working, edit: RegionEdit, judge: EditJudge, outcome: Outcome, *, needed: bool
+    ) -> bool | None:
         winner = outcome.winner
-        if options.attempts > 1 or winner is None:
+        if task.options.attempts > 1 or winner is None:
             task.note(outcome.report(), failed=winner is None)
         if winner is None:
             task.failure = task.failure or "the answer could not be used"
-            return False
+            return None
         changed = judge.changed(winner.text)
-        if isinstance(changed, str) or (winner.verdict is not None and not winner.verdict.passed):
+        failed = winner.verdict is not None and not winner.verdict.passed
+        if isinstance(changed, str) and not needed and "changes nothing" in changed:
+            return False  # another region was what had to be changed
+        if isinstance(changed, str) or failed:
             problem = winner.verdict.message if winner.verdict is not None else str(changed)
-            task.note(f"that does not hold: {problem.splitlines()[0] if problem else 'unknown'}", failed=True)
+            task.note(f"that does not hold: {(problem.splitlines() or ['?'])[0]}", failed=True)
             task.failure = problem
-            return False
-        for path, new in changed.texts.items():
-            task.overlay.write(path, new)
-        task.messages += [*edit.messages(), {"role": "assistant", "content": opening + winner.text}]
-        task.failure = ""
-        task.changed()
+            return None
+        task.overlay.take(changed)
+        answer = {"role": "assistant", "content": edit.opening + winner.text}
+        task.messages += [*edit.messages(), answer]
         return True
 
 
-def _again(edit: EditTask, opening: str, failed: Attempt) -> list[Message] | None:
+def _larger(regions: Sequence[Region], texts: dict[str, str]) -> list[Region]:
+    """The next larger place of each region, each once."""
+    return list(dict.fromkeys(enclosing(region, texts[region.path]) for region in regions))
+
+
+def _again(edit: RegionEdit, failed: Attempt) -> list[Message] | None:
     problem = failed.verdict.message if failed.verdict is not None else failed.reason
-    if not problem or not failed.text.strip():
-        return None
-    failure = Failure(Reason.NOT_FOUND, "", problem)
-    return [*edit.messages(), *retry_messages(opening + failed.text, [failure])]
+    return edit.again(failed.text, problem) if problem and failed.text.strip() else None
 
 
 def _told(task: Working, attempt: Attempt) -> None:
