@@ -159,7 +159,7 @@ def test_a_command_of_a_model_runs_only_if_approved(project: Project, sandbox: S
     told = Toolbox([Run(runner)]).make(call("run", command="touch made"))
     assert told.refused
     assert [command.line for command in project.asked] == ["touch made"]
-    assert not (project.folder / "copy").exists()
+    assert not (project.folder / "copies").exists()
 
 
 def test_without_a_sandbox_even_a_named_check_is_asked_for_each_time(project: Project) -> None:

@@ -215,7 +215,7 @@ def test_a_workspace_too_large_to_copy_says_what_to_do(
     runner = project.runner(sandbox, project.overlay())
     with pytest.raises(InputError, match="run this in the folder that the task is about"):
         run(runner, "true")
-    assert not (project.folder / "copy").exists()
+    assert not (project.folder / "copies" / "copy0").exists()
 
 
 def test_a_full_disk_is_one_sentence(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from keystroke.agent.sandbox import Sandbox
 from keystroke.agent.tools import Command, Runner
-from keystroke.agent.workspace import Overlay, Replica
+from keystroke.agent.workspace import Overlay, Replica, Replicas
 from keystroke.assist.edit import Journal, Workspace
 
 EXCLUDE = (".env", "*.pem")
@@ -43,7 +43,8 @@ class Project:
             self.asked.append(command)
             return says
 
-        return Runner(sandbox, overlay, self.replica(sandbox), approve)
+        copies = Replicas(self.root, self.folder / "copies", sandbox, exclude=EXCLUDE)
+        return Runner(sandbox, overlay, copies, approve)
 
     def tree(self) -> dict[str, str]:
         """Every file of the workspace."""

@@ -148,6 +148,11 @@ class Generation:
         """All text given out so far."""
         return "".join(self._parts)
 
+    @property
+    def carried(self) -> int:
+        """Characters written before a redirection that go out with the next chunk."""
+        return len(self._carried)
+
     def prefill(self) -> Extended:
         """Bring the prompt into the session. Raises Interrupted; calling again goes on from there."""
         started = time.perf_counter()

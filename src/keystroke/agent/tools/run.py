@@ -17,7 +17,7 @@ import msgspec
 
 from keystroke.agent.sandbox import Ended, Ending, Limits, Sandbox
 from keystroke.agent.tools.call import Result, Tool
-from keystroke.agent.workspace import Overlay, Replica
+from keystroke.agent.workspace import Overlay, Replica, Replicas
 from keystroke.engine.base import Interrupt
 from keystroke.errors import Forbidden, InputError, Interrupted
 from keystroke.text.encoding import decode
@@ -44,7 +44,7 @@ class Runner:
         self,
         sandbox: Sandbox,
         overlay: Overlay,
-        replica: Replica,
+        copies: Replicas,
         approve: Approve,
         *,
         limits: Limits | None = None,
@@ -53,16 +53,19 @@ class Runner:
         on_output: Callable[[str], None] | None = None,
     ) -> None:
         self.sandbox, self.overlay, self.limits = sandbox, overlay, limits or Limits()
-        self._replica, self._approve, self._network = replica, approve, network
-        self._interrupt, self._on_output = interrupt, on_output
+        self._copies, self._approve, self._network = copies, approve, network
+        self._interrupt, self.on_output = interrupt, on_output
         self.changed_by_command: set[str] = set()
 
-    def check(self, line: str, overlay: Overlay | None = None) -> Ended:
-        """Run a command that the user named, on the task's changes or on `overlay`. Forbidden where nothing
-        confines it and the user, asked, says no; Interrupted."""
+    def check(self, line: str, overlay: Overlay | None = None, interrupt: Interrupt | None = None) -> Ended:
+        """Run a command that the user named, on the task's changes or on `overlay`; several threads may do so
+        at once, then with an interrupt of their own. Forbidden where nothing confines it and the user, asked,
+        says no; Interrupted."""
         if not self.sandbox.confines and not self._approve(Command(line, False, self._network)):
             raise Forbidden(f"{line!r:.80} was not run: no sandbox holds here and it was not approved")
-        return self._run(["/bin/sh", "-c", line], overlay or self.overlay)
+        with self._copies.lent() as replica:
+            quiet = interrupt is not None
+            return self._run(replica, ["/bin/sh", "-c", line], overlay or self.overlay, interrupt, quiet)
 
     def run(self, line: str) -> Ended:
         """Run a command that a model wrote. Forbidden where it is not approved; InputError where it cannot be
@@ -75,20 +78,29 @@ class Runner:
             raise InputError("the command is empty; name a program")
         if not self._approve(Command(line, self.sandbox.confines, self._network)):
             raise Forbidden(f"{line!r:.80} was not approved; do without it")
-        ended = self._run(words, self.overlay)
-        self._take_over()
+        with self._copies.lent() as replica:
+            ended = self._run(replica, words, self.overlay)
+            self._take_over(replica)
         return ended
 
-    def _run(self, words: list[str], overlay: Overlay) -> Ended:
-        self._replica.show(overlay)
-        place = self._replica.place(network=self._network)
-        ended = self.sandbox.run(words, place, self.limits, self._interrupt, on_output=self._on_output)
+    def _run(
+        self,
+        replica: Replica,
+        words: list[str],
+        overlay: Overlay,
+        interrupt: Interrupt | None = None,
+        quiet: bool = False,
+    ) -> Ended:
+        replica.show(overlay)
+        place = replica.place(network=self._network)
+        heard = None if quiet else self.on_output
+        ended = self.sandbox.run(words, place, self.limits, interrupt or self._interrupt, on_output=heard)
         if ended.ending is Ending.INTERRUPTED:
             raise Interrupted("stopped on request; the command and all it started were ended")
         return ended
 
-    def _take_over(self) -> None:
-        changed = self._replica.changed()
+    def _take_over(self, replica: Replica) -> None:
+        changed = replica.changed()
         removed = [path for path, data in changed.items() if data is None]
         if len(removed) > _REMOVED and not self._approve(
             Command(f"(remove {len(removed)} files, {', '.join(removed[:3])}, …)", self.sandbox.confines)

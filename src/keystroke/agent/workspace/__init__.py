@@ -2,6 +2,6 @@
 
 from keystroke.agent.workspace.listing import listed
 from keystroke.agent.workspace.overlay import Overlay
-from keystroke.agent.workspace.replica import Replica
+from keystroke.agent.workspace.replica import Replica, Replicas
 
-__all__ = ["Overlay", "Replica", "listed"]
+__all__ = ["Overlay", "Replica", "Replicas", "listed"]

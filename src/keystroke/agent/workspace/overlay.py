@@ -72,6 +72,10 @@ class Overlay:
                 self.write(path, text)
         return found
 
+    def take(self, other: Overlay) -> None:
+        """Have the changes of another one over the same workspace, and no others."""
+        self._texts = dict(other._texts)
+
     @property
     def texts(self) -> Mapping[str, str | None]:
         """The files that differ from the workspace."""

@@ -11,6 +11,7 @@ import contextlib
 import os
 import shutil
 import stat
+import threading
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
@@ -173,6 +174,44 @@ class Replica:
         source = self.root / path
         if source.exists():
             target.chmod(stat.S_IMODE(source.stat().st_mode))
+
+
+class Replicas:
+    """Copies for commands that run at the same time: each has one to itself, made when first needed."""
+
+    def __init__(
+        self, root: Path, folder: Path, sandbox: Sandbox, *, exclude: tuple[str, ...] = (), most: int = 1
+    ) -> None:
+        self._made: list[Replica] = []
+        self._free: list[Replica] = []
+        self._turn = threading.Condition()
+        self._most = max(1, most)
+        self._root, self._folder, self._sandbox, self._exclude = root, folder, sandbox, exclude
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[Replica]:
+        """A copy of one's own, for a while. Waits where as many as may be are lent."""
+        with self._turn:
+            while not self._free and len(self._made) >= self._most:
+                self._turn.wait()
+            if not self._free:
+                folder = self._folder / f"copy{len(self._made)}"
+                made = Replica(self._root, folder, self._sandbox, exclude=self._exclude)
+                self._made.append(made)
+                self._free.append(made)
+            replica = self._free.pop()
+        try:
+            yield replica
+        finally:
+            with self._turn:
+                self._free.append(replica)
+                self._turn.notify()
+
+    def close(self) -> None:
+        """Remove all copies. None may be lent."""
+        for replica in self._made:
+            if replica.folder.exists():
+                replica.close()
 
 
 def _copied(source: Path, target: Path, info: os.stat_result) -> None:
