@@ -10,7 +10,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from keystroke.analysis.audit.fixes import java, paths, scripts, shell, small, sql, templates, wrapping
+from keystroke.analysis.audit.fixes import (
+    c_calls,
+    c_statements,
+    java,
+    paths,
+    scripts,
+    shell,
+    small,
+    sql,
+    templates,
+    wrapping,
+)
 from keystroke.analysis.audit.fixes.site import Repair, Site
 from keystroke.analysis.audit.rules.catalog import FixSpec
 
@@ -40,6 +51,28 @@ FIXERS: dict[str, Fixer] = {
     "closed-parser": java.closed_parser,
     "exec-words": java.exec_words,
     "temporary": java.temporary,
+    "bounded-copy": c_calls.bounded_copy,
+    "bounded-print": c_calls.bounded_print,
+    "as-text": c_calls.as_text,
+    "read-line": c_calls.read_line,
+    "scan-width": c_calls.scan_width,
+    "zeroed": c_calls.zeroed,
+    "room": c_calls.room,
+    "checked-pointer": c_statements.checked_pointer,
+    "guarded-index": c_statements.guarded_index,
+    "guarded-length": c_statements.guarded_length,
+    "guarded-division": c_statements.guarded_division,
+    "checked-arithmetic": c_statements.checked_arithmetic,
+    "initialised": c_statements.initialised,
+    "released": c_statements.released,
+    "forgotten": c_statements.forgotten,
+    "kept-block": c_statements.kept_block,
+    "pointed-size": c_statements.pointed_size,
+    "matching-release": c_statements.matching_release,
+    "removed": c_statements.removed,
+    "verified-peer": c_statements.verified_peer,
+    "compared": c_statements.compared,
+    "static-array": c_statements.static_array,
     "mask": small.masked,
     "change": small.changed,
     "xpath-variables": small.xpath_variables,

@@ -7,7 +7,7 @@ conditions of the values, and keeps one match per rule and place. It edits nothi
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
@@ -34,7 +34,11 @@ class Match:
     value: Value | None
     args: list[Value]
     node: ir.Syntax = None  # where it was found
-    evaluate: Callable[[ir.Expr], Value] = lambda _: Value(level=REMOTE)  # what was known there
+    known: Snapshot | None = None  # what was known there
+
+    def evaluate(self, expr: ir.Expr) -> Value:
+        """What was known of an expression at this place; where nothing was, the worst."""
+        return self.known(expr) if self.known is not None else Value(level=REMOTE)
 
 
 class Index:
@@ -306,19 +310,22 @@ class Matcher(Listener):
             node,
         )
         if rule.fixes and self.flow is not None:
-            self.matches[key].evaluate = _snapshot(self.flow)
+            self.matches[key].known = Snapshot(self.flow)
 
     def source(self, root: Any, text: str) -> None:
         """Checks of the text itself."""
 
 
-def _snapshot(flow: Flow) -> Callable[[ir.Expr], Value]:
-    """A function that evaluates expressions with what the walk knows now."""
-    env, functions = dict(flow.env), list(flow.functions)
+class Snapshot:
+    """What the walk knew at one place, for questions asked later."""
 
-    def evaluate(expr: ir.Expr) -> Value:
+    def __init__(self, flow: Flow) -> None:
+        self.flow, self.env, self.functions = flow, dict(flow.env), list(flow.functions)
+
+    def __call__(self, expr: ir.Expr) -> Value:
+        flow = self.flow
         held = flow.env, flow.functions, flow.steps, flow.memo
-        flow.env, flow.functions, flow.memo = dict(env), list(functions), None
+        flow.env, flow.functions, flow.memo = dict(self.env), list(self.functions), None
         try:
             return flow.eval_quiet(expr)
         except (ExhaustedError, RecursionError):
@@ -326,7 +333,13 @@ def _snapshot(flow: Flow) -> Callable[[ir.Expr], Value]:
         finally:
             flow.env, flow.functions, flow.steps, flow.memo = held
 
-    return evaluate
+    def arrays(self, block: int) -> list[str]:
+        """C: the arrays that a pointer into this block points into the start of."""
+        return [
+            name
+            for name, value in self.env.items()
+            if block and value.memory is not None and value.memory.block == block and value.memory.array
+        ]
 
 
 __all__ = ["Index", "Match", "Matcher", "index_of", "key_of", "satisfies"]
