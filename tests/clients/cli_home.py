@@ -106,6 +106,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
         "KEYSTROKE_PATHS_MODELS": str(root / "models"),
         "KEYSTROKE_PATHS_CACHE": str(root / "cache"),
         "KEYSTROKE_PATHS_STATE": str(root / "state"),
+        "KEYSTROKE_SHARING_ENABLED": "0",  # a gateway in the background is tried where it is the subject
         "TERM": "xterm",
     }
     return Home(root, environment, monkeypatch)

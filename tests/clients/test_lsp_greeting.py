@@ -14,8 +14,8 @@ from pytest_lsp import client_capabilities
 
 from keystroke.clients.lsp.features import register
 from keystroke.clients.lsp.greeting import capabilities, greet
-from keystroke.clients.lsp.place import Place
 from keystroke.clients.lsp.server import KeystrokeServer
+from keystroke.clients.place import Place
 from keystroke.config import AssistSettings
 
 CONVERTER = converters.get_converter()

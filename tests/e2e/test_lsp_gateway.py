@@ -12,7 +12,7 @@ from lsp_support import Editor, editing, eventually, scripted_model, serving
 from lsprotocol import types
 from pygls.exceptions import JsonRpcException
 
-from keystroke.clients.lsp.gateway import Announcement, read_announcement
+from keystroke.clients.local_gateway import Announcement, read_announcement
 
 CALLS = 'alpha = load("alpha")\nbeta = load("beta")\ngamma = load('
 FAKE = ("--echo", "--linger", "0")

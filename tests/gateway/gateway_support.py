@@ -87,8 +87,9 @@ def serving(
     concurrent: int = 8,
     speculation: bool = False,
     port: int = 0,
+    registry: Registry | None = None,
 ) -> Iterator[RunningServer]:
-    """A real server on a free port, in a thread with a loop of its own."""
+    """A real server on a free port, in a thread with a loop of its own; for `models`, or a whole registry."""
     settings = Settings(
         server=replace(server or ServerSettings(), port=port, drain_s=0.2),
         paths=PathSettings(state=folder) if folder else PathSettings(),
@@ -105,7 +106,7 @@ def serving(
         for m in models
     ]
     store = Store(default_url(folder)) if folder is not None else None
-    gateway = Gateway(Registry(entries), settings, store=store, socket_limits=socket_limits)
+    gateway = Gateway(registry or Registry(entries), settings, store=store, socket_limits=socket_limits)
     config = uvicorn_config(gateway)
     config.lifespan = "on"
     uv = uvicorn.Server(config)

@@ -14,7 +14,7 @@ from gateway_support import RunningServer, last_user, scripted_model, serving
 
 from keystroke.clients.connection import RemoteError
 from keystroke.clients.lsp.channel import Channel
-from keystroke.clients.lsp.place import Place
+from keystroke.clients.place import Place
 from keystroke.errors import Unavailable
 from keystroke.protocol import live_messages as live
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from keystroke.engine.base import Engine
-from keystroke.engine.templates import ChatTemplate, FimTemplate
-from keystroke.engine.tokenizer import Tokenizer
+if TYPE_CHECKING:  # whoever only asks a model elsewhere needs none of this
+    from keystroke.engine.base import Engine
+    from keystroke.engine.templates import ChatTemplate, FimTemplate
+    from keystroke.engine.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

@@ -175,6 +175,7 @@ class CompletionRequest(Struct, kw_only=True):
     buffer: Name | None = None
     # The prompt is what lies around a cursor, cut to this many tokens; a half word before it is said again.
     context: Annotated[int, Meta(ge=16, le=1 << 20)] | None = None
+    lines: Annotated[int, Meta(ge=0, le=10_000)] | None = None  # then it ends after so many; 0: after a block
     literal: bool | None = None  # what looks like a control token in the prompt is text
 
 

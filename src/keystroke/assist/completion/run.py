@@ -105,6 +105,17 @@ def settle(chunks: Iterable[Chunk], ending: Ending, *, held: str = "") -> tuple[
     return ending.cut(without_held(held, text), final=True).text, finish
 
 
+class Decision:
+    """Whether a completion's ending is decided by the text so far, for whoever reads it piece by piece."""
+
+    def __init__(self, ending: Ending, held: str) -> None:
+        self._ending, self._held, self._text = ending, held, ""
+
+    def __call__(self, piece: str) -> bool:
+        self._text += piece
+        return self._ending.cut(without_held(self._held, self._text)).done
+
+
 def without_held(held: str, text: str) -> str:
     """`text` less what the model had to say again at its start."""
     if not held or text.startswith(held):

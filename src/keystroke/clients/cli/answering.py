@@ -10,13 +10,15 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 if TYPE_CHECKING:
+    from keystroke.clients.cli.console import Console
     from keystroke.engine.base import Interrupt
     from keystroke.engine.generation import Finish, GenerationParams
 
 Message = dict[str, Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,22 +37,48 @@ class Report:
     accepted: int = 0
 
 
-class Answer(ABC):
-    """Iterate for the pieces of text; `report` is complete afterwards."""
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of a model that answers. `name` tells its weights from others'."""
 
-    def __init__(self) -> None:
+    name: str
+    parameters: int | None = None
+    path: str | None = None
+    chat: bool = True
+
+
+class Answer(ABC):
+    """Iterate for the pieces of text; `report` is complete afterwards. Until the first piece comes, `console`
+    shows what it is waiting for."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console
         self.finish: Finish | None = None
         self._began = time.perf_counter()
         self._first: float | None = None
         self._ended = self._began
 
     def __iter__(self) -> Iterator[str]:
-        for piece in self._pieces():
+        for piece in self.shown(self._pieces()):
             self._ended = time.perf_counter()
             if piece:
                 if self._first is None:
                     self._first = self._ended
                 yield piece
+
+    def shown(self, pieces: Iterator[T]) -> Iterator[T]:
+        """The same pieces; while the first of them is awaited, how far it is."""
+        if self.console is not None:
+            with self.console.waiting(self.waiting):
+                first = next(pieces, None)
+            if first is None:
+                return
+            yield first
+        yield from pieces
+
+    def waiting(self) -> tuple[str, int, int] | None:
+        """What the first piece waits for, how much of that is done, and of how much (0: unknown)."""
+        return None
 
     @abstractmethod
     def _pieces(self) -> Iterator[str]: ...
@@ -79,7 +107,15 @@ class Speaker(ABC):
     name: str
 
     @abstractmethod
-    def chat(self, messages: Sequence[Message], params: GenerationParams, interrupt: Interrupt) -> Answer: ...
+    def chat(
+        self,
+        messages: Sequence[Message],
+        params: GenerationParams,
+        interrupt: Interrupt,
+        prediction: str | None = None,
+    ) -> Answer:
+        """The next turn of a conversation. `prediction` is text it will probably repeat; it may make the
+        answer faster and never changes it."""
 
     @abstractmethod
     def generate(self, prompt: str, params: GenerationParams, interrupt: Interrupt) -> Answer: ...
@@ -98,6 +134,10 @@ class Speaker(ABC):
 
     def check_chat(self) -> None:  # noqa: B027 - most can
         """Raise UnsupportedModel if this one cannot hold a conversation."""
+
+    @property
+    def facts(self) -> Facts:
+        return Facts(self.name)
 
     @abstractmethod
     def close(self) -> None: ...

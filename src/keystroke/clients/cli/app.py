@@ -7,40 +7,52 @@ shell completion stay quick however many commands there are.
 
 from __future__ import annotations
 
+import functools
 import importlib
+import inspect
+import typing
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from keystroke.clients.cli.invocation import Invocation
+from keystroke.clients.cli.invocation import Invocation, of
 from keystroke.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """`target` is "module:attribute", a Typer app or a plain function."""
+    """`target` is "module:attribute", a Typer app or a plain function. `asks`: it asks a model."""
 
     target: str
     help: str
     extra: str | None = None
+    asks: bool = False
 
 
 _HERE = "keystroke.clients.cli"
 COMMANDS: dict[str, Command] = {
     "complete": Command(
-        f"{_HERE}.complete:complete", "Complete code at a position in a file, or after standard input."
+        f"{_HERE}.complete:complete",
+        "Complete code at a position in a file, or after standard input.",
+        asks=True,
     ),
-    "generate": Command(f"{_HERE}.generate:generate", "Continue a prompt, streaming the text."),
-    "chat": Command(f"{_HERE}.chat:chat", "Talk with a model; interrupt or redirect it while it answers."),
-    "edit": Command(f"{_HERE}.edit:edit", "Change files as told, by the smallest edits."),
+    "generate": Command(f"{_HERE}.generate:generate", "Continue a prompt, streaming the text.", asks=True),
+    "chat": Command(
+        f"{_HERE}.chat:chat", "Talk with a model; interrupt or redirect it while it answers.", asks=True
+    ),
+    "edit": Command(f"{_HERE}.edit:edit", "Change files as told, by the smallest edits.", asks=True),
     "undo": Command(f"{_HERE}.edit:undo", "Take the last edit back."),
-    "run": Command(f"{_HERE}.run:run", "Run a command; a traceback becomes a diagnosis and a fix."),
+    "run": Command(
+        f"{_HERE}.run:run", "Run a command; a traceback becomes a diagnosis and a fix.", asks=True
+    ),
     "refactor": Command(f"{_HERE}.refactor:app", "Rename, extract, inline, move: Python by its meaning."),
-    "review": Command(f"{_HERE}.review:review", "Review the working diff, each finding with its fix."),
+    "review": Command(
+        f"{_HERE}.review:review", "Review the working diff, each finding with its fix.", asks=True
+    ),
     "models": Command(f"{_HERE}.models:app", "List, add, check and remove models on this machine."),
     "cache": Command(f"{_HERE}.cache:cache", "Show what is kept on this machine, and clear it."),
     "config": Command(f"{_HERE}.settings:app", "Show where settings come from, and edit them."),
@@ -50,7 +62,9 @@ COMMANDS: dict[str, Command] = {
     "usage": Command(f"{_HERE}.usage:usage", "Show tokens, time and cost by key and model."),
     "audit": Command(f"{_HERE}.audit:audit", "Find security weaknesses in files, with fixes."),
     "lsp": Command(f"{_HERE}.lsp:lsp", "Serve an editor over the Language Server Protocol."),
-    "demo": Command(f"{_HERE}.demo:demo", "Watch the embedded model complete a few lines of code."),
+    "demo": Command(
+        f"{_HERE}.demo:demo", "Watch the embedded model complete a few lines of code.", asks=True
+    ),
     "bench": Command(f"{_HERE}.bench:bench", "Run a benchmark."),
     "train": Command(
         f"{_HERE}.train:app", "Make a model: corpus, tokenizer, training, evaluation.", extra="train"
@@ -84,10 +98,30 @@ def load(name: str) -> Any:
         loaded: Any = typer.main.get_group(target)
     else:
         single = typer.Typer(add_completion=False, rich_markup_mode=None)
-        single.command(name, help=entry.help)(target)
+        single.command(name, help=entry.help)(_with_local(target) if entry.asks else target)
         loaded = typer.main.get_command(single)
     loaded.name = name
     return loaded
+
+
+def _with_local(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with `--local` after its name, too: one place for all that ask a model."""
+    option = typer.Option("--local", help="Load the model in this process, not in the shared gateway.")
+
+    @functools.wraps(command)
+    def asking(ctx: typer.Context, *, local: bool, **given: Any) -> None:
+        if local:
+            of(ctx).local = True
+        command(ctx, **given)
+
+    hints = typing.get_type_hints(command, include_extras=True)
+    known = [p.replace(annotation=hints[p.name]) for p in inspect.signature(command).parameters.values()]
+    own = inspect.Parameter(
+        "local", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, option]
+    )
+    asking.__signature__ = inspect.Signature([*known, own])  # type: ignore[attr-defined]
+    asking.__annotations__ = {**hints, "local": own.annotation}
+    return asking
 
 
 def missing(arguments: list[str], package: str) -> str:
@@ -99,7 +133,7 @@ def missing(arguments: list[str], package: str) -> str:
     return f"{what} needs {package}, which is not installed{cure}"
 
 
-@cache
+@functools.cache
 def command() -> Any:
     """The whole command line as one click command."""
     return typer.main.get_command(app)
@@ -130,6 +164,9 @@ def options(
     config: Annotated[
         Path | None, typer.Option("--config", metavar="FILE", help="Use this configuration file.")
     ] = None,
+    local: Annotated[
+        bool, typer.Option("--local", help="Load models in this process, not in the shared gateway.")
+    ] = False,
     assignments: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override one setting; may be repeated."),
@@ -141,7 +178,11 @@ def options(
 ) -> None:
     """Code completion and chat at the speed of typing, on the hardware you have."""
     ctx.obj = Invocation(
-        json=json, quiet=quiet, config=config, flags=dict(map(_assignment, assignments or ()))
+        json=json,
+        quiet=quiet,
+        config=config,
+        flags=dict(map(_assignment, assignments or ())),
+        local=local,
     )
 
 

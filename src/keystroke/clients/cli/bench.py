@@ -83,7 +83,7 @@ def _quick(model: str | None, run: Invocation, *, as_json: bool) -> None:
     from keystroke.clients.cli.measure import measure
     from keystroke.clients.cli.speaker import open_speaker
 
-    with open_speaker(model, run) as speaker:
+    with open_speaker(model, run, local=True) as speaker:
         if not isinstance(speaker, LocalSpeaker):
             raise UnsupportedModel(
                 f"{speaker.name} runs on a server; the quick benchmark is for models on this machine"

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 BOLD, DIM, RED, GREEN, PLAIN = "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[32m", "\x1b[0m"
 _CONTROLS = {c: None for c in (*range(32), *range(127, 160)) if chr(c) not in "\n\t"}
+PATIENCE = 0.7  # seconds before it is shown what an answer waits for
 SPARSE = 5.0  # seconds between progress lines where there is no terminal
 
 
@@ -92,6 +94,31 @@ class Console:
                 yield bar
         else:
             yield _Lines()
+
+    @contextmanager
+    def waiting(self, ask: Callable[[], tuple[str, int, int] | None]) -> Iterator[None]:
+        """While the block runs, show what `ask` says it waits for; what is quick shows nothing. `ask` is
+        called from a thread of its own."""
+        over = threading.Event()
+
+        def look() -> None:
+            if over.wait(PATIENCE):
+                return
+            with self.progress() as progress:
+                while not over.wait(0.2):
+                    if (said := ask()) is not None:
+                        progress(*said)
+
+        if self.quiet:
+            yield
+            return
+        watcher = threading.Thread(target=look, name="waiting", daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watcher.join()
 
 
 class _Lines:

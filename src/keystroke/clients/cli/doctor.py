@@ -47,6 +47,7 @@ def doctor(
         name: {"path": str(path), "bytes": _folder_bytes(path)}
         for name, path in (("models", settings.paths.models), ("cache", settings.paths.cache))
     }
+    facts["gateways"] = gateways(settings.paths.state)
     if facts["gpu"] is not None or settings.engine.kind == "cuda":
         from keystroke.engine.load import gpu_verdict
 
@@ -105,10 +106,33 @@ def gpu() -> str | None:
     return lines[0].strip() if lines else None
 
 
+def gateways(state: Path) -> list[dict[str, Any]]:
+    """The gateways that commands and editors of this user share, and what each has loaded."""
+    from keystroke.clients.gateway_http import GatewayHttp
+    from keystroke.clients.local_gateway import announced
+    from keystroke.clients.place import Place
+
+    found: list[dict[str, Any]] = []
+    for said in announced(state):
+        record: dict[str, Any] = {"pid": said.pid, "url": said.url, "version": said.version}
+        try:
+            status = GatewayHttp(Place(said.url, said.token)).status()
+        except KeystrokeError as error:
+            record |= {"models": [], "error": str(error)}
+        else:
+            record["models"] = [
+                {name: getattr(model, name) for name in model.__struct_fields__} for model in status.models
+            ]
+        found.append(record)
+    return found
+
+
 def examine(name: str | None, run: Invocation) -> dict[str, Any]:
     from keystroke.clients.cli.speaker import open_speaker
 
-    with open_speaker(name, run) as speaker:
+    with open_speaker(
+        name, run, local=True
+    ) as speaker:  # its own: speed is measured on an engine of one's own
         return _examined(speaker)
 
 
@@ -161,6 +185,8 @@ def _print(run: Invocation, facts: dict[str, Any]) -> None:
         row("cuda", ("suits: " if facts["cuda"]["suits"] else "no: ") + facts["cuda"]["why"])
     for name, folder in facts["folders"].items():
         row(name, f"{size(folder['bytes'])} in {folder['path']}")
+    for label, text in _loaded_rows(facts["gateways"]):
+        row(label, text)
     model = facts.get("model")
     if model is None:
         return
@@ -183,6 +209,28 @@ def _print(run: Invocation, facts: dict[str, Any]) -> None:
         row("decode", f"{speed['decode']:.0f} tokens/s ({speed['step_ms']:.1f} ms a step)")
         costs = ", ".join(f"{rows} rows {cost:.1f}x" for rows, cost in speed["verify"].items())
         row("verify", f"{costs} of one step")
+
+
+def _loaded_rows(found: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """What is loaded where: one line a model, under the process that has it."""
+    from keystroke.clients.cli.console import size
+
+    if not found:
+        return [("gateway", "none runs; the first command that asks a model starts one")]
+    rows: list[tuple[str, str]] = []
+    for gateway in found:
+        rows.append(("gateway", gateway.get("error") or f"{gateway['url']}, process {gateway['pid']}"))
+        for model in gateway["models"]:
+            text = f"{model['name']} ({model['role']})"
+            if model["state"] == "loaded":
+                text += f": {model['precision']}, {size(model['weight_bytes'])} of weights, "
+                text += f"{size(model['cached_bytes'] or 0)} of cache"
+                if busy := model["running"] + model["waiting"]:
+                    text += f", {busy} answer{'s' * (busy > 1)} under way"
+            elif model["state"] == "offered":
+                text += ": loaded when first asked for"
+            rows.append((model["state"], text))
+    return rows
 
 
 def _processor() -> str:

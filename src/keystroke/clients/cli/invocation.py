@@ -26,6 +26,7 @@ class Invocation:
     quiet: bool = False
     config: Path | None = None
     flags: Mapping[str, Any] = field(default_factory=dict)
+    local: bool = False  # models are loaded in this process
 
     @cached_property
     def environ(self) -> dict[str, str]:
@@ -48,6 +49,11 @@ class Invocation:
         from keystroke.clients.cli.console import Console
 
         return Console(quiet=self.quiet)
+
+    @property
+    def shares(self) -> bool:
+        """Whether models of this machine are asked through the gateway that all commands share."""
+        return self.settings.sharing.enabled and not self.local
 
     def wants_json(self, flag: bool) -> bool:
         """Whether a command's own `--json`, or the shared one, was given."""

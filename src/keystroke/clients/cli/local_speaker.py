@@ -7,9 +7,11 @@ a time, as the engine demands.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
 from keystroke.assist.completion import complete
-from keystroke.clients.cli.answering import Answer, Message, Report, Speaker
+from keystroke.clients.cli.answering import Answer, Facts, Message, Report, Speaker
 from keystroke.config import Settings
 from keystroke.engine.base import Interrupt
 from keystroke.engine.generation import Finish, Generation, GenerationParams, GenerationStats
@@ -19,13 +21,18 @@ from keystroke.engine.speculative import Drafter, drafter_for
 from keystroke.engine.templates import ChatTemplate
 from keystroke.errors import InputError, UnsupportedModel
 
+if TYPE_CHECKING:
+    from keystroke.clients.cli.console import Console
+    from keystroke.clients.cli.invocation import Invocation
+
 # Two marks that no conversation holds: they show where a template puts the texts around a redirection.
 _SAID, _LINE = "\ue3f0\ue3f1", "\ue3f2\ue3f3"
 
 
 class LocalSpeaker(Speaker):
-    def __init__(self, model: Model, settings: Settings) -> None:
+    def __init__(self, model: Model, settings: Settings, console: Console | None = None) -> None:
         self.model = model
+        self.console = console
         self.name = model.name
         self.session = model.engine.session()
         # One for all answers: it learns from each.
@@ -33,14 +40,20 @@ class LocalSpeaker(Speaker):
         self.drafter: Drafter | None = drafter_for(model.engine, draft=model.draft) if enabled else None
 
     @classmethod
-    def load(cls, name: str, settings: Settings, progress: Progress) -> LocalSpeaker:
+    def load(cls, name: str, run: Invocation, progress: Progress) -> LocalSpeaker:
         from keystroke.engine.load import load_model
 
-        return cls(load_model(name, settings, progress), settings)
+        return cls(load_model(name, run.settings, progress), run.settings, run.console)
 
-    def chat(self, messages: Sequence[Message], params: GenerationParams, interrupt: Interrupt) -> Answer:
+    def chat(
+        self,
+        messages: Sequence[Message],
+        params: GenerationParams,
+        interrupt: Interrupt,
+        prediction: str | None = None,
+    ) -> Answer:
         prompt = self._template().tokens(self.model.tokenizer, messages)
-        return LocalAnswer(self, prompt, params, interrupt)
+        return LocalAnswer(self, prompt, params, interrupt, prediction)
 
     def generate(self, prompt: str, params: GenerationParams, interrupt: Interrupt) -> Answer:
         tokens = self.model.prompt(prompt)
@@ -49,6 +62,18 @@ class LocalSpeaker(Speaker):
         return LocalAnswer(self, tokens, params, interrupt)
 
     def complete(
+        self,
+        prefix: str,
+        suffix: str,
+        lines: int,
+        budget: int,
+        params: GenerationParams,
+        interrupt: Interrupt,
+    ) -> tuple[str, Report]:
+        with self._reading():
+            return self._completed(prefix, suffix, lines, budget, params, interrupt)
+
+    def _completed(
         self,
         prefix: str,
         suffix: str,
@@ -75,6 +100,21 @@ class LocalSpeaker(Speaker):
 
     def check_chat(self) -> None:
         self._template()
+
+    @property
+    def facts(self) -> Facts:
+        model, info = self.model, self.model.engine.info
+        path = str(model.path) if model.path is not None else None
+        return Facts(
+            f"{path or self.name}:{info.weight_bytes}", info.parameters, path, model.chat is not None
+        )
+
+    def waiting(self) -> tuple[str, int, int]:
+        """How much of what the session holds has been read. Asked by a thread of its own."""
+        return "reading the prompt", self.session.resident, self.session.length
+
+    def _reading(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.console is None else self.console.waiting(self.waiting)
 
     def close(self) -> None:
         self.session.close()
@@ -118,13 +158,24 @@ class LocalSpeaker(Speaker):
 
 class LocalAnswer(Answer):
     def __init__(
-        self, speaker: LocalSpeaker, prompt: Sequence[int], params: GenerationParams, interrupt: Interrupt
+        self,
+        speaker: LocalSpeaker,
+        prompt: Sequence[int],
+        params: GenerationParams,
+        interrupt: Interrupt,
+        prediction: str | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(speaker.console)
         self._speaker = speaker
-        self._generation = Generation(
-            speaker.model, speaker.session, prompt, params, speaker.drafter, interrupt
-        )
+        drafter = speaker.drafter
+        if prediction and drafter is not None:
+            drafter = drafter_for(
+                speaker.model.engine, speaker.model.tokenizer.encode(prediction), draft=speaker.model.draft
+            )
+        self._generation = Generation(speaker.model, speaker.session, prompt, params, drafter, interrupt)
+
+    def waiting(self) -> tuple[str, int, int]:
+        return self._speaker.waiting()
 
     def _pieces(self) -> Iterator[str]:
         for chunk in self._generation:

@@ -19,14 +19,10 @@ from keystroke.clients.cli.invocation import Invocation, of
 from keystroke.errors import UsageError
 
 if TYPE_CHECKING:
-    from keystroke.clients.lsp.gateway import ServeCommand
-    from keystroke.clients.lsp.place import Place
     from keystroke.clients.lsp.server import KeystrokeServer
+    from keystroke.clients.place import Place
 
     Locate = Callable[[], Awaitable[Place]]
-
-# Enough to reload a window or change editors without loading the model again.
-LINGER = 60.0
 
 
 def lsp(
@@ -43,9 +39,13 @@ def lsp(
         str | None, typer.Option(metavar="HOST:PORT", help="Serve one editor over TCP, to debug.")
     ] = None,
     linger: Annotated[
-        float,
-        typer.Option(metavar="SECONDS", min=0, help="How long a gateway started here outlives its editors."),
-    ] = LINGER,
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            min=0,
+            help="How long a gateway started here outlives its editors; sharing.idle_s if left out.",
+        ),
+    ] = None,
     stdio: Annotated[
         bool, typer.Option("--stdio", help="Use standard input and output (the default).")
     ] = False,
@@ -61,7 +61,7 @@ def lsp(
 
 
 async def _serve(
-    run: Invocation, gateway: str | None, models: list[str], tcp: str | None, linger: float, echo: bool
+    run: Invocation, gateway: str | None, models: list[str], tcp: str | None, linger: float | None, echo: bool
 ) -> int:
     from keystroke.clients.cli.release import release
 
@@ -115,7 +115,7 @@ async def _until_over(server: KeystrokeServer, serving: Awaitable[None]) -> int:
 
 
 def _fixed(url: str) -> Locate:
-    from keystroke.clients.lsp.place import Place
+    from keystroke.clients.place import Place
 
     async def locate() -> Place:
         return Place(url)
@@ -123,10 +123,10 @@ def _fixed(url: str) -> Locate:
     return locate
 
 
-def _own(run: Invocation, models: list[str], linger: float, echo: bool) -> Locate:
-    from keystroke.clients.lsp.gateway import LocalGateway
+def _own(run: Invocation, models: list[str], linger: float | None, echo: bool) -> Locate:
+    from keystroke.clients.cli.shared import shared_gateway
 
-    return LocalGateway(_command(run, models, linger, echo), run.settings.paths.state).locate
+    return shared_gateway(run, models, linger=linger, echo=echo, project=False).locate
 
 
 def _ahead(locate: Locate) -> Locate:
@@ -138,22 +138,6 @@ def _ahead(locate: Locate) -> Locate:
         return await (begun.pop() if begun else locate())
 
     return looked
-
-
-def _command(run: Invocation, models: list[str], linger: float, echo: bool) -> ServeCommand:
-    from keystroke.clients.lsp.gateway import ServeCommand
-
-    shared = ["--config", str(run.config.resolve())] if run.config is not None else []
-    for key, value in run.flags.items():
-        shared += ["--set", f"{key}={value}"]
-    wanted = [part for name in models for part in ("--model", name)]
-    program = [sys.executable, "-c", "from keystroke.clients.cli import main; main()"]
-    options = ["--host", "127.0.0.1", "--port", "0", "--idle-exit", f"{linger:g}"]
-    return ServeCommand(
-        [*program, *shared, "serve", *options, *wanted, *(["--echo"] if echo else [])],
-        run.environ,
-        run.settings.server.api_key_env,
-    )
 
 
 def _address(text: str) -> tuple[str, int]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from keystroke.assist.completion import Ending, trim_text
 from keystroke.assist.completion.run import settle
-from keystroke.clients.cli.answering import Answer, Message, Report, Speaker
+from keystroke.clients.cli.answering import Answer, Facts, Message, Report, Speaker
 from keystroke.engine.base import Interrupt
 from keystroke.engine.generation import Chunk, Finish, GenerationParams
 from keystroke.engine.remote import BlockingModel, Endpoint, RemoteModel, StreamItem, Usage
@@ -23,8 +23,13 @@ class RemoteSpeaker(Speaker):
         self.model = BlockingModel(RemoteModel(endpoint, model))
 
     def chat(
-        self, messages: Sequence[Message], params: GenerationParams, interrupt: Interrupt
+        self,
+        messages: Sequence[Message],
+        params: GenerationParams,
+        interrupt: Interrupt,
+        prediction: str | None = None,
     ) -> RemoteAnswer:
+        """Servers differ in whether they take a prediction, so none is sent."""
         answer = RemoteAnswer(self, params, interrupt)
         answer.begin(messages)
         return answer
@@ -63,6 +68,11 @@ class RemoteSpeaker(Speaker):
         finally:
             answer.cut()
         return text, answer.report()
+
+    @property
+    def facts(self) -> Facts:
+        remote = self.model.model
+        return Facts(f"{remote.endpoint.base_url}#{remote.name}")
 
     def close(self) -> None:
         self.model.close()

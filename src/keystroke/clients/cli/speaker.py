@@ -7,9 +7,10 @@ Speaker and never learns which kind it is.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from keystroke.errors import ConfigError
+from keystroke.errors import ConfigError, KeystrokeError
 
 if TYPE_CHECKING:
     from keystroke.clients.cli.answering import Speaker
@@ -19,18 +20,49 @@ if TYPE_CHECKING:
     from keystroke.engine.remote import Endpoint
 
 
-def open_speaker(name: str | None, run: Invocation) -> Speaker:
-    """The model called `name`: a `[models.NAME]` table, a name of the library, a path, or URL#MODEL."""
+def open_speaker(name: str | None, run: Invocation, *, local: bool = False) -> Speaker:
+    """The model called `name`: a `[models.NAME]` table, a name of the library, a path, or URL#MODEL. One of
+    this machine answers through the gateway that all commands share, unless `local` or the user says
+    otherwise."""
     settings = run.settings
     name = name or settings.model.default
     if (remote := _remote(name, settings)) is not None:
         from keystroke.clients.cli.remote_speaker import RemoteSpeaker
 
         return RemoteSpeaker(*remote)
+    if run.shares and not local and (shared := _shared(name, run)) is not None:
+        return shared
     from keystroke.clients.cli.local_speaker import LocalSpeaker
 
     with run.console.progress() as progress:
-        return LocalSpeaker.load(name, settings, progress)
+        return LocalSpeaker.load(name, run, progress)
+
+
+def _shared(name: str, run: Invocation) -> Speaker | None:
+    """The model at the shared gateway; None, and a remark, where there cannot be one on this machine."""
+    from keystroke.clients.cli.gateway_speaker import GatewaySpeaker
+    from keystroke.clients.cli.shared import shared_gateway
+
+    gateway = shared_gateway(run)
+    try:
+        with run.console.progress() as progress:
+            gateway.locate_now(watch=progress)
+    except (KeystrokeError, OSError) as error:
+        run.console.note(f"{str(error).rstrip('.')}; the model is loaded here instead")
+        return None
+    return GatewaySpeaker(name, _asked(name, run.settings), gateway, run.console)
+
+
+def _asked(name: str, settings: Settings) -> str:
+    """What the gateway is to call the model: it has a working folder of its own, so a path is made whole."""
+    from keystroke.engine.builtin import BUILT_IN
+    from keystroke.engine.library import EMBEDDED, Library
+
+    known = name in settings.models or name == EMBEDDED or name in BUILT_IN
+    if known or name in Library(settings.paths.models).names():
+        return name
+    path = Path(name).expanduser()
+    return str(path.resolve()) if path.exists() else name
 
 
 def chat_model(name: str | None, run: Invocation) -> str:

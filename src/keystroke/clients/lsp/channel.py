@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 
 from keystroke.clients.connection import RemoteError
 from keystroke.clients.live_connection import LiveClient, OnEvent, OnNotice
-from keystroke.clients.lsp.place import Place
+from keystroke.clients.place import Place
 from keystroke.errors import EngineError, Unavailable
 from keystroke.protocol import live_messages as live
 

@@ -22,13 +22,13 @@ from pygls.protocol import LanguageServerProtocol, default_converter
 from pygls.protocol.language_server import lsp_method
 from pygls.uris import to_fs_path
 
+from keystroke.clients.local_gateway import alive
 from keystroke.clients.lsp.actions import Actions
 from keystroke.clients.lsp.channel import Channel
 from keystroke.clients.lsp.documents import Documents, OpenDocument
 from keystroke.clients.lsp.findings import Findings
-from keystroke.clients.lsp.gateway import alive
-from keystroke.clients.lsp.place import Place
 from keystroke.clients.lsp.suggestions import Suggestions
+from keystroke.clients.place import Place
 from keystroke.config import AssistSettings
 from keystroke.errors import KeystrokeError, Unavailable
 from keystroke.protocol import live_messages as live

@@ -6,8 +6,6 @@ from pathlib import Path
 
 from keystroke.engine.tokenizer.base import Tokenizer
 from keystroke.engine.tokenizer.byte_tokens import ByteTokenizer
-from keystroke.engine.tokenizer.gguf import load_gguf_tokenizer
-from keystroke.engine.tokenizer.huggingface import LibraryTokenizer, load_tokenizer_json
 from keystroke.engine.tokenizer.incremental import IncrementalEncoder, TokenEdit
 from keystroke.engine.tokenizer.stream import StreamDecoder
 from keystroke.errors import NotFound
@@ -15,7 +13,6 @@ from keystroke.errors import NotFound
 __all__ = [
     "ByteTokenizer",
     "IncrementalEncoder",
-    "LibraryTokenizer",
     "StreamDecoder",
     "TokenEdit",
     "Tokenizer",
@@ -27,7 +24,11 @@ def load_tokenizer(path: Path, cache: Path | None = None) -> Tokenizer:
     """The tokenizer of a model: a Hugging Face folder, its tokenizer.json, or a GGUF file. `cache`: a folder
     for those that have to be built."""
     if path.is_dir() or path.name == "tokenizer.json":
+        from keystroke.engine.tokenizer.huggingface import load_tokenizer_json
+
         return load_tokenizer_json(path)
     if path.is_file():
+        from keystroke.engine.tokenizer.gguf import load_gguf_tokenizer  # here: opening files needs more
+
         return load_gguf_tokenizer(path, cache)
     raise NotFound(f"there is no model at {path}")

@@ -31,7 +31,8 @@ Sink = Callable[[list[Any]], None]
 
 
 class Answer:
-    """`on_end` is called once per response with its outcome and the item that ended it."""
+    """`on_end` is called once per response with its outcome and the item that ended it. `decided` is given
+    plain text as it comes, and says when enough has."""
 
     def __init__(
         self,
@@ -43,6 +44,7 @@ class Answer:
         offered: dict[str, Offered],
         forced: str = "",
         plain: bool = False,
+        decided: Callable[[str], bool] | None = None,
         on_end: Callable[[Answer, Outcome, Ended | Steered], None],
         on_steered: Callable[[Answer, Steered], Serializer] | None = None,
     ) -> None:
@@ -56,6 +58,7 @@ class Answer:
         self._prelude = serializer.began()
         self._tokenizer = tokenizer
         self._offered = offered
+        self._decided = decided
         self._parser = None if plain else AnswerParser(offered, forced)
         self._calls: dict[int, tuple[str, list[str]]] = {}  # a remote server's calls, by index
         self._on_end = on_end
@@ -101,6 +104,8 @@ class Answer:
         if self._parser is None:
             if chunk.text or logprobs:
                 out += self.serializer.text(chunk.text, logprobs)
+            if self._decided is not None and chunk.finish is None and self._decided(chunk.text):
+                self.work.enough()
             return
         segments = self._parser.feed(chunk.text) if chunk.text else []
         if logprobs and not (segments and isinstance(segments[0], Text)):

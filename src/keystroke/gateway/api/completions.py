@@ -10,7 +10,8 @@ import asyncio
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from keystroke.assist.completion.run import question
+from keystroke.assist.completion import Ending
+from keystroke.assist.completion.run import Decision, question
 from keystroke.engine.model import Model
 from keystroke.errors import KeystrokeError, UnsupportedModel
 from keystroke.gateway.access.keys import Caller
@@ -64,6 +65,7 @@ class Plan:
     offered: dict[str, Offered] = field(default_factory=dict)
     forced: str = ""
     plain: bool = False  # all text is text: no calls, no thoughts
+    decided: Decision | None = None
 
 
 class Texts:
@@ -138,6 +140,7 @@ class Texts:
             )
         )
         job: Job | RemoteJob
+        decided: Decision | None = None
         model = entry.model
         if model is not None:
             if (budget := request.context) is not None:
@@ -145,6 +148,8 @@ class Texts:
                     size, lambda: question(model, extra + prefix, suffix or "", budget=budget, params=params)
                 )
                 tokens, params = list(asked.tokens), asked.params
+                if request.lines is not None:
+                    decided = Decision(Ending.at(prefix, suffix or "", request.lines), asked.held)
             else:
                 literal = bool(request.literal)
                 tokens = await service.off_loop(
@@ -163,7 +168,9 @@ class Texts:
             echo=prefix if request.echo else "",
         )
         tier = tier_named(request.service_tier)
-        plan = Plan(entry, job, serializer, routing, priority, tier, request.buffer, plain=True)
+        plan = Plan(
+            entry, job, serializer, routing, priority, tier, request.buffer, plain=True, decided=decided
+        )
         return self._run(plan, caller, sink)
 
     def _run(self, plan: Plan, caller: Caller, sink: Sink) -> TextRun:
@@ -191,6 +198,7 @@ class Texts:
             offered=plan.offered,
             forced=plan.forced,
             plain=plan.plain,
+            decided=plan.decided,
             on_end=ended,
         )
         run = TextRun(answer, serializer, over, plan.routing, entry.context_length or 0)

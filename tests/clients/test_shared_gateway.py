@@ -1,0 +1,251 @@
+"""Commands share one gateway: started on demand, the same text as without, gone when idle, lost and found
+again."""
+# ruff: noqa: F811 - fixtures are imported by name
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from cli_home import PROGRAM, Home, home  # noqa: F401
+from tiny_model import write_tiny_model
+
+from keystroke.clients.cli.invocation import Invocation
+from keystroke.clients.cli.shared import serve_command
+from keystroke.clients.gateway_http import GatewayHttp, refusal
+from keystroke.clients.local_gateway import Announcement, alive, announced
+from keystroke.clients.place import Place
+from keystroke.errors import KeystrokeError, NotFound, QueueFull
+from keystroke.protocol.response import ErrorDetail
+
+CODE = "def add(a, b):\n    return a + b\n\n\ndef subtract(a, b):\n    return \n"
+
+
+def eventually(true: Callable[[], object], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def shared(home: Home, tmp_path: Path) -> Iterator[Home]:
+    """A home with a tiny model that converses, whose commands share a gateway."""
+    write_tiny_model(home.root / "tiny", context=4096)
+    home.configure('[model]\ndefault = "tiny"\n[models.tiny]\npath = "tiny"\n')
+    (home.root / "a.py").write_text(CODE)
+    home.environment |= {"KEYSTROKE_SHARING_ENABLED": "1", "KEYSTROKE_SHARING_IDLE_S": "60"}
+    try:
+        yield home
+    finally:
+        for said in gateways(home):
+            os.kill(said.pid, signal.SIGTERM)
+        eventually(lambda: not gateways(home))
+
+
+def gateways(home: Home) -> list[Announcement]:
+    return announced(home.root / "state")
+
+
+def test_two_commands_use_one_gateway_and_say_what_a_model_loaded_here_says(shared: Home) -> None:
+    commands: list[tuple[tuple[str, ...], str]] = [
+        (("complete", "a.py:6", "--max-tokens", "12"), ""),
+        (("complete", "a.py:6:7", "--lines", "1", "--context", "24"), ""),
+        (("complete", "-"), "class Stack:\n    def push(self, item):\n        sel"),
+        (("generate", "for i in <|im_end|> range(", "--max-tokens", "12", "--temperature", "1"), ""),
+        (("chat", "--max-tokens", "12"), "Hello.\nAnd again.\n"),
+    ]
+    said = [shared.keystroke(*command, stdin=stdin).stdout for command, stdin in commands]
+    (gateway,) = gateways(shared)
+    here = [shared.keystroke(*command, "--local", stdin=stdin).stdout for command, stdin in commands]
+    assert said == here
+    assert gateways(shared) == [gateway]
+    before = shared.keystroke("--local", "complete", "a.py:6", "--max-tokens", "12").stdout
+    assert before == said[0]
+
+
+def test_reports_count_tokens_and_find_what_was_read_before(shared: Home) -> None:
+    arguments = ("complete", "a.py:6", "--json", "--max-tokens", "12")
+    first, second = (json.loads(shared.keystroke(*arguments).stdout) for _ in range(2))
+    assert first["tokens"] > 0
+    assert first["prompt_tokens"] == second["prompt_tokens"] > 20
+    assert second["reused_tokens"] > 20
+    assert first["completion"] == second["completion"]
+
+
+def test_doctor_says_what_is_loaded_where(shared: Home) -> None:
+    assert json.loads(shared.keystroke("doctor", "--quick", "--json").stdout)["gateways"] == []
+    assert "none runs" in shared.keystroke("doctor", "--quick").stdout
+    shared.keystroke("complete", "a.py:6")
+    (found,) = json.loads(shared.keystroke("doctor", "--quick", "--json").stdout)["gateways"]
+    (said,) = gateways(shared)
+    assert (found["pid"], found["url"]) == (said.pid, said.url)
+    (model,) = found["models"]
+    assert (model["name"], model["state"], model["chat"]) == ("tiny", "loaded", True)
+    assert f"process {said.pid}" in shared.keystroke("doctor", "--quick").stdout
+
+
+def test_any_model_of_this_machine_can_be_asked_for_and_is_loaded_once(shared: Home, tmp_path: Path) -> None:
+    other = write_tiny_model(shared.root / "other")
+    for name in ("other", str(other), "./other"):
+        assert shared.keystroke("generate", "def f(", "--model", name, "--max-tokens", "4").code == 0
+    (said,) = gateways(shared)
+    status = GatewayHttp(Place(said.url, said.token)).status()
+    assert sorted(m.name for m in status.models) == sorted(["tiny", str(other)])
+
+
+def test_what_cannot_be_loaded_is_one_sentence_and_the_gateway_goes_on(shared: Home) -> None:
+    shared.keystroke("generate", "x", "--max-tokens", "2")  # starting may take a while, and say so
+    assert "there is no model called tinny; did you mean tiny?" in shared.refused(
+        "generate", "x", "-m", "tinny"
+    )
+    broken = shared.root / "broken.gguf"
+    broken.write_bytes(b"GGUF" + b"\xff" * 64)
+    assert "broken.gguf" in shared.refused("generate", "x", "-m", "broken.gguf", code=1)
+    (said,) = gateways(shared)
+    shared.keystroke("generate", "x", "--max-tokens", "2")
+    assert gateways(shared) == [said]
+
+
+def test_other_settings_or_another_version_get_a_gateway_of_their_own(
+    shared: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def name(**changes: object) -> str:
+        run = Invocation(**changes)  # type: ignore[arg-type]
+        return serve_command(run, (), linger=None, echo=False, project=True).name
+
+    for key, value in shared.environment.items():
+        monkeypatch.setenv(key, value)
+    monkeypatch.chdir(shared.root)
+    plain = name()
+    assert name() == plain
+    assert name(flags={"sharing.idle_s": "5"}) == plain, "how long it lingers does not make it another"
+    assert name(flags={"engine.threads": "1"}) != plain
+    shared.configure("[engine]\nthreads = 1\n")
+    assert name() != plain
+    shared.configure('[model]\ndefault = "tiny"\n[models.tiny]\npath = "tiny"\n')
+    assert name() == plain
+    project = shared.root / "project"
+    project.mkdir()
+    (project / "keystroke.toml").write_text("[engine]\nthreads = 1\n")
+    monkeypatch.chdir(project)
+    assert name() == name(flags={"engine.threads": "1"}), "what a project says about engines counts"
+    (project / "keystroke.toml").write_text("[assist]\naudit = false\n")
+    assert name() == plain
+    monkeypatch.setattr("keystroke.clients.cli.release.release", lambda: "9.9.9")
+    assert name() != plain
+
+
+def test_a_gateway_that_was_killed_is_started_again_and_nobody_notices(shared: Home) -> None:
+    first = shared.keystroke("complete", "a.py:6", "--max-tokens", "12").stdout
+    (said,) = gateways(shared)
+    os.kill(said.pid, signal.SIGKILL)
+    assert shared.keystroke("complete", "a.py:6", "--max-tokens", "12").stdout == first
+    (other,) = gateways(shared)
+    assert other.pid != said.pid
+
+
+def test_a_gateway_that_dies_in_the_middle_of_an_answer_is_one_sentence(shared: Home) -> None:
+    shared.keystroke("generate", "x", "--max-tokens", "2")
+    (said,) = gateways(shared)
+    command = [PROGRAM, "generate", "x", "--max-tokens", "4000", "--temperature", "1"]
+    with subprocess.Popen(
+        command,
+        env=shared.environment,
+        cwd=shared.root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(8)
+        os.kill(said.pid, signal.SIGKILL)
+        _, told = process.communicate(timeout=60)
+    assert process.returncode == 1
+    (line,) = told.decode().splitlines()
+    assert line.startswith("keystroke: The gateway ")
+    assert line.endswith("run the command again.")
+
+
+def test_an_interrupt_ends_the_answer_and_not_the_gateway(shared: Home) -> None:
+    shared.keystroke("generate", "x", "--max-tokens", "2")
+    (said,) = gateways(shared)
+    command = [PROGRAM, "generate", "x", "--max-tokens", "4000", "--temperature", "1"]
+    with subprocess.Popen(
+        command, env=shared.environment, cwd=shared.root, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(8)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=60)
+    assert (process.returncode, told) == (130, b"")
+    http = GatewayHttp(Place(said.url, said.token))
+    eventually(lambda: not any(m.running or m.waiting for m in http.status().models))
+    assert gateways(shared) == [said]
+
+
+def test_a_gateway_nobody_asks_ends_and_takes_its_announcement_with_it(shared: Home) -> None:
+    idle = {"KEYSTROKE_SHARING_IDLE_S": "0"}
+    shared.keystroke("generate", "x", "--max-tokens", "2", **idle)
+    eventually(lambda: not gateways(shared))
+    folder = shared.root / "state" / "gateways"
+    eventually(lambda: not list(folder.glob("*.json")))
+
+
+def test_where_no_gateway_can_start_the_model_is_loaded_here(shared: Home) -> None:
+    state = shared.root / "state"
+    state.write_text("in the way")
+    done = shared.keystroke("generate", "x", "--max-tokens", "2", code=None)
+    assert "the model is loaded here instead" in done.stderr
+    assert done.code == 0
+    assert done.stdout.strip("\n")
+    state.unlink()
+
+
+def test_commands_that_come_together_start_one_gateway(shared: Home) -> None:
+    command = [PROGRAM, "complete", "a.py:6", "--max-tokens", "4"]
+    together = [
+        subprocess.Popen(command, env=shared.environment, cwd=shared.root, stdout=subprocess.PIPE)
+        for _ in range(3)
+    ]
+    said = {process.communicate(timeout=120)[0] for process in together}
+    assert len(said) == 1
+    assert len(gateways(shared)) == 1
+
+
+def test_an_edit_through_the_gateway_is_the_edit_made_here(shared: Home) -> None:
+    answers = []
+    for where in ((), ("--local",)):
+        done = shared.keystroke(
+            "--set",
+            "generation.max_tokens=24",
+            "edit",
+            "a.py",
+            "-m",
+            "rename add",
+            "--json",
+            *where,
+            code=None,
+        )
+        answers.append((done.code, done.stdout))
+    assert answers[0] == answers[1]
+
+
+def test_a_refusal_keeps_its_kind_over_the_wire() -> None:
+    assert type(refusal(ErrorDetail("x", "not_found", "There is none."), 404)) is NotFound
+    full = refusal(ErrorDetail("x", "queue_full", "Full."), 429)
+    assert isinstance(full, QueueFull)
+    assert type(refusal(ErrorDetail("x", "something_new", "New."), 400)) is KeystrokeError
+
+
+def test_a_process_that_is_gone_is_not_alive() -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    assert not alive(ended.pid)
+    assert alive(os.getpid())
