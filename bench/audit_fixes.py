@@ -8,14 +8,17 @@ audit_trials/LANGUAGE.toml; audit_random.py makes more. A language whose tools a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -40,7 +43,9 @@ class Trial:
     name: str = ""
     title: str = ""  # of the fix, where a rule has several
     seen: str = ""  # where set, only what this pattern finds in a harmless result must stay the same
-    setup: str = ""  # JavaScript: what stands before the program
+    setup: str = ""  # what stands before the program and is not audited
+    statement: bool = False  # results are a statement of SQL and its values, as JSON: sqlite answers them
+    sure: bool = True  # the attack must work before the fix; random programs may happen to resist it
     slow: bool = False  # it waits for a time limit: left to the benchmark
 
     @property
@@ -71,7 +76,7 @@ class Outcome:
                 return f"with harmless {given!r}: {one[:300]!r} before, {other[:300]!r} after"
         attacked = re.compile(trial.attacked, re.DOTALL)
         for given, one, other in zip(trial.hostile, self.before[count:], self.after[count:], strict=True):
-            if not attacked.search(one):
+            if trial.sure and not attacked.search(one):
                 return f"the attack {given!r} does not work even before: {one[:300]!r}"
             if attacked.search(other):
                 return f"the attack {given!r} still works: {other[:300]!r}"
@@ -127,7 +132,27 @@ def outcomes(trials: Sequence[Trial]) -> list[Outcome]:
         results = RUNNERS[language](jobs)
         for at, item in enumerate(ready):
             item.before, item.after = results[2 * at], results[2 * at + 1]
+            if item.trial.statement:
+                item.before, item.after = list(map(answer, item.before)), list(map(answer, item.after))
     return out
+
+
+_TABLE = "CREATE TABLE users (id INTEGER, name TEXT, role TEXT, age INTEGER)"
+_USERS = [(1, "ann", "a", 30), (2, "bob", "b", 40), (3, "anton", "100", 30), (4, "x y", "a", 50)]
+
+
+def answer(asked: str) -> str:
+    """What a database with a few users says to a statement and its values."""
+    if asked.startswith("!"):
+        return asked
+    statement, values = json.loads(asked)
+    with contextlib.closing(sqlite3.connect(":memory:")) as base:
+        base.execute(_TABLE)
+        base.executemany("INSERT INTO users VALUES (?, ?, ?, ?)", _USERS)
+        try:
+            return str(base.execute(re.sub(r"\$(\d+)", r"?\1", statement), values).fetchall())
+        except sqlite3.Error as error:
+            return f"!{error}"
 
 
 # Running
@@ -196,7 +221,9 @@ def _python(jobs: Sequence[Job]) -> list[list[str]]:
         folder = Path(place)
         for at, job in enumerate(jobs):
             (folder / str(at)).mkdir()
-            (folder / str(at) / "trial.py").write_text(f"{job.program}\n{job.driver}\n", encoding="utf-8")
+            (folder / str(at) / "trial.py").write_text(
+                f"{job.setup}\n{job.program}\n{job.driver}\n", encoding="utf-8"
+            )
         (folder / "main.py").write_text(_PYTHON_MAIN, encoding="utf-8")
         given = json.dumps({"heavy": used, "inputs": [job.inputs for job in jobs]})
         code, out, err = _run([sys.executable, "-I", "main.py"], folder, given)
@@ -251,58 +278,67 @@ for at, inputs in enumerate(asked["inputs"]):
 print(json.dumps(results))
 """
 
-_SCRIPT_MAIN = """{setup}
-{program}
-{driver}
-(async () => {{
-  const given = JSON.parse(require("fs").readFileSync(0, "utf8"));
+_SCRIPT_MAIN = """
+const { Worker } = require("worker_threads");
+const jobs = JSON.parse(require("fs").readFileSync(0, "utf8"));
+(async () => {
   const out = [];
-  for (const one of given) {{
-    try {{ out.push(String(await run(one))); }} catch (error) {{ out.push("!" + error); }}
-  }}
+  for (let at = 0; at < jobs.length; at++) {
+    out.push(await new Promise((done) => {
+      const worker = new Worker("./job" + at + ".js", { workerData: jobs[at], stdout: true, stderr: true });
+      worker.on("message", done);
+      worker.on("error", (error) => done(["!" + (error && error.stack || error)]));
+      worker.on("exit", () => done(["!it ended without a word"]));
+    }));
+  }
   process.stdout.write("\\n" + JSON.stringify(out));
-  process.exit(0);
-}})();
+})();
+"""
+_SCRIPT_JOB = """
+(async () => {
+  const { parentPort, workerData } = require("worker_threads");
+  const out = [];
+  for (const one of workerData) {
+    try { out.push(String(await run(one))); } catch (error) { out.push("!" + error); }
+  }
+  parentPort.postMessage(out);
+})();
 """
 
 
-def _listed(command: list[str], name: str, main: str, job: Job) -> list[str]:
-    """One process for all inputs of a job; its last line is the list of results."""
+def _javascript(jobs: Sequence[Job]) -> list[list[str]]:
+    """One process for all jobs, each in a worker of its own."""
     with tempfile.TemporaryDirectory(prefix="trial-") as place:
         folder = Path(place)
-        (folder / name).write_text(
-            main.format(setup=job.setup, program=job.program, driver=job.driver), encoding="utf-8"
-        )
-        code, out, err = _run(command, folder, json.dumps(job.inputs))
+        for at, job in enumerate(jobs):
+            text = f"{job.setup}\n{job.program}\n{job.driver}\n{_SCRIPT_JOB}"
+            (folder / f"job{at}.js").write_text(text, encoding="utf-8")
+        (folder / "main.js").write_text(_SCRIPT_MAIN, encoding="utf-8")
+        code, out, err = _run(["node", "main.js"], folder, json.dumps([job.inputs for job in jobs]))
         try:
-            got = json.loads(out.strip().rsplit("\n", 1)[-1])
+            return [[str(item) for item in got] for got in json.loads(out.strip().rsplit("\n", 1)[-1])]
         except ValueError:
-            return [f"!{code}: {err[-600:]}"]
-        return [str(item) for item in got]
-
-
-def _javascript(jobs: Sequence[Job]) -> list[list[str]]:
-    return [_listed(["node", "trial.js"], "trial.js", _SCRIPT_MAIN, job) for job in jobs]
+            raise ValueError(f"{code}: {err[-2000:]}") from None
 
 
 def _compiled(compiler: str, suffix: str, flags: Sequence[str]) -> Callable[[Sequence[Job]], list[list[str]]]:
+    def one(job: Job) -> list[str]:
+        with tempfile.TemporaryDirectory(prefix="trial-") as place:
+            folder = Path(place)
+            (folder / f"trial{suffix}").write_text(f"{job.program}\n{job.driver}\n", encoding="utf-8")
+            code, _, err = _run([compiler, *flags, f"trial{suffix}", "-o", "trial"], folder)
+            if code:
+                return [f"!{err[:600]}"]
+            got: list[str] = []
+            for given in job.inputs:
+                code, told, err = _run([folder / "trial", given], folder, given, env=_LENIENT)
+                report = re.search(r"(?:ERROR: \w+Sanitizer|runtime error): [^\n]*", err)
+                got.append(f"{told}[exit {code}]{report.group() if report else ''}")
+            return got
+
     def run(jobs: Sequence[Job]) -> list[list[str]]:
-        out: list[list[str]] = []
-        for job in jobs:
-            with tempfile.TemporaryDirectory(prefix="trial-") as place:
-                folder = Path(place)
-                (folder / f"trial{suffix}").write_text(f"{job.program}\n{job.driver}\n", encoding="utf-8")
-                code, _, err = _run([compiler, *flags, f"trial{suffix}", "-o", "trial"], folder)
-                if code:
-                    out.append([f"!{err[:600]}"])
-                    continue
-                got: list[str] = []
-                for given in job.inputs:
-                    code, told, err = _run([folder / "trial", given], folder, given, env=_LENIENT)
-                    report = re.search(r"(?:ERROR: \w+Sanitizer|runtime error): [^\n]*", err)
-                    got.append(f"{told}[exit {code}]{report.group() if report else ''}")
-                out.append(got)
-        return out
+        with ThreadPoolExecutor(2) as pool:
+            return list(pool.map(one, jobs))
 
     return run
 
@@ -411,13 +447,11 @@ def _java(jobs: Sequence[Job]) -> list[list[str]]:
             (home / "Trial.java").write_text(
                 f"package t{at};\n{job.program}\n{job.driver}\n", encoding="utf-8"
             )
-            public = "public " if "public class Trial" in job.program else ""
             (home / "Entry.java").write_text(
                 f"package t{at};\npublic class Entry {{ public static String run(String given) throws Exception "
                 f"{{ return Trial.run(given); }} }}\n",
                 encoding="utf-8",
             )
-            del public
         for _ in range(3):
             table = "".join(f"    table.put({at}, t{at}.Entry::run);\n" for at in alive)
             (folder / "Main.java").write_text(_JAVA_MAIN.replace("TABLE", table), encoding="utf-8")

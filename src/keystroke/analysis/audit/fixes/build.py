@@ -73,6 +73,7 @@ FIXERS: dict[str, Fixer] = {
     "verified-peer": c_statements.verified_peer,
     "compared": c_statements.compared,
     "static-array": c_statements.static_array,
+    "local-target": small.local_target,
     "mask": small.masked,
     "change": small.changed,
     "xpath-variables": small.xpath_variables,

@@ -31,15 +31,30 @@ def size_text(site: Site, node: ir.Syntax, unit: int = 1) -> str | None:
         return None
     name = node.text() if node.kind() == "identifier" else ""
     arrays = site.match.known.arrays(memory.block) if site.match.known is not None else []
-    if memory.array and name:
-        holder = name
-    elif arrays and re.search(rf"\b{arrays[0]}\s*\[", site.function(node).text()):
-        holder = arrays[0]
+    declared = [array for array in (name, *arrays) if is_array(site, array, node)]
+    if declared:
+        holder = declared[0]
     elif memory.capacity is not None:
         return str(memory.capacity // unit)
     else:
         return None
     return f"sizeof({holder})" if unit == 1 else f"sizeof({holder}) / sizeof({holder}[0])"
+
+
+def is_array(site: Site, name: str, node: ir.Syntax) -> bool:
+    """Whether a name is an array of the function around, so that sizeof tells what it holds."""
+    return any(
+        declared.field("declarator") is not None and declared.field("declarator").text() == name
+        for declared in (site.function(node).find_all(kind="array_declarator") if name else ())
+        if not _is_parameter(declared)
+    )
+
+
+def _is_parameter(node: ir.Syntax) -> bool:
+    at = node.parent()
+    while at is not None and at.kind() in ("pointer_declarator", "array_declarator", "init_declarator"):
+        at = at.parent()
+    return at is not None and at.kind() == "parameter_declaration"
 
 
 def bounded_copy(site: Site, spec: FixSpec) -> Repair | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from keystroke.analysis.audit.fixes.c_calls import size_text
+from keystroke.analysis.audit.fixes.c_calls import is_array, size_text
 from keystroke.analysis.audit.fixes.site import Repair, Site, span
 from keystroke.analysis.audit.rules.catalog import FixSpec
 from keystroke.analysis.audit.source import ir
@@ -146,11 +146,16 @@ def guarded_index(site: Site, spec: FixSpec) -> Repair | None:
     memory = site.value(base).memory
     if memory is None or not re.fullmatch(r"\w+", index):
         return None
-    count = size_text(site, base, 0 if memory.array else max(memory.unit, 1))
+    if base.kind() == "identifier" and is_array(site, base.text(), node):
+        count: str | None = f"sizeof({base.text()}) / sizeof({base.text()}[0])"
+    else:
+        count = (
+            str(memory.capacity // memory.unit)
+            if memory.capacity and memory.unit and not memory.start
+            else None
+        )
     if count is None:
         return None
-    if memory.array and base.kind() == "identifier":
-        count = f"sizeof({base.text()}) / sizeof({base.text()}[0])"
     return _guard(site, f"{index} >= 0 && (size_t){index} < {count}", ("<stddef.h>",))
 
 
@@ -295,7 +300,8 @@ def _absent(node: ir.Syntax, name: str) -> bool:
     return (
         test is not None
         and node.field("alternative") is None
-        and re.fullmatch(rf"\(\s*(?:!\s*{name}|{name}\s*==\s*(?:NULL|0|nullptr))\s*\)", test.text()) is not None
+        and re.fullmatch(rf"\(\s*(?:!\s*{name}|{name}\s*==\s*(?:NULL|0|nullptr))\s*\)", test.text())
+        is not None
     )
 
 

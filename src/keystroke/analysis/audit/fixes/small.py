@@ -7,7 +7,7 @@ import re
 from keystroke.analysis.audit.fixes.site import Repair, Site, span
 from keystroke.analysis.audit.fixes.sql import as_text, site_value
 from keystroke.analysis.audit.fixes.text_parts import Hole, compose
-from keystroke.analysis.audit.flow.values import CONSTANT, HOLE
+from keystroke.analysis.audit.flow.values import CONSTANT, HOLE, LOCAL
 from keystroke.analysis.audit.rules.catalog import FixSpec
 from keystroke.analysis.audit.source import ir
 from keystroke.text import Edit
@@ -225,3 +225,51 @@ def checked_again(site: Site, spec: FixSpec) -> Repair | None:
     right = site.match.node.field("right") if site.call is None else None
     opposite = _OPPOSITE.get(right.text()) if right is not None else None
     return Repair((Edit(*span(right), opposite),)) if opposite else None
+
+
+_PURE = frozenset(
+    {
+        "identifier",
+        "attribute",
+        "subscript",
+        "member_expression",
+        "subscript_expression",
+        "call",
+        "call_expression",
+    }
+)
+
+
+def local_target(site: Site, spec: FixSpec) -> Repair | None:
+    """A redirect kept on this site: only a path from the root is followed, anything else leads to the start."""
+    given = site.arguments()
+    nodes = [given[at] for at in spec.places if at < len(given)] if spec.places else given[:1]
+    if site.call is None:
+        right = site.match.node.field("right")
+        nodes = [right] if right is not None else []
+    for node in nodes:
+        value = site.value(node)
+        if node.kind() not in _PURE or value.level <= LOCAL or value.built or value.numeric:
+            continue
+        source = site.source(node)
+        if "\n" in source or (node.kind() == "call" and not re.search(r"\.(?:get|getlist|pop)\(", source)):
+            return None
+        plain = node.kind() == "identifier"
+        if site.family == "javascript":
+            if node.kind() == "call_expression":
+                return None
+            text = f'/^\\/(?![\\/\\\\\\s])/.test({source}) ? {source} : "/"'
+            parent = node.parent()
+            text = f"({text})" if parent is not None and parent.kind() != "arguments" else text
+        elif site.family == "java":
+            if not plain:
+                return None
+            text = f'{source} != null && {source}.matches("/(?![/\\\\\\\\\\\\s]).*") ? {source} : "/"'
+        elif plain:
+            text = f'{source} if re.match(r"/(?![/\\\\\\s])", str({source})) else "/"'
+        elif re.search(r"\btarget\b", site.function(node).text()):
+            return None
+        else:
+            text = f'target if re.match(r"/(?![/\\\\\\s])", (target := str({source}))) else "/"'
+        return Repair((Edit(*span(node), text),))
+    return None

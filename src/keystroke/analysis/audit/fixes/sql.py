@@ -316,7 +316,10 @@ def is_text(site: Site, node: ir.Syntax) -> bool:
             )
         )
     if site.family == "javascript":
-        return _declared(site, node, r"string")
+        sent = re.search(
+            r"\.(?:query|params|headers|cookies|url|originalUrl|hostname|hash|search)\b", value.origin
+        )
+        return (sent is not None and node.kind() != "object") or _declared(site, node, r"string")
     if site.family == "go":
         return _GO_TEXT.search(value.path) is not None or _declared(site, node, r"string")
     return False

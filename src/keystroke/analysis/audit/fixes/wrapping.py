@@ -103,7 +103,9 @@ def _wrap(site: Site, spec: FixSpec, node: ir.Syntax) -> list[Edit] | None:
         if text is None:
             return None
     if text is None:
-        if site.value(node).built or node.kind() in _PUT_TOGETHER or spec.context in ("ldap", "joined"):
+        if site.value(node).built or node.kind() in _PUT_TOGETHER or spec.context == "ldap":
+            return None
+        if spec.context == "joined" and not is_text(site, node):
             return None  # put together from parts of our own that must stay as they are
         return _around(site, spec, node, Hole(node, *span(node), "operand"), "")
     return _wrap_parts(site, spec, text)
