@@ -99,6 +99,9 @@ class Speaker(ABC):
     def check_chat(self) -> None:  # noqa: B027 - most can
         """Raise UnsupportedModel if this one cannot hold a conversation."""
 
+    def check_language(self, language: str | None) -> None:  # noqa: B027 - most know them all
+        """Raise UnsupportedModel if this one has not learned the language."""
+
     @abstractmethod
     def close(self) -> None: ...
 

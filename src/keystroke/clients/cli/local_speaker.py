@@ -76,6 +76,14 @@ class LocalSpeaker(Speaker):
     def check_chat(self) -> None:
         self._template()
 
+    def check_language(self, language: str | None) -> None:
+        if self.model.languages is not None and not self.model.knows(language):
+            known = " and ".join(name.capitalize() for name in sorted(self.model.languages))
+            raise UnsupportedModel(
+                f"{self.name} has learned {known} and would only babble in {language}; "
+                "name another model with --model, for example one that `keystroke models add coder` brings"
+            )
+
     def close(self) -> None:
         self.session.close()
         self.model.engine.close()
