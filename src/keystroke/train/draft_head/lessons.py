@@ -43,9 +43,8 @@ class Lesson:
 def vocabulary_of(texts: Sequence[Text], count: int, vocab_size: int) -> tuple[Tensor, float]:
     """The `count` commonest tokens of what was written, in the order of their numbers, and the share of the written
     text that they cover."""
-    seen = np.zeros(vocab_size, np.int64)
-    for text in texts:
-        seen += np.bincount(text.tokens[text.given :], minlength=vocab_size)
+    written = [text.tokens[text.given :] for text in texts]
+    seen = np.bincount(np.concatenate(written) if written else np.zeros(0, np.int64), minlength=vocab_size)
     best = np.argsort(-seen, kind="stable")[:count]
     return torch.from_numpy(np.sort(best)), float(seen[best].sum() / max(1, seen.sum()))
 
@@ -119,8 +118,8 @@ class Lessons:
         for first in range(0, len(flat), _PART):
             part = slice(first, first + _PART)
             logits = self._target.logits(flat[part])
-            total = torch.logsumexp(logits.float(), -1, keepdim=True)
+            total = torch.logsumexp(logits, -1, keepdim=True)
             best, at = logits[:, self._vocabulary].topk(min(CHOICES, len(self._vocabulary)), -1)
-            places[part], chances[part] = at.int(), (best.float() - total).exp().to(torch.bfloat16)
+            places[part], chances[part] = at.int(), (best - total).exp().to(torch.bfloat16)
         shape = (*tokens.shape, CHOICES)
         return Lesson(tokens, features, places.view(shape), chances.view(shape), weights)

@@ -21,21 +21,8 @@ class _Distilled(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, out: Tensor, places: Tensor, chances: Tensor, weights: Tensor
     ) -> tuple[Tensor, Tensor]:
-        matrix = out.to(x.dtype)
-        dx, dout = torch.empty_like(x), torch.zeros_like(out, dtype=torch.float32)
-        loss = torch.zeros((), device=x.device)
-        right = torch.zeros(len(x), dtype=torch.bool, device=x.device)
-        for first in range(0, len(x), _PART):
-            part = slice(first, first + _PART)
-            scores = F.linear(x[part], matrix)
-            right[part] = scores.argmax(-1) == places[part, 0]
-            chance = scores.softmax(-1)
-            wanted = chances[part] * weights[part, None]
-            loss -= (wanted * chance.gather(1, places[part]).float().clamp_min(1e-9).log()).sum()
-            chance *= wanted.sum(-1, keepdim=True).to(chance.dtype)
-            chance.scatter_add_(1, places[part], -wanted.to(chance.dtype))
-            dx[part] = chance @ matrix
-            dout += chance.mT @ x[part]
+        with torch.autocast(x.device.type, enabled=False):  # it would widen what is largest
+            dx, dout, loss, right = _both_ways(x, out, places, chances, weights)
         ctx.save_for_backward(dx, dout)
         ctx.mark_non_differentiable(right)
         return loss, right
@@ -44,6 +31,28 @@ class _Distilled(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         dx, dout = ctx.saved_tensors
         return dx * grads[0].to(dx.dtype), dout * grads[0], None, None, None
+
+
+def _both_ways(
+    x: Tensor, out: Tensor, places: Tensor, chances: Tensor, weights: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of x and of the matrix, the loss, and which rows are right."""
+    matrix = out.to(x.dtype)
+    dx, dout = torch.empty_like(x), torch.zeros_like(out, dtype=torch.float32)
+    loss = torch.zeros((), device=x.device)
+    right = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+    for first in range(0, len(x), _PART):
+        part = slice(first, first + _PART)
+        scores = F.linear(x[part], matrix)
+        right[part] = scores.argmax(-1) == places[part, 0]
+        chance = scores.softmax(-1, dtype=torch.float32)  # near 1, 16 bits cannot tell how near
+        wanted = chances[part] * weights[part, None]
+        loss -= (wanted * chance.gather(1, places[part]).clamp_min(1e-9).log()).sum()
+        chance *= wanted.sum(-1, keepdim=True)
+        push = chance.scatter_add_(1, places[part], -wanted).to(x.dtype)
+        dx[part] = push @ matrix
+        dout += push.mT @ x[part]
+    return dx, dout, loss, right
 
 
 def distilled(

@@ -86,7 +86,7 @@ class Target:
         """Read every tensor of `checkpoint`, several at a time: widening a quantised file is slow work."""
 
         def read(name: str) -> Tensor:
-            return torch.from_numpy(checkpoint.tensor(name)).to(dtype).to(device)
+            return torch.tensor(checkpoint.tensor(name), dtype=dtype).to(device)
 
         names = list(tensor_shapes(checkpoint.spec))
         with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
@@ -129,7 +129,11 @@ class Target:
         return last, torch.stack([f.to(self.dtype) for f in features], 2)
 
     def logits(self, last: Tensor) -> Tensor:
-        return F.linear(last, self.head)
+        """Float32 [..., vocabulary]: two good tokens are often nearer to each other than 16 bits can tell."""
+        if not last.is_cuda or last.dtype == torch.float32:
+            return F.linear(last.float(), self.head.float())
+        flat = torch.mm(last.reshape(-1, last.size(-1)), self.head.t(), out_dtype=torch.float32)
+        return flat.view(*last.shape[:-1], -1)
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x.float(), (x.size(-1),), weight, self.spec.norm_eps).to(self.dtype)
@@ -182,7 +186,7 @@ class Decoder:
 
         positions = torch.arange(length, device=tokens.device).expand_as(tokens)
         last, _ = self.target.run(tokens, positions, attend)
-        return self.target.logits(last[torch.arange(len(tokens), device=tokens.device), lengths - 1]).float()
+        return self.target.logits(last[torch.arange(len(tokens), device=tokens.device), lengths - 1])
 
     @torch.no_grad()
     def step(self, longest: int) -> Tensor:
@@ -230,4 +234,4 @@ class Decoder:
             return mixed.reshape(-1, spec.heads, 1, spec.head_dim)
 
         last, _ = self.target.run(self.tokens[:, None], at[:, None], attend)
-        return self.target.logits(last[:, 0]).float()
+        return self.target.logits(last[:, 0])
