@@ -36,24 +36,25 @@ class Norm(nn.Module):
 
 
 class DraftHead(nn.Module):
-    def __init__(self, shape: HeadShape, *, seed: int = 0) -> None:
+    def __init__(self, shape: HeadShape, *, seed: int = 0, device: torch.device | None = None) -> None:
         super().__init__()
         self.shape = shape
         hidden, size = shape.hidden, shape.head_dim
-        self.fuse = nn.Linear(len(shape.layers) * hidden, hidden, bias=False)
-        self.token_norm = Norm(hidden, shape.norm_eps)
-        self.hidden_norm = Norm(hidden, shape.norm_eps)
-        self.q_proj = nn.Linear(2 * hidden, shape.heads * size, bias=False)
-        self.k_proj = nn.Linear(2 * hidden, shape.kv_heads * size, bias=False)
-        self.v_proj = nn.Linear(2 * hidden, shape.kv_heads * size, bias=False)
-        self.o_proj = nn.Linear(shape.heads * size, hidden, bias=False)
-        self.mlp_norm = Norm(hidden, shape.norm_eps)
-        self.gate_proj = nn.Linear(hidden, shape.intermediate, bias=False)
-        self.up_proj = nn.Linear(hidden, shape.intermediate, bias=False)
-        self.down_proj = nn.Linear(shape.intermediate, hidden, bias=False)
-        self.norm = Norm(hidden, shape.norm_eps)
-        self.out = nn.Linear(hidden, shape.vocabulary, bias=False)
-        self._start(torch.Generator().manual_seed(seed))
+        with torch.device(device or "cpu"):
+            self.fuse = nn.Linear(len(shape.layers) * hidden, hidden, bias=False)
+            self.token_norm = Norm(hidden, shape.norm_eps)
+            self.hidden_norm = Norm(hidden, shape.norm_eps)
+            self.q_proj = nn.Linear(2 * hidden, shape.heads * size, bias=False)
+            self.k_proj = nn.Linear(2 * hidden, shape.kv_heads * size, bias=False)
+            self.v_proj = nn.Linear(2 * hidden, shape.kv_heads * size, bias=False)
+            self.o_proj = nn.Linear(shape.heads * size, hidden, bias=False)
+            self.mlp_norm = Norm(hidden, shape.norm_eps)
+            self.gate_proj = nn.Linear(hidden, shape.intermediate, bias=False)
+            self.up_proj = nn.Linear(hidden, shape.intermediate, bias=False)
+            self.down_proj = nn.Linear(shape.intermediate, hidden, bias=False)
+            self.norm = Norm(hidden, shape.norm_eps)
+            self.out = nn.Linear(hidden, shape.vocabulary, bias=False)
+        self._start(torch.Generator(device or "cpu").manual_seed(seed))
 
     def _start(self, generator: torch.Generator) -> None:
         """Small random weights. What writes to the stream starts at zero, and the stream starts as the highest
@@ -67,12 +68,15 @@ class DraftHead(nn.Module):
                 nn.init.normal_(parameter, std=0.5 * parameter.size(1) ** -0.5, generator=generator)
         with torch.no_grad():
             self.fuse.weight.mul_(0.1)
-            self.fuse.weight[:, -self.shape.hidden :] += torch.eye(self.shape.hidden)
+            self.fuse.weight[:, -self.shape.hidden :] += torch.eye(
+                self.shape.hidden, device=self.fuse.weight.device
+            )
 
     @torch.no_grad()
-    def adopt(self, head: Tensor, norm: Tensor, vocabulary: Tensor) -> None:
-        """Start the output from the target's own rows: what it reads is then known from the first step."""
-        self.out.weight.copy_(head[vocabulary])
+    def adopt(self, rows: Tensor, norm: Tensor) -> None:
+        """Start the output from the target's own rows and last norm: what it reads is then known from the first
+        step."""
+        self.out.weight.copy_(rows)
         self.norm.weight.copy_(norm)
 
     def fused(self, features: Tensor) -> Tensor:

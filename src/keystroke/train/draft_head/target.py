@@ -21,10 +21,13 @@ from keystroke.engine.checkpoint.spec import EMBEDDING, FINAL_NORM, HEAD, Checkp
 
 # How a layer attends: its number, and rotated queries, keys and values [rows, heads, length, head_dim].
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+Angles = tuple[Tensor, Tensor]  # cosines and sines of each position
 
 
 @dataclass(frozen=True)
-class _Layer:
+class Layer:
+    """One layer's weights, those that are multiplied together joined."""
+
     attention_norm: Tensor
     qkv: Tensor
     qkv_bias: Tensor | None
@@ -36,6 +39,52 @@ class _Layer:
     gate_up_bias: Tensor | None
     down: Tensor
     down_bias: Tensor | None
+
+    @classmethod
+    def of(cls, spec: ModelSpec, number: int, named: Callable[[str], Tensor]) -> Layer:
+        at = f"model.layers.{number}"
+
+        def joined(names: Sequence[str], kind: str) -> Tensor:
+            return torch.cat([named(f"{at}.{name}.{kind}") for name in names])
+
+        def norm(name: str) -> Tensor:
+            return named(f"{at}.{name}.weight").float()
+
+        attention = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        mlp = ("mlp.gate_proj", "mlp.up_proj")
+        return cls(
+            attention_norm=norm("input_layernorm"),
+            qkv=joined(attention, "weight"),
+            qkv_bias=joined(attention, "bias") if spec.qkv_bias else None,
+            qk_norms=(norm("self_attn.q_norm"), norm("self_attn.k_norm")) if spec.qk_norm else None,
+            output=named(f"{at}.self_attn.o_proj.weight"),
+            output_bias=named(f"{at}.self_attn.o_proj.bias") if spec.o_bias else None,
+            mlp_norm=norm("post_attention_layernorm"),
+            gate_up=joined(mlp, "weight"),
+            gate_up_bias=joined(mlp, "bias") if spec.mlp_bias else None,
+            down=named(f"{at}.mlp.down_proj.weight"),
+            down_bias=named(f"{at}.mlp.down_proj.bias") if spec.mlp_bias else None,
+        )
+
+    def through(self, spec: ModelSpec, number: int, x: Tensor, angles: Angles, attend: Attend) -> Tensor:
+        """The residual stream [rows, length, hidden], float32, behind this layer."""
+        rows, length, _ = x.shape
+        heads, kv_heads, size = spec.heads, spec.kv_heads, spec.head_dim
+        dtype = self.qkv.dtype
+
+        def normed(t: Tensor, weight: Tensor) -> Tensor:
+            return F.rms_norm(t.float(), (t.size(-1),), weight, spec.norm_eps).to(dtype)
+
+        h = normed(x, self.attention_norm)
+        qkv = F.linear(h, self.qkv, self.qkv_bias).view(rows, length, -1, size).transpose(1, 2)
+        q, k, v = qkv.split((heads, kv_heads, kv_heads), 1)
+        if self.qk_norms is not None:
+            q, k = normed(q, self.qk_norms[0]), normed(k, self.qk_norms[1])
+        q, k = rotated(q, *angles), rotated(k, *angles)
+        mixed = attend(number, q, k, v).transpose(1, 2).reshape(rows, length, -1)
+        x = x + F.linear(mixed, self.output, self.output_bias)
+        gate, up = F.linear(normed(x, self.mlp_norm), self.gate_up, self.gate_up_bias).chunk(2, -1)
+        return x + F.linear(F.silu(gate) * up, self.down, self.down_bias)
 
 
 class Target:
@@ -51,35 +100,7 @@ class Target:
         self.cosines = torch.from_numpy(cosines).to(self.device)
         self.sines = torch.from_numpy(sines).to(self.device)
 
-        def joined(at: str, names: Sequence[str], kind: str) -> Tensor:
-            return torch.cat([named(f"{at}.{name}.{kind}") for name in names])
-
-        attention = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-        mlp = ("mlp.gate_proj", "mlp.up_proj")
-        self.layers: list[_Layer] = []
-        for number in range(spec.layers):
-            at = f"model.layers.{number}"
-            norms = None
-            if spec.qk_norm:
-                norms = (
-                    named(f"{at}.self_attn.q_norm.weight").float(),
-                    named(f"{at}.self_attn.k_norm.weight").float(),
-                )
-            self.layers.append(
-                _Layer(
-                    attention_norm=named(f"{at}.input_layernorm.weight").float(),
-                    qkv=joined(at, attention, "weight"),
-                    qkv_bias=joined(at, attention, "bias") if spec.qkv_bias else None,
-                    qk_norms=norms,
-                    output=named(f"{at}.self_attn.o_proj.weight"),
-                    output_bias=named(f"{at}.self_attn.o_proj.bias") if spec.o_bias else None,
-                    mlp_norm=named(f"{at}.post_attention_layernorm.weight").float(),
-                    gate_up=joined(at, mlp, "weight"),
-                    gate_up_bias=joined(at, mlp, "bias") if spec.mlp_bias else None,
-                    down=named(f"{at}.mlp.down_proj.weight"),
-                    down_bias=named(f"{at}.mlp.down_proj.bias") if spec.mlp_bias else None,
-                )
-            )
+        self.layers = [Layer.of(spec, number, named) for number in range(spec.layers)]
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, length: int) -> Target:
@@ -98,27 +119,15 @@ class Target:
     ) -> tuple[Tensor, list[Tensor]]:
         """The normed last states of `tokens` [rows, length] at `positions` (the same shape), and the residual
         stream behind each number of layers that `after` names."""
-        spec = self.spec
-        heads, kv_heads, size = spec.heads, spec.kv_heads, spec.head_dim
-        rows, length = tokens.shape
         x = self.embedding[tokens].float()
         angles = self.cosines[positions][:, None], self.sines[positions][:, None]
         features: list[Tensor] = []
         for number, layer in enumerate(self.layers):
-            h = self._normed(x, layer.attention_norm)
-            qkv = F.linear(h, layer.qkv, layer.qkv_bias).view(rows, length, -1, size).transpose(1, 2)
-            q, k, v = qkv.split((heads, kv_heads, kv_heads), 1)
-            if layer.qk_norms is not None:
-                q, k = (self._normed(t, norm) for t, norm in zip((q, k), layer.qk_norms, strict=True))
-            q, k = rotated(q, *angles), rotated(k, *angles)
-            mixed = attend(number, q, k, v).transpose(1, 2).reshape(rows, length, -1)
-            x = x + F.linear(mixed, layer.output, layer.output_bias)
-            h = self._normed(x, layer.mlp_norm)
-            gate, up = F.linear(h, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
-            x = x + F.linear(F.silu(gate) * up, layer.down, layer.down_bias)
+            x = layer.through(self.spec, number, x, angles, attend)
             if number + 1 in after:
                 features.append(x)
-        return self._normed(x, self.norm), features
+        last = F.rms_norm(x, (x.size(-1),), self.norm, self.spec.norm_eps).to(self.dtype)
+        return last, features
 
     @torch.no_grad()
     def read(self, tokens: Tensor, after: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -134,9 +143,6 @@ class Target:
             return F.linear(last.float(), self.head.float())
         flat = torch.mm(last.reshape(-1, last.size(-1)), self.head.t(), out_dtype=torch.float32)
         return flat.view(*last.shape[:-1], -1)
-
-    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x.float(), (x.size(-1),), weight, self.spec.norm_eps).to(self.dtype)
 
 
 def causal(_: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

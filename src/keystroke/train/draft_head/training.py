@@ -15,14 +15,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from keystroke.errors import InputError, ModelDamaged
-from keystroke.train.draft_head.lessons import Lesson, Lessons
+from keystroke.train.draft_head.lessons import Lesson
 from keystroke.train.draft_head.loss import distilled
 from keystroke.train.draft_head.model import DraftHead
 from keystroke.train.draft_head.shape import HeadShape
@@ -44,6 +44,11 @@ class Recipe:
     seed: int = 0
     report_every: int = 10
     checkpoint_seconds: float = 300.0
+
+
+class Course(Protocol):
+    def __len__(self) -> int: ...
+    def lesson(self, number: int) -> Lesson: ...
 
 
 class Optimiser:
@@ -106,6 +111,13 @@ def head_loss(
     return total / scale, torch.stack(shares)
 
 
+def new_head(shape: HeadShape, target: Target, vocabulary: Tensor, *, seed: int = 0) -> DraftHead:
+    """A head that knows nothing yet but how its target reads out a stream."""
+    head = DraftHead(shape, seed=seed, device=target.device)
+    head.adopt(target.head[vocabulary.to(target.device)], target.norm)
+    return head
+
+
 class Trainer:
     """One run. `train` returns when its passes or its seconds are over."""
 
@@ -113,24 +125,21 @@ class Trainer:
         self,
         run: Path,
         target: Target,
-        shape: HeadShape,
+        head: DraftHead,
         vocabulary: Tensor,
         recipe: Recipe,
         *,
         start: Path | None = None,
     ) -> None:
         """`start`: weights of an earlier run to begin from, where this one has no checkpoint yet."""
-        self.run, self.target, self.shape, self.recipe = run, target, shape, recipe
+        self.run, self.target, self.head, self.recipe = run, target, head, recipe
         run.mkdir(parents=True, exist_ok=True)
-        self.vocabulary = vocabulary
-        self.head = DraftHead(shape, seed=recipe.seed)
-        self.head.adopt(target.head.float().cpu(), target.norm.cpu(), vocabulary)
-        self.head.to(target.device)
+        self.shape, self.vocabulary = head.shape, vocabulary
         self.optimiser = Optimiser(self.head, recipe)
         self.step, self.seconds = 0, 0.0
         self._resume(start)
 
-    def train(self, lessons: Lessons, report: Callable[[dict[str, Any]], None] | None = None) -> None:
+    def train(self, lessons: Course, report: Callable[[dict[str, Any]], None] | None = None) -> None:
         recipe = self.recipe
         steps = max(1, round(recipe.passes * len(lessons)))
         began, before = time.monotonic(), self.seconds

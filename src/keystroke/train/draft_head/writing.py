@@ -119,7 +119,8 @@ class Writer:
         slots = torch.tensor([slot for slot, _ in taken], device=device)
         lengths = torch.tensor([len(ask.tokens) for _, ask in taken], device=device)
         logits = self._decoder.fill(slots, torch.from_numpy(prompts).to(device), lengths)
-        self._heat[slots] = torch.tensor([ask.temperature for _, ask in taken], device=device)
+        heat = [float(ask.temperature) for _, ask in taken]
+        self._heat[slots] = torch.tensor(heat, device=device)
         self._seeds[slots] = torch.tensor([ask.seed for _, ask in taken], device=device)
         self._count[slots] = 0
         self._going[slots] = True
