@@ -1,9 +1,9 @@
 """A trained head drafts for its own target: the plain arithmetic, and the drafter over it.
 
-Law: numpy in float32, one token at a time, no tricks: what a kernel's drafting is held against. The target's features
-come from whoever runs the target (`FeatureSource`); the head keeps keys and values of its own, one pair a token. It
-chooses with the sampling of the sequence, at the positions its guesses would have, so drafts and choices share
-their noise.
+Law: numpy in float32, one token at a time, no tricks: what a kernel's drafting is held against. The target's
+features come from whoever runs the target (`FeatureSource`); the head keeps keys and values of its own, one
+pair a token. It chooses with the sampling of the sequence, at the positions its guesses would have, so drafts
+and choices share their noise.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class FeatureSource(Protocol):
     """What an engine must tell for a head to draft: the least addition to its contract."""
 
     def features(self, start: int, stop: int) -> Float32:
-        """The residual stream behind each of the head's layers for the tokens [start, stop) of the sequence, all
-        of which the target has computed: [stop - start, layers, hidden]."""
+        """The residual stream behind each of the head's layers for the tokens [start, stop) of the sequence,
+        all of which the target has computed: [stop - start, layers, hidden]."""
 
 
 class ReferenceHead:

@@ -1,8 +1,8 @@
 """A draft head on disk: config.json and head.safetensors, as `keystroke train draft-head` writes them.
 
-Law: knows the format and checks all of it before anything is used; computes nothing. Matrices are bytes with one
-float32 scale a row (value = byte * scale); norms are float32; `vocabulary` gives the target's token for each row of
-the output matrix. A head belongs to one target: whoever loads it asks `fits`.
+Law: knows the format and checks all of it before anything is used; computes nothing. Matrices are bytes with
+one float32 scale a row (value = byte * scale); norms are float32; `vocabulary` gives the target's token for
+each row of the output matrix. A head belongs to one target: whoever loads it asks `fits`.
 
     fuse [hidden, layers x hidden]                     features, lowest first, each normed without a weight
     q_proj, k_proj, v_proj [heads x head_dim, 2 hidden]  columns: the token's embedding, then the stream
@@ -74,7 +74,8 @@ class HeadConfig:
         theirs = (spec.vocab_size, spec.hidden, spec.heads, spec.kv_heads, spec.head_dim)
         if mine != theirs or self.layers[-1] > spec.layers:
             raise UsageError(
-                f"this draft head was made for {self.target} and cannot draft for {spec.name}: their sizes differ"
+                f"this draft head was made for {self.target} and cannot draft for {spec.name}: "
+                "their sizes differ"
             )
 
 

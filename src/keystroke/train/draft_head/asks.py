@@ -1,8 +1,8 @@
 """Prompts for the target to answer, made from real code: chat, edits, fill-in-the-middle, tools, plain text.
 
-Law: given sources, a seed and a model's formats, always the same asks. Words come from the code's own names and
-documentation and from `topics`; formats are those that `assist` and the model's templates use. Nothing here
-answers anything.
+Law: given sources, a seed and a model's formats, always the same asks. Words come from the code's own names
+and documentation and from `topics`; formats are those that `assist` and the model's templates use. Nothing
+here answers anything.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from keystroke.train.draft_head.writing import Ask
 
 # What an ask is, and how many of a hundred: new code first, because nothing else can draft that.
 SHARES: Mapping[str, int] = {
-    "function": 20, "class": 8, "topic": 20, "complete": 8, "fim": 16, "rewrite": 7, "blocks": 4, "explain": 4,
+    "function": 20, "class": 8, "topic": 20, "complete": 8, "fim": 16, "rewrite": 7, "blocks": 4,
+    "explain": 4,
     "tests": 5, "translate": 3, "tool": 2, "plain": 3,
 }  # fmt: skip
 _NEED_CHAT = frozenset(SHARES) - {"fim", "plain"}
@@ -78,8 +79,8 @@ class Formats:
 def asks(
     sources: Sequence[Source], formats: Formats, count: int, *, seed: int = 0, longest: int = 512
 ) -> Iterator[Ask]:
-    """About `count` asks of at most `longest` tokens. Sources are gone through in a random order, again where they
-    are few."""
+    """About `count` asks of at most `longest` tokens. Sources are gone through in a random order, again where
+    they are few."""
     dice = random.Random(seed)
     maker = _Maker(formats, dice, longest)
     kinds = [

@@ -1,7 +1,7 @@
 """Functions and classes of real source files, with what their authors say of them.
 
-Law: a syntax tree in, definitions out, in the order of the file; no file is run or imported. What stands in a file
-of a language the trees do not know is not found.
+Law: a syntax tree in, definitions out, in the order of the file; no file is run or imported. What stands in a
+file of a language the trees do not know is not found.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from ast_grep_py import SgNode
 from keystroke.assist.syntax import language_of, tree
 
 NAMES = {
-    "python": "Python", "javascript": "JavaScript", "typescript": "TypeScript", "tsx": "TypeScript", "go": "Go",
+    "python": "Python", "javascript": "JavaScript", "typescript": "TypeScript", "tsx": "TypeScript",
+    "go": "Go",
     "rust": "Rust", "c": "C", "cpp": "C++", "java": "Java",
 }  # fmt: skip
 _FUNCTIONS = (
@@ -37,6 +38,11 @@ class Definition:
     text: str
     start: int  # of its first line in the file
     said: str  # the first sentences of its documentation; empty where there is none
+
+
+def knows(path: str) -> bool:
+    """Whether files of this name have definitions that can be found."""
+    return language_of(path) in NAMES
 
 
 def definitions(path: str, text: str) -> Iterator[Definition]:

@@ -1,9 +1,10 @@
 """How many tokens a step of the target yields with this head.
 
-Law: exact, without running the two together. A draft is right where it is what the target wrote, and a head that
-was right so far has been fed the target's own tokens: so the rank of every true token among the head's guesses, for
-every start and depth, says what any chain or tree of drafts would have had accepted. Text written greedily gives
-greedy acceptance; text drawn with the engines' noise gives that of sampling, the head using the same noise.
+Law: exact, without running the two together. A draft is right where it is what the target wrote, and a head
+that was right so far has been fed the target's own tokens: so the rank of every true token among the head's
+guesses, for every start and depth, says what any chain or tree of drafts would have had accepted. Text
+written greedily gives greedy acceptance; text drawn with the engines' noise gives that of sampling, the head
+using the same noise.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from keystroke.train.draft_head.model import DraftHead
 from keystroke.train.draft_head.target import Target
 from keystroke.train.draft_head.texts import Text
 
-Path = tuple[int, ...]  # a drafted token by the ranks that lead to it
+Branch = tuple[int, ...]  # a drafted token by the ranks that lead to it
 NEVER = 255  # the rank of a token that the head cannot guess, or that the text does not have
 _NOISE_ROWS = 512
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One text: at each start (the token before the first that is written, and on), the rank of the true token at
-    each depth, and the probability that the head gives its best guess."""
+    """One text: at each start (the token before the first that is written, and on), the rank of the true
+    token at each depth, and the probability that the head gives its best guess."""
 
     kind: str
     ranks: NDArray[np.uint8]  # [starts, depth]
@@ -50,31 +51,50 @@ def trials(
     size: int = 8192,
 ) -> list[Trial]:
     """Try the head on texts that the target wrote (drawn ones must be coupled: their seeds are used)."""
-    vocabulary = vocabulary.to(target.device)
-    places = torch.full((target.spec.vocab_size,), -1, dtype=torch.int64, device=target.device)
-    places[vocabulary] = torch.arange(len(vocabulary), device=target.device)
     found: list[Trial] = []
     for batch in rectangles([text for text in texts if text.written > 1 and text.given], size):
         tokens = padded(batch)[0].to(target.device)
-        length = tokens.size(1)
         _, features = target.read(tokens, head.shape.layers)
-        embedded = target.embedding[F.pad(tokens[:, 1:], (0, depth + 1))]
-        angles = target.cosines[: length + depth], target.sines[: length + depth]
-        dtype = target.dtype if target.device.type == "cuda" else None
-        with torch.autocast("cuda", dtype, enabled=dtype is not None):
+        found += tried(head, target, batch, features, vocabulary, depth)
+    return found
+
+
+@torch.no_grad()
+def tried(
+    head: DraftHead,
+    target: Target,
+    batch: Sequence[Text],
+    features: Tensor,
+    vocabulary: Tensor,
+    depth: int,
+) -> list[Trial]:
+    """The same for one batch whose features [texts, length, layers, hidden] are known."""
+    device, dtype = target.device, head.out.weight.dtype
+    vocabulary = vocabulary.to(device)
+    places = torch.full((target.spec.vocab_size,), -1, dtype=torch.int64, device=device)
+    places[vocabulary] = torch.arange(len(vocabulary), device=device)
+    tokens = padded(batch)[0].to(device)
+    length = tokens.size(1)
+    embedded = target.embedding[F.pad(tokens[:, 1:], (0, depth + 1))]
+    angles = target.cosines[: length + depth], target.sines[: length + depth]
+    if device.type == "cuda":
+        with torch.autocast("cuda", target.dtype):
             results = head.unrolled(features, embedded, angles, depth)
-        for row, text in enumerate(batch):
-            first, last = text.given - 1, len(text.tokens) - 2  # a start guesses the token two further on
-            ranks = np.full((last - first, depth), NEVER, np.uint8)
-            chances = np.zeros((last - first, depth), np.float32)
-            for step in range(min(depth, last - first)):
-                count = last - first - step
-                result = results[step][row, first : first + count].float()
-                scores = result @ head.out.weight.float().T
-                chances[:count, step] = scores.softmax(-1).amax(-1).cpu().numpy()
-                wanted = places[tokens[row, first + step + 2 : first + step + 2 + count]]
-                ranks[:count, step] = _ranks(scores, wanted, text, first + step + 2, vocabulary).cpu().numpy()
-            found.append(Trial(text.kind, ranks, chances))
+    else:
+        results = head.unrolled(features.to(dtype), embedded.to(dtype), angles, depth)
+    found = []
+    for row, text in enumerate(batch):
+        first, last = text.given - 1, len(text.tokens) - 2  # a start guesses the token two further on
+        ranks = np.full((last - first, depth), NEVER, np.uint8)
+        chances = np.zeros((last - first, depth), np.float32)
+        for step in range(min(depth, last - first)):
+            count = last - first - step
+            result = results[step][row, first : first + count].float()
+            scores = result @ head.out.weight.float().T
+            chances[:count, step] = scores.softmax(-1).amax(-1).cpu().numpy()
+            wanted = places[tokens[row, first + step + 2 : first + step + 2 + count]]
+            ranks[:count, step] = _ranks(scores, wanted, text, first + step + 2, vocabulary).cpu().numpy()
+        found.append(Trial(text.kind, ranks, chances))
     return found
 
 
@@ -92,12 +112,12 @@ def _ranks(scores: Tensor, wanted: Tensor, text: Text, position: int, vocabulary
     return torch.where(wanted < 0, NEVER, before).to(torch.uint8)
 
 
-def tree_of(found: Iterable[Trial], nodes: int, width: int = 8) -> frozenset[Path]:
+def tree_of(found: Iterable[Trial], nodes: int, width: int = 8) -> frozenset[Branch]:
     """The `nodes` drafted tokens that come true most often: every one's path is in it as well."""
-    seen: Counter[Path] = Counter()
+    seen: Counter[Branch] = Counter()
     for trial in found:
         for ranks in trial.ranks.tolist():
-            path: Path = ()
+            path: Branch = ()
             for rank in ranks:
                 if rank >= width:
                     break
@@ -108,7 +128,7 @@ def tree_of(found: Iterable[Trial], nodes: int, width: int = 8) -> frozenset[Pat
     return frozenset(best[:nodes])
 
 
-def chain_of(depth: int) -> frozenset[Path]:
+def chain_of(depth: int) -> frozenset[Branch]:
     return frozenset((0,) * length for length in range(1, depth + 1))
 
 
@@ -124,14 +144,14 @@ class Yield:
         return self.tokens / max(1, self.steps)
 
 
-def yield_of(found: Iterable[Trial], tree: frozenset[Path]) -> Yield:
+def yield_of(found: Iterable[Trial], tree: frozenset[Branch]) -> Yield:
     """Walk through each text as decoding would: a step takes what it accepts and one token more."""
     tokens = steps = 0
     for trial in found:
         ranks = trial.ranks.tolist()
         at = 0
         while at < len(ranks):
-            path: Path = ()
+            path: Branch = ()
             for rank in ranks[at]:
                 if (*path, rank) not in tree:
                     break
@@ -155,7 +175,7 @@ class Costs:
         slope = (self.sixteen_rows - self.one_row) / 15
         return self.one_row + slope * (rows - 1) + passes * self.head_pass
 
-    def speed(self, found: Sequence[Trial], tree: frozenset[Path]) -> float:
+    def speed(self, found: Sequence[Trial], tree: frozenset[Branch]) -> float:
         """Tokens a second."""
         passes = max((len(path) for path in tree), default=0)
         return yield_of(found, tree).per_step / self.step(1 + len(tree), passes)

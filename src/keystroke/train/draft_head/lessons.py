@@ -1,7 +1,8 @@
 """What the head learns from: texts in batches, with what the target thought and would say at every token.
 
-Law: a lesson is computed by the frozen target when it is first asked for, and kept on the device while there is room:
-later passes over the texts then cost the head's own work alone. Batches are rectangles of texts of like length.
+Law: a lesson is computed by the frozen target when it is first asked for, and kept on the device while there
+is room: later passes over the texts then cost the head's own work alone. Batches are rectangles of texts of
+like length.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _REAL = 0.5  # and a token of real code
 
 @dataclass(frozen=True)
 class Lesson:
-    """`rows` x `length` tokens. At index j: the target's features of token j, the likeliest tokens to follow it as
-    rows of the head's output matrix (best first) with their probabilities, and how much that counts."""
+    """`rows` x `length` tokens. At index j: the target's features of token j, the likeliest tokens to follow
+    it as rows of the head's output matrix (best first) with their probabilities, and how much that counts."""
 
     tokens: Tensor
     features: Tensor
@@ -41,8 +42,8 @@ class Lesson:
 
 
 def vocabulary_of(texts: Sequence[Text], count: int, vocab_size: int) -> tuple[Tensor, float]:
-    """The `count` commonest tokens of what was written, in the order of their numbers, and the share of the written
-    text that they cover."""
+    """The `count` commonest tokens of what was written, in the order of their numbers, and the share of the
+    written text that they cover."""
     written = [text.tokens[text.given :] for text in texts]
     seen = np.bincount(np.concatenate(written) if written else np.zeros(0, np.int64), minlength=vocab_size)
     best = np.argsort(-seen, kind="stable")[:count]

@@ -57,8 +57,8 @@ class DraftHead(nn.Module):
         self._start(torch.Generator(device or "cpu").manual_seed(seed))
 
     def _start(self, generator: torch.Generator) -> None:
-        """Small random weights. What writes to the stream starts at zero, and the stream starts as the highest
-        feature: the nearest to what the output matrix reads."""
+        """Small random weights. What writes to the stream starts at zero, and the stream starts as the
+        highest feature: the nearest to what the output matrix reads."""
         for name, parameter in self.named_parameters():
             if parameter.ndim < 2:
                 continue
@@ -74,8 +74,8 @@ class DraftHead(nn.Module):
 
     @torch.no_grad()
     def adopt(self, rows: Tensor, norm: Tensor) -> None:
-        """Start the output from the target's own rows and last norm: what it reads is then known from the first
-        step."""
+        """Start the output from the target's own rows and last norm: what it reads is then known from the
+        first step."""
         self.out.weight.copy_(rows)
         self.norm.weight.copy_(norm)
 

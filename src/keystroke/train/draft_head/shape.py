@@ -1,7 +1,7 @@
 """The sizes of a draft head.
 
-Law: pure numbers, written beside the weights. Heads and rotary embedding are the target's own, so that an engine
-attends in the head as in any other layer.
+Law: pure numbers, written beside the weights. Heads and rotary embedding are the target's own, so that an
+engine attends in the head as in any other layer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The target model in plain torch, for many sequences at a time: what the head learns from.
 
-Law: weights come from a checkpoint under Hugging Face's names and never change. The residual stream is float32,
-as the engines keep it; products are in the weights' own type. It knows tokens, not text.
+Law: weights come from a checkpoint under Hugging Face's names and never change. The residual stream is
+float32, as the engines keep it; products are in the weights' own type. It knows tokens, not text.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Layer:
 
         h = normed(x, self.attention_norm)
         qkv = F.linear(h, self.qkv, self.qkv_bias).view(rows, length, -1, size).transpose(1, 2)
-        q, k, v = qkv.split((heads, kv_heads, kv_heads), 1)
+        q, k, v = torch.split(qkv, [heads, kv_heads, kv_heads], 1)
         if self.qk_norms is not None:
             q, k = normed(q, self.qk_norms[0]), normed(k, self.qk_norms[1])
         q, k = rotated(q, *angles), rotated(k, *angles)
@@ -131,8 +131,8 @@ class Target:
 
     @torch.no_grad()
     def read(self, tokens: Tensor, after: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Last states [rows, length, hidden] and features [rows, length, len(after), hidden] of whole sequences,
-        each token seeing those before it."""
+        """Last states [rows, length, hidden] and features [rows, length, len(after), hidden] of whole
+        sequences, each token seeing those before it."""
         positions = torch.arange(tokens.size(1), device=tokens.device).expand_as(tokens)
         last, features = self.run(tokens, positions, causal, after)
         return last, torch.stack([f.to(self.dtype) for f in features], 2)
@@ -167,7 +167,8 @@ class Cache:
 
 
 class Decoder:
-    """One token more for every slot at once. On a GPU a step is a recorded graph for each reach of attention."""
+    """One token more for every slot at once. On a GPU a step is a recorded graph for each reach of
+    attention."""
 
     REACH = 128  # keys: attention reads this many more at a time
 
@@ -207,7 +208,7 @@ class Decoder:
         return logits
 
     def _recorded(self, reach: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             self._step(reach)

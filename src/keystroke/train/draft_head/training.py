@@ -1,8 +1,9 @@
 """Training a head: the loop, its clock and its checkpoints.
 
-Law: a run is a folder, as in `train/pretrain.py`: the shape, a log line per report, a checkpoint to go on from, the
-weights. It ends after a number of passes over the texts or of seconds, whichever comes first, and the learning rate
-reaches zero just then. The head drafts from its own results while it learns, as it will when it is used.
+Law: a run is a folder, as in `train/pretrain.py`: the shape, a log line per report, a checkpoint to go on
+from, the weights. It ends after a number of passes over the texts or of seconds, whichever comes first, and
+the learning rate reaches zero just then. The head drafts from its own results while it learns, as it will
+when it is used.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, nn
+from torch import Tensor
 
 from keystroke.errors import InputError, ModelDamaged
 from keystroke.train.draft_head.lessons import Lesson
@@ -55,13 +56,9 @@ class Optimiser:
     """Muon over the layer's matrices, AdamW over the output matrix and the norms."""
 
     def __init__(self, head: DraftHead, recipe: Recipe) -> None:
-        others: list[nn.Parameter] = [head.out.weight]
-        matrices: list[nn.Parameter] = []
-        for name, parameter in head.named_parameters():
-            if parameter.ndim < 2:
-                others.append(parameter)
-            elif name != "out.weight":
-                matrices.append(parameter)
+        named = list(head.named_parameters())
+        matrices = [p for name, p in named if p.ndim == 2 and name != "out.weight"]
+        others = [p for name, p in named if p.ndim != 2 or name == "out.weight"]
         self.muon = Muon(matrices, rate=recipe.matrix_rate, decay=recipe.weight_decay)
         self._rate = recipe.other_rate
         fused = head.out.weight.is_cuda
@@ -85,8 +82,8 @@ class Optimiser:
 def head_loss(
     head: DraftHead, target: Target, lesson: Lesson, steps: int, discount: float
 ) -> tuple[Tensor, Tensor]:
-    """The mean loss of a lesson in nats, drafts discounted, and for each draft the share of the written tokens at
-    which the head's likeliest guess is the target's."""
+    """The mean loss of a lesson in nats, drafts discounted, and for each draft the share of the written
+    tokens at which the head's likeliest guess is the target's."""
     length = lesson.tokens.size(1)
     following = F.pad(lesson.tokens[:, 1:], (0, steps + 1))
     embedded = target.embedding[following]
