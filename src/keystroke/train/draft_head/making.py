@@ -37,6 +37,7 @@ Progress = Callable[[str, int, int], None]  # what, how much of it is done, how 
 
 HEAT = 0.8  # of the evaluation's drawn answers
 DEPTH = 7
+_SHORTEST_PROMPT = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +72,18 @@ class Making:
         self._model, self._code, self._run, self._plan, self._report = model, code, run, plan, report
         self._device = torch.device(device)
         self._target: Target | None = None
+        self._prompt = plan.longest_prompt
         run.mkdir(parents=True, exist_ok=True)
 
     def make(self) -> dict[str, Any]:
         """All steps. What was measured: share of tokens the vocabulary covers, tokens a step by depth."""
         with open_checkpoint(self._model) as checkpoint:
+            self._prompt = min(self._prompt, checkpoint.spec.context_length - self._plan.longest_answer)
+            if self._prompt < _SHORTEST_PROMPT:
+                raise InputError(
+                    f"{checkpoint.spec.name} holds {checkpoint.spec.context_length} tokens, which leaves no "
+                    f"room for prompts beside answers of {self._plan.longest_answer}; allow shorter answers"
+                )
             self._asks()
             self._answers(checkpoint)
             self._train(checkpoint)
@@ -87,7 +95,7 @@ class Making:
         if self._target is None:
             self._report("target", 0, 1)
             dtype = torch.bfloat16 if self._device.type == "cuda" else torch.float32
-            length = self._plan.longest_prompt + self._plan.longest_answer + 64
+            length = self._prompt + self._plan.longest_answer + 64
             self._target = Target.load(checkpoint, self._device, dtype, length)
             self._report("target", 1, 1)
         return self._target
@@ -104,7 +112,7 @@ class Making:
         tokenizer = load_tokenizer(self._model)
         formats = Formats(tokenizer, detect_chat(self._model), detect_fim(tokenizer, self._model))
         made = []
-        for ask in asks(sources, formats, plan.asks, seed=plan.seed, longest=plan.longest_prompt):
+        for ask in asks(sources, formats, plan.asks, seed=plan.seed, longest=self._prompt):
             made.append(_as_text(ask))
             self._report("asks", len(made), plan.asks)
         if len(made) <= plan.heldout:
@@ -114,7 +122,7 @@ class Making:
 
     def _excerpts(self, sources: Sequence[Source], tokenizer: Tokenizer) -> list[Text]:
         """Pieces of real code as they stand."""
-        dice, length = random.Random(self._plan.seed), self._plan.longest_prompt
+        dice, length = random.Random(self._plan.seed), self._prompt
         found = []
         for source in dice.sample(list(sources), min(self._plan.code, len(sources))):
             tokens = tokenizer.encode(source.text[: 12 * length])
@@ -159,7 +167,7 @@ class Making:
         return Writer(
             target,
             slots=min(plan.slots, plan.asks),
-            longest_prompt=plan.longest_prompt,
+            longest_prompt=self._prompt,
             longest_answer=plan.longest_answer,
             ends=ends,
             coupled=coupled,
