@@ -188,7 +188,7 @@ def test_a_language_outside_the_training_is_said_and_not_babbled_in() -> None:
 def test_a_card_names_languages_or_is_refused(tmp_path: Path) -> None:
     assert card_languages(tmp_path) is None
     (tmp_path / "keystroke.json").write_text('{"languages": ["Python", "go"]}')
-    assert card_languages(tmp_path) == {"python", "go"}
+    assert card_languages(tmp_path) == frozenset({"python", "go"})
     (tmp_path / "keystroke.json").write_text('{"languages": "python"}')
     with pytest.raises(ModelDamaged, match="must be a list"):
         card_languages(tmp_path)

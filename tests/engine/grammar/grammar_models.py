@@ -63,7 +63,7 @@ class NoiseEngine(Engine):
         )
         self.steps = 0
 
-    def session(self) -> NoiseSession:
+    def session(self, scope: str = "") -> NoiseSession:
         return NoiseSession(self)
 
     def stats(self) -> EngineStats:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from keystroke.assist.edit import EditTask, Region
+from keystroke.assist.edit import EditTask, Region, edit_steps
 from keystroke.engine.fim import FimTemplate
 from keystroke.engine.templates import ChatTemplate
 from keystroke.engine.tokenizer import Tokenizer
@@ -167,8 +167,9 @@ class _Maker:
         shown = "".join(lines[max(0, first - around) : first + count + around])
         inside = min(first, around)
         region = Region(path, inside, inside + count) if kind == "rewrite" else None
-        messages = EditTask({path: shown}, f"{instruction} ({d.name})", region).messages()
-        return self._render(messages)
+        task = EditTask({path: shown}, f"{instruction} ({d.name})", region)
+        question = next(edit_steps(task), None)
+        return None if question is None else self._render(question.messages)
 
     def _fim(self, source: Source) -> list[int] | None:
         fim, dice, text = self._formats.fim, self._dice, source.text
