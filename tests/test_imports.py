@@ -30,7 +30,7 @@ ORDER = {
     ("gateway",): ("transport", "access", "record", "work", "api", "live"),
     ("analysis",): ("rules", "audit", "check", "refactor", "failures"),
     ("analysis", "audit"): ("source", "flow", "rules", "memory"),
-    ("assist",): ("completion", "edit", "fix", "next_edit", "review"),
+    ("assist",): ("completion", "edit", "fix", "next_edit", "review", "tool_calls"),
 }
 APART = {("gateway", "api", "live"), ("analysis", "audit", "check")}  # neighbours that do not know each other
 BACKENDS = {"onnx", "cuda", "remote"}

@@ -63,6 +63,7 @@ class Gateway:
             store,
             generation=self.settings.generation,
             speculation=speculation.enabled,
+            declarations=self.settings.assist.tool_declarations,
         )
         self.keys = key_ring(server)
         if store is not None:
