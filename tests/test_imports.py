@@ -31,7 +31,7 @@ ORDER = {
     ("analysis",): ("rules", "audit", "check", "refactor", "failures"),
     ("analysis", "audit"): ("source", "flow", "rules", "memory", "fixes"),
     ("agent",): ("sandbox", "workspace", "tools", "attempts", "chat", "loop", "evaluation"),
-    ("assist",): ("completion", "edit", "fix", "next_edit", "review"),
+    ("assist",): ("completion", "edit", "fix", "next_edit", "review", "tool_calls"),
 }
 APART = {("gateway", "api", "live"), ("analysis", "audit", "check")}  # neighbours that do not know each other
 BACKENDS = {"onnx", "cuda", "remote"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 from typing import Any
 
 import pytest
@@ -22,7 +21,6 @@ from keystroke.gateway.access.keys import LOCAL, KeyRing, digest, make_key
 from keystroke.gateway.access.limits import Budget, Limits
 from keystroke.gateway.access.security import check_host, check_origin, is_loopback, key_ring
 from keystroke.gateway.api import prompts
-from keystroke.gateway.api.tool_calls import AnswerParser, Call, Offered, Segment, Text, Thought
 from keystroke.gateway.transport.frames import text_frame_header
 from keystroke.gateway.transport.outbox import BEHIND, HIGH, Outbox
 from keystroke.gateway.work.priority import Priority, Tier, rank
@@ -30,7 +28,7 @@ from keystroke.gateway.work.registry import Registry, local_entry
 from keystroke.gateway.work.routing import Candidate, Router, Task
 from keystroke.protocol.events import Created, TextDelta
 from keystroke.protocol.faults import ModelNotFound
-from keystroke.protocol.items import Item, Part, Tool
+from keystroke.protocol.items import Item, Part
 from keystroke.protocol.response import Response
 
 # Limits
@@ -223,72 +221,6 @@ def test_the_registry_finds_names_and_roles_and_hints_at_near_ones() -> None:
         Registry([])
 
 
-# Calls in text
-
-OFFERED = {"f": Offered("f"), "apply_patch": Offered("apply_patch", custom=True)}
-ANSWERS: list[tuple[str, list[Segment]]] = [
-    ("plain text", [Text("plain text")]),
-    ("a < b and c > d", [Text("a < b and c > d")]),
-    ('<tool_call>{"name":"f","arguments":{"x":1}}</tool_call>', [Call(OFFERED["f"], '{"x":1}')]),
-    ('hi <tool_call>\n{"name":"f","arguments":{}}\n</tool_call>\n', [Text("hi "), Call(OFFERED["f"], "{}")]),
-    (
-        '<tool_call>{"name":"apply_patch","arguments":{"input":"*** Begin"}}</tool_call>',
-        [Call(OFFERED["apply_patch"], "*** Begin")],
-    ),
-    ('{"name": "f", "parameters": {"x": 2}}', [Call(OFFERED["f"], '{"x":2}')]),
-    ('{"not": "a call"}', [Text('{"not": "a call"}')]),
-    ("<tool_call>{broken</tool_call>", [Text("<tool_call>{broken</tool_call>")]),
-    ('<tool_call>{"name":"rm"}</tool_call>', [Text('<tool_call>{"name":"rm"}</tool_call>')]),
-    ("<think>hm</think>\n\nyes", [Thought("hm"), Text("yes")]),
-    ("<think>never closed", [Thought("never closed")]),
-    ("<tool_call>never closed", [Text("<tool_call>never closed")]),
-]
-
-
-def merged(segments: list[Segment]) -> list[Segment]:
-    out: list[Segment] = []
-    for s in segments:
-        last = out[-1] if out else None
-        if isinstance(s, Text) and isinstance(last, Text):
-            out[-1] = Text(last.text + s.text)
-        elif isinstance(s, Thought) and isinstance(last, Thought):
-            out[-1] = Thought(last.text + s.text)
-        else:
-            out.append(s)
-    return out
-
-
-@pytest.mark.parametrize(("answer", "expected"), ANSWERS)
-@pytest.mark.parametrize("seed", range(4))
-def test_segments_do_not_depend_on_how_the_text_was_cut(
-    answer: str, expected: list[Segment], seed: int
-) -> None:
-    rng = random.Random(seed)
-    parser = AnswerParser(OFFERED)
-    said: list[Segment] = []
-    at = 0
-    while at < len(answer):
-        size = len(answer) if seed == 0 else rng.randint(1, 6)
-        said += parser.feed(answer[at : at + size])
-        at += size
-    assert merged(said + parser.finish()) == expected
-
-
-@given(st.text(alphabet='<>/tool_calhink{}"\n x', max_size=60), st.integers(1, 5))
-def test_without_tools_or_thoughts_text_passes_unchanged(text: str, size: int) -> None:
-    parser = AnswerParser({})
-    pieces = [text[i : i + size] for i in range(0, len(text), size)]
-    said = [s for p in pieces for s in parser.feed(p)] + parser.finish()
-    if not text.lstrip().startswith("<think>"):
-        assert "".join(s.text for s in said if isinstance(s, Text)) == text
-
-
-def test_without_tools_a_call_is_only_text() -> None:
-    text = '<tool_call>{"name":"f"}</tool_call>'
-    parser = AnswerParser({})
-    assert merged(parser.feed(text) + parser.finish()) == [Text(text)]
-
-
 # Prompts
 
 
@@ -347,12 +279,12 @@ def test_a_continued_conversation_has_the_tokens_of_one_rendered_whole() -> None
     model = scripted_model()
     first = [Item(role="system", content="s"), Item(role="user", content="one <end> look-alike")]
     answer = "the answer"
-    held = [*prompts.whole(model, prompts.messages_of(None, first), []).tokens, *answer.encode(), 258]
+    held = [*prompts.whole(model, prompts.messages_of(None, first), []), *answer.encode(), 258]
     new = [Item(role="user", content="two")]
     joined = prompts.continued(model, held, prompts.messages_of(None, new, first))
     everything = [*first, Item(role="assistant", content=answer), *new]
     assert joined is not None
-    assert joined.tokens == prompts.whole(model, prompts.messages_of(None, everything), []).tokens
+    assert joined == prompts.whole(model, prompts.messages_of(None, everything), [])
 
 
 @given(st.text(min_size=1, max_size=40))
@@ -372,25 +304,6 @@ def test_the_quick_join_takes_ordinary_text() -> None:
 def test_images_are_refused_with_the_place_they_stand() -> None:
     with pytest.raises(InputError, match=r"input\[1\] holds input_image"):
         prompts.items_of([Item(role="user"), Item(role="user", content=[Part(type="input_image")])])
-
-
-def test_tools_are_offered_flat_and_a_choice_forces_the_call() -> None:
-    tools = [
-        Tool(name="f", parameters={"type": "object"}),
-        Tool(type="custom", name="apply_patch", format={"definition": "start: PATCH"}),
-        Tool(type="web_search"),
-        Tool(type="namespace", name="db", tools=[Tool(name="query")]),
-    ]
-    offered = prompts.offered_tools(tools)
-    assert list(offered) == ["f", "apply_patch", "query"]
-    assert offered["query"].namespace == "db"
-    assert prompts.offered_tools(tools, "none") == {}
-    assert prompts.forced_call("auto", offered) == ""
-    assert prompts.forced_call({"type": "function", "name": "f"}, offered).endswith('"arguments": ')
-    with pytest.raises(InputError):
-        prompts.forced_call({"name": "unknown"}, offered)
-    specs = prompts.tool_specs(tools, offered)
-    assert "start: PATCH" in specs[1]["function"]["description"]
 
 
 # The outbox and frames

@@ -192,6 +192,12 @@ class AssistSettings:
     context_tokens: int = option(
         0, "tokens of context for ghost text; 0: what this machine reads in a second", least=0, most=1 << 15
     )
+    # Auto: pages of declarations leave a model under 4 billion parameters lost; it gets a sentence each.
+    tool_declarations: str = option(
+        "auto",
+        "tools shown to models: full, short (few, a sentence each), auto (short to small models)",
+        choices=("auto", "full", "short"),
+    )
     # Generated and minified files cost much and gain nothing.
     max_file_kb: int = option(1024, "larger files get no suggestions", least=1, most=1 << 20)
     # Files that hold secrets never enter a prompt. Guarded: a project must not shorten the list.

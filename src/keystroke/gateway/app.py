@@ -64,6 +64,7 @@ class Gateway:
             store,
             generation=self.settings.generation,
             speculation=speculation.enabled,
+            declarations=self.settings.assist.tool_declarations,
         )
         self.keys = key_ring(server)
         if store is not None:

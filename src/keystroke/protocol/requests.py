@@ -60,6 +60,7 @@ class CreateRequest(Struct, kw_only=True):
     truncation: str | None = None
     service_tier: Tier | None = None
     prediction: Prediction | None = None
+    structured_outputs: dict[str, Any] | None = None  # as vLLM takes it
     prompt_cache_key: str | None = None
     user: str | None = None
     priority: PriorityName | None = None
@@ -111,11 +112,19 @@ class ChatToolFunction(Struct, frozen=True):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ChatCustomTool(Struct, frozen=True):
+    name: str
+    description: str | None = None
+    format: dict[str, Any] | None = None
 
 
 class ChatTool(Struct, frozen=True):
     type: str = "function"
     function: ChatToolFunction | None = None
+    custom: ChatCustomTool | None = None
 
 
 class StreamOptions(Struct, frozen=True):
@@ -129,6 +138,7 @@ class ChatRequest(Struct, kw_only=True):
     model: Name = "auto"
     tools: list[ChatTool] | None = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
     top_k: TopK | None = None
@@ -144,6 +154,13 @@ class ChatRequest(Struct, kw_only=True):
     service_tier: Tier | None = None
     prediction: Prediction | None = None
     response_format: dict[str, Any] | None = None
+    grammar: str | None = None  # as llama.cpp takes them, and json_schema
+    json_schema: dict[str, Any] | None = None
+    guided_json: Any = None  # as vLLM takes them, and those below
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    structured_outputs: dict[str, Any] | None = None
     user: str | None = None
     priority: PriorityName | None = None
     lane: PriorityName | None = None  # the older name of `priority`
@@ -169,6 +186,14 @@ class CompletionRequest(Struct, kw_only=True):
     stream_options: StreamOptions | None = None
     service_tier: Tier | None = None
     prediction: Prediction | None = None
+    response_format: dict[str, Any] | None = None
+    grammar: str | None = None  # as llama.cpp takes them, and json_schema
+    json_schema: dict[str, Any] | None = None
+    guided_json: Any = None  # as vLLM takes them, and those below
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    structured_outputs: dict[str, Any] | None = None
     user: str | None = None
     priority: PriorityName | None = None
     lane: PriorityName | None = None  # the older name of `priority`
@@ -203,6 +228,8 @@ class InfillRequest(Struct, kw_only=True):
     stop: Stop | None = None
     stream: bool | None = None
     cache_prompt: bool | None = None
+    grammar: str | None = None
+    json_schema: dict[str, Any] | None = None
     buffer: Name | None = None
 
 

@@ -68,10 +68,15 @@ def lark(text: str, *, origin: str = "grammar") -> Constraint:
 
 def regex(pattern: str, *, origin: str = "regex") -> Constraint:
     """What a regular expression matches from end to end, without look-around or references back."""
+    return lark(regex_as_lark(pattern, origin=origin), origin=origin)
+
+
+def regex_as_lark(pattern: str, *, origin: str = "regex") -> str:
+    """The Lark grammar of a regular expression."""
     from llguidance import regex_to_lark  # here, as below: it takes a while to import, and few need it
 
     _check_size(pattern, origin, LARGEST_GRAMMAR)
-    return lark(f"start: /{regex_to_lark(pattern, 'd')}/" if pattern else 'start: ""', origin=origin)
+    return f"start: /{regex_to_lark(pattern, 'd')}/" if pattern else 'start: ""'
 
 
 def gbnf(text: str, *, origin: str = "grammar") -> Constraint:

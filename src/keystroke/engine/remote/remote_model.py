@@ -78,9 +78,11 @@ class RemoteModel:
         params: GenerationParams | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         interrupt: Interrupt | None = None,
+        fields: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[StreamItem, None]:
+        """`fields` are more that the server is told: how it may call tools, what its answer must be."""
         body = wire.chat_body(self.name, list(messages), params or GenerationParams(), list(tools or ()))
-        return self._stream("/chat/completions", body, interrupt or Interrupt())
+        return self._stream("/chat/completions", {**body, **(fields or {})}, interrupt or Interrupt())
 
     async def stream_completion(
         self,
@@ -88,13 +90,14 @@ class RemoteModel:
         suffix: str | None = None,
         params: GenerationParams | None = None,
         interrupt: Interrupt | None = None,
+        fields: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[StreamItem, None]:
         """Text that goes after `prompt` and, where `suffix` is given, before it."""
-        params, interrupt = params or GenerationParams(), interrupt or Interrupt()
+        params, interrupt, told = params or GenerationParams(), interrupt or Interrupt(), fields or {}
         if suffix and self._takes_suffix:
             started = False
             try:
-                async with aclosing(self._completion(prompt, suffix, params, interrupt)) as items:
+                async with aclosing(self._completion(prompt, suffix, params, interrupt, told)) as items:
                     async for item in items:
                         started = True
                         yield item
@@ -106,7 +109,7 @@ class RemoteModel:
                 self._takes_suffix = False
         if suffix:
             prompt, params = self._fill_in_the_middle(prompt, suffix, params)
-        async with aclosing(self._completion(prompt, None, params, interrupt)) as items:
+        async with aclosing(self._completion(prompt, None, params, interrupt, told)) as items:
             async for item in items:
                 yield item
 
@@ -137,11 +140,15 @@ class RemoteModel:
     # ── one answer ───────────────────────────────────────────────────────────────────────────
 
     def _completion(
-        self, prompt: str, suffix: str | None, params: GenerationParams, interrupt: Interrupt
+        self,
+        prompt: str,
+        suffix: str | None,
+        params: GenerationParams,
+        interrupt: Interrupt,
+        fields: Mapping[str, Any],
     ) -> AsyncGenerator[StreamItem, None]:
-        return self._stream(
-            "/completions", wire.completion_body(self.name, prompt, suffix, params), interrupt
-        )
+        body = wire.completion_body(self.name, prompt, suffix, params)
+        return self._stream("/completions", {**body, **fields}, interrupt)
 
     async def _stream(
         self, path: str, body: dict[str, Any], interrupt: Interrupt

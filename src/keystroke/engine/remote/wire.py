@@ -198,6 +198,15 @@ _ALTERNATIVES = {
     "seed": None,
     "top_p": None,
     "logit_bias": None,
+    # What an answer must be: checked afterwards by whoever asked, where a server knows no such field.
+    "response_format": None,
+    "tool_choice": None,
+    "parallel_tool_calls": None,
+    "grammar": None,
+    "guided_regex": None,
+    "guided_choice": None,
+    "guided_grammar": None,
+    "structured_outputs": None,
 }
 
 

@@ -14,13 +14,23 @@ from typing import Any
 
 import msgspec
 
+from keystroke.assist.tool_calls.parser import (
+    AnswerParser,
+    Call,
+    CallBegun,
+    CallDelta,
+    CallEnded,
+    Segment,
+    Text,
+    Thought,
+)
+from keystroke.assist.tool_calls.tools import Offered, Toolset
 from keystroke.engine.base import TokenLogprob
 from keystroke.engine.generation import Chunk
 from keystroke.engine.remote.wire import Reasoning, ToolCallDelta
 from keystroke.engine.tokenizer import Tokenizer
 from keystroke.errors import EngineError, KeystrokeError
 from keystroke.gateway.api.serializers import Serializer
-from keystroke.gateway.api.tool_calls import AnswerParser, Call, Offered, Segment, Text, Thought
 from keystroke.gateway.work.ticket import Ended, Item, Moved, Started, Steered
 from keystroke.gateway.work.work import Outcome, Work
 from keystroke.protocol.items import ChosenToken, TokenChoice
@@ -41,8 +51,8 @@ class Answer:
         sink: Sink,
         *,
         tokenizer: Tokenizer | None,
-        offered: dict[str, Offered],
-        forced: str = "",
+        toolset: Toolset = Toolset(),  # noqa: B008 - immutable
+        held: bool = False,
         plain: bool = False,
         decided: Callable[[str], bool] | None = None,
         on_end: Callable[[Answer, Outcome, Ended | Steered], None],
@@ -57,9 +67,10 @@ class Answer:
         # The first words wait for the engine's first sign, which comes within a step: one write, not two.
         self._prelude = serializer.began()
         self._tokenizer = tokenizer
-        self._offered = offered
         self._decided = decided
-        self._parser = None if plain else AnswerParser(offered, forced)
+        self._toolset = toolset
+        self._held = held
+        self._parser = None if plain else AnswerParser(toolset, held=held)
         self._calls: dict[int, tuple[str, list[str]]] = {}  # a remote server's calls, by index
         self._on_end = on_end
         self._on_steered = on_steered
@@ -119,8 +130,16 @@ class Answer:
             out += self.serializer.text(segment.text, logprobs)
         elif isinstance(segment, Thought):
             out += self.serializer.thought(segment.text)
-        else:
-            out += self.serializer.call(segment)
+        elif isinstance(segment, Call):
+            out += self.serializer.call(segment.tool)
+            out += self.serializer.call_delta(segment.payload)
+            out += self.serializer.call_done()
+        elif isinstance(segment, CallBegun):
+            out += self.serializer.call(segment.tool)
+        elif isinstance(segment, CallDelta):
+            out += self.serializer.call_delta(segment.payload)
+        elif isinstance(segment, CallEnded):
+            out += self.serializer.call_done()
 
     def _other(self, item: Item, out: list[Any]) -> None:
         if isinstance(item, Moved):
@@ -144,7 +163,7 @@ class Answer:
         outcome = self.work.steered(item)
         out += self.serializer.ended(outcome)
         self._on_end(self, outcome, item)
-        self._parser = None if self._parser is None else AnswerParser(self._offered)
+        self._parser = None if self._parser is None else AnswerParser(self._toolset, held=self._held)
         self.serializer = self._on_steered(self, item)
         self.work.id = self.serializer.id
         out += self.serializer.began()
@@ -161,8 +180,9 @@ class Answer:
         for segment in self._parser.finish() if self._parser is not None else ():
             self._say(segment, (), out)
         for name, pieces in self._calls.values():
-            tool = self._offered.get(name, Offered(name))
-            out += self.serializer.call(Call(tool, _payload(tool, "".join(pieces))))
+            shown = self._toolset.find(name)
+            tool = Offered(name) if shown is None else shown.tool
+            self._say(Call(tool, _payload(tool, "".join(pieces))), (), out)
         self._calls = {}
 
     def _broke(self, error: Exception, out: list[Any]) -> None:

@@ -17,14 +17,14 @@ from keystroke.errors import KeystrokeError, UnsupportedModel
 from keystroke.gateway.access.keys import Caller
 from keystroke.gateway.api import prompts
 from keystroke.gateway.api.answer import Answer, Sink
+from keystroke.gateway.api.answer_form import AnswerForm, TextFormat, answer_form, hold, text_format
 from keystroke.gateway.api.serializers import ChatSerializer, CompletionSerializer, Serializer
-from keystroke.gateway.api.tool_calls import Offered
 from keystroke.gateway.work.priority import Priority, Tier, priority_named, tier_named
 from keystroke.gateway.work.registry import ServedModel
 from keystroke.gateway.work.remote import RemoteJob
 from keystroke.gateway.work.routing import Task
 from keystroke.gateway.work.scheduler import Job
-from keystroke.gateway.work.service import Service, Wish, new_id, refuse_format
+from keystroke.gateway.work.service import Service, Wish, new_id
 from keystroke.gateway.work.ticket import Ended, Steered
 from keystroke.gateway.work.work import Outcome
 from keystroke.protocol.items import Item, Part, Tool, text_of
@@ -62,8 +62,7 @@ class Plan:
     priority: Priority
     tier: Tier
     buffer: str | None
-    offered: dict[str, Offered] = field(default_factory=dict)
-    forced: str = ""
+    form: AnswerForm = field(default_factory=AnswerForm)
     plain: bool = False  # all text is text: no calls, no thoughts
     decided: Decision | None = None
 
@@ -73,8 +72,7 @@ class Texts:
         self.service = service
 
     async def chat(self, request: ChatRequest, caller: Caller, sink: Sink) -> TextRun:
-        refuse_format(request.response_format, "response_format")
-        service = self.service
+        service, wanted = self.service, _format(request)
         items, tools = chat_items(request.messages), chat_tools(request)
         priority = priority_named(request.priority or request.lane, Priority.CHAT)
         size = sum(len(text_of(i.content)) for i in items)
@@ -82,9 +80,17 @@ class Texts:
         entry, routing = await service.route(
             request.model, lambda: Task(priority, words, size, converses=True)
         )
-        offered = prompts.offered_tools(tools, request.tool_choice)
-        messages = prompts.messages_of(None, prompts.items_of(items))
-        specs = prompts.tool_specs(tools, offered)
+        form = answer_form(
+            tools,
+            request.tool_choice,
+            request.parallel_tool_calls,
+            wanted,
+            declarations=service.declarations,
+            parameters=entry.parameters,
+            items=items,
+        )
+        words = "" if wanted is None else wanted.words
+        messages = prompts.messages_of(None, prompts.items_of(items), toolset=form.toolset, words=words)
         params = service.params(
             Wish(
                 request.max_completion_tokens or request.max_tokens,
@@ -96,20 +102,19 @@ class Texts:
                 (request.top_logprobs or 0) if request.logprobs else None,
             )
         )
-        model, forced = entry.model, ""
+        model, specs = entry.model, form.toolset.specs
         job: Job | RemoteJob
         if model is not None:
-            force = prompts.forced_call(request.tool_choice, offered)
-            prompt = await service.off_loop(size, lambda: prompts.whole(model, messages, specs, force=force))
-            forced = prompt.forced
-            job = Job(prompt.tokens, params, service.draft(model, request.prediction, len(prompt.tokens)))
+            params, form = await hold(model, params, form, items, tools)
+            tokens = await service.off_loop(size, lambda: prompts.whole(model, messages, specs))
+            job = Job(tokens, params, service.draft(model, request.prediction, len(tokens)))
         else:
-            job = RemoteJob(params, messages, specs or None)
+            job = RemoteJob(params, messages, specs or None, form.remote, form.check)
         serializer = ChatSerializer(
             new_id("chatcmpl"), entry.name, routing, include_usage=_wants_usage(request.stream_options)
         )
         tier = tier_named(request.service_tier)
-        plan = Plan(entry, job, serializer, routing, priority, tier, request.buffer, offered, forced)
+        plan = Plan(entry, job, serializer, routing, priority, tier, request.buffer, form)
         return self._run(plan, caller, sink)
 
     async def complete(
@@ -122,7 +127,7 @@ class Texts:
         extra: str = "",
     ) -> TextRun:
         """`extra` goes before the prompt: other files, for models that know a separator."""
-        service = self.service
+        service, wanted = self.service, _format(request)
         prefix = request.prompt if isinstance(request.prompt, str) else "".join(request.prompt)
         suffix = request.suffix
         priority = priority_named(request.priority or request.lane, priority)
@@ -157,9 +162,14 @@ class Texts:
                 )
                 if model.fim is not None and suffix is not None:
                     params = replace(params, stop_tokens=model.fim.stops)
+            if wanted is not None:
+                params, _ = await hold(model, params, AnswerForm(text=wanted))
             job = Job(tokens, params, service.draft(model, request.prediction, len(tokens)))
         else:
-            job = RemoteJob(params, prompt=extra + prefix, suffix=suffix)
+            form = AnswerForm(text=wanted)
+            job = RemoteJob(
+                params, fields=form.remote, check=form.check, prompt=extra + prefix, suffix=suffix
+            )
         serializer = CompletionSerializer(
             new_id("cmpl"),
             entry.name,
@@ -195,8 +205,8 @@ class Texts:
             serializer,
             sink,
             tokenizer=entry.tokenizer,
-            offered=plan.offered,
-            forced=plan.forced,
+            toolset=plan.form.toolset,
+            held=plan.form.held and entry.model is not None,
             plain=plan.plain,
             decided=plan.decided,
             on_end=ended,
@@ -248,11 +258,30 @@ def _parts(content: str | list[Part] | None) -> str | list[Part]:
 def chat_tools(request: ChatRequest) -> list[Tool] | None:
     if not request.tools:
         return None
-    return [
-        Tool(name=t.function.name, description=t.function.description, parameters=t.function.parameters)
-        for t in request.tools
-        if t.function is not None
-    ]
+    tools: list[Tool] = []
+    for one in request.tools:
+        f, c = one.function, one.custom
+        if f is not None:
+            tools.append(
+                Tool(name=f.name, description=f.description, parameters=f.parameters, strict=f.strict)
+            )
+        elif c is not None:
+            tools.append(Tool("custom", c.name, c.description, format=c.format))
+    return tools
+
+
+def _format(request: ChatRequest | CompletionRequest) -> TextFormat | None:
+    return text_format(
+        request.response_format,
+        "response_format",
+        grammar=request.grammar,
+        json_schema=request.json_schema,
+        guided_json=request.guided_json,
+        guided_regex=request.guided_regex,
+        guided_choice=request.guided_choice,
+        guided_grammar=request.guided_grammar,
+        structured_outputs=request.structured_outputs,
+    )
 
 
 def _wants_usage(options: Any) -> bool:

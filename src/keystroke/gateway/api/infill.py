@@ -27,6 +27,8 @@ def infill_request(request: InfillRequest) -> tuple[CompletionRequest, str]:
         seed=request.seed,
         stop=stop or None,
         max_tokens=wanted,
+        grammar=request.grammar,
+        json_schema=request.json_schema,
         priority="ghost",
         buffer=request.buffer,
     )

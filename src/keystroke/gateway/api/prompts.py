@@ -14,10 +14,12 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
+from keystroke.assist.tool_calls.forms import CALL
+from keystroke.assist.tool_calls.patches import calls_of
+from keystroke.assist.tool_calls.tools import Toolset
 from keystroke.engine.model import Model
 from keystroke.engine.templates import ChatTemplate
 from keystroke.errors import InputError
-from keystroke.gateway.api.tool_calls import CALL, Offered
 from keystroke.protocol.faults import NoSuitableModel
 from keystroke.protocol.items import Item, Part, Tool, text_of
 
@@ -43,14 +45,6 @@ class Turn:
     steers: list[Item] = field(default_factory=list)  # accepted input still to be put before the next
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """`forced` was put into the model's mouth and belongs to the answer's text."""
-
-    tokens: list[int]
-    forced: str = ""
-
-
 def items_of(content: str | Sequence[Item] | None) -> list[Item]:
     """Request input as items; refuses what is not text."""
     if content is None:
@@ -68,58 +62,17 @@ def items_of(content: str | Sequence[Item] | None) -> list[Item]:
     return list(content)
 
 
-def offered_tools(tools: Sequence[Tool] | None, choice: Any = None) -> dict[str, Offered]:
-    """The tools the model is told of, by the name it must use. `tool_choice: none` offers nothing."""
-    if not tools or choice == "none":
-        return {}
-    offered: dict[str, Offered] = {}
-    for tool in _flat(tools):
-        if tool.name and tool.type in ("function", "custom"):
-            offered[tool.name] = Offered(tool.name, tool.type == "custom", _namespace_of(tools, tool))
-    return offered
-
-
-def _flat(tools: Sequence[Tool]) -> list[Tool]:
-    flat: list[Tool] = []
-    for tool in tools:
-        flat += tool.tools if tool.type == "namespace" and tool.tools else [tool]
-    return flat
-
-
-def _namespace_of(tools: Sequence[Tool], wanted: Tool) -> str | None:
-    for tool in tools:
-        if tool.type == "namespace" and tool.tools and any(inner is wanted for inner in tool.tools):
-            return tool.name
-    return None
-
-
-def tool_specs(tools: Sequence[Tool] | None, offered: dict[str, Offered]) -> list[dict[str, Any]]:
-    """The offered tools in the form templates read. A custom tool is a function of one text, `input`."""
-    specs = []
-    for tool in _flat(tools or ()):
-        if tool.name not in offered:
-            continue
-        parameters = tool.parameters or {"type": "object", "properties": {}}
-        description = tool.description or ""
-        if tool.type == "custom":
-            parameters = {
-                "type": "object",
-                "properties": {"input": {"type": "string"}},
-                "required": ["input"],
-            }
-            grammar = (tool.format or {}).get("definition")
-            if isinstance(grammar, str):
-                description = f"{description}\n`input` follows this grammar:\n{grammar}"
-        function = {"name": tool.name, "description": description, "parameters": parameters}
-        specs.append({"type": "function", "function": function})
-    return specs
-
-
 def messages_of(
-    instructions: str | None, items: Sequence[Item], before: Sequence[Item] | None = None
+    instructions: str | None,
+    items: Sequence[Item],
+    before: Sequence[Item] | None = None,
+    *,
+    toolset: Toolset = Toolset(),  # noqa: B008 - immutable
+    words: str = "",
 ) -> list[Message]:
-    """Items as template messages. System text is gathered at the head, where every template accepts it.
-    `before` are the items these continue: then there is no head, and calls in it name their outputs."""
+    """Items as template messages. System text is gathered at the head, where every template accepts it;
+    `words` come last there. `before` are the items these continue: then there is no head, and calls in it
+    name their outputs. Calls are those of the tools as the model was shown them."""
     system = [instructions] if instructions else []
     messages: list[Message] = []
     names = {i.call_id or "": i.name or "tool" for i in (before or ())[-64:] if i.type.endswith("_call")}
@@ -137,16 +90,14 @@ def messages_of(
             else:
                 messages.append({"role": "user", "content": text})
         elif kind in ("function_call", "custom_tool_call"):
-            name = item.name or "tool"
-            arguments = (
-                {"input": item.input or ""} if kind == "custom_tool_call" else _arguments(item.arguments)
-            )
-            call = {"name": name, "arguments": arguments}
-            names[item.call_id or ""] = name
+            calls = _calls(item, toolset)
+            names[item.call_id or ""] = calls[0][0]
             message = _assistant(messages)
-            message.setdefault("tool_calls", []).append(
-                {"id": item.call_id or "", "type": "function", "function": call}
-            )
+            for name, arguments in calls:
+                call = {"name": name, "arguments": arguments}
+                message.setdefault("tool_calls", []).append(
+                    {"id": item.call_id or "", "type": "function", "function": call}
+                )
         elif kind in ("function_call_output", "custom_tool_call_output"):
             messages.append(
                 {
@@ -156,9 +107,23 @@ def messages_of(
                     "name": names.get(item.call_id or "", item.name or "tool"),
                 }
             )
+    if words and before is None:
+        system.append(words)
     if system:
         messages.insert(0, {"role": "system", "content": "\n\n".join(system)})
     return messages
+
+
+def _calls(item: Item, toolset: Toolset) -> list[tuple[str, Any]]:
+    """An earlier call as the model would write it: a patch as the edits it was shown instead."""
+    name = item.name or "tool"
+    if item.type == "function_call":
+        return [(name, _arguments(item.arguments))]
+    if any(shown.is_edit and shown.tool.name == name for shown in toolset.shown):
+        edits = calls_of(item.input or "")
+        if edits is not None:
+            return list(edits)
+    return [(name, {"input": item.input or ""})]
 
 
 def _assistant(messages: list[Message]) -> Message:
@@ -184,13 +149,8 @@ def _output_text(output: str | list[Part] | dict[str, Any] | None) -> str:
 
 
 def whole(
-    model: Model,
-    messages: list[Message],
-    specs: list[dict[str, Any]],
-    *,
-    force: str = "",
-    generate: bool = True,
-) -> Prompt:
+    model: Model, messages: list[Message], specs: list[dict[str, Any]], *, generate: bool = True
+) -> list[int]:
     """The conversation rendered from its beginning. Raises NoSuitableModel where there is no template."""
     template = model.chat
     if template is None:
@@ -203,11 +163,10 @@ def whole(
         raise InputError("input is empty; send at least one message.", param="input")
     if specs and not _knows_tools(template.source):
         messages, specs = _with_tool_words(messages, specs), []
-    tokens = template.tokens(model.tokenizer, messages, tools=specs or None, add_generation_prompt=generate)
-    return _forced(model, tokens, force)
+    return template.tokens(model.tokenizer, messages, tools=specs or None, add_generation_prompt=generate)
 
 
-def continued(model: Model, held: Sequence[int], new: list[Message], *, force: str = "") -> Prompt | None:
+def continued(model: Model, held: Sequence[int], new: list[Message]) -> list[int] | None:
     """The held tokens and the new messages after them; None where the template does not join this way."""
     joint = join(model, new)
     if joint is None:
@@ -215,8 +174,7 @@ def continued(model: Model, held: Sequence[int], new: list[Message], *, force: s
     tokens = list(held)
     if tokens and tokens[-1] in model.engine.info.eos:
         tokens.pop()  # the join closes the answer itself
-    tokens += joint
-    return _forced(model, tokens, force)
+    return [*tokens, *joint]
 
 
 def join(model: Model, new: list[Message]) -> list[int] | None:
@@ -291,28 +249,6 @@ def _rendered_join(model: Model, new: list[Message]) -> list[int] | None:
         at for at in range(len(tokens) - size + 1) if tokens[at] == mark[0] and tokens[at : at + size] == mark
     ]
     return tokens[found[0] + size :] if len(found) == 1 else None
-
-
-def forced_call(choice: Any, offered: dict[str, Offered]) -> str:
-    """What to put into the model's mouth so that `tool_choice` holds."""
-    if not offered:
-        return ""
-    if choice == "required":
-        return f"{CALL}\n"
-    if isinstance(choice, dict):
-        function = choice.get("function")
-        name = choice.get("name") or (function.get("name") if isinstance(function, dict) else None)
-        if name is not None:
-            if name not in offered:
-                raise InputError(
-                    f"tool_choice names {name}, which is not among the tools.", param="tool_choice"
-                )
-            return f'{CALL}\n{{"name": "{name}", "arguments": '
-    return ""
-
-
-def _forced(model: Model, tokens: list[int], force: str) -> Prompt:
-    return Prompt([*tokens, *model.tokenizer.encode(force)] if force else tokens, force)
 
 
 def _knows_tools(source: str) -> bool:

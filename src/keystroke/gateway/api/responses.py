@@ -15,16 +15,16 @@ from keystroke.errors import Forbidden, InputError, Interrupted, KeystrokeError,
 from keystroke.gateway.access.keys import Caller
 from keystroke.gateway.api import prompts
 from keystroke.gateway.api.answer import Answer, Sink
+from keystroke.gateway.api.answer_form import AnswerForm, TextFormat, answer_form, hold, text_format
 from keystroke.gateway.api.conversations import Conversations
-from keystroke.gateway.api.prompts import Prompt, Turn
+from keystroke.gateway.api.prompts import Turn
 from keystroke.gateway.api.response_run import OnTurn, ResponseRun, steer_failed
 from keystroke.gateway.api.serializers import ResponseSerializer
-from keystroke.gateway.api.tool_calls import Offered
 from keystroke.gateway.work.priority import Priority, priority_named, tier_named
 from keystroke.gateway.work.remote import RemoteJob
 from keystroke.gateway.work.routing import Task
 from keystroke.gateway.work.scheduler import Job
-from keystroke.gateway.work.service import Service, Wish, new_id, refuse_format
+from keystroke.gateway.work.service import Service, Wish, new_id
 from keystroke.protocol.faults import PreviousResponseNotFound, ResponseNotFound
 from keystroke.protocol.items import Item, text_of
 from keystroke.protocol.requests import CreateRequest, ResponseCreate
@@ -118,21 +118,29 @@ class Responses:
         run.entry, run.routing = await service.route(request.model, lambda: _task(run, priority))
         entry = run.entry
         warm = isinstance(request, ResponseCreate) and request.generate is False
-        offered = prompts.offered_tools(request.tools, request.tool_choice)
+        form = answer_form(
+            request.tools,
+            request.tool_choice,
+            request.parallel_tool_calls,
+            _format(request),
+            declarations=service.declarations,
+            parameters=entry.parameters,
+            items=run.items,
+        )
         params = service.params(_wish(request))
         job: Job | RemoteJob
-        forced = ""
         if entry.model is not None:
+            if not warm:
+                params, form = await hold(entry.model, params, form, run.items, request.tools)
             length = _length(run.own_items if previous is not None and previous.tokens else run.items)
-            prompt: Prompt = await service.off_loop(
-                length, lambda: self._prompt(run, previous, offered, generate=not warm)
+            tokens: list[int] = await service.off_loop(
+                length, lambda: self._prompt(run, previous, form, generate=not warm)
             )
-            forced = prompt.forced
-            drafter = service.draft(entry.model, request.prediction, len(prompt.tokens))
-            job = Job(prompt.tokens, params, drafter, warm=warm)
+            drafter = service.draft(entry.model, request.prediction, len(tokens))
+            job = Job(tokens, params, drafter, warm=warm)
         else:
-            messages = prompts.messages_of(request.instructions, run.items)
-            job = RemoteJob(params, messages, prompts.tool_specs(request.tools, offered) or None)
+            messages = prompts.messages_of(request.instructions, run.items, toolset=form.toolset)
+            job = RemoteJob(params, messages, form.toolset.specs or None, form.remote, form.check)
         tier = tier_named(request.service_tier)
         response = _response(run, tier.label)
         run.serializer = ResponseSerializer(response, run.stream_id)
@@ -147,34 +155,34 @@ class Responses:
             run.serializer,
             run.sink,
             tokenizer=entry.tokenizer,
-            offered=offered,
-            forced=forced,
+            toolset=form.toolset,
+            held=form.held and entry.model is not None,
             on_end=run.ended,
             on_steered=run.steered,
         )
         self.runs[run.id] = run
 
     def _prompt(
-        self, run: ResponseRun, previous: Turn | None, offered: dict[str, Offered], *, generate: bool
-    ) -> Prompt:
+        self, run: ResponseRun, previous: Turn | None, form: AnswerForm, *, generate: bool
+    ) -> list[int]:
         request, model = run.request, run.entry.model
         assert model is not None
-        force = prompts.forced_call(request.tool_choice, offered) if generate else ""
+        words = "" if form.text is None else form.text.words
         if (
             generate
+            and not words
             and previous is not None
             and previous.tokens is not None
             and previous.model == run.entry.name
             and previous.instructions == request.instructions
             and previous.tools == request.tools
         ):
-            new = prompts.messages_of(None, run.own_items, previous.items)
-            joined = prompts.continued(model, previous.tokens, new, force=force) if new else None
+            new = prompts.messages_of(None, run.own_items, previous.items, toolset=form.toolset)
+            joined = prompts.continued(model, previous.tokens, new) if new else None
             if joined is not None:
                 return joined
-        messages = prompts.messages_of(request.instructions, run.items)
-        specs = prompts.tool_specs(request.tools, offered)
-        return prompts.whole(model, messages, specs, force=force, generate=generate)
+        messages = prompts.messages_of(request.instructions, run.items, toolset=form.toolset, words=words)
+        return prompts.whole(model, messages, form.toolset.specs, generate=generate)
 
     def _warm(self, run: ResponseRun, job: Job | RemoteJob) -> None:
         """`generate: false`: answer at once, so the client can go on; fill the cache behind its back. Raises
@@ -232,11 +240,17 @@ def _check(request: CreateRequest) -> None:
         raise InputError(
             "conversation is not supported; chain turns by previous_response_id.", param="conversation"
         )
-    refuse_format((request.text or {}).get("format"), "text.format")
     if request.background and request.store is False:
         raise Forbidden(
             "A background response must be stored to be found again; leave store out.", param="store"
         )
+
+
+def _format(request: CreateRequest) -> TextFormat | None:
+    given = (request.text or {}).get("format")
+    if given is not None and not isinstance(given, dict):
+        raise InputError("text.format must be an object.", param="text.format")
+    return text_format(given, "text.format", structured_outputs=request.structured_outputs)
 
 
 def _wish(request: CreateRequest) -> Wish:

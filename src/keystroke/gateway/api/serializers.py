@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from keystroke.gateway.api.tool_calls import Call
+from keystroke.assist.tool_calls.tools import Offered
 from keystroke.gateway.work.receipts import usage
 from keystroke.gateway.work.work import Outcome
 from keystroke.protocol import chat
@@ -40,7 +40,14 @@ class Serializer(ABC):
     def thought(self, delta: str) -> list[Any]: ...
 
     @abstractmethod
-    def call(self, call: Call) -> list[Any]: ...
+    def call(self, tool: Offered) -> list[Any]:
+        """A call begins; what it is called with follows, piece by piece, and then its end."""
+
+    @abstractmethod
+    def call_delta(self, delta: str) -> list[Any]: ...
+
+    def call_done(self) -> list[Any]:
+        return []
 
     @abstractmethod
     def ended(self, outcome: Outcome) -> list[Any]: ...
@@ -72,13 +79,14 @@ class ResponseSerializer(Serializer):
     def thought(self, delta: str) -> list[Any]:
         return list(self.stream.reasoning(delta))
 
-    def call(self, call: Call) -> list[Any]:
-        tool, stream = call.tool, self.stream
-        return [
-            *stream.call(tool.name, custom=tool.custom, namespace=tool.namespace),
-            *stream.call_delta(call.payload),
-            *stream.call_done(),
-        ]
+    def call(self, tool: Offered) -> list[Any]:
+        return list(self.stream.call(tool.name, custom=tool.custom, namespace=tool.namespace))
+
+    def call_delta(self, delta: str) -> list[Any]:
+        return list(self.stream.call_delta(delta))
+
+    def call_done(self) -> list[Any]:
+        return list(self.stream.call_done())
 
     def ended(self, outcome: Outcome) -> list[Any]:
         paid = outcome.receipt
@@ -86,7 +94,7 @@ class ResponseSerializer(Serializer):
         if outcome.status == "completed":
             return list(self.stream.completed(spent, paid))
         if outcome.status == "incomplete":
-            reason = "steered" if outcome.finish == "steered" else "max_output_tokens"
+            reason = {"steered": "steered", "grammar": "grammar"}.get(outcome.finish, "max_output_tokens")
             return list(self.stream.incomplete(Incomplete(reason=reason), spent, paid))  # type: ignore[arg-type]
         if outcome.status == "cancelled":
             return list(self.stream.cancelled(spent, paid))
@@ -135,16 +143,23 @@ class ChatSerializer(Serializer):
         self._thoughts.append(delta)
         return [self._chunk(chat.Delta(reasoning_content=delta))]
 
-    def call(self, call: Call) -> list[Any]:
+    def call(self, tool: Offered) -> list[Any]:
         index = len(self._calls)
-        piece = chat.FunctionPiece(call.tool.name, call.payload)
         identity = f"call_{self.id.removeprefix('chatcmpl-')}_{index}"
-        self._calls.append(chat.ToolCall(identity, piece))
+        self._calls.append(chat.ToolCall(identity, chat.FunctionPiece(tool.name)))
+        piece = chat.FunctionPiece(tool.name)
         said = chat.ToolCallPiece(index=index, id=identity, type="function", function=piece)
         return [self._chunk(chat.Delta(tool_calls=[said]))]
 
+    def call_delta(self, delta: str) -> list[Any]:
+        begun = self._calls[-1]
+        piece = chat.FunctionPiece(begun.function.name, begun.function.arguments + delta)
+        self._calls[-1] = chat.ToolCall(begun.id, piece)
+        said = chat.ToolCallPiece(index=len(self._calls) - 1, function=chat.FunctionPiece(arguments=delta))
+        return [self._chunk(chat.Delta(tool_calls=[said]))]
+
     def ended(self, outcome: Outcome) -> list[Any]:
-        finish = "tool_calls" if self._calls and outcome.finish == "stop" else outcome.finish
+        finish = "tool_calls" if self._calls and outcome.finish == "stop" else _reason(outcome)
         spent = chat_usage(outcome.receipt)
         message = chat.AssistantMessage(content="".join(self._text) or (None if self._calls else ""))
         if self._calls:
@@ -208,13 +223,16 @@ class CompletionSerializer(Serializer):
     def thought(self, delta: str) -> list[Any]:
         return self.text(delta, ())
 
-    def call(self, call: Call) -> list[Any]:
-        return self.text(call.payload, ())
+    def call(self, tool: Offered) -> list[Any]:
+        return []
+
+    def call_delta(self, delta: str) -> list[Any]:
+        return self.text(delta, ())
 
     def ended(self, outcome: Outcome) -> list[Any]:
         spent = chat_usage(outcome.receipt)
         logprobs = _text_logprobs(self._logprobs) if self._logprobs else None
-        whole = chat.TextChoice("".join(self._text), outcome.finish, logprobs=logprobs)
+        whole = chat.TextChoice("".join(self._text), _reason(outcome), logprobs=logprobs)
         self.body = chat.TextCompletion(
             self.id,
             self._created,
@@ -226,7 +244,7 @@ class CompletionSerializer(Serializer):
         )
         if outcome.error is not None:
             return [ErrorBody(detail(outcome.error))]
-        last = chat.TextChoice("", outcome.finish)
+        last = chat.TextChoice("", _reason(outcome))
         said: list[Any] = [chat.TextCompletion(self.id, self._created, self.model, [last])]
         if self._include_usage:
             said.append(chat.TextCompletion(self.id, self._created, self.model, [], usage=spent))
@@ -235,6 +253,11 @@ class CompletionSerializer(Serializer):
     @property
     def whole(self) -> str:
         return "".join(self._text)
+
+
+def _reason(outcome: Outcome) -> str:
+    """A grammar that could not go on is, to these clients, an answer cut short."""
+    return "length" if outcome.finish == "grammar" else outcome.finish
 
 
 def _text_logprobs(chosen: Sequence[ChosenToken]) -> chat.TextLogprobs:

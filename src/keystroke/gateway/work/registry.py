@@ -62,6 +62,11 @@ class ServedModel:
     def context_length(self) -> int | None:
         return self.model.engine.info.context_length if self.model is not None else None
 
+    @property
+    def parameters(self) -> int:
+        """How many the model has; 0 where that is not known."""
+        return self.model.engine.info.parameters if self.model is not None else 0
+
     def stats(self) -> EngineStats | None:
         return self.model.engine.stats() if self.model is not None else None
 

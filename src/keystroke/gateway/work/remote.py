@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from keystroke.engine.generation import Chunk, Finish, GenerationParams
@@ -33,6 +33,8 @@ class RemoteJob:
     params: GenerationParams
     messages: Sequence[Mapping[str, Any]] | None = None
     tools: Sequence[Mapping[str, Any]] | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)  # more that the server is told
+    check: Callable[[str], KeystrokeError | None] | None = None  # of the whole text, once it has ended
     prompt: str = ""
     suffix: str | None = None
     input_tokens = 0  # the server counts for itself
@@ -133,6 +135,7 @@ class RemoteScheduler:
         ticket.timing.started = time.perf_counter()
         ticket.deliver([Started()])
         error: KeystrokeError | None = None
+        said: list[str] = []
         try:
             async with aclosing(self._stream(ticket.job, ticket)) as items:
                 last = time.perf_counter()
@@ -142,6 +145,10 @@ class RemoteScheduler:
                         await self._until_read(ticket)
                     self._count(ticket, item, now - last)
                     last = now
+                    if isinstance(item, Chunk):
+                        said.append(item.text)
+                        if item.finish is Finish.STOP and ticket.job.check is not None:
+                            error = ticket.job.check("".join(said))
                     passed: Item = item
                     if not isinstance(item, Usage):
                         ticket.deliver([passed])
@@ -157,8 +164,8 @@ class RemoteScheduler:
 
     def _stream(self, job: RemoteJob, ticket: Ticket) -> AsyncGenerator[StreamItem, None]:
         if job.messages is not None:
-            return self.model.stream_chat(job.messages, job.params, job.tools, ticket.interrupt)
-        return self.model.stream_completion(job.prompt, job.suffix, job.params, ticket.interrupt)
+            return self.model.stream_chat(job.messages, job.params, job.tools, ticket.interrupt, job.fields)
+        return self.model.stream_completion(job.prompt, job.suffix, job.params, ticket.interrupt, job.fields)
 
     @staticmethod
     def _count(ticket: Ticket, item: StreamItem, seconds: float) -> None:

@@ -18,7 +18,7 @@ from keystroke.engine.base import Sampling
 from keystroke.engine.generation import GenerationParams
 from keystroke.engine.model import Model
 from keystroke.engine.speculative import Drafter, FileDrafter, drafter_for
-from keystroke.errors import ContextOverflow, InputError, KeystrokeError, NotEnoughMemory, Unavailable
+from keystroke.errors import ContextOverflow, KeystrokeError, NotEnoughMemory, Unavailable
 from keystroke.gateway.access.keys import Caller
 from keystroke.gateway.access.limits import Limits
 from keystroke.gateway.record.metrics import Metrics
@@ -66,11 +66,13 @@ class Service:
         *,
         generation: GenerationSettings | None = None,
         speculation: bool = True,
+        declarations: str = "auto",
     ) -> None:
         self.registry = registry
         self.store = store
         self.defaults = generation or GenerationSettings()
         self.speculation = speculation
+        self.declarations = declarations  # of tools: auto, full, short
         self.metrics = Metrics()
         self.limits = Limits({e.name: e.budget for e in registry.entries.values()})
         self.draining = False
@@ -201,10 +203,3 @@ class Service:
                 "shorten it or choose a model with a longer context.",
                 param="input",
             )
-
-
-def refuse_format(wanted: dict[str, Any] | None, param: str) -> None:
-    """Only plain text can be promised: nothing here holds a model to a schema."""
-    kind = (wanted or {}).get("type", "text")
-    if kind != "text":
-        raise InputError(f"{param} asks for {kind!s:.40}; only text output is supported.", param=param)

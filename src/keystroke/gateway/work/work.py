@@ -28,7 +28,7 @@ class Outcome:
 
     status: str  # completed, incomplete, cancelled, failed
     receipt: Receipt
-    finish: str = "stop"  # stop, length, steered
+    finish: str = "stop"  # stop, length, steered, grammar
     error: KeystrokeError | None = None
 
 
@@ -149,4 +149,6 @@ def _status(error: KeystrokeError | None, finish: Finish | None) -> tuple[str, s
         return "failed", "stop", error
     if finish is Finish.LENGTH:
         return "incomplete", "length", None
+    if finish is Finish.UNMET:
+        return "incomplete", "grammar", None
     return "completed", "stop", None

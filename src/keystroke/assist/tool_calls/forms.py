@@ -1,0 +1,57 @@
+"""How a model writes a call: the form its chat template was made for.
+
+Law: read from the template's source. A template that knows no tools is told of them in words (`told`), in the
+form of Hermes, which most models have seen.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from keystroke.engine.tokenizer import Tokenizer
+
+CALL, CALL_END = "<tool_call>", "</tool_call>"
+
+
+@dataclass(frozen=True, slots=True)
+class CallForm:
+    """`before` and `after` surround the calls of one answer or, where not `listed`, each of them; `key` is
+    what the arguments are called."""
+
+    name: str
+    before: str
+    after: str
+    key: str = "arguments"
+    listed: bool = False  # all calls of an answer in one JSON list
+
+    def marks(self, tokenizer: Tokenizer) -> tuple[str, str]:
+        """`before` and `after` as terms of a grammar: control tokens where the tokenizer has them."""
+        return _term(self.before, tokenizer), _term(self.after, tokenizer)
+
+
+HERMES = CallForm("hermes", f"{CALL}\n", f"\n{CALL_END}")
+LLAMA = CallForm("llama", "", "", key="parameters")
+MISTRAL = CallForm("mistral", "[TOOL_CALLS]", "", listed=True)
+
+
+def call_form(source: str) -> CallForm:
+    """The form of a chat template, by its source."""
+    if CALL in source:
+        return HERMES
+    if "[TOOL_CALLS]" in source:
+        return MISTRAL
+    if "parameters" in source and ("ipython" in source or "python_tag" in source):
+        return LLAMA
+    return HERMES
+
+
+def _term(text: str, tokenizer: Tokenizer) -> str:
+    for mark in (CALL, CALL_END, "[TOOL_CALLS]"):
+        token = tokenizer.special(mark)
+        if mark in text and token is not None:
+            around = text.split(mark)
+            parts = [json.dumps(around[0])] if around[0] else []
+            parts.append(f"<[{token}]>")
+            return " ".join([*parts, json.dumps(around[1])] if around[1] else parts)
+    return json.dumps(text) if text else ""

@@ -1,0 +1,76 @@
+"""JSON while it is being written: where a value ends, and the text of one of its strings so far.
+
+Law: for JSON that a grammar vouches for; nothing is checked. Characters in, one after the other.
+"""
+
+from __future__ import annotations
+
+import json
+
+
+class ValueScanner:
+    """Finds the end of one JSON object or list."""
+
+    def __init__(self) -> None:
+        self.begun = self.ended = False
+        self._depth = 0
+        self._in_string = self._escaped = False
+
+    def feed(self, text: str) -> int:
+        """How many characters of `text` belong to the value."""
+        self.begun = self.begun or bool(text)
+        for at, character in enumerate(text):
+            if self._in_string:
+                if self._escaped:
+                    self._escaped = False
+                elif character == "\\":
+                    self._escaped = True
+                elif character == '"':
+                    self._in_string = False
+            elif character == '"':
+                self._in_string = True
+            elif character in "{[":
+                self._depth += 1
+            elif character in "}]":
+                self._depth -= 1
+                if self._depth == 0:
+                    self.ended = True
+                    return at + 1
+        return len(text)
+
+
+class StringReader:
+    """The text of the member `key`, as far as it is there: `{"key": "text` of an object with one member."""
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+        self._pending = ""
+        self._inside = self._over = False
+
+    def feed(self, text: str) -> str:
+        self._pending += text
+        if not self._inside:
+            begins = json.dumps(self._key) + ":"
+            head, found, rest = self._pending.partition(begins)
+            if not found or not rest.lstrip().startswith('"'):
+                return ""
+            del head
+            self._inside, self._pending = True, rest.lstrip()[1:]
+        if self._over:
+            return ""
+        at = 0
+        while at < len(self._pending):
+            if self._pending[at] == '"':
+                self._over = True
+                break
+            size = 1
+            if self._pending[at] == "\\":
+                size = 6 if self._pending[at + 1 : at + 2] == "u" else 2
+                pair = self._pending[at : at + 12]
+                if size == 6 and "\\ud8" <= pair[:4].lower() <= "\\udb":
+                    size = 12  # two halves of one character
+            if at + size > len(self._pending):
+                break
+            at += size
+        ready, self._pending = self._pending[:at], self._pending[at:]
+        return str(json.loads(f'"{ready}"'))

@@ -1,0 +1,106 @@
+"""Patches as functions: what a small model can call, and the patch text that its call becomes.
+
+Law: text to text. A patch is the one that Codex's `apply_patch` takes: whole old lines out, whole new lines
+in. A small model copies a patch's example and gets its marks wrong; asked for old and new lines it does well.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+BEGIN, END = "*** Begin Patch", "*** End Patch"
+_ADD, _DELETE, _UPDATE = "*** Add File: ", "*** Delete File: ", "*** Update File: "
+
+# Name, what it is said to do, and its parameters in order.
+EDITS: dict[str, tuple[str, dict[str, str]]] = {
+    "replace_lines": (
+        "Edits a file: replaces lines that you have read.",
+        {
+            "path": "File to edit.",
+            "old": "Lines to be replaced, exactly as they are.",
+            "new": "Lines to put in their place.",
+        },
+    ),
+    "create_file": (
+        "Creates a file.",
+        {"path": "File to create.", "content": "The whole text of the file."},
+    ),
+    "delete_file": ("Deletes a file.", {"path": "File to delete."}),
+}
+
+
+def edit_call(name: str, arguments: Any) -> str | None:
+    """The patch of a call; None where the arguments are not those of the function."""
+    _, wanted = EDITS[name]
+    if not isinstance(arguments, dict) or not all(isinstance(arguments.get(key), str) for key in wanted):
+        return None
+    path = arguments["path"].strip()
+    if not path or "\n" in path:
+        return None
+    if name == "delete_file":
+        return _patch(f"{_DELETE}{path}")
+    if name == "create_file":
+        return _patch(f"{_ADD}{path}", *(f"+{line}" for line in _lines(arguments["content"]) or [""]))
+    old, new = _lines(arguments["old"]), _lines(arguments["new"])
+    # What both begin or end with is context: the patch then says only what changes.
+    head = 0
+    while head < min(len(old), len(new)) and old[head] == new[head]:
+        head += 1
+    tail = 0
+    while tail < min(len(old), len(new)) - head and old[-1 - tail] == new[-1 - tail]:
+        tail += 1
+    kept = old[len(old) - tail :] if tail else []
+    gone, come = old[head : len(old) - tail], new[head : len(new) - tail]
+    changes = [f" {line}" for line in old[:head]]
+    changes += [f"-{line}" for line in gone] + [f"+{line}" for line in come] + [f" {line}" for line in kept]
+    return _patch(f"{_UPDATE}{path}", "@@", *changes)
+
+
+def calls_of(patch: str) -> list[tuple[str, dict[str, str]]] | None:
+    """The calls that a patch stands for, so that a model sees its own; None where it is no such patch."""
+    lines = patch.strip("\n").split("\n")
+    if lines[:1] != [BEGIN] or lines[-1:] != [END]:
+        return None
+    calls: list[tuple[str, dict[str, str]]] = []
+    for header, body in _sections(lines[1:-1]):
+        if header.startswith(_DELETE):
+            calls.append(("delete_file", {"path": header[len(_DELETE) :]}))
+        elif header.startswith(_ADD):
+            content = "".join(line[1:] + "\n" for line in body)
+            calls.append(("create_file", {"path": header[len(_ADD) :], "content": content}))
+        elif header.startswith(_UPDATE):
+            for hunk in _hunks(body):
+                old = "".join(line[1:] + "\n" for line in hunk if line[:1] in ("-", " "))
+                new = "".join(line[1:] + "\n" for line in hunk if line[:1] in ("+", " "))
+                calls.append(("replace_lines", {"path": header[len(_UPDATE) :], "old": old, "new": new}))
+        else:
+            return None
+    return calls or None
+
+
+def _patch(*lines: str) -> str:
+    return "\n".join([BEGIN, *lines, END]) + "\n"
+
+
+def _lines(text: str) -> list[str]:
+    return text.removesuffix("\n").split("\n") if text else []
+
+
+def _sections(lines: list[str]) -> list[tuple[str, list[str]]]:
+    found: list[tuple[str, list[str]]] = []
+    for line in lines:
+        if line.startswith("*** ") and not line.startswith(("*** End of File", "*** Move to: ")):
+            found.append((line, []))
+        elif found:
+            found[-1][1].append(line)
+    return found
+
+
+def _hunks(lines: list[str]) -> list[list[str]]:
+    found: list[list[str]] = []
+    for line in lines:
+        if line.startswith("@@") or not found:
+            found.append([])
+        if not line.startswith(("@@", "*** ")):
+            found[-1].append(line)
+    return [hunk for hunk in found if hunk]

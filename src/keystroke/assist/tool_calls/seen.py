@@ -1,0 +1,40 @@
+"""The lines a model has read in a conversation: the only ones it can know, and so replace.
+
+Law: collects lines from tool results and from what users wrote, newest last, within a bound. Line numbers
+that tools put before lines are taken off.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+
+MOST_LINES = 3000
+MOST_CHARACTERS = 100_000  # of a grammar that must be compiled before the first token
+_NUMBERED = re.compile(r"\s*\d+[ \t]*[|:\t-][ \t]?|\s{0,5}\d+\t")
+
+
+def seen_lines(texts: Iterable[str]) -> tuple[str, ...]:
+    """The lines of `texts` in order, each with its end; the newest where there are too many."""
+    lines: list[str] = []
+    for text in texts:
+        for line in text.split("\n"):
+            lines.append(line + "\n")
+            plain = _NUMBERED.sub("", line, count=1)
+            if plain != line:
+                lines[-1] = plain + "\n"
+    size = 0
+    kept: list[str] = []
+    for line in reversed(lines[-MOST_LINES:]):
+        size += len(line)
+        if size > MOST_CHARACTERS:
+            break
+        kept.append(line)
+    return tuple(reversed(kept))
+
+
+def within_quotes(lines: Iterable[str]) -> str:
+    """A Lark term: consecutive lines, at least one, as they stand inside a JSON string."""
+    chunks = [json.dumps(line, ensure_ascii=False)[1:-1] for line in lines]
+    return f"%regex {json.dumps({'substring_chunks': chunks})}"

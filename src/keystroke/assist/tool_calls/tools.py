@@ -1,0 +1,187 @@
+"""The tools of a request, as their owner offers them and as a model is shown them.
+
+Law: values. What is shown may be less than what was offered, and shorter: a small model is lost in pages of
+declarations. It never means something else: every call of a shown tool is a valid call of an offered one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from keystroke.assist.tool_calls.patches import EDITS, edit_call
+
+MOST_SHOWN = 6  # tools that a small model is shown; one or two are best, an agent's loop needs these
+_FEW = 3  # so few tools are shown whatever they are called
+_LONGEST = 160  # characters of a short description
+_WORK = frozenset(  # words of tools that work on files and run commands
+    re.findall(
+        r"\w+",
+        "exec execute shell bash command cmd terminal run patch edit write replace create delete file "
+        "read view cat open list ls glob grep search find",
+    )
+)
+_ODD = frozenset(("stdin", "image", "web", "goal", "agent", "agents", "plan", "todo", "skill", "browser"))
+_OLD = re.compile(r"old(_?(str|string|text|lines|code))?", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """A tool the client offered. A custom tool takes one text, its `input`, perhaps of a grammar."""
+
+    name: str
+    custom: bool = False
+    namespace: str | None = None
+    description: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    strict: bool = False
+    grammar: tuple[str, str] | None = None  # its syntax (lark, regex) and text
+
+    @property
+    def is_patch(self) -> bool:
+        """Whether its input is a patch as Codex's apply_patch takes it."""
+        return self.custom and "*** Begin Patch" in (self.grammar or ("", self.description))[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A function that the model may call; `tool` is what its call becomes a call of."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    tool: Offered
+    grounded: frozenset[str] = frozenset()  # parameters whose text must be text that the model has seen
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """As chat templates read it."""
+        return {
+            "type": "function",
+            "function": {
+                "name": self.name,
+                "description": self.description,
+                "parameters": self.parameters,
+            },
+        }
+
+    @property
+    def is_edit(self) -> bool:
+        """Whether its calls are turned into patches."""
+        return self.tool.is_patch and self.name != self.tool.name
+
+    def payload(self, arguments: Any) -> str | None:
+        """What the client receives for a call with these arguments; None where they are no call of it."""
+        if self.is_edit:
+            return edit_call(self.name, arguments)
+        if self.tool.custom:
+            text = arguments.get("input") if isinstance(arguments, dict) else arguments
+            return text if isinstance(text, str) else None
+        return arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+
+
+@dataclass(frozen=True, slots=True)
+class Toolset:
+    """What a model is shown of the tools of one request."""
+
+    shown: tuple[Shown, ...] = ()
+    left_out: tuple[str, ...] = ()  # offered, but not shown
+    short: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.shown)
+
+    def find(self, name: str) -> Shown | None:
+        return next((s for s in self.shown if s.name == name), None)
+
+    @property
+    def specs(self) -> list[dict[str, Any]]:
+        return [s.spec for s in self.shown]
+
+
+def whole_toolset(offered: Sequence[Offered]) -> Toolset:
+    """Every tool as it was offered; a custom one as a function of one text."""
+    return Toolset(tuple(_whole(tool) for tool in offered))
+
+
+def short_toolset(offered: Sequence[Offered], asked: str = "") -> Toolset:
+    """For a small model: few tools, one sentence each, only the parameters that a call must have. Patches are
+    shown as functions that replace lines, create and delete files. `asked`: a tool named there is kept."""
+    shown: list[Shown] = []
+    left_out: list[str] = []
+    for tool in offered:
+        if len(offered) > _FEW and not _useful(tool.name, asked):
+            left_out.append(tool.name)
+        elif tool.is_patch:
+            shown += [_edit(name, tool) for name in EDITS]
+        else:
+            shown.append(_short(tool))
+    if not shown:
+        return whole_toolset(offered)
+    kept = shown[:MOST_SHOWN]
+    left_out += [s.name for s in shown[MOST_SHOWN:]]
+    return Toolset(tuple(kept), tuple(left_out), short=True)
+
+
+def _whole(tool: Offered) -> Shown:
+    if not tool.custom:
+        return Shown(tool.name, tool.description, tool.parameters or _NOTHING, tool)
+    description = tool.description
+    if tool.grammar is not None:
+        description = f"{description}\n`input` follows this grammar:\n{tool.grammar[1]}"
+    return Shown(tool.name, description, _INPUT, tool)
+
+
+def _short(tool: Offered) -> Shown:
+    if tool.custom:
+        return Shown(tool.name, _sentence(tool.description), _INPUT, tool)
+    parameters = tool.parameters or _NOTHING
+    properties, required = parameters.get("properties"), parameters.get("required")
+    if isinstance(properties, Mapping) and isinstance(required, list) and required:
+        needed = {name: _brief(properties.get(name, {})) for name in required if isinstance(name, str)}
+        rest = {
+            k: v for k, v in parameters.items() if k not in ("properties", "required", "$schema", "title")
+        }
+        parameters = {**rest, "properties": needed, "required": list(needed), "additionalProperties": False}
+    grounded = frozenset(n for n in parameters.get("properties", ()) if _OLD.fullmatch(n))
+    return Shown(tool.name, _sentence(tool.description), parameters, tool, grounded)
+
+
+def _edit(name: str, tool: Offered) -> Shown:
+    description, properties = EDITS[name]
+    parameters = {
+        "type": "object",
+        "properties": {key: {"type": "string", "description": said} for key, said in properties.items()},
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+    return Shown(name, description, parameters, tool, frozenset({"old"} & set(properties)))
+
+
+def _useful(name: str, asked: str) -> bool:
+    words = {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)}
+    return bool(words & _WORK and not words & _ODD) or name in asked
+
+
+def _sentence(text: str) -> str:
+    first = re.split(r"(?<=[.!?])\s|\n", text.strip(), maxsplit=1)[0]
+    return first if len(first) <= _LONGEST else first[: _LONGEST - 1].rstrip() + "…"
+
+
+def _brief(schema: Any) -> Any:
+    if not isinstance(schema, Mapping) or not isinstance(schema.get("description"), str):
+        return schema
+    return {**schema, "description": _sentence(schema["description"])}
+
+
+_NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
+_INPUT: dict[str, Any] = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}

@@ -1,0 +1,192 @@
+"""Calls are found in whatever common form they are written, and do not depend on how the text was cut."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keystroke.assist.tool_calls.json_scan import StringReader, ValueScanner
+from keystroke.assist.tool_calls.parser import (
+    AnswerParser,
+    Call,
+    CallBegun,
+    CallDelta,
+    CallEnded,
+    Segment,
+    Text,
+    Thought,
+)
+from keystroke.assist.tool_calls.tools import Offered, Toolset, short_toolset, whole_toolset
+
+F = Offered("f", parameters={"type": "object", "properties": {"x": {"type": "integer"}, "s": {}}})
+PATCH = Offered("apply_patch", custom=True, grammar=("lark", 'start: "*** Begin Patch"'))
+TOOLS = whole_toolset([F, PATCH])
+ANSWERS: list[tuple[str, list[Segment]]] = [
+    ("plain text", [Text("plain text")]),
+    ("a < b and c > d, x[0] = {1: `2`}", [Text("a < b and c > d, x[0] = {1: `2`}")]),
+    ('<tool_call>{"name":"f","arguments":{"x":1}}</tool_call>', [Call(F, '{"x":1}')]),
+    ('hi <tool_call>\n{"name":"f","arguments":{}}\n</tool_call>\n', [Text("hi "), Call(F, "{}")]),
+    (
+        '<tool_call>{"name":"apply_patch","arguments":{"input":"*** Begin"}}</tool_call>',
+        [Call(PATCH, "*** Begin")],
+    ),
+    ('{"name": "f", "parameters": {"x": 2}}', [Call(F, '{"x":2}')]),
+    ('{"not": "a call"}', [Text('{"not": "a call"}')]),
+    ("<tool_call>{broken</tool_call>", [Text("<tool_call>{broken</tool_call>")]),
+    ('<tool_call>{"name":"rm"}</tool_call>', [Text('<tool_call>{"name":"rm"}</tool_call>')]),
+    ("<think>hm</think>\n\nyes", [Thought("hm"), Text("yes")]),
+    ("<think>never closed", [Thought("never closed")]),
+    ("<tool_call>never closed", [Text("<tool_call>never closed")]),
+    ('<think>hm</think>\n{"name": "f", "arguments": {"x": 3}}', [Thought("hm"), Call(F, '{"x":3}')]),
+    ('```json\n{"name": "f", "arguments": {"x": 1}}\n```', [Call(F, '{"x":1}')]),
+    ('```json\n{\n  "name": "f",\n  "arguments": {\n    "x": 1\n  }\n}\n```\n', [Call(F, '{"x":1}')]),
+    ('See:\n```\n{"name": "f", "arguments": {}}\n```\nDone.', [Text("See:\n"), Call(F, "{}"), Text("Done.")]),
+    ('```json\n{"name": "x", "age": 3}\n```', [Text('```json\n{"name": "x", "age": 3}\n```')]),
+    ("```python\nprint({})\n```\n", [Text("```python\nprint({})\n```\n")]),
+    ("`{x}` and ```{y}``` stay", [Text("`{x}` and ```{y}``` stay")]),
+    ('So {"name": "f", "arguments": {"s": "}{"}} now', [Text("So "), Call(F, '{"s":"}{"}'), Text("now")]),
+    (
+        '{"name": "f", "arguments": {}}\n{"name": "f", "arguments": {"x": 1}}',
+        [Call(F, "{}"), Call(F, '{"x":1}')],
+    ),
+    (
+        '[TOOL_CALLS][{"name": "f", "arguments": {"x": 1}}, {"name": "f", "arguments": {}}]',
+        [Call(F, '{"x":1}'), Call(F, "{}")],
+    ),
+    ('<|python_tag|>{"name": "f", "parameters": {"x": 1}}', [Call(F, '{"x":1}')]),
+    ('<function=f>{"x": 4}</function>', [Call(F, '{"x":4}')]),
+    (
+        "<tool_call>\n<function=f>\n<parameter=x>\n5\n</parameter>\n<parameter=s>\na\nb\n</parameter>\n</function>\n</tool_call>",
+        [Call(F, '{"x":5,"s":"a\\nb"}')],
+    ),
+    ('<invoke name="f"><parameter name="x">6</parameter></invoke> ok', [Call(F, '{"x":6}'), Text("ok")]),
+    ("<function=rm>{}</function>", [Text("<function=rm>{}</function>")]),
+    ('{"name": "f", "arguments": "{\\"x\\": 1}"}', [Call(F, '{"x": 1}')]),
+]  # fmt: skip
+
+
+def merged(segments: list[Segment]) -> list[Segment]:
+    out: list[Segment] = []
+    for s in segments:
+        last = out[-1] if out else None
+        if isinstance(s, Text) and isinstance(last, Text):
+            out[-1] = Text(last.text + s.text)
+        elif isinstance(s, Thought) and isinstance(last, Thought):
+            out[-1] = Thought(last.text + s.text)
+        elif isinstance(s, CallDelta) and isinstance(last, CallDelta):
+            out[-1] = CallDelta(last.payload + s.payload)
+        else:
+            out.append(s)
+    return out
+
+
+def read(toolset: Toolset, answer: str, seed: int, *, held: bool = False) -> list[Segment]:
+    rng = random.Random(seed)
+    parser = AnswerParser(toolset, held=held)
+    said: list[Segment] = []
+    at = 0
+    while at < len(answer):
+        size = len(answer) if seed == 0 else rng.randint(1, 6)
+        said += parser.feed(answer[at : at + size])
+        at += size
+    return merged(said + parser.finish())
+
+
+@pytest.mark.parametrize(("answer", "expected"), ANSWERS)
+@pytest.mark.parametrize("seed", range(5))
+def test_segments_do_not_depend_on_how_the_text_was_cut(
+    answer: str, expected: list[Segment], seed: int
+) -> None:
+    assert read(TOOLS, answer, seed) == expected
+
+
+HELD: list[tuple[str, list[Segment]]] = [
+    (
+        'Now.\n<tool_call>\n{"name": "f", "arguments": {"s": "}\\""}}\n</tool_call>\nend',
+        [Text("Now.\n"), CallBegun(F), CallDelta('{"s": "}\\""}'), CallEnded(), Text("end")],
+    ),
+    (
+        '{"name": "apply_patch", "arguments": {"input": "\\n\\u00e9\\ud83d\\ude00\\"\\\\"}}',
+        [CallBegun(PATCH), CallDelta('\né😀"\\'), CallEnded()],
+    ),
+    (
+        '```json\n{\n  "name": "f",\n  "arguments": {"x": 1}\n}\n```',
+        [CallBegun(F), CallDelta('{"x": 1}'), CallEnded()],
+    ),
+    ('{"name": "f", "parameters": {}}', [CallBegun(F), CallDelta("{}"), CallEnded()]),
+    (
+        '[TOOL_CALLS][{"name": "f", "arguments": {}}, {"name": "f", "arguments": {"x": 2}}]',
+        [CallBegun(F), CallDelta("{}"), CallEnded(), CallBegun(F), CallDelta('{"x": 2}'), CallEnded()],
+    ),
+    ('<tool_call>\n{"name": "f", "arguments": {"s": "cut o', [CallBegun(F), CallDelta('{"s": "cut o')]),
+]
+
+
+@pytest.mark.parametrize(("answer", "expected"), HELD)
+@pytest.mark.parametrize("seed", range(5))
+def test_calls_that_a_grammar_holds_come_out_as_they_are_written(
+    answer: str, expected: list[Segment], seed: int
+) -> None:
+    assert read(TOOLS, answer, seed, held=True) == expected
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_an_edit_becomes_a_patch_when_it_is_whole(held: bool) -> None:
+    shown = short_toolset([PATCH])
+    call = {"name": "replace_lines", "arguments": {"path": "a.py", "old": "x = 1\n", "new": "x = 2\n"}}
+    patch = "*** Begin Patch\n*** Update File: a.py\n@@\n-x = 1\n+x = 2\n*** End Patch\n"
+    assert read(shown, f"<tool_call>\n{json.dumps(call)}\n</tool_call>", 3, held=held) == [Call(PATCH, patch)]
+
+
+@given(st.text(alphabet='<>/tool_calhink{}"\n x`[', max_size=60), st.integers(1, 5))
+def test_without_tools_or_thoughts_text_passes_unchanged(text: str, size: int) -> None:
+    parser = AnswerParser(Toolset())
+    pieces = [text[i : i + size] for i in range(0, len(text), size)]
+    said = [s for p in pieces for s in parser.feed(p)] + parser.finish()
+    if not text.lstrip().startswith("<think>"):
+        assert "".join(s.text for s in said if isinstance(s, Text)) == text
+
+
+@given(st.text(alphabet='<>{}":,\n `[]name=fx', max_size=80), st.integers(1, 7), st.booleans())
+def test_text_that_is_no_call_loses_nothing_but_white_space(text: str, size: int, held: bool) -> None:
+    parser = AnswerParser(TOOLS, held=held)
+    pieces = [text[i : i + size] for i in range(0, len(text), size)]
+    said = [s for p in pieces for s in parser.feed(p)] + parser.finish()
+    if all(isinstance(s, Text) for s in said):
+        assert "".join(s.text for s in said if isinstance(s, Text)).split() == text.split()
+
+
+def test_without_tools_a_call_is_only_text() -> None:
+    text = '<tool_call>{"name":"f"}</tool_call>'
+    assert read(Toolset(), text, 1) == [Text(text)]
+
+
+values = st.recursive(
+    st.none() | st.integers() | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.text(max_size=4), values, max_size=3), st.integers(1, 5), st.booleans())
+def test_a_scanner_finds_the_end_of_a_value(value: dict[str, object], size: int, ascii_only: bool) -> None:
+    text = json.dumps(value, ensure_ascii=ascii_only)
+    scanner, taken = ValueScanner(), 0
+    whole = text + " } and more ]"
+    for at in range(0, len(whole), size):
+        if not scanner.ended:
+            taken += scanner.feed(whole[at : at + size])
+    assert scanner.ended
+    assert taken == len(text)
+
+
+@given(st.text(max_size=30), st.integers(1, 7), st.booleans())
+def test_a_string_reader_gives_the_text_piece_by_piece(text: str, size: int, ascii_only: bool) -> None:
+    written = json.dumps({"input": text}, ensure_ascii=ascii_only)
+    reader = StringReader("input")
+    said = "".join(reader.feed(written[at : at + size]) for at in range(0, len(written), size))
+    assert said == text

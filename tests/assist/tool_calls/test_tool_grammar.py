@@ -1,0 +1,208 @@
+"""An answer that may call tools: any text, and no call but a valid one."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keystroke.assist.tool_calls.forms import HERMES, LLAMA, MISTRAL, CallForm, call_form
+from keystroke.assist.tool_calls.grammar import calls_constraint
+from keystroke.assist.tool_calls.parser import AnswerParser, Call, CallBegun, CallDelta, CallEnded, Text
+from keystroke.assist.tool_calls.tools import Offered, Toolset, short_toolset, whole_toolset
+from keystroke.engine.base import Sampling
+from keystroke.engine.echo import EOS, SPECIAL, EchoEngine
+from keystroke.engine.generation import Finish, Generation, GenerationParams
+from keystroke.engine.grammar.compiler import matcher_for
+from keystroke.engine.grammar.constraint import Constraint, choice
+from keystroke.engine.grammar.validate import unmet
+from keystroke.engine.model import Model
+from keystroke.engine.tokenizer import ByteTokenizer
+
+MARKS = {"<tool_call>": 270, "</tool_call>": 271, "[TOOL_CALLS]": 272}
+PLAIN = ByteTokenizer(SPECIAL, eos=EOS, vocab_size=320)
+MARKED = ByteTokenizer({**SPECIAL, **MARKS}, eos=EOS, vocab_size=320)
+F = Offered(
+    "f",
+    parameters={
+        "type": "object",
+        "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9}},
+        "required": ["n"],
+        "additionalProperties": False,
+    },
+)
+G = Offered("g", parameters={"type": "object", "properties": {}, "additionalProperties": False})
+PATCH = Offered(
+    "apply_patch",
+    custom=True,
+    grammar=("lark", 'start: "*** Begin Patch" LF ("+" /.+/ LF){1,2} "*** End"\n%import common.LF'),
+)
+TOOLS = whole_toolset([F, G, PATCH])
+
+
+def accepts(constraint: Constraint, text: str, tokenizer: ByteTokenizer = PLAIN) -> bool:
+    """Whether `text` is a whole answer."""
+    held = matcher_for(constraint, tokenizer, EchoEngine().info)
+    tokens = tokenizer.encode(text, special=True)
+    return held.advance(tokens) == len(tokens) and held.accepting
+
+
+CALL = '<tool_call>\n{"name": "f", "arguments": {"n": 3}}\n</tool_call>'
+WRONG = CALL.replace('"n": 3', '"n": 30')
+FENCED = '```json\n{\n  "name": "f",\n  "arguments": {"n": 3}\n}\n```'
+INPUT = json.dumps({"input": '*** Begin Patch\n+"x\n*** End'})
+PATCHED = f'<tool_call>\n{{"name": "apply_patch", "arguments": {INPUT}}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("tokenizer", [PLAIN, MARKED], ids=["marks are text", "marks are tokens"])
+def test_text_is_free_until_a_call_begins(tokenizer: ByteTokenizer) -> None:
+    free = calls_constraint(TOOLS, HERMES, tokenizer)
+    for text in (
+        "",
+        "Hello.",
+        'x = {"name": "y"}',
+        "```python\nprint(1)\n```",
+        CALL,
+        f"I look.\n{CALL}",
+        PATCHED,
+    ):
+        assert accepts(free, text, tokenizer), text
+    assert accepts(free, f"{CALL}\n{CALL} and so on.", tokenizer)
+    for text in (WRONG, f"I look.\n{WRONG}", CALL.replace("f", "h"), CALL[:-5], PATCHED.replace("+", "-")):
+        assert not accepts(free, text, tokenizer), text
+
+
+def test_a_call_in_another_form_is_held_to_its_arguments_too() -> None:
+    free = calls_constraint(TOOLS, HERMES, PLAIN)
+    assert accepts(free, FENCED)
+    assert accepts(free, f"I will:\n{FENCED}\nDone.")
+    assert accepts(free, '{"name": "g", "parameters": {}}')
+    assert not accepts(free, FENCED.replace("3", "30"))
+    assert not accepts(free, f"I will:\n{FENCED}".replace("3", "30"))
+    assert not accepts(free, FENCED.replace('"f"', '"cat"'))
+    assert accepts(free, f"Like this:\n{FENCED}".replace('"f"', '"cat"'))  # an example of something else
+
+
+def test_where_a_call_is_required_nothing_else_is_allowed() -> None:
+    only = calls_constraint(TOOLS, HERMES, PLAIN, required=True)
+    assert accepts(only, CALL)
+    assert accepts(only, f"{CALL}\n{CALL}")
+    assert not accepts(only, "Hello.")
+    assert not accepts(only, f"Hello. {CALL}")
+    single = calls_constraint(TOOLS, HERMES, PLAIN, required=True, parallel=False)
+    assert accepts(single, CALL)
+    assert not accepts(single, f"{CALL}\n{CALL}")
+    named = calls_constraint(TOOLS, HERMES, PLAIN, required=True, only={"g"})
+    assert not accepts(named, CALL)
+    assert accepts(named, '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>')
+
+
+def test_one_call_at_a_time_where_several_are_not_wanted() -> None:
+    single = calls_constraint(TOOLS, HERMES, PLAIN, parallel=False)
+    assert accepts(single, "Hello.")
+    assert accepts(single, f"First. {CALL}\n")
+    assert accepts(single, FENCED)
+    assert not accepts(single, f"{CALL}\n{CALL}")
+    assert not accepts(single, f"{CALL}\nThen.")
+
+
+def test_every_template_has_its_own_form() -> None:
+    assert call_form("... <tool_call> ...") == HERMES
+    assert call_form("[TOOL_CALLS] [") == MISTRAL
+    assert call_form("ipython parameters") == LLAMA
+    assert call_form("{{ messages }}") == HERMES
+    llama = calls_constraint(TOOLS, LLAMA, PLAIN, required=True)
+    assert accepts(llama, '{"name": "f", "parameters": {"n": 3}}')
+    assert not accepts(llama, CALL)
+    for tokenizer in (PLAIN, MARKED):
+        mistral = calls_constraint(TOOLS, MISTRAL, tokenizer, required=True)
+        both = '[TOOL_CALLS][{"name": "f", "arguments": {"n": 3}}, {"name": "g", "arguments": {}}]'
+        assert accepts(mistral, both, tokenizer)
+        assert accepts(calls_constraint(TOOLS, MISTRAL, tokenizer), f"Well. {both}", tokenizer)
+
+
+def test_an_answer_is_a_call_or_of_the_language_asked_for() -> None:
+    either = calls_constraint(TOOLS, HERMES, PLAIN, answer=choice(["yes", "no"]))
+    assert accepts(either, "yes")
+    assert accepts(either, CALL)
+    assert not accepts(either, "maybe")
+    assert not accepts(calls_constraint(TOOLS, HERMES, PLAIN, required=True, answer=choice(["yes"])), "yes")
+
+
+def test_small_models_replace_only_what_they_have_read_and_delete_only_when_asked() -> None:
+    patch = Offered("apply_patch", custom=True, grammar=("lark", 'start: "*** Begin Patch"'))
+    shown = short_toolset([F, patch])
+
+    def call(name: str, **arguments: str) -> str:
+        return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+    seen = ["def f():\n", "    return '\\n\"'\n", "\n"]
+    read = calls_constraint(shown, HERMES, PLAIN, seen=seen, asked="fix it")
+    for old in (seen[0], "".join(seen[:2]), seen[1]):
+        assert accepts(read, call("replace_lines", path="a.py", old=old, new="pass\n"))
+    assert not accepts(read, call("replace_lines", path="a.py", old="old line\n", new="x\n"))
+    assert not accepts(read, call("replace_lines", path="a.py", old=seen[1] + seen[0], new="x\n"))
+    assert not accepts(read, call("delete_file", path="a.py"))
+    asked = calls_constraint(shown, HERMES, PLAIN, seen=seen, asked="Delete a.py please")
+    assert accepts(asked, call("delete_file", path="a.py"))
+    unread = calls_constraint(shown, HERMES, PLAIN)
+    assert not accepts(unread, call("replace_lines", path="a.py", old="def f():\n", new="x\n"))
+    assert accepts(unread, call("create_file", path="a.py", content="x\n"))
+
+
+# With models that say anything
+
+
+def whole_calls(toolset: Toolset, text: str) -> list[tuple[Offered, str]]:
+    parser = AnswerParser(toolset, held=True)
+    calls: list[tuple[Offered, str]] = []
+    for segment in parser.feed(text) + parser.finish():
+        if isinstance(segment, Call):
+            calls.append((segment.tool, segment.payload))
+        elif isinstance(segment, CallBegun):
+            calls.append((segment.tool, ""))
+        elif isinstance(segment, CallDelta):
+            calls[-1] = (calls[-1][0], calls[-1][1] + segment.payload)
+        else:
+            assert isinstance(segment, Text | CallEnded)
+    return calls
+
+
+def valid(tool: Offered, payload: str) -> bool:
+    if tool.custom:
+        return payload.startswith("*** Begin Patch\n+") and payload.endswith("\n*** End")
+    value: Any = json.loads(payload)
+    return unmet(tool.parameters, value) is None
+
+
+@settings(max_examples=60)
+@given(
+    st.integers(0, 10**6),
+    st.sampled_from([HERMES, LLAMA, MISTRAL]),
+    st.booleans(),
+    st.sampled_from([PLAIN, MARKED]),
+    st.sampled_from([0.0, 1.0]),
+)
+def test_every_call_of_a_model_that_says_anything_is_a_valid_one(
+    seed: int, form: CallForm, required: bool, tokenizer: ByteTokenizer, temperature: float
+) -> None:
+    dice = random.Random(seed)
+    said = "".join(
+        dice.choice(
+            ["hm ", "<tool_call>", '{"name": "f", "arguments": ', "```json\n", "[TOOL_CALLS]", CALL, "}"]
+        )
+        for _ in range(5)
+    )
+    model = Model("echo", EchoEngine(lambda _: said), tokenizer)
+    constraint = calls_constraint(TOOLS, form, tokenizer, required=required)
+    params = GenerationParams(250, Sampling(temperature, seed=seed), constraint=constraint)
+    generation = Generation(model, model.engine.session(), [65], params)
+    text = "".join(chunk.text for chunk in generation)
+    if generation.finish is Finish.STOP:
+        calls = whole_calls(TOOLS, text)
+        assert all(valid(tool, payload) for tool, payload in calls)
+        assert calls or not required
