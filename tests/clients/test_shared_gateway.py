@@ -38,7 +38,9 @@ def eventually(true: Callable[[], object], seconds: float = 60.0) -> None:
 @pytest.fixture
 def shared(home: Home, tmp_path: Path) -> Iterator[Home]:
     """A home with a tiny model that converses, whose commands share a gateway."""
-    write_tiny_model(home.root / "tiny", context=32768)
+    model = write_tiny_model(home.root / "tiny", context=32768)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"eos_token_id": None}))  # it ends when told to
     home.configure('[model]\ndefault = "tiny"\n[models.tiny]\npath = "tiny"\n')
     (home.root / "a.py").write_text(CODE)
     home.environment |= {"KEYSTROKE_SHARING_ENABLED": "1", "KEYSTROKE_SHARING_IDLE_S": "60"}
