@@ -17,7 +17,7 @@ from statistics import median
 
 import numpy as np
 
-from keystroke.engine.base import GREEDY, Extended, Interrupt, Sampling, Session, Step
+from keystroke.engine.base import GREEDY, Allowed, Extended, Interrupt, Sampling, Session, Step
 from keystroke.engine.echo import EchoEngine
 from keystroke.engine.generation import Generation, GenerationParams
 from keystroke.engine.model import Model
@@ -54,7 +54,11 @@ class Idle(Session):
         return Extended(0, len(tokens))
 
     def step(
-        self, draft: Sequence[int] = (), sampling: Sampling = GREEDY, interrupt: Interrupt | None = None
+        self,
+        draft: Sequence[int] = (),
+        sampling: Sampling = GREEDY,
+        interrupt: Interrupt | None = None,
+        allowed: Allowed | None = None,
     ) -> Step:
         self._tokens.append(self._step.tokens[0])
         return self._step

@@ -22,10 +22,10 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 
 from bench.llama_file import llama_files
 from keystroke.config import load_settings
@@ -334,7 +334,7 @@ def main() -> None:
         candidate = engine.logprobs(tokens[:384])
         quality[f"keystroke {name}"] = float((np.exp(reference) * (reference - candidate)).sum(axis=1).mean())
 
-    machine = f"{platform.machine()}, {threads} threads · onnxruntime {onnxruntime.__version__}"
+    machine = f"{platform.machine()}, {threads} threads · onnxruntime {version('onnxruntime')}"
     print(f"SmolLM2-135M-Instruct · {machine}\n")
     print(f"{'engine':28} {'decode tok/s':>12} {'prefill tok/s':>13} {'KL to fp32':>11}")
     for name, values in decode.items():

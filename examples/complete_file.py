@@ -8,8 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from keystroke.assist.completion import complete
-from keystroke.engine.load import load_model
+from keystroke import complete, load_model
 
 
 def main(file: str, line: str, name: str = "embedded") -> None:

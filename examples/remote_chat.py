@@ -8,9 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from keystroke.engine.generation import Chunk, GenerationParams
-from keystroke.engine.remote import Endpoint, RemoteModel, Usage
-from keystroke.errors import KeystrokeError
+from keystroke import Chunk, Endpoint, GenerationParams, KeystrokeError, RemoteModel, Usage
 
 
 async def main(url: str, name: str, question: str = "What is a linked list?") -> None:

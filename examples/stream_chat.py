@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from keystroke.engine.generation import Generation, GenerationParams
-from keystroke.engine.load import load_model
+from keystroke import Generation, GenerationParams, load_model
 
 FOLLOW_UP = "Say it in one short sentence."
 

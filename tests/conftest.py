@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from threading import current_thread, main_thread
+
 from hypothesis import settings
 
 # A loaded machine is slow, not wrong: examples have no time limit of their own.
 settings.register_profile("keystroke", deadline=None)
 settings.load_profile("keystroke")
+
+# Tests that import ONNX Runtime by themselves do so as the engine does: silenced (engine/onnx/__init__.py).
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+# What a shell puts in the background has Ctrl-C ignored, and hands that on to its children; tests that
+# interrupt a program of ours must find it as it is at a terminal.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and current_thread() is main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -29,7 +29,8 @@ ALLOWED = {
 ORDER = {
     ("gateway",): ("transport", "access", "record", "work", "api", "live"),
     ("analysis",): ("rules", "audit", "check", "refactor", "failures"),
-    ("analysis", "audit"): ("source", "flow", "rules", "memory"),
+    ("analysis", "audit"): ("source", "flow", "rules", "memory", "fixes"),
+    ("agent",): ("sandbox", "workspace", "tools", "attempts", "chat", "loop", "evaluation"),
     ("assist",): ("completion", "edit", "fix", "next_edit", "review"),
 }
 APART = {("gateway", "api", "live"), ("analysis", "audit", "check")}  # neighbours that do not know each other

@@ -7,6 +7,7 @@ KeystrokeError
 ├── UsageError               the caller asked for something that cannot be
 │   ├── ConfigError          a setting is unknown, malformed or out of range
 │   ├── InputError           text, a file or a position is not usable
+│   │   └── GrammarError     a schema, grammar or pattern that no answer can be held to
 │   ├── ContextOverflow      the prompt does not fit the model's context
 │   └── NotFound             a named thing (model, response, file) does not exist
 ├── ModelError               a model cannot be used on this machine
@@ -57,6 +58,10 @@ class ConfigError(UsageError):
 
 class InputError(UsageError):
     code = "invalid_input"
+
+
+class GrammarError(InputError):
+    code = "invalid_grammar"
 
 
 class ContextOverflow(UsageError):

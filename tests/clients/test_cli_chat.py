@@ -17,6 +17,8 @@ import pytest
 from cli_home import PROGRAM, Home, home, remote_home, server  # noqa: F401
 from openai_server import OpenAIServer, answer, echo_chat
 
+MORE = [f" more {number}" for number in range(2000)]  # never the same: that would be a loop
+
 
 class Terminal:
     """The program on a pseudo-terminal."""
@@ -54,11 +56,11 @@ class Terminal:
 
 
 @contextmanager
-def terminal(home: Home, *arguments: str) -> Iterator[Terminal]:
+def terminal(home: Home, *arguments: str, kind: str = "xterm") -> Iterator[Terminal]:
     pid, fd = pty.fork()
     if pid == 0:
         os.chdir(home.root)
-        os.execve(PROGRAM, [PROGRAM, *arguments], {**home.environment, "NO_COLOR": "1"})
+        os.execve(PROGRAM, [PROGRAM, *arguments], {**home.environment, "NO_COLOR": "1", "TERM": kind})
     opened = Terminal(pid, fd)
     try:
         yield opened
@@ -74,7 +76,7 @@ def contents(server: OpenAIServer) -> list[str]:
 
 
 def test_ctrl_c_stops_the_answer_and_keeps_the_conversation(remote_home: Home, server: OpenAIServer) -> None:
-    server.on("/chat/completions", echo_chat(words=[" more"], count=2000, pause=0.02))
+    server.on("/chat/completions", echo_chat(words=MORE, pause=0.02))
     with terminal(remote_home, "chat") as screen:
         screen.expect("> ")
         screen.type("first\n")
@@ -97,7 +99,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_conversation(remote_home: Home, s
 def test_a_line_typed_during_the_answer_is_spliced_in_and_the_answer_goes_on(
     remote_home: Home, server: OpenAIServer
 ) -> None:
-    slow = echo_chat(words=[" more"], count=2000, pause=0.02)
+    slow = echo_chat(words=MORE, pause=0.02)
     server.on("/chat/completions", slow, echo_chat(words=[" done"]))
     with terminal(remote_home, "chat") as screen:
         screen.expect("> ")
@@ -123,7 +125,7 @@ def test_a_line_typed_during_the_answer_is_spliced_in_and_the_answer_goes_on(
 
 
 def test_a_command_typed_during_the_answer_waits_for_its_end(remote_home: Home, server: OpenAIServer) -> None:
-    server.on("/chat/completions", echo_chat(words=[" more"], count=20, pause=0.05))
+    server.on("/chat/completions", echo_chat(words=MORE[:20], pause=0.05))
     with terminal(remote_home, "chat") as screen:
         screen.expect("> ")
         screen.type("first\n")
@@ -152,7 +154,7 @@ def test_a_model_cannot_write_control_characters_to_the_terminal(
 def test_half_a_line_typed_during_the_answer_waits_at_the_prompt(
     remote_home: Home, server: OpenAIServer
 ) -> None:
-    server.on("/chat/completions", echo_chat(words=[" more"], count=20, pause=0.05), echo_chat())
+    server.on("/chat/completions", echo_chat(words=MORE[:20], pause=0.05), echo_chat())
     with terminal(remote_home, "chat") as screen:
         screen.expect("> ")
         screen.type("first\n")
@@ -214,3 +216,63 @@ def test_lines_are_remembered_from_one_conversation_to_the_next(
             screen.type("\x04")
             screen.leave()
     assert (remote_home.root / "state" / "chat_history").stat().st_mode & 0o777 == 0o600
+
+
+def test_what_is_typed_stands_on_a_line_of_its_own_below_the_answer(
+    remote_home: Home, server: OpenAIServer
+) -> None:
+    server.on("/chat/completions", echo_chat(words=MORE[:40], pause=0.05), echo_chat())
+    with terminal(remote_home, "chat") as screen:
+        screen.expect("> ")
+        screen.type("first\n")
+        screen.expect("you said first")
+        screen.type("rat")
+        # Saved, one line down, drawn, and back where the answer goes on.
+        screen.expect(r"\x1bD\x1b\[A\x1b7\x1b\[B\r\x1b\[K> rat\x1b8")
+        screen.expect(r"\x1b7\x1b\[B\r\x1b\[K\x1b8 more \d+\x1bD\x1b\[A\x1b7\x1b\[B\r\x1b\[K> rat\x1b8")
+        screen.type("x\x7fher\n")
+        screen.expect(r"\[rather\]")
+        screen.expect("> ")
+        screen.type("\x04")
+        screen.leave()
+    assert contents(server)[-1] == "rather"
+
+
+def test_a_terminal_that_cannot_draw_still_takes_lines(remote_home: Home, server: OpenAIServer) -> None:
+    server.on("/chat/completions", echo_chat(words=MORE, pause=0.02), echo_chat(words=[" done"]))
+    with terminal(remote_home, "chat", kind="dumb") as screen:
+        screen.expect("> ")
+        screen.type("first\n")
+        screen.expect("you said first. more")
+        screen.type("other\n")
+        assert "\x1b7" not in screen.expect(r"you said other\. done")
+        screen.type("\x04")
+        screen.leave()
+
+
+def test_an_answer_that_repeats_itself_is_stopped_and_one_round_is_remembered(
+    remote_home: Home, server: OpenAIServer
+) -> None:
+    server.on("/chat/completions", echo_chat(words=["\nI will do that now!"], count=5000, pause=0.002))
+    result = remote_home.keystroke("chat", "--json", stdin="first\n/save talk.json\n")
+    last = json.loads(result.stdout.splitlines()[-1])
+    assert last["finish"] == "repetition"
+    assert server.cut.wait(10)
+    saved = json.loads((remote_home.root / "talk.json").read_text())["messages"]
+    assert saved[1]["content"] == "you said first.\nI will do that now!"
+
+
+def test_files_go_with_the_message_that_mentions_them(remote_home: Home, server: OpenAIServer) -> None:
+    server.on("/chat/completions", echo_chat())
+    (remote_home.root / "one.py").write_text("x = 1\ny = 2\nz = 3\n")
+    (remote_home.root / "two.txt").write_text("hello\n")
+    (remote_home.root / ".env").write_text("SECRET=1\n")
+    said = "what is @one.py:2-3, and who is @ann?\n/file two.txt\nand this\n"
+    remote_home.keystroke("chat", stdin=said)
+    sent = contents(server)
+    assert sent[0] == "one.py:2-3\n```\ny = 2\nz = 3\n```\n\nwhat is @one.py:2-3, and who is @ann?"
+    assert sent[2] == "two.txt\n```\nhello\n```\n\nand this"
+    count = len(server.bodies)
+    assert "may hold secrets" in remote_home.refused("chat", stdin="look at @.env\n")
+    assert "no file nowhere.py" in remote_home.refused("chat", stdin="/file nowhere.py\n")
+    assert len(server.bodies) == count

@@ -150,6 +150,9 @@ def test_undo_refuses_where_the_file_was_changed_since(home: Home) -> None:
 def test_a_file_that_changes_while_the_model_writes_is_not_overwritten(
     remote_home: Home, server: OpenAIServer, file: Path
 ) -> None:
+    says(server, "what?", BLOCK)
+    remote_home.keystroke("edit", "a.py", "-m", "double it", "--dry-run")  # so that it has been probed
+    server.streaming.clear()
     server.on("/chat/completions", chat(*BLOCK, pause=0.02))
     with terminal(remote_home, "edit", "a.py", "-m", "double it", "--yes") as screen:
         assert server.streaming.wait(30)

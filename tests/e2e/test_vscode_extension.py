@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from installed import program
 from keystroke.clients.lsp.commands import EDIT, RECONNECT, REFACTOR, STATUS, SUPPRESS
 
 EXTENSION = Path(__file__).parents[2] / "editors" / "vscode"
@@ -33,7 +34,7 @@ def test_what_it_asks_of_the_server_the_server_has() -> None:
 
 @pytest.mark.slow
 def test_it_builds(tmp_path: Path) -> None:
-    npm = shutil.which("npm")
+    npm = program("npm")
     if npm is None:
         pytest.skip("npm is not installed")
     folder = tmp_path / "vscode"

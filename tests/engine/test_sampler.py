@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -238,3 +239,53 @@ def test_logprobs_are_those_of_the_model_before_any_filter() -> None:
 def test_a_draft_needs_one_row_more_than_it_has_tokens() -> None:
     with pytest.raises(UsageError, match="needs 3 rows"):
         verify(random_logits(1, rows=2), [1, 2], GREEDY, 0)
+
+
+def _mask(allowed: frozenset[int], words: int = 2) -> npt.NDArray[np.uint32]:
+    mask = np.zeros(words, dtype=np.uint32)
+    for token in allowed:
+        mask[token >> 5] |= np.uint32(1 << (token & 31))
+    return mask
+
+
+@settings(max_examples=300)
+@given(
+    st.integers(0, 10**6),
+    samplings,
+    st.integers(0, 2**31),
+    st.frozensets(st.integers(0, 39), min_size=1),
+)
+def test_a_masked_choice_is_that_of_a_vocabulary_without_the_rest(
+    seed: int, sampling: Sampling, position: int, allowed: frozenset[int]
+) -> None:
+    logits = random_logits(seed)[0]
+    lacking = np.full_like(logits, -np.inf)
+    lacking[list(allowed)] = logits[list(allowed)]
+    token = choose(logits, sampling, position, _mask(allowed))
+    assert token in allowed
+    assert token == choose(lacking, sampling, position)
+
+
+def test_tokens_past_the_end_of_a_mask_are_not_allowed() -> None:
+    logits = np.zeros(70, dtype=np.float32)
+    logits[69] = 9.0
+    assert choose(logits, GREEDY, 0, _mask(frozenset({5, 6}), words=1)) == 5
+
+
+def test_each_row_of_a_draft_is_verified_under_its_own_mask() -> None:
+    logits = random_logits(1, rows=3)
+
+    class Rows:
+        asked: ClassVar[list[int]] = []
+
+        def row(self, index: int) -> npt.NDArray[np.uint32]:
+            self.asked.append(index)
+            return _mask(frozenset({index, index + 7}))
+
+    rows = Rows()
+    best = [max((i, i + 7), key=lambda t, i=i: logits[i][t]) for i in range(3)]  # type: ignore[misc]
+    assert verify(logits, best[:2], GREEDY, 0, rows).tokens == tuple(best)
+    assert rows.asked == [0, 1, 2]
+    wrong = [best[0], 39]
+    assert verify(logits, wrong, GREEDY, 0, rows).tokens == tuple(best[:2])
+    assert rows.asked[3:] == [0, 1]

@@ -18,6 +18,8 @@ import platformdirs
 import pytest
 from gateway_support import RunningServer, scripted_model, serving
 
+from installed import program
+
 VERSION = "0.166.0"
 PATCH = "*** Begin Patch\n*** Update File: hello.py\n@@\n-print('hi')\n+print('hello')\n*** End Patch\n"
 
@@ -25,12 +27,12 @@ PATCH = "*** Begin Patch\n*** Update File: hello.py\n@@\n-print('hi')\n+print('h
 @pytest.fixture(scope="module")
 def codex() -> Path:
     """The `codex` program, installed once for this machine."""
-    npm = shutil.which("npm")
+    npm = program("npm")
     if npm is None:
         pytest.skip("npm is not installed, so Codex CLI cannot be had")
     folder = platformdirs.user_cache_path("keystroke-tests", appauthor=False) / f"codex-{VERSION}"
-    program = folder / "node_modules" / ".bin" / "codex"
-    if not program.exists():
+    binary = folder / "node_modules" / ".bin" / "codex"
+    if not binary.exists():
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "package.json").write_text("{}")
         command = [npm, "install", "--no-audit", "--no-fund", f"@openai/codex@{VERSION}"]
@@ -40,9 +42,9 @@ def codex() -> Path:
             )
         except subprocess.TimeoutExpired:
             pytest.skip("npm did not deliver Codex CLI within four minutes")
-        if done.returncode != 0 or not program.exists():
+        if done.returncode != 0 or not binary.exists():
             pytest.skip(f"npm cannot be reached: {done.stderr.strip()[-200:]}")
-    return program
+    return binary
 
 
 @pytest.fixture

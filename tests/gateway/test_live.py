@@ -655,3 +655,19 @@ class TestNextEdit:
 
         with serving(spm_model()) as server:
             asyncio.run(run(server))
+
+
+async def test_a_change_that_would_hold_up_everybody_is_refused_and_the_buffer_opened_again() -> None:
+    with serving(scripted_model()) as server:
+        async with wired(server) as wire:
+            text = "x = 1\n" * 200_000
+            await wire.open(text, version=1)
+            edits = [{"start": 0, "end": 0, "text": "y"}] * 1000
+            await wire.send(kind="buffer.change", buffer="a.py", base=1, version=2, edits=edits)
+            refused = await wire.until("error")
+            assert refused["error"]["param"] == "edits"
+            resync = await wire.until("resync")
+            assert (resync["reason"], resync["have"]) == ("bad_edit", 1)
+            await wire.type("y", 0, 2)  # one edit of it is taken all the same
+            await wire.send(kind="complete", id="c", buffer="a.py", version=2, cursor=1)
+            await wire.until("not_shown", id="c")

@@ -27,7 +27,7 @@ def script(prompt: str) -> str:
         return "```\n" + "x" * 50_000
     if "elsewhere" in said:
         return "other.py\n<<<<<<< SEARCH\n=======\nnew\n>>>>>>> REPLACE\n"
-    if "prose" in said:
+    if "prose" in prompt:  # asked again it says the same
         return "```\n# ... rest of the code unchanged\n```\n"
     return "```\nvalue = 2\n```\n"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import ssl
 import subprocess
@@ -19,6 +18,7 @@ import httpx
 import pytest
 from websockets.sync.client import connect
 
+from installed import program
 from keystroke.clients.cli import main
 
 PROGRAM = str(Path(sys.executable).with_name("keystroke"))
@@ -138,7 +138,7 @@ def test_options_that_cannot_work_are_one_sentence(
 
 
 def test_tls_answers_over_https_and_over_a_secure_socket_and_refuses_plain_text(home: Path) -> None:
-    openssl = shutil.which("openssl")
+    openssl = program("openssl", "version")
     if openssl is None:
         pytest.skip("openssl makes the certificate and is not installed")
     certificate, key = home / "certificate.pem", home / "key.pem"

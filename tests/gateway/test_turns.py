@@ -17,12 +17,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from keystroke.config import NamedModel
+from keystroke.errors import KeystrokeError
 from keystroke.gateway.access.keys import LOCAL
 from keystroke.gateway.api.responses import Responses
 from keystroke.gateway.api.responses_socket import Connection
+from keystroke.gateway.transport.outbox import FULL
 from keystroke.gateway.transport.socket import Socket
 from keystroke.gateway.work.registry import Registry, local_entry
 from keystroke.gateway.work.service import Service
+from keystroke.protocol.faults import SlowClient
 
 TERMINAL = {"response.completed", "response.incomplete", "response.failed", "response.cancelled"}
 LARGE = "x" * 20_000  # a prompt this long is made off the event loop
@@ -191,3 +194,42 @@ async def test_sixty_background_requests_at_once_are_all_answered() -> None:
     assert len(client.ended) + len(refused) == 60
     assert len(client.ended) >= 16
     await client.stop()
+
+
+async def test_a_client_that_asks_and_never_reads_is_let_go_and_nothing_is_kept_for_it() -> None:
+    class Reader:
+        told: list[str]
+
+        def __init__(self) -> None:
+            self.told = []
+
+        def take(self, frame: str) -> None:
+            socket.put([{"echo": frame}])
+
+        def refuse(self, error: KeystrokeError) -> None: ...
+        def pause(self) -> None: ...
+        def resume(self) -> None: ...
+
+        def stalled(self, reason: SlowClient) -> None:
+            self.told.append("stalled")
+
+        def left(self) -> None:
+            self.told.append("left")
+
+    inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+
+    async def never(message: Any) -> None:
+        if message["type"] == "websocket.send":
+            await asyncio.Event().wait()
+
+    aborted: list[bool] = []
+    socket = Socket(inbox.get, never, fast_path={"abort": lambda: aborted.append(True)})
+    reader = Reader()
+    serving = asyncio.create_task(socket.serve(reader))
+    for _ in range(FULL // (1 << 20) + 3):
+        await inbox.put({"type": "websocket.receive", "text": "x" * (1 << 20)})
+    await inbox.put({"type": "websocket.disconnect"})
+    await asyncio.wait_for(serving, 10)
+    assert reader.told == ["stalled", "left"]
+    assert aborted == [True]
+    assert socket._outbox.bytes == 0

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from text_strategies import edited, texts
 
+from installed import program
 from keystroke.text import Edit, apply_edits, minimal_diff, unified_diff
 from keystroke.text.diff import _joined, common_prefix, common_suffix
 
@@ -101,7 +101,7 @@ def test_shuffled_unique_lines_beyond_the_budget_are_anchored() -> None:
     assert sum(len(edit.text) for edit in edits) <= len("".join(lines[:2500]))
 
 
-@pytest.mark.skipif(shutil.which("patch") is None, reason="needs the patch program")
+@pytest.mark.skipif(program("patch") is None, reason="needs the patch program")
 @pytest.mark.parametrize("seed", range(12))
 def test_the_patch_program_accepts_our_unified_diff(seed: int, tmp_path: Path) -> None:
     chance = random.Random(seed)

@@ -23,6 +23,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
+from filelock import FileLock, Timeout
 
 from keystroke.clients.place import Place
 from keystroke.errors import Interrupted, KeystrokeError, Unavailable
@@ -190,20 +191,15 @@ def _healthy(url: str) -> bool:
 
 @contextlib.contextmanager
 def _locked(path: Path, stop: threading.Event) -> Iterator[None]:
-    if sys.platform == "win32":
-        yield  # without a lock a second gateway may be started, which is only wasteful
-        return
-    import fcntl
-
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = FileLock(path, mode=0o600, blocking=False)
+    while True:
+        try:
+            lock.acquire()
+            break
+        except Timeout:
+            if stop.wait(_LOOK):
+                raise Interrupted("stopped while the gateway was starting") from None
     try:
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if stop.wait(_LOOK):
-                    raise Interrupted("stopped while the gateway was starting") from None
         yield
     finally:
-        os.close(handle)
+        lock.release()

@@ -12,7 +12,10 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
 
 from keystroke.errors import Interrupted, UsageError
 
@@ -94,6 +97,17 @@ class Sampling:
 
 
 GREEDY = Sampling()
+
+
+Mask = npt.NDArray[np.uint32]  # one bit a token, the lowest first; tokens past its end are not allowed
+
+
+class Allowed(Protocol):
+    """Which tokens a step may choose: a grammar at the end of the sequence, and after each drafted token."""
+
+    def row(self, index: int) -> Mask:
+        """The tokens that may follow the first `index` tokens of the step's draft. Has at least one bit set,
+        never raises, and is valid until the next call. An engine may ask while it computes the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,14 +195,22 @@ class Session(ABC):
         Raises ContextOverflow (session unchanged), NotEnoughMemory, or Interrupted: then the session
         holds the part computed so far and may be extended again."""
 
+    def append(self, tokens: Sequence[int]) -> None:
+        """Put `tokens` after those held, computing nothing: the next step does. Raises ContextOverflow."""
+        self.extend([*self.tokens, *tokens])
+
     @abstractmethod
     def step(
-        self, draft: Sequence[int] = (), sampling: Sampling = GREEDY, interrupt: Interrupt | None = None
+        self,
+        draft: Sequence[int] = (),
+        sampling: Sampling = GREEDY,
+        interrupt: Interrupt | None = None,
+        allowed: Allowed | None = None,
     ) -> Step:
         """Compute the pending tail and the draft in one run, accept the draft up to its first token that
-        differs from the one `sampling` chooses there, append what was accepted plus the model's own next
-        token to `tokens`, and return them. Needs at least one token held. On Interrupted or any
-        other error `tokens` is unchanged."""
+        differs from the one `sampling` chooses there (out of those `allowed`, where that is given), append
+        what was accepted plus the model's own next token to `tokens`, and return them. Needs at least one
+        token held. On Interrupted or any other error `tokens` is unchanged."""
 
     @abstractmethod
     def rollback(self, length: int) -> None:
@@ -217,6 +239,7 @@ class StepRequest:
     session: Session
     draft: Sequence[int] = ()
     sampling: Sampling = GREEDY
+    allowed: Allowed | None = None
 
 
 class Engine(ABC):
@@ -232,7 +255,7 @@ class Engine(ABC):
 
     def step_many(self, requests: Sequence[StepRequest]) -> list[Step]:
         """Step several sessions; engines that batch override this. Results do not depend on the company."""
-        return [r.session.step(r.draft, r.sampling) for r in requests]
+        return [r.session.step(r.draft, r.sampling, None, r.allowed) for r in requests]
 
     @abstractmethod
     def stats(self) -> EngineStats: ...

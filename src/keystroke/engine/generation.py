@@ -4,6 +4,10 @@ Law: pull-style and single-threaded, so a scheduler can interleave many. It owns
 model. After every call `session.tokens` is exactly the prompt, what was emitted and what was spliced in: a
 draft that ran past the end is rolled back. Text given out never ends in half a character nor in the
 beginning of a stop string that may still come.
+
+Held to a grammar (`engine/grammar`), an answer is of its language when it ends with STOP, and the beginning
+of a text of it otherwise. What the grammar leaves no choice about is appended, not sampled; its KV comes with
+the next step.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from keystroke.engine.base import (
     GREEDY,
@@ -23,11 +28,15 @@ from keystroke.engine.base import (
     StepRequest,
     TokenLogprob,
 )
+from keystroke.engine.grammar.constraint import Constraint, following
 from keystroke.engine.model import Model
 from keystroke.engine.speculative.base import MAX_DRAFT, Drafter
 from keystroke.engine.token_healing import RIVALS, TokenHealing
 from keystroke.engine.tokenizer import StreamDecoder
 from keystroke.errors import Interrupted, NotEnoughMemory, UsageError
+
+if TYPE_CHECKING:
+    from keystroke.engine.grammar.matcher import Matcher
 
 
 class Finish(StrEnum):
@@ -35,16 +44,20 @@ class Finish(StrEnum):
     STOP_STRING = "stop_string"
     LENGTH = "length"  # max_tokens, or the end of the context
     INTERRUPTED = "interrupted"
+    UNMET = "unmet"  # the grammar came to a place from which it could not go on
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationParams:
+    """How an answer is sampled and where it ends. Raises UsageError for values that make no sense."""
+
     max_tokens: int | None = None
     sampling: Sampling = GREEDY
     stop: tuple[str, ...] = ()
     stop_tokens: frozenset[int] = frozenset()  # end the answer as the model's own end does
     ignore_eos: bool = False
     begin: str = ""  # the answer begins with this, however its tokens cut it
+    constraint: Constraint | None = None  # what may be said (after `begin`)
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 0:
@@ -76,6 +89,7 @@ class GenerationStats:
     steps: int = 0
     drafted: int = 0
     accepted: int = 0
+    forced: int = 0  # of the emitted, those a grammar left no choice about
     step_seconds: list[float] = field(default_factory=list)
     draft_seconds: float = 0.0  # spent thinking of drafts, not verifying them
 
@@ -90,6 +104,9 @@ class GenerationStats:
 
 
 class Generation:
+    """One answer being written: iterate over it for its chunks; `text` and `stats` are what came so far.
+    Raises UsageError for an empty prompt, and what the engine raises while it runs."""
+
     def __init__(
         self,
         model: Model,
@@ -112,18 +129,29 @@ class Generation:
         self._drafter = drafter
         self._decoder = StreamDecoder(model.tokenizer)
         self._stops = StopStrings(self.params.stop)
-        self._healing = TokenHealing(self.params.begin, model.tokenizer)
+        self._matcher = self._new_matcher()
+        self._opened = False  # the grammar's own beginning has been appended
+        begin = self.params.begin if self._matcher is None else ""  # a grammar holds to it by itself
+        self._healing = TokenHealing(begin, model.tokenizer)
         self._held = False  # the step under way is held to the beginning
+        self._own = 0  # of the draft under way, the tokens that are the drafter's
         ends = frozenset() if self.params.ignore_eos else model.engine.info.eos
         self._eos = ends | self.params.stop_tokens
         self._context = model.engine.info.context_length
         self._carried = ""  # text to go out with the next chunk
+        self._carried_tokens: tuple[int, ...] = ()
+        self._due: Finish | None = None  # the answer ends with the next chunk
         self._parts: list[str] = []
 
     @property
     def text(self) -> str:
         """All text given out so far."""
         return "".join(self._parts)
+
+    @property
+    def carried(self) -> int:
+        """Characters written before a redirection that go out with the next chunk."""
+        return len(self._carried)
 
     def prefill(self) -> Extended:
         """Bring the prompt into the session. Raises Interrupted; calling again goes on from there."""
@@ -151,10 +179,10 @@ class Generation:
         """One engine step. An interrupt ends the answer with what it has; the session stays usable."""
         request = self.next_step()
         if request is None:
-            return self._ended(Finish.LENGTH)
+            return self._ended(self._due or Finish.LENGTH)
         started = time.perf_counter()
         try:
-            step = self.session.step(request.draft, request.sampling, self.interrupt)
+            step = self.session.step(request.draft, request.sampling, self.interrupt, request.allowed)
         except Interrupted:
             return self.stop()
         return self.take(step, time.perf_counter() - started, len(request.draft))
@@ -164,8 +192,10 @@ class Generation:
         For a scheduler that steps several sessions together; `take` receives the result."""
         if self.finish is not None:
             raise UsageError("this answer has ended; start another")
+        if self._matcher is not None and not self._opened:
+            self._open_grammar(self._matcher)
         room = self._room()
-        if room <= 0:
+        if room <= 0 or self._due is not None:
             return None
         draft: Sequence[int] = ()
         sampling = self.params.sampling
@@ -177,7 +207,10 @@ class Generation:
             started = time.perf_counter()
             draft = self._drafter.propose(self.session.tokens, min(room - 1, MAX_DRAFT))
             self.stats.draft_seconds += time.perf_counter() - started
-        return StepRequest(self.session, draft, sampling)
+        if self._matcher is None:
+            return StepRequest(self.session, draft, sampling)
+        draft, self._own = self._matcher.admit(draft, min(room - 1, MAX_DRAFT))
+        return StepRequest(self.session, draft, sampling, self._matcher)
 
     def take(self, step: Step, seconds: float, drafted: int = 0) -> Chunk:
         """Turn a step's tokens into a chunk, ending the answer where it ends."""
@@ -192,9 +225,15 @@ class Generation:
         if len(tokens) < len(step.tokens):
             self.session.rollback(self.session.length - len(step.tokens) + len(tokens))
         self.tokens.extend(tokens)
+        if self._drafter is not None:
+            if self._matcher is None:
+                self._drafter.verified(drafted, step.accepted, seconds)
+            else:  # its own part of the draft; how long that took cannot be told from the rest
+                self._drafter.verified(self._own, min(step.accepted, self._own), 0.0)
+        if self._matcher is not None:
+            tokens, text, finish = self._held_to_grammar(self._matcher, tokens, text, finish)
         stats.tokens += len(tokens)
         if self._drafter is not None:
-            self._drafter.verified(drafted, step.accepted, seconds)
             self._drafter.observe(tokens)
         if finish is None and self._room() <= 0:
             finish = Finish.LENGTH
@@ -204,6 +243,8 @@ class Generation:
                 text += self._rest()
         if self._carried:
             text, self._carried = self._carried + text, ""
+        if self._carried_tokens:
+            tokens, self._carried_tokens = self._carried_tokens + tokens, ()
         self._parts.append(text)
         return Chunk(text, tokens, step.logprobs[: len(tokens)], finish)
 
@@ -229,6 +270,8 @@ class Generation:
         self._carried += self._rest()
         if self._drafter is not None:
             self._drafter.observe(tokens)
+        if self._matcher is not None:  # what comes now is another answer
+            self._matcher, self._opened = self._new_matcher(), False
 
     def __iter__(self) -> Iterator[Chunk]:
         try:
@@ -244,6 +287,50 @@ class Generation:
         told = tuple(self._healing.among(p, self.params.sampling.logprobs or 0) for p in step.logprobs)
         self._healing.take(step.tokens)
         return replace(step, logprobs=told)
+
+    def _new_matcher(self) -> Matcher | None:
+        constraint = self.params.constraint
+        if constraint is None:
+            return None
+        from keystroke.engine.grammar.compiler import matcher_for  # here: most answers need none
+
+        model, free = self.model, not self.params.ignore_eos
+        constraint = following(self.params.begin, constraint)
+        return matcher_for(constraint, model.tokenizer, model.engine.info, may_end=free)
+
+    def _open_grammar(self, matcher: Matcher) -> None:
+        """What the grammar begins with goes out with the first chunk."""
+        self._opened = True
+        tokens, text, self._due = self._held_to_grammar(matcher, (), "", None)
+        self.stats.tokens += len(tokens)
+        self._carried += text
+        self._carried_tokens = tokens
+        if self._drafter is not None:
+            self._drafter.observe(tokens)
+
+    def _held_to_grammar(
+        self, matcher: Matcher, tokens: tuple[int, ...], text: str, finish: Finish | None
+    ) -> tuple[tuple[int, ...], str, Finish | None]:
+        """Let the grammar follow `tokens`, which were chosen, and append what must come after them. Returns
+        all of it with its text, and why the answer ends there, if it does."""
+        taken = matcher.advance(tokens)
+        if taken < len(tokens):
+            self.session.rollback(self.session.length - len(tokens) + taken)
+            del self.tokens[len(self.tokens) - len(tokens) + taken :]
+            tokens, finish = tokens[:taken], None
+        told = self.params.sampling.logprobs is not None  # then every token needs its row of logits
+        while finish is None and not told and (forced := matcher.forced()):
+            forced = forced[: self._room()]
+            forced, piece, finish = self._read(forced[: matcher.advance(forced)])
+            if not forced:
+                break
+            self.session.append(forced)
+            self.tokens.extend(forced)
+            self.stats.forced += len(forced)
+            tokens, text = tokens + forced, text + piece
+        if finish is None and matcher.finished:
+            finish = Finish.UNMET if matcher.failed else Finish.STOP
+        return tokens, text, finish
 
     def _room(self) -> int:
         """How many more tokens may be emitted."""
@@ -277,9 +364,10 @@ class Generation:
             raise UsageError("this answer has ended; start another")
         self.finish = finish
         text = self._carried + self._rest()
+        tokens, self._carried_tokens = self._carried_tokens, ()
         self._carried = ""
         self._parts.append(text)
-        return Chunk(text, finish=finish)
+        return Chunk(text, tokens, finish=finish)
 
 
 class StopStrings:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from keystroke.engine.base import GREEDY, Extended, Interrupt, Sampling, Session, Step
+from keystroke.engine.base import GREEDY, Allowed, Extended, Interrupt, Sampling, Session, Step
 from keystroke.engine.prefix import common_prefix
 from keystroke.engine.sampler import verify
 from keystroke.errors import ContextOverflow, SessionClosed, UsageError
@@ -88,13 +88,7 @@ class HostSession(Session):
         reused = self._resident
         self._tokens = wanted
         try:
-            while len(wanted) - self._resident > self._tail:
-                if interrupt is not None:
-                    self._catch_up()
-                    interrupt.check()
-                end = min(self._resident + self._portion(self._resident), last)
-                self._run(wanted[self._resident : end], 0, interrupt)
-                self._resident = end
+            self._compute_pending(interrupt)
         except BaseException:
             # Keep what was computed, plus one pending token, so that the session stays well formed.
             self._tokens = wanted[: self._resident + 1]
@@ -103,8 +97,22 @@ class HostSession(Session):
         self.extended = Extended(reused=reused, computed=len(wanted) - reused)
         return self.extended
 
+    def append(self, tokens: Sequence[int]) -> None:
+        self._check_open()
+        if len(self._tokens) + len(tokens) > self._context_length:
+            raise ContextOverflow(
+                f"the context of {self._context_length:,} tokens has no room for {len(tokens):,} more; "
+                "start a new conversation"
+            )
+        self._inspect(tokens)
+        self._tokens.extend(tokens)
+
     def step(
-        self, draft: Sequence[int] = (), sampling: Sampling = GREEDY, interrupt: Interrupt | None = None
+        self,
+        draft: Sequence[int] = (),
+        sampling: Sampling = GREEDY,
+        interrupt: Interrupt | None = None,
+        allowed: Allowed | None = None,
     ) -> Step:
         self._check_open()
         if not self._tokens:
@@ -117,12 +125,14 @@ class HostSession(Session):
         if interrupt is not None:
             interrupt.check()
         base = len(self._tokens)
+        if base - self._resident > self._tail:  # much was appended
+            self._compute_pending(interrupt)
         pending = self._tokens[self._resident :]
         if draft:
             draft = draft[: room - 1]
             pending += draft
         logits = self._run(pending, len(draft) + 1, interrupt)
-        step = verify(logits, draft, sampling, base)
+        step = verify(logits, draft, sampling, base, allowed)
         self._tokens.extend(step.tokens)
         self._resident = base + step.accepted
         return step
@@ -140,6 +150,16 @@ class HostSession(Session):
             self._release()
 
     # Shared machinery
+
+    def _compute_pending(self, interrupt: Interrupt | None) -> None:
+        """Compute the KV of pending tokens in portions, until at most a tail is left for the next step."""
+        while len(self._tokens) - self._resident > self._tail:
+            if interrupt is not None:
+                self._catch_up()
+                interrupt.check()
+            end = min(self._resident + self._portion(self._resident), len(self._tokens) - 1)
+            self._run(self._tokens[self._resident : end], 0, interrupt)
+            self._resident = end
 
     def _run(self, tokens: list[int], rows: int, interrupt: Interrupt | None) -> np.ndarray:
         start = self._resident

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from keystroke.config import Settings, load_settings
 from keystroke.engine.base import Engine
+from keystroke.engine.card import card_languages
 from keystroke.engine.checkpoint import ModelSpec, extended, open_checkpoint
 from keystroke.engine.checkpoint.gguf_header import held_header
 from keystroke.engine.library import Progress, silent
@@ -59,7 +60,7 @@ def load_model(model: str | Path, settings: Settings | None = None, progress: Pr
         name = model if isinstance(model, str) else engine.info.name
         chat, fim = detect_chat(path), detect_fim(tokenizer, path)
     draft = _draft(engine, tokenizer, backend, settings, progress)
-    return Model(name, engine, tokenizer, chat, fim, path, draft)
+    return Model(name, engine, tokenizer, chat, fim, path, draft, card_languages(path))
 
 
 def _draft(

@@ -18,6 +18,8 @@ if TYPE_CHECKING:  # whoever only asks a model elsewhere needs none of this
 
 @dataclass(frozen=True)
 class Model:
+    """An engine with everything that turns text into its tokens and back. Closing the engine ends it."""
+
     name: str
     engine: Engine
     tokenizer: Tokenizer
@@ -25,6 +27,11 @@ class Model:
     fim: FimTemplate | None = None
     path: Path | None = None  # where it lies; what else it has learned is said there
     draft: Engine | None = None  # a smaller model of the same vocabulary, which drafts for `engine`
+    languages: frozenset[str] | None = None  # those it has learned, as its card says; None: it does not say
+
+    def knows(self, language: str | None) -> bool:
+        """Whether the model has learned a language; a text of no known language is taken to be one it has."""
+        return self.languages is None or language is None or language in self.languages
 
     def prompt(self, text: str, *, special: bool = False) -> list[int]:
         """The tokens of `text` at the start of a sequence, after the model's first token if it has one."""

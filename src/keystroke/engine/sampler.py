@@ -5,6 +5,7 @@ position), where position is the index the chosen token will have in its sequenc
 argmax(log p + Gumbel(seed, position, token)), an exact draw from p; so a draft is right where it equals the
 choice, and drafting never changes the text.
 
+A mask (engine/grammar) comes before all filters: what it leaves out is as if the vocabulary lacked it.
 Filters in order: logit bias, temperature, top-k, top-p (over what top-k left), min-p (against the best).
 Equal logits keep the lowest id, in the greedy choice and at the edge of top-k and top-p alike.
 """
@@ -18,7 +19,7 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from keystroke.engine.base import GREEDY, Sampling, Step, TokenLogprob
+from keystroke.engine.base import GREEDY, Allowed, Mask, Sampling, Step, TokenLogprob
 from keystroke.engine.noise import LARGEST_GUMBEL, all_noise_bits, noise_bits, uniform
 from keystroke.errors import EngineError, UsageError
 
@@ -32,11 +33,15 @@ _COLD = 0.5  # below this temperature most of a vocabulary is hopeless, and look
 _BOUND_SLACK = 1.001  # float32 rounding of the bound below, generously
 
 
-def choose(logits: Logits, sampling: Sampling = GREEDY, position: int = 0) -> int:
-    """The token that `sampling` chooses from one row of logits for the place `position`."""
+def choose(logits: Logits, sampling: Sampling = GREEDY, position: int = 0, mask: Mask | None = None) -> int:
+    """The token that `sampling` chooses from one row of logits for the place `position`, out of those in
+    `mask` where there is one."""
     if sampling.logit_bias:
         logits = _biased(logits, sampling)
     best = int(logits.argmax())
+    if mask is not None and not (sampling.temperature == 0.0 and _is_allowed(mask, best)):
+        logits = _masked(logits, mask)
+        best = int(logits.argmax())
     top: float = logits.item(best)
     if not math.isfinite(top):
         raise EngineError("the model produced logits that are not finite; its weights may be damaged")
@@ -86,25 +91,30 @@ def choose_rows(logits: Logits, sampling: Sampling, first_position: int) -> Choi
     return Choices(logits, sampling, first_position)
 
 
-def verify(logits: Logits, draft: Sequence[int], sampling: Sampling, first_position: int) -> Step:
+def verify(
+    logits: Logits,
+    draft: Sequence[int],
+    sampling: Sampling,
+    first_position: int,
+    allowed: Allowed | None = None,
+) -> Step:
     """Accept `draft` up to its first token that is not the choice at its place, then add the choice there.
 
-    Row i of `logits` ([len(draft) + 1, vocab]) is what the model says after draft[:i]; `first_position` is
-    the index that draft[0] would have in the sequence."""
+    Row i of `logits` ([len(draft) + 1, vocab]) is what the model says after draft[:i], and row i of `allowed`
+    what may be chosen there; `first_position` is the index that draft[0] would have in the sequence."""
     if len(logits) != len(draft) + 1:
         raise UsageError(
             f"a draft of {len(draft)} tokens needs {len(draft) + 1} rows of logits, not {len(logits)}"
         )
     if not draft and sampling.logprobs is None:  # plain decoding, the commonest step
-        return Step((choose(logits[0], sampling, first_position),), 0)
+        mask = None if allowed is None else allowed.row(0)
+        return Step((choose(logits[0], sampling, first_position, mask),), 0)
     tokens: list[int] = []
-    for row, drafted in enumerate(draft):
-        token = choose(logits[row], sampling, first_position + row)
-        tokens.append(token)
-        if token != drafted:
+    for row in range(len(draft) + 1):
+        mask = None if allowed is None else allowed.row(row)
+        tokens.append(choose(logits[row], sampling, first_position + row, mask))
+        if row < len(draft) and tokens[row] != draft[row]:
             break
-    else:
-        tokens.append(choose(logits[len(draft)], sampling, first_position + len(draft)))
     logprobs: tuple[TokenLogprob, ...] = ()
     if sampling.logprobs is not None:
         logprobs = tuple(logprob(logits[i], token, sampling.logprobs) for i, token in enumerate(tokens))
@@ -149,6 +159,19 @@ def _biased(logits: Logits, sampling: Sampling) -> Logits:
             raise UsageError(f"logit_bias for token {token} must be a number, not {bias}", param="logit_bias")
         biased[token] += bias
     return biased
+
+
+def _is_allowed(mask: Mask, token: int) -> bool:
+    return token >> 5 < len(mask) and bool(int(mask[token >> 5]) >> (token & 31) & 1)
+
+
+def _masked(logits: Logits, mask: Mask) -> Logits:
+    """The logits with -inf wherever `mask` has no bit."""
+    result = np.full(len(logits), -np.inf, dtype=np.float32)
+    size = min(len(logits), 32 * len(mask))
+    bits = np.unpackbits(mask.view(np.uint8), count=size, bitorder="little").view(np.bool_)
+    np.copyto(result[:size], logits[:size], where=bits)
+    return result
 
 
 def _relative(logits: Logits, top: np.float32, sampling: Sampling) -> Logits:

@@ -28,7 +28,7 @@ from keystroke.train.transformer import Shape
 
 Weights = dict[str, torch.Tensor]
 
-KEYSTROKE = {"fim_order": "spm"}
+KEYSTROKE = {"fim_order": "spm", "languages": ["python"]}
 _GGUF_NAMES = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -145,6 +145,7 @@ def export_gguf(weights: Path, tokenizer: Path, out: Path, *, name: str, quantis
     writer = gguf.GGUFWriter(str(partial), "llama")
     _describe(writer, shape, name, kind)
     writer.add_string("keystroke.fim_order", skills["fim_order"])
+    writer.add_array("keystroke.languages", skills["languages"])
     if "next_edit" in skills:
         writer.add_uint32("keystroke.next_edit", skills["next_edit"])
     _vocabulary(writer, loaded)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import itertools
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from installed import program
 from keystroke.analysis.failures.diagnose import Diagnosis, diagnose
 from keystroke.analysis.failures.report import Failure, Frame, Language, Watch, failures
 from keystroke.clients.cli.screen import Screen
@@ -123,7 +123,7 @@ def test_a_pytest_failure_is_located(tmp_path: Path) -> None:
     assert "assert total == 1" in apply_edits(text, found.repairs[0].fix.edits)
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+@pytest.mark.skipif(program("node") is None, reason="node is not installed")
 def test_a_node_stack_trace_is_located(tmp_path: Path) -> None:
     (tmp_path / "app.js").write_text("function f() {\n  return missing + 1;\n}\nf();\n")
     (failure,) = failures(output(tmp_path, "node", "app.js"))
@@ -155,7 +155,7 @@ LOCATED = [
 def test_what_compilers_say_is_located(
     tmp_path: Path, tool: str, name: str, text: str, command: list[str], expected: tuple[Language, str, int]
 ) -> None:
-    if shutil.which(tool) is None:
+    if program(tool, "-version" if tool == "javac" else "--version") is None:
         pytest.skip(f"{tool} is not installed")
     (tmp_path / name).write_text(text)
     failure = failures(output(tmp_path, *command))[0]

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from installed import program
 from keystroke.assist.edit.blocks import block_messages, fenced
 from keystroke.assist.edit.operations import Addition, Failure, Move, Reason, Removal, Replacement
 from keystroke.assist.edit.resolve import Resolution, parse_answer, resolve
@@ -182,7 +182,7 @@ def test_our_own_unified_diffs_are_read_back_exactly(old: list[str], new: list[s
         assert result.texts == {"f": after}
 
 
-@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+@pytest.mark.skipif(program("git") is None, reason="needs git")
 @pytest.mark.parametrize("seed", range(8))
 def test_diffs_written_by_git_are_read_exactly(seed: int, tmp_path: Path) -> None:
     chance = random.Random(seed)

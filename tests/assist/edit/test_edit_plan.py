@@ -21,6 +21,7 @@ from keystroke.assist.edit import (
     plan_patch,
     propose_edit,
 )
+from keystroke.assist.edit.ladder import read_operations
 from keystroke.assist.edit.writer import Messages
 from keystroke.engine.base import Interrupt
 from keystroke.engine.echo import SPECIAL, EchoEngine
@@ -95,7 +96,7 @@ def test_planning_writes_nothing(workspace: Workspace) -> None:
 def test_a_failed_plan_says_why_and_applies_nothing(workspace: Workspace, journal: Journal) -> None:
     before = content(workspace)
     bad = block("b.py", "y = 7777", "y = 8")
-    plan = plan_edit(workspace, ["a.py", "b.py"], "both", Script(TWO_TO_THREE + bad), retries=0)
+    plan = plan_edit(workspace, ["b.py", "a.py"], "x = 1", Script(TWO_TO_THREE + bad), retries=0)
     assert [failure.reason for failure in plan.failures] == [Reason.NOT_FOUND]
     assert plan.explain().startswith("b.py: the lines to replace are not in the file")
     with pytest.raises(InputError, match=r"nothing was changed: b\.py"):
@@ -107,7 +108,7 @@ def test_a_failed_plan_says_why_and_applies_nothing(workspace: Workspace, journa
 
 def test_a_model_whose_answer_does_not_fit_is_told_why_and_asked_again(workspace: Workspace) -> None:
     script = Script(block("b.py", "y = 7777", "y = 8"), block("b.py", "x = 1", "x = 2"))
-    plan = plan_edit(workspace, ["b.py"], "two", script)
+    plan = plan_edit(workspace, ["b.py"], "two", script, blocks=True)
     assert plan.changes[0].after == "x = 2\n"
     assert "not in the file" in script.asked[1][-1]["content"]
     assert script.predictions[0] == "x = 1\n"
@@ -132,7 +133,7 @@ def test_an_answer_that_leaves_the_workspace_is_forbidden(workspace: Workspace, 
 def test_a_region_is_rewritten_with_its_own_text_as_prediction(workspace: Workspace) -> None:
     script = Script("```\n\tprint('ONE')\n```")
     plan = plan_edit(workspace, ["a.py"], "shout", script, region=Region("a.py", 1, 2))
-    assert script.predictions == ["```\n\tprint('one')\r\n```"]
+    assert script.predictions == ["```python\n\tprint('one')\r\n```"]
     plan.apply()
     assert (workspace.root / "a.py").read_bytes() == CODE.replace("one", "ONE").encode("utf-8-sig")
 
@@ -156,15 +157,18 @@ def test_a_writer_is_stopped_once_its_rewrite_is_complete(workspace: Workspace) 
 
 def test_buffers_in_memory_are_edited_without_a_workspace() -> None:
     task = EditTask({"a": "x = 1\ny = 2\n"}, "x")
-    proposal = propose_edit(task, Script(answer := block("a", "y = 2", "y = 3")))
-    assert proposal == task.read(answer)
+    answer = block("a", "y = 2", "y = 3")
+    proposal = propose_edit(task, Script(answer), blocks=True)
+    assert proposal.answers == (answer,)
     assert proposal.edits("a") == (Edit(10, 11, "3"),)
 
 
 def test_a_shortened_path_means_the_only_file_it_can_mean() -> None:
     files = {"src/a.py": "x = 1\n", "src/b.py": "x = 1\n", "lib/b.py": "x = 1\n"}
-    assert EditTask(files, "x").read(block("a.py", "x = 1", "x = 2")).texts == {"src/a.py": "x = 2\n"}
-    ambiguous = EditTask(files, "x").read(block("b.py", "x = 1", "x = 2"))
+    task = EditTask(files, "x")
+    found = read_operations(task, block("a.py", "x = 1", "x = 2"), lambda path: False)
+    assert found.texts == {"src/a.py": "x = 2\n"}
+    ambiguous = read_operations(task, block("b.py", "x = 1", "x = 2"), lambda path: False)
     assert [failure.reason for failure in ambiguous.failures] == [Reason.UNKNOWN_FILE]
 
 
@@ -175,7 +179,9 @@ def test_an_endless_answer_is_cut_off(workspace: Workspace) -> None:
                 yield "la " * 100_000
 
     with pytest.raises(InputError, match="ask for a smaller change"):
-        plan_edit(workspace, ["a.py"], "sing", Endless())
+        plan_edit(workspace, ["a.py"], "sing", Endless(), blocks=True)
+    plan = plan_edit(workspace, ["a.py"], "sing", Endless(), retries=0)
+    assert [failure.reason for failure in plan.failures] == [Reason.LOST]
 
 
 def test_empty_requests_are_refused(workspace: Workspace) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from installed import program
 from keystroke.engine.cuda.driver import kernel_source
 from keystroke.engine.cuda.plan import SHARED_BYTES, Bucket, Plan
 from keystroke.engine.cuda.step import Parameters
@@ -26,8 +26,10 @@ _BUILDS = Path(tempfile.gettempdir()) / "keystroke-emulated-kernels"
 
 
 class EmulatedLauncher:
+    asynchronous = False
+
     def __init__(self, plan: Plan) -> None:
-        if shutil.which("g++") is None:
+        if program("g++") is None:
             pytest.skip("the emulator needs g++")
         self.blocks = plan.blocks
         self._plan = plan

@@ -6,7 +6,6 @@ The server is a real one: TLS on loopback with a certificate made for the test, 
 from __future__ import annotations
 
 import asyncio
-import shutil
 import ssl
 import subprocess
 from collections.abc import AsyncIterator
@@ -19,6 +18,7 @@ import h2.events
 import pytest
 from openai_server import DONE, delta
 
+from installed import program
 from keystroke.engine.base import Interrupt
 from keystroke.engine.generation import Chunk, Finish
 from keystroke.engine.remote import Endpoint, RemoteModel
@@ -68,7 +68,7 @@ class Http2Server:
 
 @pytest.fixture
 def certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    tool = shutil.which("openssl")
+    tool = program("openssl", "version")
     if tool is None:
         pytest.skip("openssl makes the certificate and is not installed")
     file = tmp_path / "loopback.pem"

@@ -15,7 +15,11 @@ from typing import Any
 from ast_grep_py import SgRoot
 
 from keystroke.analysis.audit.detectors import Detectors, MemoryDetectors
-from keystroke.analysis.audit.finding import Finding, Fix
+from keystroke.analysis.audit.finding import Finding
+from keystroke.analysis.audit.fixes.build import build
+from keystroke.analysis.audit.fixes.imports import bound_name, imported
+from keystroke.analysis.audit.fixes.offers import Offer, offered
+from keystroke.analysis.audit.fixes.site import Repair, Site
 from keystroke.analysis.audit.flow.data_flow import Env, ExhaustedError, Flow
 from keystroke.analysis.audit.flow.knowledge import load_knowledge
 from keystroke.analysis.audit.flow.memo import Memo
@@ -23,7 +27,6 @@ from keystroke.analysis.audit.flow.values import Memory, Value
 from keystroke.analysis.audit.go_numbers import GoDetectors
 from keystroke.analysis.audit.memory.pointers import Pointers
 from keystroke.analysis.audit.rules.catalog import LANGUAGES
-from keystroke.analysis.audit.rules.fixes import build
 from keystroke.analysis.audit.rules.match import Match, Matcher, index_of
 from keystroke.analysis.audit.rules.triggers import FLOW, SILENT, WORD, triggers_of, words_of
 from keystroke.analysis.audit.source import ir
@@ -59,10 +62,10 @@ _LOWERINGS: dict[str, type[Lowering]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A finding placed in its unit; each fix with the imports it needs at the top of the file."""
+    """A finding placed in its unit, and what is offered for it there."""
 
     finding: Finding
-    needs: tuple[str, ...]
+    offers: tuple[Offer, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,7 @@ class LiveAudit:
         self._results: OrderedDict[tuple[str, str], _Result] = OrderedDict()
         self._context: Env = {}
         self._constants = ""  # texts of the file that its functions may use
+        self._imports: frozenset[str] = frozenset()  # paths of what the file imports
         self._memo = Memo()
         self._outline_memo = Memo()
         self._outline = Skeleton("", (0,), (0,))
@@ -171,8 +175,14 @@ class LiveAudit:
         return self.findings
 
     def _read_outline(self, outline: Skeleton) -> None:
-        before = self._context
+        before, imports = self._context, self._imports
         matches, env, _ = self._walk(outline.text, {}, 0)
+        self._imports = imported(outline.text, self.language).union(
+            value.path for value in env.values() if value.path
+        )
+        if imports != self._imports:  # fixes are written for what is imported
+            for key in [key for key, result in self._results.items() if result.found]:
+                del self._results[key]
         # What was allocated or freed out there says nothing of a function, which runs at any time.
         env = {
             name: replace(value, memory=_lasting(value.memory)) if value.memory is not None else value
@@ -323,24 +333,21 @@ class LiveAudit:
     def _with_fixes(self, matches: list[Match], source: str, env: Env, shift: int) -> tuple[_Found, ...]:
         out: list[_Found] = []
         errors: int | None = None
-        imports = " ".join(value.path for value in env.values()) if matches else ""
         for match in matches:
-            fixes: list[Fix] = []
-            needs: list[str] = []
-            for spec in match.rule.fixes:
-                edits = build(match, spec, self.language, source, imports)
-                if not edits or edits[0].start < shift:
+            offers: list[Offer] = []
+            for spec in match.rule.fixes if match.node is not None else ():
+                if any(offer.title == spec.title for offer in offers):
+                    continue  # another way to the same end
+                repair = build(self._site(match, source), spec)
+                if repair is None or repair.edits[0].start < shift:
                     continue
                 if errors is None:
                     errors = _errors(_parse(source, self.language))
-                if self._proved(match, edits, spec.imports, source, env, errors):
-                    fixes.append(
-                        Fix(
-                            spec.title,
-                            tuple(Edit(edit.start - shift, edit.end - shift, edit.text) for edit in edits),
-                        )
+                if self._silenced(match, matches, repair, source, env, errors):
+                    edits = tuple(
+                        Edit(edit.start - shift, edit.end - shift, edit.text) for edit in repair.edits
                     )
-                    needs.append(spec.imports)
+                    offers.append(Offer(spec.title, edits, repair.needs, spec.suggest))
             finding = Finding(
                 match.rule.id,
                 match.cwe,
@@ -349,66 +356,67 @@ class LiveAudit:
                 match.start - shift,
                 match.end - shift,
                 match.origin,
-                tuple(fixes),
+                (),
                 match.rule.also,
             )
-            out.append(_Found(finding, tuple(needs)))
+            out.append(_Found(finding, tuple(offers)))
         return tuple(out)
 
-    def _proved(
-        self, match: Match, edits: tuple[Edit, ...], imports: str, source: str, env: Env, errors: int
+    def _site(self, match: Match, source: str) -> Site:
+        self._lowering.depth = 0
+        return Site(
+            match, self.language, source, self._imports | imported(source, self.language), self._lowering.expr
+        )
+
+    def _silenced(
+        self, match: Match, matches: list[Match], repair: Repair, source: str, env: Env, errors: int
     ) -> bool:
-        fixed = apply_edits(source, edits)
+        """Whether the rule is silent on the fixed text, which parses no worse. No proof: a condition."""
+        try:
+            fixed = apply_edits(source, repair.edits)
+        except InputError:
+            return False
         known = dict(env)
-        if imports:
-            name = imports.split()[-1]
-            known[name] = Value(path=name if imports.startswith("import") else f"{imports.split()[1]}.{name}")
-        matches, _, root = self._walk(fixed, known, 0)
+        for need in repair.needs:
+            name = bound_name(need, self.language)
+            if name:
+                known[name] = Value(path=_meant(need, self.language))
+        left, _, root = self._walk(fixed, known, 0)
         if _errors(root) > errors:
             return False
-        end = match.end + sum(edit.delta for edit in edits)
-        return not any(
-            other.rule.id == match.rule.id and other.start < end and other.end > match.start
-            for other in matches
+        start = min(match.start, repair.edits[0].start)
+        end = max(match.end, repair.edits[-1].end)
+        longer = sum(edit.delta for edit in repair.edits)
+        return _count(left, match, start, end + longer, match.end + longer) < _count(
+            matches, match, start, end, match.end
         )
 
     def _place(self, found: _Found, at: int) -> Finding:
-        return self._imported(found.finding.moved(at), found.needs)
+        offers = [offer.moved(at) for offer in found.offers]
+        return offered(found.finding.moved(at), offers, self.text, self.language, self._context)
 
     def _place_outline(self, found: _Found, outline: Skeleton) -> Finding | None:
         finding = found.finding
         start = outline.origin(finding.start)
         end = outline.origin(max(finding.end - 1, finding.start)) + 1
-        fixes: list[Fix] = []
-        needs: list[str] = []
-        for fix, need in zip(finding.fixes, found.needs, strict=True):
-            edits = [
-                Edit(
-                    outline.origin(edit.start), outline.origin(edit.start) + edit.end - edit.start, edit.text
-                )
-                for edit in fix.edits
-            ]
-            if all(
-                self.text[new.start : new.end] == outline.text[old.start : old.end]
-                for new, old in zip(edits, fix.edits, strict=True)
-            ):
-                fixes.append(Fix(fix.title, tuple(edits)))
-                needs.append(need)
-        return self._imported(
-            replace(finding, start=start, end=max(end, start), fixes=tuple(fixes)), tuple(needs)
+        offers = [offer.outlined(outline, self.text) for offer in found.offers]
+        return offered(
+            replace(finding, start=start, end=max(end, start)),
+            [offer for offer in offers if offer is not None],
+            self.text,
+            self.language,
+            self._context,
         )
 
-    def _imported(self, finding: Finding, needs: tuple[str, ...]) -> Finding:
-        """Fixes that need an import get the edit that adds it, where the file lacks it."""
-        if not any(needs):
-            return finding
-        fixes = []
-        for fix, need in zip(finding.fixes, needs, strict=True):
-            if need and need.split()[-1] not in self._context:
-                at = _import_place(self.text)
-                fix = Fix(fix.title, (Edit(at, at, need + "\n"), *fix.edits))
-            fixes.append(fix)
-        return replace(finding, fixes=tuple(fixes))
+
+def _meant(need: str, language: str) -> str:
+    """The path of the name that a needed import binds."""
+    if language != "python":
+        return need
+    words = need.split()
+    if words[0] == "import":
+        return words[1]
+    return f"{words[1]}.{words[3]}"
 
 
 _DEFINES = re.compile(r"\bfunc(?:tion)?\s+(?:\([^)]*\)\s*)?(\w+)|^[^({=]*?(\w+)\s*\(")
@@ -454,6 +462,18 @@ def _errors(root: ir.Syntax) -> int:
     return len(root.find_all(kind="ERROR"))
 
 
+def _count(matches: list[Match], about: Match, start: int, end: int, last: int) -> int:
+    """How often the same weakness is said of a span; of a chain of calls, the one that ends at `last` counts."""
+    return sum(
+        match.rule.id == about.rule.id
+        and match.cwe == about.cwe
+        and match.start < end
+        and match.end > start
+        and match.end >= last
+        for match in matches
+    )
+
+
 def _distinct(matches: list[Match]) -> list[Match]:
     """One finding per weakness and place: the most severe, then the first by rule id."""
     best: dict[tuple[int, int], Match] = {}
@@ -463,19 +483,3 @@ def _distinct(matches: list[Match]) -> list[Match]:
         if known is None or (-match.severity.rank, match.rule.id) < (-known.severity.rank, known.rule.id):
             best[key] = match
     return sorted(best.values(), key=lambda match: (match.start, match.end, match.rule.id))
-
-
-_IMPORT = re.compile(r"^(?:import|from)\s(?!__future__)", re.MULTILINE)
-
-
-def _import_place(text: str) -> int:
-    found = _IMPORT.search(text)
-    if found and not text.startswith("from __future__", found.start()):
-        return found.start()
-    at = 0
-    for line in text.splitlines(keepends=True):
-        if not line.startswith("#"):
-            break
-        at += len(line)
-    doc = re.compile(r'\s*[rR]?("""|\'\'\').*?\1[^\n]*\n?', re.DOTALL).match(text, at)
-    return doc.end() if doc else at

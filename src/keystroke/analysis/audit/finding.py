@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from keystroke.text import Edit
+from keystroke.text import Edit, shift
 
 
 class Severity(StrEnum):
@@ -24,14 +24,19 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fix:
-    """Edits proved to silence the rule at this place without breaking the parse."""
+    """Edits under which the rule is silent at this place and the text parses as before."""
 
     title: str
     edits: tuple[Edit, ...]
 
+    def moved(self, by: int) -> Fix:
+        return Fix(self.title, tuple(shift(edit, by) for edit in self.edits))
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
+    """One weakness: its rule, where it stands in characters of the text, and fixes proved to end it."""
+
     rule: str
     cwe: int
     severity: Severity
@@ -39,8 +44,9 @@ class Finding:
     start: int
     end: int
     origin: str = ""  # where the data comes from, in words: "request.args.get()"
-    fixes: tuple[Fix, ...] = field(default=())
+    fixes: tuple[Fix, ...] = field(default=())  # of kinds that are right: may be applied without a look
     also: tuple[int, ...] = ()  # other CWE numbers that name the same weakness more or less narrowly
+    suggestions: tuple[Fix, ...] = ()  # the direction is known, the rest is for a person to say
 
     @property
     def cwes(self) -> tuple[int, ...]:
@@ -51,8 +57,10 @@ class Finding:
         """The same finding `by` characters further on."""
         if not by:
             return self
-        fixes = tuple(
-            Fix(fix.title, tuple(Edit(edit.start + by, edit.end + by, edit.text) for edit in fix.edits))
-            for fix in self.fixes
+        return replace(
+            self,
+            start=self.start + by,
+            end=self.end + by,
+            fixes=tuple(fix.moved(by) for fix in self.fixes),
+            suggestions=tuple(fix.moved(by) for fix in self.suggestions),
         )
-        return replace(self, start=self.start + by, end=self.end + by, fixes=fixes)

@@ -24,6 +24,8 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fix:
+    """Edits that were applied and checked: the diagnostic is gone and no other has come."""
+
     title: str
     edits: tuple[Edit, ...]
 

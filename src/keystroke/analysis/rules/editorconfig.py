@@ -7,111 +7,55 @@ read is skipped, as the format asks; nothing here raises for what a project cont
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from keystroke.analysis.rules.globs import matches
+from keystroke.analysis.rules.settings_file import read_settings
+
+Section = tuple[str, dict[str, str]]  # a glob and what it sets
 
 _LARGEST = 64 * 1024
 _SECTION = re.compile(r"\[(?P<glob>.+)\]\s*")
-_RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
+_PREAMBLE = ""  # the glob of what stands before the first section
 
 
 def properties(path: Path, root: Path | None = None) -> dict[str, str]:
     """What every `.editorconfig` above `path` says about it, nearest last."""
     found: dict[str, str] = {}
-    for file in reversed(list(_files(path, root))):
-        relative = path.relative_to(file.parent).as_posix()
-        for glob, pairs in _sections(_read(file)):
-            if _matches(glob, relative):
+    for folder, sections in reversed(list(_files(path, root))):
+        relative = path.relative_to(folder).as_posix()
+        for glob, pairs in sections:
+            if glob != _PREAMBLE and matches(glob, relative):
                 found.update(pairs)
     return {key: value for key, value in found.items() if value != "unset"}
 
 
-def _files(path: Path, root: Path | None) -> Iterator[Path]:
+def _files(path: Path, root: Path | None) -> Iterator[tuple[Path, Sequence[Section]]]:
+    """From the nearest outward, as far as a file that calls itself the root."""
     for folder in path.parents:
         file = folder / ".editorconfig"
         if file.is_file():
-            yield file
-            head = _read(file).partition("[")[0]
-            if re.search(r"^\s*root\s*=\s*true\s*$", head, re.MULTILINE | re.IGNORECASE):
+            sections = list(_sections(read_settings(file, root, _LARGEST)))
+            yield folder, sections
+            if sections[0][1].get("root") == "true":
                 return
         if folder == root:
             return
 
 
-def _read(file: Path) -> str:
-    try:
-        with file.open(encoding="utf-8", errors="replace") as stream:
-            return stream.read(_LARGEST)
-    except OSError:
-        return ""
-
-
-def _sections(text: str) -> Iterator[tuple[str, dict[str, str]]]:
-    glob: str | None = None
-    pairs: dict[str, str] = {}
+def _sections(text: str) -> Iterator[Section]:
+    """The preamble first, then every section in its order."""
+    glob, pairs = _PREAMBLE, dict[str, str]()
     for raw in text.splitlines():
         line = raw.strip()
         if not line or line[0] in "#;":
             continue
         header = _SECTION.fullmatch(line)
         if header:
-            if glob is not None:
-                yield glob, pairs
+            yield glob, pairs
             glob, pairs = header["glob"], {}
         elif "=" in line:
             key, _, value = line.partition("=")
             pairs[key.strip().lower()] = value.strip().lower()
-    if glob is not None:
-        yield glob, pairs
-
-
-def _matches(glob: str, path: str) -> bool:
-    pattern = _pattern(glob.lstrip("/"))
-    try:
-        compiled = re.compile(pattern)
-    except re.error:
-        return False
-    target = path if "/" in glob.strip("/") or glob.startswith("/") else PurePosixPath(path).name
-    return compiled.fullmatch(target) is not None
-
-
-def _pattern(glob: str) -> str:
-    """A glob of the format as a regular expression: `*`, `**`, `?`, `[...]`, `{a,b}`, `{1..9}`."""
-    out, at, depth = "", 0, 0
-    while at < len(glob):
-        sign = glob[at]
-        if glob.startswith("**", at):
-            out, at = out + ".*", at + 1
-        elif sign == "*":
-            out += "[^/]*"
-        elif sign == "?":
-            out += "[^/]"
-        elif sign == "[":
-            end = glob.find("]", at + 1)
-            if end < 0:
-                out += r"\["
-            else:
-                inside = glob[at + 1 : end]
-                negate = "^" if inside[:1] in ("!", "^") else ""
-                out += f"[{negate}{re.escape(inside.lstrip('!^')).replace(chr(92) + '-', '-')}]"
-                at = end
-        elif sign == "{":
-            end = glob.find("}", at)
-            numbers = _RANGE.fullmatch(glob[at + 1 : end]) if end > 0 else None
-            if numbers:
-                low, high = sorted((int(numbers[1]), int(numbers[2])))
-                span = range(low, min(high, low + 1000) + 1)
-                out += "(?:" + "|".join(map(str, span)) + ")"
-                at = end
-            elif end > 0 and "," in glob[at:end]:
-                out, depth = out + "(?:", depth + 1
-            else:
-                out += r"\{"
-        elif sign == "}" and depth:
-            out, depth = out + ")", depth - 1
-        elif sign == "," and depth:
-            out += "|"
-        else:
-            out += re.escape(sign)
-        at += 1
-    return out + ")" * depth
+    yield glob, pairs

@@ -13,7 +13,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-_LARGEST = 256 * 1024
+from keystroke.analysis.rules.settings_file import read_settings
+
 _PYTHON = frozenset({"python"})
 _PRETTIER = frozenset({"javascript", "typescript", "tsx", "css", "html", "json", "yaml"})
 
@@ -33,7 +34,7 @@ def style(folder: Path, root: Path | None, language: str | None) -> dict[str, An
 
 def _nearest(folder: Path, root: Path | None, read: Any) -> dict[str, Any]:
     for parent in (folder, *folder.parents):
-        found: dict[str, Any] | None = read(parent)
+        found: dict[str, Any] | None = read(parent, root)
         if found is not None:
             return found
         if parent == root:
@@ -41,12 +42,12 @@ def _nearest(folder: Path, root: Path | None, read: Any) -> dict[str, Any]:
     return {}
 
 
-def _python_style(folder: Path) -> dict[str, Any] | None:
+def _python_style(folder: Path, root: Path | None) -> dict[str, Any] | None:
     for name in ("ruff.toml", ".ruff.toml"):
-        table = _toml(folder / name)
+        table = _toml(folder / name, root)
         if table:
             return _ruff(table)
-    table = _toml(folder / "pyproject.toml")
+    table = _toml(folder / "pyproject.toml", root)
     tools = _table(table, "tool")
     found: dict[str, Any] = {}
     if isinstance(tools.get("black"), dict):
@@ -77,11 +78,11 @@ def _ruff(table: dict[str, Any]) -> dict[str, Any]:
     return _sound(found)
 
 
-def _prettier_style(folder: Path) -> dict[str, Any] | None:
+def _prettier_style(folder: Path, root: Path | None) -> dict[str, Any] | None:
     for name in (".prettierrc", ".prettierrc.json"):
         if (folder / name).is_file():
-            return _prettier(_json(folder / name) or _simple_yaml(folder / name))
-    package = _json(folder / "package.json")
+            return _prettier(_json(folder / name, root) or _simple_yaml(folder / name, root))
+    package = _json(folder / "package.json", root)
     if isinstance(package.get("prettier"), dict):
         return _prettier(package["prettier"])
     return None
@@ -98,9 +99,9 @@ def _prettier(table: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-def _rust_style(folder: Path) -> dict[str, Any] | None:
+def _rust_style(folder: Path, root: Path | None) -> dict[str, Any] | None:
     for name in ("rustfmt.toml", ".rustfmt.toml"):
-        table = _toml(folder / name)
+        table = _toml(folder / name, root)
         if table:
             return _sound(
                 {
@@ -128,33 +129,24 @@ def _sound(found: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _text(path: Path) -> str:
+def _toml(path: Path, root: Path | None) -> dict[str, Any]:
     try:
-        if path.stat().st_size > _LARGEST:
-            return ""
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-def _toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(_text(path))
+        return tomllib.loads(read_settings(path, root))
     except (tomllib.TOMLDecodeError, RecursionError):
         return {}
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _json(path: Path, root: Path | None) -> dict[str, Any]:
     try:
-        value = json.loads(_text(path))
+        value = json.loads(read_settings(path, root))
     except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 
 
-def _simple_yaml(path: Path) -> dict[str, Any]:
+def _simple_yaml(path: Path, root: Path | None) -> dict[str, Any]:
     """`key: value` lines, which is all a prettier file in YAML holds."""
-    pairs = re.findall(r"^(\w+)\s*:\s*[\"']?(\w+)[\"']?\s*$", _text(path), re.MULTILINE)
+    pairs = re.findall(r"^(\w+)\s*:\s*[\"']?(\w+)[\"']?\s*$", read_settings(path, root), re.MULTILINE)
     return dict(pairs)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from keystroke.analysis.rules.editorconfig import properties
 from keystroke.analysis.rules.linters import style
+from keystroke.analysis.rules.settings_file import read_settings
 from keystroke.analysis.syntax import language_of
 
 INSTRUCTIONS = ("AGENTS.md", "CLAUDE.md", ".github/copilot-instructions.md")
@@ -154,12 +155,9 @@ def _instructions(root: Path | None) -> str:
     if root is None:
         return ""
     for name in INSTRUCTIONS:
-        try:
-            with (root / name).open(encoding="utf-8", errors="replace") as stream:
-                text = stream.read(4 * _HEADER)
-        except OSError:
+        kept = read_settings(root / name, root).strip()
+        if not kept:
             continue
-        kept = text.strip()
         return kept if len(kept) <= _HEADER else kept[:_HEADER].rpartition("\n")[0]
     return ""
 

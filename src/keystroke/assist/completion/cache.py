@@ -28,6 +28,7 @@ class Kept:
     whole: bool = True
     broken: bool | None = None
     shown: bool = False
+    begun: int = 0  # where the beginning of it ends that is on the screen; 0: none is
 
     def sureness(self, start: int) -> list[float]:
         """The logprobs of the tokens that end after `start`."""

@@ -30,14 +30,15 @@ class Ending:
     before: str  # the cursor's line, left of the cursor
     rest: str  # right of the cursor
     following: str  # the next line that is not blank
+    floor: int | None = None  # of a whole body: the indentation of the line that opened it
 
     @classmethod
-    def at(cls, prefix: str, suffix: str, lines: int = 0) -> Ending:
+    def at(cls, prefix: str, suffix: str, lines: int = 0, floor: int | None = None) -> Ending:
         before = prefix.rpartition("\n")[2]
         rest, _, below = suffix.partition("\n")
         following = next((line for line in below.split("\n") if line.strip()), "")
         # Something to the right means the cursor stands inside a line: only that line is completed.
-        return cls(1 if rest.strip() else lines, before, rest.rstrip(), following.rstrip())
+        return cls(1 if rest.strip() else lines, before, rest.rstrip(), following.rstrip(), floor)
 
     def cut(self, text: str, *, final: bool = False) -> Cut:
         """`text` is all that was generated so far; `final`: there will be no more."""
@@ -65,6 +66,8 @@ class Ending:
 
     def _outside(self, line: str, kept: list[str], whole: bool) -> bool:
         """Whether a line after the first no longer belongs to the block."""
+        if self.floor is not None:
+            return bool(line.strip()) and _indent(line) <= self.floor
         first = f"{self.before}{kept[0]}"
         opened = first.rstrip().endswith(_OPENERS)
         if not line.strip():
@@ -78,6 +81,9 @@ class Ending:
     def _closes(self, line: str, kept: list[str]) -> bool:
         """Whether a line outside the block is the bracket or word that ends it."""
         first = f"{self.before}{kept[0]}"
+        if self.floor is not None:
+            closer = line.strip().rstrip(";,)").removesuffix("}") in ("", *_CLOSERS)
+            return closer and _indent(line) == self.floor and line.strip() != self.following.strip()
         return (
             first.rstrip().endswith(_OPENERS)
             and _indent(line) == _indent(first)

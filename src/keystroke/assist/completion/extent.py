@@ -1,7 +1,8 @@
 """How much to complete: the rest of a line, a line, or a block.
 
 Law: decided by the text around the cursor and its syntax tree, before a token is made. A block is offered
-only where one was opened and has no body; everywhere else a line is what a glance can judge.
+only where one was opened and has no body (a docstring alone is none); there it is the whole body, also when
+its first line has been begun. Everywhere else a line is what a glance can judge.
 """
 
 from __future__ import annotations
@@ -38,14 +39,34 @@ def extent_at(text: str, cursor: int, language: str | None) -> Extent:
     before, rest = text[start:cursor], text[cursor:end]
     if rest.strip():
         return Extent.REST
-    header = cursor if before.strip() else _line_above(text, start)
-    if header is not None and opens_block(text, header, language) and not _has_body(text, header, end):
+    if body_floor(text, cursor, language) is not None:
         return Extent.BLOCK
     return Extent.REST if before.strip() else Extent.LINE
 
 
-def ending_for(text: str, cursor: int, extent: Extent) -> Ending:
-    return Ending.at(text[:cursor], text[cursor:], 0 if extent is Extent.BLOCK else 1)
+def body_floor(text: str, cursor: int, language: str | None) -> int | None:
+    """The indentation of the line whose block has no body yet and gets one at the cursor; None where there is
+    no such line."""
+    start, end = line_at(text, cursor)
+    before = text[start:cursor]
+    headers = [cursor] if before.strip() else []
+    if (above := _line_above(text, start)) is not None:
+        headers.append(above)
+        if (further := _above_docstring(text, above)) is not None:
+            headers.append(further)
+    for header in headers:
+        if not opens_block(text, header, language) or _has_body(text, header, end, skip=start):
+            continue
+        floor = _depth(text[text.rfind("\n", 0, header) + 1 : header])
+        if header == cursor or not before.strip() or _depth(before) > floor:
+            return floor
+    return None
+
+
+def ending_for(text: str, cursor: int, extent: Extent, language: str | None = None) -> Ending:
+    if extent is not Extent.BLOCK:
+        return Ending.at(text[:cursor], text[cursor:], 1)
+    return Ending.at(text[:cursor], text[cursor:], 0, floor=body_floor(text, cursor, language))
 
 
 def _line_above(text: str, start: int) -> int | None:
@@ -54,9 +75,26 @@ def _line_above(text: str, start: int) -> int | None:
     return len(body) if body else None
 
 
-def _has_body(text: str, header: int, after: int) -> bool:
-    """Whether lines below the cursor are indented deeper than the header: then the block is written
-    already."""
+def _above_docstring(text: str, end: int) -> int | None:
+    """The end of the line above a docstring that ends at `end`; None where none does."""
+    line = text[text.rfind("\n", 0, end) + 1 : end].strip()
+    for quotes in ('"""', "'''"):
+        if not line.endswith(quotes):
+            continue
+        if line.startswith(quotes) and len(line) > len(quotes) + 2:
+            opened = end - len(line)
+        else:
+            opened = text.rfind(quotes, max(0, end - 4000), end - len(quotes))
+        if opened < 0:
+            return None
+        start = text.rfind("\n", 0, opened) + 1
+        return None if text[start:opened].strip() else _line_above(text, start)
+    return None
+
+
+def _has_body(text: str, header: int, after: int, skip: int) -> bool:
+    """Whether lines below the cursor are indented deeper than the header: then the block is written already.
+    What stands between the header and the cursor's line (`skip`) is blank or a docstring."""
     line = text[text.rfind("\n", 0, header) + 1 : header]
     depth = _depth(line)
     for below in text[after : after + 2000].split("\n")[1:]:

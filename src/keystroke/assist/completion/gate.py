@@ -12,6 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from keystroke.assist.completion.reasons import Hidden
+from keystroke.text.repetition import loop_start
 
 # Geometric mean probability of the tokens that is sure enough, and how much surer in a burst of keys. Of the
 # shipped model's suggestions at 500 random places in late files those at 0.8 and above are a third, half of
@@ -71,6 +72,7 @@ class Candidate:
     fast: bool = False
     followed: bool = False  # it is on the screen already, and what it says is being typed
     max_line: int | None = None
+    indented: bool = False  # a blank line that needs no Tab
 
 
 def before_computing(text: str, cursor: int, *, invoked: bool) -> Hidden | None:
@@ -88,14 +90,14 @@ def judge(candidate: Candidate, eagerness: str, dismissed: Dismissed) -> Hidden 
     c = candidate
     if not c.inserted.strip():
         return Hidden.EMPTY
-    if _LOOP.search(c.inserted):
+    if loops_from(c.inserted) is not None:
         return Hidden.LOOPS
     start = c.text.rfind("\n", 0, c.cursor) + 1
     line = c.text[start : c.cursor]
     if c.max_line is not None and _longest(line, c.inserted) > c.max_line >= len(line):
         return Hidden.LINE_TOO_LONG
     if not c.invoked:
-        if not line.strip():
+        if not line.strip() and not c.indented:
             return Hidden.WOULD_INDENT
         if (line, c.inserted) in dismissed:
             return Hidden.DISMISSED
@@ -105,6 +107,13 @@ def judge(candidate: Candidate, eagerness: str, dismissed: Dismissed) -> Hidden 
         if c.fast and not c.followed and c.confidence < min(least + BURST, 0.95):
             return Hidden.TYPING_FAST
     return None
+
+
+def loops_from(text: str) -> int | None:
+    """Where a completion begins to go in circles: what comes before is worth keeping; None if nowhere."""
+    if (found := _LOOP.search(text)) is not None:
+        return found.start() + len(found[1])
+    return loop_start(text)
 
 
 def confidence(logprobs: list[float]) -> float:

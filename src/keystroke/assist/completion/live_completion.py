@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from keystroke.analysis.rules import ProjectRules
 from keystroke.analysis.syntax import breaks
 from keystroke.assist.completion import gate
+from keystroke.assist.completion.beginning import confident_beginning, confident_lines, doubtful
 from keystroke.assist.completion.cache import Kept, TypeThrough
-from keystroke.assist.completion.extent import Extent, ending_for, extent_at, line_at
+from keystroke.assist.completion.extent import Extent, body_floor, ending_for, extent_at, line_at
 from keystroke.assist.completion.reasons import Hidden
 from keystroke.assist.completion.stream import Stream
 from keystroke.assist.completion.window import PromptWindow, TextWindow, Window
@@ -26,7 +27,10 @@ from keystroke.engine.model import Model
 CONTEXT_TOKENS = 768  # a screenful above and below the cursor; where nothing was measured yet
 LEAST_CONTEXT, MOST_CONTEXT = 512, 2048
 WAIT = 1.0  # seconds that warming a file's context may take
+LINES_SURER = 0.05  # how much surer than a whole body its first lines must be, to be shown alone
 GROWTH = 1.5  # a budget that differs by less is not worth computing everything anew
+# Why a line is not shown that may have a beginning which is.
+_WHOLE_LINE = (Hidden.LOW_CONFIDENCE, Hidden.TYPING_FAST, Hidden.LINE_TOO_LONG, Hidden.LOOPS)
 _OPENER = re.compile(r"[:{(\[]\s*$")
 
 
@@ -75,6 +79,7 @@ class LiveCompletion:
         self.rules = rules or ProjectRules()
         self.window: Window = PromptWindow(model, budget, path) if model is not None else TextWindow(budget)
         self.budget = budget
+        self._learned = model is None or model.knows(language)
         self.rhythm = gate.Rhythm()
         self.dismissed = gate.Dismissed()
         self.cache = TypeThrough()
@@ -95,6 +100,8 @@ class LiveCompletion:
             return Hidden.DISABLED
         if any(fnmatch.fnmatch(self._name, pattern) for pattern in self.settings.exclude):
             return Hidden.EXCLUDED
+        if not self._learned:
+            return Hidden.UNLEARNED
         if len(text) > self.settings.max_file_kb * 1024:
             return Hidden.TOO_LARGE
         return None
@@ -114,7 +121,9 @@ class LiveCompletion:
         """A stream to run for this place."""
         extent = extent or extent_at(text, cursor, self.language)
         prompt = self.window.prompt(text, cursor)
-        return Stream(text[:cursor], text[cursor:], extent, prompt, ending_for(text, cursor, extent))
+        return Stream(
+            text[:cursor], text[cursor:], extent, prompt, ending_for(text, cursor, extent, self.language)
+        )
 
     def answer(
         self, stream: Stream, text: str, cursor: int, *, invoked: bool = False
@@ -168,15 +177,59 @@ class LiveCompletion:
         sure = gate.confidence(kept.sureness(typed))
         followed = kept.shown and typed > 0
         candidate = gate.Candidate(
-            text, cursor, rest, sure, invoked, self.rhythm.fast(), followed, self.rules.max_line
+            text,
+            cursor,
+            rest,
+            sure,
+            invoked,
+            self.rhythm.fast(),
+            followed,
+            self.rules.max_line,
+            # Editors indent the first line of a body by themselves: there Tab need not.
+            indented=kept.extent == Extent.BLOCK and self._indented(text, cursor),
         )
         reason = gate.judge(candidate, self.settings.eagerness, self.dismissed)
+        alone = not invoked and not followed and kept.extent != Extent.BLOCK
+        if reason is None and alone and doubtful(kept, typed, self.settings.eagerness):
+            reason = Hidden.LOW_CONFIDENCE
+        if reason in _WHOLE_LINE and (offer := self._begun(text, cursor, kept, typed, candidate, reason)):
+            return offer
         if reason is None and self.language is not None:
             # Looked at once: typing through a suggestion leads to the same text.
             if kept.broken is None:
-                kept.broken = breaks(text, cursor, rest, self.language)
+                kept.broken = self._breaks(text, cursor, rest)
             reason = Hidden.BREAKS_SYNTAX if kept.broken else None
         if reason is not None:
             return Withheld(reason, rest)
         kept.shown = True
         return Offer(rest, Extent(kept.extent), sure, typed)
+
+    def _indented(self, text: str, cursor: int) -> bool:
+        """Whether the cursor stands on the blank line of a body, already further in than what opened it."""
+        line = text[text.rfind("\n", 0, cursor) + 1 : cursor]
+        floor = body_floor(text, cursor, self.language)
+        return not line.strip() and floor is not None and len(line.expandtabs(4)) > floor
+
+    def _begun(
+        self, text: str, cursor: int, kept: Kept, typed: int, candidate: gate.Candidate, reason: Hidden
+    ) -> Offer | None:
+        """The confident beginning of what is not worth showing whole. In a burst of keys only what a calm
+        user would be shown; what is on the screen already stays while it is typed."""
+        eagerness = "calm" if reason is Hidden.TYPING_FAST else self.settings.eagerness
+        begun, chance = "", 0.0
+        if kept.extent == Extent.BLOCK:
+            begun, chance = confident_lines(kept, typed, min(gate.THRESHOLDS[eagerness] + LINES_SURER, 0.95))
+        if not begun:
+            begun, chance = confident_beginning(kept, typed, eagerness)
+        if 0 < typed < kept.begun and len(begun) < kept.begun - typed:
+            begun, chance = kept.text[typed : kept.begun], gate.confidence(kept.sureness(typed))
+        if not begun:
+            return None
+        sure = replace(candidate, inserted=begun, confidence=1.0, fast=False)  # its chance was looked at
+        if gate.judge(sure, eagerness, self.dismissed) is not None or self._breaks(text, cursor, begun):
+            return None
+        kept.begun = typed + len(begun)
+        return Offer(begun, Extent.BLOCK if "\n" in begun else Extent.REST, chance, typed)
+
+    def _breaks(self, text: str, cursor: int, inserted: str) -> bool:
+        return self.language is not None and breaks(text, cursor, inserted, self.language)

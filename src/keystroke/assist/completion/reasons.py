@@ -10,6 +10,7 @@ class Hidden(StrEnum):
     DISABLED = "disabled"  # completion is switched off in the settings
     EXCLUDED = "excluded_file"  # a file that may hold secrets never enters a prompt
     TOO_LARGE = "file_too_large"
+    UNLEARNED = "language_not_learned"  # the model's card names its languages, and this is none of them
     NOTHING_WRITTEN = "nothing_written"  # no text before or after the cursor to go on from
     MID_WORD = "mid_word"  # letters follow the cursor: the user edits a word
     # Something was made and held back

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from keystroke.assist.completion.ending import Ending
+from keystroke.assist.completion.gate import loops_from
 from keystroke.assist.completion.prompt import build_prompt
 from keystroke.assist.completion.window import LONGEST_WORD, half_word
 from keystroke.engine.base import GREEDY, Interrupt, Sampling, Session
@@ -96,6 +97,8 @@ def settle(chunks: Iterable[Chunk], ending: Ending, *, held: str = "") -> tuple[
     finish = Finish.STOP
     for chunk in chunks:
         text += chunk.text
+        if (at := loops_from(without_held(held, text))) is not None:
+            return ending.cut(without_held(held, text)[:at], final=True).text, Finish.STOP
         if chunk.finish is not None:
             finish = chunk.finish
             break

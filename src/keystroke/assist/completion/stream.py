@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from keystroke.assist.completion.cache import Kept, below
 from keystroke.assist.completion.ending import Ending
 from keystroke.assist.completion.extent import Extent
+from keystroke.assist.completion.gate import loops_from
 from keystroke.assist.completion.run import without_held
 from keystroke.assist.completion.window import WindowPrompt
 from keystroke.engine.base import Sampling
 from keystroke.engine.generation import Chunk, Finish, GenerationParams
 
-LINE_TOKENS, BLOCK_TOKENS = 48, 128
+LINE_TOKENS, BLOCK_TOKENS = 48, 256
 # A line whose first tokens are this unlikely is not worth its rest: the gate would never show it.
 HOPELESS = -2.6  # mean logprob
 HOPELESS_AFTER = 5  # tokens
@@ -59,8 +60,12 @@ class Stream:
                 self._logprobs.append(chosen.logprob)
         cut = self.ending.cut(text, final=chunk.finish is not None)
         self.text = cut.text
+        if chunk.finish is Finish.LENGTH and self.extent is Extent.BLOCK and not self.ending.cut(text).done:
+            self.text = cut.text.rpartition("\n")[0].rstrip() or cut.text  # half a line is no part of a body
         self.done = cut.done or chunk.finish is not None
         self.whole = cut.done and chunk.finish is not Finish.LENGTH
+        if not self.done and self.extent is Extent.BLOCK and loops_from(self.text) is not None:
+            self.done, self.whole = True, False  # more of it would be the same again
         if not self.done and len(self._logprobs) == HOPELESS_AFTER:
             self.done = sum(self._logprobs) / HOPELESS_AFTER < HOPELESS
 

@@ -62,11 +62,11 @@ def retry_messages(answer: str, failures: Sequence[Failure]) -> list[Message]:
     ]
 
 
-def fenced(text: str) -> str:
-    """The text between fences longer than any inside it."""
+def fenced(text: str, tag: str = "") -> str:
+    """The text between fences longer than any inside it; `tag` names its language."""
     longest = max((len(run) for run in re.findall(r"`{3,}", text)), default=2)
     fence = "`" * (longest + 1)
-    return f"{fence}\n{text}{'' if not text or text.endswith(chr(10)) else chr(10)}{fence}"
+    return f"{fence}{tag}\n{text}{'' if not text or text.endswith(chr(10)) else chr(10)}{fence}"
 
 
 def has_blocks(answer: str) -> bool:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
+from filelock import FileLock
 
 from keystroke.assist.edit.workspace import Workspace, Write
 from keystroke.errors import InputError, KeystrokeError, NotFound
@@ -45,6 +46,8 @@ class JournalEntry(msgspec.Struct, frozen=True):
 
 
 class Journal:
+    """What edits of one workspace replaced, so that they can be taken back."""
+
     def __init__(self, state: Path, workspace: Workspace) -> None:
         self._workspace = workspace
         self._folder = state / "undo" / digest(os.fsencode(workspace.root))[:16]
@@ -56,15 +59,15 @@ class Journal:
         now = time.time_ns()
         entry = JournalEntry(f"{now:020d}", now / 1e9, instruction, str(self._workspace.root), tuple(files))
         mark = self._mark(entry.id)
+        lock = FileLock(mark, mode=0o600)
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            handle = os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            lock.acquire()
         except OSError as error:
             raise InputError(
                 f"the undo journal {mark} cannot be written: {error.strerror}; nothing was changed"
             ) from None
         try:
-            _lock(handle)
             self._record(entry)
             try:
                 yield entry
@@ -72,27 +75,27 @@ class Journal:
                 self.settle(entry)
                 raise
         finally:
+            lock.release()
             with contextlib.suppress(OSError):
                 mark.unlink()
-            os.close(handle)
 
     def recover(self) -> list[str]:
         """Take back what edits left whose process died in the middle. One sentence for each."""
         said = []
         for mark in sorted(self._folder.glob("*.open")):
+            lock = FileLock(mark, mode=0o600, blocking=False)
             try:
-                handle = os.open(mark, os.O_RDWR)
-            except OSError:
+                lock.acquire()
+            except OSError:  # its process lives (Timeout), or the mark is not ours
                 continue
             try:
-                if _lock(handle, wait=False):  # else its process lives
-                    said += self._recovered(mark.stem)
-                    mark.unlink(missing_ok=True)
-            except (OSError, KeystrokeError) as error:
-                mark.unlink(missing_ok=True)  # said once; the entry stays
+                said += self._recovered(mark.stem)
+            except (OSError, KeystrokeError) as error:  # said once; the entry stays
                 said.append(f"an edit was interrupted and cannot be taken back: {error}")
             finally:
-                os.close(handle)
+                lock.release()
+                with contextlib.suppress(OSError):
+                    mark.unlink()
         return said
 
     def _recovered(self, entry_id: str) -> list[str]:
@@ -198,16 +201,3 @@ class Journal:
             return msgspec.json.decode(path.read_bytes(), type=JournalEntry)
         except (OSError, msgspec.MsgspecError) as error:
             raise InputError(f"the undo entry {path} cannot be read ({error}); delete it to go on") from None
-
-
-def _lock(handle: int, *, wait: bool = True) -> bool:
-    """Hold a file until it is closed, which the system does for a process that dies."""
-    try:
-        import fcntl
-    except ImportError:  # elsewhere a mark is taken to be of a dead process
-        return True
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True

@@ -24,6 +24,10 @@ class Reason(StrEnum):
     INDENTATION = "indentation"  # found, but its indentation cannot be mapped onto the file's
     ELIDED = "elided"  # the new text leaves code out with a remark such as "rest unchanged"
     UNCHANGED = "unchanged"  # the answer changes nothing
+    SYNTAX = "syntax"  # the changed file no longer parses
+    LOST = "lost"  # a definition is gone that nobody asked to remove
+    UNDEFINED = "undefined"  # the change uses a name that is not there
+    NO_PLACE = "no_place"  # nothing in the files answers to the instruction
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,10 @@ from functools import cached_property
 
 from keystroke.assist.edit.journal import Inverse, Journal, JournalEntry
 from keystroke.assist.edit.operations import Failure
+from keystroke.assist.edit.propose import propose_edit
 from keystroke.assist.edit.resolve import Resolution, parse_answer, resolve
 from keystroke.assist.edit.rewrite import Region
-from keystroke.assist.edit.task import EditTask, propose_edit
+from keystroke.assist.edit.task import EditTask
 from keystroke.assist.edit.workspace import SourceFile, Workspace, Write
 from keystroke.assist.edit.writer import Writer
 from keystroke.errors import InputError
@@ -47,7 +48,7 @@ class EditPlan:
     instruction: str
     changes: tuple[FileChange, ...]
     failures: tuple[Failure, ...] = ()
-    answer: str = ""
+    answers: tuple[str, ...] = ()  # what the model wrote, question by question
 
     @cached_property
     def _writes(self) -> tuple[Write, ...]:
@@ -131,6 +132,7 @@ def plan_edit(
     *,
     region: Region | None = None,
     rules: str = "",
+    blocks: bool = False,
     retries: int = 1,
     on_text: Callable[[str], None] | None = None,
 ) -> EditPlan:
@@ -140,12 +142,13 @@ def plan_edit(
     proposal = propose_edit(
         EditTask(texts, instruction, region, rules),
         writer,
+        blocks=blocks,
         retries=retries,
         on_text=on_text,
         exists=lambda path: workspace.locate(path).exists(),
     )
     resolution = Resolution(proposal.texts, proposal.moves, proposal.failures)
-    return _planned(workspace, instruction, resolution, sources, proposal.answer)
+    return _planned(workspace, instruction, resolution, sources, proposal.answers)
 
 
 def plan_patch(workspace: Workspace, patch: str, instruction: str = "apply a patch") -> EditPlan:
@@ -160,8 +163,8 @@ def plan_patch(workspace: Workspace, patch: str, instruction: str = "apply a pat
 
     operations = parse_answer(patch, ())
     if isinstance(operations, Failure):
-        return EditPlan(workspace, instruction, (), (operations,), patch)
-    return _planned(workspace, instruction, resolve(operations, read), sources, patch)
+        return EditPlan(workspace, instruction, (), (operations,), (patch,))
+    return _planned(workspace, instruction, resolve(operations, read), sources, (patch,))
 
 
 def _planned(
@@ -169,7 +172,7 @@ def _planned(
     instruction: str,
     resolution: Resolution,
     sources: Mapping[str, SourceFile],
-    answer: str,
+    answers: tuple[str, ...],
 ) -> EditPlan:
     came_from = {new: old for old, new in resolution.moves.items()}
     changes = []
@@ -178,4 +181,4 @@ def _planned(
         before = sources.get(path)
         edits = minimal_diff(before.text if before else "", after or "")
         changes.append(FileChange(path, before, after, edits, sources.get(came_from.get(path, ""))))
-    return EditPlan(workspace, instruction, tuple(changes), resolution.failures, answer)
+    return EditPlan(workspace, instruction, tuple(changes), resolution.failures, answers)

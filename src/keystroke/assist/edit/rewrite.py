@@ -7,20 +7,27 @@ An answer that leaves code out with a remark is refused: what it left out would 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from keystroke.analysis.syntax import language_of
 from keystroke.assist.edit.blocks import Message, fenced
+from keystroke.assist.edit.border import mended
 from keystroke.assist.edit.operations import Failure, Reason
 from keystroke.assist.edit.splice import rewritten, split_lines
 
-_SYSTEM = """You rewrite a part of a source file. Answer with the new text of that part between ``` lines and
-nothing else. Keep every line that need not change exactly as it is, and leave nothing out."""
+_SYSTEM = (
+    "You edit source files. You do exactly what the task says and change nothing else: every other line "
+    "stays as it is, with its comments and its layout. You answer with one block of code between ``` lines "
+    "and nothing else."
+)
 
 _FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})")
 _ELISION = re.compile(
     r"^[ \t]*(?:#|//|--|/\*|<!--|;|%|\.\.\.|…)[ \t]*(?:\.\.\.|…)?[ \t]*\(?(?:the )?"
     r"(?:rest|remainder|remaining|existing|other|previous|same)\b[^\n]*?"
-    r"\b(?:code|unchanged|same|as before|here|implementation|functions|methods|file|above|below|remains?)\b",
+    r"\b(?:code|unchanged|same|as before|here|implementation|functions|methods|file|above|below|remains?)\b"
+    r"|^[ \t]*(?:#|//|--|/\*|<!--)[ \t]*(?:\.\.\.|…)[ \t]*(?:\*/|-->)?[ \t]*$",
     re.IGNORECASE | re.MULTILINE,
 )
 
@@ -41,21 +48,36 @@ class Region:
         return "".join(lines[:start]), "".join(lines[start:end]), "".join(lines[end:])
 
 
-def rewrite_messages(region: Region, text: str, instruction: str, rules: str = "") -> list[Message]:
+def rewrite_messages(
+    region: Region, text: str, instruction: str, rules: str = "", shown: Mapping[str, str] | None = None
+) -> list[Message]:
+    """The conversation that asks for a region. `shown` are the texts to show around it, by path: the file
+    itself where none is given. They come first: their KV serves every instruction."""
     before, inside, after = region.parts(text)
     system = f"{_SYSTEM}\n\nThe project's rules:\n{rules.strip()}" if rules.strip() else _SYSTEM
-    parts = [f"File: {region.path}"]
-    if before.strip():
-        parts.append(f"What comes before (do not repeat):\n{fenced(before)}")
-    if after.strip():
-        parts.append(f"What comes after (do not repeat):\n{fenced(after)}")
-    parts += [f"The part to rewrite:\n{fenced(inside)}", f"Task: {instruction.strip()}"]
-    return [{"role": "system", "content": system}, {"role": "user", "content": "\n\n".join(parts)}]
+    tag = language_of(region.path) or ""
+    part = before.strip() or after.strip()
+    parts = [
+        f"{path}\n{fenced(context, language_of(path) or '')}"
+        for path, context in ({region.path: text} if shown is None else shown).items()
+    ]
+    task = f"Task: {instruction.strip()}"
+    if part:
+        how = (
+            f"Rewrite only this part of {region.path}, with the change and complete, "
+            f"and leave the rest of the file out:\n{fenced(inside, tag)}"
+        )
+    else:
+        how = f"Write the whole file {region.path} with the change, complete."
+    return [
+        {"role": "system", "content": system},
+        {"role": "user", "content": "\n\n".join([*parts, task, how])},
+    ]
 
 
 def parse_rewrite(answer: str, region: Region, text: str) -> str | Failure:
     """The whole file with the region replaced by what the answer holds."""
-    before, inside, _ = region.parts(text)
+    before, inside, after = region.parts(text)
     written = _unfenced(answer, nested=any(map(_FENCE.match, inside.splitlines())))
     if written is None:
         return Failure(Reason.TRUNCATED, region.path, "the rewritten part begins but does not end")
@@ -66,6 +88,7 @@ def parse_rewrite(answer: str, region: Region, text: str) -> str | Failure:
             Reason.ELIDED, region.path, f"the answer leaves code out ({remark[0].strip()!r}); write all of it"
         )
     start = len(split_lines(before))
+    written = mended(written, before, inside, after)
     return rewritten(text, start, start + len(split_lines(inside)), written)
 
 

@@ -48,6 +48,9 @@ class Write:
 
 
 class Workspace:
+    """The files under one folder, by name: none outside it is read or written. Raises NotFound where there is
+    no such folder."""
+
     def __init__(self, root: Path, *, exclude: Sequence[str] = (), max_bytes: int = MAX_BYTES) -> None:
         """`exclude` are file name patterns never read here, so that secrets stay out of prompts."""
         if not root.is_dir():

@@ -34,7 +34,8 @@ class ModelWriter:
             raise UsageError(
                 f"{model.name} has no chat template, so it cannot follow instructions; choose another model"
             )
-        self._model, self._chat = model, model.chat
+        self.model, self._chat = model, model.chat
+        self.name = f"{model.path or model.name}:{model.engine.info.weight_bytes}"
         self._params = params
         self._interrupt = interrupt
         self.last: Generation | None = None  # its stats tell what the prediction saved
@@ -43,17 +44,17 @@ class ModelWriter:
         from keystroke.engine.generation import Finish, Generation, GenerationParams
         from keystroke.engine.speculative import AdaptiveDrafter, FileDrafter, SuffixDrafter, verify_cost
 
-        tokenizer = self._model.tokenizer
+        tokenizer = self.model.tokenizer
         prompt = self._chat.tokens(tokenizer, messages)
         drafters: list[Drafter] = [SuffixDrafter()]
         if prediction:
             drafters.insert(0, FileDrafter(tokenizer.encode(prediction)))
-        engine = self._model.engine
+        engine = self.model.engine
         # A prediction may turn out wrong: drafts stay only as long as they earn what verifying them costs.
         drafter = AdaptiveDrafter(drafters, verify_cost(engine))
         with engine.session() as session:
             params = self._params or GenerationParams()
-            self.last = Generation(self._model, session, prompt, params, drafter, self._interrupt)
+            self.last = Generation(self.model, session, prompt, params, drafter, self._interrupt)
             for chunk in self.last:
                 yield chunk.text
                 if chunk.finish is Finish.INTERRUPTED:
@@ -76,8 +77,13 @@ class RemoteWriter:
     """A chat model behind a server. Servers differ in whether they take a prediction, so none is sent."""
 
     def __init__(
-        self, model: ChatStream, params: GenerationParams | None = None, interrupt: Interrupt | None = None
+        self,
+        model: ChatStream,
+        params: GenerationParams | None = None,
+        interrupt: Interrupt | None = None,
+        name: str = "",
     ) -> None:
+        self.name = name
         self._model, self._params, self._interrupt = model, params, interrupt
 
     def write(self, messages: Messages, prediction: str | None) -> Iterator[str]:

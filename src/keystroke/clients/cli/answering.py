@@ -10,7 +10,10 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from keystroke.errors import UnsupportedModel
 
 if TYPE_CHECKING:
     from keystroke.clients.cli.console import Console
@@ -88,6 +91,9 @@ class Answer(ABC):
         """Go on with `line` as the next thing the user said. `messages` is the conversation so far, the part
         of this answer already given included. Called by the thread that iterates."""
 
+    def cut(self) -> None:  # noqa: B027 - what is merely not pulled any further needs no end
+        """No more will be asked of this answer."""
+
     @abstractmethod
     def report(self) -> Report: ...
 
@@ -135,6 +141,19 @@ class Speaker(ABC):
     @property
     def facts(self) -> Facts:
         return Facts(self.name)
+
+    def check_language(self, language: str | None) -> None:
+        """Raise UnsupportedModel if the model's card says that it has not learned the language."""
+        from keystroke.engine.card import card_languages
+
+        path = self.facts.path
+        learned = card_languages(Path(path)) if path is not None and language is not None else None
+        if learned is not None and language not in learned:
+            known = " and ".join(name.capitalize() for name in sorted(learned))
+            raise UnsupportedModel(
+                f"{self.name} has learned {known} and would only babble in {language}; "
+                "name another model with --model, for example one that `keystroke models add coder` brings"
+            )
 
     @abstractmethod
     def close(self) -> None: ...

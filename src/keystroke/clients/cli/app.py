@@ -54,6 +54,7 @@ COMMANDS: dict[str, Command] = {
         f"{_HERE}.review:review", "Review the working diff, each finding with its fix.", asks=True
     ),
     "models": Command(f"{_HERE}.models:app", "List, add, check and remove models on this machine."),
+    "cache": Command(f"{_HERE}.cache:cache", "Show what is kept on this machine, and clear it."),
     "config": Command(f"{_HERE}.settings:app", "Show where settings come from, and edit them."),
     "doctor": Command(f"{_HERE}.doctor:doctor", "Look at this machine, its model and its speed."),
     "serve": Command(f"{_HERE}.serve:serve", "Serve models to editors, the OpenAI SDK and Codex."),

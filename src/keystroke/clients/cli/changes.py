@@ -59,9 +59,11 @@ def show_diff(run: Invocation, plan: EditPlan) -> None:
         run.console.write(line, style)
 
 
-def as_record(plan: EditPlan) -> dict[str, Any]:
-    """A plan for programs: each file with its edits, offsets in characters."""
+def as_record(plan: EditPlan, *, answers: bool = False) -> dict[str, Any]:
+    """A plan for programs: each file with its edits, offsets in characters; with what the model wrote if
+    `answers`."""
     return {
+        **({"answers": list(plan.answers)} if answers else {}),
         "files": [
             {
                 "path": change.path,

@@ -1,7 +1,8 @@
 """`keystroke chat`: a conversation on a terminal, or one line of input for one answer in a pipe.
 
 Law: owns the keyboard and the screen. Ctrl-C stops the answer and keeps what was said; a line typed while
-the answer comes is spliced into it. Lines that begin with / are for this program, not for the model.
+the answer comes, on a line of its own below it, is spliced into it. Lines that begin with / are for this
+program, not for the model.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ from keystroke.errors import InputError, KeystrokeError
 if TYPE_CHECKING:
     from keystroke.clients.cli.answering import Report, Speaker
     from keystroke.clients.cli.conversation import Conversation
+    from keystroke.clients.cli.input_line import InputLine
     from keystroke.engine.generation import GenerationParams
 
 HELP = """/reset         forget the conversation
 /save FILE     write it to FILE as JSON
+/file PATH     show the model a file with your next message (or write @path, @path:10-20 in it)
 /model [NAME]  go on with another model, or say which one answers
 /stats         what the last answer cost
 /help          this list
@@ -85,6 +88,8 @@ class Room:
         self.report: Report | None = None
         self.leaving = False
         self.later: list[str] = []  # lines typed during an answer that are not for the model
+        self.unfinished = ""  # typed during an answer and not ended by Enter
+        self.shown: list[str] = []  # files that go with the next message
 
     # ── two ways in ──────────────────────────────────────────────────────────────────────────
 
@@ -105,7 +110,7 @@ class Room:
         with _history(self.run):
             while not self.leaving:
                 try:
-                    line = self.later.pop(0) if self.later else input(PROMPT).strip()
+                    line = self.later.pop(0) if self.later else self._input()
                     warned = False
                 except KeyboardInterrupt:
                     if warned:
@@ -129,6 +134,21 @@ class Room:
 
                     complain(str(error))
 
+    def _input(self) -> str:
+        """A line from the prompt, begun with what was typed during the answer."""
+        begun, self.unfinished = self.unfinished, ""
+        if not begun:
+            return input(PROMPT).strip()
+        try:
+            import readline
+        except ImportError:
+            return f"{begun}{input(PROMPT + begun)}".strip()
+        readline.set_startup_hook(lambda: readline.insert_text(begun))
+        try:
+            return input(PROMPT).strip()
+        finally:
+            readline.set_startup_hook(None)
+
     # ── one answer ───────────────────────────────────────────────────────────────────────────
 
     def answer(self, line: str, *, keyboard: bool = False) -> None:
@@ -136,53 +156,87 @@ class Room:
         from keystroke.clients.cli.conversation import Turn
         from keystroke.clients.cli.interruption import interruptible
 
-        self.conversation.say(line)
+        self.conversation.say(self._message(line))
         with interruptible() as interrupt:
-            with Turn(self.speaker, self.conversation, self.params, interrupt) as turn:
+            with (
+                Turn(self.speaker, self.conversation, self.params, interrupt) as turn,
+                self._keys(keyboard) as typing,
+            ):
                 keys = [sys.stdin.fileno()] if keyboard else []
                 ended = False
                 while not ended:
                     ready, _, _ = select.select([turn.wake, *keys], [], [])
-                    if keys and keys[0] in ready and not self._typed(turn.redirect):
+                    if keys and keys[0] in ready and not self._typed(turn.redirect, typing):
                         keys, self.leaving = [], True  # Ctrl-D: the answer still comes to its end
                     if turn.wake in ready:
                         text, ended = turn.take()
-                        self._show(text)
+                        self._show(text, typing)
             stopped = interrupt.is_set and turn.report is not None and turn.report.finish == "interrupted"
         self.report = turn.report
         if turn.error is not None:
             if not self.as_json:
                 self.run.console.line()
             raise turn.error
-        self._close_answer(stopped)
+        self._close_answer(stopped, turn.looped)
         if stopped and not keyboard:
             raise KeyboardInterrupt
         self.later += turn.left_over()
 
-    def _typed(self, redirect: Callable[[str], None]) -> bool:
-        """Take what was typed during the answer. False at the end of input."""
-        data = os.read(sys.stdin.fileno(), 65536)
-        for line in data.decode("utf-8", "replace").splitlines():
-            if line.startswith("/"):
-                self.later.append(line.strip())
-            elif line.strip():
-                redirect(line.strip())
-        return bool(data)
+    def _message(self, line: str) -> str:
+        """The line with the files it mentions, and those that were put beside it."""
+        from keystroke.clients.cli.attachments import with_files
 
-    def _show(self, text: str) -> None:
+        message, names = with_files(line, self.run.settings.assist.exclude)
+        if names:
+            self.run.console.note(f"with {', '.join(names)}")
+        files, self.shown = self.shown, []
+        return "\n\n".join([*files, message])
+
+    @contextmanager
+    def _keys(self, keyboard: bool) -> Iterator[InputLine | None]:
+        """A line to type on below the answer, where there is a terminal to draw it on."""
+        from keystroke.clients.cli.input_line import InputLine
+
+        if not keyboard or self.as_json or not sys.stdout.isatty() or not _drawable():
+            yield None
+            return
+        with InputLine(sys.stdin.fileno(), sys.stdout.write) as typing:
+            yield typing
+        self.unfinished = typing.typed
+
+    def _typed(self, redirect: Callable[[str], None], typing: InputLine | None) -> bool:
+        """Take what was typed during the answer. False at the end of input."""
+        if typing is not None:
+            lines = typing.read()
+        else:
+            data = os.read(sys.stdin.fileno(), 65536)
+            lines = [line.strip() for line in data.decode("utf-8", "replace").splitlines()] if data else None
+        for line in lines or ():
+            if line.startswith("/"):
+                self.later.append(line)
+            elif line:
+                redirect(line)
+        return lines is not None
+
+    def _show(self, text: str, typing: InputLine | None = None) -> None:
         if not text:
             return
         if self.as_json:
             self.run.console.json({"type": "text", "text": text})
+        elif typing is not None:
+            typing.show(self.run.console.plain(text))
+            sys.stdout.flush()
         else:
             self.run.console.write(text)
 
-    def _close_answer(self, stopped: bool) -> None:
+    def _close_answer(self, stopped: bool, looped: bool) -> None:
         if self.as_json:
             self.run.console.json({"type": "end", **(dataclasses.asdict(self.report) if self.report else {})})
             return
         self.run.console.line()
-        if stopped:
+        if looped:
+            self.run.console.note("(stopped: it began to repeat itself)")
+        elif stopped:
             self.run.console.note("(stopped)")
 
     # ── commands ─────────────────────────────────────────────────────────────────────────────
@@ -203,6 +257,8 @@ class Room:
                 raise InputError("/save needs a file name")
             self.conversation.save(Path(rest))
             self.run.console.note(f"saved {len(self.conversation.messages)} messages to {rest}")
+        elif name == "/file":
+            self._file(rest)
         elif name == "/model":
             self._switch(rest)
         elif name == "/stats":
@@ -210,6 +266,14 @@ class Room:
         elif name != "/exit":
             raise InputError(f"{name} is not a command; /help lists them")
         return True
+
+    def _file(self, name: str) -> None:
+        from keystroke.clients.cli.attachments import attached
+
+        if not name:
+            raise InputError("/file needs the path of a file")
+        self.shown.append(attached(name, self.run.settings.assist.exclude))
+        self.run.console.note(f"{name} goes with your next message")
 
     def _switch(self, name: str) -> None:
         """Another model goes on with the same conversation. If it cannot be opened the old one stays."""
@@ -232,6 +296,11 @@ class Room:
             return
         for key, value in dataclasses.asdict(self.report).items():
             self.run.console.line(f"{key:20}{value:.3f}" if isinstance(value, float) else f"{key:20}{value}")
+
+
+def _drawable() -> bool:
+    """Whether the terminal understands how a line is drawn below another."""
+    return os.environ.get("TERM", "dumb") not in ("dumb", "") and sys.platform != "win32"
 
 
 @contextmanager

@@ -34,6 +34,7 @@ def complete(
     seed: options.Seed = None,
     json: options.Json = False,
 ) -> None:
+    from keystroke.analysis.syntax import language_of
     from keystroke.clients.cli.interruption import interruptible
     from keystroke.clients.cli.source import Place, Source, read_input
     from keystroke.clients.cli.speaker import open_speaker, params
@@ -58,6 +59,8 @@ def complete(
         )
     chosen = params(run.settings, max_tokens=max_tokens, temperature=temperature, seed=seed)
     with open_speaker(model, run) as speaker, interruptible() as interrupt:
+        if source is not None:
+            speaker.check_language(language_of(str(where.path)))
         text, report = speaker.complete(before, after, lines, context, chosen, interrupt)
     if interrupt.is_set:
         raise Interrupted("stopped; nothing was written") if apply else KeyboardInterrupt

@@ -50,10 +50,14 @@ class Console:
     def write(self, text: str, style: str = "") -> None:
         """Part of an answer, at once. A terminal never gets control characters that a model wrote: they
         could move its cursor or set its title."""
-        if sys.stdout.isatty():
-            text = text.translate(_CONTROLS)
+        text = self.plain(text)
         sys.stdout.write(f"{style}{text}{PLAIN}" if style and colourful(sys.stdout) else text)
         sys.stdout.flush()
+
+    @staticmethod
+    def plain(text: str) -> str:
+        """A model's text as a terminal may have it."""
+        return text.translate(_CONTROLS) if sys.stdout.isatty() else text
 
     def line(self, text: str = "", style: str = "") -> None:
         self.write(text, style)

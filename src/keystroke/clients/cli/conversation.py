@@ -6,6 +6,7 @@ on a thread of its own (an engine wants one), so the thread that watches the key
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import threading
@@ -19,6 +20,7 @@ from keystroke.clients.cli.answering import Answer, Message, Report, Speaker
 from keystroke.engine.base import Interrupt
 from keystroke.engine.generation import GenerationParams
 from keystroke.errors import InputError
+from keystroke.text.repetition import LoopWatch, loop_start
 
 
 @dataclass
@@ -76,6 +78,7 @@ class Turn:
         self.interrupt = interrupt
         self.error: BaseException | None = None
         self.report: Report | None = None
+        self.looped = False  # the answer was ended because it repeated itself
         self._pieces: deque[str] = deque()
         self._lines: deque[str] = deque()
         self._ended = False
@@ -112,9 +115,14 @@ class Turn:
         conversation = self._conversation
         try:
             answer = self._speaker.chat(conversation.messages, self._params, self.interrupt)
+            watch = LoopWatch()
             for piece in answer:
                 said.append(piece)
                 self._give(piece)
+                if watch.looping(piece):
+                    self.looped = True
+                    answer.cut()
+                    break
                 while self._lines and answer.finish is None:
                     line = self._lines.popleft()
                     conversation.messages.append({"role": "assistant", "content": "".join(said)})
@@ -125,11 +133,15 @@ class Turn:
         except BaseException as error:
             self.error = error
         if said:
-            conversation.messages.append({"role": "assistant", "content": "".join(said)})
+            text = "".join(said)
+            # One round is remembered: a model that reads its own circles goes on in them.
+            kept = text[: loop_start(text)] if self.looped else text
+            conversation.messages.append({"role": "assistant", "content": kept})
         elif conversation.messages and conversation.messages[-1]["role"] == "user":
             conversation.unsay()
         if answer is not None:
-            self.report = answer.report()
+            report = answer.report()
+            self.report = dataclasses.replace(report, finish="repetition") if self.looped else report
         self._ended = True
         self._give("")
 

@@ -38,6 +38,9 @@ def edit(
         str,
         typer.Option("--check", metavar="CMD", help="Run this after the edit; if it fails, take it back."),
     ] = "",
+    show_answer: Annotated[
+        bool, typer.Option("--show-answer", help="Print what the model wrote, rejected answers included.")
+    ] = False,
     check_seconds: Annotated[
         float, typer.Option("--check-seconds", min=0.1, max=86400, help="Time limit of --check.")
     ] = 300.0,
@@ -57,10 +60,14 @@ def edit(
         plan = _patched(workspace, patch, files or [])
     else:
         plan = _asked(run, workspace, files or [], instruction, lines, model, as_json)
+    if show_answer and not as_json:
+        for number, answer in enumerate(plan.answers, 1):
+            run.console.note(f"answer {number} of {len(plan.answers)}:\n{answer.rstrip()}")
     if plan.failures:
         if as_json:
-            run.console.json({"applied": False, **as_record(plan)})
-        raise InputError(f"nothing was changed: {'; '.join(plan.explain().splitlines())}")
+            run.console.json({"applied": False, **as_record(plan, answers=show_answer)})
+        hint = "" if show_answer or patch else "; --show-answer prints what the model wrote"
+        raise InputError(f"nothing was changed: {'; '.join(plan.explain().splitlines())}{hint}")
     if not as_json:
         show_diff(run, plan)
     applied = False
@@ -76,7 +83,13 @@ def edit(
                 run.console.note(line)
             run.console.note("`keystroke undo` takes it back")
     if as_json:
-        run.console.json({"applied": applied, **({"check": verdict} if verdict else {}), **as_record(plan)})
+        run.console.json(
+            {
+                "applied": applied,
+                **({"check": verdict} if verdict else {}),
+                **as_record(plan, answers=show_answer),
+            }
+        )
     if verdict is not None:
         raise InputError(verdict)
 
@@ -93,7 +106,7 @@ def _asked(
     from keystroke.analysis.rules import project_rules
     from keystroke.assist.edit import plan_edit
     from keystroke.clients.cli.interruption import interruptible
-    from keystroke.clients.cli.writers import open_writer
+    from keystroke.clients.cli.writers import knows_blocks, open_writer
 
     if not files:
         raise UsageError("name the files to change")
@@ -105,7 +118,14 @@ def _asked(
     show = None if as_json or run.quiet or not sys.stderr.isatty() else _progress()
     with interruptible() as interrupt, open_writer(model, run, interrupt) as writer:
         plan = plan_edit(
-            workspace, names, instruction, writer, region=region, rules=rules, retries=1, on_text=show
+            workspace,
+            names,
+            instruction,
+            writer,
+            region=region,
+            rules=rules,
+            blocks=region is None and knows_blocks(writer, run),
+            on_text=show,
         )
         if interrupt.is_set:
             raise KeyboardInterrupt

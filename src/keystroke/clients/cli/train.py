@@ -304,6 +304,74 @@ def import_(
     of(ctx).console.note(f"wrote {out}")
 
 
+@app.command("draft-head")
+def draft_head(
+    ctx: typer.Context,
+    model: Annotated[str, typer.Argument(help="The target: a model by name or path.")],
+    code: Annotated[
+        list[Path],
+        typer.Option(help="Folder of source files or corpus pieces to make asks from; may be repeated."),
+    ],
+    run: Annotated[Path, typer.Option(help="Folder of this run; a stopped run goes on.")],
+    asks: Annotated[int, typer.Option(min=2, help="Prompts that the target answers.")] = 32_000,
+    heldout: Annotated[int, typer.Option(min=1, help="Of these, kept apart to measure with.")] = 100,
+    minutes: Annotated[
+        float, typer.Option(min=0.0, help="End training by the clock; 0: after its passes.")
+    ] = 0.0,
+    passes: Annotated[float, typer.Option(min=0.01, help="Over all texts.")] = 4.0,
+    answer: Annotated[int, typer.Option(min=2, help="Longest answer, in tokens.")] = 384,
+    slots: Annotated[int, typer.Option(min=1, help="Answers written at a time.")] = 1024,
+    batch: Annotated[int, typer.Option(min=64, help="Tokens of a training step.")] = 16_384,
+    vocabulary: Annotated[int, typer.Option(min=16, help="Tokens that the head can guess.")] = 16_384,
+    width: Annotated[
+        int, typer.Option(min=0, help="Of its feed-forward layer; 0: ten thirds of hidden.")
+    ] = 0,
+    keep: Annotated[float, typer.Option(min=0.0, help="GB of the device for features; 0: half of it.")] = 0.0,
+    device: Annotated[str, typer.Option(help="cuda or cpu; the GPU if there is one.")] = "",
+    json: options.Json = False,
+) -> None:
+    """Train a draft head: one layer that guesses what a model will say, so that it says it in fewer steps.
+    The model answers prompts made from CODE, the head learns from its answers, is measured on held-out ones
+    and written to RUN/head."""
+    from keystroke.engine.locate import resolve
+
+    invocation = of(ctx)
+    making = _with_torch("keystroke.train.draft_head.making")
+    training = _with_torch("keystroke.train.draft_head.training")
+    torch = _with_torch("torch")
+    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if place.startswith("cuda") and not torch.cuda.is_available():
+        raise UsageError("there is no GPU that torch can use; leave --device out or say --device cpu")
+    plan = making.Plan(
+        asks=asks,
+        heldout=heldout,
+        longest_answer=answer,
+        slots=slots,
+        batch=batch,
+        keep_gigabytes=keep,
+        vocabulary=vocabulary,
+        intermediate=width,
+        recipe=making.timed(training.Recipe(passes=passes), minutes),
+    )
+    with _resumable(invocation) as progress:
+        path = resolve(model, invocation.settings)
+        measured = making.Making(path, code, run, plan, place, progress).make()
+    if invocation.wants_json(json):
+        invocation.console.json(measured)
+        return
+    rows = [("the vocabulary covers", f"{measured['covered']:.1%} of what the target wrote")]
+    for name in ("greedy", "drawn"):
+        found = measured[name]
+        steps = ", ".join(
+            f"{depth}: {value:.2f}" for depth, value in enumerate(found["tokens_a_step"], start=1)
+        )
+        rows.append(
+            (f"tokens a step, {name}, by drafts", f"{steps}; best tree of 15: {found['tree_of_15']:.2f}")
+        )
+    rows.append(("written", f"{measured['head']} ({measured['bytes']:,} bytes)"))
+    invocation.console.table(("what", "measured"), rows)
+
+
 @app.command()
 def evaluate(
     ctx: typer.Context,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keystroke.errors import ConfigError, Interrupted
@@ -60,3 +61,19 @@ class SpeakerWriter:
         yield from answer
         if self._interrupt.is_set:
             raise Interrupted("stopped on request; nothing was changed")
+
+
+def knows_blocks(writer: Writer, run: Invocation) -> bool:
+    """Whether the model behind a writer writes search/replace blocks: what its card says (`"edits": "blocks"`
+    or "regions"), no if it is small, else a probe the first time."""
+    from keystroke.assist.edit.probe import writes_blocks
+    from keystroke.engine.card import card_value
+
+    assert isinstance(writer, SpeakerWriter)
+    facts = writer.facts
+    said = card_value(Path(facts.path), "edits") if facts.path is not None else None
+    if said in ("blocks", "regions"):
+        return said == "blocks"
+    if facts.parameters is not None and facts.parameters < SMALL:
+        return False
+    return writes_blocks(writer, writer.name, run.settings.paths.cache)

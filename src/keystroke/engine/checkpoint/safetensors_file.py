@@ -57,6 +57,11 @@ class SafetensorsFile:
             )
         return self._bytes[entry.start : entry.end].view(dtype).reshape(entry.shape), entry.type
 
+    def stored(self, name: str) -> npt.NDArray[np.uint8]:
+        """The bytes of one tensor, whatever its type."""
+        entry = self.entries[name]
+        return self._bytes[entry.start : entry.end]
+
     def tensor(self, name: str) -> npt.NDArray[np.float32]:
         return widened(*self.raw(name))
 

@@ -86,6 +86,8 @@ class Gpu:
 class GpuLauncher:
     """Compiles the kernel for a plan, one variant for each width of the operand, when first needed."""
 
+    asynchronous = True
+
     def __init__(self, plan: Plan, device: torch.device, *, profile: int = 0) -> None:
         self.blocks = plan.blocks
         self._plan = plan

@@ -118,6 +118,7 @@ class CudaEngine(Engine):
             raise UsageError("a session can take part in a step only once")
         for session in sessions:
             session.check_ready()
+            session.read_appended()
         steps: list[Step] = []
         for group in self._groups(requests):
             steps += self._step_group(group, sole=len(group) == len(requests))
@@ -221,7 +222,10 @@ class CudaEngine(Engine):
     def _step_group(self, group: list[StepRequest], *, sole: bool) -> list[Step]:
         sessions = [self._own(request) for request in group]
         plain = sole and all(
-            not request.draft and _on_device(request.sampling) and session.length - session.resident == 1
+            not request.draft
+            and request.allowed is None
+            and _on_device(request.sampling)
+            and session.length - session.resident == 1
             for request, session in zip(group, sessions, strict=True)
         )
         budgets = [self._budget(session) for session in sessions]
@@ -313,6 +317,7 @@ class CudaEngine(Engine):
                     len(pending),
                     _for_device(request.sampling),
                     budget,
+                    request.allowed if _on_device(request.sampling) else None,
                 )
             )
         return self._stepper.start(rows)
@@ -340,7 +345,8 @@ class CudaEngine(Engine):
             else:
                 logits = self._stepper.logits[first : first + len(draft) + 1].cpu().numpy()
                 base = self._own(request).length
-                steps.append(verify(logits.astype(np.float32, copy=False), draft, request.sampling, base))
+                logits = logits.astype(np.float32, copy=False)
+                steps.append(verify(logits, draft, request.sampling, base, request.allowed))
             row += len(pending) + len(draft)
         return steps
 

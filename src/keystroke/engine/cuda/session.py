@@ -11,7 +11,17 @@ from typing import Protocol
 
 import numpy as np
 
-from keystroke.engine.base import GREEDY, Extended, Interrupt, ModelInfo, Sampling, Session, Step, StepRequest
+from keystroke.engine.base import (
+    GREEDY,
+    Allowed,
+    Extended,
+    Interrupt,
+    ModelInfo,
+    Sampling,
+    Session,
+    Step,
+    StepRequest,
+)
 from keystroke.engine.checkpoint.spec import ModelSpec
 from keystroke.engine.cuda.pages import PagePool, PageTable
 from keystroke.engine.cuda.plan import PAGE
@@ -97,11 +107,16 @@ class CudaSession(HostSession):
         return super().extend(tokens, interrupt)
 
     def step(
-        self, draft: Sequence[int] = (), sampling: Sampling = GREEDY, interrupt: Interrupt | None = None
+        self,
+        draft: Sequence[int] = (),
+        sampling: Sampling = GREEDY,
+        interrupt: Interrupt | None = None,
+        allowed: Allowed | None = None,
     ) -> Step:
         if interrupt is not None:
             interrupt.check()
-        return self._engine.step_many([StepRequest(self, draft, sampling)])[0]
+            self.read_appended(interrupt)
+        return self._engine.step_many([StepRequest(self, draft, sampling, allowed)])[0]
 
     def rollback(self, length: int) -> None:
         self._engine.settle()
@@ -128,6 +143,11 @@ class CudaSession(HostSession):
             raise ContextOverflow(
                 f"the context of {self._context_length:,} tokens is full; start a new conversation"
             )
+
+    def read_appended(self, interrupt: Interrupt | None = None) -> None:
+        """Where more was appended than a step takes along: read it as a prompt is read."""
+        if len(self._tokens) - self._resident > self._tail:
+            self._compute_pending(interrupt)
 
     def rows(self, draft: Sequence[int], most: int) -> tuple[list[int], list[int]]:
         """What the next step computes: the pending tail, and as much of the draft as fits."""

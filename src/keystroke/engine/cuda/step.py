@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from keystroke.engine.base import Sampling
+from keystroke.engine.base import Allowed, Sampling
 from keystroke.engine.cuda.plan import CHUNK, CONTROL_WORDS, FILTER_BINS, MAX_ROWS, NEAR, PAGE, Bucket, Plan
 from keystroke.engine.cuda.weights import Weights
 from keystroke.errors import EngineError
@@ -58,6 +58,8 @@ _POINTERS = (
     "next",
     "result",
     "stop",
+    "masks",
+    "masks_ready",
     "profile",
 )
 _NUMBERS = (
@@ -88,6 +90,7 @@ class Parameters(ctypes.Structure):
 
 class Launcher(Protocol):
     blocks: int
+    asynchronous: bool  # whether a launch returns before its step is done
 
     def launch(self, parameters: Parameters, bucket: Bucket, sparse: bool) -> None:
         """Start one step. Returns at once where the device works by itself."""
@@ -110,6 +113,7 @@ class SequenceRows:
     pending: int
     sampling: Sampling
     budget: int = 0  # chunks of keys each row attends to; 0: all
+    allowed: Allowed | None = None  # what may be chosen after the given tokens, and after each drafted one
 
 
 @dataclass(frozen=True)
@@ -135,7 +139,7 @@ class _Control:
     """The words of one launch's Control (kernels/layout.cuh), each array under its name."""
 
     def __init__(self, words: npt.NDArray[np.int32]) -> None:
-        self.head = words[:6]
+        self.head = words[:7]
         (
             self.token,
             self.position,
@@ -151,7 +155,7 @@ class _Control:
             self.top_k,
             top_p,
             self.budget,
-        ) = words[6:].reshape(14, MAX_ROWS)
+        ) = words[7:].reshape(14, MAX_ROWS)
         self.inverse, self.floor, self.top_p = (a.view(np.float32) for a in (inverse, floor, top_p))
         self.low, self.high = low.view(np.uint32), high.view(np.uint32)
 
@@ -233,10 +237,17 @@ class Stepper:
         self._read: list[npt.NDArray[np.int32]] = list(self._results.numpy())
         self._stop = launcher.host_buffer(16)
         self._stop_words: npt.NDArray[np.int32] = self._stop.numpy()
+        words = -(-spec.vocab_size // 32)
+        self._masks_at = launcher.host_buffer(MAX_ROWS * words)
+        self._masks: npt.NDArray[np.uint32] = self._masks_at.numpy().view(np.uint32).reshape(MAX_ROWS, words)
+        self._ready = launcher.host_buffer(16)
+        self._ready_words: npt.NDArray[np.int32] = self._ready.numpy()
         self._parameters = Parameters()
         for name, tensor in self._buffers.items():
             setattr(self._parameters, name, tensor.data_ptr())
         self._parameters.stop = self._stop.data_ptr()
+        self._parameters.masks = self._masks_at.data_ptr()
+        self._parameters.masks_ready = self._ready.data_ptr()
         self._parameters.kv_layer_stride = keys.stride(0)
         if bounds is not None:
             self._buffers["bounds"] = bounds
@@ -270,7 +281,18 @@ class Stepper:
         rows = self._write_control(self._staged[slot], parts)
         control, staging = self._uploads[slot]
         control.copy_(staging, non_blocking=True)
-        return self._launch(slot, rows, len(parts), any(part.budget for part in parts))
+        masked, sparse = any(part.allowed is not None for part in parts), any(part.budget for part in parts)
+        if masked and not self._launcher.asynchronous:
+            self._write_masks(parts)
+        launch = self._launch(slot, rows, len(parts), sparse)
+        if masked and self._launcher.asynchronous:  # while the layers run: a step waits for masks at its end
+            try:
+                self._write_masks(parts)
+            except BaseException:
+                self._ready_words[0] = launch.ticket
+                self.wait(launch)
+                raise
+        return launch
 
     def follow(self, launch: Launch) -> Launch:
         """The step after `launch`: every sequence goes on from the token that `launch` chooses."""
@@ -320,9 +342,21 @@ class Stepper:
         self._launcher.launch(p, bucket, sparse)
         return Launch(self._ticket, slot, rows, sequences, sparse)
 
+    def _write_masks(self, parts: Sequence[SequenceRows]) -> None:
+        """The masks of all rows that choose under one, then word that they are there."""
+        row = 0
+        for part in parts:
+            if part.allowed is not None:
+                for index in range(len(part.tokens) - part.pending + 1):
+                    mask = part.allowed.row(index)[: self._masks.shape[1]]
+                    self._masks[row + part.pending - 1 + index, : len(mask)] = mask
+            row += len(part.tokens)
+        self._ready_words[0] = self._ticket + (not self._launcher.asynchronous)
+
     def _write_control(self, to: _Control, parts: Sequence[SequenceRows]) -> int:
         row = 0
         any_hot = any_filtered = any_sparse = False
+        masked = 0
         for s, part in enumerate(parts):
             size, sampling = len(part.tokens), part.sampling
             to.token[row : row + size] = part.tokens
@@ -339,6 +373,9 @@ class Stepper:
             any_hot |= hot
             any_filtered |= hot and (sampling.top_k > 0 or sampling.top_p < 1.0)
             any_sparse |= part.budget > 0
+            if part.allowed is not None:
+                masked |= (1 << row + size) - (1 << row + part.pending - 1)
             row += size
-        to.head[:] = (row, len(parts), any_hot, self._ticket + 1, any_filtered, any_sparse)
+        signed = masked - (masked >> 31 << 32)  # one bit a row, in a word that has a sign
+        to.head[:] = (row, len(parts), any_hot, self._ticket + 1, any_filtered, any_sparse, signed)
         return row

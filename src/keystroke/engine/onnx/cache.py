@@ -12,11 +12,12 @@ import json
 import os
 import re
 import shutil
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from keystroke.engine.checkpoint.digest import quick_digest
 from keystroke.errors import ModelError
@@ -47,7 +48,7 @@ class Cache:
             return place
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with _locked(self.folder / (place.name + _LOCK)):
+            with FileLock(self.folder / (place.name + _LOCK)):  # given back by the system if we die
                 if not _intact(place):  # another process may have made it while we waited
                     self._make(place, make, needed)
         except OSError as error:
@@ -96,6 +97,15 @@ class Cache:
                 f"{self.folder} could not be cleared ({error.strerror or error}); check its permissions"
             ) from error
 
+    def clear(self) -> None:
+        """Remove every entry and every lock that nobody holds; what is being made just now stays."""
+        self.prune()
+        for lock in self.folder.glob(f"*{_LOCK}"):
+            with contextlib.suppress(OSError), FileLock(lock, blocking=False):  # Timeout is an OSError too
+                lock.unlink()
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
+
     def _prune_entries(self, limit: int) -> int:
         freed, kept = 0, 0
         for entry in self.entries():
@@ -111,7 +121,7 @@ class Cache:
         freed = 0
         for leftover in self.folder.glob(f"*{_PARTIAL}-*"):
             lock = self.folder / (leftover.name.partition(_PARTIAL)[0] + _LOCK)
-            with contextlib.suppress(BlockingIOError), _locked(lock, wait=False):
+            with contextlib.suppress(Timeout), FileLock(lock, blocking=False):
                 freed += sum(file.stat().st_size for file in leftover.iterdir())
                 shutil.rmtree(leftover, ignore_errors=True)
         return freed
@@ -174,30 +184,3 @@ def _sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-@contextlib.contextmanager
-def _locked(path: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold a lock that the system gives back if this process dies. Raises BlockingIOError if it is taken and
-    we are not to wait."""
-    with path.open("ab") as file:
-        _acquire(file.fileno(), wait)
-        yield
-
-
-def _acquire(handle: int, wait: bool) -> None:
-    if sys.platform == "win32":
-        import msvcrt
-
-        while True:
-            try:
-                msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
-                return
-            except OSError:
-                if not wait:
-                    raise BlockingIOError from None
-                time.sleep(0.2)
-    else:
-        import fcntl
-
-        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)

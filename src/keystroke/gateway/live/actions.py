@@ -15,11 +15,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from keystroke.analysis.check import Diagnostic, Project, check
 from keystroke.analysis.rules import project_rules
-from keystroke.assist.edit import EditTask, Proposal, Region
+from keystroke.assist.edit import EditTask, Proposal, Question, Region, edit_steps
 from keystroke.engine.generation import Chunk, GenerationParams
 from keystroke.engine.speculative.file_draft import FileDrafter
 from keystroke.errors import Forbidden, InputError, KeystrokeError, UsageError
@@ -36,6 +36,7 @@ from keystroke.text import Edit
 
 if TYPE_CHECKING:
     from keystroke.analysis.refactor import Refactored, Refactoring
+    from keystroke.assist.edit.ladder import Steps
 
 log = logging.getLogger("keystroke.live")
 
@@ -193,8 +194,9 @@ class LiveActions:
                 last -= 1  # a selection that ends at a line's start does not mean that line
             region = Region(path, first, last + 1)
         rules = await asyncio.to_thread(self._rules, buffer)
-        task = EditTask({path: buffer.text}, request.instruction, region, rules)
-        proposal = task.read(await self._written(task))
+        near = (path, buffer.text.count("\n", 0, request.start))
+        task = EditTask({path: buffer.text}, request.instruction, region, rules, near)
+        proposal = await self._proposed(task)
         return live.Changes(
             id=request.id,
             buffer=request.buffer,
@@ -213,22 +215,30 @@ class LiveActions:
         except (OSError, ValueError):
             return ""
 
-    async def _written(self, task: EditTask) -> str:
+    async def _proposed(self, task: EditTask) -> Proposal:
+        """Climb the ladder of questions. Reading an answer parses and compares texts, so it has a thread."""
+        steps = edit_steps(task)
+        question: Question | Proposal = await asyncio.to_thread(_next, steps, None)
+        while isinstance(question, Question):
+            question = await asyncio.to_thread(_next, steps, await self._written(question))
+        return question
+
+    async def _written(self, question: Question) -> str:
         """A model's answer, through its queue."""
         entry = await self._writer()
-        messages = task.messages()
+        messages = question.messages
         job: Job | RemoteJob
         if entry.model is not None and entry.model.chat is not None:
             model, chat = entry.model, entry.model.chat
             prompt = await asyncio.to_thread(chat.tokens, model.tokenizer, messages)
-            predicted = model.tokenizer.encode(task.prediction())
+            predicted = model.tokenizer.encode(question.prediction)
             params = GenerationParams(max_tokens=len(predicted) + _ANSWER_ROOM)
             job = Job(prompt, params, FileDrafter(predicted) if self._service.speculation else None)
         else:
             job = RemoteJob(GenerationParams(), messages=messages)
         work = self._service.submit(entry, job, self._caller, priority=Priority.EDIT)
         pieces: list[str] = []
-        ended = task.watch()
+        ended = question.watch()
         async with aclosing(work.items()) as items:
             async for item in items:
                 if isinstance(item, Chunk):
@@ -341,6 +351,14 @@ def _planned(work: Refactoring, request: live.RefactorAsk, path: str) -> Refacto
             return work.change_signature(path, start, name)
         case "organise_imports":
             return work.organise_imports(path)
+
+
+def _next(steps: Steps, answer: str | None) -> Question | Proposal:
+    """The next question, or what came of them all."""
+    try:
+        return next(steps) if answer is None else steps.send(answer)
+    except StopIteration as stop:
+        return cast("Proposal", stop.value)
 
 
 def _only(proposal: Proposal, path: str) -> tuple[Edit, ...]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+from keystroke.analysis.rules import ProjectRules
 from keystroke.assist.completion import (
     Extent,
     Hidden,
@@ -148,11 +149,17 @@ class LiveBuffer:
             self._ready()
         elif refusal is not None:
             self._ready(warm=False, note=refusal)
+        elif self._run is not None:
+            self._ready(warm=False)  # a key came first: it warms what it needs
         else:
             self.completion.window.set_context(self._around.context(self))
             self._warm(announce=True)
         if self._audit is not None:
             self._audit.follow(self.text, self.version, ())
+
+    def obey(self, rules: ProjectRules) -> None:
+        """What is inserted from now on follows the project's rules."""
+        self.completion.rules = rules
 
     def change(self, edits: Sequence[Edit], version: int, cursor: int | None) -> None:
         """Follow the editor. Raises InputError, with nothing changed, for an edit outside the text."""
@@ -459,7 +466,7 @@ class LiveBuffer:
             self.completion.settings,
             path=path,
             language=self.language,
-            rules=self.completion.rules,
+            rules=lambda: self.completion.rules,
         )
 
     def _say(self, event: live.LiveEvent) -> None:

@@ -7,13 +7,15 @@ goes, everything it had running stops within one step.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from pathlib import Path, PurePath
+from typing import Any
 
-from keystroke.analysis.rules import ProjectRules, project_rules
+from keystroke.analysis.rules import project_rules
 from keystroke.analysis.syntax import language_of
 from keystroke.assist.completion import LiveCompletion, context_budget
 from keystroke.assist.completion.context import RecentEdit, gather
@@ -40,6 +42,8 @@ log = logging.getLogger("keystroke.live")
 
 BUFFERS = 256  # open at a time on one connection
 CHARACTERS = 64 << 20  # of all buffers of a connection together
+COPIED = 64 << 20  # characters that the edits of one change may copy: some 20 ms of the event loop
+RULES_SECONDS = 2.0  # that reading a project's rules may take
 _LARGEST_IMPORT = 256 * 1024
 _RECENT = 4
 
@@ -61,6 +65,7 @@ class LiveConnection:
         self._scope = secrets.token_hex(4)
         self._buffers: dict[str, LiveBuffer] = {}
         self._roots: dict[str, str | None] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
         self._recent: deque[tuple[str, int, str]] = deque(maxlen=_RECENT)
         self.trail: deque[Change] = deque(maxlen=CHANGES)
         self._actions = LiveActions(self, service, caller, reads_files=self._reads_files)
@@ -79,6 +84,8 @@ class LiveConnection:
 
     def left(self) -> None:
         self._actions.close()
+        for task in tuple(self._tasks):
+            task.cancel()
         for buffer in self._buffers.values():
             buffer.close()
         self._buffers.clear()
@@ -160,7 +167,6 @@ class LiveConnection:
             self._settings,
             path=path,
             language=language,
-            rules=self._rules(request, language),
             budget=context_budget(self._settings, entry.scheduler.prefill_rate),
         )
         buffer = LiveBuffer(
@@ -179,7 +185,10 @@ class LiveConnection:
         self._buffers[request.buffer] = buffer
         self._roots[request.buffer] = request.root
         self._actions.opened(request)
-        buffer.opened()
+        if self._reads_files and request.path and PurePath(request.path).is_absolute():
+            self._reading(self._open_with_rules(buffer, request, language))
+        else:
+            buffer.opened()
 
     def _change(self, request: live.BufferChange) -> None:
         buffer = self._find(request.buffer)
@@ -190,6 +199,7 @@ class LiveConnection:
             return
         try:
             edits = [Edit(d.start, d.end, d.text) for d in request.edits]
+            self._check_size(buffer, edits)
             buffer.change(edits, request.version, request.cursor)
         except InputError as error:
             self._fail(error, request)
@@ -197,6 +207,22 @@ class LiveConnection:
             return
         if buffer.path and edits:
             self._remember(buffer, edits[-1])
+
+    def _check_size(self, buffer: LiveBuffer, edits: Sequence[Edit]) -> None:
+        """Refuse, as InputError, what opening would have refused, and what would hold up everybody else:
+        each edit copies the text once."""
+        added = sum(len(edit.text) for edit in edits)
+        if sum(len(b.text) for b in self._buffers.values()) + added > CHARACTERS:
+            raise InputError(
+                f"The open buffers would hold more than {CHARACTERS:,} characters; close one first.",
+                param="edits",
+            )
+        if len(edits) > 1 and len(edits) * (len(buffer.text) + added) > COPIED:
+            raise InputError(
+                f"{len(edits):,} edits of {len(buffer.text):,} characters are too many at once; "
+                "open the buffer again with its new text.",
+                param="edits",
+            )
 
     def _close(self, name: str) -> None:
         buffer = self._buffers.pop(name, None)
@@ -216,13 +242,24 @@ class LiveConnection:
         routing = self._service.choose(AUTO, lambda: Task(Priority.GHOST, here=True))
         return self._service.registry.entries[routing.model]
 
-    def _rules(self, request: live.BufferOpen, language: str | None) -> ProjectRules:
-        if not self._reads_files or not request.path or not PurePath(request.path).is_absolute():
-            return ProjectRules(language=language)
+    async def _open_with_rules(
+        self, buffer: LiveBuffer, request: live.BufferOpen, language: str | None
+    ) -> None:
+        """The project's rules are read elsewhere, and for a while only: what a repository holds must not
+        stop the server. Keys that come meanwhile are followed; the buffer is announced with its rules."""
+        assert request.path is not None
         try:
-            return project_rules(request.path, request.root, language)
-        except (OSError, ValueError):
-            return ProjectRules(language=language)
+            reading = asyncio.to_thread(project_rules, request.path, request.root, language)
+            buffer.obey(await asyncio.wait_for(reading, RULES_SECONDS))
+        except (OSError, ValueError, TimeoutError) as error:
+            log.info("the project's rules were not read: %s", type(error).__name__)
+        if self._buffers.get(request.buffer) is buffer:
+            buffer.opened()
+
+    def _reading(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     # What buffers and actions ask of their connection
 

@@ -8,7 +8,7 @@ is judged where the question was made.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from pathlib import PurePath
 
@@ -42,7 +42,7 @@ class NextEditModel:
         *,
         path: str,
         language: str | None,
-        rules: ProjectRules,
+        rules: Callable[[], ProjectRules],
     ) -> None:
         self._service, self._entry, self._caller = service, entry, caller
         self._settings, self._rules = settings, rules
@@ -61,7 +61,7 @@ class NextEditModel:
             cursor,
             await asyncio.to_thread(self._problems, intent.change.after),
             intent.dismissed,
-            self._rules.max_line,
+            self._rules().max_line,
             self._settings.eagerness,
             self._places(),
         )

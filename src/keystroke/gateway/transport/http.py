@@ -168,7 +168,7 @@ class EventStream(HttpResponse):
                 return
 
     def _leave(self, reason: KeystrokeError) -> None:
-        self._outbox.close()
+        self._outbox.close(gone=True)
         if self.run is not None:
             if self.detached:
                 self._resume()

@@ -1,8 +1,9 @@
 """What is on its way to one client: a bounded buffer with back-pressure.
 
-Law: messages keep their order; nothing is dropped. While the client keeps up, each goes out as it came. When
-it falls behind, text deltas that follow each other become one; when it falls further behind, its answers are
-paused, and only its answers.
+Law: messages keep their order; nothing is dropped while the client is there. While it keeps up, each goes out
+as it came. When it falls behind, text deltas that follow each other become one; when it falls further behind,
+its answers are paused, and only its answers. What waits is counted in bytes, and `full` says when it is more
+than a client may be owed. Of a client that is gone nothing is kept.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from keystroke.protocol.codec import encode
 from keystroke.protocol.events import TextDelta
 
 HIGH, LOW = 512, 64  # waiting messages at which answers are paused, and go on
 BEHIND = 8  # messages that may wait before deltas are joined
+FULL = 32 << 20  # bytes that may wait; answers are paused long before, so this is a client that only asks
 
 
 class Outbox:
@@ -24,6 +27,7 @@ class Outbox:
         self._pause, self._resume = pause, resume
         self._waiter: asyncio.Future[None] | None = None
         self._busy = False  # a batch was taken and is not yet written
+        self.bytes = 0  # that wait
         self.paused = False
         self.closed = False
 
@@ -34,6 +38,7 @@ class Outbox:
         queue = self._messages
         for message in messages:
             queue.append((owner, message))
+            self.bytes += len(message.delta) if type(message) is TextDelta else len(encode(message))
         if not self.paused and len(queue) > HIGH:
             self.paused = True
             self._pause()
@@ -46,8 +51,16 @@ class Outbox:
         """Nothing waits and nothing is being written."""
         return not self._messages and not self._busy
 
-    def close(self) -> None:
+    @property
+    def full(self) -> bool:
+        return self.bytes > FULL
+
+    def close(self, *, gone: bool = False) -> None:
+        """Take nothing more. What waits is still given out, unless the client is `gone`."""
         self.closed = True
+        if gone:
+            self._messages.clear()
+            self.bytes = 0
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -61,6 +74,7 @@ class Outbox:
         self._busy = True
         taken = list(self._messages)
         self._messages.clear()
+        self.bytes = 0
         return taken if len(taken) <= BEHIND else _joined(taken)
 
     def written(self) -> None:

@@ -107,6 +107,8 @@ class Socket:
                     owner.network_seconds += time.perf_counter() - began
                 return
         self._outbox.put(owner, messages)
+        if self._outbox.full:
+            self._let_go("The client reads nothing while what it asked for piles up.")
 
     async def close(self, reason: str, code: int = 1000) -> None:
         """Say goodbye; the reader is told once the client has answered or gone."""
@@ -152,15 +154,19 @@ class Socket:
             await asyncio.sleep(patience / 4)
             since = self._writing_since
             if since and time.perf_counter() - since > patience:
-                log.info("a client read nothing for %.0f s and was let go", patience)
-                self._reader.stalled(SlowClient(f"The client read nothing for {patience:.0f} s."))
-                self._abort()
+                self._let_go(f"The client read nothing for {patience:.0f} s.")
                 return
+
+    def _let_go(self, why: str) -> None:
+        log.info("a client was let go: %s", why)
+        self._reader.stalled(SlowClient(why))
+        self._abort()
+        self._leave()
 
     def _leave(self) -> None:
         if not self.closed:
             self.closed = True
-            self._outbox.close()
+            self._outbox.close(gone=True)
             self._reader.left()
 
 

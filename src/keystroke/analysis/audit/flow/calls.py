@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keystroke.analysis.audit.flow.folding import formatted, key_of, maps, replaced
+from keystroke.analysis.audit.flow.folding import formatted, key_of, maps, replaced, tidied
 from keystroke.analysis.audit.flow.narrowing import Narrowing
 from keystroke.analysis.audit.flow.roles import given
 from keystroke.analysis.audit.flow.values import (
@@ -26,6 +26,8 @@ from keystroke.analysis.audit.flow.walk import (
     CallEvent,
 )
 from keystroke.analysis.audit.source import ir
+
+_PATH = frozenset({"path"})
 
 
 class Calls(Narrowing):
@@ -125,7 +127,7 @@ class Calls(Narrowing):
         if path == "require" and args and isinstance(args[0].const, str) and self.family == "javascript":
             return Value(path=args[0].const.removeprefix("node:"))
         last = path.rsplit(".", 1)[-1]
-        special = self.special(path, last, receiver, args)
+        special = self.special(path, last, receiver, args, kwargs)
         if special is not None:
             return special
         if know.joiners.match(out):
@@ -138,6 +140,8 @@ class Calls(Narrowing):
                 if item.level or item.known or item.items is not None or item.text is not None
             ]
             single = told[0] if len(told) == 1 else None
+            if single is not None and tidied(out, single.text):
+                single = single.cleaned(_PATH)  # made absolute first: no ".." of it is left
             if single is not None:
                 return replace(
                     single,
@@ -159,7 +163,9 @@ class Calls(Narrowing):
             level = CONSTANT
         return Value(level=level, path=out, clean=mixed.clean, origin=mixed.origin, roots=mixed.roots)
 
-    def special(self, path: str, last: str, receiver: Value | None, args: list[Value]) -> Value | None:
+    def special(
+        self, path: str, last: str, receiver: Value | None, args: list[Value], kwargs: dict[str, Value]
+    ) -> Value | None:
         """Calls whose result we can say exactly: formatting, joining, and access to known contents."""
         at = self.know.formatters.get(path)
         if at is None and path.startswith(("str.", "?.")):
@@ -168,9 +174,9 @@ class Calls(Narrowing):
             template = receiver if at < 0 else (args[at] if at < len(args) else None)
             rest = args if at < 0 else args[at + 1 :]
             if template is not None and template.text is not None:
-                return formatted(template, rest)
+                return formatted(template, rest, kwargs)
             if template is not None:
-                return replace(mix([template, *rest]), skeleton=HOLE)
+                return replace(mix([template, *rest, *kwargs.values()]), skeleton=HOLE)
         if last == "join" and receiver is not None and isinstance(receiver.const, str) and args:
             items = [value for _, value in args[0].items] if args[0].items else [args[0]]
             parts: list[Value] = []

@@ -213,10 +213,9 @@ class Flow(Expressions):
             self.eval(stmt.value) if stmt.value is not None else Value(path="", roots=frozenset({stmt.name}))
         )
         kind = stmt.type
-        if self.family == "java" and kind and kind not in ("var", "String", "Object"):
-            value = replace(
-                value, path=value.path if value.path.endswith("()") and kind[:1].islower() else kind
-            )
+        if self.family == "java" and kind:
+            self.kinds[stmt.name] = kind
+            value = self.declared(kind, value)
         elif self.family == "go" and kind:
             value = replace(value, path=value.path or self.typed(kind))
         elif self.family == "c" and kind and not value.path:
@@ -228,6 +227,13 @@ class Flow(Expressions):
         self.store(stmt.name, value)
         if not self.quiet and stmt.value is not None:
             self.hear.bind(stmt.name, stmt.name, written, stmt.node, ir.Name(stmt.node, stmt.name))
+
+    def declared(self, kind: str, value: Value) -> Value:
+        """Java: a value under the type it is declared with, or the narrower one it was made with."""
+        if kind in ("var", "String", "Object") or (value.path.endswith("()") and kind[:1].islower()):
+            return value
+        made = value.path.removesuffix("()")
+        return replace(value, path=made if made.endswith(kind) and "." not in made else kind)
 
     def branch(self, stmt: ir.If) -> bool:
         test = self.eval(stmt.test)

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from keystroke.analysis.audit.flow.calls import Calls
-from keystroke.analysis.audit.flow.folding import compare, fold, key_of
+from keystroke.analysis.audit.flow.folding import compare, fold, formatted, key_of
 from keystroke.analysis.audit.flow.roles import served
 from keystroke.analysis.audit.flow.values import (
     CONSTANT,
@@ -31,10 +31,6 @@ from keystroke.analysis.audit.flow.walk import (
 from keystroke.analysis.audit.source import ir
 
 _PACKAGE = re.compile(r"(?:java|javax|jakarta|org|com|io|net)(?:\.[a-z][\w]*)*")
-_DIRECTIVE = re.compile(r"%(?:\(\w+\))?[-+ #0]*\d*(?:\.\d+)?(?:hh|h|ll|l|z|j)?([a-zA-Z%])|\{[^{}]*\}")
-_VALIDATING = re.compile(
-    r"(?i)(?:^|\.)_?(?:is_?)?(?:valid|safe|allow|permit|sanit|whitelist|allowlist|check_?(?:path|url|host|name|input))\w*$"
-)
 
 
 class Expressions(Calls):
@@ -177,6 +173,9 @@ class Expressions(Calls):
         args = [self.eval(arg) for arg in expr.args]
         if len(args) == 1:
             return self.unary(op, args[0])
+        if op == "%" and self.family == "python" and args[0].text is not None:  # a template in a variable
+            several = isinstance(expr.args[1], ir.Coll) and expr.args[1].keys is None
+            return formatted(args[0], [value for _, value in args[1].items or ()] if several else [args[1]])
         if op == "+" and not all(arg.numeric for arg in args):
             if any(arg.memory is not None for arg in args):
                 return self.offset(args)
@@ -319,6 +318,8 @@ class Expressions(Calls):
             else:
                 folded = fold(expr.op, old.const, value.const, self.family)
                 value = constant(folded) if folded is not UNKNOWN else self.ranged(expr.op, [old, value])
+        elif self.family == "java" and isinstance(expr.target, ir.Name) and expr.target.id in self.kinds:
+            value = self.declared(self.kinds[expr.target.id], value)
         self.assign(expr.target, value, expr.node)
         return value
 

@@ -21,10 +21,7 @@ from keystroke.analysis.audit.flow.values import (
 from keystroke.analysis.audit.source import ir
 
 _DIRECTIVE = re.compile(r"%(?:\(\w+\))?[-+ #0]*\d*(?:\.\d+)?(?:hh|h|ll|l|z|j)?([a-zA-Z%])|\{[^{}]*\}")
-_VALIDATING = re.compile(
-    r"(?i)(?:^|\.)_?(?:is_?)?(?:valid|safe|allow|permit|sanit|whitelist|allowlist|check_?(?:path|url|host|name|input))\w*$"
-)
-
+_FIELD = re.compile(r"\{(\w+)|%\((\w+)\)")
 
 # What a text without these characters cannot break out of.
 _REFUSED = {
@@ -65,8 +62,18 @@ def replaced(pattern: Value, family: str) -> frozenset[str]:
         if re.fullmatch(r"\[(?:[^\]\\]|\\.)*\][+*]?|\\?.(?:\|\\?.)*|\\[rn](?:\|\\[rn])*", body) is None:
             return frozenset()
         inside = body.replace("\\n", "\n").replace("\\r", "\r")
-        return frozenset(use for part, uses in _REFUSED.items() if part in inside for use in uses)
+        literal = frozenset({"regex"}) if all(mark in inside for mark in "*+?([") else frozenset()
+        return literal.union(use for part, uses in _REFUSED.items() if part in inside for use in uses)
     return refused(body) if family != "javascript" else frozenset()
+
+
+def tidied(path: str, text: str | None) -> bool:
+    """Whether a call makes a path that begins at the root free of ".."."""
+    return (
+        text is not None
+        and text.startswith("/")
+        and path.endswith((".normpath()", ".normalize()", ".Clean()"))
+    )
 
 
 def raises(path: str) -> bool:
@@ -93,8 +100,10 @@ def key_of(expr: ir.Expr) -> str | None:
     return None
 
 
-def formatted(template: Value, args: list[Value]) -> Value:
+def formatted(template: Value, args: list[Value], named: dict[str, Value] | None = None) -> Value:
+    """The text a template and its arguments make; `named`: those given by keyword."""
     text = template.text or ""
+    named = named or {}
     parts: list[Value] = []
     at = used = 0
     for found in _DIRECTIVE.finditer(text):
@@ -102,14 +111,24 @@ def formatted(template: Value, args: list[Value]) -> Value:
             continue
         parts.append(constant(text[at : found.start()]))
         at = found.end()
-        if used < len(args):
+        name = _FIELD.match(found.group())
+        word = (name[1] or name[2]) if name is not None else ""
+        if word in named:
+            parts.append(named[word])
+        elif word.isdigit() and int(word) < len(args):
+            parts.append(args[int(word)])
+            used = len(args)
+        elif used < len(args):
             arg = args[used]
+            if word and arg.items is not None:  # a mapping behind "%(name)s"
+                arg = arg.item(word) or arg
+                used -= 1
             parts.append(
                 Value(numeric=True) if found[1] and found[1] in "diufxXeEgGcp" and not arg.level else arg
             )
             used += 1
         else:
-            parts.append(mix(args) if args else Value(level=template.level))
+            parts.append(mix([*args, *named.values()]) if args or named else Value(level=template.level))
     parts.append(constant(text[at:]))
     if used < len(args):
         parts.extend(

@@ -135,6 +135,8 @@ class Narrowing(Walk):
 
     def clean(self, expr: ir.Expr, uses: frozenset[str]) -> None:
         """Everything that flowed into `expr` is safe for `uses` from here on."""
+        if isinstance(expr, ir.Bind):
+            expr = expr.target
         keys: set[str] = set()
         key = key_of(expr)
         if key is not None:

@@ -108,6 +108,7 @@ class Walk:
         self.memo: Memo | None = None  # what earlier walks of the same functions learnt
         self.broken: list[tuple[int, int]] = []  # places that do not parse: nothing there is remembered
         self.scopes: list[tuple[str, bool]] = []  # functions around, and whether each is a handler
+        self.kinds: dict[str, str] = {}  # Java: the types that variables were declared with
         self.inline = 0
         self.quiet = 0
         self.steps = 0
@@ -153,6 +154,9 @@ class Walk:
     def aliases(self, block: int) -> list[str]:
         """The variables that point into one block of memory."""
         return []
+
+    def declared(self, kind: str, value: Value) -> Value:
+        raise NotImplementedError
 
     def run(self, stmts: list[ir.Stmt]) -> bool:
         raise NotImplementedError

@@ -39,6 +39,7 @@ LIMITS = {
     "INT64_MIN": -(2**63),
     "UINT64_MAX": 2**64 - 1,
 }
+_CHECKED = re.compile(r"__builtin_s?(?:add|sub|mul)l{0,2}_overflow(?:_p)?|ckd_(?:add|sub|mul)")
 _READERS = frozenset({"free", "memcmp", "strcmp", "sizeof", "printf", "fprintf", "delete"})
 
 
@@ -248,6 +249,17 @@ class Pointers(Flow):
         if isinstance(first, int) and isinstance(last, int) and last - first == 1:
             return self.run([ir.Switch(stmt.node, ir.Const(stmt.node, True), [([], stmt.body)]), *stmt.step])
         return super().loop(replace(stmt, init=[]))
+
+    def validated(self, test: ir.Call, truth: bool) -> None:
+        """The compiler's own check of a sum or product: where it says no, the numbers fit."""
+        if isinstance(test.func, ir.Name) and _CHECKED.fullmatch(test.func.id):
+            for arg in test.args[:2]:
+                key = key_of(arg)
+                known = self.held(key) if key is not None and not truth else None
+                if key is not None and known is not None:
+                    self.env[key] = replace(known, bounded=True, low=known.low or LIMITS["LLONG_MIN"])
+            return
+        super().validated(test, truth)
 
     # Effects
 

@@ -68,7 +68,27 @@ _WHEN_KEYS = {
     "cwe",
     "uses_result",
 }
-_FIX_KEYS = {"title", "callee", "keyword", "drop", "replace", "value", "array", "import", "fixer", "only"}
+_FIX_KEYS = {
+    "title",
+    "callee",
+    "keyword",
+    "drop",
+    "replace",
+    "value",
+    "array",
+    "import",
+    "fixer",
+    "only",
+    "suggest",
+    "alone",
+    "unless",
+    "wrap",
+    "wrap_text",
+    "places",
+    "context",
+    "statement",
+    "path",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +129,15 @@ class FixSpec:
     imports: str = ""
     fixer: str = ""
     only: str = ""  # the call's own text must match this
+    suggest: bool = False  # only the direction is known: shown, never applied by itself
+    alone: bool = False  # only where the call's result is not used
+    unless: str = ""  # the function around must not match this
+    wrap: str = ""  # what a value goes through, "{}" for the value
+    wrap_text: str = ""  # the same where the value is surely a text already
+    places: tuple[int, ...] = ()  # the arguments that are wrapped; none: all
+    context: str = ""  # what the text around the value must be
+    statement: str = ""  # what is inserted
+    path: str = ""  # the full name of what is called must match this
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +306,11 @@ def _when(when: dict[str, Any], place: str) -> When:
 
 def _fix(fix: dict[str, Any], place: str) -> FixSpec:
     _only(fix, _FIX_KEYS, place)
+    for key in ("only", "unless", "path"):
+        try:
+            re.compile(fix.get(key, ""))
+        except re.error as error:
+            raise ConfigError(f"{place}: {key!r} is not a valid regular expression: {error}") from error
     return FixSpec(
         fix.get("title", "Use the safe form"),
         fix.get("callee", ""),
@@ -288,6 +322,15 @@ def _fix(fix: dict[str, Any], place: str) -> FixSpec:
         fix.get("import", ""),
         fix.get("fixer", ""),
         fix.get("only", ""),
+        bool(fix.get("suggest")),
+        bool(fix.get("alone")),
+        fix.get("unless", ""),
+        fix.get("wrap", ""),
+        fix.get("wrap_text", ""),
+        tuple(fix.get("places", ())),
+        fix.get("context", ""),
+        fix.get("statement", ""),
+        fix.get("path", ""),
     )
 
 

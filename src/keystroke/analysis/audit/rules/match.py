@@ -13,8 +13,8 @@ from functools import cache, lru_cache
 from typing import Any
 
 from keystroke.analysis.audit.finding import Severity
-from keystroke.analysis.audit.flow.data_flow import CallEvent, Flow, Listener, key_of
-from keystroke.analysis.audit.flow.values import Value
+from keystroke.analysis.audit.flow.data_flow import CallEvent, ExhaustedError, Flow, Listener, key_of
+from keystroke.analysis.audit.flow.values import REMOTE, Value
 from keystroke.analysis.audit.rules.catalog import Rule, When, load_rules
 from keystroke.analysis.audit.rules.conditions import satisfies
 from keystroke.analysis.audit.rules.triggers import WORD
@@ -33,6 +33,12 @@ class Match:
     subject: ir.Expr | None  # what a fix works on
     value: Value | None
     args: list[Value]
+    node: ir.Syntax = None  # where it was found
+    known: Snapshot | None = None  # what was known there
+
+    def evaluate(self, expr: ir.Expr) -> Value:
+        """What was known of an expression at this place; where nothing was, the worst."""
+        return self.known(expr) if self.known is not None else Value(level=REMOTE)
 
 
 class Index:
@@ -264,13 +270,14 @@ class Matcher(Listener):
     ) -> None:
         if self.flow is not None and self.flow.quiet:
             return
+        here: ir.Syntax | None = node
         if self.elsewhere is not None:  # in a function called: said at the call, unless it is said there
             node, known = self.elsewhere
             if rule.id in known:
                 return
-            subject, args = None, []
+            subject, args, here = None, [], None
         span = node.range()
-        self.place(rule, when, span.start.index, span.end.index, value, subject, args, message, origin)
+        self.place(rule, when, span.start.index, span.end.index, value, subject, args, message, origin, here)
 
     def place(
         self,
@@ -283,6 +290,7 @@ class Matcher(Listener):
         args: list[Value] | None = None,
         message: str = "",
         origin: str = "",
+        node: ir.Syntax = None,
     ) -> None:
         self.heard += 1
         key = (rule.id, start)
@@ -299,10 +307,39 @@ class Matcher(Listener):
             subject,
             value,
             args or [],
+            node,
         )
+        if rule.fixes and self.flow is not None:
+            self.matches[key].known = Snapshot(self.flow)
 
     def source(self, root: Any, text: str) -> None:
         """Checks of the text itself."""
+
+
+class Snapshot:
+    """What the walk knew at one place, for questions asked later."""
+
+    def __init__(self, flow: Flow) -> None:
+        self.flow, self.env, self.functions = flow, dict(flow.env), list(flow.functions)
+
+    def __call__(self, expr: ir.Expr) -> Value:
+        flow = self.flow
+        held = flow.env, flow.functions, flow.steps, flow.memo
+        flow.env, flow.functions, flow.memo = dict(self.env), list(self.functions), None
+        try:
+            return flow.eval_quiet(expr)
+        except (ExhaustedError, RecursionError):
+            return Value(level=REMOTE)
+        finally:
+            flow.env, flow.functions, flow.steps, flow.memo = held
+
+    def arrays(self, block: int) -> list[str]:
+        """C: the arrays that a pointer into this block points into the start of."""
+        return [
+            name
+            for name, value in self.env.items()
+            if block and value.memory is not None and value.memory.block == block and value.memory.array
+        ]
 
 
 __all__ = ["Index", "Match", "Matcher", "index_of", "key_of", "satisfies"]

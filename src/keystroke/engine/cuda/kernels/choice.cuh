@@ -56,6 +56,55 @@ DEVICE void project_head(Worker& w) {
   }
 }
 
+// Tokens that a row's mask lacks: from here on as if the vocabulary lacked them. This block's best of each row, anew.
+// Masks lie in host memory, which is far: the host writes them while the layers run, and they are fetched all at once.
+DEVICE_APART void leave_out_masked(Worker w) {
+  const Control& c = *w.control;
+  const Span span = w.spans[HEAD];
+  const int low = span.low * 16, high = span.high * 16 < VOCAB ? span.high * 16 : VOCAB;
+  const int first = low / 32, words = high > low ? (high - 1) / 32 - first + 1 : 0;  // of each row's mask
+  if (w.thread == 0) {
+    while (load_system(w.p->masks_ready) != c.ticket && !load_system(w.p->stop)) spin_for_host();
+    fence_system();
+  }
+  u32* fetched = (u32*)w.scratch;
+  const int fit = words ? SCRATCH_BYTES / 4 / words : MAX_ROWS;  // rows whose words there is room for
+  for (int from = 0; from < w.rows; from += fit) {
+    const int until = from + fit < w.rows ? from + fit : w.rows;
+    compute_sync();  // masks are there, logits and the earlier best are written, the scratch is free
+    for (int i = w.thread; i < (until - from) * words; i += COMPUTE) {
+      const int m = from + i / words;
+      if (c.masked >> m & 1) fetched[i] = (u32)load_system((const int*)w.p->masks + (s64)m * MASK_WORDS + first + i % words);
+    }
+    compute_sync();
+    for (int m = from + w.warp; m < until; m += WARPS) {
+      if (!(c.masked >> m & 1)) continue;
+      const u32* allowed = fetched + (m - from) * words;
+      float* logits = w.p->logits + (s64)m * VOCAB;
+      float best = -INFINITY;
+      int token = 0x7fffffff;
+      for (int id = low + w.lane; id < high; id += 32) {
+        if (allowed[id / 32 - first] >> (id & 31) & 1) {
+          const float value = load4(logits + id);
+          if (better(value, id, best, token)) { best = value; token = id; }
+        } else {
+          logits[id] = -INFINITY;
+        }
+      }
+#pragma unroll
+      for (int mask = 16; mask; mask >>= 1) {
+        const float other = shuffle_xor(best, mask);
+        const int other_token = shuffle_xor_int(token, mask);
+        if (better(other, other_token, best, token)) { best = other; token = other_token; }
+      }
+      if (w.lane == 0) {
+        w.p->best_value[blockIdx.x * MAX_ROWS + m] = best;
+        w.p->best_token[blockIdx.x * MAX_ROWS + m] = token;
+      }
+    }
+  }
+}
+
 // The best of all blocks for row m, by one warp.
 DEVICE void best_of_all(Worker& w, int m, float& best, int& token) {
   best = -INFINITY;
@@ -188,6 +237,7 @@ DEVICE void conclude(Worker& w) {
     next->sampled = c.sampled;
     next->filtered = c.filtered;
     next->sparse = c.sparse;
+    next->masked = 0;  // what may follow is for the host to say
     next->ticket = c.ticket + 1;
   }
   int* result = w.p->result;

@@ -66,6 +66,7 @@ DEVICE void compute(Worker& w) {
   mark(w);
   normalise(w, LAYERS * 2, 1 + LAYERS * SUMS_PER_LAYER, HEAD);
   project_head(w);
+  if (w.control->masked) leave_out_masked(w);
   mark(w);
   arrive(w);
   if (w.control->sampled) {

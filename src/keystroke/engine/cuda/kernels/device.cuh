@@ -44,6 +44,7 @@ DEVICE void fence_system() { __threadfence_system(); }
 DEVICE int load_system(const int* p) { return *(const volatile int*)p; }
 DEVICE void store_system(int* p, int v) { *(volatile int*)p = v; }
 DEVICE void spin() {}
+DEVICE void spin_for_host() {}
 
 // Memory barriers that count bytes, and the copy engine that fills shared memory behind the warps' back.
 DEVICE void barrier_init(u64* b, u32 count) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(count) : "memory"); }

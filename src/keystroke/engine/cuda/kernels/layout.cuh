@@ -72,6 +72,7 @@ struct Control {
   int rows, sequences, sampled, ticket;
   int filtered;  // whether top-k or top-p narrows the draw of some row
   int sparse;    // whether some row attends to chosen chunks only
+  u32 masked;    // rows that may choose only what their mask has, one bit each
   int token[MAX_ROWS], position[MAX_ROWS], sequence[MAX_ROWS];
   int first[MAX_ROWS], count[MAX_ROWS], pending[MAX_ROWS], table[MAX_ROWS];  // of each sequence
   float inverse_temperature[MAX_ROWS], log_min_p[MAX_ROWS];
@@ -81,6 +82,7 @@ struct Control {
   int budget[MAX_ROWS];   // chunks of keys that a row of the sequence attends to; 0: all
 };
 constexpr int CONTROL_WORDS = sizeof(Control) / 4;
+constexpr int MASK_WORDS = (VOCAB + 31) / 32;
 
 struct Parameters {
   const u8* layers;
@@ -118,6 +120,8 @@ struct Parameters {
   Control* next;          // where the step after this one finds its rows, if it follows without the host
   int* result;            // host memory: ticket, fault, accepted[MAX_ROWS], chosen[MAX_ROWS], doubt[MAX_ROWS]
   const int* stop;        // host memory
+  const u32* masks;       // host memory: [MAX_ROWS][MASK_WORDS] tokens that a row may choose, one bit each
+  const int* masks_ready; // host memory: the ticket of the launch whose masks are there
   s64* profile;           // [blocks][PROFILE] clock readings around every barrier, where compiled in
   s64 kv_layer_stride, bound_layer_stride;
   int table_stride, partial_stride;

@@ -67,7 +67,7 @@ class Lowering:
 
     def sum(self, node: Syntax) -> Expr:
         """A chain of `+`, read without recursion: text where one part is text, else nested sums."""
-        kind = node.kind()
+        kind, whole_node = node.kind(), node
         parts: list[Syntax] = []
         while (
             node.kind() == kind
@@ -83,7 +83,7 @@ class Lowering:
             isinstance(expr, Text) or (isinstance(expr, Const) and isinstance(expr.value, str))
             for expr in exprs
         ):
-            return Text(node.parent() or node, exprs)
+            return Text(whole_node, exprs)
         whole = exprs[0]
         for expr in exprs[1:MAX_DEPTH]:
             whole = Op(expr.node.parent() or expr.node, "+", [whole, expr])

@@ -1,0 +1,277 @@
+"""Edits by instruction: how many a model gets right, how many of those are minimal, how long they take.
+
+Regime: 128 instructions over small real files in seven languages (bench/data/edits), most of them Python;
+one request at a time, greedy, drafts on; a check that runs the edited file decides. Rows, the same model in
+each: `auto` is `keystroke edit FILE -m "..."`: the program chooses the region; `lines` the same with the
+lines given by a person (the part of the file that the reference changes): the ceiling of any choice;
+`whole` the file is written anew; `blocks` search/replace hunks, what `edit` did before. Half of the cases
+(`held`) was not looked at while the feature was made. `minimal`: of the right ones, no line changed that no
+reference changes, and no remark or demonstration came that nobody asked for. Ceiling: 1.0; the references
+themselves reach it.
+
+    python -m bench.edits --model PATH [--engine cuda] [--way auto ...] [--half all|seen|held]
+                          [--case TEXT ...] [--record ANSWERS] [--save RESULTS] [--rescore RESULTS]
+
+`--record` keeps every answer by its prompt, so that a second run asks only what is new. `--rescore` decides
+the results that a run on another machine saved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, cast
+
+from bench.edit_cases import Case, minimal, read_cases, right
+from keystroke.analysis.outline import flattened, outline
+from keystroke.analysis.syntax import language_of
+from keystroke.assist.edit import EditTask, ModelWriter, Proposal, Region, Writer, choice, edit_steps
+from keystroke.assist.edit.propose import propose_edit
+from keystroke.assist.edit.writer import Messages
+from keystroke.config import load_settings
+from keystroke.engine.generation import GenerationParams
+from keystroke.engine.load import load_model
+from keystroke.text.compare import compare
+
+MOST_TOKENS = 4096
+WAYS = ("auto", "lines", "whole", "blocks")
+
+
+class Recorder:
+    """A writer that remembers every answer by its prompt, on disk, and asks the model only for new ones."""
+
+    def __init__(self, writer: ModelWriter | None, path: Path | None) -> None:
+        self._writer, self._path = writer, path
+        self._known: dict[str, dict[str, Any]] = {}
+        self.seconds = 0.0
+        self.tokens = self.asked = 0
+        if path is not None and path.exists():
+            for line in path.read_text("utf-8").splitlines():
+                entry = json.loads(line)
+                self._known[entry["key"]] = entry
+
+    def write(self, messages: Messages, prediction: str | None) -> Iterator[str]:
+        key = hashlib.sha256(json.dumps(list(messages)).encode()).hexdigest()[:32]
+        self.asked += 1
+        if (known := self._known.get(key)) is not None:
+            self.seconds += known["seconds"]
+            self.tokens += known["tokens"]
+            yield known["answer"]
+            return
+        if self._writer is None:
+            raise LookupError("an answer was not recorded; name a model")
+        began = time.perf_counter()
+        pieces: list[str] = []
+        try:
+            for piece in self._writer.write(messages, prediction):
+                pieces.append(piece)
+                yield piece
+        finally:
+            spent = time.perf_counter() - began
+            tokens = self._writer.last.stats.tokens if self._writer.last is not None else 0
+            self.seconds += spent
+            self.tokens += tokens
+            entry = {"key": key, "answer": "".join(pieces), "seconds": spent, "tokens": tokens}
+            self._known[key] = entry
+            if self._path is not None:
+                kept = {**entry, "prompt": list(messages)}
+                with self._path.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(kept) + "\n")
+
+
+def chosen_by_hand(case: Case) -> Region | None:
+    """The smallest part of the one file that the reference changes; None where it changes several files."""
+    changed = [path for path, text in case.files.items() if case.references[0][path] != text]
+    if len(changed) != 1:
+        return None
+    text, wanted = case.files[changed[0]], case.references[0][changed[0]]
+    spans = compare(text.splitlines(), wanted.splitlines())
+    first, last = min(a0 for a0, *_ in spans), max(a1 for _, a1, *_ in spans)
+    units = list(flattened(outline(text, language_of(changed[0]))))
+    near = [u for u in units if u.start <= first and max(last, first) <= u.end and not u.members]
+    near = near or [u for u in units if u.start <= first and max(last, first) <= u.end]
+    # A new definition goes behind the one before it.
+    near = near or [u for u in units if u.end <= first][-1:]
+    return Region(changed[0], near[0].start, near[0].end) if near else Region(changed[0])
+
+
+def asked(case: Case, way: str, writer: Writer) -> Proposal | None:
+    """One case in one way; None where the way cannot be gone."""
+    name, _, size = way.partition(":")
+    choice.WHOLE = int(size) if size else _WHOLE
+    if name == "auto":
+        return propose_edit(EditTask(case.files, case.instruction), writer)
+    if name == "blocks":
+        return _blocks(EditTask(case.files, case.instruction), writer)
+    region = chosen_by_hand(case) if name == "lines" else None
+    if name == "whole" and len(case.files) == 1:
+        region = Region(next(iter(case.files)))
+    return propose_edit(EditTask(case.files, case.instruction, region), writer) if region else None
+
+
+_WHOLE = choice.WHOLE
+
+
+def _blocks(task: EditTask, writer: Writer) -> Proposal:
+    """Search/replace blocks alone, asked twice, without the rungs after them."""
+    steps = edit_steps(task, blocks=True, retries=1)
+    question = next(steps)
+    answers: list[str] = []
+    try:
+        for _ in range(2):
+            answers.append(_joined(writer.write(question.messages, question.prediction)))
+            question = steps.send(answers[-1])
+    except StopIteration as stop:
+        return cast("Proposal", stop.value)
+    return Proposal(task.files, answers[-1], answers=tuple(answers))
+
+
+def _joined(pieces: Iterator[str]) -> str:
+    return "".join(pieces)
+
+
+def ran(cases: Sequence[Case], ways: Sequence[str], writer: Recorder) -> Iterator[dict[str, Any]]:
+    """Every case in every way: what came out and what it cost."""
+    for way in ways:
+        for number, case in enumerate(cases, 1):
+            before = writer.seconds, writer.tokens, writer.asked
+            began = time.perf_counter()
+            proposal = asked(case, way, writer)
+            if proposal is None:
+                continue
+            seconds = max(time.perf_counter() - began, writer.seconds - before[0])
+            texts = {**case.files, **{p: t for p, t in proposal.texts.items() if t is not None}}
+            result = {
+                "case": case.id,
+                "way": way,
+                "texts": texts,
+                "failures": [f"{f.reason}: {f.message}" for f in proposal.failures],
+                "answers": list(proposal.answers),
+                "seconds": round(seconds, 3),
+                "tokens": writer.tokens - before[1],
+                "asked": writer.asked - before[2],
+            }
+            said = "; ".join(map(str, proposal.failures)) or "changed"
+            print(f"{way} {number}/{len(cases)} {case.id}: {said}, {seconds:.1f} s", file=sys.stderr)
+            yield result
+
+
+def decided(results: Sequence[dict[str, Any]], cases: Mapping[str, Case]) -> list[dict[str, Any]]:
+    """The results with who was right."""
+
+    def judge(result: dict[str, Any]) -> dict[str, Any]:
+        case = cases[result["case"]]
+        good = not result["failures"] and right(case, result["texts"])
+        return {**result, "right": good, "minimal": good and minimal(case, result["texts"])}
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(judge, results))
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    good = [row for row in rows if row["right"]]
+    return {
+        "cases": len(rows),
+        "right": round(len(good) / len(rows), 4),
+        "minimal": round(sum(row["minimal"] for row in good) / len(good), 4) if good else 0.0,
+        "refused": sum(bool(row["failures"]) for row in rows),
+        "seconds_p50": round(statistics.median(row["seconds"] for row in rows), 3),
+        "questions": round(sum(row["asked"] for row in rows) / len(rows), 2),
+        "tokens": round(sum(row["tokens"] for row in rows) / len(rows), 1),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--model", default="coder", help="a model that follows instructions, by name or path")
+    parser.add_argument("--engine", default="auto", choices=("auto", "onnx", "cuda"))
+    parser.add_argument("--precision", default="auto")
+    parser.add_argument(
+        "--way", action="append", help=f"of {', '.join(WAYS)}; auto:N takes files of N lines whole"
+    )
+    parser.add_argument("--half", default="all", choices=("all", "seen", "held"))
+    parser.add_argument("--case", action="append", default=[], help="only cases whose name holds this")
+    parser.add_argument("--record", type=Path)
+    parser.add_argument("--save", type=Path)
+    parser.add_argument("--rescore", type=Path)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    every = read_cases()
+    cases = [
+        case
+        for case in every
+        if (given.half == "all" or case.held == (given.half == "held"))
+        and (not given.case or any(part in case.id for part in given.case))
+    ]
+    names = {case.id for case in cases}
+    ways = given.way or ["auto"]
+    if given.rescore:
+        lines = given.rescore.read_text("utf-8").splitlines()
+        results = [row for row in map(json.loads, lines) if row["case"] in names]
+        ways = list(dict.fromkeys(row["way"] for row in results))
+    else:
+        results = measured(given, cases, ways)
+    results = decided(results, {case.id: case for case in every})
+    if given.save:
+        given.save.write_text("".join(json.dumps(row) + "\n" for row in results), "utf-8")
+    return told(results, ways, cases, given)
+
+
+def measured(given: argparse.Namespace, cases: Sequence[Case], ways: Sequence[str]) -> list[dict[str, Any]]:
+    flags = {"engine.kind": given.engine, "engine.context": 16384}
+    if given.precision != "auto":
+        flags["model.precision"] = given.precision
+    model = None
+    if given.model != "none":
+        path = Path(given.model)
+        model = load_model(path if path.exists() else given.model, load_settings(flags))
+    writer = ModelWriter(model, GenerationParams(max_tokens=MOST_TOKENS)) if model is not None else None
+    try:
+        if writer is not None:  # the first answer pays for what every later one finds ready
+            "".join(writer.write([{"role": "user", "content": "Say yes."}], None))
+        return list(ran(cases, ways, Recorder(writer, given.record)))
+    finally:
+        if model is not None:
+            model.engine.close()
+
+
+def told(
+    results: Sequence[dict[str, Any]], ways: Sequence[str], cases: Sequence[Case], given: argparse.Namespace
+) -> int:
+    table: dict[str, Any] = {}
+    held = {case.id for case in cases if case.held}
+    python = {case.id for case in cases if case.language == "python"}
+    for way in ways:
+        rows = [row for row in results if row["way"] == way]
+        if not rows:
+            continue
+        table[way] = summary(rows)
+        for name, part in (("held", held), ("python", python)):
+            some = [row for row in rows if row["case"] in part]
+            if some:
+                table[way][f"right_{name}"] = summary(some)["right"]
+        wrong = [row["case"] for row in rows if not row["right"]]
+        more = [row["case"] for row in rows if row["right"] and not row["minimal"]]
+        print(f"{way}: wrong {', '.join(wrong) or '-'}; more than need be {', '.join(more) or '-'}")
+    columns = list(next(iter(table.values()), {}))
+    print(f"{'':10}", *(f"{column:>13}" for column in columns))
+    for way, row in table.items():
+        print(f"{way:10}", *(f"{row.get(column, '-')!s:>13}" for column in columns))
+    first: dict[str, Any] = table.get("auto") or next(iter(table.values()), {})
+    keys = {key: first.get(key) for key in ("right", "minimal", "seconds_p50")}
+    line = json.dumps({"bench": "edits", "model": given.model, "half": given.half, **keys, "ways": table})
+    print(line)
+    if given.out:
+        given.out.write_text(line + "\n")
+    return 0 if table else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

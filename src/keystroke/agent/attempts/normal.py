@@ -1,0 +1,91 @@
+"""Code without what does not change its meaning, so that answers can be compared.
+
+Law: pure. Layout, comments and docstrings go; in Python the names of a function's own variables are counted
+off too. A text that does not parse is compared as it stands, without white space at line ends.
+"""
+
+from __future__ import annotations
+
+import ast
+
+from keystroke.analysis.syntax import tree, walk
+
+
+def normalised(text: str, language: str | None) -> str:
+    """A key: texts that mean the same have the same one, nearly always."""
+    if language == "python":
+        try:
+            return ast.dump(_Counted().visit(ast.parse(text)))
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return _lines(text)
+    if language is None:
+        return _lines(text)
+    leaves = (node for node in walk(tree(text, language)) if node.is_leaf() and "comment" not in node.kind())
+    return " ".join(node.text() for node in leaves)
+
+
+def _lines(text: str) -> str:
+    return "\n".join(line.rstrip() for line in text.strip().splitlines())
+
+
+class _Counted(ast.NodeTransformer):
+    """Docstrings and annotations left out, a function's own names counted off."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}
+
+    def visit_Module(self, node: ast.Module) -> ast.AST:
+        node.body = _told(node.body)
+        return self.generic_visit(node)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        node.body = _told(node.body)
+        return self.generic_visit(node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        return self._function(node)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
+        return self._function(node)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+        if node.value is None:
+            return self.generic_visit(node)
+        return self.generic_visit(ast.Assign([node.target], node.value, lineno=0))
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return ast.Name(self._names.get(node.id, node.id), node.ctx)
+
+    def visit_arg(self, node: ast.arg) -> ast.AST:
+        return ast.arg(self._names.get(node.arg, node.arg))
+
+    def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
+        node.body, node.returns = _told(node.body), None
+        outer = dict(self._names)
+        arguments = node.args
+        # Keywords are part of what callers see; positions are too, but their names seldom matter.
+        own = [a.arg for a in (*arguments.posonlyargs, *arguments.args)]
+        own += [a.arg for a in (arguments.vararg, arguments.kwarg) if a is not None]
+        own += [
+            n.id
+            for part in node.body
+            for n in ast.walk(part)
+            if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+        ]
+        for name in own:
+            self._names.setdefault(name, f"v{len(self._names)}")
+        result = self.generic_visit(node)
+        self._names = outer
+        return result
+
+
+def _told(body: list[ast.stmt]) -> list[ast.stmt]:
+    """A body without its docstring."""
+    first = body[0] if body else None
+    if (
+        isinstance(first, ast.Expr)
+        and isinstance(first.value, ast.Constant)
+        and isinstance(first.value.value, str)
+    ):
+        return body[1:] or [ast.Pass()]
+    return body

@@ -1,0 +1,19 @@
+"""Models as a task talks with them: on this machine or behind a server, one interface."""
+
+from keystroke.agent.chat.chat import Asked, Chat, Message, Reply, Steering
+from keystroke.agent.chat.local import LocalChat
+from keystroke.agent.chat.receipt import Account, Price, Receipt
+from keystroke.agent.chat.remote import RemoteChat
+
+__all__ = [
+    "Account",
+    "Asked",
+    "Chat",
+    "LocalChat",
+    "Message",
+    "Price",
+    "Receipt",
+    "RemoteChat",
+    "Reply",
+    "Steering",
+]

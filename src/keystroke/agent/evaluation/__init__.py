@@ -1,0 +1,1 @@
+"""How well models do tasks, and in what time."""

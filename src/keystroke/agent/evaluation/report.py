@@ -1,0 +1,86 @@
+"""What a run of tasks came to: a score for each way of doing them, and the time it took.
+
+Law: pure. Tasks that cannot be scored here do not count; errors count as failed. Seconds are those that the
+solver took for a task, from its prompt to its answer, checks of its own included.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from statistics import median
+
+import msgspec
+
+from keystroke.agent.evaluation.tasks import Done, Status
+
+
+class Summary(msgspec.Struct, frozen=True):
+    way: str
+    model: str
+    tasks: int
+    passed: int
+    skipped: int
+    score: float  # per cent
+    margin: float  # half of a 95 % interval, in points
+    seconds_mean: float
+    seconds_median: float
+    seconds_total: float
+    tokens: int
+    tokens_per_second: float
+    attempts: float  # made, a task
+    cost: float
+
+
+def summarised(rows: Iterable[Done]) -> list[Summary]:
+    """One summary a way, in the order the ways first appear."""
+    ways: dict[str, list[Done]] = {}
+    for row in rows:
+        ways.setdefault(row.way, []).append(row)
+    return [_summary(way, found) for way, found in ways.items()]
+
+
+def _summary(way: str, rows: Sequence[Done]) -> Summary:
+    counted = [row for row in rows if row.status is not Status.SKIPPED]
+    passed = sum(row.status is Status.PASSED for row in counted)
+    count = len(counted)
+    seconds = [row.seconds for row in counted]
+    total, tokens = sum(seconds), sum(row.tokens for row in counted)
+    share = passed / count if count else 0.0
+    return Summary(
+        way=way,
+        model=rows[0].model,
+        tasks=count,
+        passed=passed,
+        skipped=len(rows) - count,
+        score=round(100 * share, 1),
+        margin=round(196 * math.sqrt(share * (1 - share) / count), 1) if count else 0.0,
+        seconds_mean=round(total / count, 3) if count else 0.0,
+        seconds_median=round(median(seconds), 3) if seconds else 0.0,
+        seconds_total=round(total, 2),
+        tokens=tokens,
+        tokens_per_second=round(tokens / total, 1) if total else 0.0,
+        attempts=round(sum(row.attempts for row in counted) / count, 2) if count else 0.0,
+        cost=round(sum(row.cost for row in counted), 6),
+    )
+
+
+HEADINGS = ("way", "score", "±", "tasks", "s/task", "median s", "tok/s", "attempts", "cost")
+
+
+def table(summaries: Sequence[Summary]) -> list[tuple[str, ...]]:
+    """The cells of a table under `HEADINGS`."""
+    return [
+        (
+            s.way,
+            f"{s.score:.1f}",
+            f"{s.margin:.1f}",
+            f"{s.passed}/{s.tasks}" + (f" ({s.skipped} skipped)" if s.skipped else ""),
+            f"{s.seconds_mean:.2f}",
+            f"{s.seconds_median:.2f}",
+            f"{s.tokens_per_second:.0f}",
+            f"{s.attempts:.1f}",
+            f"{s.cost:.4f}" if s.cost else "-",
+        )
+        for s in summaries
+    ]

@@ -1,0 +1,44 @@
+"""Who may do what without being asked.
+
+Law: what needs a yes follows from the user's own options and from whether a sandbox holds, from nothing else:
+no text of a model, a file or a command's output is looked at here. Where there is nobody to ask, what needs a
+yes is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+
+from keystroke.agent.tools import Command
+
+Ask = Callable[[str], bool]
+
+
+class Approve(StrEnum):
+    """What the user is asked before."""
+
+    NEVER = "never"  # nothing that the sandbox confines
+    COMMANDS = "commands"
+    ALL = "all"  # changes of files too
+
+
+class Approvals:
+    def __init__(self, level: Approve, ask: Ask | None) -> None:
+        """`ask` puts a question to the user; None where there is nobody."""
+        self._level, self._ask = level, ask
+
+    def command(self, command: Command) -> bool:
+        """Whether a command may run. Unconfined ones are asked for each time, whatever the level."""
+        if command.confined and self._level is Approve.NEVER:
+            return True
+        where = "in the sandbox" if command.confined else "WITHOUT a sandbox"
+        network = ", with network access" if command.network else ""
+        return self._asked(f"Run `{command.line}` {where}{network}?")
+
+    def change(self, summary: str) -> bool:
+        """Whether a change of the workspace may land."""
+        return True if self._level is not Approve.ALL else self._asked(f"Make this change ({summary})?")
+
+    def _asked(self, question: str) -> bool:
+        return self._ask(question) if self._ask is not None else False

@@ -1,0 +1,81 @@
+"""What an attempt at a change is worth: it fits, it parses, it breaks no name, and the named check passes.
+
+Law: cheap questions first; a change that fails one is not asked the next. Checks run in copies of the
+workspace, several at a time; nothing here touches the workspace itself.
+"""
+
+from __future__ import annotations
+
+import re
+
+from keystroke.agent.attempts import Verdict, normalised
+from keystroke.agent.attempts.judge import COMPLETE, ON, Sign, Watch
+from keystroke.agent.loop.region_edit import RegionEdit
+from keystroke.agent.sandbox import Ended
+from keystroke.agent.tools import Runner
+from keystroke.agent.workspace import Overlay
+from keystroke.analysis.syntax import language_of
+from keystroke.assist.edit import Failure
+from keystroke.engine.base import Interrupt
+
+_FITS, _TYPED = 0.1, 0.4  # how far a change got that failed the next question
+_OUTPUT = 1500  # characters of a check's output that a model is shown
+
+
+class EditJudge:
+    """`check` and `types` are shell lines of the user's."""
+
+    def __init__(
+        self, overlay: Overlay, edit: RegionEdit, runner: Runner, check: str = "", types: str = ""
+    ) -> None:
+        self._overlay, self._edit = overlay, edit
+        self._runner, self._check, self._types = runner, check, types
+
+    def watch(self) -> Watch:
+        ended = self._edit.watch()
+
+        def heard(piece: str) -> Sign:
+            return COMPLETE if ended(piece) else ON
+
+        return heard
+
+    def changed(self, text: str) -> Overlay | str:
+        """The overlay with an attempt's change made, or why it cannot be made."""
+        new = self._edit.read(text)
+        if isinstance(new, Failure):
+            return new.message
+        trial = self._overlay.fork()
+        trial.write(self._edit.region.path, new)
+        return trial
+
+    def check(self, text: str, interrupt: Interrupt) -> Verdict | None:
+        trial = self.changed(text)
+        if isinstance(trial, str):
+            return Verdict(0.0, trial)
+        if self._types:
+            typed = self._runner.check(self._types, trial, interrupt)
+            if not typed.ok:
+                return Verdict(_FITS, f"the types do not fit:\n{tail(typed)}")
+        if not self._check:
+            return None
+        ended = self._runner.check(self._check, trial, interrupt)
+        if ended.ok:
+            return Verdict(1.0)
+        return Verdict(_TYPED + 0.5 * share_passed(ended.output), f"`{self._check}` fails:\n{tail(ended)}")
+
+    def key(self, text: str) -> str:
+        new = self._edit.read(text)
+        return text if isinstance(new, Failure) else normalised(new, language_of(self._edit.region.path))
+
+
+def share_passed(output: str) -> float:
+    """The share of tests that passed, where a runner says so in its summary."""
+    passed = sum(map(int, re.findall(r"\b(\d{1,6}) (?:passed|passing)\b", output)))
+    failed = sum(map(int, re.findall(r"\b(\d{1,6}) (?:failed|failing|errors?)\b", output)))
+    return passed / (passed + failed) if passed + failed else 0.0
+
+
+def tail(ended: Ended) -> str:
+    """The end of what a command printed: where runners say what failed."""
+    text = ended.output.strip()
+    return text if len(text) <= _OUTPUT else f"…{text[-_OUTPUT:]}"

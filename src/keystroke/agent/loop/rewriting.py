@@ -1,0 +1,161 @@
+"""A small model at work: the program finds the place, the model writes it anew, several times at once.
+
+Law: the model is asked for one thing at a time, a region, and can answer with nothing else. What it writes is
+judged before it becomes part of the task; where nothing holds, the next round has the failure and a larger
+region.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from keystroke.agent.attempts import Attempt, Outcome
+from keystroke.agent.chat import Asked, Message
+from keystroke.agent.loop.edit_judge import EditJudge, tail
+from keystroke.agent.loop.place import about, find_files, find_regions, text_of
+from keystroke.agent.loop.region_edit import RegionEdit
+from keystroke.agent.loop.working import Hands, Working
+from keystroke.assist.edit import Region
+from keystroke.assist.edit.choice import enclosing, spans
+from keystroke.assist.edit.pointing import parse_pointing, parts_of, point_messages
+from keystroke.errors import NotFound
+
+
+class Rewriting(Hands):
+    def work(self, task: Working) -> bool:
+        """Rounds until the check passes, or a change is there where none was named. NotFound where no file
+        answers to the instruction."""
+        if task.options.check and not task.failure:
+            first = task.check()
+            task.failure = "" if first.ok else tail(first)
+        regions = self._regions(task)
+        for _ in range(task.options.tries):
+            if self._round(task, regions):
+                return True
+            task.tries += 1
+            task.keep()
+            regions = _larger(regions, {r.path: text_of(task.overlay, r.path) for r in regions})
+        return False
+
+    def _regions(self, task: Working) -> list[Region]:
+        """Where to write: what the program is sure of, else what the model points at."""
+        files = list(task.options.files) or find_files(task.overlay, task.instruction, task.failure)
+        if not files:
+            files = task.overlay.files()
+            if len(files) != 1:
+                raise NotFound(
+                    "it is not clear which file the task is about; name it in the task or with --file"
+                )
+        texts = {name: text_of(task.overlay, name) for name in files}
+        choice = find_regions(task.overlay, files, task.instruction, task.failure)
+        if choice.regions and choice.sure:
+            return list(choice.regions)
+        parts = parts_of(texts)
+        if len(parts) > 1:
+            task.doing(f"look where in {', '.join(files)}")
+            reply = self.chat.reply(
+                point_messages(texts, parts, task.instruction),
+                max_tokens=24,
+                interrupt=task.interrupt,
+            )
+            task.spent(reply.receipt)
+            chosen = parse_pointing(reply.text, parts)
+            pointed = [
+                region
+                for name in files
+                for region in spans(name, [p.unit for p in chosen if p.path == name], texts[name])
+            ]
+            if pointed:
+                return pointed
+        return list(choice.regions) or [Region(files[0])]
+
+    def _round(self, task: Working, regions: Sequence[Region]) -> bool:
+        """Every region once, from the end of each file so that lines stay where they are; all or none. The
+        check is asked of the last, when everything is there."""
+        before = task.overlay.fork()
+        ordered = sorted(regions, key=lambda region: (region.path, -region.start))
+        changed = False
+        for number, region in enumerate(ordered):
+            last = number + 1 == len(ordered)
+            made = self._rewritten(task, region, check=last, needed=last and not changed)
+            if made is None:
+                task.overlay.take(before)
+                return False
+            changed = changed or made
+        task.failure = ""
+        task.changed()
+        return True
+
+    def _rewritten(self, task: Working, region: Region, *, check: bool, needed: bool) -> bool | None:
+        """Whether the region was changed; None where it should have been and no attempt holds."""
+        options = task.options
+        text = text_of(task.overlay, region.path)
+        task.doing(f"{'rewrite' if text else 'write'} {about(region, text)}")
+        edit = RegionEdit(region, text, task.instruction, task.rules, task.failure)
+        judge = EditJudge(
+            task.overlay, edit, task.runner, options.check if check else "", options.types if check else ""
+        )
+        asked = Asked(
+            messages=edit.messages(),
+            judge=judge,
+            attempts=options.attempts,
+            opening=edit.opening,
+            prediction=edit.prediction,
+            policy=options.policy,
+            max_tokens=options.max_tokens,
+            temperature=options.temperature,
+            seed=options.seed + 1000 * task.tries,
+            workers=options.workers,
+            retry=lambda failed: _again(edit, failed),
+            on_attempt=lambda attempt: _told(task, attempt),
+        )
+        outcome, receipt, steered = self.chat.attempts(
+            asked, interrupt=task.interrupt, steering=task.steering
+        )
+        task.spent(receipt)
+        for line in steered.lines:
+            task.instruction += f"\n{line}"
+        return self._taken(task, edit, judge, outcome, needed=needed)
+
+    def _taken(
+        self, task: Working, edit: RegionEdit, judge: EditJudge, outcome: Outcome, *, needed: bool
+    ) -> bool | None:
+        winner = outcome.winner
+        if task.options.attempts > 1 or winner is None:
+            task.note(outcome.report(), failed=winner is None)
+        if winner is None:
+            task.failure = task.failure or "the answer could not be used"
+            return None
+        changed = judge.changed(winner.text)
+        failed = winner.verdict is not None and not winner.verdict.passed
+        if isinstance(changed, str) and not needed and "changes nothing" in changed:
+            return False  # another region was what had to be changed
+        if isinstance(changed, str) or failed:
+            problem = winner.verdict.message if winner.verdict is not None else str(changed)
+            task.note(f"that does not hold: {(problem.splitlines() or ['?'])[0]}", failed=True)
+            task.failure = problem
+            return None
+        task.overlay.take(changed)
+        answer = {"role": "assistant", "content": edit.opening + winner.text}
+        task.messages += [*edit.messages(), answer]
+        return True
+
+
+def _larger(regions: Sequence[Region], texts: dict[str, str]) -> list[Region]:
+    """The next larger place of each region, each once."""
+    return list(dict.fromkeys(enclosing(region, texts[region.path]) for region in regions))
+
+
+def _again(edit: RegionEdit, failed: Attempt) -> list[Message] | None:
+    problem = failed.verdict.message if failed.verdict is not None else failed.reason
+    return edit.again(failed.text, problem) if problem and failed.text.strip() else None
+
+
+def _told(task: Working, attempt: Attempt) -> None:
+    """One line about an attempt, where there are several."""
+    if task.options.attempts == 1:
+        return
+    state = attempt.reason or str(attempt.end)
+    if attempt.verdict is not None:
+        state = "passes" if attempt.verdict.passed else (attempt.verdict.message.splitlines() or ["fails"])[0]
+    task.note(f"attempt {attempt.number + 1}: {state:.100}", failed=bool(attempt.reason))

@@ -1,0 +1,222 @@
+"""One task, from an instruction to a change that landed, or to a clear word that none did.
+
+Law: the main loop reads aloud: work, hand over to the deep model where the fast one failed, review, land. The
+workspace is touched once, at the end, as one edit that `undo` takes back. Whatever happens, the task's record
+says how far it came, the copies are removed, and one `Ended` event is the last.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from keystroke.agent.chat import Account, Chat, Message, Receipt, Steering
+from keystroke.agent.loop import prompts
+from keystroke.agent.loop.approvals import Approvals
+from keystroke.agent.loop.calling import Calling
+from keystroke.agent.loop.events import Began, Ended, Sink, Status
+from keystroke.agent.loop.record import Records, TaskRecord, new_id
+from keystroke.agent.loop.rewriting import Rewriting
+from keystroke.agent.loop.working import Hands, TaskOptions, Working, as_records
+from keystroke.agent.sandbox import Limits, Sandbox
+from keystroke.agent.tools import Runner
+from keystroke.agent.workspace import Overlay, Replicas
+from keystroke.analysis.rules import project_rules
+from keystroke.assist.edit import Journal, Workspace
+from keystroke.engine.base import Interrupt
+from keystroke.errors import InputError, Interrupted, KeystrokeError
+
+
+class AgentTask:
+    """`chats` are the models, fast first; a second one takes over where the first fails, and reviews."""
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        journal: Journal,
+        chats: Sequence[Chat],
+        sandbox: Sandbox,
+        approvals: Approvals,
+        *,
+        options: TaskOptions | None = None,
+        records: Records | None = None,
+        limits: Limits | None = None,
+        network: bool = False,
+        sink: Sink | None = None,
+        interrupt: Interrupt | None = None,
+        steering: Steering | None = None,
+        exclude: tuple[str, ...] = (),
+        scratch: Path | None = None,
+    ) -> None:
+        self._workspace, self._journal, self._chats = workspace, journal, list(chats)
+        self._sandbox, self._approvals = sandbox, approvals
+        self._options, self._records = options or TaskOptions(), records
+        self._limits, self._network = limits, network
+        self._sink = sink or (lambda event: None)
+        self._interrupt, self._steering = interrupt or Interrupt(), steering or Steering()
+        self._exclude, self._scratch = exclude, scratch
+        self._id = new_id()
+        self.overlay = Overlay(workspace)
+
+    def run(self, instruction: str, previous: TaskRecord | None = None) -> Ended:
+        """Do the task; `previous` is one to go on with. Every ending is an `Ended`, which is also told;
+        errors of the tree are raised after it."""
+        if not instruction.strip() and previous is None:
+            raise InputError("the task is empty; say what to do")
+        began = time.perf_counter()
+        folder = Path(tempfile.mkdtemp(prefix="keystroke-task-", dir=self._scratch))
+        copies = Replicas(
+            self._workspace.root,
+            folder,
+            self._sandbox,
+            exclude=self._exclude,
+            most=max(1, self._options.workers),
+        )
+        try:
+            task = self._working(instruction, copies, previous)
+            self._sink(Began(self._id, task.instruction, self._chats[0].name, str(self._sandbox.kind)))
+            return self._guarded(task, began)
+        finally:
+            copies.close()
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _guarded(self, task: Working, began: float) -> Ended:
+        try:
+            return self._done(task, began)
+        except Interrupted:
+            line = "stopped; `keystroke do --continue` goes on" if self._records else "stopped"
+            return self._ended(task, Status.INTERRUPTED, line)
+        except KeystrokeError as error:
+            self._ended(task, Status.FAILED, str(error))
+            raise
+
+    def _done(self, task: Working, began: float) -> Ended:
+        done = False
+        for number, chat in enumerate(self._chats):
+            if number:
+                task.note(f"{chat.name} takes over")
+            done = self._hands(chat).work(task)
+            if done:
+                break
+        if not done:
+            return self._ended(task, Status.FAILED, self._why(task))
+        if self._options.review and len(self._chats) > 1 and task.overlay.texts:
+            self._review(task)
+        return self._landed(task, time.perf_counter() - began)
+
+    @staticmethod
+    def _hands(chat: Chat) -> Hands:
+        return Rewriting(chat) if chat.small else Calling(chat)
+
+    def _why(self, task: Working) -> str:
+        what = task.failure.strip().splitlines()
+        return f"no change that holds was found{f': {what[0]:.120}' if what else ''}; nothing was changed"
+
+    # ── the deep model looks at the diff ──────────────────────────────────────────────────────
+
+    def _review(self, task: Working) -> None:
+        chat = self._chats[-1]
+        task.doing(f"{chat.name} reviews the change")
+        reply = chat.reply(
+            prompts.review(task.instruction, task.overlay.diff()), interrupt=self._interrupt, max_tokens=512
+        )
+        task.spent(reply.receipt)
+        found = prompts.problems(reply.text)
+        for problem in found:
+            task.note(f"review: {problem:.200}", failed=True)
+        if not found:
+            task.note("review: OK")
+
+    # ── landing ───────────────────────────────────────────────────────────────────────────────
+
+    def _landed(self, task: Working, seconds: float) -> Ended:
+        plan = task.overlay.plan(task.instruction.strip().splitlines()[0][:200])
+        if not plan.changes:
+            return self._ended(task, Status.DONE, "done; nothing had to be changed")
+        diff, summary = plan.diff(), ", ".join(plan.summary())
+        if self._options.dry_run:
+            return self._ended(task, Status.PROPOSED, f"would {summary}; nothing was written", diff)
+        if not self._approvals.change(summary):
+            return self._ended(task, Status.PROPOSED, "not approved; nothing was written", diff)
+        self._interrupt.check()
+        entry = plan.apply(self._journal)
+        total = task.account.total()
+        line = f"{summary} ({total.tokens:,} tokens, {seconds:.1f} s); `keystroke undo` takes it back"
+        return self._ended(task, Status.DONE, line, diff, entry.id if entry else "")
+
+    def _ended(self, task: Working, status: Status, line: str, diff: str = "", entry: str = "") -> Ended:
+        landed = status is Status.DONE
+        if landed:
+            self.overlay = Overlay(self._workspace)  # what landed is the workspace's now
+        self._keep(task, str(status), Overlay(self._workspace) if landed else None)
+        receipts = tuple(receipt for model, receipt in task.account.by_model().items() if model)
+        ended = Ended(status, line, diff or task.overlay.diff(), entry, receipts)
+        self._sink(ended)
+        return ended
+
+    # ── beginning, and keeping ────────────────────────────────────────────────────────────────
+
+    def _working(self, instruction: str, copies: Replicas, previous: TaskRecord | None) -> Working:
+        messages: list[Message] = []
+        receipts: tuple[Receipt, ...] = ()
+        overlay = self.overlay
+        if previous is not None:
+            self._id = previous.id
+            overlay = self.overlay = Overlay.restored(self._workspace, previous.overlay)
+            messages, receipts = list(previous.messages), previous.receipts
+            instruction = instruction.strip() or previous.instruction
+        runner = Runner(
+            self._sandbox,
+            overlay,
+            copies,
+            self._approvals.command,
+            limits=self._limits,
+            network=self._network,
+            interrupt=self._interrupt,
+        )
+        first = self._options.files[0] if self._options.files else "."
+        rules = project_rules(self._workspace.root / first, self._workspace.root).header()
+        task = Working(
+            instruction,
+            self._options,
+            overlay,
+            runner,
+            rules,
+            self._sink,
+            self._interrupt,
+            self._steering,
+            keep=lambda: self._keep(task, "working"),
+            account=Account(receipts),
+            messages=messages,
+            tries=previous.tries if previous is not None else 0,
+        )
+        runner.on_output = task.printed
+        self._keep(task, "working")
+        return task
+
+    def _keep(self, task: Working, status: str, overlay: Overlay | None = None) -> None:
+        if self._records is None:
+            return
+        self._records.save(
+            TaskRecord(
+                id=self._id,
+                instruction=task.instruction,
+                status=status,
+                model=self._chats[0].name,
+                messages=as_records(task.messages),
+                overlay=(overlay or task.overlay).saved(),
+                receipts=tuple(task.account.receipts),
+                tries=task.tries,
+                check=self._options.check,
+                files=self._options.files,
+                time=time.time(),
+            )
+        )
+
+
+def sums(receipts: Sequence[Receipt]) -> str:
+    """One line a model: what it took."""
+    return "\n".join(f"{receipt.model}: {receipt.line()}" for receipt in receipts)

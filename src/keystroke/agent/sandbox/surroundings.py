@@ -1,0 +1,96 @@
+"""What around the workspace a command must not see: secrets of the user, and doors out of any sandbox.
+
+Law: only names, no mounting. A secret is a file or folder that programs keep credentials in; a door is a
+socket that makes a program outside act (a container engine, a message bus, an agent of keys). The environment
+a command gets is made of names that are known to be harmless; what is not named here does not reach it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatch
+from pathlib import Path
+
+_SECRETS = (
+    ".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".netrc", ".pgpass", ".git-credentials", ".npmrc",
+    ".pypirc", ".password-store", ".config/gh", ".config/gcloud", ".config/op", ".config/rclone",
+    ".config/hub", ".cargo/credentials", ".cargo/credentials.toml", ".gem/credentials", ".terraform.d",
+    ".local/share/keyrings", ".mozilla", ".config/google-chrome", ".config/chromium",
+    "Library/Keychains", "Library/Cookies", "Library/Application Support/Google/Chrome",
+)  # fmt: skip
+_DOORS = (
+    "/run/docker.sock", "/run/containerd/containerd.sock", "/run/podman/podman.sock", "/run/crio/crio.sock",
+    "/run/dbus/system_bus_socket", "/run/systemd/private", "/run/snapd.socket", "/var/lib/lxd/unix.socket",
+)  # fmt: skip
+_USER_DOORS = ("bus", "systemd/private", "docker.sock", "podman/podman.sock", "keyring/control", "gnupg")
+_HARMLESS = (
+    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LC_*", "TZ", "COLUMNS", "LINES",
+    "VIRTUAL_ENV", "PYTHONPATH", "PYTHONHASHSEED", "PYENV_ROOT", "PYENV_VERSION", "CONDA_PREFIX",
+    "CONDA_DEFAULT_ENV", "NODE_PATH", "NODE_ENV", "NVM_DIR", "VOLTA_HOME", "JAVA_HOME", "GOPATH", "GOROOT",
+    "GOCACHE", "GOMODCACHE", "GOFLAGS", "CARGO_HOME", "RUSTUP_HOME", "RUSTUP_TOOLCHAIN", "GEM_HOME",
+    "GEM_PATH", "CC", "CXX", "LD_LIBRARY_PATH", "PKG_CONFIG_PATH", "NIX_PATH", "CI",
+)  # fmt: skip
+
+
+def secrets(home: Path | None = None) -> tuple[Path, ...]:
+    """Files and folders of the user's home that hold credentials and exist, where they really lie."""
+    home = home or Path.home()
+    return tuple((home / name).resolve() for name in _SECRETS if (home / name).exists())
+
+
+def secret_files(folder: Path, patterns: Iterable[str], most: int = 200_000) -> tuple[Path, ...]:
+    """Files below `folder` whose names match patterns of secrets. Links are not followed."""
+    wanted = tuple(patterns)
+    found: list[Path] = []
+    seen = 0
+    for parent, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if name not in (".git", "node_modules")]
+        seen += len(files)
+        found += [Path(parent, name) for name in files if any(fnmatch(name, pattern) for pattern in wanted)]
+        if seen > most:
+            break
+    return tuple(found)
+
+
+def doors(user: int | None = None) -> tuple[Path, ...]:
+    """Sockets that this user could open and that lead out of a sandbox which cannot hide them."""
+    mine = Path(f"/run/user/{os.getuid() if user is None else user}")
+    known = [Path(name) for name in _DOORS] + [mine / name for name in _USER_DOORS]
+    return tuple(path for path in known if os.access(path, os.W_OK))
+
+
+def environment(scratch: Path, given: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a command: harmless names of `given` (by default our own), no keys and no sockets.
+    Caches and temporary files go to `scratch`, as the command sees it."""
+    given = os.environ if given is None else given
+    kept = {
+        name: value for name, value in given.items() if any(fnmatch(name, pattern) for pattern in _HARMLESS)
+    }
+    return {
+        **kept,
+        "TERM": "dumb",
+        "NO_COLOR": "1",
+        "TMPDIR": str(scratch),
+        "XDG_CACHE_HOME": str(scratch / "cache"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONUNBUFFERED": "1",
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_TERMINAL_PROMPT": "0",
+    }
+
+
+def around(hidden: Iterable[Path], start: Path = Path("/")) -> list[Path]:
+    """The fewest paths that together cover `start` without any of `hidden`. For sandboxes that can only
+    allow: an entry made later beside a hidden one is not covered, and links are not: what they lead to is."""
+    secret = {path.absolute() for path in hidden}
+    inside = [path for path in secret if path.is_relative_to(start)]
+    if start in secret or start.is_symlink():
+        return []
+    if not inside:
+        return [start]
+    try:
+        entries = sorted(start.iterdir())
+    except OSError:
+        return []
+    return [path for entry in entries for path in around(inside, entry)]

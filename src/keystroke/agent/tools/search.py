@@ -1,0 +1,86 @@
+"""The tool that finds text in the workspace's files.
+
+Law: in-process, over the overlay. A query is a regular expression only where it can neither fail to compile
+nor take exponential time; else it is looked for as it stands. Secrets, binary and huge files are passed over.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from typing import Annotated
+
+import msgspec
+
+from keystroke.agent.tools.call import Result, Tool
+from keystroke.agent.workspace import Overlay
+from keystroke.analysis.audit.rules.backtracking import runaway
+from keystroke.errors import KeystrokeError
+
+_MATCHES = 40
+_WIDTH = 200  # characters of a line that are shown
+_SECONDS = 5.0
+_SIZE = 1 << 20
+
+
+class SearchArguments(msgspec.Struct, forbid_unknown_fields=True):
+    query: Annotated[str, msgspec.Meta(description="text or regular expression", min_length=1)]
+    files: Annotated[str, msgspec.Meta(description="only files like this, for example *.py")] = ""
+
+
+class Search(Tool):
+    name = "search"
+    description = "Find lines in the workspace's files."
+    arguments = SearchArguments
+
+    def __init__(self, overlay: Overlay) -> None:
+        self._overlay = overlay
+
+    def about(self, arguments: SearchArguments) -> str:
+        return f"search for {arguments.query!r:.60}"
+
+    def call(self, arguments: SearchArguments) -> Result:
+        found: list[tuple[str, int, str]] = []
+        more = False
+        for match in matches(self._overlay, arguments.query, arguments.files):
+            if len(found) == _MATCHES:
+                more = True
+                break
+            found.append(match)
+        if not found:
+            return Result(f"nothing matches {arguments.query!r:.80}")
+        lines = [f"{path}:{number}: {text[:_WIDTH]}" for path, number, text in found]
+        return Result("\n".join([*lines, *(["… and more; search for something narrower"] if more else [])]))
+
+
+def matches(overlay: Overlay, query: str, files: str = "") -> Iterator[tuple[str, int, str]]:
+    """Path, line from 1 and text of every line that matches, until the time is up."""
+    pattern = _pattern(query)
+    end = time.monotonic() + _SECONDS
+    for path in overlay.files():
+        if files and not (fnmatch(path, files) or fnmatch(path.rpartition("/")[2], files)):
+            continue
+        try:
+            text = overlay.read(path)
+        except KeystrokeError:
+            continue  # binary, too large, or not to be read
+        if text is None or len(text) > _SIZE or not pattern.search(text):
+            continue
+        for number, line in enumerate(text.splitlines(), 1):
+            if len(line) <= 10 * _WIDTH and pattern.search(line):
+                yield path, number, line.strip()
+        if time.monotonic() > end:
+            return
+
+
+def _pattern(query: str) -> re.Pattern[str]:
+    flags = re.MULTILINE | (0 if any(c.isupper() for c in query) else re.IGNORECASE)
+    try:
+        # More than one endless repetition can be slow without being exponential.
+        if len(query) <= 300 and not runaway(query) and len(re.findall(r"(?<!\\)[*+]|\{\d*,", query)) <= 2:
+            return re.compile(query, flags)
+    except (re.error, OverflowError, RecursionError):
+        pass
+    return re.compile(re.escape(query), flags)

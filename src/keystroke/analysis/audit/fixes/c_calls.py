@@ -1,0 +1,243 @@
+"""C's copies, formats and readers, each told the size of the buffer it writes to.
+
+Law: a size is written only where it is known: `sizeof` of an array, or the number a block was allocated with. A
+call whose result is used keeps that result, or is left alone.
+"""
+
+from __future__ import annotations
+
+import re
+
+from keystroke.analysis.audit.fixes.site import Repair, Site, span
+from keystroke.analysis.audit.flow.values import Memory
+from keystroke.analysis.audit.rules.catalog import FixSpec
+from keystroke.analysis.audit.source import ir
+from keystroke.text import Edit
+
+_NEEDED = re.compile(
+    r"(\d+) bytes .* into a buffer of (\d+)|index (\d+) is past the end of a buffer of (\d+) elements"
+)
+_ALLOCATES = re.compile(r"\b(?:malloc|alloca|ALLOCA)\s*\(")
+
+
+def memory_of(site: Site, node: ir.Syntax) -> Memory | None:
+    return site.value(node).memory
+
+
+def size_text(site: Site, node: ir.Syntax, unit: int = 1) -> str | None:
+    """How many elements of `unit` bytes a buffer holds, as C says it; None where that is not known."""
+    memory = memory_of(site, node)
+    if memory is None or memory.start != 0:
+        return None
+    name = node.text() if node.kind() == "identifier" else ""
+    arrays = site.match.known.arrays(memory.block) if site.match.known is not None else []
+    declared = [array for array in (name, *arrays) if is_array(site, array, node)]
+    if declared:
+        holder = declared[0]
+    elif memory.capacity is not None:
+        return str(memory.capacity // unit)
+    else:
+        return None
+    return f"sizeof({holder})" if unit == 1 else f"sizeof({holder}) / sizeof({holder}[0])"
+
+
+def is_array(site: Site, name: str, node: ir.Syntax) -> bool:
+    """Whether a name is an array of the function around, so that sizeof tells what it holds."""
+    return any(
+        declared.field("declarator") is not None and declared.field("declarator").text() == name
+        for declared in (site.function(node).find_all(kind="array_declarator") if name else ())
+        if not _is_parameter(declared)
+    )
+
+
+def _is_parameter(node: ir.Syntax) -> bool:
+    at = node.parent()
+    while at is not None and at.kind() in ("pointer_declarator", "array_declarator", "init_declarator"):
+        at = at.parent()
+    return at is not None and at.kind() == "parameter_declaration"
+
+
+def bounded_copy(site: Site, spec: FixSpec) -> Repair | None:
+    """strcpy and strcat with the size of their destination."""
+    call, given = site.call, site.arguments()
+    if call is None or len(given) != 2 or not site.alone(call.node) or site.method not in _COPIES:
+        return None
+    wide = site.method.startswith("w")
+    size = size_text(site, given[0], 4 if wide else 1)
+    if size is None:
+        return None
+    to, source = site.source(given[0]), site.source(given[1])
+    start, end = span(call.node)
+    if site.method == "strcpy":
+        text = f'snprintf({to}, {size}, "%s", {source})'
+    elif site.method == "strcat":
+        text = f"strncat({to}, {source}, {size} - strlen({to}) - 1)"
+    elif site.method == "wcscpy":
+        text = f"wcsncpy({to}, {source}, {size} - 1), {to}[{size} - 1] = L'\\0'"
+    else:
+        text = f"wcsncat({to}, {source}, {size} - wcslen({to}) - 1)"
+    needs = ("<stdio.h>",) if site.method == "strcpy" else ("<wchar.h>",) if wide else ("<string.h>",)
+    return Repair((Edit(start, end, text),), needs)
+
+
+_COPIES = ("strcpy", "strcat", "wcscpy", "wcscat")
+
+
+def bounded_print(site: Site, spec: FixSpec) -> Repair | None:
+    """sprintf with the size of its destination."""
+    call, given = site.call, site.arguments()
+    if (
+        call is None
+        or len(given) < 2
+        or site.method not in ("sprintf", "vsprintf")
+        or not site.alone(call.node)
+    ):
+        return None
+    size = size_text(site, given[0])
+    if size is None:
+        return None
+    at, end = span(call.func.node)[0], span(given[0])[1]
+    name = site.method.replace("sprintf", "snprintf")
+    return Repair((Edit(at, end, f"{name}({site.source(given[0])}, {size}"),), ("<stdio.h>",))
+
+
+def as_text(site: Site, spec: FixSpec) -> Repair | None:
+    """A format that is data, printed as text."""
+    given = site.arguments()
+    at = _FORMATTED.get(site.method)
+    if at is None or len(given) != at + 1:
+        return None
+    start = span(given[at])[0]
+    return Repair((Edit(start, start, 'L"%ls", ' if "w" in site.method else '"%s", '),))
+
+
+_FORMATTED = {
+    "printf": 0,
+    "wprintf": 0,
+    "fprintf": 1,
+    "fwprintf": 1,
+    "syslog": 1,
+    "dprintf": 1,
+    "snprintf": 2,
+    "swprintf": 2,
+    "err": 1,
+    "warn": 0,
+}
+
+
+def read_line(site: Site, spec: FixSpec) -> Repair | None:
+    """gets as fgets, without the end of the line that only fgets keeps."""
+    call, given = site.call, site.arguments()
+    if call is None or len(given) != 1 or site.method != "gets":
+        return None
+    size = size_text(site, given[0])
+    name = site.source(given[0])
+    if size is None or not re.fullmatch(r"\w+", name):
+        return None
+    start, end = span(call.node)
+    text = f"fgets({name}, {size}, stdin)"
+    cut = f"{name}[strcspn({name}, \"\\n\")] = '\\0'"
+    parent = call.node.parent()
+    if site.alone(call.node):
+        held = parent.parent() if parent is not None else None
+        if held is None or held.kind() != "compound_statement":
+            return None
+        whole = f"if ({text} != NULL) {cut}"
+    else:
+        whole = f"({text} ? ({cut}, {name}) : NULL)"
+    return Repair((Edit(start, end, whole),), ("<string.h>",))
+
+
+def scan_width(site: Site, spec: FixSpec) -> Repair | None:
+    """scanf with a width one less than each buffer it fills."""
+    given = site.arguments()
+    at = {"scanf": 0, "fscanf": 1, "sscanf": 1}.get(site.method)
+    if at is None or len(given) <= at or given[at].kind() != "string_literal":
+        return None
+    start = span(given[at])[0]
+    edits: list[Edit] = []
+    used = at + 1
+    for found in re.finditer(r"%(\*?)(\d*)(?:hh|h|ll|l|z|j|t|L)?(m?)([a-zA-Z\[%])", given[at].text()):
+        if found[4] == "%" or found[1]:
+            continue
+        target = given[used] if used < len(given) else None
+        used += 1
+        if found[4] not in "s[" or found[2] or found[3]:
+            continue
+        memory = memory_of(site, target) if target is not None else None
+        if memory is None or memory.capacity is None or memory.start != 0 or memory.capacity < 2:
+            return None
+        place = start + found.start() + 1
+        edits.append(Edit(place, place, str(memory.capacity - 1)))
+    return Repair(tuple(edits)) if edits else None
+
+
+def zeroed(site: Site, spec: FixSpec) -> Repair | None:
+    """malloc(n * size) as calloc(n, size), which refuses a product that wraps around."""
+    call, given = site.call, site.arguments()
+    if call is None or site.method != "malloc" or len(given) != 1:
+        return None
+    product = given[0]
+    if product.kind() != "binary_expression" or product.field("operator").text() != "*":
+        return None
+    left, right = product.field("left"), product.field("right")
+    if left.kind() == "binary_expression":
+        return None
+    start, end = span(call.node)
+    return Repair((Edit(start, end, f"calloc({site.source(left)}, {site.source(right)})"),))
+
+
+def room(site: Site, spec: FixSpec) -> Repair | None:
+    """An array or a block as large as what is written to it, where both sizes are numbers."""
+    found = _NEEDED.search(site.match.message)
+    if found is None:
+        return None
+    name = _written(site)
+    if name is None:
+        return None
+    wanted = int(found[1]) if found[1] else int(found[3]) + 1
+    held = int(found[2] or found[4])
+    if wanted > 1_000_000:
+        return None
+    memory = site.match.evaluate(ir.Name(site.match.node, name)).memory
+    if memory is None or memory.start != 0:
+        return None
+    unit = max(memory.unit, 1) if found[1] else 1
+    arrays = site.match.known.arrays(memory.block) if site.match.known is not None else []
+    scope = site.function(site.match.node)
+    for array in [name, *arrays]:
+        edit = _declared_size(site, scope, array, held // unit, -(-wanted // unit))
+        if edit is not None:
+            return Repair((edit,))
+    return None
+
+
+def _written(site: Site) -> str | None:
+    """The variable whose memory the match is about."""
+    node = site.match.node
+    if node.kind() == "subscript_expression":
+        held = node.field("argument")
+    else:
+        given = site.arguments()
+        held = given[0] if given else None
+    return held.text() if held is not None and held.kind() == "identifier" else None
+
+
+def _declared_size(site: Site, scope: ir.Syntax, name: str, held: int, wanted: int) -> Edit | None:
+    """The edit of an array's size, or of the size of the only block a pointer is given."""
+    for node in scope.find_all(kind="array_declarator"):
+        declared, size = node.field("declarator"), node.field("size")
+        if declared is not None and declared.text() == name and size is not None:
+            return Edit(*span(size), str(wanted)) if size.text() == str(held) else None
+    blocks = [
+        value
+        for _, value in site.bindings(name, scope)
+        if value is not None and _ALLOCATES.search(value.text()) is not None
+    ]
+    if len(blocks) != 1:
+        return None
+    number = re.search(rf"\(\s*({held})\b", blocks[0].text()[_ALLOCATES.search(blocks[0].text()).start() :])  # type: ignore[union-attr]
+    if number is None:
+        return None
+    at = span(blocks[0])[0] + _ALLOCATES.search(blocks[0].text()).start() + number.start(1)  # type: ignore[union-attr]
+    return Edit(at, at + len(number[1]), str(wanted))

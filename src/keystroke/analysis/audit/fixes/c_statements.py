@@ -1,0 +1,438 @@
+"""C's missing statements: the check behind an allocation, the guard around a use, the release before the end.
+
+Law: a statement is added only beside a plain statement of a block. A guard wraps one statement and skips it where
+it would go wrong; a check ends the function as its own returns say it fails, or stops the program.
+"""
+
+from __future__ import annotations
+
+import re
+
+from keystroke.analysis.audit.fixes.c_calls import is_array, size_text
+from keystroke.analysis.audit.fixes.site import Repair, Site, span
+from keystroke.analysis.audit.rules.catalog import FixSpec
+from keystroke.analysis.audit.source import ir
+from keystroke.text import Edit
+
+_ACQUIRES = re.compile(
+    r"\b(?:malloc|calloc|realloc|strdup|strndup|wcsdup|fopen|fdopen|tmpfile|popen|aligned_alloc)\s*\("
+)
+_INTEGERS = re.compile(
+    r"^(?:unsigned\s+)?(?:char|short|int|long(?:\s+long)?|u?int(?:8|16|32|64)_t|size_t|ssize_t)(?:\s+int)?$|^unsigned$"
+)
+
+
+def checked_pointer(site: Site, spec: FixSpec) -> Repair | None:
+    """A pointer that may be null, looked at behind the statement that gave it."""
+    name = _pointer(site)
+    if name is None or "null here" in site.match.message:
+        return None
+    scope = site.function(site.match.node)
+    given = _acquired(site, scope, name, 0)
+    if given is None:
+        return None
+    place, holder = given
+    whole = _plain(place)
+    if whole is None:
+        return None
+    indent = site.indent(span(whole)[0])
+    leave = _leaving(site, scope, span(whole)[0])
+    if leave is None:
+        return None
+    at = span(whole)[1]
+    text = f"\n{indent}if ({holder} == NULL) {{\n{indent}    {leave}\n{indent}}}"
+    return Repair((Edit(at, at, text),), ("<stdlib.h>",) if leave == "abort();" else ())
+
+
+def _pointer(site: Site) -> str | None:
+    """The variable that is followed."""
+    node = site.match.node
+    for name in ("argument", "function"):
+        held = node.field(name)
+        if held is not None and name == "argument":
+            while held.kind() in ("parenthesized_expression", "cast_expression", "pointer_expression"):
+                inner = held.field("value") or held.field("argument")
+                if inner is None:
+                    break
+                held = inner
+            return held.text() if held.kind() == "identifier" else None
+    for held in site.arguments():
+        memory = site.value(held).memory
+        if held.kind() == "identifier" and memory is not None and memory.nullable:
+            return str(held.text())
+    return None
+
+
+def _acquired(site: Site, scope: ir.Syntax, name: str, depth: int) -> tuple[ir.Syntax, str] | None:
+    """The last place before the match that gives the variable a fresh block, and the name given there."""
+    best: tuple[ir.Syntax, str] | None = None
+    for place, value in site.bindings(name, scope):
+        if value is None or span(place)[0] > site.match.start:
+            continue
+        if _ACQUIRES.search(value.text()) is not None:
+            best = (place, name)
+        elif value.kind() == "identifier" and depth < 2:
+            best = _acquired(site, scope, value.text(), depth + 1) or best
+    return best
+
+
+def _plain(node: ir.Syntax) -> ir.Syntax | None:
+    """The declaration or expression statement of a block that a node is all of."""
+    at = node
+    while (parent := at.parent()) is not None:
+        kind = at.kind()
+        if parent.kind() == "compound_statement":
+            return at if kind in ("declaration", "expression_statement") else None
+        if kind not in ("init_declarator", "assignment_expression", "expression_statement", "declaration"):
+            return None
+        at = parent
+    return None
+
+
+def _leaving(site: Site, scope: ir.Syntax, before: int) -> str | None:
+    """How a function says that it failed; the program stops where it has no way to say so, or where something
+    taken earlier would be lost."""
+    if scope.kind() != "function_definition":
+        return None
+    head = scope.text()[: span(scope.field("body"))[0] - span(scope)[0]] if scope.field("body") else ""
+    body = scope.text()
+    taken = _ACQUIRES.search(site.text, span(scope)[0], before) is not None
+    kind = scope.field("type")
+    name = kind.text() if kind is not None else ""
+    if re.search(r"\bmain\s*\(", head):
+        return "return 1;"
+    if taken:
+        return "abort();"
+    if "*" in head.split("(", 1)[0]:
+        return "return NULL;"
+    if name == "void":
+        return "return;"
+    if name in ("bool", "_Bool"):
+        return "return false;"
+    if re.search(r"return\s+-1\s*;", body):
+        return "return -1;"
+    return "abort();"
+
+
+# Guards
+
+
+def _guard(site: Site, test: str, needs: tuple[str, ...] = ()) -> Repair | None:
+    """The statement of the match under a test."""
+    at = site.match.node
+    while (parent := at.parent()) is not None and at.kind() != "expression_statement":
+        if parent.kind() in ("compound_statement", "for_statement", "while_statement", "if_statement"):
+            return None
+        at = parent
+    holder = at.parent()
+    if at.kind() != "expression_statement" or holder is None or holder.kind() != "compound_statement":
+        return None
+    start, end = span(at)
+    indent = site.indent(start)
+    body = site.text[start:end].replace("\n", "\n    ")
+    return Repair((Edit(start, end, f"if ({test}) {{\n{indent}    {body}\n{indent}}}"),), needs)
+
+
+def guarded_index(site: Site, spec: FixSpec) -> Repair | None:
+    """An access only where the index lies inside the array."""
+    node = site.match.node
+    if node.kind() != "subscript_expression":
+        return None
+    base = node.field("argument")
+    held = node.field("index") or node.field("indices")
+    if base is None or held is None:
+        return None
+    index = held.text().strip("[]")
+    memory = site.value(base).memory
+    if memory is None or not re.fullmatch(r"\w+", index):
+        return None
+    if base.kind() == "identifier" and is_array(site, base.text(), node):
+        count: str | None = f"sizeof({base.text()}) / sizeof({base.text()}[0])"
+    else:
+        count = (
+            str(memory.capacity // memory.unit)
+            if memory.capacity and memory.unit and not memory.start
+            else None
+        )
+    if count is None:
+        return None
+    return _guard(site, f"{index} >= 0 && (size_t){index} < {count}", ("<stddef.h>",))
+
+
+def guarded_length(site: Site, spec: FixSpec) -> Repair | None:
+    """A copy only where its length is no more than its destination holds."""
+    given = site.arguments()
+    at = {"memcpy": 2, "memmove": 2, "strncpy": 2, "memset": 2}.get(site.method)
+    if at is None or len(given) != 3:
+        return None
+    length = given[at].text()
+    size = size_text(site, given[0])
+    if size is None or not re.fullmatch(r"[\w>.-]+", length):
+        return None
+    return _guard(site, f"{length} >= 0 && (size_t){length} <= {size}", ("<stddef.h>",))
+
+
+def guarded_division(site: Site, spec: FixSpec) -> Repair | None:
+    """A division only by something that is not zero."""
+    node = site.match.node
+    right = node.field("right")
+    if right is None or right.kind() != "identifier":
+        return None
+    return _guard(site, f"{right.text()} != 0")
+
+
+def checked_arithmetic(site: Site, spec: FixSpec) -> Repair | None:
+    """Arithmetic that the compiler's own check finds too large for its type stops before it is done."""
+    node = site.match.node
+    if site.language != "c":
+        return None
+    kind = node.kind()
+    if kind == "binary_expression":
+        left, right, op = node.field("left"), node.field("right"), node.field("operator").text()
+        holder = node.parent()
+        while holder is not None and holder.kind() in ("parenthesized_expression", "cast_expression"):
+            holder = holder.parent()
+        if holder is None or holder.kind() not in ("init_declarator", "assignment_expression"):
+            return None
+        target = holder.field("declarator") or holder.field("left")
+    elif kind == "assignment_expression":
+        left, right, target = node.field("left"), node.field("right"), node.field("left")
+        op = node.field("operator").text().rstrip("=")
+        holder = node
+    else:
+        return None
+    name = {"+": "add", "-": "sub", "*": "mul"}.get(op)
+    whole = _plain(holder)
+    if name is None or whole is None or target is None or target.kind() != "identifier":
+        return None
+    if not all(re.fullmatch(r"[\w()]+", part.text()) for part in (left, right)):
+        return None
+    declared = re.search(rf"\b((?:unsigned\s+|signed\s+)?\w+(?:\s+long)?)\s+{target.text()}\b", site.text)
+    if declared is None or not _INTEGERS.match(declared[1]):
+        return None
+    scope = site.function(node)
+    at = span(whole)[0]
+    indent = site.indent(at)
+    test = f"__builtin_{name}_overflow({left.text()}, {right.text()}, &({declared[1]}){{0}})"
+    text = f"if ({test}) {{\n{indent}    abort();\n{indent}}}\n{indent}"
+    return Repair((Edit(at, at, text),), ("<stdlib.h>",)) if scope.kind() == "function_definition" else None
+
+
+# Values and releases
+
+
+def initialised(site: Site, spec: FixSpec) -> Repair | None:
+    """A variable or an array with a value from its declaration on."""
+    node = site.match.node
+    names = [node.text()] if node.kind() == "identifier" else []
+    if node.kind() == "subscript_expression":
+        names = [node.field("argument").text()]
+    elif node.kind() == "call_expression":
+        names = [held.text() for held in site.arguments()[:1]]
+    scope = site.function(node)
+    for name in names:
+        for declaration in scope.find_all(kind="declaration"):
+            for child in declaration.children():
+                if child.kind() == "identifier" and child.text() == name:
+                    kind = declaration.field("type")
+                    if kind is None or not _INTEGERS.match(kind.text()):
+                        return None
+                    return Repair((Edit(span(child)[1], span(child)[1], " = 0"),))
+                if child.kind() == "array_declarator":
+                    held, size = child.field("declarator"), child.field("size")
+                    if held is None or held.text() != name or size is None:
+                        continue
+                    if size.kind() not in ("number_literal",) and not size.text().isupper():
+                        return None  # an array of a size known only when it runs takes no initial value
+                    return Repair((Edit(span(child)[1], span(child)[1], " = {0}"),))
+    return None
+
+
+def released(site: Site, spec: FixSpec) -> Repair | None:
+    """A block that one variable holds, freed where that variable ends."""
+    node = site.match.node
+    holder = node.parent()
+    while holder is not None and holder.kind() in ("cast_expression", "parenthesized_expression"):
+        holder = holder.parent()
+    if holder is None or holder.kind() not in ("init_declarator", "assignment_expression"):
+        return None
+    target = holder.field("declarator") or holder.field("left")
+    name = target.text().lstrip("* ")
+    whole = _plain(holder)
+    if not re.fullmatch(r"\w+", name) or whole is None:
+        return None
+    scope = site.function(node)
+    declared = [
+        item
+        for item in scope.find_all(kind="declaration")
+        if re.search(rf"\*\s*{name}\b(?!\s*\()", item.text()) is not None
+    ]
+    if len(declared) != 1 or len([1 for _ in site.bindings(name, scope)]) > 2:
+        return None
+    block = declared[0].parent()
+    here = whole.parent()
+    if block is None or here is None or block.kind() != "compound_statement" or span(block) != span(here):
+        return None
+    after = [item for item in block.children() if item.is_named() and span(item)[0] >= span(whole)[1]]
+    rest = "\n".join(item.text() for item in after if not _absent(item, name))
+    if not after or re.search(r"\b(?:free|fclose|goto|break|continue|exit|longjmp)\b", rest):
+        return None
+    if rest.count("return") > (after[-1].kind() == "return_statement"):
+        return None
+    last = after[-1]
+    release = (
+        f"fclose({name});" if "fopen" in node.text() or "FILE" in declared[0].text() else f"free({name});"
+    )
+    if release.startswith("fclose"):
+        release = f"if ({name} != NULL) {release}"
+    if last.kind() == "return_statement":
+        if re.search(rf"\b{name}\b", last.text()):
+            return None
+        at = span(last)[0]
+        return Repair((Edit(at, at, f"{release}\n{site.indent(at)}"),))
+    at = span(last)[1]
+    return Repair((Edit(at, at, f"\n{site.indent(span(last)[0])}{release}"),))
+
+
+def _absent(node: ir.Syntax, name: str) -> bool:
+    """Whether a statement handles the case that nothing was got."""
+    test = node.field("condition") if node.kind() == "if_statement" else None
+    return (
+        test is not None
+        and node.field("alternative") is None
+        and re.fullmatch(rf"\(\s*(?:!\s*{name}|{name}\s*==\s*(?:NULL|0|nullptr))\s*\)", test.text())
+        is not None
+    )
+
+
+def forgotten(site: Site, spec: FixSpec) -> Repair | None:
+    """A freed pointer set to NULL, which may be freed again without harm."""
+    given = site.arguments()
+    if site.method != "free" or len(given) != 1 or given[0].kind() != "identifier":
+        return None
+    name = given[0].text()
+    scope = site.function(site.match.node)
+    before = [
+        call
+        for call in scope.find_all(kind="call_expression")
+        if re.fullmatch(rf"free\s*\(\s*{name}\s*\)", call.text()) and span(call)[0] < site.match.start
+    ]
+    if not before:
+        return None
+    whole = before[-1].parent()
+    if whole is None or whole.kind() != "expression_statement":
+        return None
+    held = whole.parent()
+    if held is None or held.kind() != "compound_statement":
+        return None
+    at = span(whole)[1]
+    return Repair((Edit(at, at, f"\n{site.indent(span(whole)[0])}{name} = NULL;"),))
+
+
+def kept_block(site: Site, spec: FixSpec) -> Repair | None:
+    """`p = realloc(p, n)` that frees the old block where no new one could be had."""
+    node = site.match.node
+    whole = node.parent()
+    if node.kind() != "assignment_expression" or whole is None or whole.kind() != "expression_statement":
+        return None
+    left, right = node.field("left"), node.field("right")
+    if left.kind() != "identifier" or not re.fullmatch(
+        r"(\(\s*[\w ]+\*+\s*\)\s*)?realloc\s*\(.*\)", right.text(), re.S
+    ):
+        return None
+    cast = right.text()[: right.text().index("realloc")].strip()
+    call = right.text()[right.text().index("realloc") :]
+    name = left.text()
+    if site.language == "cpp" and not cast:
+        return None
+    start, end = span(whole)
+    indent = site.indent(start)
+    lines = [
+        "{",
+        f"    void *grown = {call};",
+        "    if (grown == NULL) {",
+        f"        free({name});",
+        "    }",
+        f"    {name} = {cast}grown;",
+        "}",
+    ]
+    return Repair((Edit(start, end, f"\n{indent}".join(lines)),))
+
+
+def pointed_size(site: Site, spec: FixSpec) -> Repair | None:
+    """`sizeof(p)` where what `p` points to is meant."""
+    node = site.match.node
+    target = node.field("left") or node.field("declarator")
+    if target is None:
+        return None
+    name = target.text().lstrip("* ")
+    found = [
+        item
+        for item in node.find_all(kind="sizeof_expression")
+        if re.fullmatch(rf"sizeof\s*\(?\s*{re.escape(name)}\s*\)?", item.text())
+    ]
+    if len(found) != 1:
+        return None
+    return Repair((Edit(*span(found[0]), f"sizeof(*{name})"),))
+
+
+def matching_release(site: Site, spec: FixSpec) -> Repair | None:
+    """Memory given back the way it was taken."""
+    node = site.match.node
+    given = site.arguments()
+    held = given[0] if given else None
+    if node.kind() == "delete_expression":
+        inner = [child for child in node.children() if child.is_named()]
+        held = inner[-1] if inner else None
+    if held is None or held.kind() != "identifier":
+        return None
+    memory = site.value(held).memory
+    text = {
+        "malloc": f"free({held.text()})",
+        "new": f"delete {held.text()}",
+        "new[]": f"delete[] {held.text()}",
+    }.get(memory.kind if memory is not None else "")
+    return Repair((Edit(*span(node), text),)) if text else None
+
+
+def removed(site: Site, spec: FixSpec) -> Repair | None:
+    """A statement that must not be there."""
+    whole = site.match.node.parent()
+    if whole is None or whole.kind() != "expression_statement":
+        return None
+    held = whole.parent()
+    if held is None or held.kind() != "compound_statement":
+        return None
+    start, end = span(whole)
+    line = site.text.rfind("\n", 0, start) + 1
+    if not site.text[line:start].strip() and site.text[end : end + 1] == "\n":
+        return Repair((Edit(line, end + 1, ""),))
+    return Repair((Edit(start, end, ""),))
+
+
+def verified_peer(site: Site, spec: FixSpec) -> Repair | None:
+    """curl told to check the peer, and the name in its certificate."""
+    given = site.arguments()
+    if site.method != "curl_easy_setopt" or len(given) != 3:
+        return None
+    value = {"CURLOPT_SSL_VERIFYPEER": "1L", "CURLOPT_SSL_VERIFYHOST": "2L"}.get(given[1].text())
+    return Repair((Edit(*span(given[2]), value),)) if value else None
+
+
+def compared(site: Site, spec: FixSpec) -> Repair | None:
+    """`=` in a test as `==`."""
+    operator = site.match.node.field("operator")
+    if site.match.node.kind() != "assignment_expression" or operator is None or operator.text() != "=":
+        return None
+    return Repair((Edit(*span(operator), "=="),))
+
+
+def static_array(site: Site, spec: FixSpec) -> Repair | None:
+    """An array that outlives the function that gives it away."""
+    name = site.match.node.text()
+    scope = site.function(site.match.node)
+    for declaration in scope.find_all(kind="declaration"):
+        if re.search(rf"\b{re.escape(name)}\s*\[", declaration.text()) and "static" not in declaration.text():
+            at = span(declaration)[0]
+            return Repair((Edit(at, at, "static "),))
+    return None

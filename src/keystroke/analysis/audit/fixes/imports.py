@@ -1,0 +1,106 @@
+"""What a fix needs at the top of the file, and what it leaves there unused.
+
+Law: an import is added once, where the file's own imports stand; in Go one that a fix made needless is taken
+away, because the compiler refuses it.
+"""
+
+from __future__ import annotations
+
+import re
+
+from keystroke.text import Edit
+
+_PYTHON = re.compile(r"^(?:import|from)\s", re.MULTILINE)
+_GO_GROUP = re.compile(r"^import\s*\(\s*\n", re.MULTILINE)
+_GO_SINGLE = re.compile(r"^import\s+[^\n(]*\"[^\n]*\n", re.MULTILINE)
+_GO_PACKAGE = re.compile(r"^package\s+\w+[^\n]*\n", re.MULTILINE)
+_GO_SPEC = re.compile(r"^[ \t]*(?:import\s+)?(?:(\w+|\.|_)\s+)?\"([^\"\n]+)\"[ \t]*(?:\r?\n|$)", re.MULTILINE)
+_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include\b[^\n]*\n", re.MULTILINE)
+
+
+_IMPORTED = {
+    "python": re.compile(r"^[ \t]*(?:from|import)[ \t]+([\w.]+)", re.MULTILINE),
+    "javascript": re.compile(r"(?:\brequire\s*\(\s*|\bfrom\s+|\bimport\s+)[\"'](?:node:)?([^\"'\n]+)[\"']"),
+    "go": re.compile(r"^[ \t]*(?:import\s+)?(?:[\w.]+\s+)?\"([\w./-]+)\"[ \t]*$", re.MULTILINE),
+    "java": re.compile(r"^[ \t]*import\s+(?:static\s+)?([\w.]+)", re.MULTILINE),
+    "c": re.compile(r"^[ \t]*#[ \t]*include[ \t]*[<\"]([^>\"\n]+)", re.MULTILINE),
+}
+
+
+def imported(text: str, language: str) -> frozenset[str]:
+    """The paths of what a text imports."""
+    family = {"cpp": "c", "typescript": "javascript", "tsx": "javascript"}.get(language, language)
+    return frozenset(_IMPORTED[family].findall(text))
+
+
+def bound_name(need: str, language: str) -> str:
+    """The name a needed import binds; "" where it binds none."""
+    if language == "python":
+        return need.split()[-1]
+    if language == "go":
+        return need.rsplit("/", 1)[-1]
+    return ""
+
+
+def import_edit(text: str, language: str, need: str) -> Edit | None:
+    """The edit that adds what is needed; None where the file has it already."""
+    if language == "python":
+        if re.search(rf"^{re.escape(need)}\s*(?:#.*)?$", text, re.MULTILINE):
+            return None
+        at = python_place(text)
+        return Edit(at, at, f"{need}\n")
+    if language == "go":
+        if any(found[2] == need and not found[1] for found in _GO_SPEC.finditer(text)):
+            return None
+        group = _GO_GROUP.search(text)
+        if group is not None:
+            return Edit(group.end(), group.end(), f'\t"{need}"\n')
+        single = _GO_SINGLE.search(text) or _GO_PACKAGE.search(text)
+        at = single.end() if single is not None else 0
+        return Edit(
+            at,
+            at,
+            f'import "{need}"\n' if single is None or "import" in single.group() else f'\nimport "{need}"\n',
+        )
+    if language in ("c", "cpp"):
+        if re.search(rf"^[ \t]*#[ \t]*include[ \t]*{re.escape(need)}", text, re.MULTILINE):
+            return None
+        found = _INCLUDE.search(text)
+        at = found.start() if found is not None else 0
+        return Edit(at, at, f"#include {need}\n")
+    return None
+
+
+def python_place(text: str) -> int:
+    """Where a new import of Python goes: before the first, or behind the remarks and the docstring."""
+    at = 0
+    for line in text.splitlines(keepends=True):
+        if not line.startswith("#"):
+            break
+        at += len(line)
+    doc = re.compile(
+        r'\s*[rR]?("""|\'\'\').*?\1[^\n]*\n?|\s*"[^"\n]*"[ \t]*\n|\s*\'[^\'\n]*\'[ \t]*\n', re.DOTALL
+    ).match(text, at)
+    at = doc.end() if doc else at
+    future = re.compile(r"\s*from\s+__future__\s+import\b[^\n(]*(?:\([^)]*\)[^\n]*)?\n?")
+    while (found := future.match(text, at)) is not None:
+        at = found.end()
+    first = _PYTHON.search(text, at)
+    return first.start() if first is not None else at
+
+
+def needless(before: str, after: str) -> list[Edit]:
+    """Edits of `after` that take away the Go imports `before` used and `after` does not."""
+    edits: list[Edit] = []
+    for found in _GO_SPEC.finditer(after):
+        name = found[1] or found[2].rsplit("/", 1)[-1]
+        if name in ("_", ".") or not name.isidentifier():
+            continue
+        used = re.compile(rf"\b{re.escape(name)}\.")
+        if used.search(before) and not used.search(_without(after, found.start(), found.end())):
+            edits.append(Edit(found.start(), found.end(), ""))
+    return edits
+
+
+def _without(text: str, start: int, end: int) -> str:
+    return text[:start] + text[end:]

@@ -1,0 +1,100 @@
+"""Fixes on their way from the unit they were built in to the file they are offered for.
+
+Law: an offer holds edits of its unit and what the file must import. Placed, it is a `Fix` of the whole text:
+moved there, with the imports it needs and without those it made needless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from keystroke.analysis.audit.finding import Finding, Fix
+from keystroke.analysis.audit.fixes.imports import bound_name, import_edit, needless
+from keystroke.analysis.audit.source.units import Skeleton
+from keystroke.errors import InputError
+from keystroke.text import Edit, apply_edits, shift
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    title: str
+    edits: tuple[Edit, ...]
+    needs: tuple[str, ...]
+    suggest: bool
+
+    def moved(self, by: int) -> Offer:
+        return Offer(self.title, tuple(shift(edit, by) for edit in self.edits), self.needs, self.suggest)
+
+    def outlined(self, outline: Skeleton, text: str) -> Offer | None:
+        """The offer with offsets of the text instead of its skeleton; None where that is not one piece."""
+        edits = [
+            Edit(outline.origin(edit.start), outline.origin(edit.start) + edit.end - edit.start, edit.text)
+            for edit in self.edits
+        ]
+        same = all(
+            text[new.start : new.end] == outline.text[old.start : old.end]
+            for new, old in zip(edits, self.edits, strict=True)
+        )
+        return Offer(self.title, tuple(edits), self.needs, self.suggest) if same else None
+
+
+def offered(
+    finding: Finding, offers: Iterable[Offer], text: str, language: str, known: Iterable[str]
+) -> Finding:
+    """The finding with its fixes and suggestions as edits of `text`; `known`: the names the file has."""
+    fixes: list[Fix] = []
+    suggestions: list[Fix] = []
+    names = set(known)
+    for offer in offers:
+        fix = placed(offer, text, language, names)
+        if fix is not None:
+            (suggestions if offer.suggest else fixes).append(fix)
+    if not fixes and not suggestions:
+        return finding
+    return Finding(
+        finding.rule,
+        finding.cwe,
+        finding.severity,
+        finding.message,
+        finding.start,
+        finding.end,
+        finding.origin,
+        tuple(fixes),
+        finding.also,
+        tuple(suggestions),
+    )
+
+
+def placed(offer: Offer, text: str, language: str, names: set[str]) -> Fix | None:
+    """The fix for the whole file; None where it does not fit there."""
+    added: list[Edit] = []
+    for need in offer.needs:
+        if language == "python" and bound_name(need, language) in names:
+            continue
+        edit = import_edit(text, language, need)
+        if edit is not None:
+            added.append(edit)
+    edits = (*added, *offer.edits)
+    if language == "go":
+        try:
+            after = apply_edits(text, edits)
+        except InputError:
+            return None
+        for gone in needless(text, after):
+            back = _before(gone, edits)
+            if back is None:
+                return None
+            edits = (*edits, back)
+    return Fix(offer.title, tuple(sorted(edits, key=lambda edit: (edit.start, edit.end))))
+
+
+def _before(edit: Edit, edits: Iterable[Edit]) -> Edit | None:
+    """An edit of the text after `edits` as an edit of the text before them; None where they meet."""
+    moved = 0
+    for other in sorted(edits, key=lambda item: (item.start, item.end)):
+        if other.start + moved + len(other.text) <= edit.start:
+            moved += other.delta
+        elif other.start + moved < edit.end:
+            return None
+    return Edit(edit.start - moved, edit.end - moved, edit.text)

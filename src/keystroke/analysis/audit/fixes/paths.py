@@ -1,0 +1,190 @@
+"""Paths: a name from outside is made absolute and tidy first, so that nothing in it leads out of the folder.
+
+Law: `/` before the name and the language's own tidying turn every `..` into nothing; a name below the folder, with
+folders of its own, stays what it was. Only a name that stands behind a folder is anchored.
+"""
+
+from __future__ import annotations
+
+import re
+
+from keystroke.analysis.audit.fixes.site import Repair, Site, span
+from keystroke.analysis.audit.fixes.sql import is_text
+from keystroke.analysis.audit.fixes.text_parts import Hole, compose
+from keystroke.analysis.audit.flow.values import LOCAL
+from keystroke.analysis.audit.rules.catalog import FixSpec
+from keystroke.analysis.audit.source import ir
+from keystroke.text import Edit
+
+_JOINS = {
+    "python": re.compile(r"^(?:os\.path|posixpath|path)\.join$|^join$"),
+    "javascript": re.compile(r"^path\.(?:posix\.)?(?:join|resolve)$"),
+    "go": re.compile(r"^(?:filepath|path)\.Join$"),
+    "java": re.compile(r"^(?:\w+\.)*(?:Paths\.get|Path\.of)$"),
+}
+
+
+def anchored(site: Site, spec: FixSpec) -> Repair | None:
+    """Every foreign name behind a folder in the path that is used."""
+    edits: list[Edit] = []
+    needs: list[str] = []
+    joined = _joined(site, site.match.node) is not None
+    for node in [site.match.node] if joined else _paths(site):
+        if not joined and not _open(site, node):
+            continue
+        for name, known in _names(site, _written(site, node)) or ():
+            step = _anchor(site, name, known)
+            if step is None:
+                return None
+            edits += step[0]
+            needs += step[1]
+    return Repair(tuple(dict.fromkeys(edits)), tuple(dict.fromkeys(needs))) if edits else None
+
+
+def _written(site: Site, node: ir.Syntax) -> ir.Syntax:
+    """The expression a path was given by: kept inside its folder there, it is so wherever it is used."""
+    if site.family == "java" and node.kind() == "method_invocation" and node.field("object") is not None:
+        if node.text().endswith((".toPath()", ".getPath()", ".getAbsolutePath()", ".toFile()")):
+            node = node.field("object")
+    if node.kind() == "identifier":
+        return site.definition(node, many=True) or node
+    return node
+
+
+def _paths(site: Site) -> list[ir.Syntax]:
+    """The paths a call is given, and the one it is called on."""
+    out = site.arguments()
+    call = site.call
+    if call is not None and isinstance(call.func, ir.Attr) and site.family in ("python", "java"):
+        base = call.func.base.node
+        if base.kind() in ("call", "binary_operator", "parenthesized_expression", "identifier"):
+            out = [base, *out]
+    return out
+
+
+def _names(site: Site, node: ir.Syntax) -> list[tuple[ir.Syntax, bool]] | None:
+    """The foreign names of a path, each behind a folder, and whether it is surely text; None where the path
+    is put together in another way."""
+    while node.kind() == "parenthesized_expression":
+        inner = [child for child in node.children() if child.is_named()]
+        if len(inner) != 1:
+            return None
+        node = inner[0]
+    kind = node.kind()
+    joined = _joined(site, node)
+    if joined is not None:
+        if len(joined) < 2 or _open(site, joined[0]):
+            return None
+        if any(child.kind() in ("list_splat", "spread_element") for child in joined):
+            return None
+        return [(child, site.family == "go") for child in joined[1:] if _open(site, child)]
+    if kind == "binary_operator" and node.field("operator").text() == "/":
+        left, right = node.field("left"), node.field("right")
+        if left is None or right is None or _open(site, left) or not _open(site, right):
+            return None
+        return [(right, False)]
+    text = compose(node, site.language, site.text)
+    if text is None or text.template:
+        return None
+    out: list[tuple[ir.Syntax, bool]] = []
+    skeleton = text.skeleton
+    for at, hole in enumerate(text.atoms):
+        if not isinstance(hole, Hole) or not _open(site, hole.node):
+            continue
+        before = skeleton[:at]
+        if not (before.endswith("/") or _separator(text.atoms[at - 1 : at], site)) or len(before) < 2:
+            return None
+        if hole.format:
+            return None
+        out.append((hole.node, hole.text or site.family == "go"))
+    return out
+
+
+def _separator(before: list[object], site: Site) -> bool:
+    """Whether the part before a name is the system's separator."""
+    hole = before[0] if before else None
+    return (
+        isinstance(hole, Hole)
+        and re.fullmatch(r"(?:java\.io\.)?File\.separator|os\.sep|path\.sep", hole.node.text()) is not None
+    )
+
+
+def _joined(site: Site, node: ir.Syntax) -> list[ir.Syntax] | None:
+    """The arguments of a call that joins a path."""
+    kind = node.kind()
+    arguments = node.field("arguments") if kind in _CALLS else None
+    if arguments is None:
+        return None
+    given = [child for child in arguments.children() if child.is_named()]
+    if kind == "object_creation_expression":
+        name = node.field("type")
+        return (
+            given
+            if name is not None and name.text().rsplit(".", 1)[-1] == "File" and len(given) == 2
+            else None
+        )
+    func = node.field("function")
+    called = func.text() if func is not None else ""
+    if kind == "method_invocation":
+        owner, name = node.field("object"), node.field("name")
+        called = f"{owner.text() if owner is not None else ''}.{name.text() if name is not None else ''}"
+        if name is not None and name.text() == "resolve" and owner is not None:
+            return [owner, *given]
+    return given if _JOINS[site.family].match(called) else None
+
+
+_CALLS = ("call", "call_expression", "method_invocation", "object_creation_expression")
+
+
+def _open(site: Site, node: ir.Syntax) -> bool:
+    if "zip-slip" in site.match.rule.id:  # what an archive says of its entries
+        return _ENTRY.search(node.text()) is not None
+    value = site.value(node)
+    return value.level > LOCAL and not value.numeric and not value.safe("path")
+
+
+_ENTRY = re.compile(r"(?i)entry|header|getName\(\)|\.name\b|filename")
+
+
+def _anchor(site: Site, node: ir.Syntax, known: bool) -> tuple[list[Edit], list[str]] | None:
+    source = site.source(node)
+    if "\n" in source:
+        return None
+    needs: list[str] = []
+    known = known or is_text(site, node)
+    if site.family == "python":
+        if re.search(r"\bos\s*=(?!=)", site.text):
+            return None
+        needs.append("import os")
+        before, after = (
+            ('os.path.normpath("/" + ', ').lstrip("/")')
+            if known
+            else ('os.path.normpath("/" + str(', ')).lstrip("/")')
+        )
+        parent = node.parent()
+        if parent is not None and parent.kind() == "interpolation":
+            quote = site.text[span(parent.parent())[0] :].lstrip("fFrR")[:1]
+            if quote == '"':
+                before, after = before.replace('"', "'"), after.replace('"', "'")
+    elif site.family == "javascript":
+        if "path" not in site.imports:
+            return None
+        before, after = '"." + path.normalize("/" + ', ")"
+        parent = node.parent()
+        if parent is not None and parent.kind() not in ("arguments", "template_substitution"):
+            before = before.removeprefix('"." + ')
+    elif site.family == "go":
+        needs.append("path/filepath")
+        before, after = 'filepath.Clean("/" + ', ")"
+    else:
+        before, after = 'java.nio.file.Paths.get("/" + ', ").normalize().toString().substring(1)"
+    if node.kind() in _LOOSE:
+        before, after = f"{before}(", f"){after}"
+    start, end = span(node)
+    return [Edit(start, start, before), Edit(end, end, after)], needs
+
+
+_LOOSE = frozenset(
+    {"binary_operator", "binary_expression", "conditional_expression", "ternary_expression"}
+    | {"boolean_operator", "await", "await_expression", "cast_expression", "lambda"}
+)

@@ -1,0 +1,244 @@
+"""Fixes of JavaScript and TypeScript that need a look at the syntax around: properties, options, keys of objects."""
+
+from __future__ import annotations
+
+import re
+
+from keystroke.analysis.audit.fixes.site import Repair, Site, span
+from keystroke.analysis.audit.fixes.text_parts import compose
+from keystroke.analysis.audit.flow.values import LOCAL, REMOTE
+from keystroke.analysis.audit.rules.catalog import FixSpec
+from keystroke.analysis.audit.source import ir
+from keystroke.text import Edit
+
+_TEXTUAL = re.compile(
+    r"(?i)name|pass|mail|login|user|token|title|slug|code|word|text|search|phone|city|role|status|type"
+)
+_RISKY = ("__proto__", "constructor", "prototype")
+
+
+def text_property(site: Site, spec: FixSpec) -> Repair | None:
+    """`element.innerHTML = value` as `element.textContent = value`, where the value is a client's text alone."""
+    node = site.match.node
+    left, right = node.field("left"), node.field("right")
+    if node.kind() != "assignment_expression" or left is None or right is None:
+        return None
+    name = left.field("property")
+    value = site.value(right)
+    if name is None or name.text() != "innerHTML" or value.built or compose(right, site.language, site.text):
+        return None
+    if value.level < REMOTE and not spec.suggest:
+        return None
+    return Repair((Edit(*span(name), "textContent"),))
+
+
+def text_method(site: Site, spec: FixSpec) -> Repair | None:
+    """`$(place).html(value)` as `$(place).text(value)`, where the value is a client's text alone."""
+    call, given = site.call, site.arguments()
+    if call is None or len(given) != 1 or site.method != "html":
+        return None
+    value = site.value(given[0])
+    name = call.func.node.field("property")
+    if name is None or value.built or value.level < REMOTE or compose(given[0], site.language, site.text):
+        return None
+    return Repair((Edit(*span(name), "text"),))
+
+
+def options(site: Site, spec: FixSpec) -> Repair | None:
+    """Options set in the object a call is given, or in one that is added behind its arguments."""
+    call, given = site.call, site.arguments()
+    if call is None or not given:
+        return None
+    wanted = dict(spec.keyword)
+    last = given[-1]
+    if last.kind() == "object":
+        held = {_key(pair): pair for pair in last.children() if pair.kind() == "pair"}
+        if any(child.kind() == "spread_element" for child in last.children()):
+            return None
+        edits = []
+        for name, pair in held.items():
+            value = pair.field("value")
+            if name in wanted and value is not None and value.text() != wanted[name]:
+                if value.text() not in ("true", "false"):
+                    return None
+                edits.append(Edit(*span(value), wanted[name]))
+        missing = [f"{name}: {value}" for name, value in wanted.items() if name not in held]
+        if missing:
+            start, end = span(last)
+            inner = site.text[start + 1 : end - 1]
+            if not inner.strip():
+                edits.append(Edit(start, end, f"{{ {', '.join(missing)} }}"))
+            else:
+                at = start + 1 + len(inner) - len(inner.lstrip())
+                edits.append(Edit(at, at, f"{', '.join(missing)}, "))
+        return Repair(tuple(edits)) if edits else None
+    if len(given) != 2:
+        return None
+    end = span(last)[1]
+    listed = ", ".join(f"{name}: {value}" for name, value in wanted.items())
+    return Repair((Edit(end, end, f", {{ {listed} }}"),))
+
+
+def _key(pair: ir.Syntax) -> str:
+    name = pair.field("key")
+    return name.text().strip("\"'") if name is not None else ""
+
+
+def text_values(site: Site, spec: FixSpec) -> Repair | None:
+    """A document query whose values are texts: an object sent in their place would be an operator."""
+    given = site.arguments()
+    if not given or given[0].kind() != "object":
+        return None
+    edits: list[Edit] = []
+    for pair in given[0].children():
+        if pair.kind() in ("shorthand_property_identifier", "spread_element"):
+            if _open(site, pair):
+                return None
+        if pair.kind() != "pair":
+            continue
+        value = pair.field("value")
+        if value is None or not _open(site, value):
+            continue
+        if value.kind() not in ("member_expression", "identifier", "subscript_expression"):
+            return None
+        origin = site.value(value).origin
+        sent_as_text = re.search(r"\.(?:query|params)\b", origin) is not None
+        if not sent_as_text and not _TEXTUAL.search(_key(pair)):
+            return None
+        start, end = span(value)
+        edits += [Edit(start, start, "String("), Edit(end, end, ")")]
+    return Repair(tuple(edits)) if edits else None
+
+
+def _open(site: Site, node: ir.Syntax) -> bool:
+    value = site.value(node)
+    return value.level > LOCAL and not value.numeric and not value.safe(site.match.rule.use)
+
+
+def guarded_key(site: Site, spec: FixSpec) -> Repair | None:
+    """A loop over foreign keys leaves out those that lead to the prototype of every object."""
+    node = site.match.node
+    left = node.field("left")
+    key = left.field("index") if left is not None else None
+    if (
+        key is None
+        or key.kind() != "identifier"
+        or left is None
+        or left.field("object").kind() != "identifier"
+    ):
+        return None
+    name = key.text()
+    test = " || ".join(f'{name} === "{risky}"' for risky in _RISKY)
+    at = node
+    while (parent := at.parent()) is not None:
+        at = parent
+        if at.kind() == "for_in_statement":
+            target, body = at.field("left"), at.field("body")
+            if target is None or target.text() != name or body is None or body.kind() != "statement_block":
+                continue
+            return _first(site, body, f"if ({test}) continue;")
+        if at.kind() in (
+            "arrow_function",
+            "function_expression",
+            "function_declaration",
+            "method_definition",
+        ):
+            return _returning(site, at, name, test)
+    return None
+
+
+def _returning(site: Site, function: ir.Syntax, name: str, test: str) -> Repair | None:
+    """The same for a callback of forEach: the callback ends early."""
+    parent = function.parent()
+    called = parent.parent() if parent is not None and parent.kind() == "arguments" else None
+    func = called.field("function") if called is not None else None
+    if func is None or not func.text().endswith(".forEach"):
+        return None
+    single, listed, body = function.field("parameter"), function.field("parameters"), function.field("body")
+    names = (
+        [single.text()]
+        if single is not None
+        else [child.text() for child in (listed.children() if listed is not None else []) if child.is_named()]
+    )
+    if names[:1] != [name] or body is None or body.kind() != "statement_block":
+        return None
+    return _first(site, body, f"if ({test}) return;")
+
+
+def _first(site: Site, body: ir.Syntax, statement: str) -> Repair | None:
+    """A statement put before the first of a block."""
+    inner = [child for child in body.children() if child.is_named()]
+    if not inner:
+        return None
+    at = span(inner[0])[0]
+    line = site.text.rfind("\n", 0, at) + 1
+    glue = f"\n{site.text[line:at]}" if not site.text[line:at].strip() else " "
+    return Repair((Edit(at, at, f"{statement}{glue}"),))
+
+
+def every_match(site: Site, spec: FixSpec) -> Repair | None:
+    """`.replace(text, ...)` replaces the first occurrence; here all of them are meant."""
+    call, given = site.call, site.arguments()
+    if call is None or len(given) != 2 or site.method != "replace":
+        return None
+    if given[0].kind() == "string":
+        name = call.func.node.field("property")
+        return Repair((Edit(*span(name), "replaceAll"),)) if name is not None else None
+    if given[0].kind() == "regex":
+        end = span(given[0])[1]
+        return Repair((Edit(end, end, "g"),))
+    return None
+
+
+def random_number(site: Site, spec: FixSpec) -> Repair | None:
+    """`Math.random()` as a number of the same range from the system's source."""
+    drawn = (
+        'require("crypto").randomBytes(6).readUIntBE(0, 6) / 0x1000000000000'
+        if re.search(r"\brequire\s*\(", site.text) or any(path in _NODE for path in site.imports)
+        else "crypto.getRandomValues(new Uint32Array(1))[0] / 0x100000000"
+    )
+    if "require" in drawn and _is_module(site):
+        return None
+    if "require" not in drawn and re.search(r"\bcrypto\s*=", site.text):
+        return None
+    edits = [
+        Edit(*span(node), f"({drawn})")
+        for node in site.match.node.find_all(kind="call_expression")
+        if node.text() == "Math.random()"
+    ]
+    return Repair(tuple(edits), ("require",) if "require" in drawn else ()) if edits else None
+
+
+_NODE = frozenset(
+    {"crypto", "fs", "http", "https", "express", "path", "util", "child_process", "koa", "fastify"}
+)
+
+
+def _is_module(site: Site) -> bool:
+    return re.search(r"(?m)^\s*(?:import\s+[\w{*\"']|export\s)", site.text) is not None
+
+
+def buffer_from(site: Site, spec: FixSpec) -> Repair | None:
+    """`new Buffer(...)`: a text is copied, a number of bytes is set to zero."""
+    call, given = site.call, site.arguments()
+    if call is None or not given or not call.new:
+        return None
+    value = site.value(given[0])
+    texts = len(given) == 2 and given[1].kind() == "string"
+    if texts or isinstance(value.const, str):
+        name = "Buffer.from"
+    elif value.numeric or isinstance(value.const, int):
+        name = "Buffer.alloc"
+    else:
+        return None
+    start, _ = span(call.node)
+    listed = call.node.field("arguments")
+    return Repair((Edit(start, span(listed)[0], name),))
+
+
+def last_dropped(site: Site, spec: FixSpec) -> Repair | None:
+    """The last argument taken away: it switched a check off."""
+    given = site.arguments()
+    if len(given) < 2 or given[-1].text() != "true":
+        return None
+    return Repair((Edit(span(given[-2])[1], span(given[-1])[1], ""),))

@@ -1,0 +1,320 @@
+"""Shell commands: a value becomes one word of the command, whatever is in it.
+
+Law: quotes the command already has around a value are taken into account; a value that is a command, or that a
+second shell would read again, is left alone.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from keystroke.analysis.audit.fixes.site import Repair, Site, span
+from keystroke.analysis.audit.fixes.sql import is_text, site_value
+from keystroke.analysis.audit.fixes.text_parts import Char, Composition, Hole, compose
+from keystroke.analysis.audit.flow.values import CONSTANT, HOLE
+from keystroke.analysis.audit.rules.catalog import FixSpec
+from keystroke.analysis.audit.source import ir
+from keystroke.text import Edit
+
+# Programs that hand their arguments to another shell or interpreter: quoting once is not enough there.
+_AGAIN = re.compile(
+    r"(?:^|[\s;|&(/])(?:sh|bash|zsh|dash|ksh|su|ssh|rsh|eval|xargs|parallel|watch|awk|gawk|perl|python\d?|ruby|node|php"
+    r"|sqlite3|mysql|psql|adb|docker\s+exec|kubectl\s+exec|cmd|powershell|pwsh|find\s.*-exec\w*|at|crontab|script|trap|source|\.)\s"
+)
+_WORDS = re.compile(
+    r"(?i)(?:^|_)(?:args?|argv|arguments|options?|opts|flags?|params|cmd|command|extra|query)s?$|cmd|command"
+)
+_META = re.compile(r"[$`\"'\\|&;<>()*?\[\]#~!{}\n\r=^]")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a hole stands in a command: inside which quotes, and whether it is the whole of them."""
+
+    quote: str
+    first: int  # atoms of the quotes around it
+    last: int
+    whole: bool
+
+
+def places(skeleton: str) -> dict[int, Place] | None:
+    """The place of each hole; None where the command uses what is not followed here."""
+    if "`" in skeleton or "$(" in skeleton or "<<" in skeleton or "\\" in skeleton or "#" in skeleton:
+        return None
+    out: dict[int, Place] = {}
+    at, size = 0, len(skeleton)
+    started = True  # a command's first word comes next
+    while at < size:
+        char = skeleton[at]
+        if char in "'\"":
+            end = skeleton.find(char, at + 1)
+            if end < 0:
+                return None
+            inside = skeleton[at + 1 : end]
+            if started and HOLE in inside:
+                return None
+            for number, held in enumerate(inside, at + 1):
+                if held == HOLE:
+                    out[number] = Place(char, at, end, inside == HOLE)
+            at = end
+            started = False
+        elif char == HOLE:
+            if started:
+                return None
+            out[at] = Place("", at, at, True)
+        elif char in ";|&(\n":
+            started = True
+        elif not char.isspace():
+            started = False
+        at += 1
+    return out
+
+
+def command(site: Site, node: ir.Syntax) -> Composition | None:
+    """The command put together in a call or in a variable used only by it."""
+    written = site_value(site, node)
+    text = compose(written, site.language, site.text)
+    if text is None or not text.holes:
+        return None
+    if span(written) != span(node) and not all(site.steady(hole.node, written) for hole in text.holes):
+        return None
+    before = text.skeleton.rsplit(HOLE, 1)[0]
+    if _AGAIN.search(f"{before} ") is not None:
+        return None
+    return text
+
+
+def quoted(site: Site, spec: FixSpec) -> Repair | None:
+    """Python: each value quoted for the shell."""
+    call = site.call
+    given = site.arguments()
+    if call is None or not given:
+        return None
+    text = command(site, given[0])
+    if text is None:
+        return None
+    found = places(text.skeleton)
+    if found is None:
+        return None
+    edits: list[Edit] = []
+    changed = False
+    for at, hole in enumerate(text.atoms):
+        if not isinstance(hole, Hole):
+            continue
+        value = site.value(hole.node)
+        if value.level == CONSTANT or value.numeric or "shell" in value.clean or "*" in value.clean:
+            continue
+        step = _quote(site, text, at, hole, found[at])
+        if step is None:
+            return None
+        edits += step
+        changed = True
+    return Repair(tuple(edits)) if changed else None
+
+
+def _quote(site: Site, text: Composition, at: int, hole: Hole, place: Place) -> list[Edit] | None:
+    source = site.source(hole.node)
+    if _several(source) or (hole.format and hole.format != "%s"):
+        return None
+    start, end = span(hole.node)
+    atoms = text.atoms
+    known = hole.text or is_text(site, hole.node)
+    before, after = ("shlex.quote(", ")") if known else ("shlex.quote(str(", "))")
+    edits = [Edit(start, start, before), Edit(end, end, after)]
+    if not place.quote:
+        return edits
+    left, right = atoms[place.first], atoms[place.last]
+    if not isinstance(left, Char) or not isinstance(right, Char):
+        return None
+    if place.whole:  # the quotes around the value go: it brings its own
+        return [*edits, Edit(left.start, left.end, ""), Edit(right.start, right.end, "")]
+    # Inside a longer quoted text: the quotes are closed before the value and opened again behind it.
+    spelled = site.text[left.start : left.end]
+    near_left, near_right = atoms[at - 1], atoms[at + 1]
+    if not isinstance(near_left, Char) or not isinstance(near_right, Char):
+        return None
+    if place.first == at - 1:
+        edits.append(Edit(left.start, left.end, ""))
+    else:
+        edits.append(Edit(near_left.end, near_left.end, spelled))
+    if place.last == at + 1:
+        edits.append(Edit(right.start, right.end, ""))
+    else:
+        edits.append(Edit(near_right.start, near_right.start, spelled))
+    return edits
+
+
+def _several(source: str) -> bool:
+    """Whether a value looks like several words of a command, or a part of one."""
+    name = re.split(r"[.\[(]", source)[-1] if re.fullmatch(r"[\w.]+", source) else source
+    key = re.search(r"[\"'](\w+)[\"']\s*[\])]", source)
+    return (
+        "\n" in source
+        or ".join" in source
+        or _WORDS.search(name) is not None
+        or (key is not None and _WORDS.search(key[1]) is not None)
+    )
+
+
+# Without a shell: the words of the command as a list
+
+
+def words(site: Site, text: Composition) -> list[str] | None:
+    """The command's words as expressions of the language; None where only a shell can read it."""
+    found = places(text.skeleton)
+    if found is None:
+        return None
+    out: list[list[str]] = [[]]
+    constant = ""
+    quote = ""
+
+    def flush() -> None:
+        nonlocal constant
+        if constant:
+            out[-1].append(f'"{constant}"')
+            constant = ""
+
+    for atom in text.atoms:
+        if isinstance(atom, Hole):
+            source = site.source(atom.node)
+            if atom.format or _several(source):
+                return None
+            flush()
+            out[-1].append(source)
+        elif atom.text in "'\"" and (not quote or quote == atom.text):
+            quote = "" if quote else atom.text
+        elif atom.text.isspace() and not quote:
+            flush()
+            if out[-1]:
+                out.append([])
+        elif _META.search(atom.text) and not (atom.text in "=~" and out[-1] + [constant] != [""]):
+            return None
+        else:
+            constant += atom.text
+    flush()
+    made = [_word(site, parts) for parts in out if parts]
+    return None if not made or any(word is None for word in made) else [word for word in made if word]
+
+
+def _word(site: Site, parts: list[str]) -> str | None:
+    if len(parts) == 1:
+        return parts[0]
+    if any(re.search(r"\s[-+*/?:|&]|=>", part) for part in parts if not part.startswith('"')):
+        parts = [part if part.startswith('"') else f"({part})" for part in parts]
+    return " + ".join(parts)
+
+
+def exec_file(site: Site, spec: FixSpec) -> Repair | None:
+    """JavaScript: `exec("tool " + value)` as `execFile("tool", [value])`, which starts no shell."""
+    call, given = site.call, site.arguments()
+    if call is None or not given or site.method not in ("exec", "execSync"):
+        return None
+    if "promisify" in site.text or any("promis" in path for path in site.imports):
+        return None
+    parent = call.node.parent()
+    if parent is not None and parent.kind() in ("await_expression", "spread_element"):
+        return None
+    if any(arg.kind() == "object" and "shell" in arg.text() for arg in given[1:]):
+        return None
+    text = command(site, given[0])
+    if text is None:
+        return None
+    listed = words(site, text)
+    if listed is None or len(listed) < 2 or not listed[0].startswith('"'):
+        return None
+    if any(hole.form == "inside" for hole in text.holes) and any("`" in word for word in listed):
+        return None
+    start, end = span(text.node)
+    moved = span(text.node) != span(_bare(given[0]))
+    if moved:
+        return None  # the variable may be meant to be read
+    file = "execFileSync" if site.method.endswith("Sync") else "execFile"
+    edits = [Edit(start, end, f"{listed[0]}, [{', '.join(listed[1:])}]")]
+    at, stop = span(call.func.node)
+    if isinstance(call.func, ir.Attr):
+        name = call.func.node.field("property")
+        if name is None:
+            return None
+        edits.append(Edit(*span(name), file))
+        return Repair(tuple(edits))
+    if call.func.node.text() != site.method:
+        return None
+    if "child_process" not in site.imports and f"child_process.{site.method}" not in site.imports:
+        return None
+    edits.append(Edit(at, stop, f'require("child_process").{file}'))
+    return Repair(tuple(edits), ("require",))
+
+
+def _bare(node: ir.Syntax) -> ir.Syntax:
+    while node.kind() == "parenthesized_expression":
+        inner = [child for child in node.children() if child.is_named()]
+        if len(inner) != 1:
+            break
+        node = inner[0]
+    return node
+
+
+def positional(site: Site, spec: FixSpec) -> Repair | None:
+    """`sh -c "tool " + value` as `sh -c 'tool "$1"' sh value`: the shell takes the value for one word."""
+    given = _shell_call(site)
+    if given is None:
+        return None
+    at = 0
+    text = command(site, given[at + 2])
+    if text is None:
+        return None
+    found = places(text.skeleton)
+    if found is None:
+        return None
+    edits: list[Edit] = []
+    values: list[str] = []
+    for number, atom in enumerate(text.atoms):
+        if not isinstance(atom, Hole):
+            continue
+        if site.value(atom.node).level == CONSTANT and not text.template:
+            continue
+        source = site.source(atom.node)
+        if _several(source) or (atom.format and atom.format not in ("%d", "%v")):
+            return None
+        place = found[number]
+        values.append(source if not atom.format else f"fmt.Sprint({source})")
+        name = f"${len(values)}" if len(values) < 10 else f"${{{len(values)}}}"
+        if place.quote == '"':
+            step = text.substitute(number, number, name)
+        elif place.quote == "'" and not place.whole:
+            step = text.substitute(number, number, f"'\"{name}\"'")
+        else:
+            step = text.substitute(place.first, place.last, f'"{name}"')
+        if step is None:
+            return None
+        edits += step
+    if not values:
+        return None
+    if text.template:
+        if len(values) != len(text.holes):
+            return None
+        edits += [*text.unwrap, *text.undouble]
+    end = span(given[at + 2])[1]
+    return Repair((*edits, Edit(end, end, f', "sh", {", ".join(values)}')))
+
+
+_SHELL = re.compile(r"[\"'](?:/bin/|/usr/bin/)?(?:ba|da|z|k)?sh[\"']")
+_BEHIND = ("object", "arrow_function", "function_expression", "null_literal")
+
+
+def _shell_call(site: Site) -> list[ir.Syntax] | None:
+    """The shell, "-c" and its command, where a call gets exactly these in a row."""
+    found: list[ir.Syntax] = []
+    for node in site.arguments():
+        inner = node.field("value") if node.kind() == "array_creation_expression" else node
+        if inner is not None and inner.kind() in ("array", "list", "array_initializer"):
+            found += [child for child in inner.children() if child.is_named()]
+        else:
+            found.append(node)
+    at = next((number for number, node in enumerate(found) if _SHELL.fullmatch(node.text())), None)
+    if at is None or len(found) < at + 3 or found[at + 1].text().strip("\"'") != "-c":
+        return None
+    if len(found) > at + 3 and found[at + 3].kind() not in _BEHIND:
+        return None
+    return found[at : at + 3]

@@ -1,0 +1,335 @@
+"""Where a fix is built: the match, its syntax, what data flow knew there, and the names around it.
+
+Law: a site answers questions about one unit's text and changes nothing. Whatever it cannot be sure of it
+answers with None, and a fixer that gets None offers nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from keystroke.analysis.audit.flow.values import PARAMETER, Value
+from keystroke.analysis.audit.rules.match import Match
+from keystroke.analysis.audit.source import ir
+from keystroke.text import Edit
+
+# What gives a variable a value, by grammar: kind of node, field of the name, field of the value.
+_BINDINGS = {
+    "python": (("assignment", "left", "right"), ("augmented_assignment", "left", "right")),
+    "javascript": (
+        ("variable_declarator", "name", "value"),
+        ("assignment_expression", "left", "right"),
+        ("augmented_assignment_expression", "left", "right"),
+        ("update_expression", "argument", "argument"),
+    ),
+    "java": (
+        ("variable_declarator", "name", "value"),
+        ("assignment_expression", "left", "right"),
+        ("update_expression", "", ""),
+    ),
+    "go": (
+        ("short_var_declaration", "left", "right"),
+        ("assignment_statement", "left", "right"),
+        ("var_spec", "name", "value"),
+    ),
+    "c": (
+        ("init_declarator", "declarator", "value"),
+        ("assignment_expression", "left", "right"),
+        ("update_expression", "argument", "argument"),
+    ),
+}
+_FUNCTIONS = frozenset(
+    {
+        "function_definition",
+        "lambda",
+        "function_declaration",
+        "function_expression",
+        "arrow_function",
+        "method_definition",
+        "generator_function_declaration",
+        "method_declaration",
+        "constructor_declaration",
+        "lambda_expression",
+        "func_literal",
+    }
+)
+_CALLS = frozenset(
+    {"call", "call_expression", "method_invocation", "object_creation_expression", "new_expression"}
+)
+_READ = {"javascript": ("identifier", "shorthand_property_identifier")}
+_STEADY = frozenset(
+    {
+        "identifier",
+        "attribute",
+        "subscript",
+        "member_expression",
+        "subscript_expression",
+        "selector_expression",
+        "index_expression",
+        "field_access",
+        "array_access",
+        "property_identifier",
+        "field_identifier",
+        "string",
+        "string_start",
+        "string_content",
+        "string_fragment",
+        "string_end",
+        "string_literal",
+        "interpreted_string_literal",
+        "interpreted_string_literal_content",
+        "integer",
+        "number",
+        "int_literal",
+        "decimal_integer_literal",
+        "parenthesized_expression",
+        "this",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """Edits of the unit, and what the file must import for them."""
+
+    edits: tuple[Edit, ...]
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Site:
+    match: Match
+    language: str
+    text: str  # of the unit, as it was parsed
+    imports: frozenset[str]  # dotted paths of what the file imports
+    lower: Callable[[ir.Syntax], ir.Expr]
+    family: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.family = {"cpp": "c", "typescript": "javascript", "tsx": "javascript"}.get(
+            self.language, self.language
+        )
+
+    # The match
+
+    @property
+    def call(self) -> ir.Call | None:
+        """The call that the match is about; one found by its syntax is lowered here."""
+        if self.match.subject is None and self.match.node.kind() in _CALLS:
+            self.match.subject = self.lower(self.match.node)
+        return self.match.subject if isinstance(self.match.subject, ir.Call) else None
+
+    @property
+    def method(self) -> str:
+        """The last name of what is called."""
+        func = self.call.func if self.call is not None else None
+        return func.name if isinstance(func, ir.Attr) else func.id if isinstance(func, ir.Name) else ""
+
+    @property
+    def path(self) -> str:
+        """The full name of what is called, after imports."""
+        func = self.call.func if self.call is not None else None
+        if isinstance(func, ir.Attr):
+            base = self.match.evaluate(func.base).path
+            return f"{base}.{func.name}" if base else func.name
+        return self.match.evaluate(func).path if func is not None else ""
+
+    def arguments(self) -> list[ir.Syntax]:
+        """The nodes of a call's positional arguments, as written."""
+        call = self.call
+        if call is None:
+            return []
+        listed = call.node.field("arguments") or next(
+            (child for child in call.node.children() if child.kind() == "argument_list"), None
+        )
+        if listed is None:
+            return []
+        return [
+            child
+            for child in listed.children()
+            if child.is_named()
+            and child.kind()
+            not in ("comment", "line_comment", "block_comment", "keyword_argument", "dictionary_splat")
+        ]
+
+    def value(self, node: ir.Syntax) -> Value:
+        """What data flow knows of an expression where the match was made."""
+        return self.match.evaluate(self.lower(node))
+
+    def foreign(self, node: ir.Syntax, level: int = PARAMETER) -> bool:
+        """Whether an expression carries data that the rule is about and nothing made safe."""
+        value = self.value(node)
+        return value.level >= level and not value.numeric and not value.safe(self.match.rule.use)
+
+    # Text
+
+    def source(self, node: ir.Syntax) -> str:
+        start, end = span(node)
+        return self.text[start:end]
+
+    def indent(self, at: int) -> str:
+        """The white space that the line of an offset begins with."""
+        start = self.text.rfind("\n", 0, at) + 1
+        found = re.compile(r"[ \t]*").match(self.text, start)
+        return found.group() if found is not None else ""
+
+    # Syntax around
+
+    def function(self, node: ir.Syntax) -> ir.Syntax:
+        """The innermost function around a node, or the whole unit."""
+        at = node
+        while (parent := at.parent()) is not None:
+            at = parent
+            if at.kind() in _FUNCTIONS:
+                return at
+        return at
+
+    def statement(self, node: ir.Syntax) -> ir.Syntax | None:
+        """The statement that stands in a block and holds the node."""
+        at = node
+        while (parent := at.parent()) is not None:
+            if parent.kind() in _BLOCKS:
+                return at
+            at = parent
+        return None
+
+    def alone(self, node: ir.Syntax) -> bool:
+        """Whether an expression is a statement of its own, its value unused."""
+        parent = node.parent()
+        return parent is not None and parent.kind() == "expression_statement"
+
+    def bindings(self, name: str, scope: ir.Syntax) -> Iterator[tuple[ir.Syntax, ir.Syntax | None]]:
+        """Every place in `scope` that gives a variable a value, with the value's node where it is plain."""
+        for kind, target, value in _BINDINGS[self.family]:
+            for node in scope.find_all(kind=kind):
+                held = node.field(target) if target else None
+                if held is None:
+                    if not target and name in node.text():
+                        yield node, None
+                    continue
+                if held.text() == name or (self.family == "c" and held.text().lstrip("* ") == name):
+                    plain = kind not in _CHANGES and _single(held)
+                    given = node.field(value)
+                    if given is None and kind in ("variable_declarator", "var_spec"):
+                        continue  # declared only
+                    operator = node.field("operator")
+                    if operator is not None and operator.text() not in ("=", ":="):
+                        plain = False
+                    yield node, _unlisted(given) if plain else None
+                elif re.search(rf"(?<![\w.$]){re.escape(name)}(?![\w$])", held.text()):
+                    if held.kind() not in ("attribute", "subscript", "member_expression"):
+                        yield node, None
+
+    def reads(self, name: str, scope: ir.Syntax) -> list[ir.Syntax]:
+        """Every place in `scope` that reads a variable."""
+        given = set()
+        for kind, target, _ in _BINDINGS[self.family]:
+            for node in scope.find_all(kind=kind) if target else ():
+                held = node.field(target)
+                if held is not None and held.text() == name:
+                    given.add(span(held)[0])
+        return [
+            node
+            for kind in _READ.get(self.family, ("identifier",))
+            for node in scope.find_all(kind=kind)
+            if node.text() == name and span(node)[0] not in given
+        ]
+
+    def definition(self, name: ir.Syntax, many: bool = False) -> ir.Syntax | None:
+        """The expression a variable stands for: given once and, unless `many`, used only here."""
+        if name.kind() != "identifier":
+            return None
+        scope = self.function(name)
+        word = name.text()
+        found = list(self.bindings(word, scope))
+        if len(found) != 1 or found[0][1] is None:
+            return None
+        place, value = found[0]
+        if value is None or span(place)[1] > span(name)[0]:
+            return None
+        if not many and len([node for node in self.reads(word, scope) if not _told(node)]) != 1:
+            return None
+        return value
+
+    def steady(self, node: ir.Syntax, since: ir.Syntax) -> bool:
+        """Whether an expression of `since` still means the same at the match: no name of it changed."""
+        scope = self.function(since)
+        begun, here = span(since)[1], self.match.start
+        if not self._adjacent(since) and any(part.kind() not in _STEADY for part in _inside(node)):
+            return False
+        for part in _inside(node):
+            if part.kind() != "identifier":
+                continue
+            for place, _ in self.bindings(part.text(), scope):
+                at = span(place)[0]
+                if begun <= at < here:
+                    return False
+                if at > here and not self._same_block(since):
+                    return False
+        return True
+
+    def _adjacent(self, since: ir.Syntax) -> bool:
+        one, other = self.statement(since), self.statement(self.match.node)
+        following = one.next() if one is not None else None
+        while following is not None and following.kind() in ("comment", "line_comment"):
+            following = following.next()
+        return following is not None and other is not None and span(following) == span(other)
+
+    def _same_block(self, since: ir.Syntax) -> bool:
+        one, other = self.statement(since), self.statement(self.match.node)
+        if one is None or other is None:
+            return False
+        left, right = one.parent(), other.parent()
+        return left is not None and right is not None and span(left) == span(right)
+
+
+_TELLS = re.compile(
+    r"^(?:print|System\.(?:out|err)\.print\w*|console\.\w+|fmt\.Print\w*|log\.\w+|(?:\w+\.)*[lL]ogg?(?:er|ing)?\.\w+|LOG(?:GER)?\.\w+)\($"
+)
+
+
+def _told(node: ir.Syntax) -> bool:
+    """Whether a variable is only printed or logged here."""
+    parent = node.parent()
+    if parent is None or parent.kind() not in ("argument_list", "arguments"):
+        return False
+    call = parent.parent()
+    if call is None:
+        return False
+    return _TELLS.match(call.text()[: span(parent)[0] - span(call)[0] + 1]) is not None
+
+
+_BLOCKS = frozenset(
+    {"block", "module", "statement_block", "program", "source_file", "statement_list", "constructor_body"}
+    | {"compound_statement", "translation_unit", "switch_block_statement_group", "class_body"}
+)
+_CHANGES = frozenset({"augmented_assignment", "augmented_assignment_expression", "update_expression"})
+
+
+def _single(target: ir.Syntax) -> bool:
+    return target.kind() in ("identifier", "pointer_declarator", "array_declarator") or (
+        target.kind() == "expression_list" and len([c for c in target.children() if c.is_named()]) == 1
+    )
+
+
+def _unlisted(node: ir.Syntax | None) -> ir.Syntax | None:
+    """Go wraps even one value in a list."""
+    if node is not None and node.kind() == "expression_list":
+        inner = [child for child in node.children() if child.is_named()]
+        return inner[0] if len(inner) == 1 else None
+    return node
+
+
+def _inside(node: ir.Syntax) -> Iterator[ir.Syntax]:
+    """A node and every named node below it."""
+    yield node
+    for child in node.children():
+        if child.is_named():
+            yield from _inside(child)
+
+
+def span(node: ir.Syntax) -> tuple[int, int]:
+    found = node.range()
+    return found.start.index, found.end.index

@@ -1,0 +1,275 @@
+"""Small fixes that need a look at a value: modes of files, settings that are switched off, variables of XPath."""
+
+from __future__ import annotations
+
+import re
+
+from keystroke.analysis.audit.fixes.site import Repair, Site, span
+from keystroke.analysis.audit.fixes.sql import as_text, site_value
+from keystroke.analysis.audit.fixes.text_parts import Hole, compose
+from keystroke.analysis.audit.flow.values import CONSTANT, HOLE, LOCAL
+from keystroke.analysis.audit.rules.catalog import FixSpec
+from keystroke.analysis.audit.source import ir
+from keystroke.text import Edit
+
+
+def masked(site: Site, spec: FixSpec) -> Repair | None:
+    """A file's mode without the bits the rule is about; the owner's stay as they are."""
+    mask = int(spec.value, 8)
+    call, given = site.call, site.arguments()
+    if call is None:
+        return None
+    nodes = [given[at] for at in spec.places if at < len(given)]
+    nodes += [call.kwargs["mode"].node] if "mode" in call.kwargs else []
+    for node in nodes:
+        text = node.text()
+        found = re.fullmatch(r"0[oO]?([0-7]{3,5})", text)
+        if found is None:
+            continue
+        mode = int(found[1], 8)
+        if mode & ~mask & 0o777:
+            start, end = span(node)
+            return Repair(
+                (Edit(start, end, f"{text[: -len(found[1])]}{mode & (mask | 0o7000):0{len(found[1])}o}"),)
+            )
+    return None
+
+
+def changed(site: Site, spec: FixSpec) -> Repair | None:
+    """Settings that are given and wrong, set right; nothing is added."""
+    call = site.call
+    held: dict[str, ir.Expr] = dict(call.kwargs) if call is not None else {}
+    colls = [arg for arg in call.args if isinstance(arg, ir.Coll)] if call is not None else []
+    if isinstance(site.match.subject, ir.Coll):
+        colls.append(site.match.subject)
+    for coll in colls:
+        for key, item in zip(coll.keys or [], coll.items, strict=False):
+            if isinstance(key, ir.Const) and isinstance(key.value, str):
+                held.setdefault(key.value, item)
+    edits: list[Edit] = []
+    for name, value in spec.keyword:
+        expr = held.get(name)
+        if expr is not None and expr.node.text() != value and expr.node.text() in _WRONG:
+            edits.append(Edit(*span(expr.node), value))
+    return Repair(tuple(edits)) if edits else None
+
+
+_WRONG = frozenset(
+    {
+        "False",
+        "false",
+        "None",
+        "null",
+        "True",
+        "true",
+        "0",
+        "1",
+        "0L",
+        "1L",
+        "ssl.CERT_NONE",
+        '"CERT_NONE"',
+        "'CERT_NONE'",
+    }
+)
+
+
+def xpath_variables(site: Site, spec: FixSpec) -> Repair | None:
+    """lxml: values out of the expression and into its variables."""
+    call, given = site.call, site.arguments()
+    if call is None or call.kwargs or len(given) != 1 or site.method != "xpath":
+        return None
+    if not any(path == "lxml" or path.startswith("lxml.") for path in site.imports):
+        return None
+    written = site_value(site, given[0])
+    text = compose(written, site.language, site.text)
+    if text is None:
+        return None
+    if span(written) != span(given[0]) and not all(site.steady(hole.node, written) for hole in text.holes):
+        return None
+    skeleton = text.skeleton
+    edits: list[Edit] = []
+    values: list[str] = []
+    at = 0
+    quote = start = None
+    for at, char in enumerate(skeleton):
+        if quote is None and char in "'\"":
+            quote, start = char, at
+        elif char == quote and start is not None:
+            inside = skeleton[start + 1 : at]
+            if HOLE in inside:
+                if inside != HOLE:
+                    return None
+                hole = text.atoms[start + 1]
+                assert isinstance(hole, Hole)
+                value = as_text(site, hole)
+                if value is None:
+                    return None
+                values.append(value)
+                step = text.substitute(start, at, f"$p{len(values)}")
+                if step is None:
+                    return None
+                edits += step
+            quote = start = None
+        elif char == HOLE and quote is None:
+            held = text.atoms[at]
+            if text.template or not isinstance(held, Hole) or site.value(held.node).level != CONSTANT:
+                return None
+    if not values or quote is not None:
+        return None
+    if text.template:
+        edits += [*text.unwrap, *text.undouble]
+    end = span(given[0])[1]
+    listed = "".join(f", p{number}={value}" for number, value in enumerate(values, 1))
+    return Repair((*edits, Edit(end, end, listed)))
+
+
+def assertion(site: Site, spec: FixSpec) -> Repair | None:
+    """Python: a check that must not vanish with -O, raising what it raised."""
+    node = site.match.node
+    inner = [child for child in node.children() if child.is_named()]
+    if node.kind() != "assert_statement" or not inner or len(inner) > 2:
+        return None
+    start, end = span(node)
+    said = site.source(inner[1]) if len(inner) == 2 else ""
+    test = site.source(inner[0])
+    if "\n" in test or "\n" in said:
+        return None
+    indent = site.indent(start)
+    return Repair((Edit(start, end, f"if not ({test}):\n{indent}    raise AssertionError({said})"),))
+
+
+def owned_temporary(site: Site, spec: FixSpec) -> Repair | None:
+    """Python: `mktemp(...)` as a file that is made at once, under the same suffix, prefix and folder."""
+    call = site.call
+    if call is None or set(call.kwargs) - {"suffix", "prefix", "dir"} or len(call.args) > 3:
+        return None
+    listed = [
+        f"{name}={site.source(arg.node)}"
+        for name, arg in zip(("suffix", "prefix", "dir"), call.args, strict=False)
+    ]
+    listed += [f"{name}={site.source(arg.node)}" for name, arg in call.kwargs.items()]
+    start, end = span(call.node)
+    callee = site.source(call.func.node)
+    base = callee.rpartition(".")[0]
+    if not base:
+        return None
+    return Repair(
+        (Edit(start, end, f"{base}.NamedTemporaryFile({', '.join([*listed, 'delete=False'])}).name"),)
+    )
+
+
+def random_source(site: Site, spec: FixSpec) -> Repair | None:
+    """Python: every draw from the `random` module inside the match, from the system's source instead."""
+    edits: list[Edit] = []
+    for node in site.match.node.find_all(kind="call"):
+        func = node.field("function")
+        if func is None or func.kind() != "attribute":
+            continue
+        base, name = func.field("object"), func.field("attribute")
+        if base.kind() == "identifier" and site.value(base).path == "random" and name.text() in _DRAWS:
+            edits.append(Edit(*span(base), "secrets.SystemRandom()"))
+    return Repair(tuple(edits)) if edits else None
+
+
+_DRAWS = frozenset(
+    {"random", "randint", "randrange", "choice", "choices", "sample", "uniform", "getrandbits", "randbytes"}
+)
+
+
+_ERROR = re.compile(r"^(?:@error|err|error|exception)(?:\.stack|\.toString\(\))?$")
+_THROWN = re.compile(
+    r"^(?:e|ex|err|exception)\.(?:getMessage|toString|getStackTrace|getLocalizedMessage)\(\)$"
+)
+
+
+def told_nothing(site: Site, spec: FixSpec) -> Repair | None:
+    """An error in an answer, replaced by a sentence that tells nothing of the inside."""
+    edits: list[Edit] = []
+    for node in site.arguments():
+        text = compose(node, site.language, site.text)
+        if text is not None:
+            for at, hole in enumerate(text.atoms):
+                if isinstance(hole, Hole) and _is_error(site, hole.node):
+                    step = text.substitute(at, at, "internal error")
+                    if step is None:
+                        return None
+                    edits += step
+            continue
+        edits += [
+            Edit(*span(held), '"Internal Server Error"') for held in _values(node) if _is_error(site, held)
+        ]
+    return Repair(tuple(edits)) if edits else None
+
+
+def _is_error(site: Site, node: ir.Syntax) -> bool:
+    if node.kind() == "method_invocation":
+        return _THROWN.match(node.text()) is not None
+    return (
+        node.kind() in ("identifier", "member_expression") and _ERROR.match(site.value(node).path) is not None
+    )
+
+
+def _values(node: ir.Syntax) -> list[ir.Syntax]:
+    """The values of an object literal, or the expression itself."""
+    if node.kind() != "object":
+        return [node]
+    pairs = [pair.field("value") for pair in node.children() if pair.kind() == "pair"]
+    return [value for value in pairs if value is not None]
+
+
+_OPPOSITE = {"false": "true", "False": "True", '"0"': '"1"', "'0'": "'1'", "0": "1"}
+
+
+def checked_again(site: Site, spec: FixSpec) -> Repair | None:
+    """A check that an assignment switched off, switched on."""
+    right = site.match.node.field("right") if site.call is None else None
+    opposite = _OPPOSITE.get(right.text()) if right is not None else None
+    return Repair((Edit(*span(right), opposite),)) if opposite else None
+
+
+_PURE = frozenset(
+    {
+        "identifier",
+        "attribute",
+        "subscript",
+        "member_expression",
+        "subscript_expression",
+        "call",
+        "call_expression",
+    }
+)
+
+
+def local_target(site: Site, spec: FixSpec) -> Repair | None:
+    """A redirect kept on this site: only a path from the root is followed, anything else leads to the start."""
+    given = site.arguments()
+    nodes = [given[at] for at in spec.places if at < len(given)] if spec.places else given[:1]
+    if site.call is None:
+        right = site.match.node.field("right")
+        nodes = [right] if right is not None else []
+    for node in nodes:
+        value = site.value(node)
+        if node.kind() not in _PURE or value.level <= LOCAL or value.built or value.numeric:
+            continue
+        source = site.source(node)
+        if "\n" in source or (node.kind() == "call" and not re.search(r"\.(?:get|getlist|pop)\(", source)):
+            return None
+        plain = node.kind() == "identifier"
+        if site.family == "javascript":
+            if node.kind() == "call_expression":
+                return None
+            text = f'/^\\/(?![\\/\\\\\\s])/.test({source}) ? {source} : "/"'
+            parent = node.parent()
+            text = f"({text})" if parent is not None and parent.kind() != "arguments" else text
+        elif site.family == "java":
+            if not plain:
+                return None
+            text = f'{source} != null && {source}.matches("/(?![/\\\\\\\\\\\\s]).*") ? {source} : "/"'
+        elif plain:
+            text = f'{source} if re.match(r"/(?![/\\\\\\s])", str({source})) else "/"'
+        elif re.search(r"\btarget\b", site.function(node).text()):
+            return None
+        else:
+            text = f'target if re.match(r"/(?![/\\\\\\s])", (target := str({source}))) else "/"'
+        return Repair((Edit(*span(node), text),))
+    return None

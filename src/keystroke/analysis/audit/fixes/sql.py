@@ -1,0 +1,464 @@
+"""SQL: values out of the statement and into its parameters.
+
+Law: only what the database takes as a value becomes a parameter, written as the driver in the imports wants
+it; a statement whose driver is not known, or one part of which is not surely a value, is left alone.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from keystroke.analysis.audit.fixes.site import Repair, Site, span
+from keystroke.analysis.audit.fixes.text_parts import Char, Composition, Hole, compose
+from keystroke.analysis.audit.flow.values import CONSTANT, HOLE, LOCAL, REMOTE
+from keystroke.analysis.audit.rules.catalog import FixSpec
+from keystroke.analysis.audit.source import ir
+from keystroke.text import Edit
+
+# How each driver marks a parameter, by the module a file imports.
+_PYTHON = {
+    "sqlite3": "?",
+    "pysqlite3": "?",
+    "aiosqlite": "?",
+    "pyodbc": "?",
+    "duckdb": "?",
+    "psycopg2": "%s",
+    "psycopg": "%s",
+    "pymysql": "%s",
+    "MySQLdb": "%s",
+    "mysql": "%s",
+    "aiomysql": "%s",
+    "flask_mysqldb": "%s",
+    "flaskext": "%s",
+    "pymssql": "%s",
+    "django": "%s",
+    "cx_Oracle": ":1",
+    "oracledb": ":1",
+    "asyncpg": "$1",
+    "sqlalchemy": ":p",
+    "flask_sqlalchemy": ":p",
+    "sqlmodel": ":p",
+    "databases": ":p",
+}
+_SCRIPT = {
+    "mysql": "?",
+    "mysql2": "?",
+    "promise-mysql": "?",
+    "mariadb": "?",
+    "sqlite3": "?",
+    "sqlite": "?",
+    "sequelize": "?",
+    "knex": "?",
+    "pg": "$1",
+    "pg-promise": "$1",
+    "postgres": "$1",
+    "@vercel/postgres": "$1",
+    "better-sqlite3": "",
+    "mssql": "",
+    "oracledb": ":1",
+}
+_GO = {
+    "github.com/lib/pq": "$1",
+    "github.com/jackc/pgx": "$1",
+    "github.com/go-sql-driver/mysql": "?",
+    "github.com/mattn/go-sqlite3": "?",
+    "modernc.org/sqlite": "?",
+    "gorm.io/": "?",
+    "github.com/jinzhu/gorm": "?",
+    "github.com/sijms/go-ora": ":1",
+    "github.com/denisenkom/go-mssqldb": "",
+}
+_METHODS = {
+    "python": frozenset({"execute", "raw", "fetch", "fetchrow", "fetchval"}),
+    "javascript": frozenset({"query", "execute", "all", "get", "run", "each", "raw"}),
+    "go": frozenset(
+        {"Query", "QueryRow", "Exec", "QueryContext", "QueryRowContext", "ExecContext", "Raw", "Queryx"}
+        | {"QueryRowx", "MustExec"}
+    ),
+}
+# A bare value follows a column and a comparison, or a keyword that only a value can follow.
+_COMPARED = re.compile(r"(?i)(?:^|[\s(,])[\w.\"`\[\]]*[A-Za-z_\"`\]][\w.\"`\]]*\s*(?:=|<>|!=|<=|>=|<|>)\s*$")
+_WORDED = re.compile(r"(?i)\bbetween\s+$|\bbetween\s+\0\s+and\s+$")
+_COUNTED = re.compile(r"(?i)\b(?:limit|offset)\s+$")
+_LISTED = re.compile(r"(?is)\binsert\s+(?:or\s+\w+\s+)?into\b[^;]*\bvalues\s*\((?:[^()]*,)?\s*$")
+_ENDED = re.compile(
+    r"\s*(?:$|[,;)]|--|\s(?i:and|or|order|group|limit|offset|where|union|having|returning|on)\b)"
+)
+_WORDS = re.compile(
+    r"(?i)\b(?:select|insert|update|delete|replace|merge|with|call|exec|create|drop|alter|from)\b"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """One value of the statement: the atoms it replaces, and the expression that is bound instead."""
+
+    first: int
+    last: int
+    value: str
+    number: bool = False  # it must be a whole number
+
+
+def parameters(site: Site, spec: FixSpec) -> Repair | None:
+    """The statement with placeholders and its values beside it."""
+    call = site.call
+    if call is None or call.kwargs or site.method not in _METHODS.get(site.family, ()):
+        return None
+    given = site.arguments()
+    at = 1 if site.family == "go" and site.method.endswith("Context") else 0
+    if at >= len(given):
+        return None
+    holder, behind = given[at], given[at + 1 :]
+    wrapped = _wrapper(site, holder)
+    written = site_value(site, wrapped or holder)
+    statement = compose(written, site.language, site.text)
+    if statement is None or (behind and not _callback_only(site, behind)):
+        return None
+    if span(written) != span(wrapped or holder) and not _still(site, statement):
+        return None
+    mark = _mark(site, wrapped is not None) or ("?" if spec.suggest else None)
+    if mark is None:
+        return None
+    bound = values_of(site, statement)
+    if not bound:
+        return None
+    edits = placed(statement, bound, mark)
+    if edits is None:
+        return None
+    end = span(holder)[1]
+    return Repair((*edits, Edit(end, end, _handed(site, [item.value for item in bound], mark))))
+
+
+def site_value(site: Site, node: ir.Syntax) -> ir.Syntax:
+    """The text itself, or what a variable used only here was given."""
+    if node.kind() == "identifier":
+        return site.definition(node) or node
+    return node
+
+
+def _still(site: Site, statement: Composition) -> bool:
+    """Whether the values of a statement built earlier are the same where it is executed."""
+    return all(site.steady(hole.node, statement.node) for hole in statement.holes)
+
+
+def _wrapper(site: Site, node: ir.Syntax) -> ir.Syntax | None:
+    """The text inside `text("...")` of SQLAlchemy."""
+    if site.family != "python" or node.kind() != "call":
+        return None
+    func, arguments = node.field("function"), node.field("arguments")
+    if func is None or func.text().rsplit(".", 1)[-1] != "text" or arguments is None:
+        return None
+    inner = [child for child in arguments.children() if child.is_named()]
+    return inner[0] if len(inner) == 1 else None
+
+
+def _callback_only(site: Site, behind: list[ir.Syntax]) -> bool:
+    return (
+        site.family == "javascript"
+        and len(behind) == 1
+        and behind[0].kind() in ("arrow_function", "function_expression", "function")
+    )
+
+
+def _mark(site: Site, wrapped: bool) -> str | None:
+    """How the driver marks a parameter; None where the imports do not say, or say two things."""
+    table = {"python": _PYTHON, "javascript": _SCRIPT, "go": _GO}.get(site.family, {})
+    styles = {style for path in site.imports for module, style in table.items() if _within(path, module)}
+    if wrapped:
+        return ":p" if ":p" in styles else None
+    if len(styles) != 1:
+        return None
+    mark = next(iter(styles))
+    if mark == ":p" or not mark:
+        return None  # a text of SQLAlchemy goes through text(); others bind in ways of their own
+    if site.family == "python":
+        if site.method == "raw" and mark != "%s":
+            return None
+        if site.method.startswith("fetch") != (mark == "$1") and site.method != "execute":
+            return None
+    return mark
+
+
+def _within(path: str, module: str) -> bool:
+    return path == module or path.startswith((f"{module}.", f"{module}/") if module[-1] != "/" else module)
+
+
+def values_of(site: Site, statement: Composition) -> list[Bound] | None:
+    """Every hole as a value that can be bound; None where one of them is, or may be, no value."""
+    skeleton, atoms = statement.skeleton, statement.atoms
+    if not _WORDS.search(skeleton.split(HOLE, 1)[0]):
+        return None
+    quotes = _quotes(skeleton)
+    if quotes is None:
+        return None
+    out: list[Bound] = []
+    for at, atom in enumerate(atoms):
+        if not isinstance(atom, Hole):
+            continue
+        if out and out[-1].last >= at:
+            return None  # two holes in one quoted text
+        value = site.value(atom.node)
+        if value.level == CONSTANT and not statement.template:
+            continue  # a table's name kept in a constant stays where it is
+        inside = next(((left, right) for left, right in quotes if left < at < right), None)
+        bound = (
+            _quoted(site, atoms[inside[0] + 1 : inside[1]], atom, inside)
+            if inside is not None
+            else _bare(site, skeleton, at, atom)
+        )
+        if bound is None and value.level <= LOCAL and not statement.template:
+            continue  # of our own making; the rule says whether that is enough
+        if bound is None:
+            return None
+        out.append(bound)
+    return out
+
+
+def _quotes(skeleton: str) -> list[tuple[int, int]] | None:
+    """Where quoted texts of the statement begin and end; None where a hole stands in another kind of quotes."""
+    out: list[tuple[int, int]] = []
+    at, size = 0, len(skeleton)
+    while at < size:
+        char = skeleton[at]
+        if skeleton.startswith("--", at) or skeleton.startswith("/*", at):
+            return None
+        if char == "'":
+            end = at + 1
+            while end < size and (skeleton[end] != "'" or skeleton[end + 1 : end + 2] == "'"):
+                end += 2 if skeleton[end] == "'" else 1
+            if end >= size:
+                return None
+            out.append((at, end))
+            at = end
+        elif char in '"`[':
+            end = skeleton.find("]" if char == "[" else char, at + 1)
+            if end < 0 or HOLE in skeleton[at:end]:
+                return None
+            at = end
+        at += 1
+    return out
+
+
+def _quoted(site: Site, atoms: list[Char | Hole], hole: Hole, quotes: tuple[int, int]) -> Bound | None:
+    """The value of a quoted text: what stands around the hole inside the quotes goes with it."""
+    if len([atom for atom in atoms if isinstance(atom, Hole)]) != 1:
+        return None
+    at = next(number for number, atom in enumerate(atoms) if isinstance(atom, Hole))
+    before = "".join(atom.text for atom in atoms[:at] if isinstance(atom, Char)).replace("''", "'")
+    after = "".join(atom.text for atom in atoms[at + 1 :] if isinstance(atom, Char)).replace("''", "'")
+    written = as_text(site, hole)
+    if written is None or not re.fullmatch(r"[\w %.,:;@/()+*=-]*", before + after):
+        return None
+    if site.family == "java" and (before or after) and " " in written and not written.endswith(")"):
+        written = f"({written})"
+    value = " + ".join(
+        part for part in (f'"{before}"' * bool(before), written, f'"{after}"' * bool(after)) if part
+    )
+    return Bound(quotes[0], quotes[1], value)
+
+
+def as_text(site: Site, hole: Hole) -> str | None:
+    """The expression that gives exactly the text a hole puts into the statement."""
+    source = site.source(hole.node)
+    if "\n" in source:
+        return None
+    if hole.format in ("%d", "%i") and site.family == "python":
+        return f"str(int({source}))"
+    if hole.format:
+        return None
+    if hole.text or is_text(site, hole.node):
+        return source if _simple(hole.node) else f"({source})"
+    return {
+        "python": f"str({source})",
+        "javascript": f"String({source})",
+        "java": f"String.valueOf({source})",
+        "go": source if hole.form == "operand" or _text_mark(site, hole) else f"fmt.Sprint({source})",
+    }[site.family]
+
+
+def _text_mark(site: Site, hole: Hole) -> bool:
+    return site.text[hole.start : hole.end] == "%s" and not hole.node.text().startswith(("[]byte", "&"))
+
+
+def _simple(node: ir.Syntax) -> bool:
+    return node.kind() not in (
+        "binary_operator",
+        "binary_expression",
+        "conditional_expression",
+        "ternary_expression",
+        "boolean_operator",
+        "lambda",
+        "await",
+        "await_expression",
+    )
+
+
+def is_text(site: Site, node: ir.Syntax) -> bool:
+    """Whether an expression is surely a text already."""
+    value = site.value(node)
+    if isinstance(value.const, str):
+        return True
+    kind = node.kind()
+    if kind in ("string", "template_string", "string_literal", "concatenated_string"):
+        return True
+    if site.family == "python":
+        if value.level >= REMOTE and re.search(
+            r"args|form\b|cookies|headers|input\(\)|argv|environ", value.origin
+        ):
+            return not re.search(r"getlist|\bint\b", value.path)
+        return _declared(site, node, r"str")
+    if site.family == "java":
+        return _declared(site, node, r"String") or bool(
+            re.search(
+                r"\.(?:getParameter|getHeader|getValue|toString|trim|substring|replace\w*|toLowerCase|toUpperCase)\(",
+                node.text(),
+            )
+        )
+    if site.family == "javascript":
+        sent = re.search(
+            r"\.(?:query|params|headers|cookies|url|originalUrl|hostname|hash|search)\b", value.origin
+        )
+        return (sent is not None and node.kind() != "object") or _declared(site, node, r"string")
+    if site.family == "go":
+        return _GO_TEXT.search(value.path) is not None or _declared(site, node, r"string")
+    return False
+
+
+_GO_TEXT = re.compile(
+    r"\.(?:Get|FormValue|PostFormValue|PathValue|Query|Param|Params|PostForm|DefaultQuery|QueryParam|Referer|UserAgent"
+    r"|GetHeader|ReadString|Text|Getenv|Sprintf|TrimSpace|ToLower|ToUpper)\(\)$"
+)
+
+
+def _declared(site: Site, node: ir.Syntax, kind: str) -> bool:
+    """Whether a plain name is declared with a type in the function around."""
+    if node.kind() != "identifier":
+        return False
+    name = re.escape(node.text())
+    scope = site.function(node).text()
+    if site.family == "java":
+        return re.search(rf"\b{kind}\s+{name}\b", scope) is not None
+    if site.family == "go":
+        return re.search(rf"\b{name}(?:\s*,\s*\w+)*\s+{kind}\b", scope) is not None
+    return re.search(rf"\b{name}\s*\??:\s*(?:Optional\[)?{kind}\b", scope) is not None
+
+
+def is_number(site: Site, node: ir.Syntax) -> bool:
+    value = site.value(node)
+    if value.numeric:
+        return True
+    if site.family == "java":
+        return _declared(site, node, r"(?:int|long|Integer|Long|short|double|Double|float|BigDecimal)")
+    return _declared(site, node, {"python": r"int", "javascript": r"number"}.get(site.family, r"\0"))
+
+
+def _bare(site: Site, skeleton: str, at: int, hole: Hole) -> Bound | None:
+    """A value without quotes, where the statement can only mean a value."""
+    before, after = skeleton[:at], skeleton[at + 1 :]
+    source = site.source(hole.node)
+    if "\n" in source or not _ENDED.match(after):
+        return None
+    numeric = is_number(site, hole.node)
+    if hole.format in ("%d", "%i", "%v"):
+        numeric = numeric or hole.format != "%v"
+    elif hole.format:
+        return None
+    if _COUNTED.search(before):
+        if numeric:
+            return Bound(at, at, source)
+        counted = {"python": f"int({source})", "javascript": f"Number({source})"}.get(site.family)
+        return Bound(at, at, counted, True) if counted else None
+    if _COMPARED.search(before) or _WORDED.search(before):
+        pass
+    elif _LISTED.search(before):
+        if re.search(r"\(\s*$", before) and re.match(r"\s*\)", after) and not numeric:
+            return None  # may be a whole list of values
+    else:
+        return None
+    if re.search(r"(?i)\bjoin\b|,|\.join", source) and not numeric:
+        return None
+    if site.family == "java" and not numeric:
+        return None  # a database that does not convert refuses a text here
+    return Bound(at, at, source)
+
+
+def placed(statement: Composition, bound: list[Bound], mark: str) -> list[Edit] | None:
+    """The statement's edits: each value's place holds the driver's mark."""
+    edits: list[Edit] = []
+    for number, item in enumerate(bound, 1):
+        written = {"$1": f"${number}", ":1": f":{number}", ":p": f":p{number}"}.get(mark, mark)
+        step = statement.substitute(item.first, item.last, written)
+        if step is None:
+            return None
+        edits += step
+    consumed = [atom for item in bound for atom in statement.atoms[item.first : item.last + 1]]
+    if statement.template:
+        if any(hole not in consumed for hole in statement.holes):
+            return None
+        edits += statement.unwrap
+        gone = [(atom.start, atom.end) for atom in consumed]
+        edits += [
+            edit
+            for edit in statement.undouble
+            if (edit.text != "%" or mark != "%s") and (edit.start, edit.end) not in gone
+        ]
+    if mark == "%s":
+        edits += _percent(statement, bound)
+    edits += _unformatted(statement, bound)
+    return _tidy(edits)
+
+
+def _percent(statement: Composition, bound: list[Bound]) -> list[Edit]:
+    """Where parameters are marked with %s a percent sign of the statement itself is written twice."""
+    covered = {at for item in bound for at in range(item.first, item.last + 1)}
+    return [
+        Edit(atom.start, atom.end, "%%")
+        for at, atom in enumerate(statement.atoms)
+        if isinstance(atom, Char) and atom.text == "%" and at not in covered and atom.end - atom.start == 1
+    ]
+
+
+def _unformatted(statement: Composition, bound: list[Bound]) -> list[Edit]:
+    """An f-string without a hole or a brace left is a plain string."""
+    covered = {at for item in bound for at in range(item.first, item.last + 1)}
+    edits: list[Edit] = []
+    reached = 0
+    for operand in statement.operands:
+        atoms = list(enumerate(operand.atoms, reached))
+        reached += len(operand.atoms)
+        if operand.inner is None:
+            continue
+        left = [atom for at, atom in atoms if at not in covered]
+        begun = operand.inner[0] - len(operand.quote)
+        prefix = statement.node.text()[operand.start - statement.start : begun - statement.start]
+        if prefix.lower() in ("f", "fr", "rf") and any(isinstance(a, Hole) for _, a in atoms):
+            if not any(isinstance(atom, Hole) or atom.text in "{}" for atom in left):
+                edits.append(Edit(operand.start, begun, prefix.replace("f", "").replace("F", "")))
+    return edits
+
+
+def _tidy(edits: list[Edit]) -> list[Edit] | None:
+    """In order; None where two of them meet."""
+    ordered = sorted(set(edits), key=lambda edit: (edit.start, edit.end))
+    for one, other in zip(ordered, ordered[1:], strict=False):
+        if other.start < one.end:
+            return None
+    return ordered
+
+
+def _handed(site: Site, values: list[str], mark: str) -> str:
+    """The parameters behind the statement."""
+    listed = ", ".join(values)
+    if site.family == "go" or (mark == "$1" and site.family == "python"):
+        return f", {listed}"
+    if mark == ":p":
+        pairs = ", ".join(f'"p{number}": {value}' for number, value in enumerate(values, 1))
+        return f", {{{pairs}}}"
+    if site.family == "javascript":
+        if "sequelize" in site.imports and site.method == "query":
+            return f", {{ replacements: [{listed}] }}"
+        return f", [{listed}]"
+    if site.method == "raw":
+        return f", [{listed}]"
+    return f", ({listed}{',' if len(values) == 1 else ''})"

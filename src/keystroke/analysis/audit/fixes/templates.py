@@ -1,0 +1,184 @@
+"""Fixes that a rule spells out itself: another callee, an argument set or dropped, the whole call written anew.
+
+Law: a template is filled from the syntax at hand; where a piece is missing, or an argument would be lost, there
+is no fix.
+"""
+
+from __future__ import annotations
+
+import re
+
+from keystroke.analysis.audit.fixes.site import Repair, Site, span
+from keystroke.analysis.audit.rules.catalog import FixSpec
+from keystroke.analysis.audit.source import ir
+from keystroke.text import Edit
+
+_SLOT = re.compile(r"\{(\d+|base|callee|method|args|rest\d+)\}")
+
+
+def filled(site: Site, spec: FixSpec) -> Repair | None:
+    """The edits a rule's own template asks for."""
+    subject = site.match.subject
+    if isinstance(subject, ir.Call):
+        edits = _call(site, subject, spec)
+    elif isinstance(subject, ir.Coll) and spec.keyword:
+        edits = _set_items(subject, spec.keyword, site.language)
+    elif spec.value:
+        edits = _right_side(site, spec.value)
+    elif spec.replace:
+        start, end = site.match.start, site.match.end
+        edits = (Edit(start, end, spec.replace.replace("{text}", site.text[start:end])),)
+    else:
+        edits = None
+    return Repair(edits) if edits else None
+
+
+def _right_side(site: Site, value: str) -> tuple[Edit, ...] | None:
+    match = site.match
+    node = match.subject.node if match.subject is not None else None
+    while node is not None:
+        right = node.field("right") or node.field("value")
+        if right is not None:
+            start, end = span(right)
+            if start >= match.start:
+                return (Edit(start, end, value.replace("{value}", site.text[start:end])),)
+        node = node.parent()
+        if node is not None and span(node)[0] < match.start:
+            return None
+    return None
+
+
+def _call(site: Site, call: ir.Call, spec: FixSpec) -> tuple[Edit, ...] | None:
+    start, end = span(call.node)
+    if spec.replace:
+        if "{args}" not in spec.replace and "{rest" not in spec.replace:
+            used = {int(found) for found in re.findall(r"\{(\d+)\}", spec.replace)}
+            lost = {str(at) for at in range(len(call.args)) if at not in used} | call.kwargs.keys()
+            if lost - set(spec.drop):
+                return None  # an argument would be lost
+        whole = _fill(spec.replace, call, site.text)
+        return None if whole is None else (Edit(start, end, whole),)
+    edits: list[Edit] = []
+    if spec.callee:
+        callee = _fill(spec.callee, call, site.text)
+        if callee is None:
+            return None
+        at, stop = callee_span(call)
+        edits.append(Edit(at, stop, callee))
+    for name, value in spec.keyword:
+        edit = _set_keyword(call, name, value, site.language, site.text)
+        if edit is None:
+            return None
+        edits.append(edit)
+    for name in spec.drop:
+        edit = _drop(call, name, site.text)
+        if edit is not None:
+            edits.append(edit)
+    return tuple(edits) or None
+
+
+def callee_span(call: ir.Call) -> tuple[int, int]:
+    start, end = span(call.func.node)
+    if (start, end) == span(call.node):  # Java: the callee has no node of its own
+        name = call.node.field("name")
+        if name is not None:
+            return start, span(name)[1]
+    return start, end
+
+
+def _source(node: ir.Syntax, text: str) -> str:
+    start, end = span(node)
+    return text[start:end]
+
+
+def _fill(template: str, call: ir.Call, text: str) -> str | None:
+    missing = False
+
+    def slot(found: re.Match[str]) -> str:
+        nonlocal missing
+        name = found[1]
+        if name.isdigit():
+            if int(name) >= len(call.args):
+                missing = True
+                return ""
+            return _source(call.args[int(name)].node, text)
+        if name.startswith("rest"):
+            return "".join(", " + _source(arg.node, text) for arg in call.args[int(name[4:]) :])
+        if name == "args":
+            listed = call.node.field("arguments")
+            return _source(listed, text)[1:-1] if listed is not None else ""
+        if name == "base" and isinstance(call.func, ir.Attr):
+            return _source(call.func.base.node, text)
+        if name == "method":
+            func = call.func
+            return func.name if isinstance(func, ir.Attr) else func.id if isinstance(func, ir.Name) else ""
+        if name == "callee":
+            start, end = callee_span(call)
+            return text[start:end]
+        missing = True
+        return ""
+
+    whole = _SLOT.sub(slot, template)
+    return None if missing else whole
+
+
+def _set_keyword(call: ir.Call, name: str, value: str, language: str, text: str) -> Edit | None:
+    if name.isdigit():
+        if int(name) >= len(call.args):
+            return None
+        start, end = span(call.args[int(name)].node)
+        return Edit(start, end, value)
+    if name in call.kwargs:
+        start, end = span(call.kwargs[name].node)
+        return Edit(start, end, value)
+    if "**" in call.kwargs:
+        return None  # it may be given there already
+    for arg in call.args:
+        if isinstance(arg, ir.Coll) and arg.keys is not None:
+            edits = _set_items(arg, ((name, value),), language)
+            return edits[0] if edits else None
+    if language != "python":
+        return None
+    _, end = span(call.node)
+    inner = text[:end].rstrip()
+    if not inner.endswith(")"):
+        return None
+    close = len(inner) - 1
+    before = text[:close].rstrip()
+    if before.split("\n")[-1].lstrip().startswith("#") or "#" in before.rsplit("\n", 1)[-1]:
+        return None  # behind a remark
+    glue = "" if before.endswith("(") else " " if before.endswith(",") else ", "
+    return Edit(len(before), close, f"{glue}{name}={value}")
+
+
+def _set_items(coll: ir.Coll, wanted: tuple[tuple[str, str], ...], language: str) -> tuple[Edit, ...] | None:
+    """Fields of an object literal set to these values, new ones behind its last."""
+    if not coll.keys or len(coll.keys) != len(coll.items):
+        return None
+    if language == "python":
+        wanted = tuple((f'"{name}"', value) for name, value in wanted)
+    places = {
+        key.value: item for key, item in zip(coll.keys, coll.items, strict=True) if isinstance(key, ir.Const)
+    }
+    edits = [
+        Edit(*span(places[name.strip(chr(34))].node), value)
+        for name, value in wanted
+        if name.strip('"') in places
+    ]
+    missing = "".join(f", {name}: {value}" for name, value in wanted if name.strip('"') not in places)
+    if missing:
+        end = span(coll.items[-1].node)[1]
+        edits.append(Edit(end, end, missing))
+    return tuple(sorted(edits, key=lambda edit: edit.start))
+
+
+def _drop(call: ir.Call, name: str, text: str) -> Edit | None:
+    if name not in call.kwargs:
+        return None
+    node = call.kwargs[name].node.parent()
+    start, end = span(node)
+    before = text[:start].rstrip()
+    if before.endswith(","):
+        return Edit(len(before) - 1, end, "")
+    after = re.compile(r"\s*,\s*").match(text, end)
+    return Edit(start, after.end() if after else end, "")

@@ -1,0 +1,390 @@
+"""A text put together in the source, seen as its characters and holes with the place of each.
+
+Law: every constant character knows the span that spells it and every hole the expression that fills it, so a
+part can be replaced by edits that touch nothing else. What is not understood exactly is None.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from keystroke.analysis.audit.flow.values import HOLE
+from keystroke.analysis.audit.source import ir
+from keystroke.text import Edit
+
+_LITERALS = frozenset(
+    {
+        "string",
+        "template_string",
+        "string_literal",
+        "interpreted_string_literal",
+        "raw_string_literal",
+    }
+)
+_SUMS = frozenset({"binary_operator", "binary_expression"})
+_PERCENT = re.compile(r"%(?:\(\w+\))?([-+ #0]*\d*(?:\.\d+)?)([a-zA-Z%])")
+_FIELD = re.compile(r"\{(\w*)((?:![a-z])?(?::[^{}]*)?)\}|\{\{|\}\}")
+_ESCAPE = re.compile(
+    r"\\(?:x[0-9a-fA-F]{1,2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|u\{[0-9a-fA-F]+\}|[0-7]{1,3}|.)", re.S
+)
+_SIMPLE = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "`": "`", "\n": "", "$": "$"}
+
+
+@dataclass(frozen=True, slots=True)
+class Char:
+    """One character of a literal and the span of the source that spells it."""
+
+    text: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """A part that is computed: the expression, and the span that stands for it in the text."""
+
+    node: ir.Syntax
+    start: int
+    end: int
+    form: str  # "inside" a literal, an "operand" of a sum, or the "mark" of a template
+    format: str = ""  # how it is written out, where that is not plainly its text
+    text: bool = False  # it must be text already: an operand of a sum in Python
+
+
+Atom = Char | Hole
+
+
+@dataclass(slots=True)
+class Operand:
+    """One summand: a literal with its atoms, or a hole alone."""
+
+    start: int
+    end: int
+    inner: tuple[int, int] | None  # the content of a literal
+    quote: str
+    atoms: list[Atom]
+
+
+@dataclass(slots=True)
+class Composition:
+    node: ir.Syntax
+    start: int
+    end: int
+    operands: list[Operand]
+    unwrap: list[Edit] = field(default_factory=list)  # takes the formatting away once no mark is left
+    undouble: list[Edit] = field(default_factory=list)  # "%%" is "%" once nothing is formatted
+    template: bool = False
+
+    @property
+    def atoms(self) -> list[Atom]:
+        return [atom for operand in self.operands for atom in operand.atoms]
+
+    @property
+    def holes(self) -> list[Hole]:
+        return [atom for atom in self.atoms if isinstance(atom, Hole)]
+
+    @property
+    def skeleton(self) -> str:
+        """The text with one NUL for each hole: as many characters as atoms."""
+        return "".join(HOLE if isinstance(atom, Hole) else atom.text for atom in self.atoms)
+
+    def substitute(self, first: int, last: int, text: str) -> list[Edit] | None:
+        """Edits that put constant `text` in the place of the atoms `first` to `last`; None where no literal
+        stands there to hold it."""
+        edits: list[Edit] = []
+        placed = False
+        reached = 0
+        previous: Operand | None = None
+        for operand in self.operands:
+            start, stop = reached, reached + len(operand.atoms)
+            reached = stop
+            covered = operand.atoms[max(first - start, 0) : max(last + 1 - start, 0)] if stop > first else []
+            if start <= last and stop > first:
+                if operand.inner is not None and not placed:
+                    # The literal holds the text where what it covered stood.
+                    spelled = _spelled(text, operand.quote)
+                    if spelled is None:
+                        return None
+                    edits.append(Edit(covered[0].start, covered[-1].end, spelled))
+                    placed = True
+                elif operand.inner is None and not placed:
+                    if previous is None or previous.inner is None:
+                        return None
+                    spelled = _spelled(text, previous.quote)
+                    if spelled is None:
+                        return None
+                    at = previous.inner[1]
+                    edits += [Edit(at, at, spelled), Edit(previous.end, operand.end, "")]
+                    placed = True
+                elif len(covered) == len(operand.atoms) and previous is not None:
+                    edits.append(Edit(previous.end, operand.end, ""))
+                else:
+                    edits.append(Edit(covered[0].start, covered[-1].end, ""))
+            elif start > last and not operand.atoms and previous is not None and placed:
+                edits.append(Edit(previous.end, operand.end, ""))  # an empty literal that only closed a quote
+            previous = operand
+        return _merged(edits) if placed else None
+
+
+def _spelled(text: str, quote: str) -> str | None:
+    """The text as a literal with this quote spells it; None where that is not known."""
+    if "\\" in text or "\n" in text or (quote == "`" and "`" in text):
+        return None
+    if len(quote) == 1 and quote in "\"'":
+        return text.replace(quote, f"\\{quote}")
+    return None if quote and quote[-1] in text else text
+
+
+def _merged(edits: list[Edit]) -> list[Edit]:
+    """Neighbours that meet as one edit, so that no two touch."""
+    out: list[Edit] = []
+    for edit in sorted(edits, key=lambda item: (item.start, item.end)):
+        if out and out[-1].end == edit.start and (out[-1].end > out[-1].start or edit.end > edit.start):
+            out[-1] = Edit(out[-1].start, edit.end, out[-1].text + edit.text)
+        else:
+            out.append(edit)
+    return out
+
+
+def compose(node: ir.Syntax, language: str, text: str) -> Composition | None:
+    """The text an expression puts together; None where it is no text built in place."""
+    reader = _Reader(language, text)
+    node = reader.bare(node)
+    template = reader.template(node)
+    if template is not None:
+        return template
+    operands = list(reader.operands(node))
+    if not operands or not any(operand.inner is not None for operand in operands):
+        return None
+    start, end = _span(node)
+    return Composition(node, start, end, operands)
+
+
+def compose_format(
+    node: ir.Syntax, held: ir.Syntax, values: list[ir.Syntax], language: str, text: str
+) -> Composition | None:
+    """The text a call such as `printf` makes of its format `held` and the values behind it."""
+    reader = _Reader(language, text)
+    constant = reader.constant(held)
+    return reader.marked(node, constant, values, {}, [], _PERCENT) if constant is not None else None
+
+
+class _Reader:
+    def __init__(self, language: str, text: str) -> None:
+        self.language, self.source = language, text
+        self.family = {"typescript": "javascript", "tsx": "javascript"}.get(language, language)
+
+    def bare(self, node: ir.Syntax) -> ir.Syntax:
+        while node.kind() == "parenthesized_expression":
+            inner = _named(node)
+            if len(inner) != 1:
+                break
+            node = inner[0]
+        return node
+
+    def operands(self, node: ir.Syntax) -> Iterator[Operand]:
+        """The summands from left to right, without recursion into long sums."""
+        parts: list[ir.Syntax] = []
+        while (
+            node.kind() in _SUMS
+            and (operator := node.field("operator")) is not None
+            and operator.text() == "+"
+        ):
+            right, left = node.field("right"), node.field("left")
+            if right is None or left is None:
+                break
+            parts.append(right)
+            node = left
+        parts.append(node)
+        for part in reversed(parts):
+            kind = part.kind()
+            if kind == "concatenated_string":
+                for child in _named(part):
+                    yield self.literal(child)
+            elif kind in _LITERALS and not self.binary(part):
+                yield self.literal(part)
+            else:
+                start, end = _span(part)
+                yield Operand(
+                    start,
+                    end,
+                    None,
+                    "",
+                    [Hole(part, start, end, "operand", "", self.family == "python")],
+                )
+
+    def binary(self, node: ir.Syntax) -> bool:
+        return self.family == "python" and "b" in self.opening(node)[0].lower()
+
+    def opening(self, node: ir.Syntax) -> tuple[str, str]:
+        """A literal's prefix and its quote."""
+        text = node.text()
+        found = re.match(r"([A-Za-z]*)(\"\"\"|'''|[\"'`])", text)
+        return (found[1], found[2]) if found else ("", text[:1])
+
+    def literal(self, node: ir.Syntax) -> Operand:
+        start, end = _span(node)
+        prefix, quote = self.opening(node)
+        if self.binary(node):
+            return Operand(start, end, None, "", [Hole(node, start, end, "operand")])
+        inner = (start + len(prefix) + len(quote), end - len(quote))
+        raw = "r" in prefix.lower() if self.family == "python" else self.family == "go" and quote == "`"
+        formatted = "f" in prefix.lower()
+        atoms: list[Atom] = []
+        at = inner[0]
+        for child in node.children():
+            if child.kind() in ("interpolation", "template_substitution"):
+                from_, to = _span(child)
+                atoms += self.chars(at, from_, raw, formatted)
+                atoms.append(self.hole(child, from_, to))
+                at = to
+        atoms += self.chars(at, inner[1], raw, formatted)
+        return Operand(start, end, inner, quote, atoms)
+
+    def hole(self, child: ir.Syntax, start: int, end: int) -> Hole:
+        inner = child.field("expression") or (_named(child) or [child])[0]
+        spec = "".join(
+            part.text() for part in child.children() if part.kind() in ("type_conversion", "format_specifier")
+        )
+        named = [part for part in _named(child) if part.kind() not in ("type_conversion", "format_specifier")]
+        return Hole(inner, start, end, "inside", spec if len(named) == 1 else "?")
+
+    def chars(self, start: int, end: int, raw: bool, formatted: bool) -> Iterator[Char]:
+        text = self.source
+        at = start
+        while at < end:
+            if not raw and text[at] == "\\":
+                found = _ESCAPE.match(text, at, end)
+                if found is not None:
+                    spelled = found.group()[1:]
+                    told = _SIMPLE.get(spelled, spelled if len(spelled) == 1 else "?")
+                    yield Char(told or " ", at, found.end())
+                    at = found.end()
+                    continue
+            if formatted and text[at : at + 2] in ("{{", "}}"):
+                yield Char(text[at], at, at + 2)
+                at += 2
+                continue
+            yield Char(text[at], at, at + 1)
+            at += 1
+
+    # Templates: "..." % (a, b), "...".format(a, b), fmt.Sprintf("...", a), String.format("...", a)
+
+    def template(self, node: ir.Syntax) -> Composition | None:
+        start, end = _span(node)
+        kind = node.kind()
+        if self.family == "python" and kind == "binary_operator" and node.field("operator").text() == "%":
+            held = self.constant(node.field("left"))
+            right = self.bare(node.field("right"))
+            if held is None or right.kind() in ("dictionary", "list_splat"):
+                return None
+            values = _named(right) if right.kind() == "tuple" else [right]
+            inner_end = _span(node.field("left"))[1]
+            return self.marked(node, held, values, {}, [Edit(inner_end, end, "")], _PERCENT)
+        if self.family == "python" and kind == "call":
+            func = node.field("function")
+            if func is None or func.kind() != "attribute" or func.field("attribute").text() != "format":
+                return None
+            held = self.constant(func.field("object"))
+            if held is None:
+                return None
+            values, names = [], {}
+            for child in _named(node.field("arguments")):
+                if child.kind() == "keyword_argument":
+                    names[child.field("name").text()] = child.field("value")
+                elif child.kind() in ("list_splat", "dictionary_splat"):
+                    return None
+                else:
+                    values.append(child)
+            inner_end = _span(func.field("object"))[1]
+            return self.marked(node, held, values, names, [Edit(inner_end, end, "")], _FIELD)
+        if kind in ("call_expression", "method_invocation"):
+            called = {"go": "fmt.Sprintf", "java": "String.format"}.get(self.family, "")
+            arguments = node.field("arguments")
+            if not called or arguments is None or not node.text().startswith(f"{called}("):
+                return None
+            given = _named(arguments)
+            held = self.constant(given[0]) if given else None
+            if held is None:
+                return None
+            first_start, first_end = _span(given[0])
+            unwrap = [Edit(start, first_start, ""), Edit(first_end, end, "")]
+            return self.marked(node, held, given[1:], {}, unwrap, _PERCENT)
+        return None
+
+    def constant(self, node: ir.Syntax | None) -> list[Operand] | None:
+        """The literals of a constant text; None where it is not constant."""
+        if node is None:
+            return None
+        operands = list(self.operands(self.bare(node)))
+        if any(operand.inner is None for operand in operands):
+            return None
+        if any(isinstance(atom, Hole) for operand in operands for atom in operand.atoms):
+            return None
+        return operands
+
+    def marked(
+        self,
+        node: ir.Syntax,
+        operands: list[Operand],
+        values: list[ir.Syntax],
+        names: dict[str, ir.Syntax],
+        unwrap: list[Edit],
+        pattern: re.Pattern[str],
+    ) -> Composition | None:
+        """The template with its marks as holes; None where marks and values do not agree."""
+        undouble: list[Edit] = []
+        used: set[int] = set()
+        taken: set[str] = set()
+        counted = 0
+        for operand in operands:
+            atoms = operand.atoms
+            text = "".join(atom.text for atom in atoms if isinstance(atom, Char))
+            out: list[Atom] = []
+            at = 0
+            for found in pattern.finditer(text):
+                out += atoms[at : found.start()]
+                begun, ended = atoms[found.start()].start, atoms[found.end() - 1].end
+                at = found.end()
+                if found.group() in ("%%", "{{", "}}"):
+                    out.append(Char(found.group()[0], begun, ended))
+                    undouble.append(Edit(begun, ended, found.group()[0]))
+                    continue
+                if "(" in found.group():
+                    return None  # by name out of a mapping
+                if pattern is _FIELD:
+                    name, spec = found[1], found[2]
+                else:
+                    name, spec = "", "" if found[2] in "sv" and not found[1] else found.group()
+                if name and not name.isdigit():
+                    if name not in names:
+                        return None
+                    value = names[name]
+                    taken.add(name)
+                else:
+                    number = int(name) if name else counted
+                    counted += 1
+                    if number >= len(values):
+                        return None
+                    value = values[number]
+                    used.add(number)
+                out.append(Hole(value, begun, ended, "mark", spec))
+            out += atoms[at:]
+            operand.atoms = out
+        if used != set(range(len(values))) or taken != names.keys():
+            return None
+        start, end = _span(node)
+        return Composition(node, start, end, operands, unwrap, undouble, True)
+
+
+def _named(node: ir.Syntax | None) -> list[ir.Syntax]:
+    return (
+        [child for child in node.children() if child.is_named() and child.kind() != "comment"] if node else []
+    )
+
+
+def _span(node: ir.Syntax) -> tuple[int, int]:
+    found = node.range()
+    return found.start.index, found.end.index

@@ -1,0 +1,188 @@
+"""Escaping at the place of use: each foreign part of a text goes through a function, the rest stays.
+
+Law: what the program itself writes is never escaped. In markup a value is escaped only where an escaped value
+is safe: between tags, or inside a quoted attribute that holds no address and no script.
+"""
+
+from __future__ import annotations
+
+import re
+
+from keystroke.analysis.audit.fixes.site import Repair, Site, span
+from keystroke.analysis.audit.fixes.sql import is_text
+from keystroke.analysis.audit.fixes.text_parts import Composition, Hole, compose, compose_format
+from keystroke.analysis.audit.flow.values import CONSTANT, LOCAL
+from keystroke.analysis.audit.rules.catalog import FixSpec
+from keystroke.analysis.audit.source import ir
+from keystroke.text import Edit
+
+_OPEN = re.compile(
+    r"<\s*(script|style|textarea|title|iframe|object|embed|noscript)\b[^>]*>(?:(?!</\s*\1).)*$", re.I | re.S
+)
+_ATTRIBUTE = re.compile(r"<[a-zA-Z][^<>]*?\s([\w:-]+)\s*=\s*([\"'])(?:(?!\2)[^<>])*$", re.S)
+_RISKY = re.compile(r"(?i)^(?:on\w+|href|src|srcset|action|formaction|style|data|background|xlink:href)$")
+
+
+def in_markup(before: str) -> bool:
+    """Whether an escaped value is safe behind this text of a page."""
+    if _OPEN.search(before):
+        return False
+    if before.rfind("<") > before.rfind(">"):
+        attribute = _ATTRIBUTE.search(before)
+        return attribute is not None and not _RISKY.match(attribute[1])
+    return True
+
+
+def _fits(context: str, before: str) -> bool:
+    """Whether an escaped value is safe behind this text."""
+    if context == "html":
+        return in_markup(before)
+    return context != "ldap" or re.search(r"\([\w;.-]+\s*[~<>]?=\s*\*?$", before) is not None
+
+
+def wrapped(site: Site, spec: FixSpec) -> Repair | None:
+    """Every foreign part of what the match is about, wrapped as the rule says."""
+    edits: list[Edit] = []
+    if site.method in _PRINTS:
+        edits = _printed(site, spec) or []
+    else:
+        for node in _subjects(site, spec):
+            if _open(site, node):
+                edits += _wrap(site, spec, node) or []  # what is left open is said again, and then no fix
+    return Repair(tuple(dict.fromkeys(edits))) if edits else None
+
+
+_PRINTS = {"Fprintf": 1, "Printf": 0, "Infof": 0, "Errorf": 0, "printf": 0, "format": 0}
+
+
+def _printed(site: Site, spec: FixSpec) -> list[Edit] | None:
+    """The values of a format, each where the format puts it."""
+    given = site.arguments()
+    at = _PRINTS[site.method]
+    if len(given) <= at + 1:
+        return _wrap(site, spec, given[at]) if len(given) == at + 1 else None
+    text = compose_format(site.match.node, given[at], given[at + 1 :], site.language, site.text)
+    return _wrap_parts(site, spec, text) if text is not None else None
+
+
+def wrapped_assigned(site: Site, spec: FixSpec) -> Repair | None:
+    """The same for what is assigned."""
+    return wrapped(site, spec) if site.call is None else None
+
+
+def _subjects(site: Site, spec: FixSpec) -> list[ir.Syntax]:
+    """The expressions that reach the sink: chosen arguments, the value assigned, or the value returned."""
+    if site.call is not None:
+        given = site.arguments()
+        if spec.places:
+            return [given[at] for at in spec.places if at < len(given)]
+        return given
+    node = site.match.node
+    for name in ("right", "value"):
+        found = node.field(name)
+        if found is not None:
+            return [found]
+    if node.kind() in ("assignment", "assignment_expression", "expression_statement"):
+        return []
+    return [node]
+
+
+def _open(site: Site, node: ir.Syntax) -> bool:
+    """Whether an expression carries something that was not made safe."""
+    value = site.value(node)
+    return value.level > LOCAL and not value.numeric and not value.safe(site.match.rule.use)
+
+
+def _wrap(site: Site, spec: FixSpec, node: ir.Syntax) -> list[Edit] | None:
+    if site.family == "go" and re.match(r"\[\]byte\(", node.text()):
+        node = _operand(node)
+    text = compose(node, site.language, site.text)
+    if text is None and node.kind() == "identifier" and site.value(node).built:
+        defined = site.definition(node)
+        text = compose(defined, site.language, site.text) if defined is not None else None
+        if text is None:
+            return None
+    if text is None:
+        if site.value(node).built or node.kind() in _PUT_TOGETHER or spec.context == "ldap":
+            return None
+        if spec.context == "joined" and not is_text(site, node):
+            return None  # put together from parts of our own that must stay as they are
+        return _around(site, spec, node, Hole(node, *span(node), "operand"), "")
+    return _wrap_parts(site, spec, text)
+
+
+def _operand(node: ir.Syntax) -> ir.Syntax:
+    """Go: the text whose bytes are taken."""
+    held = node.field("operand")
+    listed = node.field("arguments")
+    if held is None and listed is not None:
+        inner = [child for child in listed.children() if child.is_named()]
+        held = inner[0] if len(inner) == 1 else None
+    return held if held is not None else node
+
+
+def _wrap_parts(site: Site, spec: FixSpec, text: Composition) -> list[Edit] | None:
+    edits: list[Edit] = []
+    skeleton = text.skeleton
+    for at, hole in enumerate(text.atoms):
+        if not isinstance(hole, Hole) or not _open(site, hole.node):
+            continue
+        if site.value(hole.node).level == CONSTANT:
+            continue
+        if not _fits(spec.context, skeleton[:at]):
+            return None
+        if hole.format or site.value(hole.node).built:
+            return None
+        step = _around(site, spec, hole.node, hole, _quote_of(text, hole))
+        if step is None:
+            return None
+        edits += step
+    return edits or None
+
+
+_PUT_TOGETHER = frozenset(
+    {"list", "tuple", "dictionary", "object", "array", "conditional_expression", "ternary_expression"}
+    | {"boolean_operator", "array_creation_expression", "composite_literal"}
+)
+
+
+def _quote_of(text: Composition, hole: Hole) -> str:
+    """The quote of the literal a hole stands in."""
+    if hole.form != "inside":
+        return ""
+    return next((operand.quote for operand in text.operands if hole in operand.atoms), "")
+
+
+def _around(site: Site, spec: FixSpec, node: ir.Syntax, hole: Hole, quote: str) -> list[Edit] | None:
+    known = hole.text or is_text(site, node)
+    template = spec.wrap_text if known and spec.wrap_text else spec.wrap
+    if not template:
+        return None  # only a text can be escaped, and this may be something else
+    source = site.source(node)
+    if "\n" in source or _whole_request(source):
+        return None
+    before, _, after = template.partition("{}")
+    if quote and site.family == "python":
+        # Before Python 3.12 the quotes of an f-string cannot be used inside it, nor can a backslash.
+        if "\\" in template:
+            return None
+        if '"' in template and quote[0] == '"':
+            before, after = before.replace('"', "'"), after.replace('"', "'")
+    start, end = span(node)
+    if node.kind() in _LOOSE and not before.endswith("("):
+        before, after = f"{before}(", f"){after}"
+    return [Edit(start, start, before), Edit(end, end, after)]
+
+
+_LOOSE = frozenset(
+    {"binary_operator", "binary_expression", "conditional_expression", "ternary_expression"}
+    | {"boolean_operator", "await", "await_expression", "cast_expression", "lambda"}
+)
+
+
+def _whole_request(source: str) -> bool:
+    """Whether an expression is a client's whole body or query, which may be an object and not a text."""
+    return (
+        re.fullmatch(r"(?:\w+\.)*(?:body|query|params|headers|cookies|json|args|form|data|payload)", source)
+        is not None
+    )

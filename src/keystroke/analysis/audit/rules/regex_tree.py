@@ -1,0 +1,293 @@
+"""A regular expression as a tree, whatever language it was written for.
+
+Law: reads what Python, JavaScript, Java and Go have in common and what each adds; raises ValueError for what
+it does not know, and bounds nesting. Characters become sets of code points: bit 256 stands for all above 255.
+Of flags only "verbose" matters. (The standard library's own reader is private, and for Python only.)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+ANY = (1 << 257) - 1
+_DEEPEST = 100  # groups inside groups
+_NEWLINE = 1 << 10
+_COUNT = re.compile(r"\{(\d{0,9})(?:(,)(\d{0,9}))?\}")
+_NAME = re.compile(r"<[^>]+>")
+_CODE = re.compile(
+    r"x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|u\{([0-9a-fA-F]+)\}|x\{([0-9a-fA-F]+)\}"
+)
+_OCTAL = re.compile(r"[0-3]?[0-7]{2}|0")
+_THREE = re.compile(r"[0-3][0-7]{2}")
+_PROPERTY = re.compile(r"[pP](?:\{\^?[^}]*\}|[A-Z])")
+_FLAGS = re.compile(r"\?(?:([a-zA-Z]*)(?:-[a-zA-Z]+)?)([:)])")
+_PLAIN = {"n": 10, "t": 9, "r": 13, "f": 12, "v": 11, "a": 7, "e": 27}
+_POSIX = re.compile(r"\[:\^?\w+:\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Char:
+    """One character out of a set."""
+
+    options: int
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """`high` is None without end."""
+
+    low: int
+    high: int | None
+    body: Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    body: Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    branches: tuple[Sequence, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What must or must not stand before or behind, and takes nothing."""
+
+    body: Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Atomic:
+    """What is never tried again once it matched."""
+
+    body: Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A line's end, a word's edge: takes nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Back:
+    """What another group matched."""
+
+
+Node = Char | Repeat | Group | Choice | Look | Atomic | Place | Back
+Sequence = tuple[Node, ...]
+
+
+def parse(pattern: str) -> Sequence:
+    """The tree of `pattern`. Raises ValueError for what it cannot read."""
+    try:
+        return _parse(pattern, scripted=True)
+    except ValueError:
+        if "[^]" not in pattern:
+            raise
+        return _parse(pattern, scripted=False)
+
+
+def _parse(pattern: str, *, scripted: bool) -> Sequence:
+    reader = _Reader(pattern, scripted)
+    tree = reader.choice(0)
+    if reader.at < len(pattern):
+        raise ValueError("a group is closed that was not opened")
+    return tree
+
+
+class _Reader:
+    def __init__(self, text: str, scripted: bool) -> None:
+        self._text = text
+        self._scripted = scripted  # `[^]` is any character, as in JavaScript, and not the beginning of a set
+        self._verbose = False
+        self.at = 0
+
+    def choice(self, depth: int) -> Sequence:
+        """Alternatives up to the end of the group."""
+        if depth > _DEEPEST:
+            raise ValueError("too many groups inside groups")
+        branches = [tuple(self._sequence(depth))]
+        while self._take("|"):
+            branches.append(tuple(self._sequence(depth)))
+        return branches[0] if len(branches) == 1 else (Choice(tuple(branches)),)
+
+    def _sequence(self, depth: int) -> Iterator[Node]:
+        while self.at < len(self._text) and self._text[self.at] not in "|)":
+            node = self._one(depth)
+            if node is not None:
+                yield self._repeated(node)
+
+    def _one(self, depth: int) -> Node | None:
+        sign = self._next()
+        match sign:
+            case "(":
+                return self._group(depth)
+            case "[":
+                return Char(self._bracket())
+            case ".":
+                return Char(ANY ^ _NEWLINE)
+            case "^" | "$":
+                return Place()
+            case "\\":
+                return self._escape()
+            case "*" | "+" | "?":
+                raise ValueError("nothing to repeat")
+            case "#" if self._verbose:
+                end = self._text.find("\n", self.at)
+                self.at = len(self._text) if end < 0 else end
+                return None
+            case _ if self._verbose and sign.isspace():
+                return None
+            case _:
+                return Char(_bit(ord(sign)))
+
+    def _repeated(self, node: Node) -> Node:
+        """`node` with the quantifiers behind it."""
+        while True:
+            if self._take("*"):
+                low, high = 0, None
+            elif self._take("+"):
+                low, high = 1, None
+            elif self._take("?"):
+                low, high = 0, 1
+            elif (count := _COUNT.match(self._text, self.at)) and (count[1] or count[3]):
+                self.at = count.end()
+                low = int(count[1] or 0)
+                high = low if not count[2] else int(count[3]) if count[3] else None
+                if high is not None and high < low:
+                    raise ValueError("a repetition from more to less")
+            else:
+                return node
+            node = Repeat(low, high, (node,))
+            if self._take("+"):
+                node = Atomic((node,))
+            else:
+                self._take("?")
+
+    def _group(self, depth: int) -> Node | None:
+        if self._take("?#"):
+            self.at = self._text.index(")", self.at) + 1
+            return None
+        if self._take("?P="):
+            self.at = self._text.index(")", self.at) + 1
+            return Back()
+        kind: type[Group | Look | Atomic] = Group
+        if any(self._take(look) for look in ("?=", "?!", "?<=", "?<!")):
+            kind = Look
+        elif self._take("?>"):
+            kind = Atomic
+        elif self._take("?("):  # a condition: both ways are alternatives
+            self.at = self._text.index(")", self.at) + 1
+        elif self._text.startswith(("?P<", "?<"), self.at):
+            self.at = self._text.index("<", self.at)
+            if (name := _NAME.match(self._text, self.at)) is None:
+                raise ValueError("a group without a name")
+            self.at = name.end()
+        elif flags := _FLAGS.match(self._text, self.at):
+            self.at = flags.end()
+            self._verbose |= "x" in flags[1]
+            if flags[2] == ")":
+                return None
+        elif self._take("?"):
+            raise ValueError("an unknown kind of group")
+        body = self.choice(depth + 1)
+        if not self._take(")"):
+            raise ValueError("a group is not closed")
+        return kind(body)
+
+    def _escape(self) -> Node:
+        sign = self._text[self.at : self.at + 1]
+        if sign and sign in "bBAZzG":
+            self.at += 1
+            return Place()
+        if sign and sign in "123456789" and not _THREE.match(self._text, self.at):
+            while self._text[self.at : self.at + 1].isdigit():
+                self.at += 1
+            return Back()
+        if sign == "k" and (name := _NAME.match(self._text, self.at + 1)):
+            self.at = name.end()
+            return Back()
+        return Char(self._escaped())
+
+    def _escaped(self) -> int:
+        """The set of what follows a backslash."""
+        if property_ := _PROPERTY.match(self._text, self.at):
+            self.at = property_.end()
+            return _kind("W" if property_[0][0] == "P" else "w")
+        if code := _CODE.match(self._text, self.at):
+            self.at = code.end()
+            return _bit(int(next(filter(None, code.groups())), 16))
+        sign = self._next()
+        if sign in "dDwWsS":
+            return _kind(sign)
+        if octal := _OCTAL.match(self._text, self.at - 1):
+            self.at = octal.end()
+            return _bit(int(octal[0], 8))
+        if sign == "c":
+            return _bit(ord(self._next()) & 31)
+        return _bit(_PLAIN.get(sign, ord(sign)))
+
+    def _bracket(self) -> int:
+        negated = self._take("^")
+        found, first = 0, True
+        if negated and self._scripted and self._take("]"):
+            return ANY
+        while first or not self._take("]"):
+            if posix := _POSIX.match(self._text, self.at):
+                self.at, low = posix.end(), _kind("w")
+            else:
+                low = self._member()
+            if self._text.startswith("-", self.at) and not self._text.startswith("-]", self.at):
+                self.at += 1
+                high = self._member()
+                if low & (low - 1) or high & (high - 1):
+                    low |= high | _bit(ord("-"))  # `[\w-.]`: no range
+                elif high < low:
+                    raise ValueError("a range from more to less")
+                else:
+                    low = (high << 1) - low
+            found |= low
+            first = False
+        return ANY ^ found if negated else found
+
+    def _member(self) -> int:
+        sign = self._next()
+        if sign != "\\":
+            return _bit(ord(sign))
+        if self._take("b"):
+            return _bit(8)
+        return self._escaped()
+
+    def _next(self) -> str:
+        if self.at >= len(self._text):
+            raise ValueError("the expression ends too early")
+        self.at += 1
+        return self._text[self.at - 1]
+
+    def _take(self, sign: str) -> bool:
+        if not self._text.startswith(sign, self.at):
+            return False
+        self.at += len(sign)
+        return True
+
+
+def _bit(code: int) -> int:
+    return 1 << min(code, 256)
+
+
+def _kind(name: str) -> int:
+    """`\\d`, `\\w`, `\\s` and their opposites."""
+    found = 0
+    for code in range(256):
+        char = chr(code)
+        if (
+            (name in "dD" and char.isdigit() and code < 128)
+            or (name in "sS" and char.isspace())
+            or (name in "wW" and (char == "_" or (char.isalnum() and code < 128)))
+        ):
+            found |= 1 << code
+    return ANY ^ found if name.isupper() else found

@@ -1,0 +1,144 @@
+"""The globs of `.editorconfig`: `*`, `**`, `?`, `[a-z]`, `[!a]`, `{one,two}`, `{1..9}`, `\\` before a sign.
+
+Law: all places in the name that the glob's beginning can have reached go on together, as the bits of one
+number: the time is the glob's length times a few operations on that number, whatever the glob. The format's
+own package translates to a regular expression, which tries again and again: eight stars take it minutes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+
+_RANGE = re.compile(r"([+-]?\d{1,18})\.\.([+-]?\d{1,18})")
+_NUMBER = re.compile(r"[+-]?\d{1,18}")
+_BRACKET = re.compile(r"\[((?:[^]/\\]++|\\.)++)\]")  # possessive: never tried again
+LONGEST = 1024  # characters of a glob that every reader of the format must take; longer ones match nothing
+
+
+def matches(glob: str, path: str) -> bool:
+    """Whether `glob` names `path`, which is relative to the glob's file and has forward slashes. Raises
+    nothing: signs that do not make sense stand for themselves."""
+    if len(glob) > LONGEST:
+        return False
+    anchored = f"/{glob.lstrip('/')}" if "/" in glob else f"/**/{glob}"
+    return _Places(f"/{path}").match(anchored)
+
+
+class _Places:
+    """The places of a name: bit `i` of a number is the place before its character `i`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._where: defaultdict[str, int] = defaultdict(int)
+        for index, sign in enumerate(name):
+            self._where[sign] |= 1 << index
+        self._all = (1 << (len(name) + 1)) - 1
+        self._plain = (self._all >> 1) & ~self._where["/"]  # places before anything but a slash
+
+    def match(self, glob: str) -> bool:
+        grouping = _grouping(glob)
+        outer: list[
+            tuple[int, int]
+        ] = []  # of each group around: where it began, where its alternatives ended
+        begin, ended, here = 1, 0, 1
+        at = 0
+        while at < len(glob):
+            sign, width = glob[at], 1
+            if at in grouping:
+                if sign == "{":
+                    outer.append((begin, ended))
+                    begin, ended = here, 0
+                else:
+                    ended, here = ended | here, begin
+                    if sign == "}":
+                        here = ended
+                        begin, ended = outer.pop()
+            elif glob.startswith("/**/", at):
+                after = self._step(here, self._where["/"])
+                here, width = after | self._step(self._anything(after), self._where["/"]), 4
+            elif glob.startswith("**", at):
+                here, width = self._anything(here), 2
+            elif sign == "*":
+                here = self._star(here)
+            elif sign == "?":
+                here = self._step(here, self._plain)
+            elif sign == "[" and (bracket := _BRACKET.match(glob, at)):
+                here, width = self._step(here, self._one_of(bracket[1])), len(bracket[0])
+            elif (
+                sign == "{" and (bounds := _RANGE.match(glob, at + 1)) and glob.startswith("}", bounds.end())
+            ):
+                low, high = sorted((int(bounds[1]), int(bounds[2])))
+                here, width = self._number(here, low, high), bounds.end() + 1 - at
+            else:
+                if sign == "\\" and at + 1 < len(glob):
+                    sign, width = glob[at + 1], 2
+                here = self._step(here, self._where.get(sign, 0))
+            at += width
+        return bool(here >> len(self._name) & 1)
+
+    def _step(self, here: int, over: int) -> int:
+        """One character on, from those places that stand before one of `over`."""
+        return (here & over) << 1
+
+    def _star(self, here: int) -> int:
+        """On to the next slash: added to a run of ones, a bit carries to its end, clearing what it passes."""
+        return here | (((here & self._plain) + self._plain) ^ self._plain)
+
+    def _anything(self, here: int) -> int:
+        """On to the end of the name, from the first place reached."""
+        return self._all & -(here & -here)
+
+    def _one_of(self, inside: str) -> int:
+        negated = inside[:1] in ("!", "^")
+        signs = re.sub(r"\\(.)", r"\1", inside[negated:])
+        found, spans = 0, _spans(signs)
+        for sign, places in self._where.items():
+            if any(low <= sign <= high for low, high in spans) != negated:
+                found |= places
+        return found
+
+    def _number(self, here: int, low: int, high: int) -> int:
+        found = 0
+        for index in range(len(self._name)):
+            if here >> index & 1 and (number := _NUMBER.match(self._name, index)):
+                for end in range(index + 1, number.end() + 1):
+                    text = self._name[index:end].lstrip("+-")
+                    if text and (text == "0" or text[0] != "0") and low <= int(self._name[index:end]) <= high:
+                        found |= 1 << end
+        return found
+
+
+def _spans(signs: str) -> list[tuple[str, str]]:
+    """`a-z_` as pairs of first and last."""
+    spans, at = [], 0
+    while at < len(signs):
+        wide = signs[at + 1 : at + 2] == "-" and at + 2 < len(signs)
+        spans.append((signs[at], signs[at + 2] if wide else signs[at]))
+        at += 3 if wide else 1
+    return spans
+
+
+def _grouping(glob: str) -> frozenset[int]:
+    """Where the braces and commas stand that make alternatives. None do in a glob whose braces do not
+    balance, nor braces without a comma."""
+    found: set[int] = set()
+    opened: list[list[int]] = []
+    at = 0
+    while at < len(glob):
+        if glob[at] == "\\":
+            at += 1
+        elif glob[at] == "[" and (bracket := _BRACKET.match(glob, at)):
+            at = bracket.end() - 1
+        elif glob[at] == "{":
+            opened.append([at])
+        elif glob[at] == "," and opened:
+            opened[-1].append(at)
+        elif glob[at] == "}":
+            if not opened:
+                return frozenset()
+            group = opened.pop()
+            if len(group) > 1:
+                found.update(group, (at,))
+        at += 1
+    return frozenset() if opened else frozenset(found)

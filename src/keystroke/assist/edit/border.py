@@ -1,0 +1,70 @@
+"""The edges of a rewritten region: what a model repeats of its neighbours, or moves to the margin.
+
+Law: pure text. A model that is shown a file and asked for a part of it writes more than the part, or the part
+without its indentation. Only what stands in the file already is taken away, and only at the edges.
+"""
+
+from __future__ import annotations
+
+import os.path
+
+_MOST = 40  # lines of a neighbour that are looked for at an edge
+
+
+def mended(written: str, before: str, inside: str, after: str) -> str:
+    """The written part without lines of its neighbours, and indented as the region is."""
+    lines = _indented(written.split("\n"), inside.split("\n"))
+    return "\n".join(_trimmed(lines, before.split("\n"), inside.split("\n"), after.split("\n")))
+
+
+def _trimmed(lines: list[str], before: list[str], inside: list[str], after: list[str]) -> list[str]:
+    """Without the lines that stand before or after the region already. A line that the region itself begins
+    or ends with is its own."""
+    head, tail = _shown(before), _shown(after)
+    own = _shown(inside)
+    start = _repeated_head(lines, head, own)
+    end = len(lines) - _repeated_head(lines[::-1], tail[::-1], own[::-1])
+    return lines[start:end] if start < end else lines
+
+
+def _repeated_head(lines: list[str], neighbour: list[str], own: list[str]) -> int:
+    """How many lines at the start are the last of the neighbour, counted with the blank ones between."""
+    shown = [(number, line.rstrip()) for number, line in enumerate(lines) if line.strip()]
+    texts = [line for _, line in shown]
+    if texts[:2] == own[:2] or not neighbour:
+        return 0
+    # The whole of what comes before, or as much of its end as the answer begins with.
+    for size in range(min(len(neighbour), len(texts) - 1), 0, -1):
+        if size > _MOST and size != len(neighbour):
+            continue
+        if texts[:size] == neighbour[-size:] and (size > 1 or own[:1] == texts[1:2] or _telling(texts[0])):
+            return shown[size][0]
+    return 0
+
+
+def _telling(line: str) -> bool:
+    """Whether a single line is long enough to be a repetition and not a coincidence such as a brace."""
+    return len(line.strip()) > 12
+
+
+def _shown(lines: list[str]) -> list[str]:
+    return [line.rstrip() for line in lines if line.strip()]
+
+
+def _indented(lines: list[str], inside: list[str]) -> list[str]:
+    """The lines moved in or out as a whole where the model wrote the part at another margin."""
+    wanted, have = _margin(inside), _margin(lines)
+    first = next((line for line in lines if line.strip()), "")
+    if wanted is None or have is None or wanted == have or _margin([first]) != have:
+        return lines
+    if wanted.startswith(have) and not have:
+        return [wanted + line if line.strip() else line for line in lines]
+    if have.startswith(wanted):
+        return [wanted + line[len(have) :] if line.strip() else line for line in lines]
+    return lines
+
+
+def _margin(lines: list[str]) -> str | None:
+    """The white space that all lines begin with; None where there is no line."""
+    indents = [line[: len(line) - len(line.lstrip())] for line in lines if line.strip()]
+    return os.path.commonprefix(indents) if indents else None  # noqa: RUF071 - text, no paths

@@ -1,0 +1,66 @@
+"""What a model is shown of a file that is too long to be shown whole.
+
+Law: pure. Lines are the file's own and in its order; what is left out is marked. Kept are the imports, the
+first line of every part, the region to rewrite, and the parts that the region or the instruction names.
+"""
+
+from __future__ import annotations
+
+import re
+
+from keystroke.analysis.outline import Kind, Unit, flattened, outline
+from keystroke.analysis.syntax import language_of
+from keystroke.assist.edit.rewrite import Region
+
+LINES = 160  # a file that is not longer is shown whole
+_NAME = re.compile(r"[A-Za-z_]\w*")
+
+
+def excerpt(text: str, path: str, region: Region | None, instruction: str, limit: int = LINES) -> str:
+    """The file, or what of it fits `limit` lines and matters here."""
+    lines = text.splitlines(keepends=True)
+    if len(lines) <= limit:
+        return text
+    units = outline(text, language_of(path))
+    kept: set[int] = set()
+    for unit in flattened(units):
+        if unit.kind is Kind.IMPORTS:
+            kept.update(range(unit.start, min(unit.end, unit.start + 30)))
+        elif unit.kind is not Kind.STATEMENT or unit.name:
+            kept.add(_header(unit, lines))
+    if region is not None and region.path == path:
+        end = len(lines) if region.end is None else region.end
+        kept.update(range(max(0, region.start - 2), min(len(lines), end + 2)))
+        named = set(_NAME.findall("".join(lines[region.start : end])))
+    else:
+        named = set()
+    named |= set(_NAME.findall(instruction))
+    parts = [unit for unit in flattened(units) if not unit.members and unit.short in named]
+    for unit in sorted(parts, key=lambda unit: unit.size):
+        if len(kept) + unit.size > limit:
+            break
+        kept.update(range(unit.start, unit.end))
+    return "".join(
+        _marked(lines, sorted(kept), "# ..." if path.endswith((".py", ".pyi", ".rb", ".sh")) else "// ...")
+    )
+
+
+def _header(unit: Unit, lines: list[str]) -> int:
+    for number in range(unit.start, unit.end):
+        if lines[number].strip() == unit.header:
+            return number
+    return unit.start
+
+
+def _marked(lines: list[str], kept: list[int], mark: str) -> list[str]:
+    out: list[str] = []
+    at = 0
+    for number in kept:
+        if any(line.strip() for line in lines[at:number]):
+            indent = lines[number][: len(lines[number]) - len(lines[number].lstrip())]
+            out.append(f"{indent}{mark}\n")
+        out.append(lines[number])
+        at = number + 1
+    if any(line.strip() for line in lines[at:]):
+        out.append(f"{mark}\n")
+    return out

@@ -1,0 +1,110 @@
+"""A line to type on while text streams above it: what is typed and what is answered never mix.
+
+Law: owns the keys and the last line of the terminal for as long as it is open, and gives both back. It knows
+nothing of conversations: whole lines come out. Ctrl-C stays a signal; what was not ended by Enter is handed
+on, so that nothing typed is lost.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import re
+import shutil
+import sys
+import unicodedata
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+PROMPT = "> "
+_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|O.|.)?")
+_BELOW = "\x1bD\x1b[A"  # make sure that there is a line below, without leaving the column
+_SAVE, _BACK, _CLEARED = "\x1b7", "\x1b8", "\x1b[B\r\x1b[K"
+
+
+class InputLine:
+    """`fd` is a terminal to read keys from; `write` puts text on the screen."""
+
+    def __init__(self, fd: int, write: Callable[[str], object]) -> None:
+        self._fd, self._write = fd, write
+        self.typed = ""
+        self._shown = False
+        self._before: list[Any] | None = None
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def __enter__(self) -> InputLine:
+        import termios
+
+        self._before = termios.tcgetattr(self._fd)
+        mode = termios.tcgetattr(self._fd)
+        mode[3] &= ~(termios.ICANON | termios.ECHO)
+        # Keys typed ahead stay: TCSADRAIN discards nothing.
+        termios.tcsetattr(self._fd, termios.TCSADRAIN, mode)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        import termios
+
+        self._hide()
+        if self._before is not None:
+            termios.tcsetattr(self._fd, termios.TCSADRAIN, self._before)
+
+    def show(self, text: str) -> None:
+        """Put a piece of the answer on the screen; the line being typed stays below it."""
+        self._hide()
+        self._write(text)
+        self._draw()
+
+    def read(self) -> list[str] | None:
+        """Take the keys that are there: whole lines, in order. None where Ctrl-D said that no more will come.
+        Call it when the terminal is readable."""
+        data = os.read(self._fd, 4096)
+        lines: list[str] = []
+        ended = not data
+        text = _ESCAPE.sub("", self._decoder.decode(data))
+        for key in text:
+            if key in "\r\n":
+                if self.typed.strip():
+                    lines.append(self.typed.strip())
+                self.typed = ""
+            elif key in "\x7f\x08":
+                self.typed = self.typed[:-1]
+            elif key == "\x15":  # Ctrl-U
+                self.typed = ""
+            elif key == "\x17":  # Ctrl-W
+                self.typed = self.typed.rstrip().rpartition(" ")[0]
+            elif key == "\x04":
+                ended = ended or not self.typed
+            elif key == "\t":
+                self.typed += " "
+            elif key.isprintable():
+                self.typed += key
+        self._hide()
+        self._draw()
+        return None if ended and not lines else lines
+
+    def _draw(self) -> None:
+        if not self.typed:
+            return
+        self._write(f"{_BELOW}{_SAVE}{_CLEARED}{PROMPT}{self._visible()}{_BACK}")
+        self._shown = True
+        sys.stdout.flush()
+
+    def _hide(self) -> None:
+        if self._shown:
+            self._write(f"{_SAVE}{_CLEARED}{_BACK}")
+            self._shown = False
+            sys.stdout.flush()
+
+    def _visible(self) -> str:
+        """As much of the end of the line as one row holds."""
+        room = max(8, shutil.get_terminal_size().columns - len(PROMPT) - 1)
+        width = at = 0
+        for at, sign in enumerate(reversed(self.typed), 1):
+            width += 2 if unicodedata.east_asian_width(sign) in "WF" else 1
+            if width > room:
+                return self.typed[len(self.typed) - at + 1 :]
+        return self.typed[len(self.typed) - at :]

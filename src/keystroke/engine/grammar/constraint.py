@@ -1,0 +1,151 @@
+"""What an answer may be: the value that goes with a request, like its sampling.
+
+Law: immutable text, made from what callers send (JSON Schema, Lark, GBNF, regular expressions, words) and
+checked only for size. Knows no tokenizer and compiles nothing; two that say the same are equal.
+
+JSON is written the way models were shown it: one space after a comma or a colon, no other white space. That
+is still JSON, and it leaves keys and punctuation no choice, so that they need not be sampled.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from keystroke.errors import GrammarError
+
+LARGEST_SCHEMA = 256 << 10  # characters; those of public APIs' tools stay far below
+LARGEST_GRAMMAR = 64 << 10  # a Lark text or a regular expression takes longer to compile
+_MOST_PROPERTIES = 1000  # of one object: compiling takes time that grows with their square
+_DEEPEST = 100  # levels of a JSON document; the compiler's own reader stops at 128
+_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A language. `parts` are the compiler's grammars as JSON, the first of which is the whole.
+    `origin` is what the caller calls it ("text.format.schema"); errors name it."""
+
+    parts: tuple[str, ...]
+    origin: str = field(default="grammar", compare=False)
+
+    @property
+    def grammar(self) -> str:
+        """All parts, as the compiler reads them."""
+        return f'{{"grammars":[{",".join(self.parts)}]}}'
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.parts))
+
+
+def json_schema(
+    schema: Mapping[str, Any] | bool, *, strict: bool = True, origin: str = "json_schema"
+) -> Constraint:
+    """JSON that a schema describes. Where `strict` is off, keywords that cannot be enforced are left out
+    instead of refused. Raises GrammarError for a schema that is no schema, too large or too deep."""
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, Mapping):
+        what = "false, which nothing can meet" if schema is False else f"a {type(schema).__name__}"
+        raise GrammarError(f"{origin} is {what}; send a JSON Schema object.", param=origin)
+    _check_shape(schema, origin)
+    styled = {**schema, "x-guidance": {**_STYLE, "lenient": not strict}}
+    return Constraint((_part("json_schema", styled, "answer", origin, LARGEST_SCHEMA),), origin)
+
+
+def any_json(*, origin: str = "json_object") -> Constraint:
+    """Any JSON object."""
+    return json_schema({"type": "object"}, origin=origin)
+
+
+def lark(text: str, *, origin: str = "grammar") -> Constraint:
+    """The language of a Lark grammar; its rule `start` is the whole."""
+    return Constraint((_part("lark_grammar", text, "answer", origin, LARGEST_GRAMMAR),), origin)
+
+
+def regex(pattern: str, *, origin: str = "regex") -> Constraint:
+    """What a regular expression matches from end to end, without look-around or references back."""
+    from llguidance import regex_to_lark  # here, as below: it takes a while to import, and few need it
+
+    _check_size(pattern, origin, LARGEST_GRAMMAR)
+    return lark(f"start: /{regex_to_lark(pattern, 'd')}/" if pattern else 'start: ""', origin=origin)
+
+
+def gbnf(text: str, *, origin: str = "grammar") -> Constraint:
+    """The language of a grammar as llama.cpp writes them; one in Lark's notation is taken as it is."""
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    _check_size(text, origin, LARGEST_GRAMMAR)
+    try:
+        return lark(any_to_lark(text), origin=origin)
+    except GrammarError:
+        raise
+    except Exception as error:  # the converter raises whatever its own parsing meets
+        raise GrammarError(f"{origin} is not a GBNF grammar: {_line(error)}.", param=origin) from error
+
+
+def choice(words: Sequence[str], *, origin: str = "choice") -> Constraint:
+    """One of `words`, as it stands."""
+    if not words or not all(isinstance(word, str) and word for word in words):
+        raise GrammarError(f"{origin} must list one or more texts that are not empty.", param=origin)
+    return lark("start: " + " | ".join(map(json.dumps, words)), origin=origin)
+
+
+def following(text: str, constraint: Constraint) -> Constraint:
+    """`text`, then what `constraint` says: for an answer whose beginning is given."""
+    if not text:
+        return constraint
+    whole = json.dumps({"name": "beginning", "lark_grammar": f"start: {json.dumps(text)} @answer"})
+    return Constraint((whole, *constraint.parts), constraint.origin)
+
+
+def _part(kind: str, value: Any, name: str, origin: str, largest: int) -> str:
+    if kind == "lark_grammar":
+        _check_size(value, origin, largest)
+    try:
+        part = json.dumps({"name": name, kind: value}, separators=(",", ":"))
+    except (TypeError, ValueError) as error:
+        raise GrammarError(f"{origin} is not JSON: {_line(error)}.", param=origin) from error
+    _check_size(part, origin, 2 * largest)  # escapes make a text longer
+    return part
+
+
+def _check_size(text: str, origin: str, largest: int) -> None:
+    if not isinstance(text, str):
+        raise GrammarError(f"{origin} must be a text.", param=origin)
+    if len(text) > largest:
+        raise GrammarError(
+            f"{origin} has {len(text):,} characters and at most {largest:,} are taken; make it smaller.",
+            param=origin,
+        )
+
+
+def _check_shape(schema: Mapping[str, Any], origin: str) -> None:
+    """Level by level, so that no depth is too deep to be refused."""
+    level: list[tuple[Any, str]] = [(schema, "")]
+    for _ in range(_DEEPEST):
+        below: list[tuple[Any, str]] = []
+        for value, path in level:
+            pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
+            below += [(inner, f"{path}/{key}") for key, inner in pairs if isinstance(inner, (Mapping, list))]
+        for inner, path in below:
+            if path.endswith("/properties") and len(inner) > _MOST_PROPERTIES:
+                raise GrammarError(
+                    f"{origin} has {len(inner):,} properties at {path[:200]} and one object may have "
+                    f"{_MOST_PROPERTIES:,}; make it smaller.",
+                    param=origin,
+                )
+        if not below:
+            return
+        level = below
+    raise GrammarError(
+        f"{origin} is nested more than {_DEEPEST} levels deep, at {level[0][1][:200]}; use $defs and $ref.",
+        param=origin,
+    )
+
+
+def _line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__

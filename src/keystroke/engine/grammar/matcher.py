@@ -1,0 +1,208 @@
+"""Where an answer stands in its grammar: what may come next, and what must.
+
+Law: a function of the tokens consumed and nothing else, so drafts, rollbacks and forks never change what is
+allowed. A run of forced tokens is found where it begins and kept to its end, however steps cut it. Never
+raises on account of the grammar: where that gives up (a limit, a dead end) `failure` says why, and only the
+end of the answer is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from llguidance import LLMatcher
+
+from keystroke.engine.base import Mask
+from keystroke.engine.grammar.vocabulary import Vocabulary
+
+Run = tuple[int, ...]
+
+
+class Matcher:
+    """Serves as a step's `Allowed` for the draft last given to `admit`. `may_end` off keeps the answer from
+    ending as long as the grammar lets it go on."""
+
+    __slots__ = (
+        "_automaton",
+        "_draft",
+        "_fresh",
+        "_mask",
+        "_past",
+        "_reached",
+        "_run",
+        "_tokens",
+        "_vocabulary",
+        "_walked",
+        "failure",
+        "may_end",
+    )
+
+    def __init__(self, fresh: LLMatcher, vocabulary: Vocabulary, *, may_end: bool = True) -> None:
+        self._fresh = fresh  # as compiled: never consumes
+        self._automaton = fresh.deep_copy()
+        self._vocabulary = vocabulary
+        self._tokens: list[int] = []  # consumed, those of a draft being walked included
+        self._run: Run | None = None  # forced tokens from where they were found; None: not asked yet
+        self._reached = 0  # how many of them have come
+        self._past: list[tuple[Run | None, int]] = []  # the two above, before each consumed token
+        self._draft: Sequence[int] = ()
+        self._walked = 0  # drafted tokens consumed so far
+        self._mask: Mask = np.zeros(vocabulary.words, dtype=np.uint32)
+        self.may_end = may_end
+        self.failure: str | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing but the end may follow."""
+        return self._automaton.is_stopped()
+
+    @property
+    def failed(self) -> bool:
+        """Whether the grammar gave up; `failure` says why."""
+        return self.failure is not None
+
+    @property
+    def accepting(self) -> bool:
+        """Whether what was consumed is whole: the answer may end here."""
+        return self.failure is None and self._automaton.is_accepting()
+
+    def forced(self) -> Run:
+        """The tokens that must come next, cut the way the tokenizer cuts text; often none."""
+        if self._run is None:
+            self._run, self._reached = (), 0
+            if not self.finished:
+                self._run = tuple(self._automaton.compute_ff_tokens())
+                self._note_failure()
+        return () if self.failed else self._run[self._reached :]
+
+    def admit(self, draft: Sequence[int], limit: int) -> tuple[list[int], int]:
+        """At most `limit` tokens to verify: `draft` as far as the grammar allows it, forced tokens in their
+        places. Also how many of them are the drafter's own. Begins a step: rows are about this draft."""
+        self._rewind(0)
+        admitted: list[int] = []
+        for token in draft:
+            must = self.forced()
+            if self.finished or (must and token != must[0]) or not (must or self._takes(token)):
+                break
+            self._consume(token)
+            self._walked += 1
+            admitted.append(token)
+        own = len(admitted)
+        admitted += self.forced()
+        self._draft = admitted[:limit]
+        self._rewind(0)
+        return list(self._draft), min(own, limit)
+
+    def row(self, index: int) -> Mask:
+        self._rewind(index)
+        while self._walked < index:
+            self._consume(self._draft[self._walked])
+            self._walked += 1
+        return self._masked()
+
+    def advance(self, tokens: Sequence[int]) -> int:
+        """These were chosen. Returns how many of them belong to the answer: where nothing but the end may
+        follow, the end itself does not, since it was nobody's choice."""
+        self._rewind(0)
+        taken = 0
+        for token in tokens:
+            if self.finished:
+                break
+            self._consume(token)
+            taken += 1
+        self._draft = ()
+        return taken
+
+    def rollback(self, count: int) -> None:
+        """Forget the last `count` tokens."""
+        self._rewind(0)
+        self._draft = ()
+        self._undo(count)
+
+    def fork(self) -> Matcher:
+        """One of its own that stands at the same place."""
+        self._rewind(0)
+        other = Matcher(self._fresh, self._vocabulary, may_end=self.may_end)
+        other._automaton = self._automaton.deep_copy()
+        other._tokens, other._past = list(self._tokens), list(self._past)
+        other._run, other._reached = self._run, self._reached
+        other.failure = self.failure
+        return other
+
+    # One token
+
+    def _takes(self, token: int) -> bool:
+        if token in self._vocabulary.ends:
+            return self.accepting and self.may_end
+        return token < self._vocabulary.size and self._automaton.validate_tokens([token]) == 1
+
+    def _consume(self, token: int) -> None:
+        self.forced()  # found now or never: what is forced must not depend on who asks, and when
+        self._past.append((self._run, self._reached))
+        self._tokens.append(token)
+        assert self._run is not None
+        self._reached += 1
+        if self._reached >= len(self._run):
+            self._run = None
+        self._automaton.consume_token(token)
+        self._note_failure()
+
+    def _masked(self) -> Mask:
+        mask = self._mask
+        must = self.forced()
+        if must:
+            mask[:] = 0
+            _set(mask, must[0])
+        elif self.finished:
+            self._only_ends()
+        else:
+            self._automaton.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+            self._note_failure()
+            if self.failure is not None:
+                self._only_ends()
+            elif not self.may_end and self._automaton.is_accepting():
+                self._keep_going()
+        return mask
+
+    def _only_ends(self) -> None:
+        self._mask[:] = 0
+        for end in self._vocabulary.ends:
+            _set(self._mask, end)
+
+    def _keep_going(self) -> None:
+        kept = self._mask.copy()
+        for end in self._vocabulary.ends:
+            kept[end >> 5] &= np.uint32(~(1 << (end & 31)) & 0xFFFFFFFF)
+        if kept.any():
+            self._mask[:] = kept
+
+    # Going back
+
+    def _rewind(self, walked: int) -> None:
+        if self._walked > walked:
+            self._undo(self._walked - walked)
+            self._walked = walked
+
+    def _undo(self, count: int) -> None:
+        if count == 0:
+            return
+        kept = len(self._tokens) - count
+        ended = sum(1 for t in self._tokens[kept:] if t in self._vocabulary.ends)
+        self._run, self._reached = self._past[kept]
+        del self._past[kept:], self._tokens[kept:]
+        if self.failure is None and not ended and self._automaton.rollback(count):
+            return
+        # It does not come back from an error, nor over an end: go the way again.
+        self.failure = None
+        self._automaton = self._fresh.deep_copy()
+        self._automaton.consume_tokens(self._tokens)
+        self._note_failure()
+
+    def _note_failure(self) -> None:
+        if self._automaton.is_error():
+            self.failure = self._automaton.get_error().strip().splitlines()[0]
+
+
+def _set(mask: Mask, token: int) -> None:
+    mask[token >> 5] |= np.uint32(1 << (token & 31))

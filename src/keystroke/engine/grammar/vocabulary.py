@@ -1,0 +1,68 @@
+"""A tokenizer as the grammar compiler sees it: the bytes of every token, and how text is cut into tokens.
+
+Law: made once for a tokenizer and the tokens that end its model's answers, and kept as long as the tokenizer
+is. Building it reads the whole vocabulary (about a second for 150,000 tokens): not for the event loop.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+from llguidance import LLTokenizer
+
+from keystroke.engine.tokenizer import Tokenizer
+from keystroke.errors import UnsupportedModel
+
+_MARK = b"\xff"  # before the name of a control token: no text has this byte
+
+
+class Vocabulary:
+    def __init__(self, tokenizer: Tokenizer, ends: frozenset[int]) -> None:
+        self.ends = tuple(sorted(end for end in ends if end < tokenizer.vocab_size))
+        if not self.ends:
+            raise UnsupportedModel(
+                "this model names no token that ends an answer, so it cannot be held to a grammar; "
+                "use one with an end-of-text token"
+            )
+        self.size = tokenizer.vocab_size
+        self.words = (self.size + 31) // 32  # of a mask
+        wrapped: Any = _Wrapped(tokenizer, self.ends[0])  # known to the library by its attributes
+        self.library = LLTokenizer(wrapped, eos_token=list(self.ends))
+
+
+class _Wrapped:
+    """What the library asks of a tokenizer."""
+
+    is_tokenizer_wrapper = True
+
+    def __init__(self, tokenizer: Tokenizer, end: int) -> None:
+        self.eos_token_id = end
+        self.bos_token_id = tokenizer.bos
+        self.special_token_ids = [t for t in range(tokenizer.vocab_size) if tokenizer.is_special(t)]
+        special = frozenset(self.special_token_ids)
+        self.tokens = [
+            (_MARK if t in special else b"") + tokenizer.token_bytes(t) for t in range(tokenizer.vocab_size)
+        ]
+        self._tokenizer = ref(tokenizer)  # what is kept for a tokenizer must not keep it
+
+    def __call__(self, text: str) -> list[int]:
+        tokenizer = self._tokenizer()
+        assert tokenizer is not None  # whoever generates holds it
+        return tokenizer.encode(text)
+
+
+_known: WeakKeyDictionary[Tokenizer, dict[frozenset[int], Vocabulary]] = WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def vocabulary_of(tokenizer: Tokenizer, ends: frozenset[int]) -> Vocabulary:
+    """The vocabulary of `tokenizer` whose answers end with one of `ends`. Raises UnsupportedModel where no
+    token does."""
+    with _lock:
+        kept = _known.setdefault(tokenizer, {})
+        found = kept.get(ends)
+        if found is None:
+            found = kept[ends] = Vocabulary(tokenizer, ends)
+        return found

@@ -1,0 +1,308 @@
+"""What a command in the sandbox can do, and how each of its ways to misbehave ends."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from keystroke.agent.sandbox import Ending, Kind, Limits, Place, Sandbox, find_sandbox, holds
+from keystroke.agent.sandbox import sandbox as module
+from keystroke.agent.sandbox.policy import Kept
+from keystroke.agent.sandbox.processes import tree
+from keystroke.agent.sandbox.surroundings import around, environment, secret_files
+from keystroke.engine.base import Interrupt
+from keystroke.errors import InputError, UsageError
+
+HOLDING = [kind for kind in Kind if kind is not Kind.NONE and holds(Sandbox(kind))]
+PYTHON = (sys.executable, "-I", "-S", "-c")
+QUICK = Limits(seconds=20, processes=100)
+needs_sandbox = pytest.mark.skipif(not HOLDING, reason="no sandbox holds on this machine")
+
+
+@pytest.fixture(params=HOLDING, ids=str)
+def sandbox(request: pytest.FixtureRequest) -> Sandbox:
+    return Sandbox(request.param)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    root = tmp_path / "workspace"
+    root.mkdir()
+    return Place(root)
+
+
+def python(text: str, *arguments: object) -> list[str]:
+    return [*PYTHON, text, *map(str, arguments)]
+
+
+def test_a_command_writes_the_workspace_and_its_exit_code_comes_back(sandbox: Sandbox, place: Place) -> None:
+    ended = sandbox.run(["sh", "-c", "echo said; echo text > made; exit 7"], place, QUICK)
+    assert (ended.code, ended.output, ended.ending) == (7, "said\n", Ending.EXITED)
+    assert not ended.ok
+    assert (place.root / "made").read_text() == "text\n"
+
+
+def test_a_signal_is_told_as_a_signal(sandbox: Sandbox, place: Place) -> None:
+    assert sandbox.run(["sh", "-c", "kill -9 $$"], place, QUICK).code == -9
+
+
+def test_nothing_outside_the_workspace_is_written(sandbox: Sandbox, place: Place, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    (place.root / "link").symlink_to(tmp_path)
+    script = f"echo x > {outside}; echo x > link/outside; echo x > ../outside; rm -rf {tmp_path}/kept; true"
+    (tmp_path / "kept").write_text("mine")
+    sandbox.run(["sh", "-c", script], place, QUICK)
+    assert not outside.exists()
+    assert (tmp_path / "kept").read_text() == "mine"
+
+
+def test_the_network_is_closed_unless_allowed(sandbox: Sandbox, place: Place) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        connect = python(
+            "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])), 2)",
+            listener.getsockname()[1],
+        )
+        assert not sandbox.run(connect, place, QUICK).ok
+        assert sandbox.run(connect, Place(place.root, network=True), QUICK).ok
+
+
+def test_udp_is_closed_too(sandbox: Sandbox, place: Place) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.settimeout(0.3)
+        send = "import socket, sys; socket.socket(2, 2).sendto(b'x', ('127.0.0.1', int(sys.argv[1])))"
+        sandbox.run(python(send, listener.getsockname()[1]), place, QUICK)
+        with pytest.raises(TimeoutError):
+            listener.recv(1)
+
+
+def test_what_is_hidden_is_not_read(sandbox: Sandbox, tmp_path: Path) -> None:
+    (tmp_path / "workspace").mkdir()
+    folder, file = tmp_path / "keys", tmp_path / "token"
+    folder.mkdir()
+    (folder / "private").write_text("hush")
+    file.write_text("hush")
+    place = Place(tmp_path / "workspace", hidden=(folder, file))
+    ended = sandbox.run(["sh", "-c", f"cat {folder}/private {file}; true"], place, QUICK)
+    assert "hush" not in ended.output
+
+
+def test_a_folder_is_seen_where_the_user_has_it(sandbox: Sandbox, tmp_path: Path) -> None:
+    if not sandbox.kind.mounts:
+        pytest.skip("this sandbox cannot mount")
+    copy, shown, installed = tmp_path / "copy", tmp_path / "project", tmp_path / "project" / "env"
+    copy.mkdir()
+    installed.mkdir(parents=True)
+    (installed / "tool").write_text("there")
+    (copy / "file").write_text("of the copy")
+    (shown / "file").write_text("of the user")
+    place = Place(copy, shown, {installed: installed})
+    ended = sandbox.run(["sh", "-c", "pwd; cat file env/tool; echo x > env/tool; rm file"], place, QUICK)
+    assert ended.output.startswith(f"{shown}\nof the copythere")
+    assert (installed / "tool").read_text() == "there"
+    assert (shown / "file").read_text() == "of the user"
+    assert not (copy / "file").exists()
+
+
+def test_the_environment_carries_no_keys(
+    sandbox: Sandbox, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOME_API_KEY", "hush")
+    monkeypatch.setenv("SSH_AUTH_SOCK", "/run/agent")
+    ended = sandbox.run(["env"], place, QUICK, env={"GIVEN": "1"})
+    assert "hush" not in ended.output
+    assert "SSH_AUTH_SOCK" not in ended.output
+    assert "GIVEN=1" in ended.output
+    assert "PATH=" in ended.output
+
+
+def test_a_command_that_never_ends_is_stopped(sandbox: Sandbox, place: Place) -> None:
+    limits = Limits(seconds=0.6)
+    ended = sandbox.run(["sleep", "1000"], place, limits)
+    assert ended.ending is Ending.TIMEOUT
+    assert "within 0.6 seconds" in ended.sentence(limits)
+
+
+def test_a_gigabyte_of_output_is_cut_and_stopped(sandbox: Sandbox, place: Place) -> None:
+    flood = python("import os\nblock = b'x' * 65536\nfor _ in range(16384): os.write(1, block)")
+    ended = sandbox.run(flood, place, Limits(seconds=60))
+    assert ended.ending is Ending.OUTPUT
+    assert len(ended.output) < 70_000
+    assert "bytes left out" in ended.output
+
+
+def test_processes_that_multiply_are_stopped(sandbox: Sandbox, place: Place) -> None:
+    """A bomb that ends by itself, should nothing else end it: 2**9 processes, asleep."""
+    bomb = python("import os, time\nfor _ in range(9): os.fork()\ntime.sleep(30)")
+    ended = sandbox.run(bomb, place, Limits(seconds=25, processes=60))
+    assert ended.ending is Ending.PROCESSES or "BlockingIOError" in ended.output
+
+
+def test_memory_of_all_processes_together_is_limited(sandbox: Sandbox, place: Place) -> None:
+    hoard = python(
+        "import os, time\nfor _ in range(3): os.fork()\nhoard = bytearray(60 << 20)\ntime.sleep(30)"
+    )
+    ended = sandbox.run(hoard, place, Limits(seconds=25, memory=256 << 20))
+    assert ended.ending is Ending.MEMORY
+
+
+def test_memory_of_one_process_is_limited(sandbox: Sandbox, place: Place) -> None:
+    ended = sandbox.run(python("bytearray(1 << 30)"), place, Limits(seconds=20, memory=256 << 20))
+    assert not ended.ok
+
+
+def test_a_file_without_end_is_cut(sandbox: Sandbox, place: Place) -> None:
+    write = python("f = open('big', 'wb')\nfor _ in range(64): f.write(bytes(1 << 20))")
+    assert not sandbox.run(write, place, Limits(seconds=20, file=4 << 20)).ok
+    assert (place.root / "big").stat().st_size <= 4 << 20
+
+
+def test_what_a_command_leaves_behind_is_ended(sandbox: Sandbox, place: Place) -> None:
+    script = "(setsid sh -c 'sleep 7.1; echo late > late' &) ; sleep 0.2; echo bye"
+    ended = sandbox.run(["sh", "-c", script], place, QUICK)
+    assert ended.output == "bye\n"
+    assert not [p for p in tree(os.getpid()) if b"sleep\x007.1" in _command_line(p.pid)]
+
+
+def test_an_interrupt_ends_the_whole_tree(sandbox: Sandbox, place: Place) -> None:
+    interrupt = Interrupt()
+    script = "sleep 8.25 & sleep 8.25 & echo ready; wait"
+    heard = threading.Event()
+
+    def stop() -> None:
+        heard.wait(20)
+        interrupt.set()
+
+    threading.Thread(target=stop, daemon=True).start()
+    ended = sandbox.run(["sh", "-c", script], place, QUICK, interrupt, on_output=lambda text: heard.set())
+    assert ended.ending is Ending.INTERRUPTED
+    assert not [p for p in tree(os.getpid()) if b"sleep\x008.25" in _command_line(p.pid)]
+
+
+def test_a_command_may_delete_the_whole_workspace_and_nothing_else(
+    sandbox: Sandbox, place: Place, tmp_path: Path
+) -> None:
+    (place.root / "file").write_text("text")
+    (tmp_path / "beside").write_text("text")
+    sandbox.run(["sh", "-c", "rm -rf .[!.]* * ..?* ../beside; true"], place, QUICK)
+    assert not (place.root / "file").exists()
+    assert (tmp_path / "beside").exists()
+
+
+def test_a_command_that_is_not_there_says_so(sandbox: Sandbox, place: Place) -> None:
+    ended = sandbox.run(["no-such-command-here"], place, QUICK)
+    assert ended.code in (126, 127)
+    assert "no-such-command-here" in ended.output
+
+
+def test_power_over_the_system_is_given_up(sandbox: Sandbox, place: Place) -> None:
+    script = "mount -o remount,rw / ; unshare -Ur mount -o remount,rw / ; echo x > /keystroke-test; true"
+    sandbox.run(["sh", "-c", script], place, QUICK)
+    assert not Path("/keystroke-test").exists()
+
+
+# ── where nothing holds ───────────────────────────────────────────────────────────────────────
+
+
+def test_without_a_sandbox_limits_still_hold(place: Place) -> None:
+    bare = Sandbox(Kind.NONE)
+    assert not bare.confines
+    assert bare.run(["sleep", "100"], place, Limits(seconds=0.5)).ending is Ending.TIMEOUT
+    assert bare.run(["sh", "-c", "echo $TMPDIR; exit 3"], place, QUICK).code == 3
+
+
+def test_a_tool_that_is_present_and_broken_counts_as_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "bwrap"
+    broken.write_text("#!/bin/sh\necho 'bwrap: Creating new namespace failed' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert not holds(Sandbox(Kind.BUBBLEWRAP))
+
+
+def test_a_tool_that_confines_nothing_counts_as_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_door = tmp_path / "bwrap"
+    open_door.write_text('#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done; shift; exec "$@"\n')
+    open_door.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert not holds(Sandbox(Kind.BUBBLEWRAP))
+
+
+@needs_sandbox
+def test_the_best_that_holds_is_found() -> None:
+    find_sandbox.cache_clear()
+    assert find_sandbox().kind is HOLDING[0]
+
+
+def test_one_can_be_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    find_sandbox.cache_clear()
+    try:
+        monkeypatch.setenv(module.FORCE, "none")
+        assert find_sandbox().kind is Kind.NONE
+        find_sandbox.cache_clear()
+        monkeypatch.setenv(module.FORCE, "moat")
+        with pytest.raises(UsageError, match="must be one of"):
+            find_sandbox()
+    finally:
+        find_sandbox.cache_clear()
+
+
+def test_nonsense_is_refused_before_anything_runs(place: Place) -> None:
+    bare = Sandbox(Kind.NONE)
+    with pytest.raises(UsageError, match="no command"):
+        bare.run([], place)
+    with pytest.raises(InputError, match="NUL"):
+        bare.run(["echo", "a\0b"], place)
+    with pytest.raises(InputError, match="does not exist"):
+        bare.run(["true"], Place(place.root / "missing"))
+
+
+# ── parts ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_long_output_keeps_its_head_and_its_tail() -> None:
+    kept = Kept(100)
+    for number in range(1000):
+        kept.add(f"{number}\n".encode())
+    text = kept.text()
+    assert text.startswith("0\n1\n")
+    assert text.endswith("998\n999\n")
+    assert "bytes left out" in text
+
+
+def test_paths_around_the_hidden_cover_all_the_rest(tmp_path: Path) -> None:
+    for name in ("a/secret", "a/open", "b"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "c").symlink_to(tmp_path / "a")
+    covered = around([tmp_path / "a" / "secret"], tmp_path)
+    assert covered == [tmp_path / "a" / "open", tmp_path / "b"]
+    assert around([], tmp_path) == [tmp_path]
+
+
+def test_secret_files_are_found_by_name(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / ".env").write_text("")
+    (tmp_path / "env.py").write_text("")
+    assert secret_files(tmp_path, (".env", "*.pem")) == (tmp_path / "deep" / ".env",)
+
+
+def test_only_harmless_names_reach_a_command(tmp_path: Path) -> None:
+    made = environment(tmp_path, {"PATH": "/bin", "LC_ALL": "C", "AWS_SECRET": "x", "DATABASE_URL": "y"})
+    assert made["PATH"] == "/bin"
+    assert made["LC_ALL"] == "C"
+    assert not {"AWS_SECRET", "DATABASE_URL"} & set(made)
+
+
+def _command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""

@@ -1,0 +1,247 @@
+"""What a task changes stays in memory and in its copy until it lands as one edit."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from workspaces import Project
+
+from keystroke.agent.sandbox import Kind, Limits, Sandbox, find_sandbox
+from keystroke.agent.tools import Runner
+from keystroke.agent.workspace import Overlay, replica
+from keystroke.assist.edit import Workspace
+from keystroke.assist.edit.operations import Replacement, Split
+from keystroke.errors import Forbidden, InputError
+
+CHANGE = Replacement("calc.py", (Split(("    return a - b",), ("    return a + b",)),))
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path)
+
+
+@pytest.fixture(params=["found", "none"])
+def sandbox(request: pytest.FixtureRequest) -> Sandbox:
+    return find_sandbox() if request.param == "found" else Sandbox(Kind.NONE)
+
+
+def test_nothing_is_written_before_the_task_lands(project: Project) -> None:
+    before = project.tree()
+    overlay = project.overlay()
+    overlay.resolve([CHANGE])
+    overlay.write("new/file.py", "x = 1\n")
+    overlay.write("notes/plan.txt", None)
+    assert project.tree() == before
+    assert overlay.read("calc.py") == "def add(a, b):\n    return a + b\n"
+    assert overlay.read("notes/plan.txt") is None
+    assert overlay.files() == [".env", "calc.py", "new/file.py", "test_calc.py"]
+
+
+def test_a_whole_task_lands_as_one_edit_and_one_undo_takes_it_back(project: Project) -> None:
+    before = project.tree()
+    overlay = project.overlay()
+    overlay.resolve([CHANGE])
+    overlay.write("new/file.py", "x = 1\n")
+    overlay.write("notes/plan.txt", None)
+    overlay.plan("a task").apply(project.journal)
+    assert project.tree() == {
+        ".env": "TOKEN=hush\n",
+        "calc.py": "def add(a, b):\n    return a + b\n",
+        "new/file.py": "x = 1\n",
+        "test_calc.py": before["test_calc.py"],
+    }
+    assert project.journal.undo().instruction == "a task"
+    assert project.tree() == before
+
+
+def test_a_file_changed_meanwhile_keeps_the_task_from_landing(project: Project) -> None:
+    overlay = project.overlay()
+    overlay.resolve([CHANGE])
+    overlay.write("notes/plan.txt", "other\n")
+    project.write("calc.py", "mine\n")
+    before = project.tree()
+    with pytest.raises(InputError, match="changed on disk"):
+        overlay.plan("a task").apply(project.journal)
+    assert project.tree() == before
+
+
+def test_forks_do_not_see_each_other(project: Project) -> None:
+    one = project.overlay()
+    one.write("calc.py", "one\n")
+    two = one.fork()
+    two.write("calc.py", "two\n")
+    assert (one.read("calc.py"), two.read("calc.py")) == ("one\n", "two\n")
+
+
+def test_a_change_taken_back_by_hand_is_no_change(project: Project) -> None:
+    overlay = project.overlay()
+    text = overlay.read("calc.py")
+    overlay.write("calc.py", "other\n")
+    overlay.write("calc.py", text)
+    assert not overlay.texts
+
+
+@pytest.mark.parametrize(
+    "path", ["../outside.py", "/etc/passwd", "link/x.py", ".env", ".git/config", "a\\b", "~/x", ""]
+)
+def test_paths_that_may_not_be_touched_are_refused(project: Project, path: str) -> None:
+    (project.root / "link").symlink_to(project.folder)
+    overlay = project.overlay()
+    with pytest.raises(Forbidden):
+        overlay.read(path)
+    with pytest.raises(Forbidden):
+        overlay.write(path, "x")
+
+
+def test_a_file_named_by_a_link_inside_is_one_file(project: Project) -> None:
+    (project.root / "alias").symlink_to(project.root / "notes")
+    overlay = project.overlay()
+    overlay.write("alias/plan.txt", "changed\n")
+    assert overlay.read("notes/plan.txt") == "changed\n"
+    assert list(overlay.texts) == ["notes/plan.txt"]
+
+
+def test_a_record_brings_an_overlay_back(project: Project) -> None:
+    overlay = project.overlay()
+    overlay.resolve([CHANGE])
+    overlay.write("new.py", "x\n")
+    again = Overlay.restored(project.workspace, overlay.saved())
+    assert again.texts == overlay.texts
+    project.write("calc.py", "mine\n")
+    with pytest.raises(InputError, match="changed since the task stopped"):
+        Overlay.restored(project.workspace, overlay.saved())
+
+
+# ── copies on disk ────────────────────────────────────────────────────────────────────────────
+
+
+def run(runner: Runner, script: str) -> str:
+    return runner.check(script).output
+
+
+def test_a_command_sees_the_task_s_changes_under_the_user_s_path(project: Project, sandbox: Sandbox) -> None:
+    overlay = project.overlay()
+    overlay.resolve([CHANGE])
+    runner = project.runner(sandbox, overlay)
+    assert "a + b" in run(runner, "cat calc.py")
+    if sandbox.kind.mounts:
+        assert run(runner, "pwd") == f"{project.root}\n"
+    assert "a - b" in (project.root / "calc.py").read_text()
+
+
+def test_a_check_changes_nothing_and_the_next_one_starts_afresh(project: Project, sandbox: Sandbox) -> None:
+    before = project.tree()
+    overlay = project.overlay()
+    runner = project.runner(sandbox, overlay)
+    run(runner, "rm -rf calc.py notes; echo spoilt > test_calc.py; mkdir -p calc.py/deep; touch litter")
+    assert project.tree() == before
+    assert not overlay.texts
+    assert run(runner, "cat calc.py notes/plan.txt; ls") == (
+        "def add(a, b):\n    return a - b\nfirst\nsecond\ncalc.py\nnotes\ntest_calc.py\n"
+    )
+
+
+def test_a_command_that_deletes_the_workspace_deletes_a_copy_and_undo_brings_all_back(
+    project: Project, sandbox: Sandbox
+) -> None:
+    before = project.tree()
+    overlay = project.overlay()
+    runner = project.runner(sandbox, overlay)
+    runner.run("find . -mindepth 1 -delete")
+    assert project.tree() == before
+    overlay.plan("a task").apply(project.journal)
+    assert project.tree() == {".env": "TOKEN=hush\n"}
+    project.journal.undo()
+    assert project.tree() == before
+
+
+def test_a_folder_replaced_by_a_link_out_is_not_written_through(project: Project, sandbox: Sandbox) -> None:
+    outside = project.folder / "outside"
+    outside.mkdir()
+    overlay = project.overlay()
+    overlay.write("notes/plan.txt", "mine\n")
+    runner = project.runner(sandbox, overlay)
+    run(runner, f"rm -rf notes; ln -s {outside} notes")
+    assert run(runner, "cat notes/plan.txt") == "mine\n"
+    assert not list(outside.iterdir())
+
+
+def test_secrets_are_neither_copied_nor_seen(project: Project, sandbox: Sandbox) -> None:
+    runner = project.runner(sandbox, project.overlay())
+    told = run(runner, f"cat .env; cat {project.root}/.env; ls -a")
+    if sandbox.confines:
+        assert "hush" not in told
+    assert ".env\n" not in told.replace("/.env", "")
+
+
+def test_what_a_model_s_command_made_joins_the_task_and_litter_does_not(
+    project: Project, sandbox: Sandbox
+) -> None:
+    subprocess.run(["git", "init", "-q", str(project.root)], check=True)
+    project.write(".gitignore", "*.log\n")
+    overlay = project.overlay()
+    runner = project.runner(sandbox, overlay)
+    runner.run(
+        "sh -c 'echo made > made.txt; echo x > run.log; mkdir __pycache__; echo x > __pycache__/a.pyc'"
+    )
+    assert dict(overlay.texts) == {"made.txt": "made\n"}
+    assert runner.changed_by_command == {"made.txt"}
+
+
+def test_the_repository_and_installed_packages_cannot_be_written(project: Project) -> None:
+    sandbox = find_sandbox()
+    if not sandbox.confines:
+        pytest.skip("no sandbox holds on this machine")
+    subprocess.run(["git", "init", "-q", str(project.root)], check=True)
+    project.write(".venv/lib/tool.py", "there\n")
+    runner = project.runner(sandbox, project.overlay())
+    told = run(
+        runner, "git status --short | head -1; cat .venv/lib/tool.py; echo x > .git/hooks/post-checkout"
+    )
+    assert "?? " in told
+    assert "there" in told
+    run(runner, "rm -rf .git .venv")
+    assert not (project.root / ".git" / "hooks" / "post-checkout").exists()
+    assert (project.root / ".venv" / "lib" / "tool.py").exists()
+
+
+def test_a_workspace_too_large_to_copy_says_what_to_do(
+    project: Project, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica, "MOST_FILES", 2)
+    runner = project.runner(sandbox, project.overlay())
+    with pytest.raises(InputError, match="run this in the folder that the task is about"):
+        run(runner, "true")
+    assert not (project.folder / "copies" / "copy0").exists()
+
+
+def test_a_full_disk_is_one_sentence(
+    project: Project, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(replica, "_poured", full)
+    with pytest.raises(InputError, match="No space left on device; free some room"):
+        run(project.runner(sandbox, project.overlay()), "true")
+
+
+def test_a_copy_is_gone_when_it_is_closed_whatever_was_done_to_it(project: Project, sandbox: Sandbox) -> None:
+    copy = project.replica(sandbox, "other")
+    copy.show(project.overlay())
+    sandbox.run(
+        ["sh", "-c", "mkdir -p a/b; touch a/b/c; chmod -R 000 a; chmod 500 notes"], copy.place(), Limits()
+    )
+    copy.close()
+    assert not copy.folder.exists()
+
+
+def test_the_workspace_a_task_is_about_may_be_empty(tmp_path: Path, sandbox: Sandbox) -> None:
+    root = tmp_path / "empty"
+    root.mkdir()
+    copy = replica.Replica(root, tmp_path / "copy", sandbox)
+    copy.show(Overlay(Workspace(root)))
+    assert sandbox.run(["ls"], copy.place(), Limits()).output == ""

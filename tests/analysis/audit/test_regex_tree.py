@@ -1,0 +1,91 @@
+"""Regular expressions as trees: what every language has, what each adds, and what none can read."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keystroke.analysis.audit.rules.regex_tree import (
+    ANY,
+    Atomic,
+    Back,
+    Char,
+    Choice,
+    Group,
+    Look,
+    Place,
+    Repeat,
+    parse,
+)
+
+
+def one(sign: str) -> Char:
+    return Char(1 << ord(sign))
+
+
+A, B = one("a"), one("b")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "tree"),
+    [
+        ("ab", (A, B)),
+        ("a|b", (Choice(((A,), (B,))),)),
+        ("(a)(?:b)(?P<x>a)(?<y>b)", (Group((A,)), Group((B,)), Group((A,)), Group((B,)))),
+        (
+            "a*b+?a?b{2}",
+            (Repeat(0, None, (A,)), Repeat(1, None, (B,)), Repeat(0, 1, (A,)), Repeat(2, 2, (B,))),
+        ),
+        ("a{,3}b{3,}", (Repeat(0, 3, (A,)), Repeat(3, None, (B,)))),
+        ("a{}", (A, one("{"), one("}"))),
+        ("a++(?>b)", (Atomic((Repeat(1, None, (A,)),)), Atomic((B,)))),
+        ("^a$\\b", (Place(), A, Place(), Place())),
+        ("(?=a)(?<!b)", (Look((A,)), Look((B,)))),
+        (r"(a)\1(?P=x)\k<y>", (Group((A,)), Back(), Back(), Back())),
+        ("[ab]", (Char(A.options | B.options),)),
+        ("[^a]", (Char(ANY ^ A.options),)),
+        ("[]a]", (Char(one("]").options | A.options),)),
+        ("[^]", (Char(ANY),)),
+        ("[^]a]b", (Char(ANY), A, one("]"), B)),  # JavaScript's reading where both are possible
+        ("([^](a])", (Group((Char(ANY ^ sum(one(s).options for s in "](a")),)),)),  # Python's where one is
+        ("[a-c]", (Char(sum(one(s).options for s in "abc")),)),
+        ("[a-]", (Char(A.options | one("-").options),)),
+        (r"\x61\u0062\u{61}\141", (A, B, A, A)),
+        ("é€", (Char(1 << 233), Char(1 << 256))),
+        (".", (Char(ANY ^ (1 << 10)),)),
+        ("(?x) a # b\n b", (A, B)),
+        ("(?i)a(?i:b)(?#c)", (A, Group((B,)))),
+    ],
+)
+def test_an_expression_is_read_as_its_tree(pattern: str, tree: object) -> None:
+    assert parse(pattern) == tree
+
+
+@pytest.mark.parametrize(("sign", "flag"), [("d", "a"), ("w", "a"), ("s", "u")])
+def test_kinds_of_characters_are_those_of_the_standard_library(sign: str, flag: str) -> None:
+    (found,) = parse(f"\\{sign}")
+    (opposite,) = parse(f"\\{sign.upper()}")
+    assert isinstance(found, Char)
+    assert isinstance(opposite, Char)
+    expected = {code for code in range(256) if re.match(rf"(?{flag}:\{sign})", chr(code))}
+    assert {code for code in range(257) if found.options >> code & 1} == expected
+    assert found.options ^ opposite.options == ANY
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(", ")", "a)", "[a", "*", "a|*", "(?", "(?z", "[b-a]", "a{3,2}", "\\", "(" * 200 + ")" * 200]
+)
+def test_what_cannot_be_read_is_refused(pattern: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        parse(pattern)
+
+
+@given(st.text(r"ab(|)[]^$*+?{}\.,1-<>:=!#Pkxu0 ", max_size=30))
+def test_every_text_is_read_or_refused(pattern: str) -> None:
+    try:
+        parse(pattern)
+    except ValueError:
+        return

@@ -1,0 +1,194 @@
+"""What is shown of a suggestion nobody is sure of: its confident beginning, or the first lines of a body."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keystroke.assist.completion import Extent, Hidden, LiveCompletion, Offer, Withheld, complete
+from keystroke.assist.completion.beginning import confident_beginning, confident_lines
+from keystroke.assist.completion.cache import Kept
+from keystroke.assist.completion.extent import body_floor, extent_at
+from keystroke.config import AssistSettings
+from keystroke.engine.card import card_languages
+from keystroke.engine.echo import EOS, SPECIAL, EchoEngine
+from keystroke.engine.model import Model
+from keystroke.engine.tokenizer.byte_tokens import ByteTokenizer
+from keystroke.errors import ModelDamaged
+
+
+def kept(*tokens: tuple[str, float], extent: Extent = Extent.REST) -> Kept:
+    """A suggestion made of tokens and their chances."""
+    text, ends = "", []
+    for piece, _ in tokens:
+        text += piece
+        ends.append(len(text))
+    return Kept(text, extent, tuple(ends), tuple(math.log(chance) for _, chance in tokens))
+
+
+def judged(suggestion: Kept, text: str, eagerness: str = "balanced") -> Offer | Withheld | None:
+    completion = LiveCompletion(None, AssistSettings(eagerness=eagerness), language="python")
+    completion.cache.put(text, "", suggestion)
+    return completion.look(text, len(text))
+
+
+def test_a_line_is_cut_to_its_confident_beginning_instead_of_being_hidden() -> None:
+    offer = judged(kept(("eight", 0.99), (" *", 0.3), (" depth", 0.2)), "return self.h")
+    assert isinstance(offer, Offer)
+    assert offer.text == "eight"
+
+
+def test_a_sure_line_is_shown_whole() -> None:
+    offer = judged(kept(("eight", 0.99), (" *", 0.95), (" width", 0.96)), "return self.h")
+    assert isinstance(offer, Offer)
+    assert offer.text == "eight * width"
+
+
+def test_a_long_line_of_fair_tokens_is_no_longer_taken_for_sure() -> None:
+    fair = [(f" + word{n}", 0.85) for n in range(20)]  # 0.85 in the mean, 0.04 that all are right
+    offer = judged(kept(*fair), "return self.h")
+    assert isinstance(offer, Offer)
+    assert offer.text == " + word0 + word1 + word2 + word3"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "shown"),
+    [
+        ([("he", 0.95), ("ight", 0.2)], ""),  # no word is torn
+        ([("print", 0.95), ("(", 0.95), ("value", 0.95), (")", 0.1)], "print"),  # no bracket is left open
+        ([("name", 0.95), (" = ", 0.95), ('"', 0.95), ("some text", 0.95), ('"', 0.1)], "name"),
+        ([("first", 0.95), (".", 0.99), ("other", 0.1)], "first"),
+        ([("ab", 0.99), (" x", 0.1)], ""),  # two letters save nothing
+        ([("nothing", 0.2)], ""),
+    ],
+)
+def test_a_beginning_ends_where_a_reader_would_end_it(tokens: list[tuple[str, float]], shown: str) -> None:
+    assert confident_beginning(kept(*tokens), 0, "balanced")[0] == shown
+
+
+PIECES = st.sampled_from(["a", "be", "(", ")", '"', " ", "_x", ".", "\n"])
+
+
+@given(st.lists(st.tuples(PIECES, st.floats(0.05, 1.0)), min_size=1), st.integers(0, 5))
+def test_a_beginning_is_always_the_start_of_what_is_left(
+    tokens: Sequence[tuple[str, float]], typed: int
+) -> None:
+    suggestion = kept(*tokens)
+    typed = min(typed, len(suggestion.text))
+    for eagerness in ("calm", "balanced", "eager"):
+        text, chance = confident_beginning(suggestion, typed, eagerness)
+        assert suggestion.text[typed:].startswith(text)
+        assert 0.0 <= chance <= 1.0 + 1e-9
+        assert "\n" not in text
+
+
+def test_a_beginning_on_the_screen_stays_while_it_is_typed() -> None:
+    text = "return self.h"
+    suggestion = kept(("eight", 0.9), (".", 0.9), ("value", 0.7), (" *", 0.3), (" depth", 0.2))
+    completion = LiveCompletion(None, AssistSettings(), language="python")
+    completion.cache.put(text, "", suggestion)
+    first = completion.look(text, len(text))
+    assert isinstance(first, Offer)
+    assert first.text == "eight.value"
+    for moment in range(8):  # a burst of keys
+        completion.rhythm.key(moment * 0.03)
+    for typed in range(1, len(first.text)):
+        now = text + first.text[:typed]
+        offer = completion.look(now, len(now))
+        assert isinstance(offer, Offer)
+        assert offer.text == first.text[typed:]
+
+
+def test_of_a_doubtful_body_the_sure_lines_are_shown() -> None:
+    body = kept(
+        ("x = 1\n", 0.99), ("    y = 2\n", 0.98), ("    z = other(", 0.1), ("9)", 0.2), extent=Extent.BLOCK
+    )
+    assert confident_lines(body, 0, 0.85)[0] == "x = 1\n    y = 2"
+    assert confident_lines(body, 0, 0.999)[0] == ""
+    offer = judged(body, "def f():\n    ")
+    assert isinstance(offer, Offer)
+    assert offer.text == "x = 1\n    y = 2"
+
+
+# ── whole bodies ──────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "language", "floor"),
+    [
+        ("def f():", "", "python", 0),
+        ("def f():\n    ", "", "python", 0),
+        ("def f():\n    ret", "\n\nx = 1\n", "python", 0),
+        ('class A:\n    def f(self):\n        """Say."""\n        ', "", "python", 4),
+        ('def f():\n    """Say\n    more.\n    """\n    ', "", "python", 0),
+        ("def f():\n    x = 1\n    ", "", "python", None),
+        ("def f():\n    ", "\n    return 2\n", "python", None),
+        ("x = 1\n", "", "python", None),
+        ("function f() {\n  ", "\n}\n", "javascript", 0),
+    ],
+)
+def test_an_empty_body_is_seen_from_its_first_line(
+    before: str, after: str, language: str, floor: int | None
+) -> None:
+    text = before + after
+    assert body_floor(text, len(before), language) == floor
+    assert (extent_at(text, len(before), language) is Extent.BLOCK) == (floor is not None)
+
+
+def model(says: str, languages: frozenset[str] | None = None) -> Model:
+    engine = EchoEngine(lambda prompt: says)
+    return Model("echo", engine, ByteTokenizer(SPECIAL, eos=EOS), languages=languages)
+
+
+def test_an_empty_body_gets_the_whole_body_and_nothing_after_it() -> None:
+    body = "a = 1\n\n    if a:\n        a = 2\n    return a"
+    chosen = model(f"{body}\n\n\ndef other():\n    pass\n")
+    completion = LiveCompletion(chosen, AssistSettings(), language="python")
+    text = "def f():\n    "
+    stream = completion.begin(text, len(text))
+    with chosen.engine.session() as session:
+        from keystroke.engine.generation import Generation
+
+        for chunk in Generation(chosen, session, stream.prompt.tokens, stream.params()):
+            stream.feed(chunk)
+            if stream.done:
+                break
+    offer = completion.answer(stream, text, len(text))
+    assert isinstance(offer, Offer)  # on an indented line of its own: Tab need not indent there
+    assert offer.text == body
+
+
+# ── loops and languages ───────────────────────────────────────────────────────────────────────
+
+
+def test_a_completion_that_goes_in_circles_is_cut_to_its_first_round() -> None:
+    chosen = model("first line\n" + "    again and again\n" * 200)
+    with chosen.engine.session() as session:
+        done = complete(chosen, session, "x = ", max_tokens=4000, lines=100)
+    assert done.text.startswith("first line\n    again and again")
+    assert done.text.count("again and again") <= 2
+    assert done.stats is not None
+    assert done.stats.tokens < 1000
+
+
+def test_a_language_outside_the_training_is_said_and_not_babbled_in() -> None:
+    chosen = model("x", frozenset({"python"}))
+    go = LiveCompletion(chosen, AssistSettings(), path="a.go", language="go")
+    assert go.look("package main\n\nfunc ", 18) == Withheld(Hidden.UNLEARNED)
+    assert LiveCompletion(chosen, AssistSettings(), language="python").look("x = ", 4) is None
+    assert LiveCompletion(chosen, AssistSettings(), path="notes", language=None).look("x = ", 4) is None
+    assert LiveCompletion(model("x"), AssistSettings(), language="go").look("x = ", 4) is None
+
+
+def test_a_card_names_languages_or_is_refused(tmp_path: Path) -> None:
+    assert card_languages(tmp_path) is None
+    (tmp_path / "keystroke.json").write_text('{"languages": ["Python", "go"]}')
+    assert card_languages(tmp_path) == frozenset({"python", "go"})
+    (tmp_path / "keystroke.json").write_text('{"languages": "python"}')
+    with pytest.raises(ModelDamaged, match="must be a list"):
+        card_languages(tmp_path)

@@ -1,0 +1,234 @@
+"""An answer held to a grammar is of its language, or says that it is not whole; drafts change nothing."""
+
+from __future__ import annotations
+
+import pytest
+from grammar_languages import Language, described_languages, languages
+from grammar_models import PROMPT, RandomDrafter, answered, bpe_tokenizer, noise, params
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keystroke.engine.base import Interrupt, Sampling
+from keystroke.engine.generation import Finish, Generation, GenerationParams
+from keystroke.engine.grammar.constraint import choice, json_schema, lark, regex
+
+samplings = st.builds(
+    Sampling,
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 3.0]),
+    top_k=st.sampled_from([0, 3]),
+    top_p=st.sampled_from([1.0, 0.9]),
+    min_p=st.sampled_from([0.0, 0.05]),
+    seed=st.integers(0, 2**64 - 1),
+    logit_bias=st.sampled_from([{}, {70: 4.0, 71: -50.0}]),
+)
+
+
+@settings(max_examples=120)
+@given(languages, samplings, st.integers(0, 10**6))
+def test_an_answer_that_ends_is_of_the_language(language: Language, sampling: Sampling, seed: int) -> None:
+    generation, _ = answered(noise(seed), params(language.constraint, sampling=sampling))
+    if generation.finish is Finish.STOP:
+        assert language.has(generation.text)
+    else:
+        assert generation.finish is Finish.LENGTH
+        assert len(generation.tokens) == 60
+
+
+@settings(max_examples=150)
+@given(languages, samplings, st.integers(0, 10**6), st.integers(0, 60))
+def test_drafts_never_change_a_constrained_answer(
+    language: Language, sampling: Sampling, seed: int, limit: int
+) -> None:
+    wanted = params(language.constraint, limit, sampling)
+    plain, _ = answered(noise(seed), wanted)
+    vocab = bpe_tokenizer().vocab_size
+    truth = [*plain.tokens, 1, 2, 3]
+    drafted, _ = answered(noise(seed), wanted, RandomDrafter(truth, seed, vocab))
+    assert drafted.tokens == plain.tokens
+    assert (drafted.text, drafted.finish) == (plain.text, plain.finish)
+    assert drafted.stats.forced <= plain.stats.forced
+
+
+@settings(max_examples=60)
+@given(languages, samplings, st.integers(0, 10**6))
+def test_telling_chances_changes_no_token(language: Language, sampling: Sampling, seed: int) -> None:
+    plain, _ = answered(noise(seed), params(language.constraint, sampling=sampling))
+    told = Sampling(
+        sampling.temperature,
+        sampling.top_k,
+        sampling.top_p,
+        sampling.min_p,
+        sampling.seed,
+        sampling.logit_bias,
+        logprobs=1,
+    )
+    spoken, chunks = answered(noise(seed), params(language.constraint, sampling=told))
+    assert (spoken.tokens, spoken.finish) == (plain.tokens, plain.finish)
+    assert [p.token for c in chunks for p in c.logprobs] == spoken.tokens
+
+
+@settings(max_examples=60)
+@given(
+    languages,
+    samplings,
+    st.integers(0, 10**6),
+    st.lists(st.text('ab"0 ', min_size=1, max_size=2), max_size=2),
+)
+def test_stop_strings_cut_a_constrained_answer_alike_with_and_without_drafts(
+    language: Language, sampling: Sampling, seed: int, stop: list[str]
+) -> None:
+    wanted = params(language.constraint, sampling=sampling, stop=tuple(stop))
+    whole, _ = answered(noise(seed), params(language.constraint, sampling=sampling))
+    plain, _ = answered(noise(seed), wanted)
+    drafted, _ = answered(
+        noise(seed), wanted, RandomDrafter([*whole.tokens, 1, 2], seed, bpe_tokenizer().vocab_size)
+    )
+    assert (drafted.tokens, drafted.text, drafted.finish) == (plain.tokens, plain.text, plain.finish)
+    assert whole.text.startswith(plain.text)
+    assert not any(s in plain.text for s in stop)
+
+
+@settings(max_examples=30)
+@given(languages, st.integers(0, 10**6), st.integers(0, 20))
+def test_an_interrupt_at_any_step_leaves_a_usable_session(language: Language, seed: int, steps: int) -> None:
+    model = noise(seed)
+    whole, _ = answered(model, params(language.constraint))
+    session, interrupt = model.engine.session(), Interrupt()
+    generation = Generation(model, session, PROMPT, params(language.constraint), interrupt=interrupt)
+    generation.prefill()
+    while generation.finish is None and generation.stats.steps < steps:
+        generation.advance()
+    if generation.finish is None:
+        interrupt.set()
+        generation.advance()
+        forced_to_the_end = generation.finish is whole.finish and generation.stats.steps == 0
+        assert generation.finish is Finish.INTERRUPTED or forced_to_the_end
+    assert list(session.tokens) == PROMPT + generation.tokens
+    assert whole.text.startswith(generation.text)
+    again = Generation(model, session, PROMPT, params(language.constraint))
+    list(again)
+    assert (again.tokens, again.finish) == (whole.tokens, whole.finish)
+
+
+@settings(max_examples=40)
+@given(described_languages, st.integers(0, 10**6), st.integers(0, 6))
+def test_a_steered_answer_begins_its_grammar_anew(language: Language, seed: int, steps: int) -> None:
+    model = noise(seed)
+    said = model.tokenizer.encode(" no, rather: ")
+    session = model.engine.session()
+    generation = Generation(model, session, PROMPT, params(language.constraint, 300))
+    generation.prefill()
+    while generation.finish is None and generation.stats.steps < steps:
+        generation.advance()
+    if generation.finish:
+        return
+    before = len(generation.tokens)
+    generation.redirect(said)
+    while generation.finish is None:
+        generation.advance()
+    if generation.finish is Finish.STOP:
+        assert language.has(model.tokenizer.decode(generation.tokens[before:]))
+
+
+def test_text_without_a_choice_costs_no_step() -> None:
+    constant = lark('start: "def name(value): return value"')
+    generation, _ = answered(noise(), params(constant))
+    assert generation.text == "def name(value): return value"
+    assert generation.finish is Finish.STOP
+    assert generation.stats.steps == 0
+    assert generation.tokens == bpe_tokenizer().encode(generation.text)
+
+
+def test_forced_text_takes_fewer_steps_than_tokens_and_is_cut_as_the_tokenizer_cuts_it() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"name": {"enum": ["value", "values"]}, "enabled": {"type": "boolean"}},
+        "required": ["name", "enabled"],
+        "additionalProperties": False,
+    }
+    generation, _ = answered(noise(3), params(json_schema(schema)))
+    assert generation.finish is Finish.STOP
+    assert generation.stats.forced > len(generation.tokens) / 2
+    assert generation.stats.steps < len(generation.tokens) / 2
+
+
+@pytest.mark.parametrize("given_text", ["{", '{"na', '{"name": ', "x = "])
+def test_a_given_beginning_comes_before_the_grammar(given_text: str) -> None:
+    constraint = choice(['"value"', '"ab"'])
+    wanted = GenerationParams(40, Sampling(1.0), begin=given_text, constraint=constraint)
+    generation, _ = answered(noise(1), wanted)
+    assert generation.text in (given_text + '"value"', given_text + '"ab"')
+    assert generation.finish is Finish.STOP
+
+
+def test_an_answer_that_may_not_end_goes_on_as_long_as_the_grammar_does() -> None:
+    generation, _ = answered(noise(), params(regex("a{0,30}"), ignore_eos=True))
+    assert generation.text == "a" * 30
+    assert generation.finish is Finish.STOP
+
+
+def test_a_bias_against_all_that_is_allowed_is_overruled_by_the_grammar() -> None:
+    tokens = bpe_tokenizer().encode("abc")
+    bias = dict.fromkeys(tokens, -100.0)
+    generation, _ = answered(noise(), params(choice(["abc"]), sampling=Sampling(1.0, logit_bias=bias)))
+    assert generation.text == "abc"
+
+
+def test_the_context_ends_a_constrained_answer_as_any_other() -> None:
+    model = noise(context_length=len(PROMPT) + 5)
+    generation, _ = answered(model, params(regex("[ab]{100}")))
+    assert generation.finish is Finish.LENGTH
+    constant, _ = answered(model, params(choice(["abc" * 50])))
+    assert constant.finish is Finish.LENGTH
+    assert len(constant.tokens) == 5
+
+
+def test_two_answers_over_one_grammar_do_not_share_a_state() -> None:
+    model, wanted = noise(5), params(regex("[abc ]{20,30}"), sampling=Sampling(1.0))
+    alone = [answered(noise(seed), wanted)[0].tokens for seed in (5, 6)]
+    first = Generation(model, model.engine.session(), PROMPT, wanted)
+    other = noise(6)
+    second = Generation(other, other.engine.session(), PROMPT, wanted)
+    for generation in (first, second):
+        generation.prefill()
+    while first.finish is None or second.finish is None:
+        for generation in (first, second):
+            if generation.finish is None:
+                generation.advance()
+    assert [first.tokens, second.tokens] == alone
+
+
+def test_a_grammar_that_gives_up_ends_the_answer_and_says_so() -> None:
+    endless = lark('start: "a" start')
+    wanted = params(endless, 3000)
+    plain, _ = answered(noise(context_length=8000), wanted)
+    assert plain.finish in (Finish.UNMET, Finish.LENGTH)
+    assert set(plain.text) == {"a"}
+    truth = [*plain.tokens, 1]
+    drafted, _ = answered(noise(context_length=8000), wanted, RandomDrafter(truth, 0, 300))
+    assert (drafted.tokens, drafted.finish) == (plain.tokens, plain.finish)
+
+
+def test_a_dead_end_is_unmet_and_the_end_put_there_is_no_part_of_the_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A grammar whose limit is reached while a mask is made, as hostile ones bring about."""
+    from keystroke.engine.grammar.matcher import Matcher
+
+    masked = Matcher._masked
+
+    def gives_up(self: Matcher) -> object:
+        if len(self._tokens) >= 3:
+            self.failure = "too complex"
+            self._only_ends()
+            return self._mask
+        return masked(self)
+
+    monkeypatch.setattr(Matcher, "_masked", gives_up)
+    monkeypatch.setattr(
+        Matcher, "finished", property(lambda self: self.failed or self._automaton.is_stopped())
+    )
+    generation, _ = answered(noise(), params(regex("[abc]{30}")))
+    assert generation.finish is Finish.UNMET
+    assert len(generation.tokens) == 3
+    assert bpe_tokenizer().special("<end>") not in generation.tokens

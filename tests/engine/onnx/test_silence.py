@@ -1,0 +1,41 @@
+"""Nothing leaves the machine: the library below the embedded engine is kept from telling its maker of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+LOADED = "import sys, keystroke.engine.onnx.engine; assert 'onnxruntime' in sys.modules"
+
+
+def files_after(script: str, home: Path, **environment: str) -> list[str]:
+    """The files that a Python of its own leaves in an empty home."""
+    kept = {k: v for k, v in os.environ.items() if k != "ORT_DISABLE_TELEMETRY" and not k.startswith("XDG_")}
+    told = {**kept, "HOME": str(home), "PYTHONDONTWRITEBYTECODE": "1", **environment}
+    subprocess.run([sys.executable, "-c", script], env=told, check=True, capture_output=True, timeout=120)
+    return sorted(path.name for path in home.rglob("*") if path.is_file())
+
+
+def test_loading_the_engine_leaves_no_record_of_the_machine(tmp_path: Path) -> None:
+    assert files_after(LOADED, tmp_path) == []
+
+
+def test_the_record_would_be_there_otherwise(tmp_path: Path) -> None:
+    if not files_after(LOADED, tmp_path, ORT_DISABLE_TELEMETRY="0"):
+        pytest.skip("this release of ONNX Runtime keeps no record")
+
+
+def test_nothing_but_the_engine_that_silences_it_imports_it() -> None:
+    importers = {
+        path.relative_to(ROOT).parent.as_posix()
+        for folder in ("src", "bench", "examples")
+        for path in (ROOT / folder).rglob("*.py")
+        if re.search(r"^\s*(import|from) onnxruntime", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    assert importers == {"src/keystroke/engine/onnx"}
