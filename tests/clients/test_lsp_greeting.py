@@ -103,7 +103,7 @@ def test_nothing_heavy_is_loaded_for_the_first_answer() -> None:
     heavy = ("pygls", "lsprotocol", "numpy", "websockets", "msgspec", "onnxruntime")
     code = (
         "import sys\n"
-        "from keystroke.clients.lsp import frames, greeting, place\n"
+        "from keystroke.clients import place\nfrom keystroke.clients.lsp import frames, greeting\n"
         f"print([name for name in {heavy} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -38,7 +38,9 @@ def eventually(true: Callable[[], object], seconds: float = 60.0) -> None:
 @pytest.fixture
 def shared(home: Home, tmp_path: Path) -> Iterator[Home]:
     """A home with a tiny model that converses, whose commands share a gateway."""
-    write_tiny_model(home.root / "tiny", context=4096)
+    model = write_tiny_model(home.root / "tiny", context=32768)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"eos_token_id": None}))  # it ends when told to
     home.configure('[model]\ndefault = "tiny"\n[models.tiny]\npath = "tiny"\n')
     (home.root / "a.py").write_text(CODE)
     home.environment |= {"KEYSTROKE_SHARING_ENABLED": "1", "KEYSTROKE_SHARING_IDLE_S": "60"}
@@ -155,7 +157,7 @@ def test_a_gateway_that_was_killed_is_started_again_and_nobody_notices(shared: H
 def test_a_gateway_that_dies_in_the_middle_of_an_answer_is_one_sentence(shared: Home) -> None:
     shared.keystroke("generate", "x", "--max-tokens", "2")
     (said,) = gateways(shared)
-    command = [PROGRAM, "generate", "x", "--max-tokens", "4000", "--temperature", "1"]
+    command = [PROGRAM, "generate", "x", "--max-tokens", "30000", "--temperature", "1"]
     with subprocess.Popen(
         command,
         env=shared.environment,
@@ -176,7 +178,7 @@ def test_a_gateway_that_dies_in_the_middle_of_an_answer_is_one_sentence(shared: 
 def test_an_interrupt_ends_the_answer_and_not_the_gateway(shared: Home) -> None:
     shared.keystroke("generate", "x", "--max-tokens", "2")
     (said,) = gateways(shared)
-    command = [PROGRAM, "generate", "x", "--max-tokens", "4000", "--temperature", "1"]
+    command = [PROGRAM, "generate", "x", "--max-tokens", "30000", "--temperature", "1"]
     with subprocess.Popen(
         command, env=shared.environment, cwd=shared.root, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
@@ -191,8 +193,8 @@ def test_an_interrupt_ends_the_answer_and_not_the_gateway(shared: Home) -> None:
 
 
 def test_a_gateway_nobody_asks_ends_and_takes_its_announcement_with_it(shared: Home) -> None:
-    idle = {"KEYSTROKE_SHARING_IDLE_S": "0"}
-    shared.keystroke("generate", "x", "--max-tokens", "2", **idle)
+    shared.environment["KEYSTROKE_SHARING_IDLE_S"] = "0"
+    shared.keystroke("generate", "x", "--max-tokens", "2")
     eventually(lambda: not gateways(shared))
     folder = shared.root / "state" / "gateways"
     eventually(lambda: not list(folder.glob("*.json")))
