@@ -16,11 +16,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-
-from filelock import FileLock, Timeout
+from typing import TYPE_CHECKING
 
 from keystroke.engine.checkpoint.digest import quick_digest
 from keystroke.errors import ModelError
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 _MANIFEST = "manifest.json"
 _PARTIAL = ".partial"
@@ -48,7 +50,7 @@ class Cache:
             return place
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with FileLock(self.folder / (place.name + _LOCK)):  # given back by the system if we die
+            with _lock(self.folder / (place.name + _LOCK)):
                 if not _intact(place):  # another process may have made it while we waited
                     self._make(place, make, needed)
         except OSError as error:
@@ -101,7 +103,7 @@ class Cache:
         """Remove every entry and every lock that nobody holds; what is being made just now stays."""
         self.prune()
         for lock in self.folder.glob(f"*{_LOCK}"):
-            with contextlib.suppress(OSError), FileLock(lock, blocking=False):  # Timeout is an OSError too
+            with contextlib.suppress(OSError), _lock(lock, blocking=False):  # a TimeoutError is one too
                 lock.unlink()
         with contextlib.suppress(OSError):
             self.folder.rmdir()
@@ -121,7 +123,7 @@ class Cache:
         freed = 0
         for leftover in self.folder.glob(f"*{_PARTIAL}-*"):
             lock = self.folder / (leftover.name.partition(_PARTIAL)[0] + _LOCK)
-            with contextlib.suppress(Timeout), FileLock(lock, blocking=False):
+            with contextlib.suppress(TimeoutError), _lock(lock, blocking=False):
                 freed += sum(file.stat().st_size for file in leftover.iterdir())
                 shutil.rmtree(leftover, ignore_errors=True)
         return freed
@@ -184,3 +186,11 @@ def _sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _lock(path: Path, *, blocking: bool = True) -> BaseFileLock:
+    """A lock that the system gives back if this process dies. Entering it raises TimeoutError where it is
+    taken and not to be waited for. Imported here: a converted model is loaded without it."""
+    from filelock import FileLock
+
+    return FileLock(path, blocking=blocking)

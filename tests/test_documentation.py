@@ -1,0 +1,138 @@
+"""What the documentation says can be followed: links, anchors, imports, commands; and the log keeps its form."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from keystroke.clients.cli.app import COMMANDS
+
+ROOT = Path(__file__).parents[1]
+SKIPPED = {".venv", "node_modules", "build", "dist", "site"}
+PAGES = sorted(
+    path
+    for path in ROOT.rglob("*.md")
+    if not SKIPPED & set(path.relative_to(ROOT).parts) and not any(p.startswith(".") for p in path.relative_to(ROOT).parts)
+)  # fmt: skip
+FENCE = re.compile(
+    r"^(?P<marks>```+|~~~+)(?P<info>[^\n]*)\n(?P<body>.*?)^(?P=marks)[ \t]*$", re.MULTILINE | re.DOTALL
+)
+LINK = re.compile(r"\[(?:[^\]\[]|\[[^\]]*\])*\]\(<?(?P<target>[^)\s>]+)>?(?:\s+\"[^\"]*\")?\)")
+DEFINITION = re.compile(r"^\[[^\]]+\]:\s+<?(?P<target>[^\s>]+)", re.MULTILINE)
+HEADING = re.compile(r"^(#{1,6})\s+(?P<text>.+?)\s*#*$", re.MULTILINE)
+VERDICT = re.compile(r"\b(kept|dropped|measured|missed|mended|explained|open)\b")
+OUTSIDE = ("http://", "https://", "mailto:")
+
+
+def prose(page: Path) -> str:
+    """A page without its code."""
+    return re.sub(r"`[^`\n]*`", "", FENCE.sub("", page.read_text(encoding="utf-8")))
+
+
+@cache
+def anchors(page: Path) -> frozenset[str]:
+    """The anchors of a page's headings, as the usual hosts of Markdown make them."""
+    seen: dict[str, int] = {}
+    found = set()
+    for heading in HEADING.finditer(FENCE.sub("", page.read_text(encoding="utf-8"))):
+        text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading["text"]).replace("`", "").replace("*", "")
+        slug = re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
+        count = seen.get(slug, 0)
+        seen[slug] = count + 1
+        found.add(f"{slug}-{count}" if count else slug)
+    return frozenset(found)
+
+
+def name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_link_inside_the_repository_leads_somewhere(page: Path) -> None:
+    text = prose(page)
+    lost = []
+    for target in [found["target"] for pattern in (LINK, DEFINITION) for found in pattern.finditer(text)]:
+        if target.startswith(OUTSIDE):
+            continue
+        path, _, anchor = target.partition("#")
+        there = (page.parent / unquote(path)).resolve() if path else page
+        if (
+            not there.exists()
+            or not there.is_relative_to(ROOT)
+            or (anchor and there.suffix == ".md" and unquote(anchor) not in anchors(there))
+        ):
+            lost.append(target)
+    assert not lost
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_what_snippets_import_is_there(page: Path) -> None:
+    for block in FENCE.finditer(page.read_text(encoding="utf-8")):
+        if block["info"].strip() != "python" or "keystroke" not in block["body"]:
+            continue
+        for line in re.findall(r"^\s*((?:from|import) keystroke.*)$", block["body"], re.MULTILINE):
+            (node,) = ast.parse(line.strip()).body
+            assert isinstance(node, ast.ImportFrom)
+            module = importlib.import_module(node.module or "")
+            assert not [alias.name for alias in node.names if not hasattr(module, alias.name)], line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_commands_in_snippets_are_commands(page: Path) -> None:
+    for block in FENCE.finditer(page.read_text(encoding="utf-8")):
+        if block["info"].strip() not in ("console", "sh", "bash"):
+            continue
+        for found in re.finditer(
+            r"^(?:\$ )?keystroke\s+(?P<command>[a-z][\w-]*)", block["body"], re.MULTILINE
+        ):
+            assert found["command"] in COMMANDS, found[0]
+
+
+def test_every_page_is_on_the_site() -> None:
+    listed = {
+        (ROOT / "docs" / f"{line.strip()}.md").resolve()
+        for block in FENCE.finditer((ROOT / "docs" / "index.md").read_text(encoding="utf-8"))
+        if block["info"].strip() == "{toctree}"
+        for line in block["body"].splitlines()
+        if line.strip() and not line.startswith(":")
+    }
+    shown = {
+        page for page in PAGES if page.parent == ROOT or name(page).startswith(("docs/", "log/", "models/"))
+    }
+    assert listed == shown - {ROOT / "docs" / "index.md"}
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "log").glob("*.md")), ids=name)
+def test_every_entry_of_the_log_has_a_verdict_in_its_title(page: Path) -> None:
+    if page.name == "README.md":
+        listed = {found["target"] for found in LINK.finditer(page.read_text(encoding="utf-8"))}
+        assert {other.name for other in page.parent.glob("*.md")} - {"README.md"} <= listed
+        return
+    headings = list(HEADING.finditer(FENCE.sub("", page.read_text(encoding="utf-8"))))
+    leaves = [
+        one for one, after in zip(headings, [*headings[1:], None], strict=True)
+        if len(one[1]) > 1 and (after is None or len(after[1]) <= len(one[1]))
+    ]  # fmt: skip
+    assert leaves
+    assert not [leaf["text"] for leaf in leaves if not VERDICT.search(leaf["text"].lower())]
+
+
+def test_only_files_of_the_repository_are_linked() -> None:
+    """A link to a file that is here and not in the repository leads nowhere in a fresh clone."""
+    done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.skip("not a git checkout")
+    tracked = {(ROOT / line).resolve() for line in done.stdout.splitlines()}
+    folders = {folder for path in tracked for folder in path.parents}
+    for page in PAGES:
+        for found in LINK.finditer(prose(page)):
+            if not found["target"].startswith((*OUTSIDE, "#")):
+                there = (page.parent / unquote(found["target"].partition("#")[0])).resolve()
+                assert there in tracked or there in folders, f"{name(page)}: {found['target']}"
