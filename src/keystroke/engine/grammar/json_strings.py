@@ -12,8 +12,8 @@ import ast
 import json
 import re
 from collections.abc import Iterable
-from re import _constants as sre
-from re import _parser as parser
+from re import _constants as sre  # type: ignore[attr-defined]
+from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
 
 from keystroke.errors import GrammarError

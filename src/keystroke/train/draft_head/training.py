@@ -133,15 +133,14 @@ class Trainer:
         run.mkdir(parents=True, exist_ok=True)
         self.shape, self.vocabulary = head.shape, vocabulary
         self.optimiser = Optimiser(self.head, recipe)
-        self.step, self.seconds = 0, 0.0
+        self.step, self.tokens, self.seconds = 0, 0, 0.0
         self._resume(start)
 
     def train(self, lessons: Course, report: Callable[[dict[str, Any]], None] | None = None) -> None:
         recipe = self.recipe
         steps = max(1, round(recipe.passes * len(lessons)))
         began, before = time.monotonic(), self.seconds
-        saved = began
-        tokens = 0
+        saved, tokens = began, self.tokens
         while True:
             self.seconds = before + time.monotonic() - began
             done = max(self.step / steps, self.seconds / recipe.seconds)
@@ -149,7 +148,6 @@ class Trainer:
                 break
             lesson = lessons.lesson(self._number(self.step, len(lessons)))
             loss, shares = self._one_step(lesson, recipe.schedule.factor(done))
-            tokens += lesson.tokens.numel()
             if self.step % recipe.report_every == 0:
                 value = float(loss)
                 row = {
@@ -160,7 +158,8 @@ class Trainer:
                     "right": [round(share, 4) for share in shares.tolist()],
                     "factor": round(recipe.schedule.factor(done), 4),
                     "seconds": round(self.seconds, 1),
-                    "tokens_per_second": round(tokens / max(1e-9, time.monotonic() - began)),
+                    "tokens": self.tokens,
+                    "tokens_per_second": round((self.tokens - tokens) / max(1e-9, time.monotonic() - began)),
                 }
                 self._log(row)
                 if report is not None:
@@ -192,6 +191,7 @@ class Trainer:
         self.optimiser.step(factor)
         self.head.zero_grad(set_to_none=True)
         self.step += 1
+        self.tokens += lesson.tokens.numel()
         return loss.detach(), shares
 
     def _log(self, row: dict[str, Any]) -> None:
@@ -204,6 +204,7 @@ class Trainer:
             "vocabulary": self.vocabulary.to(torch.int32).cpu(),
             "recipe": json.dumps(asdict(self.recipe)),
             "step": self.step,
+            "tokens": self.tokens,
             "seconds": self.seconds,
         }
 
@@ -223,7 +224,7 @@ class Trainer:
             self._check(path, state)
             self.head.load_state_dict(state["head"])
             self.optimiser.load_state_dict(state["optimiser"])
-            self.step, self.seconds = state["step"], state["seconds"]
+            self.step, self.tokens, self.seconds = state["step"], state["tokens"], state["seconds"]
         elif start is not None:
             state = read_head(start)
             self._check(start, state)
