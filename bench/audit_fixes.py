@@ -1,9 +1,10 @@
 """Fixes run: the code before and after, with harmless and with hostile input.
 
-Law: a trial is a program with a weakness, a driver that runs it with one input and gives back what came of it,
-harmless inputs, hostile inputs and a pattern that tells a successful attack. A fix is right where every harmless
-result is the same before and after, every attack works before, and none works after. Trials lie in
-audit_trials/LANGUAGE.toml; audit_random.py makes more. A language whose tools are absent or broken is left out.
+Law: a trial is a program with a weakness, a driver that runs it with one input and gives back what came of
+it, harmless inputs, hostile inputs and a pattern that tells a successful attack. A fix is right where every
+harmless result is the same before and after, every attack works before, and none works after. Trials lie in
+audit_trials/LANGUAGE.toml; audit_random.py makes more. A language whose tools are absent or broken is left
+out.
 """
 
 from __future__ import annotations
@@ -390,9 +391,9 @@ def _go(jobs: Sequence[Job]) -> list[list[str]]:
         if code:
             raise ValueError(err[-2000:])
         given = {str(at): list(jobs[at].inputs) for at in good}
-        code, told, err = _run([folder / "trials.bin"], folder, json.dumps(given))
+        code, printed, err = _run([folder / "trials.bin"], folder, json.dumps(given))
         try:
-            for at, got in json.loads(told.strip().rsplit("\n", 1)[-1]).items():
+            for at, got in json.loads(printed.strip().rsplit("\n", 1)[-1]).items():
                 out[int(at)] = [str(item) for item in got]
         except ValueError:
             raise ValueError(err[-2000:]) from None
@@ -467,8 +468,8 @@ def _java(jobs: Sequence[Job]) -> list[list[str]]:
                 out[at] = ["!" + " ".join(told)[:600]]
             alive = [at for at in alive if at not in broken]
         lines = "".join(f"{at}\t{given.encode('utf-8').hex()}\n" for at in alive for given in jobs[at].inputs)
-        code, told, err = _run(["java", "-cp", "classes", "Main"], folder, lines)
-        for line in told.splitlines():
+        code, printed, err = _run(["java", "-cp", "classes", "Main"], folder, lines)
+        for line in printed.splitlines():
             found = re.fullmatch(r"@(\d+)\t([0-9a-f]*)", line)
             if found is not None:
                 out[int(found[1])].append(bytes.fromhex(found[2]).decode("utf-8", "replace"))

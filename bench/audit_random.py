@@ -1,8 +1,9 @@
 """Programs nobody wrote: made from templates at random, to find the kinds of fix that go wrong.
 
-Law: a program is fixed by its seed. Each puts foreign values into a statement, a command, a page or a path in one of
-the ways people do: sums, interpolation, templates with places or names, quotes of either kind, values next to each
-other and next to constant text. A fix need not be offered; one that is offered must be right.
+Law: a program is fixed by its seed. Each puts foreign values into a statement, a command, a page or a path
+in one of the ways people do: sums, interpolation, templates with places or names, quotes of either kind,
+values next to each other and next to constant text. A fix need not be offered; one that is offered must be
+right.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from audit_fixes import Trial
+from bench.audit_fixes import Trial
 
 Parts = list[str | int]  # constant text, or the number of a value
 

@@ -1,7 +1,7 @@
 """The documentation site: the repository's own Markdown, rendered by Sphinx with MyST (make docs).
 
-Law: pages are read where they lie, so the links that work in the repository work on the site. Nothing is fetched
-while it is built, and a page that nobody links to is an error.
+Law: pages are read where they lie, so the links that work in the repository work on the site. Nothing is
+fetched while it is built, and a page that nobody links to is an error.
 """
 
 from __future__ import annotations

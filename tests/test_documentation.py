@@ -1,4 +1,5 @@
-"""What the documentation says can be followed: links, anchors, imports, commands; and the log keeps its form."""
+"""What the documentation says can be followed: links, anchors, imports, commands; and the log keeps
+its form."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ SKIPPED = {".venv", "node_modules", "build", "dist", "site"}
 PAGES = sorted(
     path
     for path in ROOT.rglob("*.md")
-    if not SKIPPED & set(path.relative_to(ROOT).parts) and not any(p.startswith(".") for p in path.relative_to(ROOT).parts)
-)  # fmt: skip
+    if not any(part in SKIPPED or part.startswith(".") for part in path.relative_to(ROOT).parts)
+)
 FENCE = re.compile(
     r"^(?P<marks>```+|~~~+)(?P<info>[^\n]*)\n(?P<body>.*?)^(?P=marks)[ \t]*$", re.MULTILINE | re.DOTALL
 )

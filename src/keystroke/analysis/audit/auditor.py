@@ -463,7 +463,8 @@ def _errors(root: ir.Syntax) -> int:
 
 
 def _count(matches: list[Match], about: Match, start: int, end: int, last: int) -> int:
-    """How often the same weakness is said of a span; of a chain of calls, the one that ends at `last` counts."""
+    """How often the same weakness is said of a span; of a chain of calls, the one that ends at `last`
+    counts."""
     return sum(
         match.rule.id == about.rule.id
         and match.cwe == about.cwe

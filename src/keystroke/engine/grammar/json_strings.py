@@ -12,11 +12,14 @@ import ast
 import json
 import re
 from collections.abc import Iterable
-from re import _constants as sre  # type: ignore[attr-defined]
-from re import _parser as parser  # type: ignore[attr-defined]
+from importlib import import_module
 from typing import Any
 
 from keystroke.errors import GrammarError
+
+# The standard library's own reader of patterns; it has no public name.
+sre: Any = import_module("re._constants")
+parser: Any = import_module("re._parser")
 
 _TERMINAL = re.compile(
     r"""(?P<comment>//[^\n]*)

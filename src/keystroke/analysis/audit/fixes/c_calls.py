@@ -1,7 +1,7 @@
 """C's copies, formats and readers, each told the size of the buffer it writes to.
 
-Law: a size is written only where it is known: `sizeof` of an array, or the number a block was allocated with. A
-call whose result is used keeps that result, or is left alone.
+Law: a size is written only where it is known: `sizeof` of an array, or the number a block was allocated
+with. A call whose result is used keeps that result, or is left alone.
 """
 
 from __future__ import annotations

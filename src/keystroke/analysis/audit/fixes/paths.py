@@ -1,12 +1,13 @@
 """Paths: a name from outside is made absolute and tidy first, so that nothing in it leads out of the folder.
 
-Law: `/` before the name and the language's own tidying turn every `..` into nothing; a name below the folder, with
-folders of its own, stays what it was. Only a name that stands behind a folder is anchored.
+Law: `/` before the name and the language's own tidying turn every `..` into nothing; a name below the
+folder, with folders of its own, stays what it was. Only a name that stands behind a folder is anchored.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from keystroke.analysis.audit.fixes.site import Repair, Site, span
 from keystroke.analysis.audit.fixes.sql import is_text
@@ -43,9 +44,9 @@ def anchored(site: Site, spec: FixSpec) -> Repair | None:
 
 def _written(site: Site, node: ir.Syntax) -> ir.Syntax:
     """The expression a path was given by: kept inside its folder there, it is so wherever it is used."""
-    if site.family == "java" and node.kind() == "method_invocation" and node.field("object") is not None:
-        if node.text().endswith((".toPath()", ".getPath()", ".getAbsolutePath()", ".toFile()")):
-            node = node.field("object")
+    java = site.family == "java" and node.kind() == "method_invocation" and node.field("object") is not None
+    if java and node.text().endswith((".toPath()", ".getPath()", ".getAbsolutePath()", ".toFile()")):
+        node = node.field("object")
     if node.kind() == "identifier":
         return site.definition(node, many=True) or node
     return node
@@ -100,7 +101,7 @@ def _names(site: Site, node: ir.Syntax) -> list[tuple[ir.Syntax, bool]] | None:
     return out
 
 
-def _separator(before: list[object], site: Site) -> bool:
+def _separator(before: Sequence[object], site: Site) -> bool:
     """Whether the part before a name is the system's separator."""
     hole = before[0] if before else None
     return (

@@ -1,4 +1,5 @@
-"""Fixes of JavaScript and TypeScript that need a look at the syntax around: properties, options, keys of objects."""
+"""Fixes of JavaScript and TypeScript that need a look at the syntax around: properties, options, keys of
+objects."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ _RISKY = ("__proto__", "constructor", "prototype")
 
 
 def text_property(site: Site, spec: FixSpec) -> Repair | None:
-    """`element.innerHTML = value` as `element.textContent = value`, where the value is a client's text alone."""
+    """`element.innerHTML = value` as `element.textContent = value`, where the value is a client's text
+    alone."""
     node = site.match.node
     left, right = node.field("left"), node.field("right")
     if node.kind() != "assignment_expression" or left is None or right is None:
@@ -91,9 +93,8 @@ def text_values(site: Site, spec: FixSpec) -> Repair | None:
         return None
     edits: list[Edit] = []
     for pair in given[0].children():
-        if pair.kind() in ("shorthand_property_identifier", "spread_element"):
-            if _open(site, pair):
-                return None
+        if pair.kind() in ("shorthand_property_identifier", "spread_element") and _open(site, pair):
+            return None
         if pair.kind() != "pair":
             continue
         value = pair.field("value")

@@ -218,9 +218,10 @@ class Site:
                     if operator is not None and operator.text() not in ("=", ":="):
                         plain = False
                     yield node, _unlisted(given) if plain else None
-                elif re.search(rf"(?<![\w.$]){re.escape(name)}(?![\w$])", held.text()):
-                    if held.kind() not in ("attribute", "subscript", "member_expression"):
-                        yield node, None
+                elif held.kind() not in ("attribute", "subscript", "member_expression") and re.search(
+                    rf"(?<![\w.$]){re.escape(name)}(?![\w$])", held.text()
+                ):
+                    yield node, None
 
     def reads(self, name: str, scope: ir.Syntax) -> list[ir.Syntax]:
         """Every place in `scope` that reads a variable."""

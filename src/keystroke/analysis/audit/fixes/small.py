@@ -1,4 +1,5 @@
-"""Small fixes that need a look at a value: modes of files, settings that are switched off, variables of XPath."""
+"""Small fixes that need a look at a value: modes of files, settings that are switched off, variables of
+XPath."""
 
 from __future__ import annotations
 
@@ -241,7 +242,8 @@ _PURE = frozenset(
 
 
 def local_target(site: Site, spec: FixSpec) -> Repair | None:
-    """A redirect kept on this site: only a path from the root is followed, anything else leads to the start."""
+    """A redirect kept on this site: only a path from the root is followed, anything else leads to the
+    start."""
     given = site.arguments()
     nodes = [given[at] for at in spec.places if at < len(given)] if spec.places else given[:1]
     if site.call is None:

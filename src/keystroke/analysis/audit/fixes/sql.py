@@ -6,6 +6,7 @@ it; a statement whose driver is not known, or one part of which is not surely a 
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 
@@ -216,7 +217,8 @@ def values_of(site: Site, statement: Composition) -> list[Bound] | None:
 
 
 def _quotes(skeleton: str) -> list[tuple[int, int]] | None:
-    """Where quoted texts of the statement begin and end; None where a hole stands in another kind of quotes."""
+    """Where quoted texts of the statement begin and end; None where a hole stands in another kind of
+    quotes."""
     out: list[tuple[int, int]] = []
     at, size = 0, len(skeleton)
     while at < size:
@@ -432,16 +434,16 @@ def _unformatted(statement: Composition, bound: list[Bound]) -> list[Edit]:
         left = [atom for at, atom in atoms if at not in covered]
         begun = operand.inner[0] - len(operand.quote)
         prefix = statement.node.text()[operand.start - statement.start : begun - statement.start]
-        if prefix.lower() in ("f", "fr", "rf") and any(isinstance(a, Hole) for _, a in atoms):
-            if not any(isinstance(atom, Hole) or atom.text in "{}" for atom in left):
-                edits.append(Edit(operand.start, begun, prefix.replace("f", "").replace("F", "")))
+        emptied = prefix.lower() in ("f", "fr", "rf") and any(isinstance(a, Hole) for _, a in atoms)
+        if emptied and not any(isinstance(atom, Hole) or atom.text in "{}" for atom in left):
+            edits.append(Edit(operand.start, begun, prefix.replace("f", "").replace("F", "")))
     return edits
 
 
 def _tidy(edits: list[Edit]) -> list[Edit] | None:
     """In order; None where two of them meet."""
     ordered = sorted(set(edits), key=lambda edit: (edit.start, edit.end))
-    for one, other in zip(ordered, ordered[1:], strict=False):
+    for one, other in itertools.pairwise(ordered):
         if other.start < one.end:
             return None
     return ordered
