@@ -37,6 +37,7 @@ COMMANDS: dict[str, Command] = {
     "generate": Command(f"{_HERE}.generate:generate", "Continue a prompt, streaming the text."),
     "chat": Command(f"{_HERE}.chat:chat", "Talk with a model; interrupt or redirect it while it answers."),
     "edit": Command(f"{_HERE}.edit:edit", "Change files as told, by the smallest edits."),
+    "do": Command(f"{_HERE}.do:do", "Do a task: find the place, change it, check it."),
     "undo": Command(f"{_HERE}.edit:undo", "Take the last edit back."),
     "run": Command(f"{_HERE}.run:run", "Run a command; a traceback becomes a diagnosis and a fix."),
     "refactor": Command(f"{_HERE}.refactor:app", "Rename, extract, inline, move: Python by its meaning."),
@@ -50,6 +51,7 @@ COMMANDS: dict[str, Command] = {
     "audit": Command(f"{_HERE}.audit:audit", "Find security weaknesses in files, with fixes."),
     "lsp": Command(f"{_HERE}.lsp:lsp", "Serve an editor over the Language Server Protocol."),
     "demo": Command(f"{_HERE}.demo:demo", "Watch the embedded model complete a few lines of code."),
+    "eval": Command(f"{_HERE}.eval:evaluate", "Do sets of tasks: score against time."),
     "bench": Command(f"{_HERE}.bench:bench", "Run a benchmark."),
     "train": Command(
         f"{_HERE}.train:app", "Make a model: corpus, tokenizer, training, evaluation.", extra="train"
