@@ -71,6 +71,7 @@ def test_staged_text_that_is_no_longer_on_disk_is_not_fixed(repository: Home) ->
 def test_on_a_terminal_one_key_applies_a_fix(repository: Home, pressed: str, after: str, code: int) -> None:
     (repository.root / "a.py").write_text(WRONG)
     with terminal(repository, "review") as screen:
+        screen.expect(r"\+\+\+ b/a\.py")  # the diff comes before the question
         screen.expect(r"a apply, s skip, q quit\? ")
         screen.type(pressed)
         assert screen.leave() == code

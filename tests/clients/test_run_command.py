@@ -105,12 +105,21 @@ def test_json_goes_to_standard_error_as_one_line(home: Home) -> None:
     record = json.loads(done.stderr.decode().splitlines()[-1])
     assert (record["kind"], record["path"], record["line"]) == ("NameError", "app.py", 2)
     assert record["fixes"][0]["edits"] == [{"start": 19, "end": 23, "text": "len"}]
+    assert record["fixes"][0]["checked"] == "check"
+
+
+def test_a_fix_that_only_parses_is_not_called_proved(home: Home) -> None:
+    (home.root / "app.py").write_text("d = {'name': 1}\nprint(d['nmae'])\n")
+    said = run(home, PYTHON, "app.py").stderr.decode()
+    assert "(app.py; it parses, untried)" in said
+    assert "proved" not in said
 
 
 def test_one_key_applies_a_fix_and_undo_takes_it_back(home: Home) -> None:
     text = "print(lenn([1]))\n"
     (home.root / "app.py").write_text(text)
     with terminal(home, "run", "--", PYTHON, "app.py") as screen:
+        screen.expect(r"\+print\(len\(\[1\]\)\)")  # the diff comes before the question
         screen.expect("apply 1")
         screen.type("1")
         screen.expect("applied")

@@ -274,6 +274,7 @@ class LiveFinding(Struct, frozen=True, kw_only=True):
     end: int
     origin: str = ""
     fixes: list[LiveFix] = []
+    suggestions: list[LiveFix] = []  # only the direction is known: a client shows them under that word
 
 
 class Diagnostics(Struct, tag_field="type", tag="diagnostics", kw_only=True):

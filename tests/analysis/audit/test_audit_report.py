@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from keystroke.analysis.audit import Auditor
 from keystroke.analysis.audit.files import Skipped, Source, sources
 from keystroke.analysis.audit.report import Audited, as_json, as_sarif
+from keystroke.clients.cli.app import app as program
 from keystroke.clients.cli.audit import audit
 from keystroke.errors import UsageError
 
@@ -162,3 +163,34 @@ def test_many_files_report_progress_on_standard_error_only(
     assert result.exit_code == 0
     assert result.stdout == "0 findings in 3 files\n"
     assert "audit: 66 %" in result.stderr + capfd.readouterr().err
+
+
+def test_the_shared_json_option_prints_json(tree: Path) -> None:
+    found = CliRunner().invoke(program, ["--json", "audit", str(tree / "a.py")])
+    assert [item["rule"] for item in json.loads(found.stdout)["findings"]] == ["python-command-injection"]
+    assert json.loads(run(str(tree / "a.py"), "--json").stdout) == json.loads(found.stdout)
+    assert isinstance(run(str(tree), "--json", "--format", "sarif").exception, UsageError)
+    assert json.loads(run("--rules", "list", "--json").stdout)["rules"][0]["rule"] == "c-allocation-overflow"
+
+
+def test_a_suggestion_is_said_by_that_word_and_fix_leaves_it(tmp_path: Path) -> None:
+    file = tmp_path / "a.py"
+    file.write_text("def calc(text):\n    return eval(text)\n")
+    assert "(suggestion)" in run(str(file)).output
+    (entry,) = json.loads(run(str(file), "--json").stdout)["findings"]
+    assert (entry["fixes"], len(entry["suggestions"])) == ([], 1)
+    run(str(file), "--fix")
+    assert file.read_text() == "def calc(text):\n    return eval(text)\n"
+
+
+def test_the_diff_of_a_fix_is_shown_before_it_is_written(tree: Path) -> None:
+    result = run(str(tree / "a.py"), "--fix")
+    assert "+    os.system('ls ' + shlex.quote(request.args['d']))" in result.stderr
+    assert "1 fixed" in result.stderr
+
+
+def test_lines_that_a_fix_adds_end_as_the_file_does(tmp_path: Path) -> None:
+    file = tmp_path / "a.py"
+    file.write_bytes(BAD.replace("\n", "\r\n").encode())
+    run(str(file), "--fix")
+    assert b"\n" not in file.read_bytes().replace(b"\r\n", b"")

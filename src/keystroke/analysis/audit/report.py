@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from keystroke.analysis.audit.finding import Finding, Severity
+from keystroke.analysis.audit.finding import Finding, Fix, Severity
+from keystroke.analysis.audit.fixes.imports import needless
 from keystroke.analysis.audit.rules.catalog import Rule, all_rules
 from keystroke.analysis.audit.source.suppress import UNEXPLAINED
-from keystroke.text import apply_edits
+from keystroke.text import Edit, apply_edits
 
 _LEVELS = {
     Severity.LOW: "note",
@@ -45,7 +46,7 @@ def as_text(files: Sequence[Audited]) -> list[str]:
         for finding in file.findings:
             line, column = file.place(finding.start)
             origin = f" [from {finding.origin}]" if finding.origin else ""
-            fix = " (fix ready)" if finding.fixes else ""
+            fix = " (fix ready)" if finding.fixes else " (suggestion)" if finding.suggestions else ""
             lines.append(
                 f"{file.path}:{line}:{column}: {finding.severity.value} {finding.rule} (CWE-{finding.cwe}): "
                 f"{finding.message}{origin}{fix}"
@@ -74,14 +75,14 @@ def _entry(file: Audited, finding: Finding) -> dict[str, Any]:
         "severity": finding.severity.value,
         "message": finding.message,
         "origin": finding.origin,
-        "fixes": [
-            {
-                "title": fix.title,
-                "edits": [{"start": e.start, "end": e.end, "text": e.text} for e in fix.edits],
-            }
-            for fix in finding.fixes
-        ],
+        "fixes": [_change(fix) for fix in finding.fixes],
+        "suggestions": [_change(fix) for fix in finding.suggestions],
     }
+
+
+def _change(fix: Fix) -> dict[str, Any]:
+    edits = [{"start": e.start, "end": e.end, "text": e.text} for e in fix.edits]
+    return {"title": fix.title, "edits": edits}
 
 
 def as_sarif(files: Sequence[Audited], version: str) -> dict[str, Any]:
@@ -176,22 +177,31 @@ def _result(file: Audited, finding: Finding, order: dict[str, int]) -> dict[str,
 
 
 def fixed(file: Audited) -> tuple[str, int]:
-    """The text with each finding's first fix applied where they do not touch each other, and how many."""
-    text, count, reached = file.text, 0, -1
-    edits = []
+    """The text with each finding's first fix applied where they do not touch each other, and how many.
+    Suggestions are never applied."""
+    edits: list[Edit] = []
+    count = 0
     for finding in file.findings:
         if not finding.fixes:
             continue
-        chosen = finding.fixes[0].edits
-        new = [edit for edit in chosen if edit not in edits]
-        if min(edit.start for edit in new) < reached and any(
-            e.start < reached and e.end > 0 and not e.is_insertion for e in new
-        ):
+        new = [edit for edit in finding.fixes[0].edits if edit not in edits]
+        if not new or any(_meet(one, other) for one in new for other in edits):
             continue
         edits.extend(new)
-        reached = max(reached, *(edit.end for edit in new))
         count += 1
-    return (apply_edits(text, edits), count) if edits else (text, 0)
+    if not edits:
+        return file.text, 0
+    after = apply_edits(file.text, edits)
+    if file.path.endswith(".go"):  # each fix alone may leave an import that all of them together do not need
+        after = apply_edits(after, needless(file.text, after))
+    return after, count
+
+
+def _meet(one: Edit, other: Edit) -> bool:
+    """Whether two edits change the same place; two insertions at one point do not."""
+    if one.is_insertion and other.is_insertion:
+        return False
+    return one.start < other.end and other.start < one.end
 
 
 def diff(path: str, before: str, after: str) -> str:

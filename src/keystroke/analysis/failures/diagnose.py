@@ -1,7 +1,8 @@
 """From a failure to its place in the project, a sentence about it, and fixes.
 
-Law: nothing is run. A fix is edits of one file, proved as far as text can prove it: the file still parses,
-has no new complaint, and the diagnostic behind the failure is gone where there is one. `proof` says which.
+Law: nothing is run, so nothing is proved. A fix is edits of one file, checked as far as text can be: the file
+still parses, has no new complaint, and the diagnostic behind the failure is gone where there is one. `checked`
+says which.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ ReadText = Callable[[str], str | None]  # the text of a workspace file, None whe
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """A fix of one file. `proof`: how it was tried ("parse", "check")."""
+    """A fix of one file. `checked`: how it was looked at ("parse", "check"); only a run tells whether it helps."""
 
     path: str
     fix: Fix
-    proof: str
+    checked: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +69,16 @@ def diagnose(failure: Failure, root: Path, cwd: Path, read_text: ReadText) -> Di
         return Diagnosis(failure, name, frame.line, column=frame.column, code=code)
     project = Project(root)
     repairs: list[Repair] = []
-    for fix, proof in _proved(failure, frame, text, root / name, project):
+    for fix, checked in _checked(failure, frame, text, root / name, project):
         if all(fix.edits != known.fix.edits for known in repairs):
-            repairs.append(Repair(name, fix, proof))
+            repairs.append(Repair(name, fix, checked))
         if len(repairs) == 3:
             break
     repairs += _elsewhere(failure, root, cwd, read_text, project) if not repairs else []
     return Diagnosis(failure, name, frame.line, _advice(failure), tuple(repairs[:3]), frame.column, code)
 
 
-def _proved(
+def _checked(
     failure: Failure, frame: Frame, text: str, path: Path, project: Project
 ) -> Iterator[tuple[Fix, str]]:
     found = check(text, path, project=project, fixes=False)

@@ -13,7 +13,7 @@ from keystroke.text import Edit
 
 @dataclass(frozen=True, slots=True)
 class Fix:
-    """Edits that were proved: whoever found the fault no longer finds it in the fixed text."""
+    """Edits after which whoever found the fault no longer finds it; the text parses as before."""
 
     title: str
     edits: tuple[Edit, ...]

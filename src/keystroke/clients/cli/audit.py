@@ -1,7 +1,8 @@
 """`keystroke audit`: security weaknesses in files, with fixes.
 
 Law: chooses files, asks the auditor, prints. Exit code 0 when nothing was found, 1 when something was, 2 when
-the command itself was wrong. A file is rewritten only with --fix and only by fixes that were proved.
+the command itself was wrong. A file is rewritten only with --fix, never by a suggestion, and its diff is shown
+first: on a terminal the user is asked.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import typer
 from keystroke.analysis.audit import LANGUAGES, Auditor, Severity, all_rules, find_rule
 from keystroke.analysis.audit.files import Skipped, Source, sources
 from keystroke.analysis.audit.report import Audited, as_json, as_sarif, as_text, diff, fixed
+from keystroke.clients.cli import options
 from keystroke.clients.cli.console import Console, complain
+from keystroke.clients.cli.invocation import Invocation, of
 from keystroke.clients.cli.release import release
 from keystroke.errors import InputError, KeystrokeError, UsageError
 
@@ -31,15 +34,19 @@ class Format(StrEnum):
 
 
 def audit(
+    ctx: typer.Context,
     paths: Annotated[
         list[str] | None, typer.Argument(metavar="PATH...", help="Files or folders to audit.")
     ] = None,
-    form: Annotated[Format, typer.Option("--format", help="How findings are written.")] = Format.TEXT,
+    form: Annotated[Format | None, typer.Option("--format", help="How findings are written.")] = None,
     severity: Annotated[
         Severity, typer.Option("--severity", help="Leave out findings below this.")
     ] = Severity.LOW,
     rules: Annotated[str, typer.Option("--rules", help="`list` all rules, or `show` the one named.")] = "",
-    fix: Annotated[bool, typer.Option("--fix", help="Apply the fixes that were proved.")] = False,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Apply the fixes, never suggestions; a terminal is asked first.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --fix: apply without asking.")] = False,
     show_diff: Annotated[
         bool, typer.Option("--diff", help="Show what --fix would change; write nothing.")
     ] = False,
@@ -49,9 +56,15 @@ def audit(
     stdin: Annotated[bool, typer.Option("--stdin", help="Audit standard input.")] = False,
     language: Annotated[str, typer.Option("--language", help=f"One of {', '.join(LANGUAGES)}.")] = "",
     nosec: Annotated[bool, typer.Option("--nosec", help="Honour `# nosec` and `# noqa: S...` too.")] = False,
+    json: options.Json = False,
 ) -> None:
+    run = of(ctx)
+    if form is None:
+        form = Format.JSON if run.wants_json(json) else Format.TEXT
+    elif json and form is not Format.JSON:
+        raise UsageError(f"--json and --format {form.value} are two different forms; choose one")
     if rules:
-        _rules(rules, paths or [])
+        _rules(rules, paths or [], as_json=form is Format.JSON)
         return
     if language and language not in LANGUAGES:
         raise UsageError(f"--language {language!r} is not known; use one of {', '.join(LANGUAGES)}")
@@ -59,9 +72,22 @@ def audit(
         raise UsageError("name files or folders to audit, or use --stdin with --language")
     if stdin and not language:
         raise UsageError("--stdin needs --language")
-    found, failed = [], False
     chosen = [_standard_input(language)] if stdin else _sources(paths or [], language)
-    with Console(quiet=len(chosen) < MANY).progress() as report:
+    found = _audited(chosen, severity, nosec, quiet=run.quiet)
+    if show_diff:
+        for file in found:
+            sys.stdout.write(diff(file.path, file.text, fixed(file)[0]))
+    else:
+        _write(found, form)
+        if fix and not stdin:
+            _mend(run, found, chosen, yes=yes or form is not Format.TEXT)
+    failed = any(file.findings for file in found)
+    raise typer.Exit(1 if failed and not exit_zero else 0)
+
+
+def _audited(chosen: list[Source], severity: Severity, nosec: bool, *, quiet: bool) -> list[Audited]:
+    found = []
+    with Console(quiet=quiet or len(chosen) < MANY).progress() as report:
         for at, source in enumerate(chosen):
             report("audit", at, len(chosen))
             try:
@@ -70,14 +96,8 @@ def audit(
                 complain(f"{source.path} was skipped: {error}")
                 continue
             kept = tuple(item for item in findings if item.severity.rank >= severity.rank)
-            file = Audited(str(source.path), source.text, kept)
-            found.append(file)
-            failed = failed or bool(kept)
-            if fix or show_diff:
-                _apply(file, source, write=fix and not show_diff and not stdin)
-    if not show_diff:
-        _write(found, form)
-    raise typer.Exit(1 if failed and not exit_zero else 0)
+            found.append(Audited(str(source.path), source.text, kept))
+    return found
 
 
 def _standard_input(language: str) -> Source:
@@ -99,17 +119,34 @@ def _sources(paths: list[str], language: str) -> list[Source]:
     return out
 
 
-def _apply(file: Audited, source: Source, *, write: bool) -> None:
-    after, count = fixed(file)
-    if not count:
-        return
-    if not write:
-        sys.stdout.write(diff(file.path, file.text, after))
-        return
-    original = source.path.read_bytes()
+def _mend(run: Invocation, found: list[Audited], chosen: list[Source], *, yes: bool) -> None:
+    """Show each file's diff; write it where the user agrees, or where there is nobody to ask."""
+    from keystroke.clients.cli.changes import key, show_lines
+
+    places = {str(source.path): source for source in chosen}
+    asks = not yes and sys.stdin.isatty() and sys.stderr.isatty()
+    for file in found:
+        after, count = fixed(file)
+        if not count:
+            continue
+        show_lines(run, diff(file.path, file.text, after))
+        if asks:
+            pressed = key(f"{file.path}: apply {count} fix{'' if count == 1 else 'es'}? y, n, q quit ", "yqn")
+            if pressed == "q":
+                return
+            if pressed != "y":
+                continue
+        _rewrite(places[file.path].path, file.text, after)
+        complain(f"{file.path}: {count} fixed")
+
+
+def _rewrite(path: Path, before: str, after: str) -> None:
+    """Write what was fixed; InputError where the file is not what was audited any more."""
+    original = path.read_bytes()
     mark = b"\xef\xbb\xbf" if original.startswith(b"\xef\xbb\xbf") else b""
-    source.path.write_bytes(mark + after.encode("utf-8", "surrogateescape"))
-    complain(f"{source.path}: {count} fixed")
+    if original.removeprefix(mark) != before.encode("utf-8", "surrogateescape"):
+        raise InputError(f"{path} changed meanwhile; nothing was written to it, audit again")
+    path.write_bytes(mark + after.encode("utf-8", "surrogateescape"))
 
 
 def _write(found: list[Audited], form: Format) -> None:
@@ -125,14 +162,34 @@ def _write(found: list[Audited], form: Format) -> None:
         sys.stdout.write(codec.dumps(report, indent=2, ensure_ascii=True) + "\n")
 
 
-def _rules(action: str, names: list[str]) -> None:
+def _rules(action: str, names: list[str], *, as_json: bool) -> None:
     if action == "list" and not names:
-        for name, rule in sorted(all_rules().items()):
-            sys.stdout.write(f"{name:36} CWE-{rule.cwe:<5} {rule.severity.value:9} {rule.title}\n")
+        known = sorted(all_rules().values(), key=lambda rule: rule.id)
+        if as_json:
+            records = [
+                {"rule": rule.id, "cwe": rule.cwe, "severity": rule.severity.value, "title": rule.title}
+                for rule in known
+            ]
+            sys.stdout.write(codec.dumps({"rules": records}, indent=2) + "\n")
+            return
+        for rule in known:
+            sys.stdout.write(f"{rule.id:36} CWE-{rule.cwe:<5} {rule.severity.value:9} {rule.title}\n")
         return
     if action != "show" or len(names) != 1:
         raise UsageError("--rules takes `list`, or `show` and the name of one rule")
     rule = find_rule(names[0])
+    if as_json:
+        record = {
+            "rule": rule.id,
+            "cwes": [rule.cwe, *rule.also],
+            "severity": rule.severity.value,
+            "title": rule.title,
+            "message": rule.message,
+            "why": rule.why,
+            "references": list(rule.references),
+        }
+        sys.stdout.write(codec.dumps(record, indent=2) + "\n")
+        return
     links = "\n".join(rule.references)
     sys.stdout.write(
         f"{rule.id} ({', '.join(f'CWE-{number}' for number in (rule.cwe, *rule.also))}, "

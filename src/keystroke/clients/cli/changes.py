@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from keystroke.assist.edit import EditPlan, FileChange, Journal, Workspace
 from keystroke.clients.cli.console import GREEN, RED
 from keystroke.errors import InputError, UsageError
-from keystroke.text import Edit, apply_edits, minimal_diff
+from keystroke.text import Edit, apply_edits, minimal_diff, unified_diff
 
 if TYPE_CHECKING:
     from keystroke.clients.cli.invocation import Invocation
@@ -57,6 +57,19 @@ def show_diff(run: Invocation, plan: EditPlan) -> None:
         head = line.startswith(("---", "+++"))
         style = "" if head else GREEN if line.startswith("+") else RED if line.startswith("-") else ""
         run.console.write(line, style)
+
+
+def preview(run: Invocation, path: str, before: str, edits: Iterable[Edit]) -> None:
+    """What edits of one file would change, shown beside the question whether to make them."""
+    show_lines(run, unified_diff(before, apply_edits(before, edits), f"a/{path}", f"b/{path}"))
+
+
+def show_lines(run: Invocation, diff: str) -> None:
+    """A diff on standard error, where questions are asked."""
+    for line in diff.splitlines():
+        head = line.startswith(("---", "+++"))
+        style = "" if head else GREEN if line.startswith("+") else RED if line.startswith("-") else ""
+        run.console.aside(line, style)
 
 
 def as_record(plan: EditPlan, *, answers: bool = False) -> dict[str, Any]:

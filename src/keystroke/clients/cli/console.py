@@ -74,6 +74,11 @@ class Console:
         if not self.quiet:
             _say(f"{DIM}{text}{PLAIN}" if colourful(sys.stderr) else text)
 
+    def aside(self, text: str, style: str = "") -> None:
+        """A line that belongs to a question, where the question is: shown even with --quiet."""
+        text = text.translate(_CONTROLS) if sys.stderr.isatty() else text
+        _say(f"{style}{text}{PLAIN}" if style and colourful(sys.stderr) else text)
+
     def table(self, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Columns as wide as their widest cell; the last one is free."""
         widths = [max(len(row[i]) for row in (headings, *rows)) for i in range(len(headings) - 1)]

@@ -35,7 +35,7 @@ def review(
     severity: Annotated[
         Severity, typer.Option("--severity", help="Leave out findings below this.")
     ] = Severity.LOW,
-    fix: Annotated[bool, typer.Option("--fix", help="Apply every proved fix.")] = False,
+    fix: Annotated[bool, typer.Option("--fix", help="Apply every fix that is ready.")] = False,
     model: Annotated[
         str | None, typer.Option("--model", metavar="MODEL", help="Let this model review too.")
     ] = None,
@@ -145,8 +145,9 @@ def _mend(
 ) -> list[Finding]:
     """Apply the fixes that are wanted, all in one edit that one `undo` takes back."""
     from keystroke.assist.review import fixed_texts
-    from keystroke.clients.cli.changes import key, plan_edits
+    from keystroke.clients.cli.changes import key, plan_edits, preview
 
+    texts = {file.path: file.text for file in files}
     live = {file.path for file in files if file.live}
     ready = [item for item in found if item.fix is not None and item.path in live]
     if fix:
@@ -156,6 +157,7 @@ def _mend(
         for item in ready:
             assert item.fix is not None
             run.console.note(f"\n{_sentence(item)}")
+            preview(run, item.path, texts[item.path], item.fix.edits)
             pressed = key(f"  {item.fix.title}: a apply, s skip, q quit? ", "aqs")
             if pressed == "q":
                 break
@@ -165,9 +167,10 @@ def _mend(
         return []
     edits, done = fixed_texts(files, wanted)
     if done:
-        plan = plan_edits(
-            workspace, f"fix {len(done)} findings", edits, {file.path: file.text for file in files}
-        )
+        plan = plan_edits(workspace, f"fix {len(done)} findings", edits, texts)
+        if fix and ask:
+            for path, wanted_edits in edits.items():
+                preview(run, path, texts[path], wanted_edits)
         plan.apply(journal)
         run.console.note(f"{len(done)} fixed; `keystroke undo` takes it back")
     return done

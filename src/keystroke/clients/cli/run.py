@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from keystroke.analysis.failures.failure import Failure
     from keystroke.assist.edit import Journal, JournalEntry, Workspace
 
+# What is known of a fix before it is tried. Only --verify runs the command with it.
+CHECKED = {"check": "the check finds nothing worse", "parse": "it parses, untried"}
 _OFFERED = 3  # failures of one run that fixes are offered for; the last ones are the ones that count
 
 
@@ -153,7 +155,7 @@ class Bench:
         if self.as_json:
             sys.stderr.write(f"{self._record(found)}\n")
         else:
-            note(f"  1. {repair.fix.title} ({repair.path}, proved by {repair.proof})")
+            note(f"  1. {repair.fix.title} ({repair.path}; {CHECKED[repair.checked]})")
         return found
 
     def say(self, found: Diagnosis) -> str:
@@ -172,7 +174,7 @@ class Bench:
         if found.advice:
             lines.append(f"  {found.advice}")
         for number, repair in enumerate(found.repairs, 1):
-            lines.append(f"  {number}. {repair.fix.title} ({repair.path}, proved by {repair.proof})")
+            lines.append(f"  {number}. {repair.fix.title} ({repair.path}; {CHECKED[repair.checked]})")
         text = "\n".join(lines)
         return f"{DIM}{text}{PLAIN}" if colourful(sys.stderr) else text
 
@@ -193,7 +195,7 @@ class Bench:
                 {
                     "path": repair.path,
                     "title": repair.fix.title,
-                    "proof": repair.proof,
+                    "checked": repair.checked,
                     "edits": [{"start": e.start, "end": e.end, "text": e.text} for e in repair.fix.edits],
                 }
                 for repair in found.repairs
@@ -203,7 +205,7 @@ class Bench:
 
     def offer(self, found: Diagnosis, command: list[str] | None, seconds: float, *, fix: bool) -> bool:
         """Apply a fix if the user wants it. Whether something was applied and kept."""
-        from keystroke.clients.cli.changes import key, plan_edits
+        from keystroke.clients.cli.changes import key, plan_edits, preview
 
         note = self.invocation.console.note
         asked = sys.stdin.isatty() and sys.stderr.isatty() and not self.as_json
@@ -215,6 +217,9 @@ class Bench:
             return False  # edited while the command ran: the fix was for another text
         chosen = 0
         if not fix:
+            for number, repair in enumerate(found.repairs, 1):
+                note(f"\n  {number}. {repair.fix.title}")
+                preview(self.invocation, repair.path, self.texts[repair.path], repair.fix.edits)
             numbers = "".join(str(n + 1) for n in range(len(found.repairs)))
             pressed = key(f"  {found.title[:80]}: apply {'/'.join(numbers)}, or n? ", f"{numbers}n")
             if pressed == "n":
@@ -224,6 +229,8 @@ class Bench:
             plan = plan_edits(
                 self.workspace, f"fix {found.title[:80]}", {repair.path: repair.fix.edits}, self.texts
             )
+            if fix and not self.as_json:
+                preview(self.invocation, repair.path, self.texts[repair.path], repair.fix.edits)
             entry = plan.apply(self.journal)
             note(f"  applied: {repair.fix.title}; `keystroke undo` takes it back")
             if command is None or entry is None or self._verified(found, repair, entry, command, seconds):

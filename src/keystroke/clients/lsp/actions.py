@@ -80,7 +80,8 @@ class Actions:
             if known.start > end or known.end < start:
                 continue
             for index, (title, edits) in enumerate(known.fixes):
-                fixes.append(self._fix(document, title, edits, known.diagnostic, preferred=index == 0))
+                preferred = index == 0 < known.ready
+                fixes.append(self._fix(document, title, edits, known.diagnostic, preferred=preferred))
             for reason in REASONS if known.audited else ():
                 edit = suppression(document, known.start, known.code, reason)
                 if edit is not None:

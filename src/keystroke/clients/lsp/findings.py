@@ -44,6 +44,7 @@ class Known:
     end: int
     fixes: tuple[tuple[str, tuple[Edit, ...]], ...]
     audited: bool
+    ready: int = 0  # how many of the fixes, from the first, are more than suggestions
 
 
 @dataclass(slots=True)
@@ -129,6 +130,11 @@ class Findings:
             edits = document.rebased([Edit(d.start, d.end, d.text) for d in fix.edits], revision)
             if edits:
                 fixes.append((fix.title, edits))
+        ready = len(fixes)
+        for fix in found.suggestions if isinstance(found, live.LiveFinding) else ():
+            edits = document.rebased([Edit(d.start, d.end, d.text) for d in fix.edits], revision)
+            if edits:
+                fixes.append((f"Suggestion: {fix.title}", edits))
         diagnostic = types.Diagnostic(
             range=document.range(*span),
             message=message,
@@ -136,7 +142,7 @@ class Findings:
             code=code,
             source=SOURCE,
         )
-        return Known(code, diagnostic, *span, tuple(fixes), isinstance(found, live.LiveFinding))
+        return Known(code, diagnostic, *span, tuple(fixes), isinstance(found, live.LiveFinding), ready)
 
 
 def suppression(document: OpenDocument, offset: int, rule: str, reason: str) -> Edit | None:

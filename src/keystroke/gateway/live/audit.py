@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from keystroke.analysis.audit import LANGUAGES, Finding, LiveAudit
+from keystroke.analysis.audit import LANGUAGES, Finding, Fix, LiveAudit
 from keystroke.errors import KeystrokeError
 from keystroke.protocol import live_messages as live
 from keystroke.text import Edit
@@ -79,10 +79,6 @@ class BufferAudit:
 
 
 def _wire(found: Finding) -> live.LiveFinding:
-    fixes = [
-        live.LiveFix(title=fix.title, edits=[live.Delta(e.start, e.end, e.text) for e in fix.edits])
-        for fix in found.fixes
-    ]
     return live.LiveFinding(
         rule=found.rule,
         cwe=found.cwe,
@@ -91,5 +87,10 @@ def _wire(found: Finding) -> live.LiveFinding:
         start=found.start,
         end=found.end,
         origin=found.origin,
-        fixes=fixes,
+        fixes=[_change(fix) for fix in found.fixes],
+        suggestions=[_change(fix) for fix in found.suggestions],
     )
+
+
+def _change(fix: Fix) -> live.LiveFix:
+    return live.LiveFix(title=fix.title, edits=[live.Delta(e.start, e.end, e.text) for e in fix.edits])

@@ -1,7 +1,7 @@
 """Fixes of Java that add statements: prepared statements, settings of XML parsers, flags of cookies.
 
-Law: statements are added only before or behind a plain statement of the same block, so that they run exactly
-when it does; the exceptions they may throw are among those the statement beside them already throws.
+Law: statements are added only before or behind a plain statement of the same block, so that they run exactly when
+it does; the exceptions they may throw are among those the statement beside them already throws.
 """
 
 from __future__ import annotations
@@ -193,20 +193,21 @@ def _fresh(site: Site, name: str) -> str:
 
 
 def inserted(site: Site, spec: FixSpec) -> Repair | None:
-    """A statement put before the one that holds the call; `{0}` is the call's first argument, a plain
-    name."""
+    """Statements that are missing, put before the one that holds the call; `{0}` is its first argument, a name."""
     given = site.arguments()
     call = site.call
     place = _statement(site, site.match.node)
     if call is None or place is None or place.kind() == "return_statement":
         return None
-    text = spec.statement
-    if "{0}" in text:
-        if not given or given[0].kind() != "identifier":
-            return None
-        text = text.replace("{0}", given[0].text())
+    if not given or given[0].kind() != "identifier":
+        return None
+    name = given[0].text()
+    wanted = [line.strip() for line in spec.statement.replace("{0}", name).split(";") if line.strip()]
+    lines = [line for line in wanted if f"{line.split('(', 1)[0]}(" not in site.text]
     at = span(place)[0]
-    return Repair((Edit(at, at, f"{text}\n{site.indent(at)}"),))
+    return (
+        Repair((Edit(at, at, "".join(f"{line};\n{site.indent(at)}" for line in lines)),)) if lines else None
+    )
 
 
 _FEATURES = (

@@ -6,6 +6,7 @@ moved there, with the imports it needs and without those it made needless.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -86,7 +87,12 @@ def placed(offer: Offer, text: str, language: str, names: set[str]) -> Fix | Non
             if back is None:
                 return None
             edits = (*edits, back)
+    if "\r\n" in text:
+        edits = tuple(Edit(edit.start, edit.end, _LINE.sub("\r\n", edit.text)) for edit in edits)
     return Fix(offer.title, tuple(sorted(edits, key=lambda edit: (edit.start, edit.end))))
+
+
+_LINE = re.compile(r"\r?\n")
 
 
 def _before(edit: Edit, edits: Iterable[Edit]) -> Edit | None:
