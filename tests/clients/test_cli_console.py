@@ -1,8 +1,15 @@
 """What is printed where: plain lines without a terminal, nothing with --quiet, sizes for people."""
+# ruff: noqa: F811 - fixtures are imported by name
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
+from cli_home import PROGRAM, Home, home  # noqa: F401
 
 from keystroke.clients.cli.console import Console, complain, size
 
@@ -41,3 +48,27 @@ def test_a_table_lines_up_and_its_last_column_is_free(capsys: pytest.CaptureFixt
 )
 def test_sizes_are_for_people(count: float, text: str) -> None:
     assert size(count) == text
+
+
+def test_hints_can_be_typed_as_they_stand_where_the_program_is_not_on_the_path(home: Home) -> None:
+    """As after `make run`: the program lies in .venv/bin and nowhere on the PATH."""
+    place = home.root / ".venv" / "bin"
+    place.mkdir(parents=True)
+    (place / "keystroke").symlink_to(PROGRAM)
+
+    environment = {**home.environment, "PATH": "/usr/bin:/bin"}
+
+    def hint(*command: str) -> str:
+        asked = [*command, "config", "show", "no.such"]
+        said = subprocess.run(
+            asked, cwd=home.root, env=environment, capture_output=True, text=True, check=False
+        ).stderr
+        return str(re.findall("`(.+?)`", said)[-1])
+
+    typed = hint(".venv/bin/keystroke")
+    assert typed == ".venv/bin/keystroke config show"
+    assert subprocess.run(
+        typed.split(), cwd=home.root, env=environment, capture_output=True, check=True
+    ).stdout
+    module = hint(sys.executable, "-m", "keystroke")
+    assert module == f"{Path(sys.executable).name} -m keystroke config show"

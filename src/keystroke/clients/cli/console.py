@@ -8,11 +8,15 @@ something is drawn, not before.
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
@@ -24,10 +28,29 @@ PATIENCE = 0.7  # seconds before it is shown what an answer waits for
 SPARSE = 5.0  # seconds between progress lines where there is no terminal
 
 
+def typeable(text: str) -> str:
+    """`text` with our own commands, which stand in backticks, as this user can type them."""
+    return text.replace("`keystroke ", f"`{_typed()} ") if "`keystroke " in text else text
+
+
+@cache
+def _typed() -> str:
+    """How this program is called: by its name where the PATH leads to it, else by the path or module that was
+    run (after `make run` it lies in .venv/bin)."""
+    ran = Path(sys.argv[0])
+    if ran.name == "__main__.py" and ran.parent.name == "keystroke":
+        return f"{Path(sys.executable).name} -m keystroke"
+    if ran.stem != "keystroke" or shutil.which("keystroke") or not ran.exists():
+        return "keystroke"
+    ran = Path(os.path.abspath(ran))
+    here = Path.cwd()
+    return shlex.quote(str(ran.relative_to(here) if ran.is_relative_to(here) else ran))
+
+
 def complain(sentence: str) -> None:
     """The one line on standard error that an error ends in."""
     try:
-        line = "".join(c if c.isprintable() else " " for c in sentence)
+        line = "".join(c if c.isprintable() else " " for c in typeable(sentence))
         _say(f"{RED}keystroke:{PLAIN} {line}" if colourful(sys.stderr) else f"keystroke: {line}")
     except (BrokenPipeError, ValueError):
         pass
@@ -72,6 +95,7 @@ class Console:
     def note(self, text: str) -> None:
         """A remark for a person; silent with --quiet."""
         if not self.quiet:
+            text = typeable(text)
             _say(f"{DIM}{text}{PLAIN}" if colourful(sys.stderr) else text)
 
     def aside(self, text: str, style: str = "") -> None:

@@ -36,5 +36,5 @@ def demo(ctx: typer.Context, model: options.Model = None) -> None:
             cost = f"{report.tokens} tokens in {report.seconds * 1000:.0f} ms"
             run.console.note(f"\n{cost}, {report.tokens_per_second:.0f} a second\n")
     run.console.note(
-        "Next: keystroke complete FILE:LINE   keystroke chat   keystroke doctor   keystroke --help"
+        "Next: `keystroke complete FILE:LINE`  `keystroke chat`  `keystroke doctor`  `keystroke --help`"
     )

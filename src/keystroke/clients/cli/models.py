@@ -160,9 +160,9 @@ def _next_step(entry: InstalledModel, run: Invocation) -> str:
 
     if entry.traits is not None and entry.traits.chat:
         if model_for(Role.DEEP, run.settings) == entry.name:
-            return "chat, edit, review, run --fix and serve use it from now on; try: keystroke chat"
-        return f"try: keystroke chat --model {entry.name}"
-    return f"try: keystroke complete FILE:LINE --model {entry.name}"
+            return "chat, edit, review, run --fix and serve use it from now on; try: `keystroke chat`"
+        return f"try: `keystroke chat --model {entry.name}`"
+    return f"try: `keystroke complete FILE:LINE --model {entry.name}`"
 
 
 @app.command()

@@ -52,7 +52,7 @@ def run(
 
     invocation = of(ctx)
     if not command:
-        raise UsageError("name the command to run, after --, for example: keystroke run -- python app.py")
+        raise UsageError("name the command to run, after --, for example: `keystroke run -- python app.py`")
     work = Bench(invocation, model, as_json=invocation.wants_json(json))
     live = LiveRun(work.diagnose, work.say)
     code = run_command(command, listener=live)
