@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from keystroke.train.model import CodeModel, Shape
 
 from keystroke.clients.cli import main
 from keystroke.engine.checkpoint import open_checkpoint
@@ -21,6 +20,7 @@ from keystroke.train.draft_head.asks import SHARES, Formats, asks
 from keystroke.train.draft_head.definitions import definitions
 from keystroke.train.draft_head.sources import code_in
 from keystroke.train.export import export_huggingface
+from keystroke.train.transformer import CodeModel, Shape
 
 SHAPE = Shape(vocab=320, hidden=64, layers=3, heads=2, kv_heads=1, head_dim=32, intermediate=96, context=256)
 CODE = {

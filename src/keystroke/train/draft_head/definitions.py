@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ast_grep_py import SgNode
 
-from keystroke.assist.syntax import language_of, tree
+from keystroke.analysis.syntax import language_of, tree
 
 NAMES = {
     "python": "Python", "javascript": "JavaScript", "typescript": "TypeScript", "tsx": "TypeScript",
