@@ -1,8 +1,8 @@
 """From a failure to its place in the project, a sentence about it, and fixes.
 
-Law: nothing is run, so nothing is proved. A fix is edits of one file, checked as far as text can be: the file
-still parses, has no new complaint, and the diagnostic behind the failure is gone where there is one. `checked`
-says which.
+Law: nothing is run, so nothing is proved. A fix is edits of one file, checked as far as text can be: the
+file still parses, has no new complaint, and the diagnostic behind the failure is gone where there is one.
+`checked` says which.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ ReadText = Callable[[str], str | None]  # the text of a workspace file, None whe
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """A fix of one file. `checked`: how it was looked at ("parse", "check"); only a run tells whether it helps."""
+    """A fix of one file. `checked`: how it was looked at ("parse", "check"); only a run tells whether
+    it helps."""
 
     path: str
     fix: Fix

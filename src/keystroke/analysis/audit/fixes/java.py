@@ -1,7 +1,7 @@
 """Fixes of Java that add statements: prepared statements, settings of XML parsers, flags of cookies.
 
-Law: statements are added only before or behind a plain statement of the same block, so that they run exactly when
-it does; the exceptions they may throw are among those the statement beside them already throws.
+Law: statements are added only before or behind a plain statement of the same block, so that they run exactly
+when it does; the exceptions they may throw are among those the statement beside them already throws.
 """
 
 from __future__ import annotations
@@ -193,7 +193,8 @@ def _fresh(site: Site, name: str) -> str:
 
 
 def inserted(site: Site, spec: FixSpec) -> Repair | None:
-    """Statements that are missing, put before the one that holds the call; `{0}` is its first argument, a name."""
+    """Statements that are missing, put before the one that holds the call; `{0}` is its first
+    argument, a name."""
     given = site.arguments()
     call = site.call
     place = _statement(site, site.match.node)
