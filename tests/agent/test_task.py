@@ -89,9 +89,10 @@ class Desk:
         return AgentTask(
             self.project.workspace,
             self.project.journal,
-            chats,
+            chats[0],
             sandbox or find_sandbox(),
             Approvals(approve, None if nobody else ask),
+            deep=(lambda: chats[1]) if len(chats) > 1 else None,
             options=TaskOptions(**options),
             records=self.records,
             limits=Limits(seconds=20),
@@ -612,7 +613,7 @@ def test_the_deep_model_takes_over_where_the_fast_one_fails(desk: Desk) -> None:
     ).run("make add in calc.py add")
     assert ended.status is Status.DONE
     assert desk.project.tree()["calc.py"] == FIXED
-    assert "deep takes over" in desk.lines(Noted)
+    assert "deep takes over" in desk.lines(Doing)
     assert "wrong sum" in prompts[0]
     assert {receipt.model for receipt in ended.receipts} == {"fast", "deep"}
 

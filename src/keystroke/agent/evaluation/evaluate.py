@@ -110,7 +110,10 @@ def evaluate(
             collect(at_most=2 * jobs)
         collect(at_most=0)
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        pool.shutdown(wait=True)
+        for future in waiting:  # what was scored before the end is not lost
+            if future.done() and not future.cancelled() and future.exception() is None:
+                record.add(future.result())
     return record.rows
 
 

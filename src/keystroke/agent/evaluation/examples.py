@@ -31,6 +31,7 @@ _NAMED = re.compile(r"\b(?P<name>[A-Za-z_]\w*)\s*[=:]\s*")
 
 def examples(text: str, entry: str) -> tuple[str, ...]:
     """Assertions about `entry` that `text` states, each once, in order."""
+    text = text.replace('"""', "\n").replace("'''", "\n")  # a docstring's end ends what stands in it
     found = [*_asserted(text, entry), *_sessions(text, entry)]
     if not found:
         found = [*_stated(text, entry), *_described(text, entry)]
@@ -44,8 +45,8 @@ def _asserted(text: str, entry: str) -> Iterator[str]:
 
 
 def _sessions(text: str, entry: str) -> Iterator[str]:
-    try:  # sessions inside a docstring end where it does
-        known = doctest.DocTestParser().get_examples(text.replace('"""', "\n").replace("'''", "\n"))
+    try:
+        known = doctest.DocTestParser().get_examples(text)
     except ValueError:
         return
     for example in known:

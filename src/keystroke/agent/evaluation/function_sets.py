@@ -46,12 +46,13 @@ def _rows(path: Path) -> list[dict[str, Any]]:
         raise InputError(f"{path} is larger than {_LARGEST >> 20} MB; that is no set of tasks")
     try:
         text = data.decode("utf-8")
-        if text.lstrip().startswith("[") or text.strip().count("\n") == 0:
+        if text.lstrip().startswith("["):
             rows = json.loads(text)
-            rows = list(rows.values()) if isinstance(rows, dict) and "prompt" not in rows else rows
         else:
             rows = [json.loads(line) for line in text.splitlines() if line.strip()]
-    except (ValueError, RecursionError) as error:
+            if len(rows) == 1 and all(isinstance(row, dict) for row in rows[0].values()):
+                rows = list(rows[0].values())  # rows by their names
+    except (ValueError, RecursionError, AttributeError) as error:
         raise InputError(f"{path} is not JSON: {error}") from None
     return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 

@@ -31,7 +31,6 @@ class FunctionSolver:
     def __init__(self, model: Model, sandbox: Sandbox, *, workers: int = 0, seed: int = 0) -> None:
         self._model, self._sandbox, self._seed = model, sandbox, seed
         self._workers = workers or max(2, (os.cpu_count() or 2))
-        self._drafter = drafter_for(model.engine, draft=model.draft)
 
     def solve(self, task: Task, way: Way, interrupt: Interrupt) -> Solved:
         if not isinstance(task, FunctionTask):
@@ -48,7 +47,9 @@ class FunctionSolver:
             policy=way.policy,
             interrupt=interrupt,
             retry=lambda failed: retry_tokens(model, task, failed),
-            draft=lambda: self._drafter,
+            draft=lambda: drafter_for(
+                model.engine, draft=model.draft
+            ),  # anew: nothing learnt from other ways
         )
         done = race.run()
         early = sum(attempt.end in (End.HOPELESS, End.BEATEN) for attempt in done.attempts)

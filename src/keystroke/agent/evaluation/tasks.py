@@ -28,7 +28,8 @@ class FunctionTask(msgspec.Struct, frozen=True, tag="function"):
 
 class FolderTask(msgspec.Struct, frozen=True, tag="folder"):
     """A folder to change. `source` holds what the solver sees; `tests` are files that are put there for
-    scoring only, by the place they get; `command` is the shell line that scores."""
+    scoring, by the place they get; `command` is the shell line that scores. `check` is one the solver may
+    use. `{python}` and `{root}` in either stand for this machine's Python and for the folder."""
 
     id: str
     instruction: str
@@ -36,10 +37,11 @@ class FolderTask(msgspec.Struct, frozen=True, tag="folder"):
     files: tuple[str, ...]  # those the instruction is about; empty: the solver finds them
     tests: dict[str, Path]
     command: str
+    check: str = ""
     tries: int = 2
     seconds: float = 180.0
-    needs: tuple[str, ...] = ()  # programs and Python modules without which it cannot be scored
-    rewrite: tuple[tuple[str, str], ...] = ()  # texts to replace in tests and command: paths of a container
+    needs: tuple[str, ...] = ()  # Python modules, and `program:NAME`, without which it cannot be scored
+    container: bool = False  # tests say /app and /tests where they mean the folder and theirs
     environment: dict[str, str] = {}
 
 

@@ -77,6 +77,8 @@ class Calling(Hands):
                 continue
             bad = 0
             if not reply.calls:
+                if reply.text.strip():
+                    task.note(reply.text.strip()[:2000])
                 return True
             keys = [c["id"] for c in reply.said[-1].get("tool_calls", ())]
             for at, call in enumerate(reply.calls):

@@ -6,6 +6,7 @@ written for the model, so it cannot begin with talk.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,6 +17,9 @@ from keystroke.assist.edit.blocks import fenced
 from keystroke.assist.edit.excerpt import excerpt
 from keystroke.assist.edit.ladder import read_rewrite
 from keystroke.assist.edit.rewrite import rewrite_messages
+
+# Some models open a fence of their own behind the one that is there, with the file's name before it.
+_FENCED = re.compile(r"\s*(?:[\w./-]+\n)?```[\w+-]*\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,4 +64,5 @@ class RegionEdit:
 
     def read(self, answer: str) -> str | Failure:
         """The whole file as an answer leaves it, or what is wrong with it."""
-        return read_rewrite(self.opening + answer, self.region, self.text, self.instruction)
+        whole = answer if _FENCED.match(answer) else self.opening + answer
+        return read_rewrite(whole, self.region, self.text, self.instruction)

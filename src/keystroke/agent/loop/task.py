@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from keystroke.agent.chat import Account, Chat, Message, Receipt, Steering
@@ -31,16 +31,18 @@ from keystroke.errors import InputError, Interrupted, KeystrokeError
 
 
 class AgentTask:
-    """`chats` are the models, fast first; a second one takes over where the first fails, and reviews."""
+    """`chat` does the work; `deep` opens the model that takes over where it fails, and that reviews: called
+    when it is first needed, and its model closed with the task."""
 
     def __init__(
         self,
         workspace: Workspace,
         journal: Journal,
-        chats: Sequence[Chat],
+        chat: Chat,
         sandbox: Sandbox,
         approvals: Approvals,
         *,
+        deep: Callable[[], Chat] | None = None,
         options: TaskOptions | None = None,
         records: Records | None = None,
         limits: Limits | None = None,
@@ -51,7 +53,9 @@ class AgentTask:
         exclude: tuple[str, ...] = (),
         scratch: Path | None = None,
     ) -> None:
-        self._workspace, self._journal, self._chats = workspace, journal, list(chats)
+        self._workspace, self._journal, self._chat = workspace, journal, chat
+        self._open_deep = deep
+        self._deep: Chat | None = None
         self._sandbox, self._approvals = sandbox, approvals
         self._options, self._records = options or TaskOptions(), records
         self._limits, self._network = limits, network
@@ -77,10 +81,12 @@ class AgentTask:
         )
         try:
             task = self._working(instruction, copies, previous)
-            self._sink(Began(self._id, task.instruction, self._chats[0].name, str(self._sandbox.kind)))
+            self._sink(Began(self._id, task.instruction, self._chat.name, str(self._sandbox.kind)))
             return self._guarded(task, began)
         finally:
             copies.close()
+            if self._deep is not None:
+                self._deep.close()
             shutil.rmtree(folder, ignore_errors=True)
 
     def _guarded(self, task: Working, began: float) -> Ended:
@@ -94,22 +100,26 @@ class AgentTask:
             raise
 
     def _done(self, task: Working, began: float) -> Ended:
-        done = False
-        for number, chat in enumerate(self._chats):
-            if number:
-                task.note(f"{chat.name} takes over")
-            done = self._hands(chat).work(task)
-            if done:
-                break
+        done = self._hands(self._chat).work(task)
+        if not done and self._open_deep is not None:
+            deep = self._opened(task, "takes over")
+            done = self._hands(deep).work(task)
         if not done:
             return self._ended(task, Status.FAILED, self._why(task))
-        if self._options.review and len(self._chats) > 1 and task.overlay.texts:
-            self._review(task)
+        if self._options.review and self._open_deep is not None and task.overlay.texts:
+            self._review(task, self._opened(task, "reviews the change"))
         return self._landed(task, time.perf_counter() - began)
 
     @staticmethod
     def _hands(chat: Chat) -> Hands:
         return Rewriting(chat) if chat.small else Calling(chat)
+
+    def _opened(self, task: Working, what: str) -> Chat:
+        if self._deep is None:
+            assert self._open_deep is not None
+            self._deep = self._open_deep()
+        task.doing(f"{self._deep.name} {what}")
+        return self._deep
 
     def _why(self, task: Working) -> str:
         what = task.failure.strip().splitlines()
@@ -117,9 +127,7 @@ class AgentTask:
 
     # ── the deep model looks at the diff ──────────────────────────────────────────────────────
 
-    def _review(self, task: Working) -> None:
-        chat = self._chats[-1]
-        task.doing(f"{chat.name} reviews the change")
+    def _review(self, task: Working, chat: Chat) -> None:
         reply = chat.reply(
             prompts.review(task.instruction, task.overlay.diff()), interrupt=self._interrupt, max_tokens=512
         )
@@ -205,7 +213,7 @@ class AgentTask:
                 id=self._id,
                 instruction=task.instruction,
                 status=status,
-                model=self._chats[0].name,
+                model=self._chat.name,
                 messages=as_records(task.messages),
                 overlay=(overlay or task.overlay).saved(),
                 receipts=tuple(task.account.receipts),

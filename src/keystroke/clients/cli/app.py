@@ -45,6 +45,7 @@ COMMANDS: dict[str, Command] = {
         f"{_HERE}.chat:chat", "Talk with a model; interrupt or redirect it while it answers.", asks=True
     ),
     "edit": Command(f"{_HERE}.edit:edit", "Change files as told, by the smallest edits.", asks=True),
+    "do": Command(f"{_HERE}.do:do", "Do a task: find the place, change it, check it.", asks=True),
     "undo": Command(f"{_HERE}.edit:undo", "Take the last edit back."),
     "run": Command(
         f"{_HERE}.run:run", "Run a command; a traceback becomes a diagnosis and a fix.", asks=True
@@ -65,6 +66,7 @@ COMMANDS: dict[str, Command] = {
     "demo": Command(
         f"{_HERE}.demo:demo", "Watch the embedded model complete a few lines of code.", asks=True
     ),
+    "eval": Command(f"{_HERE}.eval:evaluate", "Do sets of tasks: score against time."),
     "bench": Command(f"{_HERE}.bench:bench", "Run a benchmark."),
     "train": Command(
         f"{_HERE}.train:app", "Make a model: corpus, tokenizer, training, evaluation.", extra="train"

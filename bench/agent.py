@@ -1,0 +1,214 @@
+"""Tasks done by a model, with one attempt and with many: score, seconds a task, tokens a second.
+
+Regime: functions of HumanEval and MBPP+ asked in chat, and exercises of the polyglot benchmark in Python with
+two tries. One attempt is greedy; of several, the first is greedy and the others sampled, all forked from one
+prefilled prompt and stepped together. Attempts are checked by the examples that the description itself shows,
+in the sandbox; the tests that score are never shown (polyglot: the second try sees what they said, as in that
+benchmark). Seconds are from prompt to answer, checks included, one task at a time; scoring is not in them.
+Most attempts go first, so that one attempt finds its prompt in the cache and not the other way round: the
+ratio of times is on the careful side. Ceiling: the score if any attempt that ever passes its examples were
+right is not known; published for one attempt of Qwen2.5-Coder-1.5B-Instruct: HumanEval 70.7, MBPP 69.2.
+
+    python -P bench/agent.py --engine cuda --precision int8 --model coder.gguf \\
+        --humaneval HumanEval.jsonl.gz --mbpp MbppPlus.jsonl --polyglot polyglot-benchmark/python
+
+Sets that are not given are left out. On a CPU: --limit 8. Results go to --out and a run goes on from there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from keystroke.agent.attempts import Race, samplings
+from keystroke.agent.chat import LocalChat
+from keystroke.agent.evaluation.evaluate import Way, evaluate
+from keystroke.agent.evaluation.folder_solver import FolderSolver
+from keystroke.agent.evaluation.function_solver import FunctionSolver
+from keystroke.agent.evaluation.functions import CLOSE, FunctionJudge, messages, prompt_tokens
+from keystroke.agent.evaluation.plot import plotted
+from keystroke.agent.evaluation.record import Head, Record
+from keystroke.agent.evaluation.report import HEADINGS, Summary, summarised, table
+from keystroke.agent.evaluation.sets import chosen, load_set
+from keystroke.agent.evaluation.tasks import Done, FunctionTask, Task
+from keystroke.agent.sandbox import Kind, Sandbox, find_sandbox
+from keystroke.config import load_settings
+from keystroke.engine.base import GREEDY, Interrupt
+from keystroke.engine.generation import GenerationParams
+from keystroke.engine.load import load_model
+from keystroke.engine.model import Model
+from keystroke.errors import Interrupted
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", type=Path, required=True, help="a GGUF file or a model's folder")
+    parser.add_argument("--engine", default="auto", choices=("auto", "onnx", "cuda"))
+    parser.add_argument("--precision", default="auto")
+    parser.add_argument("--humaneval", type=Path)
+    parser.add_argument("--mbpp", type=Path)
+    parser.add_argument("--polyglot", type=Path)
+    parser.add_argument("--attempts", default="1,4,16")
+    parser.add_argument("--limit", type=int, default=0, help="tasks of each set, spread evenly; 0: all")
+    parser.add_argument("--max-tokens", type=int, default=768)
+    parser.add_argument("--temperature", type=float, default=0.8)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path(".work/agent"))
+    parser.add_argument(
+        "--unconfined", action="store_true", help="run without a sandbox: a throw-away machine"
+    )
+    options = parser.parse_args()
+    sandbox = Sandbox(Kind.NONE) if options.unconfined else find_sandbox()
+    if not sandbox.confines and not options.unconfined:
+        sys.exit("no sandbox holds here; on a machine that is thrown away afterwards say --unconfined")
+    settings = load_settings({"engine.kind": options.engine, "model.precision": options.precision})
+    began = time.perf_counter()
+    model = load_model(options.model, settings)
+    info = model.engine.info
+    print(
+        f"{info.name}, {info.precision}, {type(model.engine).__name__}, {model.engine.max_batch} together, "
+        f"{os.cpu_count()} cores, sandbox {sandbox.kind}, loaded in {time.perf_counter() - began:.1f} s",
+        flush=True,
+    )
+    numbers = sorted({int(part) for part in options.attempts.split(",")}, reverse=True)
+    keys: dict[str, object] = {"model": info.name, "precision": info.precision, "sandbox": str(sandbox.kind)}
+    for name, path in (("humaneval", options.humaneval), ("mbpp", options.mbpp)):
+        if path is not None:
+            keys |= functions(name, path, model, sandbox, numbers, options)
+    if options.polyglot is not None:
+        keys |= polyglot(options.polyglot, model, sandbox, max(numbers), options)
+    keys |= reactions(model, sandbox)
+    print(json.dumps(keys))
+
+
+def functions(
+    name: str, path: Path, model: Model, sandbox: Sandbox, numbers: Sequence[int], options: argparse.Namespace
+) -> dict[str, object]:
+    _, every = load_set(str(path), options.out)
+    tasks = chosen(every, [], options.limit)
+    ways = [
+        Way(f"x{number}", model.name, number, max_tokens=options.max_tokens, temperature=options.temperature)
+        for number in numbers
+    ]
+    solver = FunctionSolver(model, sandbox, seed=options.seed)
+    _warm(solver, tasks, ways)
+    summaries = _done(name, tasks, ways, solver, options)
+    prefix = "" if name == "humaneval" else f"{name}_"
+    keys: dict[str, object] = {f"{prefix}tasks": len(tasks)}
+    for number in sorted(numbers):
+        found = next(s for s in summaries if s.way == f"x{number}")
+        keys |= {
+            f"{prefix}score_{number}": found.score,
+            f"{prefix}seconds_{number}": found.seconds_mean,
+            f"{prefix}median_{number}": found.seconds_median,
+            f"{prefix}tokens_per_second_{number}": found.tokens_per_second,
+        }
+    return keys
+
+
+def _warm(solver: FunctionSolver, tasks: Sequence[Task], ways: Sequence[Way]) -> None:
+    """One task of each kind beforehand: kernels are compiled and memory is taken the first time."""
+    for way in ways:
+        solver.solve(tasks[-1], way, Interrupt())
+
+
+def polyglot(
+    path: Path, model: Model, sandbox: Sandbox, attempts: int, options: argparse.Namespace
+) -> dict[str, object]:
+    """Two tries, as that benchmark has it; with one attempt a try and with many."""
+    _, every = load_set(str(path), options.out)
+    tasks = chosen([task for task in every if not isinstance(task, FunctionTask)], [], options.limit)
+    chat = LocalChat(model)
+    solver = FolderSolver(chat, sandbox, seed=options.seed, workers=min(8, os.cpu_count() or 2))
+    ways = [
+        Way(f"x{number}", model.name, number, max_tokens=2048, temperature=options.temperature, tries=2)
+        for number in sorted({1, attempts}, reverse=True)
+    ]
+    summaries = _done("polyglot", tasks, ways, solver, options)
+    chat.close()
+    one = next(s for s in summaries if s.way == "x1")
+    many = next(s for s in summaries if s.way == f"x{attempts}")
+    return {
+        "polyglot": one.score,
+        "polyglot_tasks": one.tasks,
+        "polyglot_seconds": one.seconds_mean,
+        f"polyglot_x{attempts}": many.score,
+    }
+
+
+def _done(
+    name: str,
+    tasks: Sequence[Task],
+    ways: Sequence[Way],
+    solver: FunctionSolver | FolderSolver,
+    options: argparse.Namespace,
+) -> list[Summary]:
+    record = Record(options.out / f"{name}.jsonl", Head(name, len(tasks)))
+
+    def told(row: Done, done: int, total: int) -> None:
+        if done % 20 == 0 or row.seconds > 20:
+            print(f"  {name} {row.way}: {done} of {total}", flush=True)
+
+    evaluate(tasks, ways, solver, record, jobs=max(1, (os.cpu_count() or 2) // 2), told=told)
+    wanted = {task.id for task in tasks}
+    labels = {way.label for way in ways}
+    summaries = summarised(row for row in record.rows if row.task in wanted and row.way in labels)
+    print(f"\n{name}")
+    for cells in [HEADINGS, *table(summaries)]:
+        print("  ".join(cell.ljust(10) for cell in cells))
+    print(flush=True)
+    (options.out / f"{name}.svg").write_text(plotted(summaries, f"{name}: score against time"))
+    return summaries
+
+
+def reactions(model: Model, sandbox: Sandbox, rounds: int = 5) -> dict[str, object]:
+    """How soon many attempts stop when told to, and how much of an answer's work a steering line keeps."""
+    task = FunctionTask("probe", "def f(a):\n    '''Anything, at great length.'''\n", "f", "")
+    prompt = prompt_tokens(model, messages(task))
+    waits = []
+    for number in range(rounds):
+        interrupt, thrown = Interrupt(), [0.0]
+
+        def throw(interrupt: Interrupt = interrupt, thrown: list[float] = thrown) -> None:
+            thrown[0] = time.perf_counter()
+            interrupt.set()
+
+        race = Race(
+            model,
+            prompt,
+            samplings(16, temperature=1.5, seed=number),
+            FunctionJudge(sandbox, task),
+            params=GenerationParams(4000, ignore_eos=True, stop=(CLOSE * 9,)),
+            interrupt=interrupt,
+        )
+        timer = threading.Timer(0.3 + 0.07 * number, throw)
+        timer.start()
+        try:
+            race.run()
+        except Interrupted:
+            waits.append(1e3 * (time.perf_counter() - thrown[0]))
+        timer.join()
+    with model.engine.session() as session:
+        session.extend(prompt)
+        for _ in range(48):
+            session.step((), GREEDY)
+        spliced = LocalChat(model).splice("Use a loop instead.")
+        extended = session.extend([*session.tokens, *spliced])
+    share = extended.reused / (extended.reused + extended.computed)
+    return {
+        "interrupt_ms": round(statistics.median(waits), 1) if waits else None,
+        "steer_reused_share": round(share, 3),
+    }
+
+
+if __name__ == "__main__":
+    main()

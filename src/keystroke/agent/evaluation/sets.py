@@ -1,0 +1,99 @@
+"""Sets of tasks by the user's path: a file, a folder or an archive.
+
+Law: finds out what a path holds by looking; an archive is unpacked into a cache, plain files only. The set
+made of releases has a name instead of a path, and its archives are fetched by whoever may use the network.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tarfile
+import zipfile
+from collections.abc import Sequence
+from fnmatch import fnmatch
+from pathlib import Path, PurePosixPath
+
+from keystroke.agent.evaluation.folder_sets import folder_tasks
+from keystroke.agent.evaluation.function_sets import function_tasks
+from keystroke.agent.evaluation.releases import Fetch, prepared, release_tasks
+from keystroke.agent.evaluation.tasks import Task
+from keystroke.errors import InputError, NotFound
+
+RELEASES = "releases"
+_LARGEST = 2 << 30
+_ARCHIVES = (".zip", ".tar.gz", ".tgz", ".tar", ".tar.bz2", ".tar.xz")
+
+
+def load_set(where: str, cache: Path, fetch: Fetch | None = None) -> tuple[str, list[Task]]:
+    """The name of a set and its tasks. NotFound or InputError where there are none."""
+    if where == RELEASES:
+        if fetch is None:
+            raise InputError("the set of releases needs its archives; name a way to fetch them")
+        return RELEASES, [prepared(task, cache / "releases", fetch) for task in release_tasks()]
+    path = Path(where).expanduser()
+    if not path.exists():
+        raise NotFound(f"there is no set at {path}; give a file, a folder or an archive, or `{RELEASES}`")
+    if path.is_file() and path.name.endswith(_ARCHIVES):
+        path = _unpacked(path, cache / "sets")
+    found: Sequence[Task] | None = folder_tasks(path) if path.is_dir() else function_tasks(path)
+    if not found and path.is_dir():
+        for file in sorted(path.rglob("*.jsonl*")):
+            if found := function_tasks(file):
+                break
+    if not found:
+        raise InputError(
+            f"{where} holds no tasks in a known format: JSON lines as of HumanEval, MBPP+ or BigCodeBench, "
+            "or folders as of Terminal-Bench or the polyglot benchmark"
+        )
+    return Path(where).name, list(found)
+
+
+def chosen(tasks: Sequence[Task], only: Sequence[str], limit: int) -> list[Task]:
+    """Those whose name matches one of some patterns, evenly spread over the set where there are too many."""
+    kept = [task for task in tasks if not only or any(fnmatch(task.id, pattern) for pattern in only)]
+    if not kept:
+        raise NotFound(f"no task is called {', '.join(only)}")
+    if limit and len(kept) > limit:
+        kept = [kept[number * len(kept) // limit] for number in range(limit)]
+    return kept
+
+
+def _unpacked(archive: Path, cache: Path) -> Path:
+    """An archive's files below the cache, once for each content."""
+    name = hashlib.sha256(f"{archive.resolve()} {archive.stat().st_mtime_ns}".encode()).hexdigest()[:16]
+    folder = cache / name
+    if (folder / ".ready").exists():
+        return folder
+    total = 0
+    try:
+        if archive.suffix == ".zip":
+            with zipfile.ZipFile(archive) as source:
+                for entry in source.infolist():
+                    total = (
+                        _write(folder, entry.filename, source.read(entry), total)
+                        if not entry.is_dir()
+                        else total
+                    )
+        else:
+            with tarfile.open(archive) as source_tar:
+                for member in source_tar:
+                    stream = source_tar.extractfile(member) if member.isreg() else None
+                    if stream is not None:
+                        total = _write(folder, member.name, stream.read(), total)
+    except (tarfile.TarError, zipfile.BadZipFile, OSError, EOFError) as error:
+        raise InputError(f"{archive} cannot be unpacked: {error}") from None
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / ".ready").touch()
+    return folder
+
+
+def _write(folder: Path, name: str, data: bytes, total: int) -> int:
+    pure = PurePosixPath(name)
+    if pure.is_absolute() or ".." in pure.parts:
+        raise InputError(f"an archive names {name!r:.80}, which leads out of its folder")
+    if total + len(data) > _LARGEST:
+        raise InputError(f"an archive holds more than {_LARGEST >> 30} GB; unpack it yourself")
+    target = folder / pure
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(data)
+    return total + len(data)

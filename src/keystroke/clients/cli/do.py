@@ -1,0 +1,161 @@
+"""`keystroke do`: a task given to a model, from an instruction to one edit that can be taken back.
+
+Law: puts together what `keystroke.agent` has: models, sandbox, approvals, records. Nothing is run that was
+not asked for, nothing is written but the one edit at the end, and what was refused stays refused.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from keystroke.clients.cli import options
+from keystroke.clients.cli.invocation import Invocation, of
+from keystroke.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from keystroke.agent.loop import Approve
+    from keystroke.assist.edit import Workspace
+
+_RUNS = re.compile(
+    r"\b(?:run|execute)\b[^.;]*\b(?:tests?|suite|pytest|check|command|script|linter|make|npm|cargo|it)\b"
+    r"|\btests?\s+(?:still\s+)?pass|\bmake\s+the\s+tests?\b|`[^`]+`\s+(?:must|should)\s+pass",
+    re.IGNORECASE,
+)
+
+
+def do(
+    ctx: typer.Context,
+    task: Annotated[str, typer.Argument(help="What to do, in words.")] = "",
+    file: Annotated[
+        list[str] | None, typer.Option("--file", "-f", help="What it is about; found by itself otherwise.")
+    ] = None,
+    check: Annotated[
+        str, typer.Option("--check", metavar="CMD", help="A command that must pass in the end.")
+    ] = "",
+    attempts: Annotated[
+        int, typer.Option("--attempts", "-n", min=1, max=64, help="Several at once; the best is kept.")
+    ] = 1,
+    model: options.Model = None,
+    deep: Annotated[
+        str | None,
+        typer.Option("--deep", metavar="MODEL", help="Takes over where the first one fails; reviews."),
+    ] = None,
+    approve: Annotated[
+        str, typer.Option("--approve", help="Ask before: never, commands, or all (changes too).")
+    ] = "commands",
+    run_commands: Annotated[
+        bool, typer.Option("--run", help="The model may run commands; the words of the task may say so too.")
+    ] = False,
+    network: Annotated[bool, typer.Option("--network", help="Commands may use the network.")] = False,
+    types: Annotated[
+        str, typer.Option("--types", metavar="CMD", help="A type checker that every attempt must pass.")
+    ] = "",
+    tries: Annotated[int, typer.Option("--tries", min=1, max=20, help="Rounds before a model gives up.")] = 2,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=0.1, max=86400, help="Time limit of one command.")
+    ] = 300.0,
+    review: Annotated[bool, typer.Option("--review", help="The deep model looks at the change.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the change; write nothing.")] = False,
+    go_on: Annotated[
+        bool, typer.Option("--continue", help="Go on with the last task; TASK is what else to say.")
+    ] = False,
+    json: options.Json = False,
+) -> None:
+    from keystroke.agent.loop import Records, TaskOptions
+    from keystroke.clients.cli.changes import open_workspace
+
+    run = of(ctx)
+    if not task.strip() and not go_on:
+        raise UsageError('say what to do: keystroke do "..."; or go on with --continue')
+    level = _level(approve)
+    workspace, journal = open_workspace(run)
+    records = Records(run.settings.paths.state, workspace.root)
+    previous = records.newest() if go_on else None
+    if previous is not None:
+        check = check or previous.check
+        file = file or list(previous.files)
+    chosen = TaskOptions(
+        check=check,
+        types=types,
+        files=tuple(_named(workspace, name) for name in file or ()),
+        may_run=run_commands or bool(_RUNS.search(task)),
+        attempts=attempts,
+        tries=tries,
+        max_tokens=run.settings.generation.max_tokens or 2048,
+        seed=run.settings.generation.seed,
+        workers=max(1, min(attempts, os.cpu_count() or 1)),
+        dry_run=dry_run,
+        review=review,
+    )
+    from keystroke.agent.loop import AgentTask, Approvals, Status, sums
+    from keystroke.agent.sandbox import Limits, find_sandbox
+    from keystroke.clients.cli.chats import open_chat
+    from keystroke.clients.cli.do_view import TaskView, show_diff
+    from keystroke.clients.cli.interruption import interruptible
+
+    as_json = run.wants_json(json)
+    worker, other = _models(run, model, deep)
+    view = TaskView(run, as_json=as_json)
+    with interruptible() as interrupt:
+        chat = open_chat(worker, run)
+        try:
+            agent = AgentTask(
+                workspace,
+                journal,
+                chat,
+                find_sandbox(),
+                Approvals(level, view.ask),
+                deep=(lambda: open_chat(other, run)) if other else None,
+                options=chosen,
+                records=records,
+                limits=Limits(seconds=seconds),
+                network=network,
+                sink=view.sink,
+                interrupt=interrupt,
+                steering=view.steering,
+                exclude=run.settings.assist.exclude,
+            )
+            ended = view.watch(lambda: agent.run(task, previous), interrupt)
+        finally:
+            chat.close()
+    if ended is None:
+        raise InputError("the task ended without a word")
+    if not as_json:
+        show_diff(run, ended.diff)
+        run.console.note(ended.line)
+        if ended.receipts:
+            run.console.note(sums(ended.receipts))
+    if ended.status is Status.INTERRUPTED:
+        raise KeyboardInterrupt
+    if ended.status is Status.FAILED:
+        raise typer.Exit(1)
+
+
+def _level(approve: str) -> Approve:
+    from keystroke.agent.loop import Approve
+
+    try:
+        return Approve(approve)
+    except ValueError:
+        raise UsageError(f"--approve is {', '.join(Approve)}, not {approve!r:.40}") from None
+
+
+def _named(workspace: Workspace, path: str) -> str:
+    """The workspace name of a file; one that does not exist yet may be made."""
+    name = workspace.name(path) if (Path.cwd() / path).exists() else path
+    workspace.locate(name)
+    return name
+
+
+def _models(run: Invocation, model: str | None, deep: str | None) -> tuple[str, str | None]:
+    """The model that works, and the one that takes over."""
+    from keystroke.engine.roles import Role, model_for, required
+
+    worker = model or model_for(Role.CHAT, run.settings) or required(Role.DEEP, run.settings)
+    other = deep or run.settings.model.deep
+    return worker, other if other != worker else None

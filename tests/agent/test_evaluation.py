@@ -1,0 +1,508 @@
+"""Sets of tasks are read, done, scored, recorded and drawn; what cannot be scored is said."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import tarfile
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from xml.etree import ElementTree
+
+import msgspec
+import pytest
+from test_task import call, in_turn, scripted
+
+from keystroke.agent.attempts import Go, Policy
+from keystroke.agent.evaluation.evaluate import Solved, Way, evaluate, missing
+from keystroke.agent.evaluation.examples import examples
+from keystroke.agent.evaluation.folder_sets import folder_tasks, offline
+from keystroke.agent.evaluation.folder_solver import FolderSolver
+from keystroke.agent.evaluation.function_sets import function_tasks
+from keystroke.agent.evaluation.function_solver import FunctionSolver
+from keystroke.agent.evaluation.functions import FunctionJudge, code_of, score
+from keystroke.agent.evaluation.plot import plotted
+from keystroke.agent.evaluation.programs import run_examples, run_program
+from keystroke.agent.evaluation.record import Head, Record
+from keystroke.agent.evaluation.releases import (
+    ReleaseTask,
+    is_test,
+    prepared,
+    release_tasks,
+    unpacked,
+)
+from keystroke.agent.evaluation.report import summarised, table
+from keystroke.agent.evaluation.sets import chosen, load_set
+from keystroke.agent.evaluation.tasks import Done, FolderTask, FunctionTask, Status, Task
+from keystroke.agent.sandbox import find_sandbox
+from keystroke.engine.base import Interrupt
+from keystroke.errors import EngineError, InputError, Interrupted, NotFound
+
+SANDBOX = find_sandbox()
+pytestmark = pytest.mark.skipif(not SANDBOX.confines, reason="no sandbox holds on this machine")
+
+DOUBLE = {
+    "task_id": "Own/0",
+    "prompt": 'import math\n\n\ndef double(n):\n    """Twice n.\n    >>> double(2)\n    4\n    """\n',
+    "entry_point": "double",
+    "canonical_solution": "    return 2 * n\n",
+    "test": "def check(candidate):\n    assert candidate(3) == 6\n    assert candidate(-1) == -2\n",
+}
+PLUS = {
+    "task_id": "Own/1",
+    "prompt": '"""\nWrite a function: what is shared.\nassert set(shared((1, 2), (2, 3))) == {2}\n"""\n',
+    "entry_point": "shared",
+    "canonical_solution": "def shared(a, b):\n    return tuple(set(a) & set(b))\n",
+    "base_input": [[[1, 2], [2, 3]]],
+    "plus_input": [[[5, 5], [5]], [[], [1]]],
+    "assertion": "assert set(shared((1, 2), (2, 3))) == {2}",
+    "atol": 0,
+}
+
+
+def written(path: Path, rows: Sequence[Mapping[str, object]]) -> Path:
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    if path.suffix == ".gz":
+        path.write_bytes(gzip.compress(text.encode()))
+    else:
+        path.write_text(text)
+    return path
+
+
+# ── formats ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_functions_with_their_own_tests_are_read_and_scored(tmp_path: Path) -> None:
+    tasks = function_tasks(written(tmp_path / "own.jsonl.gz", [DOUBLE]))
+    assert tasks is not None
+    (task,) = tasks
+    assert task.examples == ("assert double(2) == 4",)
+    assert task.context == "import math\n\n\n"
+    assert score(SANDBOX, task, "def double(n):\n    return n + n\n") == (True, "")
+    assert not score(SANDBOX, task, "def double(n):\n    return n * n\n")[0]
+    assert score(SANDBOX, task, "    return math.floor(2 * n)\n")[0]  # the body alone
+
+
+def test_functions_scored_by_a_known_solution_keep_types_and_order_as_the_example_has_them(
+    tmp_path: Path,
+) -> None:
+    tasks = function_tasks(written(tmp_path / "plus.jsonl", [PLUS]))
+    assert tasks is not None
+    (task,) = tasks
+    right = "def shared(a, b):\n    assert isinstance(a, tuple)\n    return [x for x in a if x in b]\n"
+    assert score(SANDBOX, task, right) == (True, "")
+    assert not score(SANDBOX, task, "def shared(a, b):\n    return a\n")[0]
+
+
+def test_tests_of_unittest_are_scored(tmp_path: Path) -> None:
+    row = {
+        "task_id": "Own/2",
+        "complete_prompt": "import math\n\ndef root(n):\n    '''The root.'''\n",
+        "instruct_prompt": "",
+        "canonical_solution": "    return math.sqrt(n)\n",
+        "entry_point": "root",
+        "test": "import unittest\nclass T(unittest.TestCase):\n    def test(self):\n"
+        "        self.assertEqual(root(4), 2)\n",
+    }
+    tasks = function_tasks(written(tmp_path / "big.json", [row]))
+    assert tasks is not None
+    (task,) = tasks
+    assert task.needs == ("math", "unittest")
+    assert missing(task) == ""
+    assert score(SANDBOX, task, "def root(n):\n    return math.sqrt(n)\n")[0]
+    assert not score(SANDBOX, task, "def root(n):\n    return n\n")[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("assert f(1) == 2", ("assert f(1) == 2",)),
+        (">>> f(1)\n2\n", ("assert f(1) == 2",)),
+        ("f([1, 2]) => true", ("assert f([1, 2]) == True",)),
+        ("f(3) returns 'x'.", ("assert f(3) == 'x'",)),
+        ("def f(a, b):\n    '''\n    Input: a = 1, b = [2]\n    Output: 3\n'''", ("assert f(1, [2]) == 3",)),
+        ("def f(lst):\n  '''For lst = [1,2] the output should be 3'''", ("assert f([1, 2]) == 3",)),
+        ("f(x) == 3", ()),  # x is nothing that is known
+        ("f(1) == [1, ...]", ()),
+        ("g(1) == 2", ()),
+    ],
+)
+def test_examples_are_read_where_they_are_sure(text: str, found: tuple[str, ...]) -> None:
+    assert examples(text, "f") == found
+
+
+def test_a_file_of_something_else_is_no_set(tmp_path: Path) -> None:
+    assert function_tasks(written(tmp_path / "a.jsonl", [{"question": 1}])) is None
+    (tmp_path / "b.jsonl").write_text("{")
+    with pytest.raises(InputError, match="not JSON"):
+        function_tasks(tmp_path / "b.jsonl")
+    with pytest.raises(InputError, match="known format"):
+        load_set(str(tmp_path / "a.jsonl"), tmp_path)
+    with pytest.raises(NotFound, match="there is no set"):
+        load_set(str(tmp_path / "missing"), tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar.gz"])
+def test_an_archive_is_a_set_too(tmp_path: Path, kind: str) -> None:
+    inner = written(tmp_path / "own.jsonl", [DOUBLE])
+    archive = tmp_path / f"sets.{kind}"
+    if kind == "zip":
+        with zipfile.ZipFile(archive, "w") as file:
+            file.write(inner, "deep/own.jsonl")
+    else:
+        with tarfile.open(archive, "w:gz") as file_tar:
+            file_tar.add(inner, "deep/own.jsonl")
+    name, tasks = load_set(str(archive), tmp_path / "cache")
+    assert (name, [task.id for task in tasks]) == (archive.name, ["Own/0"])
+
+
+def test_an_archive_that_leads_out_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "bad.zip", "w") as file:
+        file.writestr("../../escaped.jsonl", "{}")
+    with pytest.raises(InputError, match="leads out"):
+        load_set(str(tmp_path / "bad.zip"), tmp_path / "cache")
+    assert not (tmp_path.parent / "escaped.jsonl").exists()
+
+
+def test_tasks_are_chosen_by_name_and_spread_evenly() -> None:
+    tasks: list[Task] = [FunctionTask(f"t{n}", "", "", "") for n in range(10)]
+    assert [task.id for task in chosen(tasks, [], 3)] == ["t0", "t3", "t6"]
+    assert [task.id for task in chosen(tasks, ["t1", "t9"], 0)] == ["t1", "t9"]
+    with pytest.raises(NotFound, match="no task is called"):
+        chosen(tasks, ["x*"], 0)
+
+
+# ── programs and judges ───────────────────────────────────────────────────────────────────────
+
+
+def test_code_that_prints_or_exits_cannot_pass_for_code_that_is_right() -> None:
+    assert run_program(SANDBOX, "x = 1", 10)[0]
+    for cheat in ("import sys; sys.exit(0)", "import os; os._exit(0)", "print('ok'); raise SystemExit"):
+        assert not run_program(SANDBOX, cheat, 10)[0]
+    assert run_examples(SANDBOX, "import os; os._exit(0)", ["assert f(1) == 1"], 10).score == 0.0
+
+
+def test_examples_say_how_many_hold_and_which_does_not() -> None:
+    verdict = run_examples(SANDBOX, "def f(n): return n", ["assert f(1) == 1", "assert f(2) == 3"], 10)
+    assert verdict.score == 0.5
+    assert verdict.message == "f(2) == 3 does not hold"
+    raised = run_examples(SANDBOX, "def f(n): return 1 / 0", ["assert f(1) == 1"], 10)
+    assert "ZeroDivisionError" in raised.message
+    assert run_examples(SANDBOX, "def f(n): return n", ["assert f(1) == 1"], 10).passed
+    assert "did not end" in run_examples(SANDBOX, "while True: pass", ["assert f(1) == 1"], 0.5).message
+
+
+def test_an_answer_is_watched_as_it_grows() -> None:
+    judge = FunctionJudge(SANDBOX, FunctionTask("t", "", "f", ""))
+    watch = judge.watch()
+    assert watch("def f(a):\n    return (a +\n        1)\n").go is Go.ON
+    assert judge.watch()("def f(a)\n    return a\nx = 1\n").go is Go.HOPELESS
+    assert judge.watch()("x = 1\n" * 40).go is Go.HOPELESS
+    fine = '"""A long\n\ntext: that (is not\ncode\n"""\nimport os\n\nif os:\n    x = 1\nelse:\n    x = 2\n'
+    assert judge.watch()(fine).go is Go.ON
+
+
+def test_the_judge_never_sees_the_tests_that_score() -> None:
+    task = FunctionTask("t", "def f(n):\n", "f", "assert f(1) == 99\n", examples=("assert f(1) == 1",))
+    judge = FunctionJudge(SANDBOX, task)
+    verdict = judge.check("def f(n):\n    return n\n", Interrupt())
+    assert verdict is not None
+    assert verdict.passed
+    assert not score(SANDBOX, task, "def f(n):\n    return n\n")[0]
+
+
+def test_what_follows_the_block_is_not_code() -> None:
+    task = FunctionTask("t", "def f(n):\n", "f", "")
+    assert code_of(task, "def f(n):\n    return n\n```\nThis works because") == "def f(n):\n    return n\n"
+
+
+# ── doing them ────────────────────────────────────────────────────────────────────────────────
+
+
+class Scripted:
+    """A solver that knows which tasks it passes."""
+
+    def __init__(self, right: Sequence[str] = (), broken: Sequence[str] = ()) -> None:
+        self.right, self.broken = right, broken
+        self.solved: list[str] = []
+
+    def solve(self, task: Task, way: Way, interrupt: Interrupt) -> Solved:
+        self.solved.append(task.id)
+        if task.id in self.broken:
+            raise EngineError("the engine broke")
+        return Solved("answer", 2.0, tokens=10)
+
+    def score(self, task: Task, solved: Solved, interrupt: Interrupt) -> tuple[bool, str]:
+        return task.id in self.right, ""
+
+
+TASKS: list[Task] = [FunctionTask(f"t{n}", "", "", "") for n in range(4)]
+
+
+def test_every_task_is_done_in_every_way_and_an_error_is_a_result(tmp_path: Path) -> None:
+    record = Record(tmp_path / "out.jsonl", Head("own", 4))
+    ways = [Way("one", "m"), Way("many", "m", 4)]
+    solver = Scripted(right=["t0", "t1"], broken=["t2"])
+    evaluate(TASKS, ways, solver, record)
+    assert [(row.task, row.way, row.status) for row in record.rows][:4] == [
+        ("t0", "one", Status.PASSED),
+        ("t1", "one", Status.PASSED),
+        ("t2", "one", Status.ERROR),
+        ("t3", "one", Status.FAILED),
+    ]
+    assert len(record.rows) == 8
+
+
+def test_a_run_goes_on_where_it_stopped_and_does_errors_again(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    evaluate(TASKS, [Way("one", "m")], Scripted(right=["t0"], broken=["t2"]), Record(out, Head("own", 4)))
+    with out.open("ab") as file:
+        file.write(b'{"task": "t9", "way')  # a crash in the middle of a line
+    again = Scripted(right=["t0", "t2"])
+    record = Record(out, Head("own", 4))
+    evaluate(TASKS, [Way("one", "m")], again, record)
+    assert again.solved == ["t2"]
+    assert summarised(record.rows)[0].passed == 2
+    assert len(Record(out, Head("own", 4)).known("one")) == 4
+
+
+def test_results_of_another_set_are_not_mixed_in(tmp_path: Path) -> None:
+    Record(tmp_path / "out.jsonl", Head("own", 4))
+    with pytest.raises(InputError, match="holds results of own, not of other"):
+        Record(tmp_path / "out.jsonl", Head("other", 4))
+    (tmp_path / "notes").write_text("hello\n")
+    with pytest.raises(InputError, match="holds no results"):
+        Record(tmp_path / "notes", Head("own", 4))
+
+
+def test_an_interrupt_keeps_what_was_done(tmp_path: Path) -> None:
+    interrupt = Interrupt()
+
+    class Stopping(Scripted):
+        def solve(self, task: Task, way: Way, interrupt: Interrupt) -> Solved:
+            if task.id == "t2":
+                interrupt.set()
+                interrupt.check()
+            return super().solve(task, way, interrupt)
+
+    record = Record(tmp_path / "out.jsonl", Head("own", 4))
+    with pytest.raises(Interrupted):
+        evaluate(TASKS, [Way("one", "m")], Stopping(), record, jobs=1, interrupt=interrupt)
+    assert {row.task for row in Record(tmp_path / "out.jsonl", Head("own", 4)).rows} == {"t0", "t1"}
+
+
+def test_what_this_machine_cannot_score_is_skipped_and_does_not_count() -> None:
+    tasks: list[Task] = [FunctionTask("t0", "", "", "", needs=("no_such_module_here",)), *TASKS[1:2]]
+    record = Record(None, Head("own", 2))
+    evaluate(tasks, [Way("one", "m")], Scripted(right=["t1"]), record)
+    (summary,) = summarised(record.rows)
+    assert (summary.tasks, summary.skipped, summary.score) == (1, 1, 100.0)
+    assert record.rows[0].message == "needs no_such_module_here"
+
+
+def test_functions_are_solved_by_attempts_that_the_examples_judge(tmp_path: Path) -> None:
+    tasks = function_tasks(written(tmp_path / "own.jsonl", [DOUBLE]))
+    assert tasks is not None
+    wrong, right = "def double(n):\n    return n\n```", "def double(n):\n    return 2 * n\n```"
+    chat = scripted(in_turn(wrong, right), small=True)
+    record = Record(None, Head("own", 1))
+    solver = FunctionSolver(chat.model, SANDBOX)
+    evaluate(tasks, [Way("one", "m", 1)], solver, record)
+    assert record.rows[0].status is Status.FAILED
+    chat = scripted(in_turn(wrong, right), small=True)
+    evaluate(tasks, [Way("many", "m", 4, Policy.FIRST)], FunctionSolver(chat.model, SANDBOX), record)
+    done = record.rows[-1]
+    assert (done.status, done.attempts, done.checked) == (Status.PASSED, 2, True)
+
+
+# ── folders ───────────────────────────────────────────────────────────────────────────────────
+
+
+def exercise(folder: Path) -> Path:
+    place = folder / "python" / "exercises" / "practice" / "double"
+    (place / ".meta").mkdir(parents=True)
+    (place / ".docs").mkdir()
+    config = {
+        "files": {"solution": ["double.py"], "test": ["double_test.py"], "example": [".meta/example.py"]}
+    }
+    (place / ".meta" / "config.json").write_text(json.dumps(config))
+    (place / ".meta" / "example.py").write_text("def double(n):\n    return 2 * n\n")
+    (place / ".docs" / "instructions.md").write_text("Double a number.\n")
+    (place / "double.py").write_text("def double(n):\n    pass\n")
+    (place / "double_test.py").write_text(
+        "from double import double\n\n\ndef test_double():\n    assert double(2) == 4, 'twice is wanted'\n"
+    )
+    return folder
+
+
+def test_an_exercise_shows_its_stub_and_hides_its_tests_and_answer(tmp_path: Path) -> None:
+    tasks = folder_tasks(exercise(tmp_path))
+    assert tasks is not None
+    seen: list[str] = []
+
+    def script(prompt: str) -> str:
+        seen.append(prompt)
+        return "def double(n):\n    return 2 * n\n```\n"
+
+    solver = FolderSolver(scripted(script, small=True), SANDBOX)
+    solved = solver.solve(tasks[0], Way("one", "m"), Interrupt())
+    assert solved.verdict is True
+    assert "Double a number." in seen[0]
+    assert "twice is wanted" not in seen[0]
+    assert "return 2 * n" in solved.answer
+
+
+def test_a_second_try_is_shown_what_the_tests_said(tmp_path: Path) -> None:
+    tasks = folder_tasks(exercise(tmp_path))
+    assert tasks is not None
+    seen: list[str] = []
+
+    def script(prompt: str) -> str:
+        seen.append(prompt)
+        return f"def double(n):\n    return {'2 *' if 'twice is wanted' in prompt else '3 *'} n\n```\n"
+
+    chat = scripted(script, small=True)
+    assert FolderSolver(chat, SANDBOX).solve(tasks[0], Way("one", "m", tries=1), Interrupt()).verdict is False
+    solved = FolderSolver(chat, SANDBOX).solve(tasks[0], Way("two", "m", tries=2), Interrupt())
+    assert solved.verdict is True
+
+
+def test_a_container_s_task_is_scored_without_its_container(tmp_path: Path) -> None:
+    place = tmp_path / "set" / "own_task"
+    (place / "tests").mkdir(parents=True)
+    (place / "task.yaml").write_text("instruction: |-\n  Write it to solution.py. It defines one.\n")
+    (place / "tests" / "test_outputs.py").write_text(
+        "from pathlib import Path\n\n\ndef test():\n"
+        "    assert 'one = 1' in Path('/app/solution.py').read_text()\n"
+    )
+    (place / "run-tests.sh").write_text(
+        "#!/bin/bash\napt-get update\ncurl -LsSf x | sh\nuv init\nuv add pytest==8\n"
+        "cd /app\nuv run pytest $TEST_DIR/test_outputs.py -rA\n"
+    )
+    _, tasks = load_set(str(tmp_path / "set"), tmp_path / "cache")
+    (task,) = tasks
+    assert isinstance(task, FolderTask)
+    assert task.files == ("solution.py",)
+    solver = FolderSolver(scripted(lambda prompt: "one = 1\n```\n", small=True), SANDBOX)
+    assert solver.solve(task, Way("one", "m"), Interrupt()).verdict is True
+    wrong = FolderSolver(scripted(lambda prompt: "two = 2\n```\n", small=True), SANDBOX)
+    assert wrong.solve(task, Way("one", "m"), Interrupt()).verdict is False
+
+
+def test_a_script_is_freed_of_what_it_would_fetch() -> None:
+    script = "set -e\npip3 install pytest 2>/dev/null || pip install pytest\nuv run pytest x\n"
+    assert offline(f"{script}source $HOME/.local/bin/env\n") == "set -e\npytest x\n"
+
+
+# ── releases ──────────────────────────────────────────────────────────────────────────────────
+
+
+def archive(files: dict[str, str]) -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz") as file:
+        for name, text in files.items():
+            info = tarfile.TarInfo(f"own-1.0/{name}")
+            info.size = len(text.encode())
+            file.addfile(info, io.BytesIO(text.encode()))
+        link = tarfile.TarInfo("own-1.0/link")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        file.addfile(link)
+    return stream.getvalue()
+
+
+def release(old: bytes, new: bytes) -> ReleaseTask:
+    import hashlib
+
+    return ReleaseTask(
+        "own",
+        "1.0",
+        "1.1",
+        hashlib.sha256(old).hexdigest(),
+        hashlib.sha256(new).hexdigest(),
+        ("tests/test_own.py",),
+        ("tests/test_own.py::test_new",),
+        ("tests/test_own.py::test_old",),
+        ("own.py",),
+        1,
+    )
+
+
+def test_a_release_task_is_the_old_source_with_the_new_tests(tmp_path: Path) -> None:
+    tests = "from own import one, two\n\n\ndef test_old():\n    assert one() == 1\n\n\n"
+    tests += "def test_new():\n    assert two() == 2\n"
+    source = "def one():\n    return 1\n\n\ndef two():\n    return 3\n"
+    old = archive({"own.py": source, "tests/test_own.py": "def test_old():\n    pass\n"})
+    new = archive({"own.py": source.replace("3", "2"), "tests/test_own.py": tests})
+    made = release(old, new)
+    task = prepared(made, tmp_path / "cache", lambda package, version: old if version == "1.0" else new)
+    assert (task.source / "own.py").read_text() == source
+    assert (task.source / "tests" / "test_own.py").read_text() == tests
+    assert not (task.source / "link").exists()
+    assert "tests/test_own.py::test_new" in task.instruction
+    answer = call("edit", path="own.py", old="    return 3", new="    return 2")
+    solver = FolderSolver(scripted(in_turn(answer, "Done."), small=False), SANDBOX)
+    assert solver.solve(task, Way("one", "m"), Interrupt()).verdict is True
+    cheat = call("edit", path="tests/test_own.py", old="    assert two() == 2", new="    pass")
+    cheating = FolderSolver(scripted(in_turn(cheat, "Done."), small=False), SANDBOX)
+    assert cheating.solve(task, Way("one", "m"), Interrupt()).verdict is False
+
+
+def test_another_archive_than_the_verified_one_is_refused(tmp_path: Path) -> None:
+    data = archive({"own.py": "x = 1\n"})
+    with pytest.raises(InputError, match="not the one this set was verified with"):
+        prepared(release(data, data), tmp_path, lambda package, version: b"other")
+    with pytest.raises(InputError, match="cannot be read"):
+        unpacked(b"no archive")
+
+
+def test_the_set_that_ships_names_at_least_forty_tasks() -> None:
+    tasks = release_tasks()
+    assert len(tasks) >= 40
+    assert len({task.id for task in tasks}) == len(tasks)
+    assert len({task.package for task in tasks}) >= 15
+    for task in tasks:
+        assert task.failing
+        assert task.passing
+        assert task.changed
+        assert not any(is_test(path) for path in task.changed)
+        assert len(task.old_sha256) == len(task.new_sha256) == 64
+
+
+# ── what is told ──────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_summary_counts_scores_and_times() -> None:
+    rows = [
+        Done("a", "x1", Status.PASSED, 1.0, 100, attempts=1, model="m", cost=0.5),
+        Done("b", "x1", Status.FAILED, 3.0, 300, attempts=1, model="m"),
+        Done("c", "x1", Status.SKIPPED, model="m"),
+        Done("a", "x4", Status.PASSED, 2.0, 400, attempts=4, model="m"),
+    ]
+    one, four = summarised(rows)
+    assert (one.score, one.tasks, one.skipped, one.seconds_mean) == (50.0, 2, 1, 2.0)
+    assert (one.tokens_per_second, one.cost) == (100.0, 0.5)
+    assert (four.way, four.attempts) == ("x4", 4.0)
+    assert table([one])[0][:4] == ("x1", "50.0", "69.3", "1/2 (1 skipped)")
+
+
+def test_the_plot_is_a_drawing_with_every_way_in_it() -> None:
+    rows = [
+        Done("a", f"<x{n}>", Status.PASSED if n > 1 else Status.FAILED, 0.1 * n, 10, model=model)
+        for n in (1, 4, 16)
+        for model in ("fast & small", "deep")
+    ]
+    for named in ("fast & small", "deep"):
+        rows = [msgspec.structs.replace(r, way=f"{named} {r.way}") if r.model == named else r for r in rows]
+    drawing = plotted(summarised(rows), "own <set>")
+    tree = ElementTree.fromstring(drawing)
+    texts = [element.text or "" for element in tree.iter("{http://www.w3.org/2000/svg}text")]
+    assert "own <set>" in texts
+    assert "fast & small" in texts
+    assert sum("x16" in text for text in texts) == 2
+    assert len(list(tree.iter("{http://www.w3.org/2000/svg}circle"))) == 6
+
+
+def test_a_plot_of_nothing_is_still_a_drawing() -> None:
+    assert ElementTree.fromstring(plotted([], "nothing")) is not None
