@@ -122,8 +122,9 @@ class AgentTask:
         return self._deep
 
     def _why(self, task: Working) -> str:
-        what = task.failure.strip().splitlines()
-        return f"no change that holds was found{f': {what[0]:.120}' if what else ''}; nothing was changed"
+        said = [line.strip() for line in task.failure.splitlines() if line.strip()]
+        what = f": {said[-1]:.120}" if said else ""  # where programs say what went wrong
+        return f"no change that holds was found{what}; nothing was changed"
 
     # ── the deep model looks at the diff ──────────────────────────────────────────────────────
 
