@@ -15,6 +15,7 @@ and tests, and holds nothing of their code. Prints a table and one JSON line las
 from __future__ import annotations
 
 import argparse
+import ast
 import difflib
 import itertools
 import json
@@ -23,6 +24,8 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
@@ -46,6 +49,7 @@ TASKS = 3  # of one package that are kept, so that none dominates
 LINES = 80  # of source that a pair may change
 FILES = 4
 FAILING = 30
+_ASIDE = ("docs/", "doc/", "setup.py", "examples/", "example/", "bench", "tools/", "scripts/")
 _COMPILED = (".c", ".pyx", ".cpp", ".rs", ".go", ".pxd")
 _VERSION = re.compile(r"^\s*(?:__version__|version|VERSION|__version_info__|release)\b", re.IGNORECASE)
 
@@ -60,7 +64,9 @@ def main() -> None:
     parser.add_argument("--want", type=int, default=60, help="stop at so many tasks")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--seen", type=Path, default=Path(".work/release_tasks.seen"), help="packages done")
-    parser.add_argument("--verify", action="store_true", help="only run the tasks there are again")
+    parser.add_argument(
+        "--verify", action="store_true", help="run the tasks there are once more and keep what holds"
+    )
     options = parser.parse_args()
     index, sandbox = PackageIndex(), find_sandbox()
     if not sandbox.confines:
@@ -69,7 +75,7 @@ def main() -> None:
         msgspec.json.decode(options.out.read_bytes(), type=list[ReleaseTask]) if options.out.exists() else []
     )
     if options.verify:
-        verify(tasks, index, sandbox)
+        _write(options.out, verify(tasks, index, sandbox))
         return
     options.seen.parent.mkdir(parents=True, exist_ok=True)
     seen = set(options.seen.read_text().split()) if options.seen.exists() else set()
@@ -84,7 +90,7 @@ def main() -> None:
             found = []
         looked += 1
         tasks += found
-        options.out.write_bytes(msgspec.json.format(msgspec.json.encode(tasks), indent=1) + b"\n")
+        _write(options.out, tasks)
         with options.seen.open("a") as file:
             file.write(f"{name}\n")
         print(f"{name}: {len(found)} tasks, {len(tasks)} in all", flush=True)
@@ -93,6 +99,10 @@ def main() -> None:
         print(f"{task.package:24} {task.old:>10} {task.new:>10} {len(task.failing):>8} {task.lines:>6}")
     summary = {"release_tasks": len(tasks), "packages": len({t.package for t in tasks})}
     print(json.dumps({**summary, "looked_at": looked, "seconds": round(time.time() - began)}))
+
+
+def _write(path: Path, tasks: list[ReleaseTask]) -> None:
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(tasks), indent=1) + b"\n")
 
 
 def tasks_of(name: str, index: PackageIndex, sandbox: Sandbox) -> list[ReleaseTask]:
@@ -180,7 +190,7 @@ def task_of(
         passing=tuple(passing[:200]),
         changed=tuple(changed),
         lines=lines,
-        needs=_needs(after),
+        needs=_needs(after, fresh),
     )
 
 
@@ -193,11 +203,7 @@ def _changed(before: dict[str, bytes], after: dict[str, bytes]) -> tuple[list[st
     """Source files that differ in more than a version number, and by how many lines."""
     names, count = [], 0
     for path in sorted({*before, *after}):
-        if (
-            not path.endswith(".py")
-            or is_test(path)
-            or path.startswith(("docs/", "setup.py", "examples/", "bench"))
-        ):
+        if not path.endswith(".py") or is_test(path) or path.startswith(_ASIDE):
             continue
         old, new = before.get(path, b""), after.get(path, b"")
         if old == new:
@@ -212,15 +218,21 @@ def _changed(before: dict[str, bytes], after: dict[str, bytes]) -> tuple[list[st
     return names, count
 
 
-def _needs(tree: dict[str, bytes]) -> tuple[str, ...]:
-    """Modules from elsewhere that the source and its tests import, by their top name."""
+def _needs(tree: dict[str, bytes], tests: Sequence[str]) -> tuple[str, ...]:
+    """Modules from elsewhere that the tests and what they test import at their top. All are here, for the
+    tests ran here; those behind a `try` can be done without."""
     own = {part for path in tree for part in path.removesuffix(".py").split("/")}
-    found = set()
+    found: set[str] = set()
     for path, content in tree.items():
-        if path.endswith(".py") and not path.startswith(("docs/", "setup.py")):
-            text = content.decode("utf-8", "replace")
-            found |= set(re.findall(r"^(?:import|from)\s+([A-Za-z_]\w*)", text, re.MULTILINE))
-    return tuple(sorted(found - own - set(sys.stdlib_module_names) - {"pytest", "__future__", "setuptools"}))
+        if path in tests or (path.endswith(".py") and not is_test(path) and not path.startswith(_ASIDE)):
+            try:
+                body = ast.parse(content).body
+            except (SyntaxError, ValueError):
+                continue
+            found |= {alias.name for node in body if isinstance(node, ast.Import) for alias in node.names}
+            found |= {n.module or "" for n in body if isinstance(n, ast.ImportFrom) and not n.level}
+    names = {name.partition(".")[0] for name in found} - own - set(sys.stdlib_module_names)
+    return tuple(sorted(name for name in names - {"", "pytest", "setuptools"} if find_spec(name) is not None))
 
 
 def _results(tree: dict[str, bytes], tests: list[str], sandbox: Sandbox) -> dict[str, str]:
@@ -251,9 +263,10 @@ def _results(tree: dict[str, bytes], tests: list[str], sandbox: Sandbox) -> dict
         return results
 
 
-def verify(tasks: list[ReleaseTask], index: PackageIndex, sandbox: Sandbox) -> None:
-    """Run every task there is once more: its tests must fail on the old source and pass on the new."""
-    held = 0
+def verify(tasks: list[ReleaseTask], index: PackageIndex, sandbox: Sandbox) -> list[ReleaseTask]:
+    """Run every task there is once more: its tests must fail on the old source and pass on the new one, and
+    those that hold on both must. Returns the tasks that held."""
+    held = []
     for task in tasks:
         project = index.project(task.package)
         releases = {r.version: r for r in project.releases} if project else {}
@@ -265,9 +278,12 @@ def verify(tasks: list[ReleaseTask], index: PackageIndex, sandbox: Sandbox) -> N
         merged = before | {path: after[path] for path in support(after)}
         new, old = _results(after, list(task.tests), sandbox), _results(merged, list(task.tests), sandbox)
         good = all(new.get(t) == "passed" and old.get(t, "failed") == "failed" for t in task.failing)
-        held += good
+        good = good and all(new.get(t) == old.get(t) == "passed" for t in task.passing)
         print(f"{task.id}: {'holds' if good else 'does not hold'}", flush=True)
-    print(json.dumps({"release_tasks": len(tasks), "verified": held}))
+        if good:
+            held.append(msgspec.structs.replace(task, needs=_needs(after, task.tests)))
+    print(json.dumps({"release_tasks": len(tasks), "verified": len(held)}))
+    return held
 
 
 if __name__ == "__main__":

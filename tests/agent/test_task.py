@@ -41,11 +41,13 @@ CHECK = "python3 -c 'from calc import add; assert add(1, 2) == 3, \"wrong sum\"'
 Script = Callable[[str], str]
 
 
-def scripted(script: Script, *, small: bool, name: str = "scripted", step_cost: float = 0.0) -> LocalChat:
+def scripted(
+    script: Script, *, small: bool, name: str = "scripted", step_cost: float = 0.0, held: bool = True
+) -> LocalChat:
     """A model that answers what `script` makes of the conversation, through template, engine and all."""
     engine = EchoEngine(script, step_cost=step_cost)
     tokenizer = ByteTokenizer(SPECIAL, eos=EOS, vocab_size=320)
-    return LocalChat(Model(name, engine, tokenizer, ChatTemplate(TEMPLATE)), small=small)
+    return LocalChat(Model(name, engine, tokenizer, ChatTemplate(TEMPLATE)), small=small, held=held)
 
 
 def in_turn(*answers: str) -> Script:
@@ -251,7 +253,7 @@ def test_a_model_with_tools_reads_edits_and_ends(desk: Desk) -> None:
 
 def test_without_being_asked_the_model_has_nothing_to_run_with(desk: Desk) -> None:
     script = in_turn(call("run", command="touch made"), "Done.")
-    desk.task(scripted(script, small=False)).run("do something")
+    desk.task(scripted(script, small=False, held=False)).run("do something")
     assert any("there is no tool 'run'" in line for line in desk.lines(Noted))
     assert not desk.asked
 
@@ -292,13 +294,13 @@ def test_a_bad_call_is_told_what_is_wrong_and_tried_again(desk: Desk) -> None:
         prompts.append(prompt)
         return answers(prompt)
 
-    ended = desk.task(scripted(script, small=False)).run("fix add")
+    ended = desk.task(scripted(script, small=False, held=False)).run("fix add")
     assert ended.status is Status.DONE
     assert "That was no call" in prompts[1]
 
 
 def test_bad_calls_without_end_are_the_end(desk: Desk) -> None:
-    ended = desk.task(scripted(lambda prompt: "<tool_call>{", small=False)).run("fix add")
+    ended = desk.task(scripted(lambda prompt: "<tool_call>{", small=False, held=False)).run("fix add")
     assert ended.status is Status.FAILED
 
 
@@ -367,7 +369,8 @@ def test_instructions_inside_files_do_not_widen_permissions(desk: Desk) -> None:
         return answers(prompt)
 
     before = desk.project.tree()
-    desk.task(scripted(script, small=False), approve=Approve.COMMANDS, may_run=True).run("read the README")
+    chat = scripted(script, small=False, held=False)
+    desk.task(chat, approve=Approve.COMMANDS, may_run=True).run("read the README")
     assert desk.project.tree() == before
     assert desk.asked == ["Run `touch made` in the sandbox?"]
     said = prompts[-1]
@@ -633,3 +636,31 @@ def test_the_deep_model_reviews_the_diff(desk: Desk) -> None:
     assert ended.status is Status.DONE
     assert "+    return a + b" in prompts[0]
     assert "review: the sum may overflow" in desk.lines(Noted)
+
+
+# ── held to the grammar of calls ──────────────────────────────────────────────────────────────
+
+
+def test_a_model_held_to_the_grammar_cannot_write_a_malformed_call() -> None:
+    """It wants to write nonsense; what comes out is a call of a tool that was offered, or plain words."""
+    tools = [
+        {
+            "type": "function",
+            "function": {
+                "name": "read",
+                "parameters": {
+                    "type": "object",
+                    "properties": {"path": {"type": "string", "maxLength": 8}},
+                    "required": ["path"],
+                    "additionalProperties": False,
+                },
+            },
+        }
+    ]
+    chat = scripted(lambda prompt: "<tool_call>{not json at all", small=False)
+    reply = chat.reply([{"role": "user", "content": "go"}], tools, max_tokens=200)
+    (made,) = reply.calls
+    assert made.name == "read"
+    assert list(json.loads(made.arguments)) == ["path"]
+    plain = scripted(lambda prompt: "All is well.", small=False)
+    assert plain.reply([{"role": "user", "content": "go"}], tools).text == "All is well."

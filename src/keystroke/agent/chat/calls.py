@@ -1,6 +1,7 @@
 """Calls of tools in the text that a model on this machine writes.
 
-Law: text in, calls and text out; nothing is run. Knows `<tool_call>` marks (Qwen, Hermes) and a JSON object
+Law: text in, calls and text out; nothing is run. `call_grammar` is the language of such answers, so that a
+model can be held to it while it writes. Knows `<tool_call>` marks (Qwen, Hermes) and a JSON object
 that is the whole answer, fenced or not. What is almost a call is told apart from talk, so that the model can
 be told what is wrong with it.
 """
@@ -9,11 +10,21 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from keystroke.agent.tools import Call
+from keystroke.engine.grammar.constraint import Constraint, lark
 
+# An answer is a call, or words that cannot be mistaken for one, or words and then a call.
+_GRAMMAR = r"""
+start: body | call | talk call?
+talk: /[^<{{`\s][^<`]{{0,1500}}/
+call: "<tool_call>\n" body "\n</tool_call>"
+body: %json {schema}
+"""
+_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _MARKED = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
 _FENCED = re.compile(r"\A\s*(?:```(?:json)?\s*\n)?(\{.*\})\s*(?:```)?\s*\Z", re.DOTALL)
 
@@ -25,6 +36,25 @@ class Read:
     text: str
     calls: tuple[Call, ...] = ()
     problem: str = ""
+
+
+def call_grammar(tools: Sequence[Mapping[str, Any]]) -> Constraint:
+    """What a model that was offered `tools` may answer. Raises GrammarError for a tool whose parameters
+    cannot be enforced."""
+    shapes = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"const": tool["function"]["name"]},
+                "arguments": tool["function"]["parameters"],
+            },
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for tool in tools
+    ]
+    schema = json.dumps({"anyOf": shapes, "x-guidance": _STYLE})
+    return lark(_GRAMMAR.format(schema=schema), origin="tools")
 
 
 def read_calls(text: str) -> Read:

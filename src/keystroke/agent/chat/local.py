@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from keystroke.agent.attempts import Attempt, Outcome, Race, samplings
-from keystroke.agent.chat.calls import read_calls
+from keystroke.agent.chat.calls import call_grammar, read_calls
 from keystroke.agent.chat.chat import SMALL, Asked, Chat, Message, Reply, Steered, Steering
 from keystroke.agent.chat.receipt import Price, Receipt
 from keystroke.engine.base import Interrupt
@@ -25,7 +25,11 @@ _SAID, _LINE = "\ue3f0\ue3f1", "\ue3f2\ue3f3"
 
 
 class LocalChat(Chat):
-    def __init__(self, model: Model, *, price: Price | None = None, small: bool | None = None) -> None:
+    """`held`: an answer with tools is held to the grammar of calls, so it cannot be malformed."""
+
+    def __init__(
+        self, model: Model, *, price: Price | None = None, small: bool | None = None, held: bool = True
+    ) -> None:
         if model.chat is None:
             raise UnsupportedModel(
                 f"{model.name} has no chat template, so it follows no instructions; choose another model"
@@ -34,6 +38,7 @@ class LocalChat(Chat):
         self.name = model.name
         self.price = price or Price()
         self.small = model.engine.info.parameters < SMALL if small is None else small
+        self._held = held
         self._session = model.engine.session()
 
     def close(self) -> None:
@@ -55,7 +60,9 @@ class LocalChat(Chat):
         tokenizer = self.model.tokenizer
         prompt = self._template.tokens(tokenizer, messages, tools=list(tools) or None)
         drafter = drafter_for(self.model.engine, draft=self.model.draft)
-        params = GenerationParams(max_tokens)
+        params = GenerationParams(
+            max_tokens, constraint=call_grammar(tools) if tools and self._held else None
+        )
         generation = Generation(self.model, self._session, prompt, params, drafter, interrupt)
         said: list[Message] = []
         part = ""

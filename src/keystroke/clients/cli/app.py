@@ -45,7 +45,7 @@ COMMANDS: dict[str, Command] = {
         f"{_HERE}.chat:chat", "Talk with a model; interrupt or redirect it while it answers.", asks=True
     ),
     "edit": Command(f"{_HERE}.edit:edit", "Change files as told, by the smallest edits.", asks=True),
-    "do": Command(f"{_HERE}.do:do", "Do a task: find the place, change it, check it."),
+    "do": Command(f"{_HERE}.do:do", "Do a task: find the place, change it, check it.", asks=True),
     "undo": Command(f"{_HERE}.edit:undo", "Take the last edit back."),
     "run": Command(
         f"{_HERE}.run:run", "Run a command; a traceback becomes a diagnosis and a fix.", asks=True
