@@ -135,6 +135,7 @@ class Generation:
         self._healing = TokenHealing(begin, model.tokenizer)
         self._held = False  # the step under way is held to the beginning
         self._own = 0  # of the draft under way, the tokens that are the drafter's
+        self._appended = False  # forced tokens ride along with the step under way
         ends = frozenset() if self.params.ignore_eos else model.engine.info.eos
         self._eos = ends | self.params.stop_tokens
         self._context = model.engine.info.context_length
@@ -228,8 +229,9 @@ class Generation:
         if self._drafter is not None:
             if self._matcher is None:
                 self._drafter.verified(drafted, step.accepted, seconds)
-            else:  # its own part of the draft; how long that took cannot be told from the rest
-                self._drafter.verified(self._own, min(step.accepted, self._own), 0.0)
+            else:  # its own part of the draft; where forced tokens rode along, the time says nothing of it
+                alone = self._own == drafted and not self._appended
+                self._drafter.verified(self._own, min(step.accepted, self._own), seconds if alone else 0.0)
         if self._matcher is not None:
             tokens, text, finish = self._held_to_grammar(self._matcher, tokens, text, finish)
         stats.tokens += len(tokens)
@@ -238,7 +240,7 @@ class Generation:
         if finish is None and self._room() <= 0:
             finish = Finish.LENGTH
         if finish is not None:
-            self.finish = finish
+            self._finished(finish)
             if finish is not Finish.STOP_STRING:
                 text += self._rest()
         if self._carried:
@@ -319,12 +321,14 @@ class Generation:
             del self.tokens[len(self.tokens) - len(tokens) + taken :]
             tokens, finish = tokens[:taken], None
         told = self.params.sampling.logprobs is not None  # then every token needs its row of logits
+        self._appended = False
         while finish is None and not told and (forced := matcher.forced()):
             forced = forced[: self._room()]
             forced, piece, finish = self._read(forced[: matcher.advance(forced)])
             if not forced:
                 break
             self.session.append(forced)
+            self._appended = True
             self.tokens.extend(forced)
             self.stats.forced += len(forced)
             tokens, text = tokens + forced, text + piece
@@ -359,10 +363,15 @@ class Generation:
         piece, stopped = self._stops.feed(self._decoder.flush())
         return piece if stopped else piece + self._stops.flush()
 
+    def _finished(self, finish: Finish) -> None:
+        self.finish = finish
+        if self._matcher is not None:
+            self._matcher.close()
+
     def _ended(self, finish: Finish) -> Chunk:
         if self.finish is not None:
             raise UsageError("this answer has ended; start another")
-        self.finish = finish
+        self._finished(finish)
         text = self._carried + self._rest()
         tokens, self._carried_tokens = self._carried_tokens, ()
         self._carried = ""

@@ -232,3 +232,24 @@ def test_a_dead_end_is_unmet_and_the_end_put_there_is_no_part_of_the_answer(
     assert generation.finish is Finish.UNMET
     assert len(generation.tokens) == 3
     assert bpe_tokenizer().special("<end>") not in generation.tokens
+
+
+def test_times_have_no_leap_seconds() -> None:
+    when = json_schema(
+        {
+            "type": "object",
+            "properties": {"at": {"format": "time", "type": "string"}, "x": {"const": {"format": "time"}}},
+            "required": ["at", "x"],
+        }
+    )
+    for seed in range(20):
+        generation, _ = answered(noise(seed), params(when, sampling=Sampling(1.0, seed=seed)))
+        assert ":60" not in generation.text
+        assert '"format": "time"' in generation.text
+
+
+def test_an_answer_over_a_grammar_walked_before_is_the_same() -> None:
+    wanted = params(regex("([abc]{3} value ){2,4}"), sampling=Sampling(1.0, seed=1))
+    first = [answered(noise(seed), wanted)[0].tokens for seed in range(6)]
+    again = [answered(noise(seed), wanted)[0].tokens for seed in range(6)]
+    assert first == again

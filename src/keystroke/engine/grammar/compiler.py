@@ -17,7 +17,7 @@ from llguidance import LLMatcher, LLParserLimits
 
 from keystroke.engine.base import ModelInfo
 from keystroke.engine.grammar.constraint import Constraint
-from keystroke.engine.grammar.matcher import Matcher
+from keystroke.engine.grammar.matcher import Compiled, Matcher
 from keystroke.engine.grammar.schema import endless_place, failing_place
 from keystroke.engine.grammar.vocabulary import Vocabulary, vocabulary_of
 from keystroke.engine.tokenizer import Tokenizer
@@ -50,7 +50,7 @@ def prepare(constraint: Constraint | None, tokenizer: Tokenizer, info: ModelInfo
         _compiled(constraint, vocabulary)
 
 
-def _compiled(constraint: Constraint, vocabulary: Vocabulary) -> LLMatcher:
+def _compiled(constraint: Constraint, vocabulary: Vocabulary) -> Compiled:
     promise = _shelf.ask(constraint, vocabulary)
     try:
         return promise.result(PATIENCE)
@@ -74,7 +74,7 @@ class _Refused(Exception):
         self.place = place
 
 
-def compile_grammar(constraint: Constraint, vocabulary: Vocabulary) -> LLMatcher:
+def compile_grammar(constraint: Constraint, vocabulary: Vocabulary) -> Compiled:
     """Needs a deep stack. Raises _Refused."""
     matcher = _tried(constraint.grammar, vocabulary)
     if isinstance(matcher, str):
@@ -83,7 +83,7 @@ def compile_grammar(constraint: Constraint, vocabulary: Vocabulary) -> LLMatcher
     place = endless_place(constraint.parts)
     if place is not None:
         raise _Refused("nothing can meet it: it contains itself without end", place)
-    return matcher
+    return Compiled(matcher)
 
 
 def _failure(part: str, vocabulary: Vocabulary) -> str | None:
@@ -119,18 +119,18 @@ class _Shelf:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[int, Constraint], tuple[Vocabulary, Future[LLMatcher]]] = OrderedDict()
-        self._asked: queue.SimpleQueue[tuple[Constraint, Vocabulary, Future[LLMatcher]]] = queue.SimpleQueue()
+        self._kept: OrderedDict[tuple[int, Constraint], tuple[Vocabulary, Future[Compiled]]] = OrderedDict()
+        self._asked: queue.SimpleQueue[tuple[Constraint, Vocabulary, Future[Compiled]]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def ask(self, constraint: Constraint, vocabulary: Vocabulary) -> Future[LLMatcher]:
+    def ask(self, constraint: Constraint, vocabulary: Vocabulary) -> Future[Compiled]:
         key = (id(vocabulary), constraint)  # the entry holds the vocabulary: its number stays its own
         with self._lock:
             found = self._kept.get(key)
             if found is not None:
                 self._kept.move_to_end(key)
                 return found[1]
-            promise: Future[LLMatcher] = Future()
+            promise: Future[Compiled] = Future()
             self._kept[key] = (vocabulary, promise)
             while len(self._kept) > KEPT:
                 self._kept.popitem(last=False)

@@ -20,6 +20,8 @@ LARGEST_SCHEMA = 256 << 10  # characters; those of public APIs' tools stay far b
 LARGEST_GRAMMAR = 64 << 10  # a Lark text or a regular expression takes longer to compile
 _MOST_PROPERTIES = 1000  # of one object: compiling takes time that grows with their square
 _DEEPEST = 100  # levels of a JSON document; the compiler's own reader stops at 128
+_DATA = frozenset(("const", "enum", "default", "examples"))  # keywords whose values are no schemas
+_NO_LEAP = r":[0-5][0-9](\.[0-9]+)?([zZ]|[+-][0-9:]+)$"
 _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
@@ -52,7 +54,7 @@ def json_schema(
         what = "false, which nothing can meet" if schema is False else f"a {type(schema).__name__}"
         raise GrammarError(f"{origin} is {what}; send a JSON Schema object.", param=origin)
     _check_shape(schema, origin)
-    styled = {**schema, "x-guidance": {**_STYLE, "lenient": not strict}}
+    styled = {**_tightened(schema), "x-guidance": {**_STYLE, "lenient": not strict}}
     return Constraint((_part("json_schema", styled, "answer", origin, LARGEST_SCHEMA),), origin)
 
 
@@ -105,6 +107,18 @@ def following(text: str, constraint: Constraint) -> Constraint:
         return constraint
     whole = json.dumps({"name": "beginning", "lark_grammar": f"start: {json.dumps(text)} @answer"})
     return Constraint((whole, *constraint.parts), constraint.origin)
+
+
+def _tightened(schema: Any) -> Any:
+    """The schema without leap seconds: the compiler lets any time have one, validators hardly any."""
+    if isinstance(schema, list):
+        return [_tightened(one) for one in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    tight = {key: value if key in _DATA else _tightened(value) for key, value in schema.items()}
+    if tight.get("format") in ("date-time", "time") and "pattern" not in tight and "properties" not in tight:
+        tight["pattern"] = _NO_LEAP
+    return tight
 
 
 def _part(kind: str, value: Any, name: str, origin: str, largest: int) -> str:

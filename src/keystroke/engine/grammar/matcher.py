@@ -17,6 +17,26 @@ from keystroke.engine.base import Mask
 from keystroke.engine.grammar.vocabulary import Vocabulary
 
 Run = tuple[int, ...]
+_IDLE = 4  # automata kept for the answers to come
+
+
+class Compiled:
+    """A compiled grammar, and automata that have walked it: what they learned makes the next walk quicker."""
+
+    def __init__(self, fresh: LLMatcher) -> None:
+        self._fresh = fresh  # never consumes
+        self._idle: list[LLMatcher] = []
+
+    def automaton(self) -> LLMatcher:
+        """One that stands at the beginning."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self._fresh.deep_copy()
+
+    def give_back(self, automaton: LLMatcher) -> None:
+        if len(self._idle) < _IDLE and not automaton.is_error() and automaton.reset():
+            self._idle.append(automaton)
 
 
 class Matcher:
@@ -25,8 +45,9 @@ class Matcher:
 
     __slots__ = (
         "_automaton",
+        "_closed",
         "_draft",
-        "_fresh",
+        "_grammar",
         "_mask",
         "_past",
         "_reached",
@@ -38,9 +59,9 @@ class Matcher:
         "may_end",
     )
 
-    def __init__(self, fresh: LLMatcher, vocabulary: Vocabulary, *, may_end: bool = True) -> None:
-        self._fresh = fresh  # as compiled: never consumes
-        self._automaton = fresh.deep_copy()
+    def __init__(self, grammar: Compiled, vocabulary: Vocabulary, *, may_end: bool = True) -> None:
+        self._grammar = grammar
+        self._automaton = grammar.automaton()
         self._vocabulary = vocabulary
         self._tokens: list[int] = []  # consumed, those of a draft being walked included
         self._run: Run | None = None  # forced tokens from where they were found; None: not asked yet
@@ -51,6 +72,7 @@ class Matcher:
         self._mask: Mask = np.zeros(vocabulary.words, dtype=np.uint32)
         self.may_end = may_end
         self.failure: str | None = None
+        self._closed = False
 
     @property
     def finished(self) -> bool:
@@ -123,12 +145,18 @@ class Matcher:
     def fork(self) -> Matcher:
         """One of its own that stands at the same place."""
         self._rewind(0)
-        other = Matcher(self._fresh, self._vocabulary, may_end=self.may_end)
+        other = Matcher(self._grammar, self._vocabulary, may_end=self.may_end)
         other._automaton = self._automaton.deep_copy()
         other._tokens, other._past = list(self._tokens), list(self._past)
         other._run, other._reached = self._run, self._reached
         other.failure = self.failure
         return other
+
+    def close(self) -> None:
+        """The answer has ended; the matcher is not used again. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._grammar.give_back(self._automaton)
 
     # One token
 
@@ -195,7 +223,7 @@ class Matcher:
             return
         # It does not come back from an error, nor over an end: go the way again.
         self.failure = None
-        self._automaton = self._fresh.deep_copy()
+        self._automaton = self._grammar.automaton()
         self._automaton.consume_tokens(self._tokens)
         self._note_failure()
 

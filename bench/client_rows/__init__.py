@@ -1,0 +1,1 @@
+"""Parts of `bench.clients`: the tasks, and the programs that do them."""

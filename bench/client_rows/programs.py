@@ -1,0 +1,167 @@
+"""The programs that do the tasks: Codex CLI, opencode and aider, each unchanged and in its usual mode.
+
+Law: knows how each is had, told of a server and asked; nothing of what it then says. Each gets a home of its
+own. What is not installed is fetched once, from npm or PyPI, into the cache.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.request
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+CODEX, OPENCODE, AIDER = "0.166.0", "1.18.33", "0.86.2"
+_CACHE = platformdirs.user_cache_path("keystroke-bench", appauthor=False)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a program ended: within its time, and what it printed last."""
+
+    in_time: bool
+    said: str
+
+
+class Program:
+    name: str
+    version: str
+
+    def __init__(self, place: Path | None = None) -> None:
+        self._program = place or self._installed()
+
+    def do(self, url: str, folder: Path, prompt: str, limit: float) -> Ran:
+        """Ask for one task in `folder`."""
+        home = _CACHE / "homes" / f"{self.name}-{uuid.uuid4().hex[:8]}"
+        home.mkdir(parents=True)
+        try:
+            command, environment = self._command(url, folder, prompt, home)
+            return _run(command, folder, {**os.environ, **environment}, limit)
+        finally:
+            shutil.rmtree(home, ignore_errors=True)
+
+    def _installed(self) -> Path:
+        raise NotImplementedError
+
+    def _command(self, url: str, folder: Path, prompt: str, home: Path) -> tuple[list[str], dict[str, str]]:
+        raise NotImplementedError
+
+
+class Codex(Program):
+    name, version = "codex", CODEX
+
+    def _installed(self) -> Path:
+        return _from_npm("codex", f"@openai/codex@{CODEX}")
+
+    def _command(self, url: str, folder: Path, prompt: str, home: Path) -> tuple[list[str], dict[str, str]]:
+        catalog = home / "models.json"
+        with urllib.request.urlopen(f"{url}/v1/models") as answer:
+            catalog.write_bytes(answer.read())
+        (home / "config.toml").write_text(
+            f'model = "fast"\nmodel_provider = "keystroke"\nmodel_catalog_json = "{catalog}"\n'
+            'approval_policy = "never"\nsandbox_mode = "danger-full-access"\n'
+            'check_for_update_on_startup = false\nweb_search = "disabled"\n'
+            "[analytics]\nenabled = false\n[features]\napps = false\nplugins = false\n"
+            f'[model_providers.keystroke]\nname = "Keystroke"\nbase_url = "{url}/v1"\nenv_key = "BENCH_KEY"\n'
+            'wire_api = "responses"\nsupports_websockets = true\n'
+            "stream_idle_timeout_ms = 3600000\n"
+        )
+        command = [str(self._program), "exec", "--skip-git-repo-check", "--ephemeral", "--json"]
+        return [*command, "-C", str(folder), prompt], {"CODEX_HOME": str(home), "BENCH_KEY": "x"}
+
+
+class Opencode(Program):
+    name, version = "opencode", OPENCODE
+
+    def _installed(self) -> Path:
+        return _from_npm("opencode", f"opencode-ai@{OPENCODE}")
+
+    def _command(self, url: str, folder: Path, prompt: str, home: Path) -> tuple[list[str], dict[str, str]]:
+        limit = {"context": 32768, "output": 2048}
+        model = {"name": "fast", "tool_call": True, "limit": limit}
+        options = {"baseURL": f"{url}/v1", "apiKey": "x", "timeout": 3_600_000}
+        provider = {"npm": "@ai-sdk/openai-compatible", "name": "Keystroke", "options": options}
+        settings = {
+            "provider": {"keystroke": {**provider, "models": {"fast": model}}},
+            "model": "keystroke/fast",
+            "small_model": "keystroke/fast",
+            "autoupdate": False,
+            "share": "disabled",
+        }
+        (home / "opencode.json").write_text(json.dumps(settings))
+        environment = {
+            "HOME": str(home),
+            "XDG_DATA_HOME": str(home / "data"),
+            "XDG_CONFIG_HOME": str(home / "config"),
+            "OPENCODE_CONFIG": str(home / "opencode.json"),
+            "OPENCODE_DISABLE_AUTOUPDATE": "1",
+            "OPENCODE_DISABLE_MODELS_FETCH": "1",
+        }
+        return [str(self._program), "run", "-m", "keystroke/fast", prompt], environment
+
+
+class Aider(Program):
+    name, version = "aider", AIDER
+
+    def _installed(self) -> Path:
+        folder = _CACHE / f"aider-{AIDER}"
+        program = folder / "bin" / "aider"
+        if not program.exists():
+            subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+            subprocess.run([str(folder / "bin" / "pip"), "install", "-q", f"aider-chat=={AIDER}"], check=True)
+        return program
+
+    def _command(self, url: str, folder: Path, prompt: str, home: Path) -> tuple[list[str], dict[str, str]]:
+        files = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+        command = [str(self._program), "--model", "openai/fast", "--openai-api-base", f"{url}/v1"]
+        command += ["--openai-api-key", "x", "--yes-always", "--no-git", "--no-check-update", "--no-pretty"]
+        command += ["--no-show-model-warnings", "--analytics-disable", "--no-show-release-notes"]
+        command += ["--timeout", "3600", "--message", prompt, *files]
+        return command, {"HOME": str(home)}
+
+
+PROGRAMS: dict[str, type[Program]] = {p.name: p for p in (Codex, Opencode, Aider)}
+
+
+def _from_npm(program: str, package: str) -> Path:
+    folder = _CACHE / package.replace("/", "-")
+    found = folder / "node_modules" / ".bin" / program
+    if not found.exists():
+        npm = shutil.which("npm")
+        if npm is None:
+            raise SystemExit(f"npm is not installed, so {package} cannot be had; give its place instead")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "package.json").write_text("{}")
+        subprocess.run([npm, "install", "--no-audit", "--no-fund", package], cwd=folder, check=True)
+    return found
+
+
+def _run(command: Sequence[str], folder: Path, environment: dict[str, str], limit: float) -> Ran:
+    """In a group of its own, so that what it started ends with it."""
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        said, _ = process.communicate(timeout=limit)
+        return Ran(True, said)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        said, _ = process.communicate()
+        return Ran(False, said)
