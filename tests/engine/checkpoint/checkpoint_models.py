@@ -28,6 +28,8 @@ FAMILIES = {
     "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
     "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+    "smollm3": (transformers.SmolLM3Config, transformers.SmolLM3ForCausalLM),
+    "gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
 }
 
 
@@ -36,6 +38,15 @@ def reference(family: str, dtype: torch.dtype = torch.float32, **changes: Any) -
     extra: dict[str, Any] = {"head_dim": 16} if family in ("qwen3", "mistral") else {}
     if family == "mistral":
         extra["sliding_window"] = None
+    if family == "smollm3":
+        extra |= {"no_rope_layer_interval": 2, "pad_token_id": 0}
+    if family == "gemma3":
+        extra |= {
+            "head_dim": 32,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": 5,
+            "sliding_window_pattern": 2,
+        }
     config_class, model_class = FAMILIES[family]
     torch.manual_seed(0)
     model = model_class(config_class(**{**SIZES, **extra, **changes})).eval()
@@ -81,10 +92,15 @@ _NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+_GEMMA_NAMES = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
 
 
-def gguf_name(name: str) -> str:
-    for theirs, ours in _NAMES.items():
+def gguf_name(name: str, family: str = "") -> str:
+    for theirs, ours in {**_NAMES, **(_GEMMA_NAMES if family == "gemma3" else {})}.items():
         name = name.replace(theirs, ours)
     return name.replace("model.layers.", "blk.")
 
@@ -111,7 +127,10 @@ def write_gguf(
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    ropes = config.rope_parameters
+    writer.add_rope_freq_base(ropes.get("full_attention", ropes)["rope_theta"])
+    if family == "gemma3":
+        writer.add_sliding_window(config.sliding_window)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_token_list([f"token {index}" for index in range(config.vocab_size)])
@@ -126,15 +145,17 @@ def write_gguf(
     if config.tie_word_embeddings:
         state.pop("lm_head.weight", None)
     for name, value in state.items():
-        if family == "llama" and ".q_proj." in name:
+        if family in ("llama", "smollm3") and ".q_proj." in name:
             value = paired(value, config.num_attention_heads)
-        if family == "llama" and ".k_proj." in name:
+        if family in ("llama", "smollm3") and ".k_proj." in name:
             value = paired(value, config.num_key_value_heads)
+        if family == "gemma3" and name.endswith("norm.weight"):
+            value = value + 1  # as the converter does
         if value.ndim == 1:
-            writer.add_tensor(gguf_name(name), np.ascontiguousarray(value))
+            writer.add_tensor(gguf_name(name, family), np.ascontiguousarray(value))
         else:
             writer.add_tensor(
-                gguf_name(name), gguf.quantize(np.ascontiguousarray(value), kind), raw_dtype=kind
+                gguf_name(name, family), gguf.quantize(np.ascontiguousarray(value), kind), raw_dtype=kind
             )
     for name, value in (tensors or {}).items():
         writer.add_tensor(name, value)

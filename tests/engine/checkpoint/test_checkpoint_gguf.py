@@ -162,8 +162,8 @@ def test_a_variant_we_cannot_compute_is_refused(tmp_path: Path, extra: dict[str,
 
 
 def test_another_architecture_is_refused_with_a_way_out(tmp_path: Path) -> None:
-    write_gguf(tmp_path / "model.gguf", reference("llama"), "gemma3")
-    with pytest.raises(UnsupportedModel, match=r"gemma3 .* Ollama or vLLM and add it as a remote model"):
+    write_gguf(tmp_path / "model.gguf", reference("llama"), "gemma2")
+    with pytest.raises(UnsupportedModel, match=r"gemma2 .* Ollama or vLLM and add it as a remote model"):
         open_checkpoint(tmp_path / "model.gguf")
 
 

@@ -53,13 +53,66 @@ def _errors(actual: list[dict[int, float]], expected: list[Array]) -> Array:
     return errors
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma3"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_converted_model_computes_what_transformers_computes(
     tmp_path: Path, family: str, tied: bool
 ) -> None:
     reference = saved(tmp_path / "model", family, tie_word_embeddings=tied)
     with open_checkpoint(tmp_path / "model") as checkpoint:
+        model = converted(checkpoint, precision="fp32", cache=tmp_path)
+        actual = _logprobs(model, checkpoint.spec, "fp32")
+    assert _errors(actual, _reference(reference)).max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("mistral", {"sliding_window": 5}),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}),
+        ("gemma3", {"sliding_window": 9, "num_hidden_layers": 4}),
+        ("smollm3", {"no_rope_layers": [0, 1]}),
+    ],
+)
+def test_what_a_layer_does_otherwise_is_computed_as_transformers_does(
+    tmp_path: Path, family: str, changes: dict[str, Any]
+) -> None:
+    """However the tokens are grouped into runs: a window moves with each of them."""
+    reference = saved(tmp_path / "model", family, **changes)
+    with open_checkpoint(tmp_path / "model") as checkpoint:
+        spec = checkpoint.spec
+        assert spec.beyond_llama() is not None
+        model = converted(checkpoint, precision="fp32", cache=tmp_path)
+        assert _errors(_logprobs(model, spec, "fp32"), _reference(reference)).max() < 1e-4
+    with torch.no_grad():
+        expected = reference(torch.tensor([PROMPT])).logits[0].argmax(-1).tolist()
+    with OnnxEngine(model, spec, precision="fp32", threads=1) as engine, engine.session() as session:
+        session.extend(PROMPT[:1])
+        for at in range(1, len(PROMPT)):
+            assert session.step().tokens[0] == expected[at - 1]
+            session.rollback(at)
+            session.extend(PROMPT[: at + 1])
+        session.rollback(3)
+        session.extend(PROMPT[:4])
+        assert session.step().tokens[0] == expected[3]
+        session.rollback(4)
+        step = session.step([expected[3], *PROMPT[5:9]])
+        assert step.tokens[0] == expected[3]
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("smollm3", {"num_hidden_layers": 5, "no_rope_layer_interval": 4}),
+        ("gemma3", {"num_hidden_layers": 7, "sliding_window_pattern": 6, "query_pre_attn_scalar": 32}),
+    ],
+)
+def test_a_gguf_file_of_a_newer_family_computes_what_transformers_computes(
+    tmp_path: Path, family: str, changes: dict[str, Any]
+) -> None:
+    reference = saved(tmp_path / "model", family, **changes)
+    write_gguf(tmp_path / "model.gguf", reference, family)
+    with open_checkpoint(tmp_path / "model.gguf") as checkpoint:
         model = converted(checkpoint, precision="fp32", cache=tmp_path)
         actual = _logprobs(model, checkpoint.spec, "fp32")
     assert _errors(actual, _reference(reference)).max() < 1e-4

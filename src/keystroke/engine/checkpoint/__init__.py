@@ -9,7 +9,14 @@ from pathlib import Path
 
 from keystroke.engine.checkpoint.huggingface import HuggingFaceCheckpoint
 from keystroke.engine.checkpoint.rope import extended, inverse_frequencies, rope_tables
-from keystroke.engine.checkpoint.spec import Checkpoint, ModelSpec, Progress, RopeSpec, tensor_shapes
+from keystroke.engine.checkpoint.spec import (
+    Checkpoint,
+    ModelSpec,
+    Progress,
+    RopeSpec,
+    tensor_shapes,
+    within_window,
+)
 from keystroke.errors import InputError, NotFound
 
 __all__ = [
@@ -22,6 +29,7 @@ __all__ = [
     "open_checkpoint",
     "rope_tables",
     "tensor_shapes",
+    "within_window",
 ]
 
 

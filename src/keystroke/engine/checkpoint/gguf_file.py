@@ -32,7 +32,15 @@ from keystroke.engine.checkpoint.spec import (
 )
 from keystroke.errors import ModelDamaged, UnsupportedModel
 
-_ARCHITECTURES: dict[str, Architecture] = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+_ARCHITECTURES: dict[str, Architecture] = {
+    "llama": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "smollm3": "smollm3",
+    "gemma3": "gemma3",
+}
+# What these files leave to whoever reads them: which layers differ.
+_SMOLLM3_UNROTATED_EVERY, _GEMMA3_FULL_EVERY, _GEMMA3_LOCAL_THETA = 4, 6, 10_000.0
 _OUTSIDE = {EMBEDDING: "token_embd.weight", FINAL_NORM: "output_norm.weight", HEAD: "output.weight"}
 _INSIDE = {
     "input_layernorm": "attn_norm",
@@ -46,6 +54,11 @@ _INSIDE = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+}
+_POST_NORMED = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
 }
 _LAYER_TENSOR = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 _FLOATS: dict[str, np.dtype[np.generic]] = {
@@ -79,8 +92,11 @@ class GGUFCheckpoint(Checkpoint):
         return self._header
 
     def _shape(self, name: str) -> tuple[int, ...] | None:
-        info = self.header.tensors.get(stored_name(name))
+        info = self.header.tensors.get(self._name(name))
         return info.shape if info else None
+
+    def _name(self, name: str) -> str:
+        return stored_name(name, post_norms=self.spec.post_norms)
 
     def _stored(self, stored: str) -> tuple[npt.NDArray[np.generic], str]:
         info = self.header.tensors[stored]
@@ -91,11 +107,12 @@ class GGUFCheckpoint(Checkpoint):
         return data.reshape(*info.shape[:-1], -1), info.type.name
 
     def raw(self, name: str) -> tuple[npt.NDArray[np.generic], str]:
-        data, kind = self._stored(stored_name(name))
+        data, kind = self._stored(self._name(name))
         spec = self.spec
-        if spec.architecture == "llama" and ".self_attn.q_proj." in name:
+        paired = spec.architecture in ("llama", "smollm3")
+        if paired and ".self_attn.q_proj." in name:
             return _unpaired(data, spec.heads), kind
-        if spec.architecture == "llama" and ".self_attn.k_proj." in name:
+        if paired and ".self_attn.k_proj." in name:
             return _unpaired(data, spec.kv_heads), kind
         return data, kind
 
@@ -126,14 +143,16 @@ class GGUFCheckpoint(Checkpoint):
         self._bytes = np.empty(0, dtype=np.uint8)
 
 
-def stored_name(name: str) -> str:
-    """llama.cpp's name for a canonical tensor name."""
+def stored_name(name: str, *, post_norms: bool = False) -> str:
+    """llama.cpp's name for a canonical tensor name; a model with norms after attention has other names for
+    them."""
     if name in _OUTSIDE:
         return _OUTSIDE[name]
     match = _LAYER_TENSOR.fullmatch(name)
-    if match is None or match[2] not in _INSIDE:
+    inside = {**_INSIDE, **_POST_NORMED} if post_norms else _INSIDE
+    if match is None or match[2] not in inside:
         raise KeyError(name)
-    return f"blk.{match[1]}.{_INSIDE[match[2]]}.{match[3]}"
+    return f"blk.{match[1]}.{inside[match[2]]}.{match[3]}"
 
 
 def _unpaired(data: npt.NDArray[np.generic], heads: int) -> npt.NDArray[np.generic]:
@@ -174,6 +193,10 @@ def _spec(header: GGUFHeader) -> ModelSpec:
     rope = _rope(fields, stated, context)
     if rope.scaling == "yarn":
         context = max(context, round(rope.factor * rope.original_context))
+    layers = fields.integer(f"{stated}.block_count", 1024)
+    gemma = architecture == "gemma3"
+    window, windowed = _windows(fields, layers, context) if gemma else (0, frozenset[int]())
+    unrotated = range(_SMOLLM3_UNROTATED_EVERY - 1, layers, _SMOLLM3_UNROTATED_EVERY)
     ends = ("eos", "eot", "eom")
     eos = {each for end in ends for each in fields.tokens(f"tokenizer.ggml.{end}_token_id", vocab_size)}
     bos = fields.tokens("tokenizer.ggml.bos_token_id", vocab_size)
@@ -182,7 +205,7 @@ def _spec(header: GGUFHeader) -> ModelSpec:
         name=header.path.stem,
         vocab_size=vocab_size,
         hidden=hidden,
-        layers=fields.integer(f"{stated}.block_count", 1024),
+        layers=layers,
         heads=heads,
         kv_heads=fields.integer(f"{stated}.attention.head_count_kv", 4096, default=heads),
         head_dim=head_dim,
@@ -197,7 +220,20 @@ def _spec(header: GGUFHeader) -> ModelSpec:
         qk_norm="blk.0.attn_q_norm.weight" in header.tensors,
         bos=bos[0] if bos else None,
         eos=frozenset(eos),
+        window=window,
+        windowed=windowed,
+        window_rope=RopeSpec(_GEMMA3_LOCAL_THETA) if windowed else None,
+        unrotated=frozenset(unrotated) if architecture == "smollm3" else frozenset(),
+        activation="gelu" if gemma else "silu",
+        post_norms=gemma,
+        embedding_scale=float(hidden**0.5) if gemma else 1.0,
     )
+
+
+def _windows(fields: Fields, layers: int, context: int) -> tuple[int, frozenset[int]]:
+    window = fields.integer("gemma3.attention.sliding_window", 1 << 30, default=context)
+    windowed = frozenset(n for n in range(layers) if (n + 1) % _GEMMA3_FULL_EVERY)
+    return (window, windowed) if window < context else (0, frozenset())
 
 
 def _rounded(value: float) -> float:
@@ -215,8 +251,12 @@ def _refuse_variants(fields: Fields, stated: str) -> None:
         "logit_scale",
         "residual_scale",
         "embedding_scale",
+        "attn_logit_softcapping",
+        "final_logit_softcapping",
         "attention.sliding_window",
     ):
+        if key == "attention.sliding_window" and stated == "gemma3":
+            continue
         if fields.get(f"{stated}.{key}") not in (None, 0, 1.0):
             raise UnsupportedModel(
                 f"{fields.origin} sets {stated}.{key}, which this engine does not run; {ELSEWHERE}"

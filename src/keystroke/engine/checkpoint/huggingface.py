@@ -32,9 +32,12 @@ _ARCHITECTURES: dict[str, Architecture] = {
     "MistralForCausalLM": "llama",  # the same arithmetic once no sliding window is active
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "SmolLM3ForCausalLM": "smollm3",
+    "MinistralForCausalLM": "llama",  # Mistral with some layers windowed
+    "Gemma3ForCausalLM": "gemma3",
 }
 _JSON_LIMIT = 64 << 20
-RUNNABLE = "Llama, Mistral, Qwen2 and Qwen3"
+RUNNABLE = "Llama, Mistral, Qwen2, Qwen3, SmolLM3 and Gemma 3 (text)"
 ELSEWHERE = "serve it with llama.cpp's server, Ollama or vLLM and add it as a remote model"
 
 
@@ -56,10 +59,17 @@ class HuggingFaceCheckpoint(Checkpoint):
         return file.entries[name].shape if file else None
 
     def tensor(self, name: str) -> npt.NDArray[np.float32]:
-        return self._home[name].tensor(name)
+        values = self._home[name].tensor(name)
+        return values + np.float32(1) if self._stored_less_one(name) else values
 
     def raw(self, name: str) -> tuple[npt.NDArray[np.generic], str]:
+        if self._stored_less_one(name):
+            return self.tensor(name), "F32"
         return self._home[name].raw(name)
+
+    def _stored_less_one(self, name: str) -> bool:
+        """Gemma's norms multiply by one more than what is stored."""
+        return self.spec.architecture == "gemma3" and name.endswith("norm.weight")
 
     def _files(self) -> list[Path]:
         small = [self._folder / "config.json", self._folder / "generation_config.json"]
@@ -101,9 +111,11 @@ def read_spec(config: Fields, generation: Fields, name: str, *, tied: bool = Fal
         )
     layers = config.integer("num_hidden_layers", 1024)
     vocab_size = config.integer("vocab_size", 1 << 24)
-    _refuse_variants(config, layers)
+    _refuse_variants(config)
     context = config.integer("max_position_embeddings", 1 << 30)
-    rope = _rope(config, context)
+    window, windowed = _windows(config, layers, context)
+    gemma = architecture == "gemma3"
+    rope, window_rope = _gemma_ropes(config, context) if gemma else (_rope(config, context), None)
     if (
         rope.scaling == "yarn"
     ):  # configurations differ in whether they state the context before or after the stretch
@@ -124,13 +136,21 @@ def read_spec(config: Fields, generation: Fields, name: str, *, tied: bool = Fal
         norm_eps=config.number("rms_norm_eps", 1e-6),
         rope=rope,
         context_length=context,
-        tied=config.flag("tie_word_embeddings", tied),
+        tied=config.flag("tie_word_embeddings", tied or gemma),
         qkv_bias=architecture == "qwen2" or bias,
         o_bias=bias,
         mlp_bias=config.flag("mlp_bias", False) if architecture == "llama" else False,
-        qk_norm=architecture == "qwen3",
+        qk_norm=architecture in ("qwen3", "gemma3"),
         bos=bos[0] if bos else None,
         eos=frozenset(eos),
+        window=window,
+        windowed=windowed,
+        window_rope=window_rope if windowed else None,
+        unrotated=_unrotated(config, layers) if architecture == "smollm3" else frozenset(),
+        activation="gelu" if gemma else "silu",
+        post_norms=gemma,
+        embedding_scale=float(hidden**0.5) if gemma else 1.0,
+        attention_scale=config.number("query_pre_attn_scalar", 256.0) ** -0.5 if gemma else 0.0,
     )
 
 
@@ -151,42 +171,89 @@ def _architecture(config: Fields) -> Architecture:
     return architecture
 
 
-def _refuse_variants(config: Fields, layers: int) -> None:
+def _refuse_variants(config: Fields) -> None:
     if config.get("quantization_config") is not None:
         raise UnsupportedModel(
             f"{config.origin} describes weights that are already quantised in another program's format; "
             f"use the original model or a GGUF file, or {ELSEWHERE}"
         )
-    if (activation := config.text("hidden_act", "silu")) not in ("silu", "swish"):
+    gemma = config.get("architectures") == ["Gemma3ForCausalLM"]
+    key, usual = ("hidden_activation", "gelu_pytorch_tanh") if gemma else ("hidden_act", "silu")
+    known = ("gelu_pytorch_tanh",) if gemma else ("silu", "swish")
+    if (activation := config.text(key, usual)) not in known:
         raise UnsupportedModel(f"the activation {activation} is not one this engine runs; {ELSEWHERE}")
-    kinds = config.get("layer_types")
+    for key in ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"):
+        if config.get(key):
+            raise UnsupportedModel(f"{config.origin} sets {key}, which this engine does not run; {ELSEWHERE}")
+
+
+def _windows(config: Fields, layers: int, context: int) -> tuple[int, frozenset[int]]:
+    """How far back the layers of a sliding window see, and which those are. A window as wide as the context
+    is none."""
+    architecture, kinds = config.get("architectures"), config.get("layer_types")
+    mistral = architecture in (["MistralForCausalLM"], ["MinistralForCausalLM"])
     if isinstance(kinds, list):
-        windowed = any(kind != "full_attention" for kind in kinds)
-    elif config.get("architectures") == ["MistralForCausalLM"]:
-        windowed = not config.has("sliding_window") or (  # absent means 4096 there, null means none
-            "sliding_window" in config
-            and config.integer("sliding_window", 1 << 30) < config.integer("max_position_embeddings", 1 << 30)
-        )
+        if len(kinds) < layers:
+            raise config.wrong("layer_types", "a list with one kind for each layer")
+        if any(kind not in ("full_attention", "sliding_attention") for kind in kinds[:layers]):
+            raise UnsupportedModel(f"{config.origin} has layer_types this engine does not run; {ELSEWHERE}")
+        windowed = frozenset(n for n, kind in enumerate(kinds[:layers]) if kind == "sliding_attention")
+    elif mistral:
+        windowed = frozenset(range(layers))
+    elif architecture == ["Gemma3ForCausalLM"]:
+        every = config.integer("sliding_window_pattern", 1024, default=6)
+        windowed = frozenset(n for n in range(layers) if (n + 1) % every)
+    elif config.flag("use_sliding_window", False):
+        windowed = frozenset(range(config.integer("max_window_layers", 4096, layers), layers))
     else:
-        windowed = (
-            config.flag("use_sliding_window", False)
-            and config.integer("max_window_layers", 4096, layers) < layers
+        windowed = frozenset()
+    # Where it is not written Mistral and Gemma mean 4096; null means none.
+    silent = 4096 if mistral or architecture == ["Gemma3ForCausalLM"] else context
+    unbounded = config.has("sliding_window") and "sliding_window" not in config
+    window = context if unbounded else config.integer("sliding_window", 1 << 30, default=silent)
+    return (window, windowed) if windowed and window < context else (0, frozenset())
+
+
+def _unrotated(config: Fields, layers: int) -> frozenset[int]:
+    """The layers of a SmolLM3 that know no positions."""
+    listed = config.get("no_rope_layers")
+    if isinstance(listed, list):
+        if len(listed) < layers or any(each not in (0, 1) for each in listed):
+            raise config.wrong("no_rope_layers", "a list of 0 and 1, one for each layer")
+        return frozenset(n for n, rotated in enumerate(listed[:layers]) if not rotated)
+    every = config.integer("no_rope_layer_interval", 4096, default=4)
+    return frozenset(n for n in range(layers) if (n + 1) % every == 0)
+
+
+def _gemma_ropes(config: Fields, context: int) -> tuple[RopeSpec, RopeSpec]:
+    """The rotary embeddings of the layers that see everything and of those that see a window, in both
+    generations of the configuration."""
+    both = config.table("rope_parameters")
+    if "full_attention" in both or "sliding_attention" in both:
+        near, far = both.table("sliding_attention"), both.table("full_attention")
+        return (
+            _scaled_rope(far, far.number("rope_theta", 1_000_000.0), context),
+            _scaled_rope(near, near.number("rope_theta", 10_000.0), context),
         )
-    if windowed:
-        raise UnsupportedModel(
-            f"the model uses sliding-window attention, which this engine does not run; {ELSEWHERE}"
-        )
+    theta = config.number("rope_theta", 1_000_000.0)
+    local = RopeSpec(config.number("rope_local_base_freq", 10_000.0))
+    return _scaled_rope(config.table("rope_scaling"), theta, context), local
 
 
 def _rope(config: Fields, context: int) -> RopeSpec:
     """Both generations of the configuration: `rope_theta` + `rope_scaling`, or one `rope_parameters`."""
     table = config.table("rope_parameters" if "rope_parameters" in config else "rope_scaling")
-    theta = table.number("rope_theta", config.number("rope_theta", 10_000.0))
+    usual = 2_000_000.0 if config.get("architectures") == ["SmolLM3ForCausalLM"] else 10_000.0
+    theta = table.number("rope_theta", config.number("rope_theta", usual))
     partial = table.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
     if partial != 1.0:
         raise UnsupportedModel(
             f"the model rotates only a part of each head, which this engine does not run; {ELSEWHERE}"
         )
+    return _scaled_rope(table, theta, context)
+
+
+def _scaled_rope(table: Fields, theta: float, context: int) -> RopeSpec:
     kind = table.text("rope_type", table.text("type", "default"))
     match kind:
         case "default":
@@ -197,7 +264,7 @@ def _rope(config: Fields, context: int) -> RopeSpec:
             low, high = table.number("low_freq_factor"), table.number("high_freq_factor")
             if high <= low:
                 raise ModelDamaged(
-                    f"{config.origin} has high_freq_factor no larger than low_freq_factor; download it again"
+                    f"{table.origin} has high_freq_factor no larger than low_freq_factor; download it again"
                 )
             original = table.integer("original_max_position_embeddings", 1 << 30, default=context)
             return RopeSpec(

@@ -20,7 +20,8 @@ Float64 = npt.NDArray[np.float64]
 
 
 def rope_tables(spec: ModelSpec, length: int) -> tuple[Float32, Float32]:
-    """Cosine and sine, each [length, head_dim / 2], for positions 0 to length - 1."""
+    """Cosine and sine, each [length, head_dim / 2], for positions 0 to length - 1. (For layers of a window
+    with a rotary embedding of their own, ask with that in the spec.)"""
     angles = np.arange(length, dtype=np.float64)[:, None] * inverse_frequencies(spec)[None, :]
     scale = spec.rope.attention_factor if spec.rope.scaling == "yarn" else 1.0
     return (np.cos(angles) * scale).astype(np.float32), (np.sin(angles) * scale).astype(np.float32)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -17,7 +17,8 @@ import numpy.typing as npt
 
 from keystroke.errors import ModelDamaged
 
-Architecture = Literal["llama", "qwen2", "qwen3"]
+Architecture = Literal["llama", "qwen2", "qwen3", "smollm3", "gemma3"]
+Activation = Literal["silu", "gelu"]  # gelu: by its tanh approximation
 Scaling = Literal["linear", "llama3", "yarn"]
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
@@ -47,7 +48,8 @@ class RopeSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A decoder of the Llama family: RMSNorm, rotary attention with grouped KV heads, SwiGLU."""
+    """A decoder of the Llama family: RMSNorm, rotary attention with grouped KV heads, a gated feed-forward.
+    What some families do otherwise stands at the end, each with the value that means: like Llama."""
 
     architecture: Architecture
     name: str
@@ -68,6 +70,14 @@ class ModelSpec:
     qk_norm: bool = False  # RMSNorm over each head of Q and K, before the rotary embedding
     bos: int | None = None
     eos: frozenset[int] = frozenset()
+    window: int = 0  # how many tokens back, itself included, a token of a windowed layer sees
+    windowed: frozenset[int] = frozenset()  # the layers that see only so far
+    window_rope: RopeSpec | None = None  # their rotary embedding, where it is another
+    unrotated: frozenset[int] = frozenset()  # layers without any rotary embedding
+    activation: Activation = "silu"
+    post_norms: bool = False  # what attention and feed-forward give is normalised before it is added
+    embedding_scale: float = 1.0
+    attention_scale: float = 0.0  # 0: one over the root of the head size
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
@@ -86,8 +96,34 @@ class ModelSpec:
             )
 
     @property
+    def query_scale(self) -> float:
+        """What attention scores are multiplied by."""
+        return self.attention_scale or float(self.head_dim**-0.5)
+
+    def beyond_llama(self) -> str | None:
+        """The first thing in it that a plain Llama has not; None where it has all of it. For engines that are
+        made for one shape of layer."""
+        named = (
+            ("sliding-window attention", bool(self.windowed)),
+            ("layers without rotary embedding", bool(self.unrotated)),
+            ("GELU", self.activation != "silu"),
+            ("norms after attention", self.post_norms),
+            ("a scaled embedding", self.embedding_scale != 1.0),
+            ("a scale of its own for attention", self.query_scale != float(self.head_dim**-0.5)),
+        )
+        return next((name for name, there in named if there), None)
+
+    @property
     def parameters(self) -> int:
         return sum(math.prod(shape) for shape in tensor_shapes(self).values())
+
+
+def within_window(spec: ModelSpec) -> ModelSpec:
+    """The same model for contexts no longer than its window, where every layer sees everything: for engines
+    that know no windows. Unchanged where windowed layers differ in more than what they see."""
+    if not spec.windowed or spec.window_rope is not None:
+        return spec
+    return replace(spec, context_length=min(spec.context_length, spec.window), window=0, windowed=frozenset())
 
 
 def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
@@ -111,6 +147,9 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
             shapes[f"{at}.self_attn.k_norm.weight"] = (spec.head_dim,)
         linear(f"{at}.self_attn.o_proj", spec.hidden, queries, spec.o_bias)
         shapes[f"{at}.post_attention_layernorm.weight"] = (spec.hidden,)
+        if spec.post_norms:
+            shapes[f"{at}.pre_feedforward_layernorm.weight"] = (spec.hidden,)
+            shapes[f"{at}.post_feedforward_layernorm.weight"] = (spec.hidden,)
         linear(f"{at}.mlp.gate_proj", spec.intermediate, spec.hidden, spec.mlp_bias)
         linear(f"{at}.mlp.up_proj", spec.intermediate, spec.hidden, spec.mlp_bias)
         linear(f"{at}.mlp.down_proj", spec.hidden, spec.intermediate, spec.mlp_bias)

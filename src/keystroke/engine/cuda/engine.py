@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from keystroke.engine.base import Engine, EngineStats, ModelInfo, Sampling, Step, StepRequest
-from keystroke.engine.checkpoint import extended, open_checkpoint
+from keystroke.engine.checkpoint import extended, open_checkpoint, within_window
 from keystroke.engine.cuda.driver import GpuLauncher
 from keystroke.engine.cuda.gpu import SPARE_BYTES, gpu_report, hopper
 from keystroke.engine.cuda.pages import PagePool, PageTable
@@ -382,6 +382,7 @@ def load_cuda(
     with open_checkpoint(path) as checkpoint:
         if context is not None:
             checkpoint.spec = extended(checkpoint.spec, context)
+        checkpoint.spec = within_window(checkpoint.spec)
         weights = load_weights(checkpoint, precision, device, blocks, kv_precision)
     if kv_tokens is None:
         free, _ = torch.cuda.mem_get_info(device)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from keystroke.engine.checkpoint.spec import ModelSpec
+from keystroke.engine.checkpoint.spec import ModelSpec, within_window
 from keystroke.engine.cuda.plan import KvPrecision, Plan, Precision
 from keystroke.errors import ModelError
 
@@ -42,7 +42,7 @@ def gpu_report(
     try:
         device = hopper()
         blocks = torch.cuda.get_device_properties(device).multi_processor_count
-        plan = Plan(spec, precision, blocks, kv_precision)
+        plan = Plan(within_window(spec), precision, blocks, kv_precision)
     except ModelError as error:
         return False, str(error)
     free, total = torch.cuda.mem_get_info(device)

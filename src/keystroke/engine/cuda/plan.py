@@ -97,6 +97,11 @@ class Plan:
             )
             if value % multiple
         ]
+        if (strange := spec.beyond_llama()) is not None:
+            raise UnsupportedModel(
+                f"the CUDA engine does not run {strange}, which {spec.name} has; use the CPU engine for "
+                "this model"
+            )
         if spec.head_dim not in (64, 128):
             wrong.append("head size")
         if wrong:

@@ -14,6 +14,7 @@ Outputs  logits float32 [n, vocab] · new_key.i / new_value.i, to be bound to th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -60,15 +61,19 @@ class _Builder:
         self._tables()
         self._constant("zero", [0])
         self._constant("one", [1])
-        residual = self._embed("input_ids")
+        residual = self._scaled(self._embed("input_ids"))
         normed = self._norm("norm.first", residual, "model.layers.0.input_layernorm.weight")
         for layer in range(spec.layers):
             prefix = f"model.layers.{layer}"
             attention = self._attention(layer, prefix, normed)
-            normed, residual = self._skip_norm(
-                f"l{layer}.norm.mlp", attention, residual, f"{prefix}.post_attention_layernorm.weight"
-            )
+            before_mlp = f"{prefix}.post_attention_layernorm.weight"
+            if spec.post_norms:
+                attention = self._norm(f"l{layer}.norm.attn", attention, before_mlp)
+                before_mlp = f"{prefix}.pre_feedforward_layernorm.weight"
+            normed, residual = self._skip_norm(f"l{layer}.norm.mlp", attention, residual, before_mlp)
             mlp = self._mlp(layer, prefix, normed)
+            if spec.post_norms:
+                mlp = self._norm(f"l{layer}.norm.out", mlp, f"{prefix}.post_feedforward_layernorm.weight")
             if layer + 1 < spec.layers:
                 following = f"model.layers.{layer + 1}.input_layernorm.weight"
                 normed, residual = self._skip_norm(f"l{layer}.norm.next", mlp, residual, following)
@@ -78,9 +83,30 @@ class _Builder:
     # Parts of the network
 
     def _tables(self) -> None:
-        cos, sin = rope_tables(self.spec, self.spec.context_length + MIN_ATTENTION_ROWS)
-        self._weight("rope.cos", cos.astype(self.precision.kv))
-        self._weight("rope.sin", sin.astype(self.precision.kv))
+        spec, length = self.spec, self.spec.context_length + MIN_ATTENTION_ROWS
+        tables = {"rope": rope_tables(spec, length)}
+        if spec.window_rope is not None:
+            tables["rope.window"] = rope_tables(replace(spec, rope=spec.window_rope), length)
+        if spec.unrotated:  # a turn by nothing: one operator for all layers
+            cos, sin = tables["rope"]
+            tables["rope.none"] = (np.ones_like(cos), np.zeros_like(sin))
+        for name, (cos, sin) in tables.items():
+            self._weight(f"{name}.cos", cos.astype(self.precision.kv))
+            self._weight(f"{name}.sin", sin.astype(self.precision.kv))
+
+    def _rope(self, layer: int) -> list[str]:
+        """The tables by which a layer rotates."""
+        spec = self.spec
+        name = "rope.window" if layer in spec.windowed and spec.window_rope is not None else "rope"
+        if layer in spec.unrotated:
+            name = "rope.none"
+        return [f"{name}.cos", f"{name}.sin"]
+
+    def _scaled(self, rows: str) -> str:
+        if self.spec.embedding_scale == 1.0:
+            return rows
+        self._weight("embed.scale", np.float32([self.spec.embedding_scale]))
+        return self._node("Mul", [rows, "embed.scale"], ["embed.scaled"])[0]
 
     def _embed(self, ids: str) -> str:
         # 16-bit floats, gathered by row: the table is memory-mapped, so only rows in use are ever read.
@@ -105,14 +131,15 @@ class _Builder:
         (qkv,) = self._node("Concat", [qkv, "pad"], [f"{name}.padded"], axis=1)
         (out, _, _) = self._node(
             "GroupQueryAttention",
-            [qkv, "", "", f"key.{layer}", f"value.{layer}", "last", "total", "rope.cos", "rope.sin"],
+            [qkv, "", "", f"key.{layer}", f"value.{layer}", "last", "total", *self._rope(layer)],
             [f"{name}.out", f"new_key.{layer}", f"new_value.{layer}"],
             domain=MICROSOFT,
             num_heads=spec.heads,
             kv_num_heads=spec.kv_heads,
-            scale=float(spec.head_dim**-0.5),
+            scale=spec.query_scale,
             do_rotary=1,
             rotary_interleaved=0,
+            **({"local_window_size": spec.window} if layer in spec.windowed else {}),
         )
         (out,) = self._node("Slice", [out, "zero", "count", "one"], [f"{name}.rows"])
         if half:
@@ -141,8 +168,11 @@ class _Builder:
         bias = self.spec.mlp_bias
         both = self._linear(f"{name}.in", x, [f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj"], bias=bias)
         gate, up = self._node("Split", [both], [f"{name}.gate", f"{name}.up"], axis=-1, num_outputs=2)
-        (silu,) = self._node("QuickGelu", [gate], [f"{name}.silu"], domain=MICROSOFT, alpha=1.0)
-        (hidden,) = self._node("Mul", [silu, up], [f"{name}.hidden"])
+        if self.spec.activation == "gelu":
+            (active,) = self._node("Gelu", [gate], [f"{name}.gelu"], approximate="tanh")
+        else:
+            (active,) = self._node("QuickGelu", [gate], [f"{name}.silu"], domain=MICROSOFT, alpha=1.0)
+        (hidden,) = self._node("Mul", [active, up], [f"{name}.hidden"])
         return self._linear(f"{name}.down", hidden, [f"{prefix}.mlp.down_proj"], bias=bias)
 
     def _head(self, mlp: str, residual: str) -> None:
