@@ -239,7 +239,7 @@ class NoiseEngine(Engine):
         self.bias[[e for e in info.eos if e < info.vocab_size]] = 9.0
         self.seed = 0
 
-    def session(self) -> NoiseSession:
+    def session(self, scope: str = "") -> NoiseSession:
         return NoiseSession(self)
 
     def stats(self) -> EngineStats:

@@ -105,7 +105,7 @@ class _Builder:
     def _scaled(self, rows: str) -> str:
         if self.spec.embedding_scale == 1.0:
             return rows
-        self._weight("embed.scale", np.float32([self.spec.embedding_scale]))
+        self._weight("embed.scale", np.array([self.spec.embedding_scale], np.float32))
         return self._node("Mul", [rows, "embed.scale"], ["embed.scaled"])[0]
 
     def _embed(self, ids: str) -> str:
