@@ -101,7 +101,7 @@ def tidy(settings: Settings, environ: dict[str, str]) -> None:
 
 def _ended(folder: Path) -> Iterator[Path]:
     """Files of gateways whose process is gone."""
-    from keystroke.clients.lsp.gateway import alive, read_announcement
+    from keystroke.clients.local_gateway import alive, read_announcement
 
     for path in sorted(folder.glob("*")):
         said = read_announcement(path.with_suffix(".json"))
