@@ -4,10 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.keystroke-base
 DEV_STAMP := $(VENV)/.keystroke-dev
+LOCK := requirements-dev.lock
+TORCH = $(shell sed -nE 's/^ *"(torch==[^"]+)".*/\1/p' pyproject.toml)
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-gpu lint format clean
+.PHONY: help run test test-gpu test-lowest lint format coverage docs lock hooks clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##|^bench-%:.*##' Makefile | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -21,9 +23,17 @@ $(STAMP): pyproject.toml | $(VENV)/bin/python
 	@$(PIP) install --editable .
 	@touch $@
 
-$(DEV_STAMP): pyproject.toml | $(VENV)/bin/python
+# The newest versions that pyproject.toml allows, so that what they break is seen early. `make LOCKED=1 ...` takes
+# exactly those of the lock, every file checked against its hash (torch apart: its builds differ by machine).
+$(DEV_STAMP): pyproject.toml $(if $(LOCKED),$(LOCK)) | $(VENV)/bin/python
 	@echo "setting up $(VENV) with the development tools (a few minutes the first time)"
+ifdef LOCKED
+	@$(PIP) install --require-hashes -r $(LOCK)
+	@$(PIP) install --no-deps $(TORCH)
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+else
 	@$(PIP) install --editable '.[dev]'
+endif
 	@touch $(STAMP) $@
 
 run: $(STAMP)  ## set up, then complete code with the embedded model
@@ -32,6 +42,15 @@ run: $(STAMP)  ## set up, then complete code with the embedded model
 test: $(DEV_STAMP) lint  ## set up, then every check and every test
 	@$(BIN)/keystroke models add smollm2 --if-missing
 	@$(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-lowest:  ## the tests on the lowest versions that pyproject.toml allows (ARGS="tests/text" for a part)
+	@$(PYTHON) -m venv .venv-lowest
+	@$(PYTHON) .ci/lowest.py dev > .venv-lowest/constraints.txt
+	@.venv-lowest/bin/python -m pip --disable-pip-version-check -q install --editable '.[dev]' --constraint .venv-lowest/constraints.txt
+	@.venv-lowest/bin/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+coverage: $(DEV_STAMP)  ## every test with its lines counted; fails below the floor in pyproject.toml
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=term $(ARGS)
 
 test-gpu: $(DEV_STAMP)  ## the tests that need an NVIDIA GPU
 	@$(BIN)/python -m pytest -m gpu tests/gpu
@@ -48,6 +67,19 @@ format: $(DEV_STAMP)  ## format and fix what can be fixed
 bench-%: $(DEV_STAMP)  ## run bench/NAME.py (engine, gateway, cuda, completion, keystroke, audit)
 	@$(BIN)/python -m bench.$(subst -,_,$*) $(ARGS)
 
+docs: $(DEV_STAMP)  ## the documentation as a site in site/, built offline
+	@$(BIN)/python -c 'import sphinx, myst_parser, furo' 2>/dev/null || $(PIP) install --editable '.[docs]'
+	@$(BIN)/python -m sphinx -q -W --keep-going -c docs -b html . site
+	@echo "open site/index.html"
+
+lock: $(DEV_STAMP)  ## write requirements-dev.lock anew from pyproject.toml
+	@printf 'hatchling\neditables\n' | $(BIN)/uv pip compile pyproject.toml - --extra dev --extra docs --universal --upgrade \
+		--python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url -q -o $(VENV)/lock
+	@awk '/^[^ ]/ {drop = /^(torch|triton|nvidia-|cuda-)/} !drop' $(VENV)/lock > $(LOCK)
+
+hooks: $(DEV_STAMP)  ## run formatting, lint and types before every commit (pre-commit)
+	@$(BIN)/pre-commit install
+
 clean:  ## remove the environment and caches of the tools
-	@rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	@rm -rf $(VENV) .venv-lowest .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* build dist site
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -28,7 +28,7 @@ FENCE = re.compile(
 LINK = re.compile(r"\[(?:[^\]\[]|\[[^\]]*\])*\]\(<?(?P<target>[^)\s>]+)>?(?:\s+\"[^\"]*\")?\)")
 DEFINITION = re.compile(r"^\[[^\]]+\]:\s+<?(?P<target>[^\s>]+)", re.MULTILINE)
 HEADING = re.compile(r"^(#{1,6})\s+(?P<text>.+?)\s*#*$", re.MULTILINE)
-VERDICT = re.compile(r"\b(kept|dropped|measured|missed|mended|explained|open)\b")
+VERDICT = re.compile(r"\b(kept|dropped|measured|missed|mended|explained|open|predictions?)\b")
 OUTSIDE = ("http://", "https://", "mailto:")
 
 
@@ -98,16 +98,31 @@ def test_commands_in_snippets_are_commands(page: Path) -> None:
 
 def test_every_page_is_on_the_site() -> None:
     listed = {
-        (ROOT / "docs" / f"{line.strip()}.md").resolve()
+        page.resolve()
         for block in FENCE.finditer((ROOT / "docs" / "index.md").read_text(encoding="utf-8"))
         if block["info"].strip() == "{toctree}"
         for line in block["body"].splitlines()
         if line.strip() and not line.startswith(":")
+        for page in (ROOT / "docs").glob(f"{line.strip()}.md")
     }
     shown = {
         page for page in PAGES if page.parent == ROOT or name(page).startswith(("docs/", "log/", "models/"))
     }
     assert listed == shown - {ROOT / "docs" / "index.md"}
+
+
+@pytest.mark.parametrize("page", [ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"], ids=name)
+def test_files_that_the_map_names_are_there(page: Path) -> None:
+    roots = (ROOT, ROOT / "src" / "keystroke", ROOT / "src" / "keystroke" / "gateway")
+    named = re.findall(r"`([a-z0-9_/.-]+(?:\.py|\.toml|/))`", FENCE.sub("", page.read_text(encoding="utf-8")))
+    lost = [
+        path
+        for path in named
+        if not any((root / path).exists() for root in roots)
+        and not ("/" not in path and any((ROOT / "src").rglob(path)))
+    ]
+    assert len(named) > 10
+    assert not lost
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "log").glob("*.md")), ids=name)

@@ -18,8 +18,8 @@ from keystroke.engine.onnx.cache import Cache
 sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
 from tiny_model import write_tiny_model
 
-AGAIN = {"converted", "tokenizers", "kernels", "benchmarks", "gateways"}
-KEPT = {"models", "undo", "history", "database", "settings"}
+AGAIN = {"converted", "tokenizers", "probes", "kernels", "benchmarks", "gateways"}
+KEPT = {"models", "undo", "tasks", "history", "database", "settings"}
 
 
 def converted(folder: Path) -> None:
@@ -34,6 +34,7 @@ def full(home: Home) -> Home:
     shared = home.root / ".cache" / "keystroke"
     places = [cache / "tokenizers" / "t", shared / "cuda" / "k", shared / "bench-audit" / "deep" / "b"]
     places += [state / "gateways" / "old.log", state / "undo" / "w" / "1.json", state / "chat_history"]
+    places += [cache / "probes.json", state / "tasks" / "w" / "1.json"]
     places += [state / "gateway.db", state / "gateway.db-wal", home.root / "keystroke.toml"]
     for place in places:
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -78,11 +78,13 @@ def kept(settings: Settings, environ: dict[str, str]) -> list[Kept]:
     return [
         Kept("converted", "models converted for this machine", (converted.folder,), True, converted.clear),
         Kept("tokenizers", "tokenizers, ready to load", (cache / "tokenizers",), True),
+        Kept("probes", "how well models write edits", (cache / "probes.json",), True),
         Kept("kernels", "kernels compiled for a GPU", (shared / "cuda",), True),
         Kept("benchmarks", "what benchmarks fetched", tuple(sorted(shared.glob("bench-*"))), True),
         Kept("gateways", "left by gateways that have ended", tuple(_ended(state / "gateways")), True),
         Kept("models", "models you added or fetched", (library.folder,), False, partial(_forget, library)),
         Kept("undo", "what edits replaced", (state / "undo",), False),
+        Kept("tasks", "tasks that can be gone on with", (state / "tasks",), False),
         Kept("history", "lines typed into chats", (state / "chat_history",), False),
         Kept("database", "a server's responses, keys and usage", database, False),
         Kept("settings", "your own settings", (user_file(environ),), False),
@@ -110,8 +112,11 @@ def _ended(folder: Path) -> Iterator[Path]:
 
 
 def _forget(library: Library) -> None:
+    from keystroke.engine.library import DOWNLOADS
+
     for name in library.names():
         library.remove(name)
+    shutil.rmtree(library.folder / DOWNLOADS, ignore_errors=True)  # what broken downloads left
 
 
 def _remove(place: Path) -> None:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from filelock import BaseFileLock, FileLock, Timeout
 
 from keystroke.engine.library import DOWNLOADS, Progress
 from keystroke.errors import ConfigError, NotEnoughDisk
@@ -31,19 +32,17 @@ def staging(library: Path, name: str, source: str, progress: Progress) -> Iterat
     Raises ConfigError where the library cannot be written."""
     key = hashlib.sha256(source.encode()).hexdigest()[:8]
     folder = library / DOWNLOADS / f"{name}@{key}"
+    lock = FileLock(folder.with_name(f"{folder.name}.lock"), mode=0o600, blocking=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(
-            folder.with_name(f"{folder.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
-        )
+        _acquire(lock, name, progress)
     except OSError as error:
         raise ConfigError(f"the models folder {library} cannot be written: {error.strerror}") from None
     try:
-        _lock(handle, name, progress)
         folder.mkdir(exist_ok=True)  # whoever held the lock before may have finished
         yield folder
     finally:
-        os.close(handle)
+        lock.release()
 
 
 def clear(folder: Path) -> None:
@@ -51,16 +50,12 @@ def clear(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _lock(handle: int, name: str, progress: Progress) -> None:
-    if sys.platform == "win32":
-        return  # two processes may then fetch the same file, which is only wasteful
-    import fcntl
-
+def _acquire(lock: BaseFileLock, name: str, progress: Progress) -> None:
     while True:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock.acquire()
             return
-        except BlockingIOError:
+        except Timeout:
             progress(f"waiting for another process that adds {name}", 0, 0)
             time.sleep(_LOOK)
 
