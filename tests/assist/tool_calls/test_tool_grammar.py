@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from keystroke.assist.tool_calls.forms import HERMES, LLAMA, MISTRAL, CallForm, call_form
@@ -187,6 +187,8 @@ def valid(tool: Offered, payload: str) -> bool:
     st.sampled_from([PLAIN, MARKED]),
     st.sampled_from([0.0, 1.0]),
 )
+# A mark spelled in letters, then an object with a tool's name and no arguments: free text to the grammar.
+@example(1102, HERMES, False, MARKED, 1.0)
 def test_every_call_of_a_model_that_says_anything_is_a_valid_one(
     seed: int, form: CallForm, required: bool, tokenizer: ByteTokenizer, temperature: float
 ) -> None:

@@ -20,8 +20,9 @@ from keystroke.engine.grammar.json_strings import in_json_string
 from keystroke.engine.tokenizer import Tokenizer
 
 _DELETES = re.compile(r"\b(delet|remov|eras|drop|rm\b|get rid)", re.IGNORECASE)
-_KEY = r'/\s*,\s*"(arguments|parameters)"\s*:\s*/'
-_BARE = r'/\s*(```(json)?\s*)?\{\s*"name"\s*:\s*"/'
+_W = r"[ \t\r\n]*"  # white space as JSON has it: what AnswerParser takes for the head of a call, and no more
+_KEY = rf'/{_W},{_W}"(arguments|parameters)"{_W}:{_W}/'
+_BARE = rf'/{_W}(```(json)?{_W})?\{{{_W}"name"{_W}:{_W}"/'
 
 
 def calls_constraint(
@@ -140,9 +141,8 @@ class _Writer:
         if self._form.before:
             pieces.insert(0, self._marked())
         for number, name in enumerate(self._names):
-            head = (
-                rf'(?s:.*)\{{\s*"name"\s*:\s*{_pattern(json.dumps(name))}\s*,\s*"(arguments|parameters)"\s*:'
-            )
+            its_name = f'"name"{_W}:{_W}{_pattern(json.dumps(name))}'
+            head = rf'(?s:.*)\{{{_W}{its_name}{_W},{_W}"(arguments|parameters)"{_W}:'
             self._rules.append(f"head_{number}[lazy]: /{head}/")
             self._rules.append(f"loose_{number}: head_{number} SPACE arguments_{number} BRACE")
         # Bare or fenced JSON at the very beginning is a call: it must name a tool on offer.
@@ -153,9 +153,9 @@ class _Writer:
             f"piece: {' | '.join(pieces)}",
             self._call(),
             f"KEY: {_KEY}",
-            r"SPACE: /\s*/",
-            r"BRACE: /\s*\}/",
-            r"END: /\s*(```)?\s*/",
+            f"SPACE: /{_W}/",
+            rf"BRACE: /{_W}\}}/",
+            f"END: /{_W}(```)?{_W}/",
             r"TEXT: /(?s:.*)/",
         ]
         alone = "unmarked END | piece END | TEXT"

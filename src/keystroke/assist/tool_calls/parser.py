@@ -2,13 +2,15 @@
 
 Law: text in, segments out, incrementally; a marker split over two chunks is still found. A call that is not
 valid JSON or names no tool stays text: model output is data, nothing here runs it. Where a grammar holds the
-model to its calls (`held`), they are given out as they are written; else when they are whole and proved.
+model to its calls (`held`), they are given out as they are written; one in a form that the grammar does not
+hold is a call only where its arguments meet the tool's schema.
 Knows the forms of Hermes and Qwen, Llama, Mistral, fenced JSON, and XML-like ones.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,11 +21,16 @@ import msgspec
 from keystroke.assist.tool_calls.forms import CALL, CALL_END
 from keystroke.assist.tool_calls.json_scan import StringReader, ValueScanner
 from keystroke.assist.tool_calls.tools import Offered, Shown, Toolset
+from keystroke.engine.grammar.validate import unmet, unmet_text
 
 THINK, THINK_END = "<think>", "</think>"
 _LIST, _TAG, _FENCE = "[TOOL_CALLS]", "<|python_tag|>", "```"
 _MARKS = (CALL, _LIST, _TAG, "<function=", '<invoke name="', _FENCE)
-_HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*')
+# As the grammar of calls has it: white space of JSON, and a name that is written as it was shown.
+_HEAD = re.compile(
+    r'\{[ \t\r\n]*"name"[ \t\r\n]*:[ \t\r\n]*("(?:[^"\\]|\\.)*")'
+    r'[ \t\r\n]*,[ \t\r\n]*"(?:arguments|parameters)"[ \t\r\n]*:[ \t\r\n]*'
+)
 _NOTABLE = re.compile(r"[<`\[{]")
 _BARE = '{"name":'
 _FENCED = re.compile(r"```[\w-]*[ \t]*\n\s*")
@@ -204,7 +211,7 @@ class AnswerParser:
         """Inside what may be a call."""
         begun = self._pending.lstrip("[, \n" if self._mark == _LIST else None)
         if self._held and (match := _HEAD.match(begun)) is not None:
-            shown = self._toolset.find(msgspec.json.decode(match[1]))
+            shown = next((s for s in self._toolset.shown if json.dumps(s.name) == match[1]), None)
             if shown is not None and not shown.is_edit:
                 self._pending, self._braced = begun[match.end() :], False
                 out.append(CallBegun(shown.tool))
@@ -298,7 +305,9 @@ class AnswerParser:
         arguments = said.get("arguments", said.get("parameters", {}))
         shown = self._toolset.find(said["name"])
         if isinstance(arguments, str) and shown is not None and not shown.tool.custom:
-            return Call(shown.tool, arguments) if not shown.is_edit else None
+            if shown.is_edit or (self._held and unmet_text(shown.parameters, arguments)):
+                return None
+            return Call(shown.tool, arguments)
         return self._made(shown, arguments)
 
     def _function(self, match: re.Match[str]) -> Call | None:
@@ -312,10 +321,11 @@ class AnswerParser:
         arguments = {p[1] or p[2]: p[3].strip("\n") for p in _PARAMETER.finditer(body)}
         return self._made(shown, _typed(arguments, shown) if shown is not None else {})
 
-    @staticmethod
-    def _made(shown: Shown | None, arguments: Any) -> Call | None:
-        payload = None if shown is None else shown.payload(arguments)
-        return None if shown is None or payload is None else Call(shown.tool, payload)
+    def _made(self, shown: Shown | None, arguments: Any) -> Call | None:
+        if shown is None or (self._held and not _proved(shown, arguments)):
+            return None
+        payload = shown.payload(arguments)
+        return None if payload is None else Call(shown.tool, payload)
 
     def _say(self, length: int, out: list[Segment]) -> bool:
         if length > 0:
@@ -323,6 +333,14 @@ class AnswerParser:
             self._pending = self._pending[length:]
             self._start = False
         return False
+
+
+def _proved(shown: Shown, arguments: Any) -> bool:
+    """Whether a call that no grammar held is one that the grammar would have allowed, as far as that can be
+    said of a value: text of a tool's own grammar cannot."""
+    if shown.tool.custom and not shown.is_edit:
+        return shown.tool.grammar is None
+    return unmet(shown.parameters, arguments) is None
 
 
 def _typed(arguments: dict[str, str], shown: Shown) -> dict[str, Any]:
