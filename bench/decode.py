@@ -30,7 +30,8 @@ from keystroke.engine.speculative import (
     SuffixDrafter,
     cost_table,
 )
-from keystroke.engine.tokenizer import IncrementalEncoder, Tokenizer, load_tokenizer
+from keystroke.engine.tokenizer import Tokenizer, load_tokenizer
+from keystroke.engine.tokenizer.incremental import IncrementalEncoder
 
 TABLES = {
     "laptop": cost_table({1: 1.0, 2: 2.1, 4: 2.3, 8: 3.7, 16: 6.0, 32: 11.2}),

@@ -38,7 +38,8 @@ from keystroke.engine.onnx.convert import converted
 from keystroke.engine.onnx.engine import OnnxEngine
 from keystroke.engine.speculative import FileDrafter, measure_verify_cost
 from keystroke.engine.speculative.adaptive import AdaptiveDrafter, drafter_for
-from keystroke.engine.tokenizer import IncrementalEncoder, load_tokenizer
+from keystroke.engine.tokenizer import load_tokenizer
+from keystroke.engine.tokenizer.incremental import IncrementalEncoder
 
 ROOT = Path(__file__).parents[1]
 PROMPT = 150

@@ -75,3 +75,8 @@ def test_a_converted_model_is_run_without_what_converts_it(home: Home) -> None:
     names = loaded(home, line)
     assert "onnxruntime" in names
     assert not names & {"gguf", "onnx", "jinja2", "torch", "yaml", "httpx", "safetensors"}
+
+
+def test_a_command_that_asks_the_gateway_loads_no_engine_and_no_numbers(home: Home) -> None:
+    script = "import keystroke.clients.cli.gateway_speaker\nimport keystroke.assist.completion\n"
+    assert not loaded(home, script) & {*HEAVY} - {"httpx"}

@@ -18,7 +18,7 @@ from cli_home import PROGRAM, Home, home  # noqa: F401
 from tiny_model import write_tiny_model
 
 from keystroke.clients.cli.invocation import Invocation
-from keystroke.clients.cli.shared import serve_command
+from keystroke.clients.cli.shared import code_identity, serve_command
 from keystroke.clients.gateway_http import GatewayHttp, refusal
 from keystroke.clients.local_gateway import Announcement, alive, announced
 from keystroke.clients.place import Place
@@ -143,6 +143,37 @@ def test_other_settings_or_another_version_get_a_gateway_of_their_own(
     assert name() == plain
     monkeypatch.setattr("keystroke.clients.cli.release.release", lambda: "9.9.9")
     assert name() != plain
+
+
+def test_a_checkout_whose_code_has_changed_gets_a_gateway_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "src" / "keystroke"
+    here = package / "clients" / "cli" / "shared.py"
+    here.parent.mkdir(parents=True)
+    here.write_text("")
+    monkeypatch.setattr("keystroke.clients.cli.shared.__file__", str(here))
+    os.utime(here, ns=(1, 1))
+    assert code_identity() == str(package), "an installed program changes with its version only"
+    (tmp_path / "pyproject.toml").write_text("")
+    before = code_identity()
+    assert code_identity() == before
+    os.utime(here, ns=(2, 2))
+    assert code_identity() != before
+
+
+def test_a_language_the_model_has_not_learned_is_refused_the_same_way_through_the_gateway(
+    shared: Home,
+) -> None:
+    (shared.root / "tiny" / "keystroke.json").write_text(json.dumps({"languages": ["python"]}))
+    (shared.root / "a.go").write_text("package main\n\nfunc f() {\n")
+    refused = [
+        shared.keystroke("complete", "a.go:3", *where, code=1).stderr.splitlines()[-1]
+        for where in ((), ("--local",))
+    ]
+    assert refused[0] == refused[1]
+    assert "tiny has learned Python and would only babble in go" in refused[0]
+    assert shared.keystroke("complete", "a.py:6", "--max-tokens", "4").code == 0
 
 
 def test_a_gateway_that_was_killed_is_started_again_and_nobody_notices(shared: Home) -> None:

@@ -96,14 +96,17 @@ class LocalGateway:
         with _locked(self._file.with_suffix(".lock"), stop):
             return self.running() or self._start(stop, watch)
 
-    def running(self) -> Place | None:
-        """The gateway's place, where one runs and answers."""
+    def said(self) -> Place | None:
+        """Where a gateway says it is, and its process lives. Whether it answers is another question."""
         if self._child is not None:
             self._child.poll()  # a child that died is not left a zombie
         said = read_announcement(self._file)
-        if said is None or not alive(said.pid) or not _healthy(said.url):
-            return None
-        return Place(said.url, said.token)
+        return Place(said.url, said.token) if said is not None and alive(said.pid) else None
+
+    def running(self) -> Place | None:
+        """The gateway's place, where one runs and answers."""
+        place = self.said()
+        return place if place is not None and _healthy(place.url) else None
 
     def _start(self, stop: threading.Event, watch: Watch | None) -> Place:
         self._file.unlink(missing_ok=True)

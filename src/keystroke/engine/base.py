@@ -12,12 +12,13 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, Self
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
 
 from keystroke.errors import Interrupted, UsageError
+
+if TYPE_CHECKING:  # a client of a gateway has no numbers to work with
+    import numpy as np
+    import numpy.typing as npt
 
 
 class Interrupt:
@@ -99,7 +100,9 @@ class Sampling:
 GREEDY = Sampling()
 
 
-Mask = npt.NDArray[np.uint32]  # one bit a token, the lowest first; tokens past its end are not allowed
+Mask: TypeAlias = (
+    "npt.NDArray[np.uint32]"  # one bit a token, the lowest first; tokens past its end are not allowed
+)
 
 
 class Allowed(Protocol):

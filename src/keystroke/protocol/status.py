@@ -35,6 +35,7 @@ class ModelStatus(Struct, frozen=True, kw_only=True):
     cached_bytes: int | None = None
     context: int | None = None
     path: str | None = None
+    languages: list[str] | None = None  # those it has learned, where its card says so
     running: int = 0
     waiting: int = 0
 

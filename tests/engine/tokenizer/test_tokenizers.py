@@ -17,7 +17,6 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from keystroke.engine.tokenizer import (
     ByteTokenizer,
-    IncrementalEncoder,
     StreamDecoder,
     Tokenizer,
     load_tokenizer,
@@ -30,6 +29,7 @@ from keystroke.engine.tokenizer.huggingface import (
     SEED_PATTERN,
     from_spec,
 )
+from keystroke.engine.tokenizer.incremental import IncrementalEncoder
 from keystroke.errors import InputError, ModelDamaged, NotFound, UnsupportedModel, UsageError
 
 CORPUS = [

@@ -17,7 +17,6 @@ from typing import Protocol
 from keystroke.assist.completion.extent import line_at, only_closers
 from keystroke.assist.completion.prompt import trim_text
 from keystroke.engine.model import Model
-from keystroke.engine.tokenizer import IncrementalEncoder
 from keystroke.text.diff import common_prefix
 from keystroke.text.edit import Edit
 
@@ -102,6 +101,8 @@ class PromptWindow:
         self._model = model
         self._path = path
         self.resize(budget)
+        from keystroke.engine.tokenizer.incremental import IncrementalEncoder  # here: it works with numpy
+
         self._encoder = IncrementalEncoder(model.tokenizer)
         self._prefix = ""  # the encoder's text
         self._anchor = 0

@@ -10,7 +10,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from keystroke.errors import UnsupportedModel
@@ -48,6 +47,7 @@ class Facts:
     parameters: int | None = None
     path: str | None = None
     chat: bool = True
+    languages: frozenset[str] | None = None  # those it has learned, where its card says so
 
 
 class Answer(ABC):
@@ -144,11 +144,8 @@ class Speaker(ABC):
 
     def check_language(self, language: str | None) -> None:
         """Raise UnsupportedModel if the model's card says that it has not learned the language."""
-        from keystroke.engine.card import card_languages
-
-        path = self.facts.path
-        learned = card_languages(Path(path)) if path is not None and language is not None else None
-        if learned is not None and language not in learned:
+        learned = self.facts.languages
+        if learned is not None and language is not None and language not in learned:
             known = " and ".join(name.capitalize() for name in sorted(learned))
             raise UnsupportedModel(
                 f"{self.name} has learned {known} and would only babble in {language}; "

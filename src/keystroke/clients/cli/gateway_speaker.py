@@ -8,6 +8,7 @@ another is started; one that goes in the middle of an answer ends it with one se
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from keystroke.assist.completion import Ending
@@ -16,7 +17,7 @@ from keystroke.clients.cli.answering import Answer, Facts, Message, Report, Spea
 from keystroke.clients.gateway_http import GatewayHttp, Gone
 from keystroke.engine.base import Interrupt
 from keystroke.engine.generation import Chunk, Finish, GenerationParams
-from keystroke.errors import Unavailable, UnsupportedModel
+from keystroke.errors import KeystrokeError, Unavailable, UnsupportedModel
 from keystroke.protocol.chat import ChatChunk, ChatUsage, TextChoice, TextCompletion
 from keystroke.protocol.status import ModelStatus, Waiting
 
@@ -28,32 +29,36 @@ _NEAR = 16  # characters a token may have: what is farther from the cursor canno
 _FINISHES = {"stop": Finish.STOP, "length": Finish.LENGTH}
 
 
+class NoGateway(Unavailable):
+    """No gateway can be had on this machine."""
+
+
 class GatewaySpeaker(Speaker):
     def __init__(self, name: str, asked: str, gateway: LocalGateway, console: Console) -> None:
-        """`asked` is what the gateway knows the model by. Raises Unavailable or KeystrokeError where there
-        is no gateway, and what loading the model raises."""
+        """`asked` is what the gateway knows the model by. Raises NoGateway, and what loading the model
+        raises."""
         self.name = name
         self.console = console
         self._asked, self._gateway = asked, gateway
-        self.http = self._found()
-        self.status = self._loaded()
-
-    def _found(self) -> GatewayHttp:
-        with self.console.progress() as progress:
-            return GatewayHttp(self._gateway.locate_now(watch=progress))
-
-    def _loaded(self) -> ModelStatus:
-        with self.console.progress() as progress:
-            try:
-                return self.http.load(self._asked, progress)
-            except Gone:  # it left in the very moment we came
-                self.http = GatewayHttp(self._gateway.locate_now(watch=progress))
-                return self.http.load(self._asked, progress)
+        self.http: GatewayHttp
+        self.status: ModelStatus
+        # One that says it runs is asked at once: whether it is well is seen from whether it answers.
+        if (place := gateway.said()) is not None:
+            with console.progress() as progress, suppress(Gone):
+                self.http = GatewayHttp(place)
+                self.status = self.http.load(asked, progress)
+                return
+        self.again()
 
     def again(self) -> None:
         """Find the gateway again, or start another, with the model loaded."""
-        self.http = self._found()
-        self.status = self._loaded()
+        with self.console.progress() as progress:
+            try:
+                place = self._gateway.locate_now(watch=progress)
+            except (KeystrokeError, OSError) as error:
+                raise NoGateway(str(error)) from None
+            self.http = GatewayHttp(place)
+            self.status = self.http.load(self._asked, progress)
 
     def chat(
         self,
@@ -100,7 +105,11 @@ class GatewaySpeaker(Speaker):
     def facts(self) -> Facts:
         known = self.status
         return Facts(
-            f"{known.path or known.name}:{known.weight_bytes}", known.parameters, known.path, bool(known.chat)
+            f"{known.path or known.name}:{known.weight_bytes}",
+            known.parameters,
+            known.path,
+            bool(known.chat),
+            frozenset(known.languages) if known.languages is not None else None,
         )
 
     def close(self) -> None:

@@ -106,7 +106,11 @@ class LocalSpeaker(Speaker):
         model, info = self.model, self.model.engine.info
         path = str(model.path) if model.path is not None else None
         return Facts(
-            f"{path or self.name}:{info.weight_bytes}", info.parameters, path, model.chat is not None
+            f"{path or self.name}:{info.weight_bytes}",
+            info.parameters,
+            path,
+            model.chat is not None,
+            model.languages,
         )
 
     def waiting(self) -> tuple[str, int, int]:

@@ -1,12 +1,14 @@
 """The gateway that this machine's commands and editors share, as one run of the command line sees it.
 
-Law: puts together how it is started and what makes it the same: the version of this program, the settings a
-gateway would see, and the models it is to begin with. How long it lingers does not make it another.
+Law: puts together how it is started and what makes it the same: the version and the code of this program,
+the settings a gateway would see, and the models it is to begin with. How long it lingers does not make it
+another.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -52,13 +54,28 @@ def serve_command(
     # As the gateway will read them: without any project's file.
     seen = load_settings(flags, cwd=Path(Path.cwd().anchor or "/"), environ=run.environ)
     seen = dataclasses.replace(seen, origins={}, sharing=type(seen.sharing)())
-    identity = (release(), sys.executable, repr(seen), *models, *(["echo"] if echo else []))
+    identity = (release(), code_identity(), sys.executable, repr(seen), *models, *(["echo"] if echo else []))
     return ServeCommand(
         [*program, *shared, "serve", *options, *wanted, *(["--echo"] if echo else [])],
         run.environ,
         run.settings.server.api_key_env,
         identity,
     )
+
+
+def code_identity() -> str:
+    """What tells two states of the same version apart: where the program lies, and in a checkout its last
+    change."""
+    package = Path(__file__).resolve().parents[2]
+    if not (package.parents[1] / "pyproject.toml").is_file():
+        return str(package)
+    changed = max(
+        os.stat(os.path.join(place, file)).st_mtime_ns
+        for place, _, files in os.walk(package)
+        for file in files
+        if file.endswith(".py")
+    )
+    return f"{package}@{changed}"
 
 
 def _project_flags(run: Invocation) -> dict[str, str]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from keystroke.errors import ConfigError, KeystrokeError
+from keystroke.errors import ConfigError
 
 if TYPE_CHECKING:
     from keystroke.clients.cli.answering import Speaker
@@ -40,17 +40,14 @@ def open_speaker(name: str | None, run: Invocation, *, local: bool = False) -> S
 
 def _shared(name: str, run: Invocation) -> Speaker | None:
     """The model at the shared gateway; None, and a remark, where there cannot be one on this machine."""
-    from keystroke.clients.cli.gateway_speaker import GatewaySpeaker
+    from keystroke.clients.cli.gateway_speaker import GatewaySpeaker, NoGateway
     from keystroke.clients.cli.shared import shared_gateway
 
-    gateway = shared_gateway(run)
     try:
-        with run.console.progress() as progress:
-            gateway.locate_now(watch=progress)
-    except (KeystrokeError, OSError) as error:
+        return GatewaySpeaker(name, _asked(name, run.settings), shared_gateway(run), run.console)
+    except NoGateway as error:
         run.console.note(f"{str(error).rstrip('.')}; the model is loaded here instead")
         return None
-    return GatewaySpeaker(name, _asked(name, run.settings), gateway, run.console)
 
 
 def _asked(name: str, settings: Settings) -> str:

@@ -6,15 +6,12 @@ from pathlib import Path
 
 from keystroke.engine.tokenizer.base import Tokenizer
 from keystroke.engine.tokenizer.byte_tokens import ByteTokenizer
-from keystroke.engine.tokenizer.incremental import IncrementalEncoder, TokenEdit
 from keystroke.engine.tokenizer.stream import StreamDecoder
 from keystroke.errors import NotFound
 
 __all__ = [
     "ByteTokenizer",
-    "IncrementalEncoder",
     "StreamDecoder",
-    "TokenEdit",
     "Tokenizer",
     "load_tokenizer",
 ]

@@ -57,6 +57,7 @@ def model_status(entry: ServedModel) -> ModelStatus:
         cached_bytes=model.engine.stats().cached_bytes,
         context=info.context_length,
         path=str(model.path) if model.path is not None else None,
+        languages=sorted(model.languages) if model.languages is not None else None,
         running=queue.running,
         waiting=queue.waiting,
     )
