@@ -259,9 +259,7 @@ def test_handing_over_needs_a_deep_model(bench: Bench) -> None:
     bench.act(task, "cancel")
 
 
-def test_several_attempts_go_through_the_queue_and_the_first_that_passes_is_kept(
-    tmp_path: Path, root: Path
-) -> None:
+def test_of_several_attempts_the_first_that_passes_is_kept(tmp_path: Path, root: Path) -> None:
     answers = iter(["def add(a, b):\n    return a * b\n```\n"] * 2 + [f"{FIXED}```\n"] * 20)
     model = small(lambda prompt: next(answers))
     with serving(model, folder=tmp_path / "state") as server:

@@ -182,9 +182,8 @@ def _by_id(
 def _get(
     operation: str, words: str, media: str = "application/json", schema: str | None = None
 ) -> dict[str, Any]:
-    shape = (
-        _ref(schema) if schema else {"type": "object"} if media == "application/json" else {"type": "string"}
-    )
+    plain = {"type": "object"} if media == "application/json" else {"type": "string"}
+    shape = _ref(schema) if schema else plain
     return {
         "operationId": operation,
         "summary": words,
