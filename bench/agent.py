@@ -27,8 +27,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from keystroke.agent.attempts import Race, samplings
-from keystroke.agent.chat import LocalChat
+from keystroke.agent.attempts import EngineDecoder, Race, samplings
+from keystroke.agent.chat import LocalChat, Wording
 from keystroke.agent.evaluation.evaluate import Way, evaluate
 from keystroke.agent.evaluation.folder_solver import FolderSolver
 from keystroke.agent.evaluation.function_solver import FunctionSolver
@@ -183,11 +183,10 @@ def reactions(model: Model, sandbox: Sandbox, rounds: int = 5) -> dict[str, obje
             interrupt.set()
 
         race = Race(
-            model,
+            EngineDecoder(model, GenerationParams(4000, ignore_eos=True, stop=(CLOSE * 9,))),
             prompt,
             samplings(16, temperature=1.5, seed=number),
             FunctionJudge(sandbox, task),
-            params=GenerationParams(4000, ignore_eos=True, stop=(CLOSE * 9,)),
             interrupt=interrupt,
         )
         timer = threading.Timer(0.3 + 0.07 * number, throw)
@@ -201,7 +200,7 @@ def reactions(model: Model, sandbox: Sandbox, rounds: int = 5) -> dict[str, obje
         session.extend(prompt)
         for _ in range(48):
             session.step((), GREEDY)
-        spliced = LocalChat(model).splice("Use a loop instead.")
+        spliced = Wording(model).splice("Use a loop instead.")
         extended = session.extend([*session.tokens, *spliced])
     share = extended.reused / (extended.reused + extended.computed)
     return {

@@ -27,7 +27,7 @@ ALLOWED = {
 # Inside a room each subfolder may import those before it in its line, and never one behind it. Files that
 # stand in the room itself put its subfolders together, so they may import any.
 ORDER = {
-    ("gateway",): ("transport", "access", "record", "work", "api", "live"),
+    ("gateway",): ("transport", "access", "record", "work", "tasks", "api", "live"),
     ("analysis",): ("rules", "audit", "check", "refactor", "failures"),
     ("analysis", "audit"): ("source", "flow", "rules", "memory", "fixes"),
     ("agent",): ("sandbox", "workspace", "tools", "attempts", "chat", "loop", "evaluation"),

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
 from keystroke.agent.attempts import (
     Attempt,
     End,
+    EngineDecoder,
     Go,
     Policy,
     Race,
@@ -115,13 +117,24 @@ class Judging:
         return text.strip().lower()
 
 
+def decoder(engine: EchoEngine, width: int = 0, tokens: int = 1024) -> EngineDecoder:
+    return EngineDecoder(model(engine), GenerationParams(tokens), width=width)
+
+
 def race(
-    answers: Sequence[str], judge: Judging, count: int, *, pace: float = 0.0, **options: object
+    answers: Sequence[str],
+    judge: Judging,
+    count: int,
+    *,
+    pace: float = 0.0,
+    width: int = 0,
+    tokens: int = 1024,
+    **options: Any,
 ) -> tuple[Race, Batching]:
     engine = Batching(answers, pace)
     chosen = [Sampling(temperature=1.0, seed=number) for number in range(count)]
     prompt = b"question|"
-    return Race(model(engine), list(prompt), chosen, judge, **options), engine  # type: ignore[arg-type]
+    return Race(decoder(engine, width, tokens), list(prompt), chosen, judge, **options), engine
 
 
 def test_the_prompt_is_read_once_for_all_attempts() -> None:
@@ -166,7 +179,7 @@ def test_a_failure_is_shown_to_a_later_attempt() -> None:
         return list(f"question, {failed.text} was wrong|".encode())
 
     chosen = [Sampling(temperature=1.0, seed=number) for number in range(2)]
-    running = Race(model(engine), list(b"question|"), chosen, judge, width=1, retry=retry)
+    running = Race(decoder(engine, 1), list(b"question|"), chosen, judge, retry=retry)
     outcome = running.run()
     assert shown == ["wrong is wrong"]
     assert engine.prompts == ["question", "question, wrong was wrong"]
@@ -216,7 +229,7 @@ def test_policy_agree_waits_for_all_and_takes_what_most_that_pass_agree_on() -> 
 
 
 def test_an_answer_without_end_is_cut_and_not_taken() -> None:
-    running, _ = race(["x" * 500, "short"], Judging(checks=False), 2, params=GenerationParams(20))
+    running, _ = race(["x" * 500, "short"], Judging(checks=False), 2, tokens=20)
     outcome = running.run()
     assert outcome.attempts[0].end is End.LENGTH
     assert outcome.winner is outcome.attempts[1]
@@ -294,7 +307,7 @@ def test_checks_run_beside_the_engine() -> None:
 
 def test_a_race_needs_an_attempt() -> None:
     with pytest.raises(UsageError, match="at least one"):
-        Race(model(Batching([""])), [1], [], Judging())
+        Race(decoder(Batching([""])), [1], [], Judging())
 
 
 def test_the_first_attempt_is_the_likeliest_and_each_other_has_its_own_seed() -> None:
@@ -310,11 +323,10 @@ def test_likelihood_decides_where_nothing_else_does() -> None:
     engine = EchoEngine()
     chosen = [Sampling(temperature=0.0), Sampling(temperature=5.0, seed=3)]
     running = Race(
-        model(engine),
+        EngineDecoder(model(engine), GenerationParams(24, ignore_eos=True)),
         list(b"def f("),
         chosen,
         Judging(checks=False),
-        params=GenerationParams(24, ignore_eos=True),
     )
 
     def complete() -> Watch:

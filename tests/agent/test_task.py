@@ -14,10 +14,12 @@ from workspaces import EXCLUDE, Project
 from keystroke.agent.chat import LocalChat, Steering
 from keystroke.agent.loop import (
     AgentTask,
+    Answer,
     Approvals,
     Approve,
     Ended,
     Event,
+    Question,
     Records,
     Status,
     TaskOptions,
@@ -69,6 +71,7 @@ class Desk:
         self.events: list[Event] = []
         self.asked: list[str] = []
         self.says = True
+        self.hunks: frozenset[int] | None = None
         self.interrupt, self.steering = Interrupt(), Steering()
         self.heard: Callable[[Event], None] = lambda event: None
 
@@ -80,9 +83,9 @@ class Desk:
         sandbox: Sandbox | None = None,
         **options: Any,
     ) -> AgentTask:
-        def ask(question: str) -> bool:
-            self.asked.append(question)
-            return self.says
+        def ask(question: Question) -> Answer:
+            self.asked.append(question.text)
+            return Answer(self.says, self.hunks)
 
         def sink(event: Event) -> None:
             self.events.append(event)

@@ -171,6 +171,10 @@ class ServerSettings:
     )
     # None: a SQLite file under paths.state, which needs no set-up.
     database: str | None = option(None, "SQLAlchemy URL of the store", guarded=True)
+    # Empty: any folder on a loopback address, whose callers could change files themselves; none elsewhere.
+    workspaces: tuple[str, ...] = option(
+        (), "folders in which tasks of clients may work, and below them", guarded=True
+    )
     # Off: how long an answer takes would tell one key what another has asked.
     share_prefixes: bool = option(
         False, "let every key find what any other left in the prefix cache", guarded=True

@@ -30,8 +30,10 @@ from keystroke.gateway.access.keys import Caller, Key
 from keystroke.gateway.access.security import is_loopback, key_ring
 from keystroke.gateway.api.endpoints import Endpoints
 from keystroke.gateway.api.responses_socket import Connection
+from keystroke.gateway.api.tasks import TaskEndpoints
 from keystroke.gateway.live.connection import LiveConnection
 from keystroke.gateway.record.store import Store
+from keystroke.gateway.tasks.desk import Tasks
 from keystroke.gateway.transport.frames import EXTENSION, AbortableHttp, FrameProtocol
 from keystroke.gateway.transport.http import error_response
 from keystroke.gateway.transport.socket import Socket, SocketLimits, deny
@@ -72,6 +74,7 @@ class Gateway:
         self.endpoints = Endpoints(
             self.service, self.keys, host=server.host, origins=server.origins, max_body=server.max_frame_bytes
         )
+        self.tasks = Tasks(self.service, self.settings)
         self.sockets: dict[str, SocketHandler] = {
             "/v1/responses": self._serve_socket,
             "/v1/live": self._serve_live,
@@ -153,6 +156,7 @@ class Gateway:
             Route("/health", e.health, methods=["GET"]),
             Route("/metrics", e.metrics, methods=["GET"]),
             Route("/openapi.json", e.openapi, methods=["GET"]),
+            *TaskEndpoints(self.tasks, e.admit, self.settings.server.max_frame_bytes).routes(),
         ]
         handlers = {KeystrokeError: e.failed, HTTPException: _http_failed, Exception: _crashed}
         return Starlette(routes=routes, exception_handlers=handlers, lifespan=self._lifespan)
@@ -165,6 +169,7 @@ class Gateway:
             yield
         finally:
             refresh.cancel()
+            await self.tasks.stop()
             await self.service.registry.stop()
             if self.store is not None:
                 await asyncio.to_thread(self.store.close)
@@ -172,6 +177,7 @@ class Gateway:
     async def drain(self) -> None:
         """Take nothing new, let running answers end, then end those that do not; each with its last event."""
         self.service.draining = True
+        await self.tasks.stop()
         await self._until_quiet(self.settings.server.drain_s)
         for work in tuple(self.service.under_way):
             work.cancel(Unavailable(SHUTTING_DOWN))

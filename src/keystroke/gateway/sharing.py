@@ -76,7 +76,8 @@ class IdleShutdown:
     def _look(self) -> None:
         if self._present:
             return
-        if self._gateway.service.under_way or self._gateway.service.registry.loads:
+        gateway = self._gateway
+        if gateway.service.under_way or gateway.service.registry.loads or gateway.tasks.under_way:
             self._wait(max(self._patience, 1.0))
             return
         self._leave()

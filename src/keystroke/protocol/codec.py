@@ -23,6 +23,14 @@ from keystroke.protocol.requests import (
     InfillRequest,
 )
 from keystroke.protocol.status import LoadRequest
+from keystroke.protocol.tasks import (
+    TaskAnswer,
+    TaskApply,
+    TaskCreate,
+    TaskEvent,
+    TaskResume,
+    TaskSteer,
+)
 
 T = TypeVar("T")
 
@@ -36,6 +44,10 @@ _CHAT = msgspec.json.Decoder(ChatRequest)
 _COMPLETION = msgspec.json.Decoder(CompletionRequest)
 _INFILL = msgspec.json.Decoder(InfillRequest)
 _LOAD = msgspec.json.Decoder(LoadRequest)
+_TASKS: dict[type, msgspec.json.Decoder[Any]] = {
+    kind: msgspec.json.Decoder(kind) for kind in (TaskCreate, TaskSteer, TaskAnswer, TaskApply, TaskResume)
+}
+_TASK_EVENTS: msgspec.json.Decoder[TaskEvent] = msgspec.json.Decoder(TaskEvent)
 
 # What a socket reads, for the sentence about an event that it does not.
 _READS = {
@@ -56,6 +68,12 @@ def encode_text(event: Any) -> str:
 def encode_sse(event: Event) -> bytes:
     """The event as one server-sent event, `event:` and `data:` lines."""
     return b"event: %b\ndata: %b\n\n" % (event_type(event).encode(), _encoder.encode(event))
+
+
+def encode_numbered(event: TaskEvent) -> bytes:
+    """A task's event as one server-sent event whose id is its number, so that a browser can come back."""
+    kind = event_type(event).encode()
+    return b"id: %d\nevent: %b\ndata: %b\n\n" % (event.sequence_number, kind, _encoder.encode(event))
 
 
 def encode_data(body: Any) -> bytes:
@@ -136,3 +154,14 @@ def decode_load(data: bytes) -> LoadRequest:
 
 def decode_infill(data: bytes) -> InfillRequest:
     return _decode(_INFILL, data, "request body")
+
+
+def decode_task(data: bytes, kind: type[T]) -> T:
+    """The body of a request about a task."""
+    decoder: msgspec.json.Decoder[T] = _TASKS[kind]
+    return _decode(decoder, data, "request body")
+
+
+def decode_task_event(data: bytes | str) -> TaskEvent:
+    """What a client that watches a task reads; ProtocolError on an event this version does not know."""
+    return _decode(_TASK_EVENTS, data, "event")

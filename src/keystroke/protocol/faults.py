@@ -30,6 +30,10 @@ class ResponseNotFound(NotFound):
     code = "response_not_found"
 
 
+class TaskNotFound(NotFound):
+    code = "task_not_found"
+
+
 class ModelNotFound(NotFound):
     code = "model_not_found"
 

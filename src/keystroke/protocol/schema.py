@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from keystroke.protocol import chat, events, requests, response, status
+from keystroke.protocol import chat, events, requests, response, status, tasks
 from keystroke.protocol import live_messages as live
 
 DOCUMENTS: dict[str, tuple[Any, ...]] = {
@@ -38,6 +38,15 @@ DOCUMENTS: dict[str, tuple[Any, ...]] = {
         status.LoadStep,
         status.Waiting,
     ),
+    "task_requests": (
+        tasks.TaskCreate,
+        tasks.TaskSteer,
+        tasks.TaskAnswer,
+        tasks.TaskApply,
+        tasks.TaskResume,
+    ),
+    "task_bodies": (tasks.Task, tasks.TaskList, tasks.TaskDiff),
+    "task_events": (tasks.TaskEvent,),
 }
 
 

@@ -1,9 +1,8 @@
 """Attempts made together: one prompt read once, many sessions forked from it, advancing in one batch.
 
-Law: runs on the engine's thread and touches the engine from nowhere else; checks run on threads of their own
-and are looked at between steps. At most `width` attempts decode at a time; where one fails and more may be
-made, the next begins, every other one with the failure shown to it. Whatever ends the race, every session is
-closed.
+Law: runs on one thread, which a decoder that drives an engine wants; checks run on threads of their own and
+are looked at between steps. At most `width` attempts decode at a time; where one fails and more may be made,
+the next begins, every other one with the failure shown to it. Whatever ends the race, every writer is closed.
 """
 
 from __future__ import annotations
@@ -12,20 +11,17 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import replace
 
 from keystroke.agent.attempts.attempt import Attempt, End, Outcome, Policy, Verdict
 from keystroke.agent.attempts.choice import choose
+from keystroke.agent.attempts.decoder import Decoder, Writer
 from keystroke.agent.attempts.judge import Go, Judge, Watch
-from keystroke.engine.base import GREEDY, Interrupt, Sampling, Session
-from keystroke.engine.generation import Finish, Generation, GenerationParams
-from keystroke.engine.model import Model
-from keystroke.engine.speculative import MAX_DRAFT, Drafter
-from keystroke.errors import Interrupted, UsageError
+from keystroke.engine.base import GREEDY, Interrupt, Sampling
+from keystroke.engine.generation import Finish
+from keystroke.errors import UsageError
 
 Retry = Callable[[Attempt], Sequence[int] | None]  # the prompt that shows a failure to the next attempt
 Steer = Callable[[], Sequence[int] | None]  # tokens that turn every answer under way, if the user said so
-Draft = Callable[[], Drafter | None]
 _LOOK = 0.005  # seconds between two looks at an interrupt while only checks are under way
 
 
@@ -45,53 +41,46 @@ def samplings(count: int, *, temperature: float = 0.8, top_p: float = 0.95, seed
 class _Runner:
     """An attempt that decodes."""
 
-    __slots__ = ("attempt", "generation", "old", "start", "watch")
+    __slots__ = ("attempt", "watch", "writer")
 
-    def __init__(self, attempt: Attempt, generation: Generation, watch: Watch) -> None:
-        self.attempt, self.generation, self.watch = attempt, generation, watch
-        self.start = 0  # where its text begins: behind what was written before the user said otherwise
-        self.old = 0  # characters of that which are still to come
+    def __init__(self, attempt: Attempt, writer: Writer, watch: Watch) -> None:
+        self.attempt, self.writer, self.watch = attempt, writer, watch
 
 
 class Race:
     def __init__(
         self,
-        model: Model,
+        decoder: Decoder,
         prompt: Sequence[int],
         chosen: Sequence[Sampling],
         judge: Judge,
         *,
-        params: GenerationParams | None = None,
-        width: int = 0,
         workers: int = 4,
         policy: Policy = Policy.FIRST,
         interrupt: Interrupt | None = None,
         retry: Retry | None = None,
-        draft: Draft | None = None,
         steer: Steer | None = None,
         on_attempt: Callable[[Attempt], None] | None = None,
     ) -> None:
-        """`chosen` holds one sampling an attempt; all else about generating is in `params`. `width` 0 means
-        as many at a time as the engine steps for about the price of one. `draft` makes a drafter for an
-        attempt that runs alone. `steer` is asked between steps: its tokens are put behind what each attempt
-        has written, all of which stays computed, and the answer begins anew. `on_attempt` hears of each
-        attempt as it ends and as it is judged, on the calling thread."""
+        """`chosen` holds one sampling an attempt. `steer` is asked between steps: its tokens are put behind
+        what each attempt has written, all of which stays computed, and the answer begins anew. `on_attempt`
+        hears of each attempt as it ends and as it is judged, on the calling thread. The decoder is closed
+        with the race."""
         if not chosen:
             raise UsageError("a race needs at least one attempt")
-        self._model, self._prompt, self._judge = model, list(prompt), judge
+        self._decoder, self._prompt, self._judge = decoder, list(prompt), judge
         self._waiting = [Attempt(number, sampling) for number, sampling in enumerate(chosen)]
-        self._width = min(width or model.engine.max_batch, len(chosen))
+        self._width = min(decoder.width, len(chosen))
         self._workers, self._policy = workers, policy
-        self._params = params or GenerationParams(1024)
-        self._interrupt, self._retry, self._draft = interrupt or Interrupt(), retry, draft
+        self._interrupt, self._retry = interrupt or Interrupt(), retry
         self._steer = steer
         self._heard = on_attempt or (lambda attempt: None)
         self._attempts: list[Attempt] = []
-        self._live: list[_Runner] = []
+        self._live: dict[Writer, _Runner] = {}
         self._unchecked: list[Attempt] = []
         self._checks: dict[Future[Verdict | None], Attempt] = {}
-        self._over = Interrupt()  # ends checks that nobody waits for any more
         self._failed: list[Attempt] = []
+        self._over = Interrupt()  # ends checks that no longer matter
         self._winner: Attempt | None = None
         self._started = 0.0
         self._prefill = 0.0
@@ -102,16 +91,16 @@ class Race:
         through."""
         self._started = time.perf_counter()
         pool = ThreadPoolExecutor(self._workers, "check")
-        with contextlib.ExitStack() as sessions:
-            sessions.callback(self._close)
-            sessions.callback(pool.shutdown, wait=True, cancel_futures=True)
-            sessions.callback(self._over.set)
-            base = sessions.enter_context(self._model.engine.session())
-            self._reused = base.extend(self._prompt, self._interrupt).reused
+        with contextlib.ExitStack() as held:
+            held.callback(self._decoder.close)
+            held.callback(self._close)
+            held.callback(pool.shutdown, wait=True, cancel_futures=True)
+            held.callback(self._over.set)
+            self._reused = self._decoder.read(self._prompt, self._interrupt)
             self._prefill = time.perf_counter() - self._started
             while self._winner is None:
                 self._interrupt.check()
-                self._begin(base)
+                self._begin()
                 if self._steer is not None and self._live and (turn := self._steer()) is not None:
                     self._turn(turn)
                 if self._live:
@@ -120,7 +109,7 @@ class Race:
                     break
                 self._collect(pool)
             self._end_others(End.BEATEN)
-            winner, why = self._chosen(base)
+            winner, why = self._chosen()
             seconds = time.perf_counter() - self._started
         return Outcome(
             tuple(self._attempts), winner, why, seconds, len(self._prompt), self._prefill, self._reused
@@ -128,26 +117,16 @@ class Race:
 
     # ── attempts begin ────────────────────────────────────────────────────────────────────────
 
-    def _begin(self, base: Session) -> None:
+    def _begin(self) -> None:
         while self._waiting and len(self._live) < self._width:
             # One that may yet be judged good is waited for: on an engine that steps one at a time a second
             # attempt costs as much as the first.
             if (self._checks or self._unchecked) and self._width == 1:
                 return
             attempt = self._waiting.pop(0)
-            prompt = self._shown(attempt)
-            attempt.prompt = prompt
-            session = base.fork()
-            try:
-                params = replace(self._params, sampling=attempt.sampling)
-                drafter = self._draft() if self._draft is not None and self._width == 1 else None
-                generation = Generation(self._model, session, prompt, params, drafter, self._interrupt)
-                generation.prefill()
-            except BaseException:
-                session.close()
-                raise
+            writer = self._decoder.begin(self._shown(attempt), attempt.sampling, alone=self._width == 1)
             self._attempts.append(attempt)
-            self._live.append(_Runner(attempt, generation, self._judge.watch()))
+            self._live[writer] = _Runner(attempt, writer, self._judge.watch())
 
     def _shown(self, attempt: Attempt) -> Sequence[int]:
         """The prompt of an attempt: every other one that begins late sees how an earlier one failed."""
@@ -156,7 +135,7 @@ class Race:
         best = max(self._failed, key=lambda failed: (failed.score, -failed.number))
         self._failed.remove(best)
         prompt = self._retry(best)
-        if prompt is None or len(prompt) + 64 > self._model.engine.info.context_length:
+        if prompt is None or len(prompt) + 64 > self._decoder.context:
             return self._prompt
         attempt.retry_of = best.number
         return prompt
@@ -164,57 +143,33 @@ class Race:
     def _turn(self, tokens: Sequence[int]) -> None:
         """The user said something: every answer under way ends there and begins anew behind it."""
         self._prompt = [*self._prompt, *tokens]  # for attempts yet to begin
-        for runner in self._live:
-            generation, attempt = runner.generation, runner.attempt
-            generation.redirect(tokens)
-            runner.old = generation.carried
-            runner.start = len(generation.text) + runner.old
+        for runner in self._live.values():
+            runner.writer.turn(tokens)
             runner.watch = self._judge.watch()
-            attempt.prompt, attempt.begins = list(generation.session.tokens), len(generation.tokens)
 
     # ── they step together ────────────────────────────────────────────────────────────────────
 
     def _step(self) -> None:
-        if len(self._live) == 1:
-            runner = self._live[0]
-            chunk = runner.generation.advance()
-            if chunk.finish is Finish.INTERRUPTED:
-                raise Interrupted("stopped on request")
-            self._heard_piece(runner, chunk.text, chunk.finish)
-            return
-        asked = []
-        for runner in tuple(self._live):
-            request = runner.generation.next_step()
-            if request is None:
-                self._heard_piece(runner, runner.generation.advance().text, Finish.LENGTH)
-            else:
-                asked.append((runner, request))
-        if not asked:
-            return
-        began = time.perf_counter()
-        steps = self._model.engine.step_many([request for _, request in asked])
-        spent = time.perf_counter() - began
-        for (runner, request), step in zip(asked, steps, strict=True):
-            chunk = runner.generation.take(step, spent, len(request.draft))
-            self._heard_piece(runner, chunk.text, chunk.finish)
-
-    def _heard_piece(self, runner: _Runner, text: str, finish: Finish | None) -> None:
-        text, runner.old = text[runner.old :], max(0, runner.old - len(text))
-        sign = runner.watch(text)
-        if sign.go is Go.HOPELESS:
-            self._ended(runner, End.HOPELESS, sign.reason)
-        elif sign.go is Go.COMPLETE or finish in (Finish.STOP, Finish.STOP_STRING):
-            self._ended(runner, End.FINISHED)
-        elif finish is Finish.LENGTH:
-            self._ended(runner, End.LENGTH, f"it did not end within {len(runner.generation.tokens)} tokens")
+        # While nothing is being checked only the writers can have news, and they are woken by an interrupt.
+        patience = _LOOK if self._checks or self._steer is not None else None
+        for writer, text, finish in self._decoder.step(list(self._live), patience):
+            runner = self._live[writer]
+            sign = runner.watch(text)
+            if sign.go is Go.HOPELESS:
+                self._ended(runner, End.HOPELESS, sign.reason)
+            elif sign.go is Go.COMPLETE or finish in (Finish.STOP, Finish.STOP_STRING):
+                self._ended(runner, End.FINISHED)
+            elif finish is Finish.LENGTH:
+                self._ended(runner, End.LENGTH, f"it did not end within {len(writer.tokens)} tokens")
 
     def _ended(self, runner: _Runner, end: End, reason: str = "") -> None:
-        self._live.remove(runner)
-        attempt, generation = runner.attempt, runner.generation
-        attempt.text, attempt.tokens = generation.text[runner.start :], generation.tokens
+        attempt, writer = runner.attempt, runner.writer
+        del self._live[writer]
+        attempt.text, attempt.tokens = writer.text, writer.tokens
+        attempt.prompt, attempt.begins = writer.prompt, writer.begins
         attempt.end, attempt.reason = end, reason
         attempt.seconds = time.perf_counter() - self._started
-        generation.session.close()
+        writer.close()
         if end is End.FINISHED:
             self._unchecked.append(attempt)
         elif end in (End.HOPELESS, End.LENGTH):
@@ -248,34 +203,24 @@ class Race:
             self._waiting.clear()
 
     def _end_others(self, end: End) -> None:
-        for runner in tuple(self._live):
+        for runner in tuple(self._live.values()):
             self._ended(runner, end)
             self._heard(runner.attempt)
 
     def _close(self) -> None:
-        for runner in self._live:
-            runner.generation.session.close()
+        for writer in self._live:
+            writer.close()
         self._live.clear()
 
     # ── one is taken ──────────────────────────────────────────────────────────────────────────
 
-    def _chosen(self, base: Session) -> tuple[Attempt | None, str]:
+    def _chosen(self) -> tuple[Attempt | None, str]:
         if self._winner is not None:
             return self._winner, "it was the first to pass the check"
-        return choose(self._attempts, self._judge.key, lambda attempt: self._likelihood(base, attempt))
+        likelihood = self._likelihood if self._decoder.scores else None
+        return choose(self._attempts, self._judge.key, likelihood)
 
-    def _likelihood(self, base: Session, attempt: Attempt) -> float:
-        """The mean log probability of an attempt's tokens. Its own tokens are its draft: chosen by the same
-        seed at the same places they are all accepted, so a few steps say what each was worth."""
+    def _likelihood(self, attempt: Attempt) -> float:
         if attempt.likelihood is None:
-            total, done = 0.0, 0
-            tokens = attempt.tokens[attempt.begins :]
-            sampling = replace(attempt.sampling, logprobs=0)
-            with base.fork() as session:
-                session.extend(attempt.prompt, self._interrupt)
-                while done < len(tokens):
-                    step = session.step(tokens[done : done + MAX_DRAFT], sampling, self._interrupt)
-                    total += sum(known.logprob for known in step.logprobs)
-                    done += len(step.tokens)
-            attempt.likelihood = total / max(done, 1)
+            attempt.likelihood = self._decoder.likelihood(attempt, self._interrupt)
         return attempt.likelihood

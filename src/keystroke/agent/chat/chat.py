@@ -24,23 +24,42 @@ Message = Mapping[str, Any]
 SMALL = 3_000_000_000  # parameters; below, a model gets a region to rewrite instead of tools to call
 
 
+class HandOver(Exception):
+    """The user wants the deep model to go on. Not an error: the task catches it."""
+
+
 class Steering:
-    """Lines that the user says while the model works."""
+    """What the user says while the model works: lines, and that the deep model is to take over."""
 
     def __init__(self) -> None:
         self._lines: deque[str] = deque()
         self._lock = threading.Lock()
+        self._deep = False
+
+    def hand_over(self) -> None:
+        """At the next token the deep model takes over, with whatever was said until then."""
+        self._deep = True
 
     def say(self, line: str) -> None:
         with self._lock:
             self._lines.append(line)
 
     def take(self) -> str | None:
-        """The next line, if there is one. Costs nothing while there is none."""
+        """The next line, if there is one. Costs nothing while there is none. Raises HandOver, once."""
+        if self._deep:
+            self._deep = False
+            raise HandOver
         if not self._lines:
             return None
         with self._lock:
             return self._lines.popleft() if self._lines else None
+
+    def rest(self) -> list[str]:
+        """Every line that nobody has taken yet."""
+        with self._lock:
+            lines = list(self._lines)
+            self._lines.clear()
+        return lines
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,37 +101,44 @@ class RemoteChat(Chat):
     def attempts(
         self, asked: Asked, *, interrupt: Interrupt | None = None, steering: Steering | None = None
     ) -> tuple[Outcome, Receipt, Steered]:
-        began = time.perf_counter()
-        heard, made, total = Steered(), [], Receipt("attempts", self.name)
-        shown: Sequence[Message] = asked.messages
-        winner: Attempt | None = None
-        for number, sampling in enumerate(samplings(asked.attempts, temperature=asked.temperature)):
-            attempt = Attempt(number, sampling)
-            reply = self.reply(shown, max_tokens=asked.max_tokens, interrupt=interrupt, steering=steering)
-            heard.lines += [m["content"] for m in reply.said[:-1] if m["role"] == "user"]
-            attempt.text = reply.text.removeprefix(asked.opening) if asked.opening else reply.text
-            attempt.tokens = [0] * reply.receipt.tokens
-            sign = asked.judge.watch()(attempt.text)
-            attempt.end, attempt.reason = End.FINISHED, sign.reason
-            if sign.go is Go.HOPELESS:
-                attempt.end = End.HOPELESS
-            elif reply.finish is Finish.LENGTH:
-                attempt.end, attempt.reason = End.LENGTH, "it was cut off"
-            else:
-                attempt.verdict = asked.judge.check(attempt.text, interrupt or Interrupt())
-            attempt.seconds = time.perf_counter() - began
-            made.append(attempt)
-            total = total + reply.receipt
-            if asked.on_attempt is not None:
-                asked.on_attempt(attempt)
-            if attempt.verdict is not None and attempt.verdict.passed and asked.policy is Policy.FIRST:
-                winner = attempt
-                break
-            again = asked.retry(attempt) if asked.retry is not None else None
-            shown = again if again is not None and number % 2 == 0 else asked.messages
-        why = "it was the first to pass the check"
-        if winner is None:
-            winner, why = choose(made, asked.judge.key)
-        seconds = time.perf_counter() - began
-        outcome = Outcome(tuple(made), winner, why, seconds, total.prompt_tokens, 0.0, total.reused_tokens)
-        return outcome, total, heard
+        return attempts_in_turn(self, asked, interrupt, steering)
+
+
+def attempts_in_turn(
+    chat: Chat, asked: Asked, interrupt: Interrupt | None, steering: Steering | None
+) -> tuple[Outcome, Receipt, Steered]:
+    """Attempts one after the other until one passes, by a model whose sessions are not ours to fork."""
+    began = time.perf_counter()
+    heard, made, total = Steered(), [], Receipt("attempts", chat.name)
+    shown: Sequence[Message] = asked.messages
+    winner: Attempt | None = None
+    for number, sampling in enumerate(samplings(asked.attempts, temperature=asked.temperature)):
+        attempt = Attempt(number, sampling)
+        reply = chat.reply(shown, max_tokens=asked.max_tokens, interrupt=interrupt, steering=steering)
+        heard.lines += [m["content"] for m in reply.said[:-1] if m["role"] == "user"]
+        attempt.text = reply.text.removeprefix(asked.opening) if asked.opening else reply.text
+        attempt.tokens = [0] * reply.receipt.tokens
+        sign = asked.judge.watch()(attempt.text)
+        attempt.end, attempt.reason = End.FINISHED, sign.reason
+        if sign.go is Go.HOPELESS:
+            attempt.end = End.HOPELESS
+        elif reply.finish is Finish.LENGTH:
+            attempt.end, attempt.reason = End.LENGTH, "it was cut off"
+        else:
+            attempt.verdict = asked.judge.check(attempt.text, interrupt or Interrupt())
+        attempt.seconds = time.perf_counter() - began
+        made.append(attempt)
+        total = total + reply.receipt
+        if asked.on_attempt is not None:
+            asked.on_attempt(attempt)
+        if attempt.verdict is not None and attempt.verdict.passed and asked.policy is Policy.FIRST:
+            winner = attempt
+            break
+        again = asked.retry(attempt) if asked.retry is not None else None
+        shown = again if again is not None and number % 2 == 0 else asked.messages
+    why = "it was the first to pass the check"
+    if winner is None:
+        winner, why = choose(made, asked.judge.key)
+    seconds = time.perf_counter() - began
+    outcome = Outcome(tuple(made), winner, why, seconds, total.prompt_tokens, 0.0, total.reused_tokens)
+    return outcome, total, heard

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 
-from keystroke.agent.attempts import End, Race, samplings
+from keystroke.agent.attempts import End, EngineDecoder, Race, samplings
 from keystroke.agent.evaluation.evaluate import Solved, Way
 from keystroke.agent.evaluation.functions import (
     CLOSE,
@@ -37,19 +37,20 @@ class FunctionSolver:
             raise UsageError(f"{task.id} is no function to write")
         began = time.perf_counter()
         model = self._model
-        race = Race(
+        decoder = EngineDecoder(
             model,
+            GenerationParams(way.max_tokens, stop=(CLOSE,)),
+            draft=lambda: drafter_for(model.engine, draft=model.draft),  # anew: nothing learnt elsewhere
+        )
+        race = Race(
+            decoder,
             prompt_tokens(model, messages(task)),
             samplings(way.attempts, temperature=way.temperature, seed=self._seed),
             FunctionJudge(self._sandbox, task),
-            params=GenerationParams(way.max_tokens, stop=(CLOSE,)),
             workers=self._workers,
             policy=way.policy,
             interrupt=interrupt,
             retry=lambda failed: retry_tokens(model, task, failed),
-            draft=lambda: drafter_for(
-                model.engine, draft=model.draft
-            ),  # anew: nothing learnt from other ways
         )
         done = race.run()
         early = sum(attempt.end in (End.HOPELESS, End.BEATEN) for attempt in done.attempts)

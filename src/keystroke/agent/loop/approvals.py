@@ -8,11 +8,32 @@ yes is refused.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
 
 from keystroke.agent.tools import Command
+from keystroke.assist.edit import EditPlan
 
-Ask = Callable[[str], bool]
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What the user is asked: about a command, or about the change that a task would make."""
+
+    text: str
+    command: str = ""
+    plan: EditPlan | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`hunks`: of a change, only these; None: all of it."""
+
+    yes: bool
+    hunks: frozenset[int] | None = None
+
+
+NO = Answer(False)
+Ask = Callable[[Question], Answer]
 
 
 class Approve(StrEnum):
@@ -34,11 +55,13 @@ class Approvals:
             return True
         where = "in the sandbox" if command.confined else "WITHOUT a sandbox"
         network = ", with network access" if command.network else ""
-        return self._asked(f"Run `{command.line}` {where}{network}?")
+        return self._asked(Question(f"Run `{command.line}` {where}{network}?", command.line)).yes
 
-    def change(self, summary: str) -> bool:
-        """Whether a change of the workspace may land."""
-        return True if self._level is not Approve.ALL else self._asked(f"Make this change ({summary})?")
+    def change(self, plan: EditPlan) -> Answer:
+        """Whether a change of the workspace may land, and which of its hunks."""
+        if self._level is not Approve.ALL:
+            return Answer(True)
+        return self._asked(Question(f"Make this change ({', '.join(plan.summary())})?", plan=plan))
 
-    def _asked(self, question: str) -> bool:
-        return self._ask(question) if self._ask is not None else False
+    def _asked(self, question: Question) -> Answer:
+        return self._ask(question) if self._ask is not None else NO

@@ -35,9 +35,32 @@ class TaskRecord(msgspec.Struct, frozen=True):
     check: str = ""
     files: tuple[str, ...] = ()
     time: float = 0.0
+    created: float = 0.0
+    workspace: str = ""
+    owner: str = ""  # the key of a server that made it; empty: this machine's user
+    given: dict[str, Any] = {}  # what else a client asked for, so that it can be gone on with
+    line: str = ""  # how it ended
+    diff: str = ""
+    entry: str = ""  # of the undo journal
+    pid: int = 0  # of the process that works on it
+
+    @property
+    def under_way(self) -> bool:
+        """Whether some process works on it, as far as can be told."""
+        if self.status != "working" or not self.pid:
+            return False
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except OSError:
+            return True
+        return True
 
 
 class Records:
+    """The tasks of one workspace."""
+
     def __init__(self, state: Path, root: Path) -> None:
         self._folder = state / "tasks" / digest(os.fsencode(root))[:16]
 
@@ -73,6 +96,21 @@ class Records:
 
     def _path(self, task: str) -> Path:
         return self._folder / f"{task}.json"
+
+
+def find_record(state: Path, task: str) -> TaskRecord:
+    """A task by its id, whichever workspace it belongs to. NotFound."""
+    for path in (state / "tasks").glob(f"*/{task}.json") if task.isdigit() else ():
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            return msgspec.json.decode(path.read_bytes(), type=TaskRecord)
+    raise NotFound(f"there is no task {task:.60} here")
+
+
+def all_records(state: Path) -> Iterator[TaskRecord]:
+    """The tasks of all workspaces, newest first; a record that cannot be read is passed over."""
+    for path in sorted((state / "tasks").glob("*/*.json"), key=lambda path: path.name, reverse=True):
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            yield msgspec.json.decode(path.read_bytes(), type=TaskRecord)
 
 
 def new_id() -> str:

@@ -7,17 +7,20 @@ says how far it came, the copies are removed, and one `Ended` event is the last.
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-from keystroke.agent.chat import Account, Chat, Message, Receipt, Steering
+from keystroke.agent.chat import Account, Chat, HandOver, Message, Receipt, Steering
 from keystroke.agent.loop import prompts
 from keystroke.agent.loop.approvals import Approvals
 from keystroke.agent.loop.calling import Calling
 from keystroke.agent.loop.events import Began, Ended, Sink, Status
+from keystroke.agent.loop.hunks import part_of
 from keystroke.agent.loop.record import Records, TaskRecord, new_id
 from keystroke.agent.loop.rewriting import Rewriting
 from keystroke.agent.loop.working import Hands, TaskOptions, Working, as_records
@@ -52,7 +55,11 @@ class AgentTask:
         steering: Steering | None = None,
         exclude: tuple[str, ...] = (),
         scratch: Path | None = None,
+        identity: str = "",
+        owner: str = "",
+        given: dict[str, Any] | None = None,
     ) -> None:
+        """`identity` names the task's record; `owner` and `given` are kept in it for whoever serves tasks."""
         self._workspace, self._journal, self._chat = workspace, journal, chat
         self._open_deep = deep
         self._deep: Chat | None = None
@@ -62,7 +69,8 @@ class AgentTask:
         self._sink = sink or (lambda event: None)
         self._interrupt, self._steering = interrupt or Interrupt(), steering or Steering()
         self._exclude, self._scratch = exclude, scratch
-        self._id = new_id()
+        self._id, self._owner, self._given = identity or new_id(), owner, given or {}
+        self._created = time.time()
         self.overlay = Overlay(workspace)
 
     def run(self, instruction: str, previous: TaskRecord | None = None) -> Ended:
@@ -100,7 +108,12 @@ class AgentTask:
             raise
 
     def _done(self, task: Working, began: float) -> Ended:
-        done = self._hands(self._chat).work(task)
+        try:
+            done = self._hands(self._chat).work(task)
+        except HandOver:
+            done = False
+            task.note(f"{self._chat.name} hands over")
+            task.messages += [{"role": "user", "content": line} for line in self._steering.rest()]
         if not done and self._open_deep is not None:
             deep = self._opened(task, "takes over")
             done = self._hands(deep).work(task)
@@ -145,12 +158,16 @@ class AgentTask:
         plan = task.overlay.plan(task.instruction.strip().splitlines()[0][:200])
         if not plan.changes:
             return self._ended(task, Status.DONE, "done; nothing had to be changed")
-        diff, summary = plan.diff(), ", ".join(plan.summary())
         if self._options.dry_run:
-            return self._ended(task, Status.PROPOSED, f"would {summary}; nothing was written", diff)
-        if not self._approvals.change(summary):
-            return self._ended(task, Status.PROPOSED, "not approved; nothing was written", diff)
+            line = f"would {', '.join(plan.summary())}; nothing was written"
+            return self._ended(task, Status.PROPOSED, line, plan.diff())
+        answer = self._approvals.change(plan)
         self._interrupt.check()
+        if answer.yes and answer.hunks is not None:
+            plan = part_of(plan, answer.hunks)
+        if not answer.yes or not plan.changes:
+            return self._ended(task, Status.PROPOSED, "not approved; nothing was written", plan.diff())
+        diff, summary = plan.diff(), ", ".join(plan.summary())
         entry = plan.apply(self._journal)
         total = task.account.total()
         line = f"{summary} ({total.tokens:,} tokens, {seconds:.1f} s); `keystroke undo` takes it back"
@@ -160,9 +177,12 @@ class AgentTask:
         landed = status is Status.DONE
         if landed:
             self.overlay = Overlay(self._workspace)  # what landed is the workspace's now
-        self._keep(task, str(status), Overlay(self._workspace) if landed else None)
         receipts = tuple(receipt for model, receipt in task.account.by_model().items() if model)
         ended = Ended(status, line, diff or task.overlay.diff(), entry, receipts)
+        try:
+            self._keep(task, str(status), Overlay(self._workspace) if landed else None, ended)
+        except KeystrokeError as error:  # what was done is done; only going on with it is not possible
+            task.note(str(error), failed=True)
         self._sink(ended)
         return ended
 
@@ -173,7 +193,7 @@ class AgentTask:
         receipts: tuple[Receipt, ...] = ()
         overlay = self.overlay
         if previous is not None:
-            self._id = previous.id
+            self._id, self._created = previous.id, previous.created or self._created
             overlay = self.overlay = Overlay.restored(self._workspace, previous.overlay)
             messages, receipts = list(previous.messages), previous.receipts
             instruction = instruction.strip() or previous.instruction
@@ -206,7 +226,9 @@ class AgentTask:
         self._keep(task, "working")
         return task
 
-    def _keep(self, task: Working, status: str, overlay: Overlay | None = None) -> None:
+    def _keep(
+        self, task: Working, status: str, overlay: Overlay | None = None, ended: Ended | None = None
+    ) -> None:
         if self._records is None:
             return
         self._records.save(
@@ -222,6 +244,14 @@ class AgentTask:
                 check=self._options.check,
                 files=self._options.files,
                 time=time.time(),
+                created=self._created,
+                workspace=str(self._workspace.root),
+                owner=self._owner,
+                given=self._given,
+                line=ended.line if ended is not None else "",
+                diff=ended.diff if ended is not None else "",
+                entry=ended.entry if ended is not None else "",
+                pid=os.getpid(),
             )
         )
 

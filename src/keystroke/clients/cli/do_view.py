@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from keystroke.agent.chat import Steering
-from keystroke.agent.loop import Ended, Event
+from keystroke.agent.loop import Answer, Ended, Event, Question
 from keystroke.agent.loop.events import Began, Changed, Doing, Noted, Printed, Spent, Wrote
 from keystroke.clients.cli.console import GREEN, RED
 from keystroke.engine.base import Interrupt
@@ -37,9 +37,9 @@ class TaskView:
     def __init__(self, run: Invocation, *, as_json: bool) -> None:
         self._run, self._as_json = run, as_json
         self._keyboard = not as_json and sys.stdin.isatty() and sys.stderr.isatty()
-        self._items: queue.SimpleQueue[Event | str | None] = queue.SimpleQueue()
+        self._items: queue.SimpleQueue[Event | Question | None] = queue.SimpleQueue()
         self._waker, self._wake = os.pipe()
-        self._answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         self._asking = False
         self._typing: InputLine | None = None
         self._error: BaseException | None = None
@@ -47,7 +47,7 @@ class TaskView:
         self.steering = Steering()
 
     @property
-    def ask(self) -> Callable[[str], bool] | None:
+    def ask(self) -> Callable[[Question], Answer] | None:
         """Puts a question to the user from the task's thread; None where there is nobody."""
         return self._ask if self._keyboard else None
 
@@ -111,10 +111,13 @@ class TaskView:
             self._answer(False)
         return lines is not None
 
-    def _show(self, item: Event | str) -> None:
-        if isinstance(item, str):
+    def _show(self, item: Event | Question) -> None:
+        if isinstance(item, Question):
             self._asking = True
-            self._say(f"{item} [y/N]")
+            if item.plan is not None:
+                for line in item.plan.diff().splitlines():
+                    self._say(line)
+            self._say(f"{item.text} [y/N]")
         elif self._as_json:
             self._run.console.line(msgspec.json.encode(item).decode())
         elif isinstance(item, Began):
@@ -149,17 +152,17 @@ class TaskView:
 
     # ── the task's side ───────────────────────────────────────────────────────────────────────
 
-    def _put(self, item: Event | str | None) -> None:
+    def _put(self, item: Event | Question | None) -> None:
         self._items.put(item)
         os.write(self._wake, b"!")
 
-    def _ask(self, question: str) -> bool:
+    def _ask(self, question: Question) -> Answer:
         self._put(question)
         return self._answers.get()
 
     def _answer(self, yes: bool) -> None:
         self._asking = False
-        self._answers.put(yes)
+        self._answers.put(Answer(yes))
 
     def _refuse(self) -> None:
         """An interrupt answers a question that is open."""

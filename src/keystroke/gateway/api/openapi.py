@@ -10,7 +10,7 @@ from functools import cache
 from importlib.metadata import version
 from typing import Any
 
-from keystroke.protocol import chat, requests, response, status
+from keystroke.protocol import chat, requests, response, status, tasks
 from keystroke.protocol.schema import components
 
 _TYPES = (
@@ -25,13 +25,21 @@ _TYPES = (
     response.ErrorBody,
     status.LoadRequest,
     status.LoadStep,
+    tasks.TaskCreate,
+    tasks.TaskSteer,
+    tasks.TaskAnswer,
+    tasks.TaskApply,
+    tasks.TaskResume,
+    tasks.Task,
+    tasks.TaskList,
+    tasks.TaskDiff,
 )
 
 _ERRORS = {
     "400": "The request cannot be understood or fulfilled as it stands",
     "401": "A key is needed, or this one is not accepted",
     "403": "The caller may not do this",
-    "404": "The model or response does not exist",
+    "404": "The model, response, task or folder does not exist",
     "408": "The client stopped reading",
     "409": "A newer request of the same buffer took its place",
     "413": "The body is too large",
@@ -72,6 +80,7 @@ def document() -> dict[str, Any]:
                 )
             },
             "/infill": {"post": _post("infill", "InfillRequest", "Infill", "Fill in the middle (llama.vim)")},
+            **_task_paths(),
             "/v1/models": {"get": _get("listModels", "Models on offer")},
             "/v1/models/load": {
                 "post": _post(
@@ -88,6 +97,40 @@ def document() -> dict[str, Any]:
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }  # fmt: skip
+
+
+def _task_paths() -> dict[str, Any]:
+    one = "/v1/tasks/{task_id}"
+    acts = {
+        "steer": ("TaskSteer", "Say something to a task under way"),
+        "approve": ("TaskAnswer", "Answer its question with yes"),
+        "reject": ("TaskAnswer", "Answer its question with no"),
+        "cancel": (None, "Stop it"),
+        "apply": ("TaskApply", "Make the change that it proposed"),
+        "undo": (None, "Take its change back"),
+        "resume": ("TaskResume", "Go on with it"),
+    }
+    query = {"name": "workspace", "in": "query", "schema": {"type": "string"}}
+    after = {"name": "after", "in": "query", "schema": {"type": "integer", "minimum": 0}}
+    create = _post("createTask", "TaskCreate", "Task", "Give a task", stream=True)
+    paths: dict[str, Any] = {
+        "/v1/tasks": {
+            "post": create,
+            "get": {**_get("listTasks", "One's own tasks", schema="TaskList"), "parameters": [query]},
+        },
+        one: {"get": _by_id("getTask", "A task", "Task", "task_id")},
+        f"{one}/diff": {"get": _by_id("taskDiff", "The change so far", "TaskDiff", "task_id")},
+        f"{one}/events": {"get": _by_id("taskEvents", "Its events", None, "task_id")},
+    }
+    events = paths[f"{one}/events"]["get"]
+    events["parameters"].append(after)
+    events["responses"]["200"]["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
+    for name, (body, words) in acts.items():
+        act = _by_id(f"{name}Task", words, "Task", "task_id")
+        if body is not None:
+            act["requestBody"] = {"content": {"application/json": {"schema": _ref(body)}}}
+        paths[f"{one}/{name}"] = {"post": act}
+    return paths
 
 
 def _ref(name: str) -> dict[str, Any]:
@@ -120,9 +163,11 @@ def _post(
     }
 
 
-def _by_id(operation: str, words: str, schema: str | None = "Response") -> dict[str, Any]:
+def _by_id(
+    operation: str, words: str, schema: str | None = "Response", name: str = "response_id"
+) -> dict[str, Any]:
     shape = _ref(schema) if schema else {"type": "object"}
-    parameter = {"name": "response_id", "in": "path", "required": True, "schema": {"type": "string"}}
+    parameter = {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
     return {
         "operationId": operation,
         "summary": words,
@@ -134,8 +179,11 @@ def _by_id(operation: str, words: str, schema: str | None = "Response") -> dict[
     }
 
 
-def _get(operation: str, words: str, media: str = "application/json") -> dict[str, Any]:
-    shape = {"type": "object"} if media == "application/json" else {"type": "string"}
+def _get(
+    operation: str, words: str, media: str = "application/json", schema: str | None = None
+) -> dict[str, Any]:
+    plain = {"type": "object"} if media == "application/json" else {"type": "string"}
+    shape = _ref(schema) if schema else plain
     return {
         "operationId": operation,
         "summary": words,

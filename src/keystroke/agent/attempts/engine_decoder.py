@@ -1,0 +1,131 @@
+"""Attempts written by an engine on the calling thread: sessions forked from one that has read the prompt.
+
+Law: touches the engine from the calling thread alone. All writers advance in one batch; one that writes alone
+may be drafted for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from keystroke.agent.attempts.attempt import Attempt
+from keystroke.agent.attempts.decoder import Decoder, Piece, Writer
+from keystroke.engine.base import Interrupt, Sampling, Session
+from keystroke.engine.generation import Chunk, Finish, Generation, GenerationParams
+from keystroke.engine.model import Model
+from keystroke.engine.speculative import MAX_DRAFT, Drafter
+from keystroke.errors import Interrupted
+
+Draft = Callable[[], Drafter | None]
+
+
+class EngineWriter(Writer):
+    def __init__(self, generation: Generation, prompt: Sequence[int]) -> None:
+        self.generation, self.prompt = generation, prompt
+        self._start = 0  # where its text begins: behind what was written before it was turned
+        self._old = 0  # characters of that which are still to come
+
+    @property
+    def text(self) -> str:
+        return self.generation.text[self._start :]
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.generation.tokens
+
+    def turn(self, tokens: Sequence[int]) -> None:
+        generation = self.generation
+        generation.redirect(tokens)
+        self._old = generation.carried
+        self._start = len(generation.text) + self._old
+        self.prompt, self.begins = list(generation.session.tokens), len(generation.tokens)
+
+    def heard(self, chunk: Chunk) -> str:
+        """The part of a chunk that belongs to the answer as it is now."""
+        if not self._old:
+            return chunk.text
+        text, self._old = chunk.text[self._old :], max(0, self._old - len(chunk.text))
+        return text
+
+    def close(self) -> None:
+        self.generation.session.close()
+
+
+class EngineDecoder(Decoder):
+    """`draft` makes a drafter for an attempt that is written alone. `width` 0: as many at a time as the
+    engine steps for about the price of one."""
+
+    scores = True
+
+    def __init__(
+        self, model: Model, params: GenerationParams, *, draft: Draft | None = None, width: int = 0
+    ) -> None:
+        self._model, self._params, self._draft = model, params, draft
+        self.width = width or model.engine.max_batch
+        self.context = model.engine.info.context_length
+        self._base: Session | None = None
+        self._interrupt = Interrupt()
+
+    def read(self, prompt: Sequence[int], interrupt: Interrupt) -> int:
+        self._interrupt = interrupt
+        self._base = self._model.engine.session()
+        return self._base.extend(prompt, interrupt).reused
+
+    def begin(self, prompt: Sequence[int], sampling: Sampling, *, alone: bool) -> EngineWriter:
+        assert self._base is not None
+        session = self._base.fork()
+        try:
+            params = replace(self._params, sampling=sampling)
+            drafter = self._draft() if self._draft is not None and alone else None
+            generation = Generation(self._model, session, prompt, params, drafter, self._interrupt)
+            generation.prefill()
+        except BaseException:
+            session.close()
+            raise
+        return EngineWriter(generation, prompt)
+
+    def step(self, writers: Sequence[Writer], patience: float | None) -> Iterable[Piece]:
+        known = [writer for writer in writers if isinstance(writer, EngineWriter)]
+        if len(known) == 1:
+            chunk = known[0].generation.advance()
+            if chunk.finish is Finish.INTERRUPTED:
+                raise Interrupted("stopped on request")
+            return [(known[0], known[0].heard(chunk), chunk.finish)]
+        pieces: list[Piece] = []
+        asked = []
+        for writer in known:
+            request = writer.generation.next_step()
+            if request is None:
+                pieces.append((writer, writer.heard(writer.generation.advance()), Finish.LENGTH))
+            else:
+                asked.append((writer, request))
+        if asked:
+            began = time.perf_counter()
+            steps = self._model.engine.step_many([request for _, request in asked])
+            spent = time.perf_counter() - began
+            for (writer, request), step in zip(asked, steps, strict=True):
+                chunk = writer.generation.take(step, spent, len(request.draft))
+                pieces.append((writer, writer.heard(chunk), chunk.finish))
+        return pieces
+
+    def likelihood(self, attempt: Attempt, interrupt: Interrupt) -> float:
+        """Its own tokens are its draft: chosen by the same seed at the same places they are all accepted, so
+        a few steps say what each was worth."""
+        assert self._base is not None
+        total, done = 0.0, 0
+        tokens = attempt.tokens[attempt.begins :]
+        sampling = replace(attempt.sampling, logprobs=0)
+        with self._base.fork() as session:
+            session.extend(attempt.prompt, interrupt)
+            while done < len(tokens):
+                step = session.step(tokens[done : done + MAX_DRAFT], sampling, interrupt)
+                total += sum(known.logprob for known in step.logprobs)
+                done += len(step.tokens)
+        return total / max(done, 1)
+
+    def close(self) -> None:
+        if self._base is not None:
+            self._base.close()
+            self._base = None
