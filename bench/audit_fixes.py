@@ -307,12 +307,22 @@ _SCRIPT_JOB = """
 """
 
 
+def _rendered(program: str) -> str:
+    """Elements of JSX as the markup that a renderer would write."""
+
+    def element(found: re.Match[str]) -> str:
+        held = re.sub(r"=\{(\w+)\}", r'="${\1}"', found.group())
+        return f"`{held}`"
+
+    return re.sub(r"<a\s[^>]*>[^<]*</a>", element, program)
+
+
 def _javascript(jobs: Sequence[Job]) -> list[list[str]]:
     """One process for all jobs, each in a worker of its own."""
     with tempfile.TemporaryDirectory(prefix="trial-") as place:
         folder = Path(place)
         for at, job in enumerate(jobs):
-            text = f"{job.setup}\n{job.program}\n{job.driver}\n{_SCRIPT_JOB}"
+            text = f"{job.setup}\n{_rendered(job.program)}\n{job.driver}\n{_SCRIPT_JOB}"
             (folder / f"job{at}.js").write_text(text, encoding="utf-8")
         (folder / "main.js").write_text(_SCRIPT_MAIN, encoding="utf-8")
         code, out, err = _run(["node", "main.js"], folder, json.dumps([job.inputs for job in jobs]))

@@ -121,14 +121,17 @@ def hit(label: Label, spans: list[tuple[int, int, frozenset[int]]]) -> bool:
     return any(start <= last and end >= label.line for start, end, _ in spans)
 
 
-def spans_of(path: Path) -> list[tuple[int, int, frozenset[int]]]:
-    """First and last line and the weaknesses of each finding in a file."""
+def spans_of(path: Path, offered: Counter[str] | None = None) -> list[tuple[int, int, frozenset[int]]]:
+    """First and last line and the weaknesses of each finding in a file; `offered` counts those with a fix."""
     language = language_of(path)
     text = path.read_text(encoding="utf-8", errors="replace")
     try:
         findings = Auditor(language).audit(text) if language is not None else ()
     except KeystrokeError:
         findings = ()
+    if offered is not None and language is not None:
+        offered[f"{family_of(language)} found"] += len(findings)
+        offered[f"{family_of(language)} fixed"] += sum(bool(item.fixes) for item in findings)
     return [
         (
             text.count("\n", 0, item.start) + 1,
@@ -145,11 +148,11 @@ def suite(name: str, folder: Path) -> dict[str, Any]:
     for label in read_suite(folder):
         files[label.path].append(label)
     rows: dict[str, Counter[str]] = defaultdict(Counter)
+    offered: Counter[str] = Counter()
     for path, labels in files.items():
-        spans = spans_of(path)
+        spans = spans_of(path, offered)
         for label in labels:
-            language = language_of(path) or ""
-            family = {"typescript": "javascript", "tsx": "javascript"}.get(language, language)
+            family = family_of(language_of(path) or "")
             row = rows[f"{family}_{half(label, folder)}"]
             found = hit(label, spans)
             row["bad"] += label.bad
@@ -167,4 +170,14 @@ def suite(name: str, folder: Path) -> dict[str, Any]:
             "alarms": row["alarms"],
             "safe": row["good"],
         }
+    for key in sorted({key.split()[0] for key in offered}):
+        share = offered[f"{key} fixed"] / max(offered[f"{key} found"], 1)
+        print(
+            f"{name:16} {key:18} {offered[f'{key} fixed']} of {offered[f'{key} found']} findings have a fix"
+        )
+        out[f"{key}_fixes_offered_share"] = round(share, 3)
     return {f"suite_{name}": out}
+
+
+def family_of(language: str) -> str:
+    return {"typescript": "javascript", "tsx": "javascript"}.get(language, language)

@@ -7,8 +7,8 @@ import pytest
 from keystroke.analysis.audit import Auditor
 
 
-def rules(text: str, language: str = "python", **options: bool) -> list[str]:
-    return [finding.rule for finding in Auditor(language, **options).audit(text)]
+def rules(text: str, language: str = "python", *, honour_others: bool = False) -> list[str]:
+    return [finding.rule for finding in Auditor(language, honour_others=honour_others).audit(text)]
 
 
 def test_a_reason_silences_the_named_rule_on_its_line_or_the_next() -> None:

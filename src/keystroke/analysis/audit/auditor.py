@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,10 +26,12 @@ from keystroke.analysis.audit.flow.knowledge import load_knowledge
 from keystroke.analysis.audit.flow.memo import Memo
 from keystroke.analysis.audit.flow.values import Memory, Value
 from keystroke.analysis.audit.go_numbers import GoDetectors
+from keystroke.analysis.audit.memory.control import started
 from keystroke.analysis.audit.memory.pointers import Pointers
 from keystroke.analysis.audit.rules.catalog import LANGUAGES
 from keystroke.analysis.audit.rules.match import Match, Matcher, index_of
 from keystroke.analysis.audit.rules.triggers import FLOW, SILENT, WORD, triggers_of, words_of
+from keystroke.analysis.audit.rules.wrappers import wrappers
 from keystroke.analysis.audit.source import ir
 from keystroke.analysis.audit.source.lower import Lowering
 from keystroke.analysis.audit.source.lower.c import CLowering
@@ -79,24 +82,38 @@ class _Result:
 class Auditor:
     """Audits texts of one language."""
 
-    def __init__(self, language: str, *, honour_others: bool = False) -> None:
+    def __init__(
+        self, language: str, *, honour_others: bool = False, helpers: Mapping[str, str] | None = None
+    ) -> None:
+        """`helpers`: functions of the same project and what a call of each runs; see rules/wrappers.py."""
         if language not in LANGUAGES:
             raise NotFound(f"cannot audit {language!r}; known languages: {', '.join(LANGUAGES)}")
         self.language = language
         self.honour_others = honour_others
+        self.helpers = dict(helpers or {})
 
     def audit(self, text: str) -> tuple[Finding, ...]:
-        return LiveAudit(self.language, text, honour_others=self.honour_others, remember=False).findings
+        live = LiveAudit(
+            self.language, text, honour_others=self.honour_others, remember=False, helpers=self.helpers
+        )
+        return live.findings
 
 
 class LiveAudit:
     """The audit of one buffer, brought up to date by each edit."""
 
     def __init__(
-        self, language: str, text: str = "", *, honour_others: bool = False, remember: bool = True
+        self,
+        language: str,
+        text: str = "",
+        *,
+        honour_others: bool = False,
+        remember: bool = True,
+        helpers: Mapping[str, str] | None = None,
     ) -> None:
         if language not in LANGUAGES:
             raise NotFound(f"cannot audit {language!r}; known languages: {', '.join(LANGUAGES)}")
+        self._helpers = dict(helpers or {})
         self.language = language
         self.honour_others = honour_others
         self._remember = remember  # what statements did, for the next key; of no use to an audit done once
@@ -111,6 +128,7 @@ class LiveAudit:
         self._memo = Memo()
         self._outline_memo = Memo()
         self._outline = Skeleton("", (0,), (0,))
+        self._handed: dict[str, str] = {}
         self._outline_found: tuple[_Found, ...] = ()
         self._units: list[Unit] = []
         self._functions: dict[str, str] = {}
@@ -146,7 +164,9 @@ class LiveAudit:
         text = self.text
         outline = skeleton(text, self._units, self.language)
         self._functions = {}  # the outline is read without them, so that it depends on its own text alone
-        if outline.text != self._outline.text:
+        handing = self._handing()
+        if outline.text != self._outline.text or handing != self._handed:
+            self._handed = handing
             self._read_outline(outline)
         self._outline = outline
         if self.language in ACROSS:
@@ -174,6 +194,14 @@ class LiveAudit:
         self.findings = suppress(text, findings, self.honour_others)
         return self.findings
 
+    def _handing(self) -> dict[str, str]:
+        """Functions of special meaning: they hand a text on to a shell or a database, or run as threads."""
+        if self.language in ("c", "cpp"):
+            return started(self.text)
+        if self.language != "python":
+            return {}
+        return {**self._helpers, **wrappers(self.text[unit.start : unit.end] for unit in self._units)}
+
     def _read_outline(self, outline: Skeleton) -> None:
         before, imports = self._context, self._imports
         matches, env, _ = self._walk(outline.text, {}, 0)
@@ -189,6 +217,8 @@ class LiveAudit:
             for name, value in env.items()
             if not name.startswith("#")
         }
+        for name, kind in self._handed.items():
+            env[name] = env[f"self.{name}"] = Value(path=kind)
         self._context = env
         self._constants = "\n".join(
             value.const for value in env.values() if isinstance(value.const, str) and len(value.const) < 400

@@ -10,6 +10,7 @@ import re
 
 from keystroke.analysis.audit.flow.data_flow import CallEvent
 from keystroke.analysis.audit.flow.values import LOCAL, PARAMETER, REMOTE, Value
+from keystroke.analysis.audit.memory.control import Control
 from keystroke.analysis.audit.memory.matcher import MemoryMatcher
 from keystroke.analysis.audit.rules.match import Matcher, key_of
 from keystroke.analysis.audit.rules.secrets import FORMAT_MARKS, FORMATS, is_secret
@@ -199,6 +200,13 @@ class Detectors(_Secrets):
             self.cookies(event)
         return super().call(event)
 
+    def bind(self, path: str, key: str, value: Value, node: ir.Syntax, target: ir.Expr) -> None:
+        super().bind(path, key, value, node, target)
+        if path == "jsx.target" and value.const in ("_blank", "blank"):
+            element = node.parent()
+            if element is not None and _LINK.match(element.text()) and not _TIED.search(element.text()):
+                self.detected("blank-target", element)
+
     def factories(self, event: CallEvent) -> None:
         """A Java XML factory used without any of the settings that make it refuse entities."""
         owner, _, method = event.path.rpartition(".")
@@ -253,10 +261,27 @@ class Detectors(_Secrets):
             and self.flow is not None
             and self.flow.eval_quiet(expr.base.key).level >= PARAMETER
         )
+        around = self.function.node.text() if self.function is not None else ""
+        if _GUARDED.search(around):
+            return
         right = parent.field("right")
-        copied = right is not None and right.kind() == "subscript_expression" and "Object.keys" in key.path
-        if nested or copied or key.level >= REMOTE:
+        listed = (
+            "Object.keys" in key.path or "Object.entries" in key.path or "getOwnPropertyNames" in key.path
+        )
+        copied = (
+            right is not None and listed and (right.kind() == "subscript_expression" or "entries" in key.path)
+        )
+        name = key_of(expr.base)
+        walked = name is not None and re.search(rf"\b{re.escape(name)}\s*=\s*{re.escape(name)}\s*\[", around)
+        if nested or copied or walked or key.level >= REMOTE:
             self.detected("foreign-property", parent, origin=key.origin)
+
+
+_LINK = re.compile(r"<a\s[\s\S]*\bhref=(?:\{|[\"']https?:)")
+_TIED = re.compile(r"\brel=|\{\.\.\.")
+_GUARDED = re.compile(
+    r"__proto__|Object\.create\(null\)|new Map\b|isPrototypePolluted|isSafeKey|isUnsafe(?:Key|Property)"
+)
 
 
 def _assigned(node: ir.Syntax) -> ir.Syntax | None:
@@ -271,5 +296,5 @@ def _assigned(node: ir.Syntax) -> ir.Syntax | None:
     return parent
 
 
-class MemoryDetectors(_Secrets, MemoryMatcher):
+class MemoryDetectors(_Secrets, Control, MemoryMatcher):
     pass

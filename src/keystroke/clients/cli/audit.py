@@ -18,6 +18,7 @@ import typer
 from keystroke.analysis.audit import LANGUAGES, Auditor, Severity, all_rules, find_rule
 from keystroke.analysis.audit.files import Skipped, Source, sources
 from keystroke.analysis.audit.report import Audited, as_json, as_sarif, as_text, diff, fixed
+from keystroke.analysis.audit.rules.wrappers import project_wrappers
 from keystroke.clients.cli import options
 from keystroke.clients.cli.console import Console, complain
 from keystroke.clients.cli.invocation import Invocation, of
@@ -87,11 +88,13 @@ def audit(
 
 def _audited(chosen: list[Source], severity: Severity, nosec: bool, *, quiet: bool) -> list[Audited]:
     found = []
+    helpers = project_wrappers(source.text for source in chosen if source.language == "python")
     with Console(quiet=quiet or len(chosen) < MANY).progress() as report:
         for at, source in enumerate(chosen):
             report("audit", at, len(chosen))
             try:
-                findings = Auditor(source.language, honour_others=nosec).audit(source.text)
+                auditor = Auditor(source.language, honour_others=nosec, helpers=helpers)
+                findings = auditor.audit(source.text)
             except KeystrokeError as error:
                 complain(f"{source.path} was skipped: {error}")
                 continue

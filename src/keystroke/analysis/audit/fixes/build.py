@@ -46,6 +46,7 @@ FIXERS: dict[str, Fixer] = {
     "random-number": scripts.random_number,
     "buffer-from": scripts.buffer_from,
     "last-dropped": scripts.last_dropped,
+    "cut-opener": scripts.cut_opener,
     "java-parameters": java.parameters,
     "insert-before": java.inserted,
     "closed-parser": java.closed_parser,

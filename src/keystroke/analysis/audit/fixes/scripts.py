@@ -243,3 +243,12 @@ def last_dropped(site: Site, spec: FixSpec) -> Repair | None:
     if len(given) < 2 or given[-1].text() != "true":
         return None
     return Repair((Edit(span(given[-2])[1], span(given[-1])[1], ""),))
+
+
+def cut_opener(site: Site, spec: FixSpec) -> Repair | None:
+    """A link to a new window that tells it nothing of this one."""
+    for attribute in site.match.node.children():
+        if attribute.kind() == "jsx_attribute" and attribute.text().startswith("target"):
+            end = span(attribute)[1]
+            return Repair((Edit(end, end, ' rel="noopener noreferrer"'),))
+    return None

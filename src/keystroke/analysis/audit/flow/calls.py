@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from keystroke.analysis.audit.flow.folding import formatted, key_of, maps, replaced, tidied
 from keystroke.analysis.audit.flow.narrowing import Narrowing
 from keystroke.analysis.audit.flow.roles import given
@@ -28,6 +30,26 @@ from keystroke.analysis.audit.flow.walk import (
 from keystroke.analysis.audit.source import ir
 
 _PATH = frozenset({"path"})
+_HTML = frozenset({"html"})
+_SETTERS = ("().text", "().attr", "().prop", "().val", "().css", "().data", "().addClass")
+_CHANGES = frozenset(
+    {
+        "append",
+        "push",
+        "add",
+        "addElement",
+        "insert",
+        "extend",
+        "update",
+        "write",
+        "put",
+        "set",
+        "WriteString",
+    }
+    | {"setProperty", "unshift", "push_back", "addAll", "setdefault", "addFirst", "addLast", "offer"}
+    | {"offerFirst", "offerLast", "putIfAbsent", "putAll", "enqueue", "insertElementAt"}
+)
+_SETTER, _GETTER = re.compile(r"set[A-Z]\w*"), re.compile(r"get[A-Z]\w*")
 
 
 class Calls(Narrowing):
@@ -93,8 +115,13 @@ class Calls(Narrowing):
     ) -> Value:
         know = self.know
         out = f"{path}()"
+        if self.family == "javascript" and args and receiver is not None and path.endswith(_SETTERS):
+            # `$(...).text(value)` gives the element back, the value in it as text.
+            return replace(mix([receiver, *args]).cleaned(_HTML), path=out)
         if know.sources.match(out):
-            return Value(level=REMOTE, path=out, origin=out, numeric=know.numeric.match(out))
+            return Value(
+                level=REMOTE, path=out, origin=out, numeric=know.numeric.match(out), clean=know.cleans(out)
+            )
         if know.origins.match(out):
             return Value(level=LOCAL, path=out, origin=out, numeric=know.numeric.match(out))
         inputs = ([receiver] if receiver is not None else []) + args + list(kwargs.values())
@@ -112,6 +139,8 @@ class Calls(Narrowing):
                 clean=args[0].clean | know.cleans("json.loads()"),
             )
         uses = know.cleans(out)
+        if receiver is not None and receiver.path.endswith("normalize()") and path.endswith(".replace"):
+            uses |= _PATH if args and ".." in (args[0].text or "").replace("\\", "") else NONE
         if args and (path.endswith((".replace", ".replaceAll")) or path == "re.sub"):
             uses |= replaced(args[0], self.family)
         if not uses and ESCAPING.search(path):
@@ -127,6 +156,11 @@ class Calls(Narrowing):
         if path == "require" and args and isinstance(args[0].const, str) and self.family == "javascript":
             return Value(path=args[0].const.removeprefix("node:"))
         last = path.rsplit(".", 1)[-1]
+        if self.family == "java" and not args and _GETTER.fullmatch(last) and isinstance(expr.func, ir.Attr):
+            holder = key_of(expr.func.base)
+            given = self.env.get(f"{holder}.{last[3:]}") if holder is not None else None
+            if given is not None:
+                return given
         special = self.special(path, last, receiver, args, kwargs)
         if special is not None:
             return special
@@ -266,28 +300,10 @@ class Calls(Narrowing):
         holder = key_of(expr.func.base)
         if holder is None or self.held(holder) is None:
             return
-        if (
-            last
-            in (
-                "append",
-                "push",
-                "add",
-                "addElement",
-                "insert",
-                "extend",
-                "update",
-                "write",
-                "put",
-                "set",
-                "WriteString",
-                "setProperty",
-                "unshift",
-                "push_back",
-                "addAll",
-                "setdefault",
-            )
-            and args
-        ):
+        if self.family == "java" and len(args) == 1 and _SETTER.fullmatch(last):
+            self.env[f"{holder}.{last[3:]}"] = args[0]  # what its getter gives back
+            return
+        if last in _CHANGES and args:
             known = self.held(holder) or PLAIN
             if last == "set" and len(args) == 3:  # a setting in a section
                 if known.items is None and known.path.endswith("Parser()") and known.level <= LOCAL:

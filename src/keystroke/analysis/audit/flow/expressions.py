@@ -264,7 +264,10 @@ class Expressions(Calls):
             if at and not (pieces[-1].text or "").endswith("/"):
                 pieces.append(constant("/"))
             pieces.append(arg)
-        return replace(text_of(pieces), path=args[0].path)
+        whole = replace(text_of(pieces), path=args[0].path)
+        if args[0].level < whole.level and all(arg.safe("path") for arg in args if arg.level == whole.level):
+            return whole.cleaned(frozenset({"path"}))  # the caller's folder, and names that cannot leave it
+        return whole
 
     def unary(self, op: str, arg: Value) -> Value:
         if op in ("!", "not"):

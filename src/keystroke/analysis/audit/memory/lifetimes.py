@@ -356,6 +356,8 @@ class Lifetimes(Copies):
             self.unset(name, node, parent, kind)
             return
         if self.freed(memory.block):
+            if kind == "pointer_expression" and parent.text().startswith("&"):
+                return  # where the pointer itself lies, not what it pointed to
             if kind in ("assignment_expression", "init_declarator"):
                 return  # the pointer is copied or replaced, not followed
             if kind == "binary_expression" and parent.field("operator").text() in ("==", "!="):

@@ -18,6 +18,7 @@ from keystroke.analysis.audit.flow.values import (
 from keystroke.analysis.audit.flow.walk import CallEvent
 from keystroke.analysis.audit.memory.copies import COUNTED, FORMATS, SCANS, STRING
 from keystroke.analysis.audit.memory.lifetimes import ALLOC, DUPLICATES, FREE, OPENS, Lifetimes
+from keystroke.analysis.audit.memory.pointers import FORGED
 from keystroke.analysis.audit.memory.sizes import size_of
 from keystroke.analysis.audit.source import ir
 
@@ -146,6 +147,9 @@ class MemoryMatcher(Lifetimes):
     # Places
 
     def index(self, base: Value, key: Value, node: ir.Syntax, expr: ir.Index) -> None:
+        if base.path == FORGED:
+            self.detected("foreign-pointer", node, origin=base.origin)
+            return
         self.dereferenced(base, node, expr.base)
         memory = base.memory
         if memory is None:

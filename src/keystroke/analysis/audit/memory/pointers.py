@@ -39,6 +39,8 @@ LIMITS = {
     "INT64_MIN": -(2**63),
     "UINT64_MAX": 2**64 - 1,
 }
+FORGED = "@forged"  # the path of a pointer that a number from outside made or moved
+_NUMBER = re.compile(r"scanf|ato[il]|strto|argv|getenv|recv|read|fgets")
 _CHECKED = re.compile(r"__builtin_s?(?:add|sub|mul)l{0,2}_overflow(?:_p)?|ckd_(?:add|sub|mul)")
 _READERS = frozenset({"free", "memcmp", "strcmp", "sizeof", "printf", "fprintf", "delete"})
 
@@ -110,6 +112,9 @@ class Pointers(Flow):
         if memory is None or step.const == 0:
             return pointer
         moved = step.const * memory.unit if isinstance(step.const, int) else None
+        foreign = step.level >= REMOTE and step.numeric and not step.bounded and step.high is None
+        if foreign and _NUMBER.search(step.origin):
+            pointer = replace(pointer, path=FORGED, origin=step.origin)
         known = moved is not None and memory.start is not None
         return replace(
             pointer,
@@ -207,6 +212,9 @@ class Pointers(Flow):
             if not self.quiet:
                 self.hear.remark("truncation", expr.node)
             value = replace(value, bounded=True)
+        foreign = value.numeric and value.level >= REMOTE and not value.bounded and value.high is None
+        if foreign and "*" in expr.type and value.memory is None and _NUMBER.search(value.origin):
+            return replace(value, numeric=False, path=FORGED)
         if value.memory is not None and "*" in expr.type and value.memory.kind not in ("file", "unset"):
             unit = size_of(expr.type.replace("*", "", 1)) or 0
             if unit != value.memory.unit and "void" not in expr.type:

@@ -32,6 +32,9 @@ SILENT, SYNTAX, FLOW = range(3)  # what a unit needs: nothing, its syntax patter
 
 # Words without which the detectors in code stay silent.
 _DETECTORS = {
+    "javascript": ("_blank",),
+    "typescript": ("_blank",),
+    "tsx": ("_blank",),
     "go": ("strconv.", "make("),
     "java": ("XML", "SAX", "DocumentBuilder", "TransformerFactory", "SchemaFactory", "addCookie"),
 }

@@ -1,0 +1,261 @@
+"""C's control flow: endless recursion and loops, assertions that input reaches, data that threads share.
+
+Law: said from the syntax of one function and from two facts of the file, which functions start threads or
+handle signals. A loop or a recursion is reported only where nothing in it can end it.
+"""
+
+from __future__ import annotations
+
+import re
+
+from keystroke.analysis.audit.flow.values import REMOTE, Value
+from keystroke.analysis.audit.flow.walk import CallEvent
+from keystroke.analysis.audit.rules.match import Matcher
+from keystroke.analysis.audit.source import ir
+
+THREAD, SIGNAL = "@thread", "@signal"
+_STARTS = (
+    (THREAD, re.compile(r"\bpthread_create\s*\([^,;]+,[^,;]+,\s*(?:\([^)]*\)\s*)?&?(\w+)")),
+    (THREAD, re.compile(r"\bthrd_create\s*\([^,;]+,\s*&?(\w+)")),
+    (THREAD, re.compile(r"\bstd::j?thread\s+\w+\s*[({]\s*&?(\w+)")),
+    (SIGNAL, re.compile(r"\bsignal\s*\(\s*SIG\w+\s*,\s*&?(\w+)")),
+    (SIGNAL, re.compile(r"\bsa_(?:handler|sigaction)\s*=\s*&?(\w+)")),
+)
+_BRANCHES = frozenset(
+    {"if_statement", "switch_statement", "case_statement", "conditional_expression", "while_statement"}
+    | {"for_statement", "do_statement", "catch_clause", "for_range_loop"}
+)
+_LEAVES = re.compile(
+    r"\b(?:return|goto|throw|exit|_exit|_Exit|abort|longjmp|siglongjmp|pthread_exit|ExitProcess|quick_exit|co_return)\b"
+)
+_OUTPUT = re.compile(r"^(?:printf|puts|putchar|fputs|fputc|fprintf|wprintf|printLine|std::cout)$")
+_LOCKS = re.compile(r"(?i)lock|mutex|atomic|sem_wait|__sync|critical|\bomp\b|_Atomic|barrier")
+_UNSAFE = frozenset(
+    {"printf", "fprintf", "sprintf", "puts", "malloc", "calloc", "realloc", "free", "exit", "syslog", "fopen"}
+    | {"fclose", "strdup", "fputs", "fgets", "system", "localtime", "pthread_mutex_lock"}
+)
+_WORD = re.compile(r"[A-Za-z_]\w*")
+
+
+def started(text: str) -> dict[str, str]:
+    """The functions of a file that run as threads or as handlers of signals."""
+    found: dict[str, str] = {}
+    if "thr" in text or "sig" in text:
+        for kind, pattern in _STARTS:
+            found.update(dict.fromkeys(pattern.findall(text), kind))
+    return {name: kind for name, kind in found.items() if name not in ("NULL", "SIG_IGN", "SIG_DFL")}
+
+
+class Control(Matcher):
+    def define(self, function: ir.Function, handler: bool) -> None:
+        super().define(function, handler)
+        if self.flow is None or self.flow.inline or function.node.kind() != "function_definition":
+            return
+        body = function.node.field("body")
+        if body is None:
+            return
+        text = body.text()
+        if function.name and re.search(rf"\b{re.escape(function.name)}\s*\(", text):
+            self.recursive(function, body)
+        if "while" in text or "for" in text:
+            self.endless(function, body)
+        role = self.flow.outside.get(function.name)
+        if role is not None and role.path == THREAD and not _LOCKS.search(text):
+            self.shared(function, body)
+        elif role is not None and role.path == SIGNAL:
+            self.handled(body)
+
+    def call(self, event: CallEvent) -> Value | None:
+        if event.path == "assert" and event.args:
+            self.asserted(event)
+        return super().call(event)
+
+    # Recursion
+
+    def recursive(self, function: ir.Function, body: ir.Syntax) -> None:
+        names = [param.name for param in function.params]
+        for call in body.find_all(kind="call_expression"):
+            callee = call.field("function")
+            if callee is None or callee.text() != function.name:
+                continue
+            given = call.field("arguments")
+            args = (
+                [child.text() for child in given.children() if child.is_named()] if given is not None else []
+            )
+            if not _guarded(call, body):
+                self.detected("recursion", call)
+            elif (
+                names
+                and len(args) == len(names)
+                and all(
+                    arg in (name, f"{name}--", f"{name}++") for arg, name in zip(args, names, strict=True)
+                )
+                and not any(param.type.endswith("*") or "*" in param.type for param in function.params)
+                and not any(_changed(body, name, call) for name in names)
+            ):
+                self.detected("recursion", call, "the function calls itself with the same arguments again")
+
+    # Loops
+
+    def endless(self, function: ir.Function, body: ir.Syntax) -> None:
+        for kind in ("while_statement", "for_statement"):
+            for loop in body.find_all(kind=kind):
+                inner, test = loop.field("body"), loop.field("condition")
+                if inner is None or _LEAVES.search(inner.text()) or _breaks(inner):
+                    continue
+                if self.unending(function, body, loop, inner, test):
+                    self.detected("endless-loop", loop)
+
+    def unending(
+        self,
+        function: ir.Function,
+        body: ir.Syntax,
+        loop: ir.Syntax,
+        inner: ir.Syntax,
+        test: ir.Syntax | None,
+    ) -> bool:
+        told = test.text().strip("() ") if test is not None else "1"
+        if told in ("1", "true", "TRUE"):
+            calls = [call.field("function") for call in inner.find_all(kind="call_expression")]
+            return all(callee is not None and _OUTPUT.match(callee.text()) for callee in calls)
+        names = set(_WORD.findall(told)) - {"NULL", "true", "false", "sizeof"}
+        if not names or any(mark in told for mark in ("(", "[", "*", "->", ".", "++", "--", "=&")):
+            return False
+        if re.search(r"(?<![=!<>])=(?!=)", told):
+            return False
+        local = {param.name for param in function.params} | _declared(body)
+        if not names <= {name for name in local if name.islower() or not name.isupper()}:
+            return False
+        whole = body.text()
+        update = loop.field("update")
+        changing = inner.text() + (update.text() if update is not None else "")
+        if any(
+            re.search(rf"&\s*{name}\b|\bvolatile\b[^;]*\b{name}\b|\bstatic\b[^;]*\b{name}\b", whole)
+            for name in names
+        ):
+            return False
+        if re.search(r"\basm\b|__asm|\b[A-Z_]{3,}\s*\(", inner.text()):
+            return False
+        if not any(_assigned(changing, name) for name in names):
+            return True
+        return _wrong_way(loop, told)
+
+    # Assertions
+
+    def asserted(self, event: CallEvent) -> None:
+        expr, value = event.call.args[0], event.args[0]
+        if value.known and not value.const and not isinstance(expr, ir.Const):
+            self.detected(
+                "reachable-assertion", event.call.node, "this assertion fails whenever it is reached"
+            )
+            return
+        if self.flow is None:
+            return
+        for name in _WORD.findall(expr.node.text()):
+            held = self.flow.held(name)
+            if held is None or held.level < REMOTE or "*" in held.clean:
+                continue
+            if not held.bounded and held.low is None and held.high is None:
+                self.detected("reachable-assertion", event.call.node, origin=held.origin)
+                return
+
+    # Threads and signals
+
+    def shared(self, function: ir.Function, body: ir.Syntax) -> None:
+        assert self.flow is not None
+        local = {param.name for param in function.params} | _declared(body)
+        for kind, target in (("assignment_expression", "left"), ("update_expression", "argument")):
+            for node in body.find_all(kind=kind):
+                held = node.field(target)
+                name = held.text() if held is not None and held.kind() == "identifier" else ""
+                if name and name not in local and name in self.flow.outside:
+                    self.detected("unlocked-share", node)
+
+    def handled(self, body: ir.Syntax) -> None:
+        for call in body.find_all(kind="call_expression"):
+            callee = call.field("function")
+            if callee is not None and callee.text() in _UNSAFE:
+                self.detected("signal-unsafe", call)
+
+
+def _guarded(call: ir.Syntax, body: ir.Syntax) -> bool:
+    """Whether a branch around a call, or one before it that leaves, may keep it from being reached."""
+    at = call
+    first = body.range().start.index
+    while (parent := at.parent()) is not None and at.range().start.index >= first:
+        if parent.kind() in _BRANCHES:
+            return True
+        if parent.kind() == "binary_expression" and parent.field("operator").text() in ("&&", "||"):
+            return True
+        if parent.kind() == "compound_statement":
+            for sibling in parent.children():
+                if sibling.range().start.index >= at.range().start.index:
+                    break
+                if sibling.kind() in _BRANCHES and _LEAVES.search(sibling.text()):
+                    return True
+        if parent.range().start.index == first:
+            return False
+        at = parent
+    return False
+
+
+def _changed(body: ir.Syntax, name: str, before: ir.Syntax) -> bool:
+    start = body.range().start.index
+    return _assigned(body.text()[: before.range().start.index - start], name)
+
+
+def _assigned(text: str, name: str) -> bool:
+    return (
+        re.search(
+            rf"(?<![\w.>])(?:\+\+|--)\s*{name}\b|\b{name}\s*(?:\+\+|--|(?:[-+*/%&|^]|<<|>>)?=(?!=))|&\s*{name}\b",
+            text,
+        )
+        is not None
+    )
+
+
+def _breaks(body: ir.Syntax) -> bool:
+    """Whether a `break` of the body leaves the loop itself, not one inside it."""
+    for node in body.find_all(kind="break_statement"):
+        at = node.parent()
+        inside = False
+        while at is not None and at.range().start.index > body.range().start.index:
+            if at.kind() in ("while_statement", "for_statement", "do_statement", "switch_statement"):
+                inside = True
+                break
+            at = at.parent()
+        if not inside:
+            return True
+    return False
+
+
+def _declared(body: ir.Syntax) -> set[str]:
+    out: set[str] = set()
+    for declaration in body.find_all(kind="declaration"):
+        for child in declaration.children():
+            held = (
+                child.field("declarator")
+                if child.kind() in ("init_declarator", "array_declarator")
+                else child
+            )
+            while held is not None and held.kind() in ("pointer_declarator", "array_declarator"):
+                held = held.field("declarator")
+            if held is not None and held.kind() == "identifier":
+                out.add(held.text())
+    return out
+
+
+def _wrong_way(loop: ir.Syntax, test: str) -> bool:
+    """A counter that starts past its bound and moves away from it."""
+    init, update = loop.field("initializer"), loop.field("update")
+    found = re.fullmatch(r"(\w+)\s*(<=?|>=?)\s*(-?\d+)", test)
+    if init is None or update is None or found is None:
+        return False
+    start = re.search(rf"\b{found[1]}\s*=\s*(-?\d+)\s*[,;]?\s*$", init.text().rstrip(";"))
+    up = re.fullmatch(rf"{found[1]}\+\+|\+\+{found[1]}", update.text()) is not None
+    down = re.fullmatch(rf"{found[1]}--|--{found[1]}", update.text()) is not None
+    if start is None or not (up or down):
+        return False
+    first, bound = int(start[1]), int(found[3])
+    holds = {"<": first < bound, "<=": first <= bound, ">": first > bound, ">=": first >= bound}[found[2]]
+    return holds and ((up and found[2][0] == ">") or (down and found[2][0] == "<"))
