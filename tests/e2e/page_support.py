@@ -72,7 +72,8 @@ class Tab:
         lines = self.page.locator(".cm-line")
         whole: list[str] = lines.evaluate_all(
             "all => all.map(line => { const copy = line.cloneNode(true);"
-            " copy.querySelectorAll('.ghost, .jump-new').forEach(e => e.remove()); return copy.textContent; })"
+            " copy.querySelectorAll('.ghost, .jump-new').forEach(e => e.remove());"
+            " return copy.textContent; })"
         )
         return "\n".join(whole)
 
@@ -105,9 +106,13 @@ class Tab:
 
 @contextmanager
 def visiting(
-    browser: Browser, server: RunningServer, *, address: str = "", forgiving: Callable[[str], bool] | None = None,
+    browser: Browser,
+    server: RunningServer,
+    *,
+    address: str = "",
+    forgiving: Callable[[str], bool] | None = None,
     **context: Any,
-) -> Iterator[Tab]:  # fmt: skip
+) -> Iterator[Tab]:
     """A tab of its own on the server's page. When it is left, nothing may have been complained of on its
     console but what `forgiving` lets pass."""
     room = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **context})

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from gateway_support import scripted_model, serving
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from gateway_support import scripted_model, serving
 from keystroke.config import ServerSettings
 from keystroke.gateway.access.security import bearer_offered
 
@@ -58,7 +58,9 @@ def test_files_come_packed_once_and_are_not_sent_twice() -> None:
         assert packed.content == (PAGE / "app.js").read_bytes()
         plain = client.get("/play/app.js", headers={"accept-encoding": "identity"})
         assert plain.content == packed.content
-        assert client.get("/play/app.js", headers={"if-none-match": packed.headers["etag"]}).status_code == 304
+        assert (
+            client.get("/play/app.js", headers={"if-none-match": packed.headers["etag"]}).status_code == 304
+        )
         assert client.get("/play/app.css").headers["content-type"].startswith("text/css")
         for lost in ("/play/nothing", "/play/../app.py", "/play/%2e%2e%2fapp.py", "/play/index.html"):
             assert client.get(lost).status_code == 404, lost
@@ -67,7 +69,7 @@ def test_files_come_packed_once_and_are_not_sent_twice() -> None:
 def test_the_page_needs_no_key_and_everything_behind_it_does() -> None:
     keys = ServerSettings(api_key_env="A_VARIABLE")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("A_VARIABLE", "a secret, with spaces/and=more ä")
+        patch.setenv("A_VARIABLE", "a secret with spaces/and=more ä")
         with serving(scripted_model(), server=keys) as server:
             assert httpx.get(f"{server.url}/").status_code == 200
             assert httpx.get(f"{server.url}/v1/status").status_code == 401
@@ -76,7 +78,7 @@ def test_the_page_needs_no_key_and_everything_behind_it_does() -> None:
                 with pytest.raises(InvalidStatus) as refused:
                     connect(live, subprotocols=list(wrong) or None)  # type: ignore[arg-type]
                 assert refused.value.response.status_code == 401
-            right = ["keystroke", offered("a secret, with spaces/and=more ä")]
+            right = ["keystroke", offered("a secret with spaces/and=more ä")]
             with connect(live, subprotocols=right) as socket:  # type: ignore[arg-type]
                 assert socket.subprotocol == "keystroke"  # never the one that holds the key
 
