@@ -9,7 +9,7 @@ TORCH = $(shell sed -nE 's/^ *"(torch==[^"]+)".*/\1/p' pyproject.toml)
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-gpu test-lowest lint format coverage docs lock hooks clean
+.PHONY: help run test test-gpu test-lowest lint format coverage web docs lock hooks clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##|^bench-%:.*##' Makefile | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -63,6 +63,9 @@ lint: $(DEV_STAMP)  ## formatting, lint and types
 format: $(DEV_STAMP)  ## format and fix what can be fixed
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
+
+web:  ## build the playground (Node and npm; its output is part of the repository)
+	@cd web && npm ci --no-audit --no-fund --silent && npm run --silent build
 
 bench-%: $(DEV_STAMP)  ## run bench/NAME.py (engine, gateway, cuda, completion, keystroke, audit)
 	@$(BIN)/python -m bench.$(subst -,_,$*) $(ARGS)

@@ -27,7 +27,7 @@ from starlette.types import Receive, Scope, Send
 from keystroke.config import ServerSettings, Settings
 from keystroke.errors import ConfigError, KeystrokeError, NotFound, ProtocolError, Unavailable
 from keystroke.gateway.access.keys import Caller, Key
-from keystroke.gateway.access.security import is_loopback, key_ring
+from keystroke.gateway.access.security import SUBPROTOCOL, is_loopback, key_ring
 from keystroke.gateway.api.endpoints import Endpoints
 from keystroke.gateway.api.responses_socket import Connection
 from keystroke.gateway.api.tasks import TaskEndpoints
@@ -122,14 +122,16 @@ class Gateway:
         make: Callable[[Caller, Socket], Connection | LiveConnection],
     ) -> None:
         try:
-            caller = self.endpoints.admit(Headers(scope=scope))
+            offered = scope.get("subprotocols", ())
+            caller = self.endpoints.admit(Headers(scope=scope), offered)
             if len(self._connections) >= self.settings.server.max_connections:
                 raise Unavailable(f"{len(self._connections)} connections are open; try again shortly.")
         except KeystrokeError as error:
             await deny(send, error, scope)
             return
         fast_path = scope.get("extensions", {}).get(EXTENSION)
-        socket = Socket(receive, send, self._socket_limits, fast_path)
+        chosen = SUBPROTOCOL if SUBPROTOCOL in offered else None
+        socket = Socket(receive, send, self._socket_limits, fast_path, subprotocol=chosen)
         self._connections[socket] = caller
         self.service.metrics.connections.set(len(self._connections))
         try:
@@ -143,6 +145,8 @@ class Gateway:
     def _starlette(self) -> Starlette:
         e = self.endpoints
         routes = [
+            Route("/", e.page, methods=["GET"]),
+            Route("/play/{name}", e.page_file, methods=["GET"]),
             Route("/v1/responses", e.create_response, methods=["POST"]),
             Route("/v1/responses/{response_id}", e.fetch_response, methods=["GET"]),
             Route("/v1/responses/{response_id}", e.delete_response, methods=["DELETE"]),

@@ -65,6 +65,7 @@ class CreateRequest(Struct, kw_only=True):
     user: str | None = None
     priority: PriorityName | None = None
     lane: PriorityName | None = None  # the older name of `priority`
+    drafts: bool | None = None  # False: decode without drafts; the text is the same
     buffer: Name | None = None
 
 
@@ -164,6 +165,7 @@ class ChatRequest(Struct, kw_only=True):
     user: str | None = None
     priority: PriorityName | None = None
     lane: PriorityName | None = None  # the older name of `priority`
+    drafts: bool | None = None  # False: decode without drafts; the text is the same
     buffer: Name | None = None
 
 
@@ -197,6 +199,7 @@ class CompletionRequest(Struct, kw_only=True):
     user: str | None = None
     priority: PriorityName | None = None
     lane: PriorityName | None = None  # the older name of `priority`
+    drafts: bool | None = None  # False: decode without drafts; the text is the same
     buffer: Name | None = None
     # The prompt is what lies around a cursor, cut to this many tokens; a half word before it is said again.
     context: Annotated[int, Meta(ge=16, le=1 << 20)] | None = None

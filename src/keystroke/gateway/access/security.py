@@ -6,8 +6,9 @@ act for whatever page is open, so a page that is not ours needs to be allowed by
 
 from __future__ import annotations
 
+import base64
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
@@ -43,6 +44,23 @@ def key_ring(server: ServerSettings, environ: Mapping[str, str] | None = None) -
     """Keys are needed beyond loopback, and wherever some were given."""
     static = given_keys(server, environ)
     return KeyRing(required=bool(static) or not is_loopback(server.host), static=static)
+
+
+SUBPROTOCOL = "keystroke"  # what a page offers beside its key, and what is chosen
+_BEARER = "keystroke.bearer."  # then the key, base64url without padding: any text fits a header so
+
+
+def bearer_offered(subprotocols: Sequence[str]) -> str | None:
+    """The Authorization header that a page could not set, from the subprotocols it offers instead."""
+    for offered in subprotocols:
+        if offered.startswith(_BEARER):
+            coded = offered.removeprefix(_BEARER)
+            try:
+                key = base64.b64decode(coded + "=" * (-len(coded) % 4), altchars=b"-_", validate=True)
+                return f"Bearer {key.decode()}"
+            except ValueError:
+                return "Bearer not-a-key"  # offered and unreadable: refused where a key is needed
+    return None
 
 
 def check_origin(origin: str | None, host: str | None, allowed: Iterable[str] = ()) -> None:

@@ -107,7 +107,7 @@ class Texts:
         if model is not None:
             params, form = await hold(model, params, form, items, tools)
             tokens = await service.off_loop(size, lambda: prompts.whole(model, messages, specs))
-            job = Job(tokens, params, service.draft(model, request.prediction, len(tokens)))
+            job = Job(tokens, params, service.draft(model, request.prediction, len(tokens), request.drafts))
         else:
             job = RemoteJob(params, messages, specs or None, form.remote, form.check)
         serializer = ChatSerializer(
@@ -164,7 +164,7 @@ class Texts:
                     params = replace(params, stop_tokens=model.fim.stops)
             if wanted is not None:
                 params, _ = await hold(model, params, AnswerForm(text=wanted))
-            job = Job(tokens, params, service.draft(model, request.prediction, len(tokens)))
+            job = Job(tokens, params, service.draft(model, request.prediction, len(tokens), request.drafts))
         else:
             form = AnswerForm(text=wanted)
             job = RemoteJob(

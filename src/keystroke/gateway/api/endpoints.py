@@ -6,6 +6,7 @@ form of the answer.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -15,11 +16,12 @@ from starlette.responses import StreamingResponse
 
 from keystroke.errors import KeystrokeError
 from keystroke.gateway.access.keys import Caller, KeyRing
-from keystroke.gateway.access.security import check_host, check_origin
+from keystroke.gateway.access.security import bearer_offered, check_host, check_origin
 from keystroke.gateway.api.completions import TextRun, Texts
 from keystroke.gateway.api.infill import infill_body, infill_request
 from keystroke.gateway.api.models import catalog
 from keystroke.gateway.api.openapi import document
+from keystroke.gateway.api.page import asset_response, index_response
 from keystroke.gateway.api.responses import Responses
 from keystroke.gateway.api.status import load_lines, status
 from keystroke.gateway.record import metrics
@@ -49,12 +51,13 @@ class Endpoints:
         self._origins = origins
         self._max_body = max_body
 
-    def admit(self, headers: Any) -> Caller:
-        """Who asks, from the headers alone. Raises Unauthorized or Forbidden."""
+    def admit(self, headers: Any, subprotocols: Sequence[str] = ()) -> Caller:
+        """Who asks, from the headers alone. A page cannot set a header on a socket, so its key may come as a
+        subprotocol there. Raises Unauthorized or Forbidden."""
         host = headers.get("host")
         check_host(host, self._host, self._origins)
         check_origin(headers.get("origin"), host, self._origins)
-        return self.keys.check(headers.get("authorization"))
+        return self.keys.check(headers.get("authorization") or bearer_offered(subprotocols))
 
     # Responses
 
@@ -137,6 +140,15 @@ class Endpoints:
         if run.error is not None:
             raise run.error
         return json_response(run.serializer.body, headers=self._limit_headers(caller, run.answer.work.model))
+
+    # The playground
+
+    async def page(self, request: Request) -> HttpResponse:
+        check_host(request.headers.get("host"), self._host, self._origins)
+        return index_response()
+
+    async def page_file(self, request: Request) -> HttpResponse:
+        return asset_response(request, request.path_params["name"])
 
     # About the server
 

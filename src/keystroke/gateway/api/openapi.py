@@ -62,6 +62,8 @@ def document() -> dict[str, Any]:
         },
         "security": [{}, {"key": []}],
         "paths": {
+            "/": {"get": _get("page", "The playground, for a browser", "text/html")},
+            "/play/{name}": {"get": _file("pageFile", "A file of the playground")},
             "/v1/responses": {
                 "post": _post("createResponse", "CreateRequest", "Response", "Create a response", stream=True)
             },
@@ -176,6 +178,19 @@ def _by_id(
             "200": {"description": words, "content": {"application/json": {"schema": shape}}},
             **_errors(),
         },
+    }
+
+
+def _file(operation: str, words: str) -> dict[str, Any]:
+    parameter = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+    kinds = ("text/javascript", "text/css", "image/svg+xml")
+    content = {kind: {"schema": {"type": "string"}} for kind in kinds}
+    answers = {"200": {"description": words, "content": content}, "304": {"description": "As it was"}}
+    return {
+        "operationId": operation,
+        "summary": words,
+        "parameters": [parameter],
+        "responses": {**answers, **_errors()},
     }
 
 

@@ -136,7 +136,7 @@ class Responses:
             tokens: list[int] = await service.off_loop(
                 length, lambda: self._prompt(run, previous, form, generate=not warm)
             )
-            drafter = service.draft(entry.model, request.prediction, len(tokens))
+            drafter = service.draft(entry.model, request.prediction, len(tokens), request.drafts)
             job = Job(tokens, params, drafter, warm=warm)
         else:
             messages = prompts.messages_of(request.instructions, run.items, toolset=form.toolset)

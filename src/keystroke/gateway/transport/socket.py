@@ -65,10 +65,13 @@ class Socket:
         send: SendMessage,
         limits: SocketLimits | None = None,
         fast_path: Mapping[str, Any] | None = None,
+        *,
+        subprotocol: str | None = None,
     ) -> None:
         self.limits = limits or SocketLimits()
         self.closed = False
         self._receive, self._send = receive, send
+        self._subprotocol = subprotocol
         fast_path = fast_path or {}
         self._write_now: Callable[[list[bytes]], bool] | None = fast_path.get("write")
         self._abort: Callable[[], None] = fast_path.get("abort", lambda: None)
@@ -79,7 +82,7 @@ class Socket:
     async def serve(self, reader: SocketReader) -> None:
         """Accept, then read until the client goes."""
         self._reader, self._outbox = reader, Outbox(reader.pause, reader.resume)
-        await self._send({"type": "websocket.accept"})
+        await self._send({"type": "websocket.accept", "subprotocol": self._subprotocol})
         writer = asyncio.create_task(self._write())
         watch = asyncio.create_task(self._watch())
         try:

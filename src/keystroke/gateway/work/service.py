@@ -126,10 +126,12 @@ class Service:
         """Small work here and now; big work in a thread, so that other streams do not stall."""
         return work() if size < _BIG else await asyncio.to_thread(work)
 
-    def draft(self, model: Model, prediction: Prediction | None, length: int) -> Drafter | None:
+    def draft(
+        self, model: Model, prediction: Prediction | None, length: int, wanted: bool | None = None
+    ) -> Drafter | None:
         """Predicted output becomes the draft, and so does what was seen before where the prompt is short
-        enough to be learnt in no time. A draft never changes the text."""
-        if not self.speculation:
+        enough to be learnt in no time. A draft never changes the text; `wanted` False: none is made."""
+        if not self.speculation or wanted is False:
             return None
         source = model.tokenizer.encode(text_of(prediction.content)) if prediction is not None else []
         if length > _LEARNT:

@@ -1,0 +1,77 @@
+// The list below the file: every finding with its fixes, and the keys that go through them. A fix is applied
+// as one undoable change; a suggestion says that it is one.
+
+import type { Command, EditorView } from "@codemirror/view";
+import { announce, h, need } from "./dom";
+import type { Span } from "./live";
+import { findings as field, setFindings } from "./marks";
+
+export class Findings {
+  private readonly list = need("findings");
+  private readonly count = need("findings-count");
+  private readonly known: Record<"audit" | "problems", Span[]> = { audit: [], problems: [] };
+  private spoken = "";
+  view!: EditorView;
+
+  set(kind: "audit" | "problems", found: Span[]): void {
+    this.known[kind] = found;
+    const all = this.all();
+    this.view.dispatch({ effects: setFindings.of(all) });
+    this.count.textContent = all.length ? String(all.length) : "none";
+    this.list.replaceChildren(...all.slice(0, 100).map((f) => this.row(f)));
+    const told = all.map((f) => f.message).join(" ");
+    if (told && told !== this.spoken) announce(`${all.length} finding${all.length > 1 ? "s" : ""}: ${all[0].message}`, 800);
+    this.spoken = told;
+  }
+
+  /** Keys fell: fixes are for the text they were made for, so they wait for the next answer. */
+  stale(): void {
+    for (const button of this.list.querySelectorAll<HTMLButtonElement>("button.fix")) button.disabled = true;
+  }
+
+  readonly next: Command = (view) => {
+    const all = this.all(), at = view.state.selection.main.from;
+    const found = all.find((f) => f.from > at) ?? all[0];
+    if (found) this.go(found);
+    return Boolean(found);
+  };
+
+  readonly fix: Command = (view) => {
+    const at = view.state.selection.main.head, line = view.state.doc.lineAt(at);
+    const here = this.all().filter((f) => f.fixes.length && f.from <= line.to && f.to >= line.from);
+    const found = here.find((f) => f.from <= at && at <= f.to) ?? here[0];
+    if (!found) return false;
+    this.apply(found, 0);
+    return true;
+  };
+
+  private all(): Span[] {
+    return [...this.known.problems, ...this.known.audit].sort((a, b) => a.from - b.from);
+  }
+
+  private row(found: Span): HTMLElement {
+    const line = this.view.state.doc.lineAt(Math.min(found.from, this.view.state.doc.length)).number;
+    return h("li", { class: `severity-${found.severity}` },
+      h("button", { type: "button", class: "place", click: () => { this.go(found); } }, `line ${line}`),
+      h("span", { class: "what" }, `${found.message} `, h("span", { class: "note" }, found.cwe ? `CWE-${found.cwe}` : found.code ?? "")),
+      ...found.fixes.map((fix, place) => h("button", { type: "button", class: "fix small", click: () => { this.apply(found, place); } },
+        fix.sure ? `Fix: ${fix.title}` : `Suggestion: ${fix.title}`)));
+  }
+
+  private go(found: Span): void {
+    this.view.dispatch({ selection: { anchor: found.from }, scrollIntoView: true });
+    this.view.focus();
+    announce(found.message);
+  }
+
+  private apply(found: Span, place: number): void {
+    const current = this.view.state.field(field).find((f) => f.message === found.message && f.from === found.from);
+    const fix = current?.fixes[place];
+    if (!fix) return;
+    this.view.dispatch({
+      changes: fix.edits.map((e) => ({ from: e.start, to: e.end, insert: e.text })), userEvent: "input.fix", scrollIntoView: true,
+    });
+    this.view.focus();
+    announce(`Fixed: ${fix.title}`);
+  }
+}
