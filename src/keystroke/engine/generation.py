@@ -372,6 +372,8 @@ class Generation:
         if self.finish is not None:
             raise UsageError("this answer has ended; start another")
         self._finished(finish)
+        if finish is Finish.INTERRUPTED:
+            self._decoder.flush()  # half a character that the model had not finished is none of its text
         text = self._carried + self._rest()
         tokens, self._carried_tokens = self._carried_tokens, ()
         self._carried = ""

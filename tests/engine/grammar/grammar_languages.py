@@ -168,7 +168,7 @@ schemas: st.SearchStrategy[Any] = st.recursive(
 )
 
 
-def _described(schema: Any) -> Language:
+def described(schema: Any) -> Language:
     judge = jsonschema_rs.validator_for(schema)
 
     def meets(text: str) -> bool:
@@ -177,6 +177,6 @@ def _described(schema: Any) -> Language:
     return Language(json_schema(schema), json.dumps(schema), meets)
 
 
-described_languages = schemas.map(_described)
+described_languages = schemas.map(described)
 
 languages = st.one_of(regular_languages, context_free_languages, described_languages)

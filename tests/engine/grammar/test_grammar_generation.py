@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from grammar_languages import Language, described_languages, languages
+from grammar_languages import Language, described, described_languages, languages
 from grammar_models import PROMPT, RandomDrafter, answered, bpe_tokenizer, noise, params
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from keystroke.engine.base import Interrupt, Sampling
@@ -88,7 +88,18 @@ def test_stop_strings_cut_a_constrained_answer_alike_with_and_without_drafts(
     assert not any(s in plain.text for s in stop)
 
 
+ONE_CHARACTER = described(
+    {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 1}},
+        "required": ["name"],
+        "additionalProperties": False,
+    }
+)
+
+
 @settings(max_examples=30)
+@example(ONE_CHARACTER, 0, 2)  # stops inside a character
 @given(languages, st.integers(0, 10**6), st.integers(0, 20))
 def test_an_interrupt_at_any_step_leaves_a_usable_session(language: Language, seed: int, steps: int) -> None:
     model = noise(seed)
