@@ -1,25 +1,34 @@
-"""Ten minutes of bad manners: connects, cancels, steers, drops, slow readers and malformed frames.
+"""Bad manners for as long as you like: cancels, steers, drops, slow readers, garbage, a failing engine, a
+full disk.
 
-Every client counts what it sent and what ended it; a request that was answered twice, or by nothing while its
-connection lived, is a failure. At the end the server must hold no answer, no engine session, no task and no
-file handle that it did not hold after a warm-up, and its memory must have stopped growing.
+Regime: one server with the echo engine (a token in half a millisecond), its database and all clients in this
+process. Every client counts what it asked and what ended it. From time to time the engine fails in the middle
+of answers and the database cannot be written. The ceiling: `lost` 0 (requests without a terminal event while
+their connection lived or could be taken up again, and responses acknowledged as stored that are not there),
+`doubled` 0 (a second terminal event), memory and handles flat, and no callback of the loop that takes long
+(`worst_stall_ms`, in time of this thread, so that a busy machine is not counted).
 
-`python bench/soak.py [--seconds 600] [--clients 12]`; last line JSON, exit code 1 where something leaked.
+`make bench-soak ARGS="--seconds 600 --clients 12"`; last line JSON with `requests`, `lost`, `doubled`,
+`rss_growth_mb`, `worst_stall_ms`; exit code 1 where one of the first three is wrong or something was left
+behind.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import gc
 import json
 import os
 import random
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -31,6 +40,7 @@ from keystroke.config import NamedModel, ServerSettings, Settings
 from keystroke.engine.echo import EchoEngine
 from keystroke.engine.echo_model import echo_model
 from keystroke.gateway.app import Gateway, uvicorn_config
+from keystroke.gateway.record.store import Store, default_url
 from keystroke.gateway.transport.socket import SocketLimits
 from keystroke.gateway.work.registry import Registry, local_entry
 
@@ -54,26 +64,78 @@ class Tally:
 
     def fault(self, words: str) -> None:
         if len(self.faults) < 20:
-            self.faults.append(words)
+            self.faults.append(words[:300])
         self.counts["faults"] += 1
+
+
+class FaultyEngine(EchoEngine):
+    """Fails at a step now and then, as a GPU that falls off its bus would."""
+
+    failing = 0  # steps that are still to fail
+
+    def step_many(self, requests: Any) -> Any:
+        if self.failing:
+            self.failing -= 1
+            raise RuntimeError("the engine was killed (on purpose)")
+        return super().step_many(requests)
+
+
+class Stalls:
+    """The longest time one callback kept the loop, in time of its thread: waiting for a core is not
+    counted."""
+
+    def __init__(self) -> None:
+        self.worst, self.what = 0.0, ""
+        self.watching = False  # not while it starts, nor while the soak itself counts what is held
+        self._run: Callable[[asyncio.Handle], None] = asyncio.Handle._run
+
+    def __enter__(self) -> Stalls:
+        def timed(handle: asyncio.Handle) -> None:
+            began = time.thread_time()
+            self._run(handle)
+            spent = time.thread_time() - began
+            if self.watching and spent > self.worst:
+                self.worst, self.what = spent, repr(handle)[:300]
+
+        setattr(asyncio.Handle, "_run", timed)  # noqa: B010 - there is no public way to look
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        setattr(asyncio.Handle, "_run", self._run)  # noqa: B010
 
 
 class Soak:
     """One server in this process, and clients that misbehave until the time is over."""
 
-    def __init__(self, seconds: float, clients: int, seed: int = 1) -> None:
+    def __init__(self, seconds: float, clients: int, seed: int = 1, folder: Path | None = None) -> None:
         self.seconds, self.clients = seconds, clients
         self.random = random.Random(seed)
         self.tally = Tally()
+        self.stalls = Stalls()
         model = echo_model(step_cost=0.0005)
         assert isinstance(model.engine, EchoEngine)
-        self.engine = model.engine
+        self.engine = FaultyEngine(model.engine.script, step_cost=0.0005)
+        model = dataclasses.replace(model, engine=self.engine)
         entry = local_entry("echo", model, named=NamedModel(concurrent=8), max_queue=256)
         settings = Settings(server=ServerSettings(port=0, drain_s=0.1, max_frame_bytes=100_000))
-        self.gateway = Gateway(Registry([entry]), settings, socket_limits=SocketLimits(patience=2.0))
+        self._temporary = tempfile.TemporaryDirectory()
+        self.store = Store(default_url(folder or Path(self._temporary.name)), quota_mb=64)
+        self.acknowledged: list[str] = []  # responses that were said to be stored
+        self.trouble = False  # the engine or the disk fails on purpose: failures are no fault
+        self.gateway = Gateway(
+            Registry([entry]), settings, store=self.store, socket_limits=SocketLimits(patience=2.0)
+        )
         self.entry = entry
 
     async def run(self) -> dict[str, Any]:
+        with self.stalls:
+            result = await self._run()
+        result["worst_stall_ms"] = round(self.stalls.worst * 1e3, 1)
+        result["worst_stall"] = self.stalls.what
+        self._temporary.cleanup()
+        return result
+
+    async def _run(self) -> dict[str, Any]:
         config = uvicorn_config(self.gateway)
         server = uvicorn.Server(config)
         serving = asyncio.create_task(server.serve())
@@ -90,16 +152,56 @@ class Soak:
             await self._play(min(left, max(2.0, self.seconds / 10)))
             samples.append((await self._settle())["rss_mb"])
         after = await self._settle()
+        await self._look_for_stored()
         server.should_exit = True
         await serving
         return self._verdict(before, after, samples)
 
+    async def _look_for_stored(self) -> None:
+        """What was acknowledged as stored is there; the quota may have taken the oldest."""
+        await self.store.flush()
+        for identity in self.acknowledged[-500:]:
+            if await self.store.response(identity) is None:
+                self.tally.counts["lost"] += 1
+                self.tally.fault(f"{identity} was said to be stored and is not there")
+
     async def _play(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        await asyncio.gather(*(self._client(deadline) for _ in range(self.clients)))
+        await asyncio.gather(*(self._client(deadline) for _ in range(self.clients)), self._break(deadline))
+
+    async def _break(self, deadline: float) -> None:
+        """Now the engine fails, now the disk is full; each for a moment, and then all is well again."""
+        commit = self.store._writer._commit
+        while time.monotonic() + 1.0 < deadline:
+            await asyncio.sleep(self.random.uniform(0.3, 1.5))
+            self.trouble = True
+            if self.random.random() < 0.5:
+                self.tally.counts["engine_killed"] += 1
+                self.engine.failing = self.random.randint(1, 5)
+                await asyncio.sleep(0.3)
+                self.engine.failing = 0
+            else:
+                self.tally.counts["disk_full"] += 1
+                setattr(self.store._writer, "_commit", lambda _batch: False)  # noqa: B010
+                await asyncio.sleep(0.5)
+                setattr(self.store._writer, "_commit", commit)  # noqa: B010
+                for _ in range(100):
+                    if not self.store.failing:
+                        break
+                    await asyncio.sleep(0.05)
+            await asyncio.sleep(0.3)
+            self.trouble = False
 
     async def _settle(self) -> dict[str, float]:
         """What is held once nothing is asked for."""
+        self.stalls.watching = False
+        try:
+            return await self._held()
+        finally:
+            await asyncio.sleep(0)
+            self.stalls.watching = True
+
+    async def _held(self) -> dict[str, float]:
         for _ in range(1000):
             busy = self.gateway.service.under_way or self.engine.live or self.entry.scheduler.waiting
             if not busy and not self.gateway._connections and not self.entry.scheduler.running:
@@ -131,12 +233,16 @@ class Soak:
         if growth > 30:
             self.tally.fault(f"memory grew by {growth:.0f} MB in the second half")
         return {
+            "requests": self.tally.counts["requests"],
+            "lost": self.tally.counts["lost"],
+            "doubled": self.tally.counts["doubled"],
+            "rss_growth_mb": round(growth, 1),
+            "worst_stall_ms": 0.0,
             "seconds": self.seconds,
             "counts": dict(sorted(self.tally.counts.items())),
             "faults": self.tally.faults,
             "before": {k: round(v, 1) for k, v in before.items()},
             "after": {k: round(v, 1) for k, v in after.items()},
-            "memory_growth_mb": round(growth, 1),
         }
 
     # Clients
@@ -144,7 +250,8 @@ class Soak:
     async def _client(self, deadline: float) -> None:
         kinds: list[Callable[[], Any]] = [
             self._chatter, self._chatter, self._canceller, self._steerer, self._dropper, self._closer,
-            self._babbler, self._slow_reader, self._sse_dropper, self._plain, self._ghost,
+            self._babbler, self._slow_reader, self._sse_dropper, self._plain, self._ghost, self._returner,
+            self._keeper, self._backgrounder, self._deaf,
         ]  # fmt: skip
         while time.monotonic() < deadline:
             kind = self.random.choice(kinds)
@@ -153,6 +260,7 @@ class Soak:
                     await kind()
                 self.tally.counts[kind.__name__.strip("_")] += 1
             except TimeoutError:
+                self.tally.counts["lost"] += 1
                 self.tally.fault(f"{kind.__name__} hung")
             except (OSError, websockets.WebSocketException, httpx.HTTPError) as error:
                 self.tally.fault(f"{kind.__name__}: {type(error).__name__} {error}")
@@ -174,6 +282,7 @@ class Soak:
                 self.tally.counts["terminal"] += 1
                 identity = event["response"]["id"]
                 if identity in self._ended_on(socket):
+                    self.tally.counts["doubled"] += 1
                     self.tally.fault(f"{identity} ended twice")
                 self._ended_on(socket).add(identity)
                 return kind, event["response"]
@@ -188,6 +297,89 @@ class Soak:
         found: set[str] = socket.ended_responses
         return found
 
+    def _failed(self, kind: str, why: str) -> None:
+        """An answer that did not complete: a fault, unless something is broken on purpose."""
+        self.tally.counts["failed"] += 1
+        if not self.trouble:
+            self.tally.fault(why)
+
+    async def _returner(self) -> None:
+        """Is cut off in the middle, comes back, and has every event once."""
+        socket = await self._connect()
+        await self._create(socket, "come back " * 20, on_disconnect="continue", stream_id="r")
+        heard = []
+        for _ in range(self.random.randint(1, 12)):
+            heard.append(json.loads(await socket.recv()))
+            if heard[-1]["type"] in TERMINAL or heard[-1]["type"] == "error":
+                socket.transport.abort()
+                self.tally.counts["terminal"] += 1
+                return
+        socket.transport.abort()
+        async with self._connect() as socket:
+            again = {
+                "type": "response.resume",
+                "response_id": heard[0]["response"]["id"],
+                "starting_after": heard[-1]["sequence_number"],
+                "stream_id": "r",
+            }
+            await socket.send(json.dumps(again))
+            while heard[-1]["type"] not in TERMINAL:
+                heard.append(json.loads(await socket.recv()))
+                if heard[-1]["type"] == "error":
+                    self.tally.counts["lost"] += 1
+                    self.tally.fault(f"a turn could not be taken up again: {heard[-1]['error']}")
+                    return
+        self.tally.counts["terminal"] += 1
+        numbers = [event["sequence_number"] for event in heard]
+        if len(set(numbers)) < len(numbers):
+            self.tally.counts["doubled"] += 1
+            self.tally.fault("a turn that was taken up again said something twice")
+        if numbers[-1] - numbers[0] + 1 != len(numbers) and numbers != sorted(numbers):
+            self.tally.counts["lost"] += 1
+            self.tally.fault("a turn that was taken up again lost events")
+
+    async def _keeper(self) -> None:
+        """Wants its answer stored; what is acknowledged is looked for at the end."""
+        async with httpx.AsyncClient(timeout=25, verify=False) as http:
+            self.tally.counts["requests"] += 1
+            answer = await http.post(f"{self.url}/v1/responses", json={"input": "keep this", "store": True})
+            if answer.status_code == 200 and answer.json()["status"] == "completed":
+                self.tally.counts["terminal"] += 1
+                self.acknowledged.append(answer.json()["id"])
+            else:
+                self._failed("keeper", f"a request to be stored was answered with {answer.status_code}")
+
+    async def _backgrounder(self) -> None:
+        async with httpx.AsyncClient(timeout=25, verify=False) as http:
+            self.tally.counts["requests"] += 1
+            body = {"input": "in the background", "background": True}
+            made = await http.post(f"{self.url}/v1/responses", json=body)
+            if made.status_code != 200:
+                self._failed("backgrounder", f"a background request was answered with {made.status_code}")
+                return
+            while True:
+                found = (await http.get(f"{self.url}/v1/responses/{made.json()['id']}")).json()
+                if found.get("status") in ("completed", "failed", "cancelled", "incomplete"):
+                    self.tally.counts["terminal"] += 1
+                    return
+                if "status" not in found:
+                    self.tally.counts["lost"] += 1
+                    self.tally.fault(f"a background response is gone: {found}")
+                    return
+                await asyncio.sleep(0.02)
+
+    async def _deaf(self) -> None:
+        """Asks for much over SSE, reads nothing, and goes."""
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", int(self.url.rsplit(":", 1)[1]), limit=1024
+        )
+        body = json.dumps({"input": "unheard " * 2000, "stream": True, "store": False}).encode()
+        head = b"POST /v1/responses HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n" % len(body)
+        writer.write(head + body)
+        await asyncio.sleep(self.random.random() * 0.5)
+        writer.transport.abort()
+        del reader
+
     async def _chatter(self) -> None:
         async with self._connect() as socket:
             previous: dict[str, Any] = {}
@@ -196,7 +388,7 @@ class Soak:
                 await self._create(socket, text, **previous)
                 kind, response = await self._until_end(socket)
                 if kind != "response.completed":
-                    self.tally.fault(f"a turn ended with {kind}: {response}")
+                    self._failed(kind, f"a turn ended with {kind}: {response}")
                     return
                 previous = {"previous_response_id": response["id"]}
 
@@ -210,7 +402,7 @@ class Soak:
             )
             kind, _ = await self._until_end(socket)
             if kind not in ("response.cancelled", "response.completed"):
-                self.tally.fault(f"a cancelled response ended with {kind}")
+                self._failed(kind, f"a cancelled response ended with {kind}")
 
     async def _steerer(self) -> None:
         async with self._connect() as socket:
@@ -224,7 +416,7 @@ class Soak:
             if kind == "response.incomplete" and steered:
                 kind, response = await self._until_end(socket)
                 if kind != "response.completed":
-                    self.tally.fault(f"a successor ended with {kind}")
+                    self._failed(kind, f"a successor ended with {kind}")
 
     async def _dropper(self) -> None:
         """Leaves as Codex does: the TCP connection is gone, without a close frame."""
@@ -249,7 +441,7 @@ class Soak:
             await self._create(socket, "still here?")
             kind, _ = await self._until_end(socket)
             if kind != "response.completed":
-                self.tally.fault("garbage ended the connection")
+                self._failed(kind, "garbage ended the connection")
 
     async def _slow_reader(self) -> None:
         async with self._connect() as socket:
@@ -262,7 +454,7 @@ class Soak:
     async def _sse_dropper(self) -> None:
         body = {"input": "dropped " * 100, "stream": True, "store": False}
         async with (
-            httpx.AsyncClient() as http,
+            httpx.AsyncClient(verify=False) as http,
             http.stream("POST", f"{self.url}/v1/responses", json=body) as a,
         ):
             count = 0
@@ -272,14 +464,17 @@ class Soak:
                     break
 
     async def _plain(self) -> None:
-        async with httpx.AsyncClient(timeout=25) as http:
+        async with httpx.AsyncClient(timeout=25, verify=False) as http:
             answer = await http.post(f"{self.url}/v1/responses", json={"input": "hello", "store": False})
+            self.tally.counts["requests"] += 1
             if answer.status_code != 200 or answer.json()["status"] != "completed":
-                self.tally.fault(f"a plain request was answered with {answer.status_code}")
+                self._failed("plain", f"a plain request was answered with {answer.status_code}")
+            else:
+                self.tally.counts["terminal"] += 1
 
     async def _ghost(self) -> None:
         """Completions for one buffer that supersede each other, as an editor sends them."""
-        async with httpx.AsyncClient(timeout=25) as http:
+        async with httpx.AsyncClient(timeout=25, verify=False) as http:
             body = {
                 "prompt": "x = ",
                 "suffix": "\n",
@@ -288,8 +483,11 @@ class Soak:
             }
             asked = [http.post(f"{self.url}/v1/completions", json=body) for _ in range(3)]
             for answer in await asyncio.gather(*asked):
+                self.tally.counts["requests"] += 1
                 if answer.status_code not in (200, 409):
-                    self.tally.fault(f"a completion was answered with {answer.status_code}")
+                    self._failed("ghost", f"a completion was answered with {answer.status_code}")
+                else:
+                    self.tally.counts["terminal"] += 1
 
 
 def main() -> None:

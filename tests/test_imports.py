@@ -13,14 +13,25 @@ SOURCE = Path(__file__).parents[1] / "src" / "keystroke"
 # What each room may open the door to. `clients/cli` is where the program is put together, so it may open any.
 ALLOWED = {
     "errors": set(),
+    "isolation": {"errors"},
     "config": {"errors"},
     "text": {"errors"},
     "protocol": {"errors"},
     "analysis": {"errors", "text"},
-    "engine": {"errors", "config", "text"},
+    "engine": {"errors", "isolation", "config", "text"},
     "assist": {"errors", "config", "text", "engine", "analysis"},
     "agent": {"errors", "config", "text", "engine", "analysis", "assist"},
-    "gateway": {"errors", "config", "text", "protocol", "engine", "analysis", "assist", "agent"},
+    "gateway": {
+        "errors",
+        "isolation",
+        "config",
+        "text",
+        "protocol",
+        "engine",
+        "analysis",
+        "assist",
+        "agent",
+    },
     "clients": {"errors", "config", "text", "protocol"},
     "train": {"errors", "config", "text", "engine", "analysis", "assist"},
 }

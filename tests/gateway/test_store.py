@@ -17,7 +17,8 @@ import sqlalchemy as sa
 
 from keystroke.errors import ConfigError, NotFound
 from keystroke.gateway.access.keys import make_key
-from keystroke.gateway.record.store import KEYS, RESPONSES, USAGE, Store, default_url
+from keystroke.gateway.record.store import Store, default_url
+from keystroke.gateway.record.tables import KEYS, RESPONSES, USAGE
 from keystroke.protocol.items import Item, Message, OutputText
 from keystroke.protocol.response import Receipt, Response
 

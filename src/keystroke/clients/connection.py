@@ -1,9 +1,10 @@
 """The client every client of ours uses: many streams over one socket that comes back when it is lost.
 
 Law: speaks the protocol's types, never raw JSON. Each stream has an id of its own while it runs. When the
-socket is lost it is opened again: what had said nothing yet is asked again unseen; what was in the middle is
-asked again and says `Restarted` first, so that its reader drops what it has. A conversation whose server
-forgot it sends itself whole.
+socket is lost it is opened again: what had begun is taken up behind the last event it has, each event exactly
+once; what had said nothing yet is asked again unseen; what the server no longer knows is asked again and says
+`Restarted` first, so that its reader drops what it has. A conversation whose server forgot it sends itself
+whole.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from keystroke.clients.socket import Socket
 from keystroke.errors import EngineError, KeystrokeError, ProtocolError, RateLimited, Unavailable, UsageError
 from keystroke.protocol import codec, events
 from keystroke.protocol.items import Item, as_input
-from keystroke.protocol.requests import ResponseCancel, ResponseCreate, ResponseSteer
+from keystroke.protocol.requests import ResponseCancel, ResponseCreate, ResponseResume, ResponseSteer
 from keystroke.protocol.response import ErrorDetail, Response
 
 STREAMS = 15  # of the 16 responses a connection may run; one stays free for background work
@@ -30,7 +31,8 @@ _BACKOFF = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)  # seconds before each attempt to come
 
 
 class Restarted:
-    """The connection was lost in the middle of this answer; it begins anew after this."""
+    """The connection was lost in the middle of this answer and the server forgot it; it begins anew after
+    this."""
 
 
 class RemoteError(EngineError):
@@ -57,6 +59,8 @@ class Stream:
         self._error: KeystrokeError | None = None
         self._spoke = False
         self._successors = 0  # steers accepted whose successor is still to come
+        self._number = -1  # of the last event, counted by response
+        self._resuming = False  # the server was asked to go on, and has not said anything yet
         self.id: str | None = None
         self.response: Response | None = None
 
@@ -102,10 +106,15 @@ class Stream:
 
     def _receive(self, event: events.Event) -> None:
         if isinstance(event, events.ErrorEvent):
-            self._fail(_remote_error(event))
+            if self._resuming:
+                self._client._ask_again(self)
+            else:
+                self._fail(_remote_error(event))
             return
+        self._resuming = False
+        self._number = max(self._number, event.sequence_number)
         if isinstance(event, events.Created):
-            self.id = event.response.id
+            self.id, self._number = event.response.id, event.sequence_number
             if event.response.previous_response_id != self._request.previous_response_id:
                 self._successors = max(0, self._successors - 1)
         elif isinstance(event, events.SteerFailed):
@@ -125,11 +134,18 @@ class Stream:
         self._client._release(self)
         self._wake()
 
+    def _resume(self) -> ResponseResume | None:
+        """How to go on where it broke off; None where nothing had begun."""
+        if self.id is None:
+            return None
+        self._resuming = True
+        return ResponseResume(response_id=self.id, starting_after=self._number, stream_id=self._stream_id)
+
     def _restart(self) -> None:
         if self._spoke:
             self._events.append(Restarted())
             self._wake()
-        self._spoke, self.id = False, None
+        self._spoke, self.id, self._number, self._resuming = False, None, -1, False
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -213,6 +229,7 @@ class Client:
         """Ask for a response; `settings` are the fields of `response.create`. Waits only for a free id."""
         items = [Item(role="user", content=content)] if isinstance(content, str) else content
         stream_id = await self._take_stream_id()
+        settings.setdefault("on_disconnect", "continue")
         request = ResponseCreate(input=items, stream_id=stream_id, **settings)
         stream = Stream(self, request, stream_id)
         self._streams[stream_id] = stream
@@ -290,6 +307,14 @@ class Client:
             return
         self._coming_back = asyncio.get_running_loop().create_task(self._come_back(error))
 
+    def _ask_again(self, stream: Stream) -> None:
+        """From the beginning: the server does not know it."""
+        stream._restart()
+        try:
+            self._send(stream._request)
+        except Unavailable:
+            return  # the socket is lost once more, and so tried once more
+
     async def _come_back(self, error: KeystrokeError) -> None:
         for delay in _BACKOFF[: self._attempts]:
             await asyncio.sleep(delay)
@@ -302,8 +327,11 @@ class Client:
                 error = failure
                 break
             for stream in tuple(self._streams.values()):
-                stream._restart()
-                socket.send(codec.encode(stream._request))
+                resume = stream._resume()
+                if resume is not None:
+                    socket.send(codec.encode(resume))
+                else:
+                    self._ask_again(stream)
             self._coming_back = None
             return
         self._coming_back = None

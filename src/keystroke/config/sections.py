@@ -160,6 +160,14 @@ class ServerSettings:
         64, "requests waiting for one model before more are refused", least=1, guarded=True
     )
     max_connections: int = option(256, "open connections at a time", least=1, guarded=True)
+    # A quarter: one key, or one program gone wrong, leaves room for others.
+    max_connections_per_key: int = option(
+        64, "open connections of one key at a time; 0 means no limit", least=0, guarded=True
+    )
+    # Some ten thousand long conversations; the oldest responses of a key make room for its newer ones.
+    stored_mb_per_key: int = option(
+        1024, "disk space for one key's responses, in MB; 0 means no limit", least=0, guarded=True
+    )
     # None: plain HTTP, which is right for loopback and behind a proxy that ends TLS.
     tls_certificate: Path | None = option(None, "PEM certificate chain; serve HTTPS with it", guarded=True)
     tls_key: Path | None = option(None, "PEM private key of that certificate", guarded=True)
@@ -173,7 +181,9 @@ class ServerSettings:
     database: str | None = option(None, "SQLAlchemy URL of the store", guarded=True)
     # Empty: any folder on a loopback address, whose callers could change files themselves; none elsewhere.
     workspaces: tuple[str, ...] = option(
-        (), "folders in which tasks of clients may work, and below them", guarded=True
+        (),
+        "folders in which tasks may work and whose files editors may have read, and below them",
+        guarded=True,
     )
     # Off: how long an answer takes would tell one key what another has asked.
     share_prefixes: bool = option(

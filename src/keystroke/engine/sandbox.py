@@ -1,13 +1,18 @@
 """Templates that come with weights, run where they can do no harm.
 
 Law: nothing a template writes reaches beyond its own text: no attributes of Python objects, no text without
-end. Whatever it tries becomes ModelDamaged. The only file of the engine that imports jinja2.
+end. Whatever it tries becomes ModelDamaged. A template of somebody else's also runs in a process of its own
+(`render_foreign`): loops inside loops and texts that double cannot be bounded from inside. The only file of
+the engine that imports jinja2.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, NoReturn
 
 import jinja2
 from jinja2.ext import Extension, loopcontrols
@@ -67,14 +72,77 @@ class Compiled:
         return "".join(parts)
 
 
-def compiled(
-    source: str, filters: Mapping[str, Callable[..., Any]], helpers: Mapping[str, Callable[..., Any]]
-) -> Compiled:
+class RefusalError(Exception):
+    """Raised by a template through `raise_exception`."""
+
+
+def compiled(source: str, clock: Callable[[], datetime] = datetime.now) -> Compiled:
     """The template, or ModelDamaged where it does not parse."""
-    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _AnswerMarks])
-    environment.filters.update(filters)
+    environment = _environment()
+    environment.filters["tojson"] = _tojson
+    helpers: Mapping[str, Callable[..., Any]] = {
+        "raise_exception": _refuse,
+        "strftime_now": lambda form: clock().strftime(form),
+    }
     environment.globals.update(helpers)
     try:
         return Compiled(environment.from_string(source))
     except (jinja2.TemplateError, RecursionError) as error:
         raise ModelDamaged(f"the model's chat template does not parse: {error}") from error
+
+
+def check_syntax(source: str) -> None:
+    """Raises ModelDamaged where it does not parse. Nothing of the template is run: compiling would already
+    work out what is constant in it."""
+    try:
+        _environment().parse(source)
+    except (jinja2.TemplateError, RecursionError) as error:
+        raise ModelDamaged(f"the model's chat template does not parse: {error}") from error
+
+
+def render_foreign(source: str, variables: dict[str, Any]) -> tuple[str, str]:
+    """`render_here` for another process, which asks with plain values."""
+    try:
+        return render_here(_kept(source), variables)
+    except ModelDamaged as error:
+        return "damaged", error.message
+
+
+def render_here(template: Compiled, variables: dict[str, Any]) -> tuple[str, str]:
+    """("text", the text), or why there is none: "refused", "damaged" or "failed", and the reason."""
+    try:
+        return "text", template.render(**variables)
+    except RefusalError as refusal:
+        return "refused", str(refusal)
+    except ModelDamaged as error:
+        return "damaged", error.message
+    except MemoryError:
+        raise
+    except Exception as error:  # a template is foreign code: it can raise anything
+        return "failed", f"{type(error).__name__}: {error}"
+
+
+@lru_cache(maxsize=4)
+def _kept(source: str) -> Compiled:
+    return compiled(source)
+
+
+def _environment() -> _Sandbox:
+    return _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _AnswerMarks])
+
+
+def _refuse(message: str) -> NoReturn:
+    raise RefusalError(message)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Chat templates want JSON as it is, not escaped for HTML as jinja2's own filter does.
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )

@@ -1,48 +1,67 @@
 """How a model wants to be spoken to: its chat template. (`engine/fim.py` has its other format.)
 
-Law: templates come with the weights and are not trusted: they run in a sandbox, and whatever they do wrong
-becomes one sentence. What users write goes between control tokens, never into them: text that looks like a
-control token stays text.
+Law: templates come with the weights and are not trusted: they run in a sandbox, in a process that can be
+ended, and whatever they do wrong becomes one sentence. What users write goes between control tokens, never
+into them: text that looks like a control token stays text.
 """
 
 from __future__ import annotations
 
-import json
 import re
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from keystroke.engine.checkpoint.gguf_header import Array, open_header
 from keystroke.engine.fim import FimTemplate, detect_fim
 from keystroke.engine.tokenizer.base import Tokenizer
 from keystroke.engine.tokenizer.huggingface import read_json
 from keystroke.errors import InputError, ModelDamaged
+from keystroke.isolation import Isolated, OverLimit
 
 __all__ = ["ChatTemplate", "FimTemplate", "detect_chat", "detect_fim"]
 
 Messages = Sequence[Mapping[str, Any]]
 
 _LARGEST_TEMPLATE = 1 << 20  # characters; real ones are a few thousand
+SECONDS = 5.0  # that somebody's template may take; real ones take milliseconds
+MEMORY = 512 << 20  # bytes it may take on the way; the longest conversations take some tens of megabytes
+_RENDER = "keystroke.engine.sandbox:render_foreign"
 
 
 class ChatTemplate:
-    """A jinja2 chat template, in a sandbox."""
+    """A jinja2 chat template, in a sandbox. `foreign`: it came with somebody's weights, so it also runs in a
+    process of its own and rendering waits for that process; call it off the event loop."""
 
     def __init__(
-        self, source: str, *, bos: str = "", eos: str = "", clock: Callable[[], datetime] = datetime.now
+        self,
+        source: str,
+        *,
+        bos: str = "",
+        eos: str = "",
+        clock: Callable[[], datetime] = datetime.now,
+        foreign: bool = False,
     ) -> None:
         if len(source) > _LARGEST_TEMPLATE:
             raise ModelDamaged(
                 f"the chat template is {len(source):,} characters long; that is no chat template"
             )
-        from keystroke.engine.sandbox import compiled  # here: a model that only completes needs no jinja2
+        from keystroke.engine import sandbox  # here: a model that only completes needs no jinja2
 
         self.source = source
+        self.foreign = foreign
         self._names = {"bos_token": bos, "eos_token": eos}
-        helpers = {"raise_exception": _refuse, "strftime_now": lambda form: clock().strftime(form)}
-        self._template = compiled(source, {"tojson": _tojson}, helpers)
+        self._write: Callable[[dict[str, Any]], tuple[str, str]]
+        if foreign:
+            sandbox.check_syntax(source)
+            elsewhere = Isolated(_RENDER, seconds=SECONDS, memory=MEMORY)
+            weakref.finalize(self, elsewhere.close)
+            self._write = lambda variables: elsewhere.call(source, variables)
+        else:
+            template = sandbox.compiled(source, clock)
+            self._write = lambda variables: sandbox.render_here(template, variables)
 
     def render(
         self,
@@ -53,26 +72,31 @@ class ChatTemplate:
         **variables: Any,
     ) -> str:
         """The conversation as one text, control tokens included. Raises InputError where the template
-        refuses the messages. To make a prompt use `tokens`, which keeps users' text out of the controls."""
+        refuses the messages, ModelDamaged where it does what no template may. To make a prompt use `tokens`,
+        which keeps users' text out of the controls."""
+        values = {
+            "messages": [dict(m) for m in messages],
+            "tools": [dict(t) for t in tools] if tools else None,
+            "add_generation_prompt": add_generation_prompt,
+            **self._names,
+            **variables,
+        }
         try:
-            return self._template.render(
-                messages=[dict(m) for m in messages],
-                tools=[dict(t) for t in tools] if tools else None,
-                add_generation_prompt=add_generation_prompt,
-                **self._names,
-                **variables,
-            )
-        except RefusalError as refusal:
-            raise InputError(
-                f"the model's chat template refuses these messages: {refusal}", param="messages"
+            kind, said = self._write(values)
+        except OverLimit:
+            raise ModelDamaged(
+                f"the model's chat template takes more than {SECONDS:g} s or {MEMORY >> 20} MB; "
+                "use another model"
             ) from None
-        except ModelDamaged:
-            raise
-        except Exception as error:  # a template is foreign code: it can raise anything
-            raise InputError(
-                f"the model's chat template cannot render these messages ({type(error).__name__}: {error})",
-                param="messages",
-            ) from error
+        if kind == "text":
+            return said
+        if kind == "damaged":
+            raise ModelDamaged(said)
+        refused = f"refuses these messages: {said}"
+        wrong = f"cannot render these messages ({said})"
+        raise InputError(
+            f"the model's chat template {refused if kind == 'refused' else wrong}", param="messages"
+        )
 
     def tokens(
         self,
@@ -93,27 +117,6 @@ class ChatTemplate:
             **veil.cover(variables),
         )
         return veil.encode(text)
-
-
-class RefusalError(Exception):
-    """Raised by a template through `raise_exception`."""
-
-
-def _refuse(message: str) -> NoReturn:
-    raise RefusalError(message)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # Chat templates want JSON as it is, not escaped for HTML as jinja2's own filter does.
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
 
 
 class _Veil:
@@ -192,7 +195,9 @@ def detect_chat(path: Path) -> ChatTemplate | None:
 
 
 def _chat(source: object, bos: str, eos: str) -> ChatTemplate | None:
-    return ChatTemplate(source, bos=bos, eos=eos) if isinstance(source, str) and source else None
+    return (
+        ChatTemplate(source, bos=bos, eos=eos, foreign=True) if isinstance(source, str) and source else None
+    )
 
 
 def _piece(table: Mapping[str, object], key: str) -> str:

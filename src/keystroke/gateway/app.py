@@ -14,27 +14,32 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from functools import partial
+from typing import cast
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from keystroke.config import ServerSettings, Settings
-from keystroke.errors import ConfigError, KeystrokeError, NotFound, ProtocolError, Unavailable
-from keystroke.gateway.access.keys import Caller, Key
-from keystroke.gateway.access.security import SUBPROTOCOL, is_loopback, key_ring
+from keystroke.errors import ConfigError, KeystrokeError, NotFound, ProtocolError, RateLimited, Unavailable
+from keystroke.gateway.access.keys import LOCAL, Caller, Key
+from keystroke.gateway.access.limits import RATE_HEADERS
+from keystroke.gateway.access.security import SUBPROTOCOL, is_loopback, key_ring, readable_files
 from keystroke.gateway.api.endpoints import Endpoints
 from keystroke.gateway.api.responses_socket import Connection
 from keystroke.gateway.api.tasks import TaskEndpoints
 from keystroke.gateway.live.connection import LiveConnection
 from keystroke.gateway.record.store import Store
 from keystroke.gateway.tasks.desk import Tasks
-from keystroke.gateway.transport.frames import EXTENSION, AbortableHttp, FrameProtocol
+from keystroke.gateway.transport.frames import EXTENSION, AbortableHttp, FrameProtocol, WireLimits
 from keystroke.gateway.transport.http import error_response
 from keystroke.gateway.transport.socket import Socket, SocketLimits, deny
 from keystroke.gateway.work.registry import Registry
@@ -104,13 +109,13 @@ class Gateway:
         )
 
     async def _serve_live(self, scope: Scope, receive: Receive, send: Send) -> None:
-        host = self.settings.server.host
+        files = readable_files(self.settings.server, Headers(scope=scope).get("origin"))
         await self._serve(
             scope,
             receive,
             send,
             lambda caller, socket: LiveConnection(
-                self.service, self.settings.assist, caller, socket, host=host
+                self.service, self.settings.assist, caller, socket, files=files
             ),
         )
 
@@ -126,6 +131,7 @@ class Gateway:
             caller = self.endpoints.admit(Headers(scope=scope), offered)
             if len(self._connections) >= self.settings.server.max_connections:
                 raise Unavailable(f"{len(self._connections)} connections are open; try again shortly.")
+            self._check_share(caller)
         except KeystrokeError as error:
             await deny(send, error, scope)
             return
@@ -139,6 +145,18 @@ class Gateway:
         finally:
             del self._connections[socket]
             self.service.metrics.connections.set(len(self._connections))
+
+    def _check_share(self, caller: Caller) -> None:
+        """One key does not take all sockets. Whoever needs no key is alone on this machine."""
+        most = self.settings.server.max_connections_per_key
+        if caller == LOCAL or not most:
+            return
+        held = sum(other.id == caller.id for other in self._connections.values())
+        if held >= most:
+            raise RateLimited(
+                f"This key has {held} connections open already; close one, or use one for several streams.",
+                retry_after=1.0,
+            )
 
     # HTTP
 
@@ -163,10 +181,34 @@ class Gateway:
             *TaskEndpoints(self.tasks, e.admit, self.settings.server.max_frame_bytes).routes(),
         ]
         handlers = {KeystrokeError: e.failed, HTTPException: _http_failed, Exception: _crashed}
-        return Starlette(routes=routes, exception_handlers=handlers, lifespan=self._lifespan)
+        return Starlette(
+            routes=routes,
+            exception_handlers=handlers,
+            lifespan=self._lifespan,
+            middleware=self._cross_origin(),
+        )
+
+    def _cross_origin(self) -> list[Middleware]:
+        """Browsers ask first whether a page of another origin may ask; only pages allowed by name may."""
+        origins = self.settings.server.origins
+        if not origins:
+            return []
+        cors = Middleware(
+            CORSMiddleware,
+            allow_origins=list(origins),
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=["retry-after", "retry-after-ms", *RATE_HEADERS],
+            max_age=600,
+        )
+        return [cors]
 
     @asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+        if self.store is not None:
+            lost = await asyncio.to_thread(self.store.recover)
+            if lost:
+                log.warning("%d responses were cut off when the server last ended", lost)
         self.service.registry.start()
         refresh = asyncio.create_task(self._refresh_keys())
         try:
@@ -235,14 +277,17 @@ def check_exposure(server: ServerSettings, stored: Iterable[Key]) -> None:
         )
 
 
-def uvicorn_config(gateway: Gateway) -> uvicorn.Config:
+def uvicorn_config(gateway: Gateway, limits: WireLimits | None = None) -> uvicorn.Config:
+    """`limits`: how long half a request is waited for; connections are twice the sockets by default, so that
+    there is room for plain requests beside them."""
     server = gateway.settings.server
+    limits = limits or WireLimits(connections=2 * server.max_connections)
     return uvicorn.Config(
         gateway,
         host=server.host,
         port=server.port,
         loop="auto",  # uvloop where there is one
-        http=AbortableHttp,
+        http=cast("type[asyncio.Protocol]", partial(AbortableHttp, limits=limits)),
         ws=FrameProtocol,
         ws_max_size=2 * server.max_frame_bytes,  # a frame over the limit, but not far, gets a typed answer
         ws_per_message_deflate=False,  # costs more time per token than it saves on any network

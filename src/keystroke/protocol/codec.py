@@ -51,7 +51,7 @@ _TASK_EVENTS: msgspec.json.Decoder[TaskEvent] = msgspec.json.Decoder(TaskEvent)
 
 # What a socket reads, for the sentence about an event that it does not.
 _READS = {
-    "event": "response.create, response.steer and response.cancel",
+    "event": "response.create, response.steer, response.cancel and response.resume",
     "live event": "buffer.open, buffer.change, buffer.close, complete, next_edit.ask, feedback, cancel, "
     "problems.ask, refactor.ask and edit.ask",
 }

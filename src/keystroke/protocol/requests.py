@@ -67,6 +67,8 @@ class CreateRequest(Struct, kw_only=True):
     lane: PriorityName | None = None  # the older name of `priority`
     drafts: bool | None = None  # False: decode without drafts; the text is the same
     buffer: Name | None = None
+    # Whether the answer goes on for a while when its connection breaks, to be taken up again; else it stops.
+    on_disconnect: Literal["cancel", "continue"] | None = None
 
 
 class ResponseCreate(CreateRequest, tag_field="type", tag="response.create", kw_only=True):
@@ -87,7 +89,16 @@ class ResponseCancel(Struct, tag_field="type", tag="response.cancel", kw_only=Tr
     response_id: Name | None = None
 
 
-ClientEvent = ResponseCreate | ResponseSteer | ResponseCancel
+class ResponseResume(Struct, tag_field="type", tag="response.resume", kw_only=True):
+    """Our extension: take up a response whose connection broke, behind the event of this number (-1: from its
+    first). `stream_id` is the one it was asked for on."""
+
+    response_id: Name
+    starting_after: Annotated[int, Meta(ge=-1)] = -1
+    stream_id: str | None = None
+
+
+ClientEvent = ResponseCreate | ResponseSteer | ResponseCancel | ResponseResume
 
 
 class ToolCallFunction(Struct, frozen=True):

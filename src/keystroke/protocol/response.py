@@ -81,7 +81,7 @@ class Routing(Struct, frozen=True):
 
 
 class Incomplete(Struct, frozen=True):
-    reason: Literal["max_output_tokens", "steered", "content_filter", "grammar"]
+    reason: Literal["max_output_tokens", "steered", "content_filter", "grammar", "server_restarted"]
 
 
 class ResponseError(Struct, frozen=True):

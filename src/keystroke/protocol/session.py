@@ -17,7 +17,7 @@ from msgspec import UNSET
 from keystroke.errors import Interrupted, KeystrokeError, QueueFull
 from keystroke.protocol import codec, events
 from keystroke.protocol.faults import InvalidStreamId, StreamLimitReached, detail
-from keystroke.protocol.requests import ResponseCancel, ResponseCreate, ResponseSteer
+from keystroke.protocol.requests import ResponseCancel, ResponseCreate, ResponseResume, ResponseSteer
 
 STREAM_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
@@ -43,11 +43,19 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class Resume:
+    """Take up this response. `stream` is occupied from now on until `ended(stream)`."""
+
+    request: ResponseResume
+    stream: str
+
+
+@dataclass(frozen=True, slots=True)
 class Send:
     event: events.Event
 
 
-Action = Start | Steer | Cancel | Send
+Action = Start | Steer | Cancel | Resume | Send
 
 
 @dataclass(slots=True)
@@ -86,6 +94,8 @@ class ConnectionSession:
                 return self._create(event)
             if isinstance(event, ResponseSteer):
                 return [Steer(event)]
+            if isinstance(event, ResponseResume):
+                return self._resume(event)
             assert isinstance(event, ResponseCancel)
             return self._cancel(event)
         except KeystrokeError as error:
@@ -136,9 +146,24 @@ class ConnectionSession:
         state.waiting.append(request)
         return self._start_waiting()
 
-    def _stream_of(self, request: ResponseCreate) -> str:
+    def _resume(self, request: ResponseResume) -> list[Action]:
+        try:
+            name = self._stream_of(request)
+        except KeystrokeError as error:
+            return [Send(error_event(error, request.stream_id))]
+        state = self._streams[name]
+        if not state.idle:
+            busy = InvalidStreamId(
+                "Another response runs on this stream; resume before anything else.", param="stream_id"
+            )
+            return [Send(error_event(busy, request.stream_id))]
+        state.busy = True
+        self._running += 1
+        return [Resume(request, name)]
+
+    def _stream_of(self, request: ResponseCreate | ResponseResume) -> str:
         stream_id = request.stream_id
-        if stream_id is None and request.background:
+        if stream_id is None and isinstance(request, ResponseCreate) and request.background:
             # Work in the background takes a stream of its own, so that it never holds up the turns after it.
             self._detached += 1
             stream_id = request.stream_id = f"background_{self._detached}"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keystroke.assist.edit.workspace import Workspace, Write
+from keystroke.assist.edit.workspace import Workspace, Write, runs_by_itself
 from keystroke.errors import Forbidden, InputError, NotFound
 from keystroke.text.encoding import decode, digest
 
@@ -223,3 +223,19 @@ def test_paths_of_the_user_become_workspace_names(root: Path, monkeypatch: pytes
     )
     with pytest.raises(Forbidden, match="outside the workspace"):
         workspace.name("../secret.txt")
+
+
+@pytest.mark.parametrize(
+    ("path", "runs"),
+    [
+        (".vscode/tasks.json", True),
+        ("sub/.VSCode/settings.json", True),
+        ("a.code-workspace", True),
+        (".github/workflows/ci.yml", True),
+        (".envrc", True),
+        ("src/vscode/tasks.json", False),
+        ("docs/.vscode.md", False),
+    ],
+)
+def test_files_that_run_by_themselves_are_told_from_others(path: str, runs: bool) -> None:
+    assert runs_by_itself(path) is runs

@@ -58,8 +58,9 @@ class Approvals:
         return self._asked(Question(f"Run `{command.line}` {where}{network}?", command.line)).yes
 
     def change(self, plan: EditPlan) -> Answer:
-        """Whether a change of the workspace may land, and which of its hunks."""
-        if self._level is not Approve.ALL:
+        """Whether a change of the workspace may land, and which of its hunks. One of files that run by
+        themselves is asked for each time, whatever the level: later nobody would be asked again."""
+        if self._level is not Approve.ALL and not plan.self_running():
             return Answer(True)
         return self._asked(Question(f"Make this change ({', '.join(plan.summary())})?", plan=plan))
 

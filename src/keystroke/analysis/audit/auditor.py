@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,7 +41,7 @@ from keystroke.analysis.audit.source.lower.javascript import ScriptLowering
 from keystroke.analysis.audit.source.lower.python import PythonLowering
 from keystroke.analysis.audit.source.suppress import suppress
 from keystroke.analysis.audit.source.units import Skeleton, Unit, resplit, skeleton, split
-from keystroke.errors import InputError, NotFound
+from keystroke.errors import InputError, Interrupted, NotFound
 from keystroke.text import Edit, apply_edits
 
 MAX_TEXT = 4_000_000  # characters; beyond this a file is data, not source
@@ -110,12 +110,14 @@ class LiveAudit:
         honour_others: bool = False,
         remember: bool = True,
         helpers: Mapping[str, str] | None = None,
+        abandoned: Callable[[], bool] = lambda: False,
     ) -> None:
         if language not in LANGUAGES:
             raise NotFound(f"cannot audit {language!r}; known languages: {', '.join(LANGUAGES)}")
         self._helpers = dict(helpers or {})
         self.language = language
         self.honour_others = honour_others
+        self.abandoned = abandoned  # asked between units: whether nobody waits for the findings any more
         self._remember = remember  # what statements did, for the next key; of no use to an audit done once
         self._lowering = _LOWERINGS[language]()
         self._index = index_of(language)
@@ -175,6 +177,8 @@ class LiveAudit:
             self._functions = self._single(self._defined())
         placed: list[tuple[_Found, int]] = []
         for unit in self._units:
+            if self.abandoned():
+                raise Interrupted("Nobody waits for this audit any more.")
             source = text[unit.start : unit.end]
             key = (source, unit.before)
             result = self._results.get(key)

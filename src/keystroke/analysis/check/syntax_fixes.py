@@ -17,6 +17,7 @@ from keystroke.analysis.check.modules import parsed
 from keystroke.text import Document, Edit, apply_edits
 
 MAX_TRIES = 60
+LONGEST_LINE = 2000  # characters of a line that a fix is looked for in
 _HEADER = re.compile(
     r"^\s*(?:async\s+)?(?:if|elif|else|for|while|try|except|finally|with|def|class|match|case)\b"
 )
@@ -71,7 +72,10 @@ def broken(text: str) -> Broken | None:
 
 
 def syntax_fixes(text: str, error: Broken, limit: int = 3) -> tuple[Fix, ...]:
-    """Proved fixes, those after which the whole text parses first."""
+    """Proved fixes, those after which the whole text parses first. A line that nobody can have typed gets
+    none: patterns that look for words take quadratic time on it."""
+    if any(len(line) > LONGEST_LINE for line in _around(text, error)):
+        return ()
     whole: list[Fix] = []
     partly: list[Fix] = []
     seen: set[tuple[Edit, ...]] = set()
@@ -90,6 +94,11 @@ def syntax_fixes(text: str, error: Broken, limit: int = 3) -> tuple[Fix, ...]:
 
 
 _Candidate = tuple[str, tuple[Edit, ...]]
+
+
+def _around(text: str, error: Broken) -> list[str]:
+    """The lines that candidates look at: those next to the error."""
+    return text.split("\n", error.line + 3)[max(error.line - 2, 0) : error.line + 3]
 
 
 def _limited(candidates: Iterator[_Candidate]) -> Iterator[_Candidate]:

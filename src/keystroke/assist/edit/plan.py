@@ -15,7 +15,7 @@ from keystroke.assist.edit.propose import propose_edit
 from keystroke.assist.edit.resolve import Resolution, parse_answer, resolve
 from keystroke.assist.edit.rewrite import Region
 from keystroke.assist.edit.task import EditTask
-from keystroke.assist.edit.workspace import SourceFile, Workspace, Write
+from keystroke.assist.edit.workspace import SourceFile, Workspace, Write, runs_by_itself
 from keystroke.assist.edit.writer import Writer
 from keystroke.errors import InputError
 from keystroke.text import Edit, invert, minimal_diff, unified_diff
@@ -88,6 +88,10 @@ class EditPlan:
             elif change.path not in gone:
                 lines.append(f"remove {change.path}")
         return tuple(lines)
+
+    def self_running(self) -> tuple[str, ...]:
+        """Files of the change that an editor, a shell or a server runs by itself once they are there."""
+        return tuple(change.path for change in self.changes if runs_by_itself(change.path))
 
     def explain(self) -> str:
         """The failures, one line each; empty if there are none."""

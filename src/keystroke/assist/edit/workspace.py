@@ -47,6 +47,21 @@ class Write:
     mode: int | None = None  # of a file that does not exist yet
 
 
+# Opening the folder, entering it or pushing it is enough for these to run.
+_SELF_RUNNING = (
+    ".vscode/*", "*.code-workspace", ".idea/*", ".devcontainer/*", ".devcontainer.json", ".zed/*", ".husky/*",
+    ".envrc", ".exrc", ".nvim.lua", ".github/workflows/*", ".gitlab-ci.yml", ".pre-commit-config.yaml",
+)  # fmt: skip
+
+
+def runs_by_itself(path: str) -> bool:
+    """Whether a file of a project is run without anybody asking for it: a change of it is shown and asked
+    for, whatever else was agreed to."""
+    parts = PurePosixPath(path.lower()).parts
+    tails = ("/".join(parts[at:]) for at in range(len(parts)))
+    return any(fnmatch(tail, pattern) for tail in tails for pattern in _SELF_RUNNING)
+
+
 class Workspace:
     """The files under one folder, by name: none outside it is read or written. Raises NotFound where there is
     no such folder."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,10 +93,16 @@ def as_record(plan: EditPlan, *, answers: bool = False) -> dict[str, Any]:
     }
 
 
-def agreed(question: str, *, yes: bool) -> bool:
-    """Whether to go on: `yes` was given, or the user says so. No terminal to ask on is an error."""
-    if yes:
+def agreed(question: str, *, yes: bool, unasked: Sequence[str] = ()) -> bool:
+    """Whether to go on: `yes` was given, or the user says so. No terminal to ask on is an error. `unasked`:
+    files that would run by themselves and that the user did not name; `yes` does not cover them."""
+    if yes and not unasked:
         return True
+    if unasked and not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UsageError(
+            f"the change touches {', '.join(unasked)}, which runs by itself once it is there; name it, or "
+            "answer at a terminal"
+        )
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError("there is no terminal to ask on; say --yes to apply, or --dry-run to look only")
     return key(f"{question} [y/N] ", "yn") == "y"

@@ -72,7 +72,9 @@ def edit(
         show_diff(run, plan)
     applied = False
     verdict = None
-    if not dry_run and agreed("Apply this?", yes=yes):
+    named = {workspace.name(file) for file in files or []}
+    unasked = sorted(set(plan.self_running()) - named)
+    if not dry_run and agreed("Apply this?", yes=yes, unasked=unasked):
         entry = plan.apply(journal)
         applied = True
         if check and entry is not None:

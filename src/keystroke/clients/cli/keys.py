@@ -29,6 +29,9 @@ app = typer.Typer(
 def create(
     ctx: typer.Context,
     name: Annotated[str, typer.Argument(help="Whose key it is; shown in `keystroke usage`.")],
+    priority: Annotated[
+        bool, typer.Option("--priority", help="It may ask to go before others (priority, service_tier).")
+    ] = False,
     json: options.Json = False,
 ) -> None:
     """Make a key and print it, once."""
@@ -36,10 +39,10 @@ def create(
 
     run = of(ctx)
     with _store(run) as store:
-        key, token = make_key(name)
+        key, token = make_key(name, priority=priority)
         store.add_key(key)
     if run.wants_json(json):
-        run.console.json({"id": key.id, "name": key.name, "key": token})
+        run.console.json({"id": key.id, "name": key.name, "key": token, "priority": key.priority})
         return
     run.console.line(token)
     run.console.note("Keep it: only its hash is stored. Servers accept it within seconds.")
@@ -54,13 +57,28 @@ def list_(ctx: typer.Context, json: options.Json = False) -> None:
     if run.wants_json(json):
         run.console.json(
             [
-                {"id": k.id, "name": k.name, "created_at": k.created_at, "revoked_at": k.revoked_at}
+                {
+                    "id": k.id,
+                    "name": k.name,
+                    "created_at": k.created_at,
+                    "revoked_at": k.revoked_at,
+                    "priority": k.priority,
+                }
                 for k in keys
             ]
         )
         return
-    rows = [(k.id, k.name, _day(k.created_at), _day(k.revoked_at) if k.revoked_at else "") for k in keys]
-    run.console.table(("id", "name", "created", "revoked"), rows)
+    rows = [
+        (
+            k.id,
+            k.name,
+            "yes" if k.priority else "",
+            _day(k.created_at),
+            _day(k.revoked_at) if k.revoked_at else "",
+        )
+        for k in keys
+    ]
+    run.console.table(("id", "name", "priority", "created", "revoked"), rows)
 
 
 @app.command()

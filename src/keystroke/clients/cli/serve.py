@@ -75,7 +75,7 @@ def serve(
 ) -> None:
     """Serve models to editors, the OpenAI SDK and Codex."""
     from keystroke.clients.cli.release import release
-    from keystroke.gateway.access.security import given_keys
+    from keystroke.gateway.access.security import given_keys, is_loopback
     from keystroke.gateway.app import Gateway, check_exposure, run_server
     from keystroke.gateway.record.store import open_store
     from keystroke.gateway.sharing import IdleShutdown, announce, withdraw
@@ -102,6 +102,11 @@ def serve(
         store.close()
         raise
     scheme = "https" if server.tls_certificate else "http"
+    if scheme == "http" and not is_loopback(server.host):
+        run.console.note(
+            f"warning: keys and code travel in the clear to {server.host}; "
+            "give --tls-certificate and --tls-key, or keep it behind a proxy that ends TLS"
+        )
     editors = None
     if idle_exit is not None:
         editors = IdleShutdown(gateway, idle_exit, lambda: signal.raise_signal(signal.SIGINT))

@@ -28,35 +28,41 @@ class Key:
     digest: str
     created_at: float
     revoked_at: float | None = None
+    priority: bool = False  # may ask to go before others
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who is asking. `local` is the anonymous caller a loopback server accepts."""
+    """Who is asking. `local` is the anonymous caller a loopback server accepts. `priority`: may ask to go
+    before others."""
 
     id: str
     name: str
+    priority: bool = False
 
 
-LOCAL = Caller("local", "local")
+LOCAL = Caller("local", "local", priority=True)
 
 
 def digest(secret: str) -> str:
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def make_key(name: str, now: float | None = None) -> tuple[Key, str]:
+def make_key(name: str, now: float | None = None, *, priority: bool = False) -> tuple[Key, str]:
     """A new key and its clear text, which is shown once and kept nowhere."""
     identity, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
     token = f"{PREFIX}_{identity}_{secret}"
-    return Key(identity, name, digest(token), time.time() if now is None else now), token
+    made = time.time() if now is None else now
+    return Key(identity, name, digest(token), made, priority=priority), token
 
 
 class KeyRing:
-    """The accepted keys. Empty and not `required`: everyone is the local caller."""
+    """The accepted keys. Empty and not `required`: everyone is the local caller. `trusted`: given keys may
+    ask to go before others, as on a machine that only its user reaches."""
 
-    def __init__(self, *, required: bool, static: Iterable[str] = ()) -> None:
+    def __init__(self, *, required: bool, static: Iterable[str] = (), trusted: bool = True) -> None:
         self.required = required
+        self._trusted = trusted
         # Keys given by file or environment have no row: they are known by their digest alone.
         self._static = tuple(digest(token.strip()) for token in static if token.strip())
         self._stored: dict[str, Key] = {}
@@ -73,7 +79,7 @@ class KeyRing:
         """Whether what let this caller in would still let it in."""
         if caller == LOCAL:
             return not self.required
-        return caller.id in self._stored or any(_static_caller(known) == caller for known in self._static)
+        return caller.id in self._stored or any(self._given(known) == caller for known in self._static)
 
     def check(self, authorization: str | None) -> Caller:
         """The caller behind an Authorization header. Raises Unauthorized."""
@@ -85,20 +91,19 @@ class KeyRing:
         offered = digest(token)
         for known in self._static:
             if hmac.compare_digest(offered, known):
-                return _static_caller(known)
+                return self._given(known)
         parts = token.split("_", 2)
         key = self._stored.get(parts[1]) if len(parts) == 3 and parts[0] == PREFIX else None
         # Compare even without a row, so that an unknown id takes as long as a wrong secret.
         if hmac.compare_digest(offered, key.digest if key else digest("")) and key is not None:
-            return Caller(key.id, key.name)
+            return Caller(key.id, key.name, key.priority)
         if not self.required:
             return LOCAL  # SDKs always send some key; a loopback server does not care which
         raise Unauthorized("This key is not accepted; create one with `keystroke keys create NAME`.")
 
-
-def _static_caller(known: str) -> Caller:
-    """By the key's own digest: a place in a list would name somebody else after the list has changed."""
-    return Caller(f"static_{known[:16]}", f"static key {known[:6]}")
+    def _given(self, known: str) -> Caller:
+        """By the key's own digest: a place in a list would name somebody else after the list has changed."""
+        return Caller(f"static_{known[:16]}", f"static key {known[:6]}", self._trusted)
 
 
 def _bearer(header: str | None) -> str | None:

@@ -15,6 +15,11 @@ from dataclasses import dataclass, field
 from keystroke.errors import RateLimited
 
 Clock = Callable[[], float]
+RATE_HEADERS = tuple(
+    f"x-ratelimit-{what}-{unit}"
+    for what in ("limit", "remaining", "reset")
+    for unit in ("requests", "tokens")
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from ipaddress import ip_address
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from keystroke.config import ServerSettings
 from keystroke.errors import ConfigError, Forbidden
 from keystroke.gateway.access.keys import KeyRing
+
+EDITORS = ("vscode-webview", "vscode-file")  # schemes of pages that are an editor's own
 
 
 def is_loopback(host: str) -> bool:
@@ -40,10 +43,40 @@ def given_keys(server: ServerSettings, environ: Mapping[str, str] | None = None)
     return [key for key in keys if key]
 
 
+def readable_files(server: ServerSettings, origin: str | None) -> Callable[[str], bool]:
+    """Which paths a live client may have read for it. Only a server on the editor's own machine has the
+    editor's files, and only a program may name them: a page, whoever let it in, knows what it was shown.
+    Where `server.workspaces` names folders, nothing outside them is read."""
+    page = origin is not None and scheme_of(origin) not in EDITORS
+    if page or not is_loopback(server.host):
+        return lambda _path: False
+    roots = [Path(root).expanduser().resolve() for root in server.workspaces]
+
+    def readable(path: str) -> bool:
+        try:
+            real = Path(path).resolve()
+        except (OSError, RuntimeError, ValueError):
+            return False
+        if real == Path(real.anchor):  # nobody opens a whole disk
+            return False
+        return not roots or any(real.is_relative_to(root) for root in roots)
+
+    return readable
+
+
+def scheme_of(origin: str) -> str | None:
+    """The scheme of an origin; None for what is none."""
+    try:
+        return urlsplit(origin).scheme
+    except ValueError:
+        return None
+
+
 def key_ring(server: ServerSettings, environ: Mapping[str, str] | None = None) -> KeyRing:
     """Keys are needed beyond loopback, and wherever some were given."""
     static = given_keys(server, environ)
-    return KeyRing(required=bool(static) or not is_loopback(server.host), static=static)
+    local = is_loopback(server.host)
+    return KeyRing(required=bool(static) or not local, static=static, trusted=local)
 
 
 SUBPROTOCOL = "keystroke"  # what a page offers beside its key, and what is chosen
@@ -77,7 +110,7 @@ def _same_site(origin: str, host: str | None) -> bool:
         parts = urlsplit(origin)
         if parts.netloc and parts.netloc == host:
             return True
-        if parts.scheme in ("vscode-webview", "vscode-file"):
+        if parts.scheme in EDITORS:
             return True
         # Pages served from this machine to this machine.
         return host is not None and is_loopback(parts.hostname or "") and is_loopback(_hostname(host))

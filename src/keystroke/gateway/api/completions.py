@@ -19,7 +19,7 @@ from keystroke.gateway.api import prompts
 from keystroke.gateway.api.answer import Answer, Sink
 from keystroke.gateway.api.answer_form import AnswerForm, TextFormat, answer_form, hold, text_format
 from keystroke.gateway.api.serializers import ChatSerializer, CompletionSerializer, Serializer
-from keystroke.gateway.work.priority import Priority, Tier, priority_named, tier_named
+from keystroke.gateway.work.priority import Priority, Tier
 from keystroke.gateway.work.registry import ServedModel
 from keystroke.gateway.work.remote import RemoteJob
 from keystroke.gateway.work.routing import Task
@@ -74,7 +74,9 @@ class Texts:
     async def chat(self, request: ChatRequest, caller: Caller, sink: Sink) -> TextRun:
         service, wanted = self.service, _format(request)
         items, tools = chat_items(request.messages), chat_tools(request)
-        priority = priority_named(request.priority or request.lane, Priority.CHAT)
+        priority, tier = service.ranking(
+            caller, request.priority or request.lane, Priority.CHAT, request.service_tier
+        )
         size = sum(len(text_of(i.content)) for i in items)
         words = next((text_of(i.content) for i in reversed(items) if i.role == "user"), "")
         entry, routing = await service.route(
@@ -106,14 +108,13 @@ class Texts:
         job: Job | RemoteJob
         if model is not None:
             params, form = await hold(model, params, form, items, tools)
-            tokens = await service.off_loop(size, lambda: prompts.whole(model, messages, specs))
+            tokens = await service.off_loop(size, lambda: prompts.whole(model, messages, specs), model)
             job = Job(tokens, params, service.draft(model, request.prediction, len(tokens), request.drafts))
         else:
             job = RemoteJob(params, messages, specs or None, form.remote, form.check)
         serializer = ChatSerializer(
             new_id("chatcmpl"), entry.name, routing, include_usage=_wants_usage(request.stream_options)
         )
-        tier = tier_named(request.service_tier)
         plan = Plan(entry, job, serializer, routing, priority, tier, request.buffer, form)
         return self._run(plan, caller, sink)
 
@@ -130,7 +131,9 @@ class Texts:
         service, wanted = self.service, _format(request)
         prefix = request.prompt if isinstance(request.prompt, str) else "".join(request.prompt)
         suffix = request.suffix
-        priority = priority_named(request.priority or request.lane, priority)
+        priority, tier = service.ranking(
+            caller, request.priority or request.lane, priority, request.service_tier
+        )
         size = len(prefix) + len(suffix or "") + len(extra)
         entry, routing = await service.route(request.model, lambda: Task(priority, "", size))
         params = service.params(
@@ -177,7 +180,6 @@ class Texts:
             include_usage=_wants_usage(request.stream_options),
             echo=prefix if request.echo else "",
         )
-        tier = tier_named(request.service_tier)
         plan = Plan(
             entry, job, serializer, routing, priority, tier, request.buffer, plain=True, decided=decided
         )

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from keystroke.gateway.access.keys import Caller
-from keystroke.gateway.api.prompts import Turn
+from keystroke.gateway.api.prompts import Turn, length
 from keystroke.gateway.record.store import Store
 from keystroke.protocol.items import as_input
 
 _TURNS = 256  # finished turns kept in memory for callers that come back by id
 _TOKENS = 2_000_000  # and at most so many tokens of them
+_CHARACTERS = 64 << 20  # and so many characters
 
 
 class Conversations:
@@ -22,21 +23,29 @@ class Conversations:
         self._store = store
         self._turns: OrderedDict[str, tuple[str, Turn]] = OrderedDict()
         self._tokens = 0  # of those turns
+        self._characters = 0
 
     def remember(self, caller: Caller, turn: Turn) -> None:
         self.forget(turn.response_id)
         self._turns[turn.response_id] = (caller.id, turn)
         self._tokens += len(turn.tokens or ())
-        while len(self._turns) > _TURNS or (self._tokens > _TOKENS and len(self._turns) > 1):
+        self._characters += length(turn.items)
+        while len(self._turns) > 1 and self._full():
             self.forget(next(iter(self._turns)))
 
     def forget(self, response_id: str) -> None:
         found = self._turns.pop(response_id, None)
         if found is not None:
             self._tokens -= len(found[1].tokens or ())
+            self._characters -= length(found[1].items)
+
+    def _full(self) -> bool:
+        return len(self._turns) > _TURNS or self._tokens > _TOKENS or self._characters > _CHARACTERS
 
     async def recall(self, caller: Caller, response_id: str) -> Turn | None:
-        """A finished turn; None where there is none, or none of this caller's."""
+        """A finished turn; None where there is none, or none of this caller's. Raises
+        PreviousResponseNotFound where an earlier turn of it is missing: a conversation is never shortened in
+        silence."""
         found = self._turns.get(response_id)
         if found is not None:
             self._turns.move_to_end(response_id)

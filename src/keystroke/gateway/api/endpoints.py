@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Any
+from typing import Any, cast
 
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 from starlette.responses import StreamingResponse
 
-from keystroke.errors import KeystrokeError
+from keystroke.errors import InputError, KeystrokeError
 from keystroke.gateway.access.keys import Caller, KeyRing
 from keystroke.gateway.access.security import bearer_offered, check_host, check_origin
 from keystroke.gateway.api.completions import TextRun, Texts
@@ -22,6 +22,7 @@ from keystroke.gateway.api.infill import infill_body, infill_request
 from keystroke.gateway.api.models import catalog
 from keystroke.gateway.api.openapi import document
 from keystroke.gateway.api.page import asset_response, index_response
+from keystroke.gateway.api.response_run import ResponseRun
 from keystroke.gateway.api.responses import Responses
 from keystroke.gateway.api.status import load_lines, status
 from keystroke.gateway.record import metrics
@@ -85,7 +86,24 @@ class Endpoints:
 
     async def fetch_response(self, request: Request) -> HttpResponse:
         caller = self.admit(request.headers)
+        if request.query_params.get("stream", "").lower() in ("true", "1"):
+            return self._resumed(request, caller)
         return json_response(await self.responses.fetch(request.path_params["response_id"], caller))
+
+    def _resumed(self, request: Request, caller: Caller) -> HttpResponse:
+        """The events of a response behind `starting_after`, and what follows."""
+        after = request.query_params.get("starting_after", "-1")
+        if not after.removeprefix("-").isdecimal() or len(after) > 12:
+            raise InputError("starting_after must be the number of an event.", param="starting_after")
+        wanted = request.path_params["response_id"]
+        replay = self.responses.replays.find(wanted, caller)
+        stream = EventStream(named=True)
+        stream.run = run = cast("ResponseRun", replay.run)
+        replay.take_up(stream.sink, wanted, int(after))
+        run.on_done = stream.finish
+        if run.over.is_set():
+            stream.finish()
+        return stream
 
     async def cancel_response(self, request: Request) -> HttpResponse:
         caller = self.admit(request.headers)
@@ -167,7 +185,12 @@ class Endpoints:
         self.admit(request.headers)
         return json_response(status(self.service, version("keystroke")))
 
-    async def health(self, _request: Request) -> HttpResponse:
+    async def health(self, request: Request) -> HttpResponse:
+        """That the server runs, to anybody; what it serves, to those who may ask it."""
+        try:
+            self.admit(request.headers)
+        except KeystrokeError:
+            return json_response({"status": "ok"})
         return json_response({"status": "ok", "models": sorted(self.service.registry.entries)})
 
     async def metrics(self, request: Request) -> HttpResponse:

@@ -28,6 +28,9 @@ Message = dict[str, Any]
 _MARK = "⟦here⟧"  # stands for the assistant's last words when the join is asked for
 _SAID = "⟦said⟧"  # stands for what the user says next
 _STUB: tuple[Message, ...] = ({"role": "user", "content": "."}, {"role": "assistant", "content": _MARK})
+_READ = frozenset(
+    {"message", "function_call", "custom_tool_call", "function_call_output", "custom_tool_call_output"}
+)
 _IMAGES = ("input_image", "image_url", "input_file", "input_audio")
 
 
@@ -46,7 +49,8 @@ class Turn:
 
 
 def items_of(content: str | Sequence[Item] | None) -> list[Item]:
-    """Request input as items; refuses what is not text."""
+    """Request input as items; refuses what is not text, and lets go of what no prompt holds (thoughts,
+    searches): it would only take memory and disk."""
     if content is None:
         return []
     if isinstance(content, str):
@@ -59,7 +63,18 @@ def items_of(content: str | Sequence[Item] | None) -> list[Item]:
                     f"input[{index}] holds {part.type}, but the models here read text only; leave it out.",
                     param=f"input[{index}]",
                 )
-    return list(content)
+    return [item for item in content if item.type in _READ]
+
+
+def length(items: Sequence[Item]) -> int:
+    """Characters of what items say."""
+    total = 0
+    for item in items:
+        content = item.content
+        total += len(content) if isinstance(content, str) else sum(len(p.text or "") for p in content or ())
+        total += len(item.arguments or "") + len(item.input or "")
+        total += len(item.output) if isinstance(item.output, str) else 0
+    return total
 
 
 def messages_of(

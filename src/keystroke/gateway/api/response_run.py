@@ -14,12 +14,14 @@ from typing import Any, Protocol
 
 from msgspec import UNSET
 
+from keystroke.engine.model import Model
 from keystroke.errors import InputError, KeystrokeError
 from keystroke.gateway.access.keys import Caller
 from keystroke.gateway.api import prompts
 from keystroke.gateway.api.answer import Answer, Sink
 from keystroke.gateway.api.conversations import Conversations
 from keystroke.gateway.api.prompts import Turn
+from keystroke.gateway.api.replay import Replay
 from keystroke.gateway.api.serializers import ResponseSerializer
 from keystroke.gateway.record.store import Store
 from keystroke.gateway.work.registry import ServedModel
@@ -71,8 +73,11 @@ class ResponseRun:
         self.own_items: list[Item] = []  # what this turn added to it
         self.pending: list[PendingSteer] = []
         self.cancelled = False
+        self.latest: tuple[str, Turn | None] | None = None  # what ended last, and its turn
         self.over = asyncio.Event()  # no successor follows
+        self.replay: Replay | None = None  # where it can be taken up again once its connection broke
         self.task: asyncio.Task[None] | None = None  # a successor being prepared
+        self._splicing: asyncio.Task[None] | None = None  # steering input on its way to the engine
         self.on_turn: OnTurn = lambda _turn: None
         self.on_done: Callable[[], None] = lambda: None
 
@@ -94,6 +99,11 @@ class ResponseRun:
         if self.answer is not None:
             self.answer.cancel(reason)
 
+    def unpause(self) -> None:
+        """Nobody is behind any more."""
+        if self.answer is not None:
+            self.answer.work.ticket.resume()
+
     def heed_cancel(self) -> None:
         """A cancel that came while the prompt was made had nothing to stop yet."""
         if self.cancelled:
@@ -113,12 +123,32 @@ class ResponseRun:
         )
         assert self.answer is not None
         model = self.entry.model
-        joint = None if model is None else prompts.join(model, prompts.messages_of(None, items, self.items))
-        if joint is not None:
-            self.answer.work.ticket.redirect(steer.id, joint)
-        elif model is None:
+        if model is None:
             self.answer.cancel(Redirected("steered"))  # a remote stream cannot be spliced: stop, then go on
+        elif model.chat is not None and model.chat.foreign:
+            self._splicing = asyncio.create_task(self._splice_later(self._splicing, steer, model))
+        else:
+            self._splice(steer, prompts.join(model, prompts.messages_of(None, items, self.items)))
         return [said]
+
+    def _splice(self, steer: PendingSteer, joint: list[int] | None) -> None:
+        if joint is not None and self.answer is not None:
+            self.answer.work.ticket.redirect(steer.id, joint)
+
+    async def _splice_later(
+        self, before: asyncio.Task[None] | None, steer: PendingSteer, model: Model
+    ) -> None:
+        """The join of a template that runs in a process of its own is waited for, in the order of the input.
+        Where it fails, or the answer ends first, a successor takes the input."""
+        if before is not None:
+            await asyncio.wait({before})
+        messages = prompts.messages_of(None, steer.items, self.items)
+        try:
+            joint = await asyncio.to_thread(prompts.join, model, messages)
+        except KeystrokeError:
+            return
+        if steer in self.pending:
+            self._splice(steer, joint)
 
     def steered(self, _answer: Answer, item: Steered) -> ResponseSerializer:
         """The engine spliced the input in: the successor begins."""
@@ -162,7 +192,8 @@ class ResponseRun:
                 self.owner.conversations.remember(self.caller, turn)
         if response.store and self.owner.store is not None:
             self.owner.store.save_response(self.caller.id, self.own_items, response)
-        self.on_turn((response.id, turn))
+        self.latest = (response.id, turn)
+        self.on_turn(self.latest)
         return turn
 
     def _go_on(self, response: Response, turn: Turn) -> None:
@@ -209,7 +240,9 @@ class ResponseRun:
     def finish(self) -> None:
         if not self.over.is_set():
             self.over.set()
-            self.owner.later(self.on_done)
+            if self.replay is not None:
+                self.replay.ended()
+            self.owner.later(lambda: self.on_done())  # whose it is by then
 
     def _stream(self) -> Any:
         return UNSET if self.stream_id is None else self.stream_id

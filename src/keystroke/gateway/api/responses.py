@@ -11,16 +11,17 @@ import contextlib
 import time
 from collections.abc import Callable
 
-from keystroke.errors import Forbidden, InputError, Interrupted, KeystrokeError, QueueFull
+from keystroke.errors import Forbidden, InputError, Interrupted, KeystrokeError, QueueFull, Unavailable
 from keystroke.gateway.access.keys import Caller
 from keystroke.gateway.api import prompts
 from keystroke.gateway.api.answer import Answer, Sink
 from keystroke.gateway.api.answer_form import AnswerForm, TextFormat, answer_form, hold, text_format
 from keystroke.gateway.api.conversations import Conversations
 from keystroke.gateway.api.prompts import Turn
+from keystroke.gateway.api.replay import Replays
 from keystroke.gateway.api.response_run import OnTurn, ResponseRun, steer_failed
 from keystroke.gateway.api.serializers import ResponseSerializer
-from keystroke.gateway.work.priority import Priority, priority_named, tier_named
+from keystroke.gateway.work.priority import Priority
 from keystroke.gateway.work.remote import RemoteJob
 from keystroke.gateway.work.routing import Task
 from keystroke.gateway.work.scheduler import Job
@@ -39,6 +40,7 @@ class Responses:
         self.store = service.store
         self.conversations = Conversations(service.store)
         self.runs: dict[str, ResponseRun] = {}
+        self.replays = Replays()
 
     async def create(
         self,
@@ -55,6 +57,11 @@ class Responses:
         previous = await self._previous(request, caller, recall)
         run = ResponseRun(self, request, caller, sink)
         run.on_turn, run.on_done = on_turn or run.on_turn, on_done or run.on_done
+        warm = isinstance(request, ResponseCreate) and request.generate is False
+        if not warm and (request.on_disconnect == "continue" or (request.background and request.stream)):
+            run.replay = self.replays.begin(run, outlives=bool(request.background))
+            run.replay.attach(sink)
+            run.sink = run.replay.put
         steers = previous.steers if previous is not None else []
         run.own_items = [*steers, *prompts.items_of(request.input)]
         run.items = [*previous.items, *run.own_items] if previous is not None else run.own_items
@@ -68,7 +75,6 @@ class Responses:
         if run is not None and run.caller.id == caller.id:
             return run.response
         if self.store is not None and run is None:
-            await self.store.flush()
             stored = await self.store.response(response_id)
             if stored is not None and stored.key_id == caller.id:
                 return stored.response
@@ -87,8 +93,14 @@ class Responses:
         return response
 
     async def forget(self, response_id: str, caller: Caller) -> None:
-        """Delete a stored response. Raises ResponseNotFound."""
+        """Delete a stored response; one that still runs is stopped first, and nothing of it is kept. Raises
+        ResponseNotFound."""
+        run = self.runs.get(response_id)
         await self.fetch(response_id, caller)
+        if run is not None:
+            run.response.store = False
+            run.cancel()
+            await run.over.wait()
         self.conversations.forget(response_id)
         if self.store is not None:
             await asyncio.to_thread(self.store.delete_response, response_id)
@@ -112,8 +124,11 @@ class Responses:
     async def _begin(self, run: ResponseRun, previous: Turn | None) -> None:
         request, service = run.request, self.service
         background = bool(request.background)
-        priority = priority_named(
-            request.priority or request.lane, Priority.BACKGROUND if background else Priority.CHAT
+        priority, tier = service.ranking(
+            run.caller,
+            request.priority or request.lane,
+            Priority.BACKGROUND if background else Priority.CHAT,
+            request.service_tier,
         )
         run.entry, run.routing = await service.route(request.model, lambda: _task(run, priority))
         entry = run.entry
@@ -132,17 +147,16 @@ class Responses:
         if entry.model is not None:
             if not warm:
                 params, form = await hold(entry.model, params, form, run.items, request.tools)
-            length = _length(run.own_items if previous is not None and previous.tokens else run.items)
+            length = prompts.length(run.own_items if previous is not None and previous.tokens else run.items)
             tokens: list[int] = await service.off_loop(
-                length, lambda: self._prompt(run, previous, form, generate=not warm)
+                length, lambda: self._prompt(run, previous, form, generate=not warm), entry.model
             )
             drafter = service.draft(entry.model, request.prediction, len(tokens), request.drafts)
             job = Job(tokens, params, drafter, warm=warm)
         else:
             messages = prompts.messages_of(request.instructions, run.items, toolset=form.toolset)
             job = RemoteJob(params, messages, form.toolset.specs or None, form.remote, form.check)
-        tier = tier_named(request.service_tier)
-        response = _response(run, tier.label)
+        response = _response(run, tier.label, kept=self._keeps(request))
         run.serializer = ResponseSerializer(response, run.stream_id)
         if warm:
             self._warm(run, job)
@@ -161,6 +175,23 @@ class Responses:
             on_steered=run.steered,
         )
         self.runs[run.id] = run
+        if background and response.store and self.store is not None:
+            self.store.save_response(run.caller.id, run.own_items, response, running=True)
+
+    def _keeps(self, request: CreateRequest) -> bool:
+        """Whether the response will be kept, as its object says. Raises Unavailable where it was asked to be
+        and cannot be."""
+        if request.store is False:
+            return False
+        if self.store is None or not self.store.failing:
+            return True
+        if request.store or request.background:
+            raise Unavailable(
+                "Responses cannot be stored just now, the server's database cannot be written; "
+                "send store: false or try again shortly.",
+                param="store",
+            )
+        return False
 
     def _prompt(
         self, run: ResponseRun, previous: Turn | None, form: AnswerForm, *, generate: bool
@@ -198,6 +229,8 @@ class Responses:
         turn = Turn(run.id, run.entry.name, run.items, run.request.instructions, run.request.tools)
         if run.response.store:
             self.conversations.remember(run.caller, turn)
+            if self.store is not None:
+                self.store.save_response(run.caller.id, run.own_items, run.response)
         run.on_turn((run.id, turn))
         run.finish()
 
@@ -216,8 +249,15 @@ class Responses:
                 await self._begin(run, turn)
                 run.heed_cancel()
             except KeystrokeError as error:
+                number = run.serializer.stream.number()
                 failed = steer_failed(
-                    previous.id, items, "successor_creation_failed", error.message, None, 0, run.stream_id
+                    previous.id,
+                    items,
+                    "successor_creation_failed",
+                    error.message,
+                    None,
+                    number,
+                    run.stream_id,
                 )
                 run.sink([failed])
                 run.finish()
@@ -225,7 +265,7 @@ class Responses:
         run.task = asyncio.create_task(begin())
 
     def successor_serializer(self, run: ResponseRun, previous: Response) -> ResponseSerializer:
-        response = _response(run, previous.service_tier)
+        response = _response(run, previous.service_tier, kept=previous.store)
         response.previous_response_id = previous.id
         return ResponseSerializer(response, run.stream_id)
 
@@ -235,7 +275,17 @@ class Responses:
         asyncio.get_running_loop().call_soon(act)
 
 
+METADATA = (16, 64, 512)  # pairs, and characters of a name and of a value: every event carries them
+
+
 def _check(request: CreateRequest) -> None:
+    pairs, name, value = METADATA
+    given = request.metadata or {}
+    if len(given) > pairs or any(len(k) > name or len(str(v)) > value for k, v in given.items()):
+        raise InputError(
+            f"metadata holds at most {pairs} pairs of {name} and {value} characters; shorten it.",
+            param="metadata",
+        )
     if request.conversation is not None:
         raise InputError(
             "conversation is not supported; chain turns by previous_response_id.", param="conversation"
@@ -269,7 +319,7 @@ def _wish(request: CreateRequest) -> Wish:
     )
 
 
-def _response(run: ResponseRun, tier: str) -> Response:
+def _response(run: ResponseRun, tier: str, *, kept: bool) -> Response:
     request = run.request
     return Response(
         id=new_id("resp"),
@@ -285,7 +335,7 @@ def _response(run: ResponseRun, tier: str) -> Response:
         prompt_cache_key=request.prompt_cache_key,
         reasoning=request.reasoning,
         service_tier=tier,
-        store=request.store is not False,
+        store=kept,
         temperature=request.temperature or 0.0,
         text=request.text or {"format": {"type": "text"}},
         tool_choice="auto" if request.tool_choice is None else request.tool_choice,
@@ -300,14 +350,6 @@ def _response(run: ResponseRun, tier: str) -> Response:
 def _task(run: ResponseRun, priority: Priority) -> Task:
     words = next((text_of(i.content) for i in reversed(run.own_items) if i.role == "user"), "")
     effort = (run.request.reasoning or {}).get("effort")
-    return Task(priority, words, _length(run.items), bool(run.request.background), effort, converses=True)
-
-
-def _length(items: list[Item]) -> int:
-    total = 0
-    for item in items:
-        content = item.content
-        total += len(content) if isinstance(content, str) else sum(len(p.text or "") for p in content or ())
-        total += len(item.arguments or "") + len(item.input or "")
-        total += len(item.output) if isinstance(item.output, str) else 0
-    return total
+    return Task(
+        priority, words, prompts.length(run.items), bool(run.request.background), effort, converses=True
+    )

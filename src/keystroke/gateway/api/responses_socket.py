@@ -12,15 +12,28 @@ from typing import Any
 
 from keystroke.errors import Interrupted, KeystrokeError, RateLimited
 from keystroke.gateway.access.keys import Caller
+from keystroke.gateway.api.answer import Sink
 from keystroke.gateway.api.prompts import Turn
 from keystroke.gateway.api.response_run import ResponseRun, steer_failed
 from keystroke.gateway.api.responses import Responses
 from keystroke.gateway.transport.socket import Socket
 from keystroke.protocol.faults import ConnectionLimitReached, ResponseNotFound, SlowClient
 from keystroke.protocol.requests import ResponseSteer
-from keystroke.protocol.session import Action, Cancel, ConnectionSession, Send, Start, Steer, error_event
+from keystroke.protocol.session import (
+    Action,
+    Cancel,
+    ConnectionSession,
+    Resume,
+    Send,
+    Start,
+    Steer,
+    error_event,
+)
 
 log = logging.getLogger("keystroke.websocket")
+
+
+_Turns = list[tuple[str, Turn | None]]  # the responses of a run that ended
 
 
 class Connection:
@@ -32,6 +45,7 @@ class Connection:
         self._runs: dict[str, ResponseRun] = {}
         self._starting: dict[str, bool] = {}  # streams whose prompt is being made; True: cancelled meanwhile
         self._tasks: set[asyncio.Task[None]] = set()
+        self._sinks: dict[ResponseRun, Sink] = {}  # of runs that can be taken up again
 
     async def serve(self) -> None:
         """Until the client goes or the connection's time is over."""
@@ -54,12 +68,16 @@ class Connection:
 
     def stalled(self, reason: SlowClient) -> None:
         for run in tuple(self._runs.values()):
-            run.cancel(reason)
+            if run.replay is None:
+                run.cancel(reason)
 
     def left(self) -> None:
-        """Stop everything that nobody will read."""
+        """Stop everything that nobody will read. What can be taken up again waits for that, unless the client
+        took its leave."""
         for run in tuple(self._runs.values()):
-            if run.request.background:
+            if run.replay is not None and not (self._socket.goodbye and not run.request.background):
+                run.replay.let_go(self._sinks[run])
+            elif run.request.background:
                 if run.answer is not None:
                     run.answer.work.ticket.resume()
             else:
@@ -87,22 +105,36 @@ class Connection:
                 self._say([action.event])
             elif isinstance(action, Steer):
                 self._steer(action.request)
+            elif isinstance(action, Resume):
+                self._resume(action)
             else:
                 self._cancel(action)
 
-    async def _start(self, action: Start) -> None:
-        request, stream = action.request, action.stream
-        turns: list[tuple[str, Turn | None]] = []
+    def _resume(self, action: Resume) -> None:
+        """A response whose connection broke goes on here."""
+        request, turns = action.request, _Turns()
+        try:
+            replay = self._responses.replays.find(request.response_id, self._caller)
+            run = replay.run
+            assert isinstance(run, ResponseRun)
+            sink = self._sink([run])
+            replay.take_up(sink, request.response_id, request.starting_after)
+        except KeystrokeError as error:
+            self._say([error_event(error, request.stream_id)])
+            self._act(self._session.ended(action.stream, None, None))
+            return
+        if run.over.is_set():
+            self._act(self._session.ended(action.stream, *(run.latest or (None, None))))
+            return
+        run.on_turn, run.on_done = turns.append, lambda: self._done(action.stream, turns, run)
+        self._runs[run.id] = run
+        self._sinks[run] = sink
 
-        def done() -> None:
-            response_id, turn = turns[-1] if turns else (None, None)
-            for ended, _ in turns:
-                self._runs.pop(ended, None)
-            self._act(self._session.ended(stream, response_id, turn))
-
-        run: ResponseRun | None = None
+    def _sink(self, owner: list[ResponseRun]) -> Sink:
+        """Where a run's events go: this socket. `owner` holds the run once there is one."""
 
         def sink(messages: list[Any]) -> None:
+            run = owner[0] if owner else None
             answer = run.answer if run is not None else None
             self._socket.put(messages, answer.work if answer is not None else None)
             if run is None or run.answer is None:
@@ -112,11 +144,32 @@ class Connection:
             if self._socket.paused:
                 run.answer.work.ticket.pause()
 
+        return sink
+
+    def _done(self, stream: str, turns: _Turns, run: ResponseRun | None) -> None:
+        if run is not None:
+            self._sinks.pop(run, None)
+        response_id, turn = turns[-1] if turns else (None, None)
+        for ended, _ in turns:
+            self._runs.pop(ended, None)
+        self._act(self._session.ended(stream, response_id, turn))
+
+    async def _start(self, action: Start) -> None:
+        request, stream = action.request, action.stream
+        turns, owner = _Turns(), list[ResponseRun]()
+        sink = self._sink(owner)
+
         self._starting[stream] = False
         try:
             run = await self._responses.create(
-                request, self._caller, sink, recall=self._session.recall, on_turn=turns.append, on_done=done
+                request,
+                self._caller,
+                sink,
+                recall=self._session.recall,
+                on_turn=turns.append,
+                on_done=lambda: self._done(stream, turns, owner[0] if owner else None),
             )
+            owner.append(run)
         except KeystrokeError as error:
             headers = None
             if isinstance(error, RateLimited):
@@ -137,15 +190,19 @@ class Connection:
             cancelled = self._starting.pop(stream)
         if not run.over.is_set():
             self._runs[run.id] = run
-        if cancelled or (self._socket.closed and not request.background):
+            if run.replay is not None:
+                self._sinks[run] = sink
+        if cancelled or (self._socket.closed and not request.background and run.replay is None):
             run.cancel()
+        elif self._socket.closed and run.replay is not None:
+            run.replay.let_go(sink)
 
     def _steer(self, request: ResponseSteer) -> None:
         wanted = request.previous_response_id
         run = self._runs.get(wanted)
         if run is not None and run.id == wanted and run.answer is not None and not run.answer.ended:
             try:
-                self._say(run.steer(request.input))
+                run.sink(run.steer(request.input))
                 return
             except KeystrokeError as error:
                 code, message = "invalid_input", error.message
@@ -181,7 +238,7 @@ class Connection:
         over = ConnectionLimitReached(f"A connection lives at most {minutes} minutes; open another.")
         self._say([error_event(over)])
         for run in tuple(self._runs.values()):
-            if not run.request.background:
+            if not run.request.background and run.replay is None:
                 run.cancel()
         task = asyncio.create_task(self._close_soon())
         self._tasks.add(task)

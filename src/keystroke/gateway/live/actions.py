@@ -11,19 +11,20 @@ import asyncio
 import logging
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Protocol, cast
 
-from keystroke.analysis.check import Diagnostic, Project, check
+from keystroke.analysis.check import Diagnostic
 from keystroke.analysis.rules import project_rules
 from keystroke.assist.edit import EditTask, Proposal, Question, Region, edit_steps
 from keystroke.engine.generation import Chunk, GenerationParams
 from keystroke.engine.speculative.file_draft import FileDrafter
 from keystroke.errors import Forbidden, InputError, KeystrokeError, UsageError
 from keystroke.gateway.access.keys import Caller
+from keystroke.gateway.live.checker import checker_of
 from keystroke.gateway.work.priority import Priority
 from keystroke.gateway.work.registry import AUTO, ServedModel
 from keystroke.gateway.work.remote import RemoteJob
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("keystroke.live")
 
 IN_FLIGHT = 16  # asks of one connection at a time
-_PROJECT_AGE = 10.0  # seconds for which a project's folders are taken to be the same
 _ANSWER_ROOM = 512  # tokens an edit may add beyond the text it rewrites
 
 Asked = live.ProblemsAsk | live.RefactorAsk | live.EditAsk
@@ -72,21 +72,28 @@ class Where:
 
 
 class LiveActions:
-    """`reads_files`: this machine is the editor's, so its project's files may be looked at."""
+    """`readable`: whether the files around a buffer may be looked at."""
 
-    def __init__(self, around: Around, service: Service, caller: Caller, *, reads_files: bool) -> None:
+    def __init__(
+        self,
+        around: Around,
+        service: Service,
+        caller: Caller,
+        *,
+        readable: Callable[[live.BufferOpen], bool],
+    ) -> None:
         self._around, self._service, self._caller = around, service, caller
-        self._reads_files = reads_files
+        self._readable = readable
         self._places: dict[str, Where] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._checking: dict[str, str] = {}  # buffer -> the ask that looks for its problems
-        self._projects: dict[Path | None, tuple[float, Project]] = {}
+        self._checker = checker_of(caller.id)
 
     # From the connection
 
     def opened(self, request: live.BufferOpen) -> None:
         path, root = request.path, request.root
-        if not self._reads_files or not path or not PurePath(path).is_absolute():
+        if not path or not self._readable(request):
             self._places[request.buffer] = Where(None, None)
             return
         self._places[request.buffer] = Where(Path(path), Path(root) if root else None)
@@ -163,9 +170,7 @@ class LiveActions:
         found: tuple[Diagnostic, ...] = ()
         if buffer.language == "python":
             where = self._place(buffer)
-            found = await asyncio.to_thread(
-                lambda text: check(text, where.path or "", project=self._project(where.root)), buffer.text
-            )
+            found = await asyncio.to_thread(self._checker.problems, buffer.text, where.path, where.root)
         return live.Problems(
             id=request.id,
             buffer=request.buffer,
@@ -173,14 +178,6 @@ class LiveActions:
             problems=[_problem(item) for item in found],
             elapsed_ms=round((time.perf_counter() - began) * 1e3, 3),
         )
-
-    def _project(self, root: Path | None) -> Project:
-        made, project = self._projects.get(root, (0.0, None))
-        now = time.monotonic()
-        if project is None or now - made > _PROJECT_AGE:
-            project = Project(root)
-            self._projects[root] = (now, project)
-        return project
 
     # Edits
 

@@ -1,7 +1,8 @@
 """The findings about one live buffer, kept up to date in a thread.
 
 Law: one audit at a time; keys that come while it works are taken together by the next. A text that cannot be
-audited (binary, far too large) is left alone from then on.
+audited (binary, far too large) is left alone from then on. Audits have threads of their own, so that many of
+them hold up nothing else, and one whose client has left ends before its next function.
 """
 
 from __future__ import annotations
@@ -10,15 +11,19 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from keystroke.analysis.audit import LANGUAGES, Finding, Fix, LiveAudit
-from keystroke.errors import KeystrokeError
+from keystroke.errors import Interrupted, KeystrokeError
 from keystroke.protocol import live_messages as live
 from keystroke.text import Edit
 
 log = logging.getLogger("keystroke.live")
 
 PAUSE = 0.02  # seconds: keys that come together are audited together
+TOGETHER = 32  # edits at once from which looking at the whole text anew is cheaper than at each
+
+_threads = ThreadPoolExecutor(2, thread_name_prefix="audit")
 
 
 class BufferAudit:
@@ -45,13 +50,16 @@ class BufferAudit:
             self._task.cancel()
 
     async def _keep(self) -> None:
+        loop = asyncio.get_running_loop()
         while self._wanted and (self._audit is None or self._edits):
             await asyncio.sleep(PAUSE)
             edits, self._edits = self._edits, []
             text, version = self._text, self._version
             began = time.perf_counter()
             try:
-                findings = await asyncio.to_thread(self._look, text, edits)
+                findings = await loop.run_in_executor(_threads, self._look, text, edits)
+            except Interrupted:
+                return
             except KeystrokeError as error:
                 log.debug("no audit of a buffer: %s", error)
                 self._wanted = False
@@ -69,9 +77,9 @@ class BufferAudit:
     def _look(self, text: str, edits: Sequence[Edit]) -> tuple[Finding, ...]:
         if self._audit is None:
             assert self._language is not None
-            self._audit = LiveAudit(self._language, text)
+            self._audit = LiveAudit(self._language, text, abandoned=lambda: not self._wanted)
             return self._audit.findings
-        for edit in edits:
+        for edit in edits if len(edits) < TOGETHER else ():
             self._audit.edit(edit.start, edit.end, edit.text)
         if self._audit.text != text:
             self._audit.replace(text)

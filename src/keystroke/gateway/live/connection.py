@@ -11,7 +11,7 @@ import asyncio
 import logging
 import secrets
 from collections import deque
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -25,7 +25,6 @@ from keystroke.assist.next_edit.prompt import CHANGES, Change
 from keystroke.config import AssistSettings
 from keystroke.errors import InputError, KeystrokeError, UsageError
 from keystroke.gateway.access.keys import Caller
-from keystroke.gateway.access.security import is_loopback
 from keystroke.gateway.live.actions import LiveActions
 from keystroke.gateway.live.buffer import LiveBuffer
 from keystroke.gateway.transport.socket import Socket
@@ -56,19 +55,18 @@ class LiveConnection:
         caller: Caller,
         socket: Socket,
         *,
-        host: str = "127.0.0.1",
+        files: Callable[[str], bool] = lambda _path: True,
     ) -> None:
         self._service, self._settings, self._caller = service, settings, caller
         self._socket = socket
-        # Only a server on the editor's own machine has the editor's files; any other knows what it was sent.
-        self._reads_files = is_loopback(host)
+        self._files = files  # which paths may be read for this client; it knows its buffers without any
         self._scope = secrets.token_hex(4)
         self._buffers: dict[str, LiveBuffer] = {}
         self._roots: dict[str, str | None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._recent: deque[tuple[str, int, str]] = deque(maxlen=_RECENT)
         self.trail: deque[Change] = deque(maxlen=CHANGES)
-        self._actions = LiveActions(self, service, caller, reads_files=self._reads_files)
+        self._actions = LiveActions(self, service, caller, readable=self._readable)
 
     async def serve(self) -> None:
         """Until the client goes."""
@@ -185,10 +183,17 @@ class LiveConnection:
         self._buffers[request.buffer] = buffer
         self._roots[request.buffer] = request.root
         self._actions.opened(request)
-        if self._reads_files and request.path and PurePath(request.path).is_absolute():
+        if self._readable(request):
             self._reading(self._open_with_rules(buffer, request, language))
         else:
             buffer.opened()
+
+    def _readable(self, request: live.BufferOpen) -> bool:
+        """Whether the files around a buffer may be looked at."""
+        path, root = request.path, request.root
+        if not path or not PurePath(path).is_absolute() or not self._files(path):
+            return False
+        return not root or self._files(root)
 
     def _change(self, request: live.BufferChange) -> None:
         buffer = self._find(request.buffer)
@@ -274,7 +279,7 @@ class LiveConnection:
         this machine is the editor's, from the project's files."""
         texts = {b.path: b.text for b in self._buffers.values() if b.path and b is not buffer}
         root = self._roots.get(buffer.name)
-        folder = Path(root) if root and self._reads_files else None
+        folder = Path(root) if root and self._files(root) else None
 
         def read(path: str) -> str | None:
             if path in texts:

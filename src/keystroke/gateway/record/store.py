@@ -1,88 +1,40 @@
 """What outlives a process: responses, usage with receipts, and keys.
 
 Law: SQLAlchemy core, SQLite in WAL mode unless a URL says otherwise. Writes are handed to one thread that
-commits them in batches, so they cost the event loop an append; reads run in a worker thread. A store that
-fails is logged and never fails a response.
+commits them in batches (`writer.py`), so they cost the event loop an append; reads run in a worker thread and
+find what is not yet committed too. A database that cannot be written is tried again, and never fails a
+response.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
+import copy
 import logging
-import queue
-import secrets
+import os
+import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import sqlalchemy as sa
 
 from keystroke.config import Settings
-from keystroke.errors import ConfigError, NotFound
+from keystroke.errors import NotFound, Unavailable
 from keystroke.gateway.access.keys import Key
+from keystroke.gateway.record.tables import KEYS, RESPONSES, USAGE, open_database
+from keystroke.gateway.record.writer import Kept, Spent, Writer
+from keystroke.protocol.faults import PreviousResponseNotFound
 from keystroke.protocol.items import Item
-from keystroke.protocol.response import Receipt, Response
+from keystroke.protocol.response import Incomplete, Receipt, Response
 
 log = logging.getLogger("keystroke.store")
 
-_tables = sa.MetaData()
-
-RESPONSES = sa.Table(
-    "responses",
-    _tables,
-    sa.Column("id", sa.String(64), primary_key=True),
-    sa.Column("key_id", sa.String(64), nullable=False),
-    sa.Column("created_at", sa.Float, nullable=False, index=True),
-    sa.Column("previous_id", sa.String(64)),
-    sa.Column("input", sa.LargeBinary, nullable=False),
-    sa.Column("response", sa.LargeBinary, nullable=False),
-)
-
-USAGE = sa.Table(
-    "usage",
-    _tables,
-    sa.Column("id", sa.String(64), primary_key=True),
-    sa.Column("key_id", sa.String(64), nullable=False, index=True),
-    sa.Column("key_name", sa.String(128), nullable=False),
-    sa.Column("model", sa.String(256), nullable=False),
-    sa.Column("at", sa.Float, nullable=False, index=True),
-    sa.Column("status", sa.String(16), nullable=False),
-    sa.Column("input_tokens", sa.Integer, nullable=False),
-    sa.Column("reused_tokens", sa.Integer, nullable=False),
-    sa.Column("output_tokens", sa.Integer, nullable=False),
-    sa.Column("cost", sa.Float, nullable=False),
-    sa.Column("first_token_ms", sa.Float, nullable=False),
-    sa.Column("total_ms", sa.Float, nullable=False),
-    sa.Column("receipt", sa.LargeBinary, nullable=False),
-    # Work for live buffers is added up by the hour: so many in one row, its times their sums.
-    sa.Column("responses", sa.Integer, nullable=False, server_default="1"),
-    sa.Column("computed_tokens", sa.Integer, nullable=False, server_default="0"),
-)
-_SUMS = (
-    "input_tokens",
-    "reused_tokens",
-    "computed_tokens",
-    "output_tokens",
-    "cost",
-    "first_token_ms",
-    "total_ms",
-    "responses",
-)
-
-KEYS = sa.Table(
-    "keys",
-    _tables,
-    sa.Column("id", sa.String(64), primary_key=True),
-    sa.Column("name", sa.String(128), nullable=False),
-    sa.Column("digest", sa.String(64), nullable=False),
-    sa.Column("created_at", sa.Float, nullable=False),
-    sa.Column("revoked_at", sa.Float),
-)
+PURGE = 3600.0  # seconds between two purges, and for which the clock must have run evenly before one
+UNEVEN = 60.0  # seconds by which the clock may differ from what has passed
 
 _RESPONSE = msgspec.json.Decoder(Response)
 _ITEMS = msgspec.json.Decoder(list[Item])
@@ -118,36 +70,33 @@ def default_url(folder: Path) -> str:
 
 
 class Store:
-    def __init__(self, url: str, *, retention_days: int = 30) -> None:
+    """`quota_mb`: what one key's responses may take; 0 means no limit."""
+
+    def __init__(self, url: str, *, retention_days: int = 30, quota_mb: int = 0) -> None:
         self.retention_days = retention_days
-        try:
-            parsed = sa.make_url(url)
-            if parsed.get_backend_name() == "sqlite" and parsed.database:
-                Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
-            if parsed.drivername == "postgresql":
-                parsed = parsed.set(drivername="postgresql+psycopg")
-            self._engine = sa.create_engine(parsed, pool_pre_ping=True)
-            if parsed.get_backend_name() == "sqlite":
-                sa.event.listen(self._engine, "connect", _tune_sqlite)
-            _tables.create_all(self._engine)
-            _bring_up_to_date(self._engine)
-        except ModuleNotFoundError as error:
-            raise ConfigError(
-                f"server.database needs the driver {error.name}; install keystroke[postgres] for Postgres"
-            ) from None
-        except (sa.exc.SQLAlchemyError, OSError) as error:
-            reason = getattr(error, "orig", None) or error
-            raise ConfigError(f"server.database cannot be opened: {reason}; check the URL") from None
-        self._instance = secrets.token_hex(8)  # other processes add up in rows of their own
-        self._writes: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._write, name="store", daemon=True)
-        self._thread.start()
+        self._engine = open_database(url)
+        self._writer = Writer(self._engine, quota_mb << 20)
+        self._me = f"{socket.gethostname()[:80]}:{os.getpid()}"
+        self._clock = _EvenClock()
+        self._over = threading.Event()
+        self._purging = threading.Thread(target=self._keep_purging, name="store-purge", daemon=True)
+        self._purging.start()
 
     # Writes: an append now, a commit soon
 
-    def save_response(self, key_id: str, items: Sequence[Item], response: Response) -> None:
+    @property
+    def failing(self) -> bool:
+        """Whether the database cannot be written just now: what is handed over may not outlive the
+        process."""
+        return self._writer.failing
+
+    def save_response(
+        self, key_id: str, items: Sequence[Item], response: Response, *, running: bool = False
+    ) -> None:
+        """`running`: it is still being made here, and known to be lost if this process ends before it."""
         if self.retention_days:
-            self._writes.put(("response", key_id, items, response))
+            kept = copy.copy(response) if running else response
+            self._writer.put(Kept(key_id, items, kept, self._me if running else ""))
 
     def save_usage(
         self,
@@ -161,16 +110,47 @@ class Store:
     ) -> None:
         """One row for each response; work for a buffer that is being typed in (`live`) comes several times a
         second, so each key's is added up by the hour."""
-        self._writes.put(("live" if live else "usage", identity, key_id, key_name, status, paid, time.time()))
+        self._writer.put(Spent(identity, key_id, key_name, status, paid, time.time(), live))
 
-    async def flush(self) -> None:
-        """Wait until everything handed over so far is committed."""
-        await asyncio.to_thread(self._flush)
+    async def flush(self) -> bool:
+        """Wait until everything handed over so far was tried; whether it is committed."""
+        return await asyncio.to_thread(self._writer.flush)
 
     def close(self) -> None:
-        self._writes.put(None)
-        self._thread.join()
+        self._over.set()
+        self._writer.close()
         self._engine.dispose()
+
+    def recover(self) -> int:
+        """Responses that a process of this machine was making when it ended are `incomplete` from now on.
+        Call before serving. Returns how many."""
+        r = RESPONSES.c
+        with self._engine.begin() as connection:
+            found = connection.execute(sa.select(r.id, r.response, r.runs_at).where(r.runs_at != "")).all()
+            lost = [row for row in found if not self._alive(row.runs_at)]
+            for row in lost:
+                response = _RESPONSE.decode(row.response)
+                response.status = "incomplete"
+                response.incomplete_details = Incomplete(reason="server_restarted")
+                values = {"response": msgspec.json.encode(response), "runs_at": ""}
+                connection.execute(sa.update(RESPONSES).where(r.id == row.id).values(**values))
+        return len(lost)
+
+    def _alive(self, runs_at: str) -> bool:
+        """Whether the process that makes a response may still be there; of other machines nothing is
+        known."""
+        host, _, process = runs_at.rpartition(":")
+        if host != self._me.rpartition(":")[0]:
+            return True
+        if runs_at == self._me or not process.isdecimal():
+            return False
+        try:
+            os.kill(int(process), 0)
+        except ProcessLookupError:
+            return False
+        except OSError:
+            return True
+        return True
 
     # Reads
 
@@ -182,14 +162,20 @@ class Store:
         return await asyncio.to_thread(self._read_chain, response_id, longest)
 
     def delete_response(self, response_id: str) -> bool:
-        self._flush()
-        with self._engine.begin() as connection:
-            done = connection.execute(sa.delete(RESPONSES).where(RESPONSES.c.id == response_id))
+        """Raises Unavailable where the database cannot be written: then it is still there."""
+        kept = self._writer.flush()
+        try:
+            with self._engine.begin() as connection:
+                done = connection.execute(sa.delete(RESPONSES).where(RESPONSES.c.id == response_id))
+        except (sa.exc.OperationalError, sa.exc.InterfaceError, OSError):
+            kept = False
+        if not kept:
+            raise Unavailable("The response could not be deleted, the database cannot be written; try again.")
         return done.rowcount > 0
 
     def usage(self, since: float = 0.0, key: str | None = None) -> list[UsageRow]:
         """By key and model, dearest first."""
-        self._flush()
+        self._writer.flush()
         u = USAGE.c
         query = (
             sa.select(
@@ -219,7 +205,12 @@ class Store:
         with self._engine.begin() as connection:
             connection.execute(
                 sa.insert(KEYS).values(
-                    id=key.id, name=key.name, digest=key.digest, created_at=key.created_at, revoked_at=None
+                    id=key.id,
+                    name=key.name,
+                    digest=key.digest,
+                    created_at=key.created_at,
+                    revoked_at=None,
+                    priority=key.priority,
                 )
             )
 
@@ -242,6 +233,9 @@ class Store:
     # Inside
 
     def _read_response(self, response_id: str) -> Stored | None:
+        waiting = self._writer.pending.get(response_id)
+        if waiting is not None:
+            return Stored(waiting.key_id, list(waiting.items), waiting.response)
         with self._engine.connect() as connection:
             row = connection.execute(sa.select(RESPONSES).where(RESPONSES.c.id == response_id)).first()
         if row is None:
@@ -251,83 +245,37 @@ class Store:
     def _read_chain(self, response_id: str, longest: int) -> list[Stored]:
         chain: list[Stored] = []
         wanted: str | None = response_id
-        while wanted is not None and len(chain) < longest:
-            found = self._read_response(wanted)
+        while wanted is not None:
+            found = self._read_response(wanted) if len(chain) < longest else None
+            if found is None and not chain:
+                return []
             if found is None:
-                return [] if not chain else chain[::-1]
+                raise PreviousResponseNotFound(
+                    f"An earlier turn of {response_id:.80} was not stored or is no longer; "
+                    "send the whole input without previous_response_id.",
+                    param="previous_response_id",
+                )
             chain.append(found)
             wanted = found.response.previous_response_id
         return chain[::-1]
 
-    def _flush(self) -> None:
-        done = threading.Event()
-        self._writes.put(done)
-        if self._thread.is_alive():
-            done.wait(30)
-
-    def _write(self) -> None:
-        purged = 0.0
-        while True:
-            batch = [self._writes.get()]
-            while not self._writes.empty():
-                batch.append(self._writes.get())
-            rows: dict[sa.Table, dict[str, Mapping[str, Any]]] = {RESPONSES: {}, USAGE: {}}
-            sums: dict[str, dict[str, Any]] = {}
-            for entry in batch:
-                if isinstance(entry, tuple) and entry[0] == "live":
-                    self._add_up(sums, entry)
-                elif isinstance(entry, tuple):
-                    self._add_row(rows, entry)
-            self._commit(rows, sums)
-            if time.time() - purged > 3600:
-                purged = time.time()
+    def _keep_purging(self) -> None:
+        if self._recently_used():
+            self._purge()
+        while not self._over.wait(PURGE):
+            if self._clock.even():
                 self._purge()
-            for entry in batch:
-                if isinstance(entry, threading.Event):
-                    entry.set()
-            if None in batch:
-                return
+            else:
+                log.warning("the clock was set; old responses are deleted once it has run evenly for a while")
 
-    def _add_row(self, rows: dict[sa.Table, dict[str, Mapping[str, Any]]], entry: tuple[Any, ...]) -> None:
-        if entry[0] == "response":
-            _, key_id, items, response = entry
-            rows[RESPONSES][response.id] = {
-                "id": response.id,
-                "key_id": key_id,
-                "created_at": time.time(),
-                "previous_id": response.previous_response_id,
-                "input": msgspec.json.encode(items),
-                "response": msgspec.json.encode(response),
-            }
-            return
-        rows[USAGE][entry[1]] = _usage_row(*entry[1:])
-
-    def _add_up(self, sums: dict[str, dict[str, Any]], entry: tuple[Any, ...]) -> None:
-        _, _, key_id, _, status, paid, at = entry
-        kind = f"{self._instance}/{key_id}/{paid.model}/{paid.priority}/{status}/{int(at // 3600)}"
-        identity = "live_" + hashlib.sha256(kind.encode()).hexdigest()[:48]
-        row = _usage_row(identity, *entry[2:])
-        held = sums.setdefault(identity, row)
-        if held is not row:
-            held.update({name: held[name] + row[name] for name in _SUMS})
-
-    def _commit(
-        self, rows: dict[sa.Table, dict[str, Mapping[str, Any]]], sums: Mapping[str, Mapping[str, Any]]
-    ) -> None:
+    def _recently_used(self) -> bool:
+        """Whether the newest response is young enough that the clock is likely to be right."""
         try:
-            with self._engine.begin() as connection:
-                for table, entries in rows.items():
-                    if entries:
-                        # A response may be written twice (queued, then ended): the later one stands.
-                        connection.execute(sa.delete(table).where(table.c.id.in_(list(entries))))
-                        connection.execute(sa.insert(table), [dict(row) for row in entries.values()])
-                for identity, row in sums.items():
-                    added = {name: USAGE.c[name] + row[name] for name in _SUMS}
-                    known = connection.execute(sa.update(USAGE).where(USAGE.c.id == identity).values(**added))
-                    if not known.rowcount:
-                        connection.execute(sa.insert(USAGE).values(**row))
-        except Exception:
-            log.exception("%d rows could not be stored", sum(map(len, rows.values())) + len(sums))
+            with self._engine.connect() as connection:
+                newest = connection.execute(sa.select(sa.func.max(RESPONSES.c.created_at))).scalar()
+        except (sa.exc.SQLAlchemyError, OSError):
+            return False
+        return newest is not None and abs(time.time() - newest) < self.retention_days * 43_200
 
     def _purge(self) -> None:
         """Responses past their retention go; usage stays, it holds nothing of what was said."""
@@ -341,50 +289,26 @@ class Store:
             log.exception("old responses could not be deleted")
 
 
-def _bring_up_to_date(engine: sa.Engine) -> None:
-    """Add columns that a database made by an earlier version lacks."""
-    known = {column["name"] for column in sa.inspect(engine).get_columns(USAGE.name)}
-    with engine.begin() as connection:
-        if "responses" not in known:
-            connection.execute(sa.text("ALTER TABLE usage ADD COLUMN responses INTEGER NOT NULL DEFAULT 1"))
-        if "computed_tokens" not in known:
-            connection.execute(
-                sa.text("ALTER TABLE usage ADD COLUMN computed_tokens INTEGER NOT NULL DEFAULT 0")
-            )
-            connection.execute(sa.text("UPDATE usage SET computed_tokens = input_tokens - reused_tokens"))
+class _EvenClock:
+    """Whether the time of day went on as time did since it was last asked: a clock that jumped ahead would
+    make everything look old."""
 
+    def __init__(self) -> None:
+        self._day, self._passed = time.time(), time.monotonic()
 
-def _usage_row(
-    identity: str, key_id: str, key_name: str, status: str, paid: Receipt, at: float
-) -> dict[str, Any]:
-    return {
-        "id": identity,
-        "key_id": key_id,
-        "key_name": key_name,
-        "model": paid.model,
-        "at": at,
-        "status": status,
-        "input_tokens": paid.input_tokens,
-        "reused_tokens": paid.reused_tokens,
-        "computed_tokens": paid.computed_tokens,
-        "output_tokens": paid.output_tokens,
-        "cost": paid.cost,
-        "first_token_ms": paid.first_token_ms,
-        "total_ms": paid.total_ms,
-        "receipt": msgspec.json.encode(paid),
-        "responses": 1,
-    }
+    def even(self) -> bool:
+        day, passed = time.time(), time.monotonic()
+        even = abs((day - self._day) - (passed - self._passed)) <= UNEVEN
+        self._day, self._passed = day, passed
+        return even
 
 
 def open_store(settings: Settings) -> Store:
-    """The store that settings name; by default a file under paths.state."""
-    url = settings.server.database or default_url(settings.paths.state)
-    return Store(url, retention_days=settings.server.retention_days)
-
-
-def _tune_sqlite(connection: Any, _record: Any) -> None:
-    cursor = connection.cursor()
-    cursor.execute("PRAGMA journal_mode=WAL")
-    cursor.execute("PRAGMA synchronous=NORMAL")
-    cursor.execute("PRAGMA busy_timeout=5000")
-    cursor.close()
+    """The store that settings name; by default a file under paths.state, which is its user's alone."""
+    server = settings.server
+    if server.database is None and os.name == "posix":
+        settings.paths.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if settings.paths.state.stat().st_mode & 0o077 and os.access(settings.paths.state, os.W_OK):
+            settings.paths.state.chmod(0o700)
+    url = server.database or default_url(settings.paths.state)
+    return Store(url, retention_days=server.retention_days, quota_mb=server.stored_mb_per_key)

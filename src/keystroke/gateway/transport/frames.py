@@ -2,20 +2,41 @@
 
 Law: the handshake, reading, pings and closing are uvicorn's and `websockets`' own. Only text going out takes
 the short way: without compression a server frame is a header of two to ten bytes before the payload, and all
-frames that wait go out in one write. Applications find both ways as an extension of their scope.
+frames that wait go out in one write. Applications find both ways as an extension of their scope. Whoever
+sends half a request, or reads nothing, is waited for a while only; what arrives at once is read in pieces, so
+that a flood of tiny frames takes its turn like everybody.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import h11
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.protocol import State
 
 EXTENSION = "keystroke.frames"
+SLICE = (
+    32 << 10
+)  # bytes that are parsed before others have their turn; a flood of pings in it takes some 20 ms
+FRAGMENTS = (
+    64  # pieces of one message from which they are kept as one: a Python object each would be thrice as large
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WireLimits:
+    """How long a connection is waited for, in seconds, and how many there may be."""
+
+    headers: float = 10.0  # from the first byte of a request, or the connection, to the end of its headers
+    body: float = 30.0  # between two pieces of a request's body
+    stall: float = 35.0  # while the client reads nothing; streams that know why give up a little sooner
+    connections: int = 512
 
 
 def text_frame_header(size: int) -> bytes:
@@ -31,6 +52,12 @@ class AbortableHttp(H11Protocol):
     """HTTP as uvicorn serves it, with a way to drop a connection whose client reads nothing: a polite close
     would wait for what is never read."""
 
+    def __init__(self, *arguments: Any, limits: WireLimits = WireLimits(), **named: Any) -> None:  # noqa: B008 - immutable
+        super().__init__(*arguments, **named)
+        self._limits = limits
+        self._awaited: asyncio.TimerHandle | None = None  # until more of a request must have come
+        self._stalled: asyncio.TimerHandle | None = None  # until the client must have read something
+
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         app: ASGIApp = self.app
@@ -40,11 +67,107 @@ class AbortableHttp(H11Protocol):
             await app(scope, receive, send)
 
         self.app = with_abort
+        if len(self.connections) > self._limits.connections:
+            transport.abort()
+            return
+        self._expect(self._limits.headers)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        state = self.conn.their_state
+        if state is h11.IDLE:
+            if self._awaited is None:
+                self._expect(self._limits.headers)  # not anew for each byte of them
+        elif state is h11.SEND_BODY:
+            self._expect(self._limits.body)
+        else:
+            self._cease()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cease()
+        self.resume_writing()
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        self._cease()
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._stalled is None:
+            self._stalled = self.loop.call_later(self._limits.stall, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+
+    def _expect(self, seconds: float) -> None:
+        self._cease()
+        self._awaited = self.loop.call_later(seconds, self._overdue)
+
+    def _cease(self) -> None:
+        if self._awaited is not None:
+            self._awaited.cancel()
+            self._awaited = None
+
+    def _overdue(self) -> None:
+        self._awaited = None
+        if self.flow.read_paused:  # it is us who do not read
+            self._expect(self._limits.body)
+        else:
+            self.transport.abort()
 
 
 class FrameProtocol(WebSocketsSansIOProtocol):
     """Offers the application, as an extension of its scope, `write(payloads)`: frames out at once, or False
     where the client is behind or gone and the application must wait with `send` as usual."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._backlog = bytearray()  # arrived and not yet parsed; nothing more is read meanwhile
+
+    def data_received(self, data: bytes) -> None:
+        if not self._backlog and len(data) <= SLICE:
+            super().data_received(data)
+            return
+        waiting = bool(self._backlog)
+        self._backlog += data
+        if not waiting:
+            self.transport.pause_reading()
+            self._parse_on()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._backlog:  # what was sent before leaving counts
+            rest, self._backlog = bytes(self._backlog), bytearray()
+            super().data_received(rest)
+        super().connection_lost(exc)
+
+    def _parse_on(self) -> None:
+        piece = bytes(self._backlog[:SLICE])
+        del self._backlog[:SLICE]
+        super().data_received(piece)
+        if self._backlog and not self.transport.is_closing():
+            self.loop.call_soon(self._parse_on)
+        elif not self.read_paused and not self.transport.is_closing():
+            self.transport.resume_reading()
+
+    def handle_cont(self, event: Any) -> None:
+        pieces: Any = self.frames
+        if len(pieces) >= FRAGMENTS:
+            whole = pieces[0] if isinstance(pieces[0], bytearray) else bytearray()
+            for piece in pieces[1:] if pieces[0] is whole else pieces:
+                whole += piece
+            pieces[:] = [whole]
+        super().handle_cont(event)
+
+    def handle_ping(self) -> None:
+        """Pings of a client that reads nothing are not answered: the answers would pile up."""
+        if self.writable.is_set():
+            super().handle_ping()
+        else:
+            self.conn.data_to_send()
 
     def handle_connect(self, event: Any) -> None:
         super().handle_connect(event)

@@ -170,7 +170,10 @@ class EventStream(HttpResponse):
     def _leave(self, reason: KeystrokeError) -> None:
         self._outbox.close(gone=True)
         if self.run is not None:
-            if self.detached:
+            replay = getattr(self.run, "replay", None)
+            if replay is not None:
+                replay.let_go(self.sink)
+            elif self.detached:
                 self._resume()
             else:
                 self.run.cancel(reason)

@@ -70,6 +70,7 @@ class Socket:
     ) -> None:
         self.limits = limits or SocketLimits()
         self.closed = False
+        self.goodbye = False  # the client took its leave: the connection did not just break
         self._receive, self._send = receive, send
         self._subprotocol = subprotocol
         fast_path = fast_path or {}
@@ -122,6 +123,7 @@ class Socket:
         while True:
             message = await self._receive()
             if message["type"] == "websocket.disconnect":
+                self.goodbye = message.get("code") in (1000, 1001)
                 return
             frame = message.get("text")
             if frame is None:

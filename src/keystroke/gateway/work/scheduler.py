@@ -71,7 +71,7 @@ class Scheduler:
         self.max_queue = max_queue
         self.prefill_rate: float | None = None  # tokens a second, measured; None until something was long
         self._lock = threading.Condition()
-        self._waiting: list[Ticket] = []  # best rank first, then arrival
+        self._waiting: list[Ticket] = []  # best rank first, then keys in turn, then arrival
         self._running: list[Running] = []
         self._prefilling: Ticket | None = None
         self._stopping = False
@@ -126,8 +126,10 @@ class Scheduler:
                     f"{len(self._waiting)} requests already wait for {self.model.name}; try again shortly.",
                     retry_after=1.0,
                 )
-            at = len(self._waiting)
-            while at and self._waiting[at - 1].rank > ticket.rank:
+            self._check_share(ticket)
+            ticket.round = self._next_round(ticket)
+            at, place = len(self._waiting), (ticket.rank, ticket.round)
+            while at and (self._waiting[at - 1].rank, self._waiting[at - 1].round) > place:
                 at -= 1
             self._waiting.insert(at, ticket)
             if at or not self._has_room(ticket):
@@ -146,6 +148,25 @@ class Scheduler:
         return len(self._running)
 
     # Under the lock
+
+    def _check_share(self, ticket: Ticket) -> None:
+        """One key takes at most half the queue. Whoever needs no key (`local`) shares it with nobody."""
+        if ticket.key == "local" or len(self._waiting) < self.max_queue // 2:
+            return
+        held = sum(other.key == ticket.key for other in self._waiting)
+        if held >= max(1, self.max_queue // 2):
+            raise QueueFull(
+                f"{held} requests of this key already wait for {self.model.name}; wait for one to end.",
+                retry_after=1.0,
+            )
+
+    def _next_round(self, ticket: Ticket) -> int:
+        """Equals take turns by key: a key's first goes before another's second. Of one key the order
+        stays."""
+        mine = [t.round for t in self._waiting if t.key == ticket.key and t.rank == ticket.rank]
+        if mine:
+            return max(mine) + 1
+        return sum(r.ticket.key == ticket.key and r.ticket.rank == ticket.rank for r in self._running)
 
     def _supersede(self, buffer: str) -> None:
         for ticket in (*self._waiting, *(r.ticket for r in self._running)):

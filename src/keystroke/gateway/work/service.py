@@ -18,12 +18,12 @@ from keystroke.engine.base import Sampling
 from keystroke.engine.generation import GenerationParams
 from keystroke.engine.model import Model
 from keystroke.engine.speculative import Drafter, FileDrafter, drafter_for
-from keystroke.errors import ContextOverflow, KeystrokeError, NotEnoughMemory, Unavailable
+from keystroke.errors import ContextOverflow, Forbidden, KeystrokeError, NotEnoughMemory, Unavailable
 from keystroke.gateway.access.keys import Caller
 from keystroke.gateway.access.limits import Limits
 from keystroke.gateway.record.metrics import Metrics
 from keystroke.gateway.record.store import Store
-from keystroke.gateway.work.priority import Priority, Tier
+from keystroke.gateway.work.priority import Priority, Tier, priority_named, tier_named
 from keystroke.gateway.work.registry import AUTO, Registry, ServedModel
 from keystroke.gateway.work.remote import RemoteJob
 from keystroke.gateway.work.routing import Task, named
@@ -37,6 +37,8 @@ log = logging.getLogger("keystroke.service")
 
 _BIG = 16_384  # characters from which rendering and tokenising leave the event loop
 _LEARNT = 8192  # tokens of a prompt that a drafter learns by heart; more would delay the first token
+
+HURRIED = 8  # answers of one key at a time that go before everybody's chats; more wait like chats
 
 SHUTTING_DOWN = "The server is shutting down; try again shortly."
 
@@ -120,11 +122,30 @@ class Service:
         )
         return GenerationParams(wish.max_tokens or d.max_tokens or None, sampling, stop_strings(wish.stop))
 
+    @staticmethod
+    def ranking(
+        caller: Caller, wanted: str | None, own: Priority, tier: str | None = None
+    ) -> tuple[Priority, Tier]:
+        """What a request's priority and tier are. `own`: what the endpoint gives by itself; a key needs the
+        right to ask for more. Raises Forbidden."""
+        priority, paid = priority_named(wanted, own), tier_named(tier)
+        hurried = priority < min(own, Priority.CHAT)
+        if not caller.priority and (hurried or paid < Tier.DEFAULT):
+            asked = priority.label if hurried else f"service_tier {paid.label}"
+            raise Forbidden(
+                f"This key may not ask for {asked}; leave it out, or use a key made with "
+                "`keystroke keys create NAME --priority`.",
+                param="priority" if hurried else "service_tier",
+            )
+        return priority, paid
+
     # Making prompts
 
-    async def off_loop(self, size: int, work: Callable[[], Any]) -> Any:
-        """Small work here and now; big work in a thread, so that other streams do not stall."""
-        return work() if size < _BIG else await asyncio.to_thread(work)
+    async def off_loop(self, size: int, work: Callable[[], Any], model: Model | None = None) -> Any:
+        """Small work here and now; big work in a thread, so that other streams do not stall, and so is what
+        waits for the process of somebody's chat template (`model`: whose it may be)."""
+        waits = model is not None and model.chat is not None and model.chat.foreign
+        return work() if size < _BIG and not waits else await asyncio.to_thread(work)
 
     def draft(
         self, model: Model, prediction: Prediction | None, length: int, wanted: bool | None = None
@@ -160,6 +181,8 @@ class Service:
         if isinstance(job, Job):
             self._check_room(entry, job.prompt)
         permit = self.limits.admit(caller.id, entry.name, job.estimate)
+        if priority < Priority.CHAT and not caller.priority and self._hurried(caller) >= HURRIED:
+            priority = Priority.CHAT  # one pair of hands does not type so much at once
         supersedes = None if buffer is None else f"{caller.id}/{buffer}"
         try:
             ticket = entry.scheduler.submit(
@@ -184,6 +207,10 @@ class Service:
         )
         self.under_way.add(work)
         return work
+
+    def _hurried(self, caller: Caller) -> int:
+        """How much of a caller's work goes before chats just now."""
+        return sum(w.caller.id == caller.id and w.ticket.priority < Priority.CHAT for w in self.under_way)
 
     def _keep(self, work: Work, identity: str, outcome: Outcome) -> None:
         """The books of a span: metrics and usage."""

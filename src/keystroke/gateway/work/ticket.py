@@ -113,6 +113,7 @@ class Ticket:
         self.job = job
         self.priority, self.tier, self.key, self.buffer = priority, tier, key, buffer
         self.rank = rank(priority, tier)
+        self.round = 0  # of equals those of a lower round go first: how many of its key went before it
         self.timing = Timing()
         self.stats = GenerationStats()
         self.preemptions = 0

@@ -1,0 +1,47 @@
+"""The check for another process: plain values in, plain values out.
+
+Law: a text is somebody else's, and some texts cannot be checked in any time worth waiting for; whoever serves
+many runs this where it can be ended. Projects are kept for a while, as their folders rarely change.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from keystroke.analysis.check.check import check
+from keystroke.analysis.check.diagnostic import Diagnostic
+from keystroke.analysis.check.modules import Project
+from keystroke.errors import KeystrokeError
+
+_PROJECT_AGE = 10.0  # seconds for which a project's folders are taken to be the same
+_PROJECTS = 8
+_projects: dict[str | None, tuple[float, Project]] = {}
+
+
+def check_plain(text: str, path: str, root: str | None) -> tuple[str, Any]:
+    """("found", diagnostics) or ("refused", the sentence of what the check raised)."""
+    try:
+        found = check(text, path, project=_project(root))
+    except KeystrokeError as error:
+        return "refused", error.message
+    return "found", msgspec.to_builtins(found)
+
+
+def diagnostics(plain: Any) -> tuple[Diagnostic, ...]:
+    """What `check_plain` found, as it was."""
+    return msgspec.convert(plain, tuple[Diagnostic, ...])
+
+
+def _project(root: str | None) -> Project:
+    made, project = _projects.get(root, (0.0, None))
+    now = time.monotonic()
+    if project is None or now - made > _PROJECT_AGE:
+        if len(_projects) >= _PROJECTS:
+            _projects.clear()
+        project = Project(None if root is None else Path(root))
+        _projects[root] = (now, project)
+    return project

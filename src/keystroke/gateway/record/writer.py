@@ -1,0 +1,266 @@
+"""The one thread that writes: batches in, one transaction each, tried again until it is kept.
+
+Law: what was handed over is in memory, and can be read there, until it is committed. A database that is
+locked or full is tried again with growing pauses; `failing` says so meanwhile, so that nobody is promised
+what may not be kept. A key over its quota loses its oldest responses.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from keystroke.gateway.record.tables import RESPONSES, USAGE
+from keystroke.protocol.items import Item
+from keystroke.protocol.response import Receipt, Response
+
+log = logging.getLogger("keystroke.store")
+
+LAST_TRIES = 10.0  # seconds given to what is not yet committed at the end
+WAITING = 100_000  # rows of usage that are kept in memory while the database cannot be written
+_PAUSES = (0.1, 0.2, 0.5, 1.0, 2.0)
+_SUMS = (
+    "input_tokens",
+    "reused_tokens",
+    "computed_tokens",
+    "output_tokens",
+    "cost",
+    "first_token_ms",
+    "total_ms",
+    "responses",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A response on its way to the database."""
+
+    key_id: str
+    items: Sequence[Item]
+    response: Response
+    runs_at: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Usage on its way to the database. `live`: added up by the hour."""
+
+    identity: str
+    key_id: str
+    key_name: str
+    status: str
+    paid: Receipt
+    at: float
+    live: bool
+
+
+@dataclass(slots=True)
+class _Batch:
+    responses: dict[str, Kept] = field(default_factory=dict)  # the later write of an id stands
+    usage: dict[str, dict[str, Any]] = field(default_factory=dict)
+    sums: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        return len(self.responses) + len(self.usage) + len(self.sums)
+
+
+class Writer:
+    """`quota`: bytes of responses a key may keep; 0 means no limit."""
+
+    def __init__(self, engine: sa.Engine, quota: int = 0) -> None:
+        self.pending: dict[str, Kept] = {}  # handed over, not yet committed
+        self.failing = False
+        self._engine, self._quota = engine, quota
+        self._held: dict[str, int] = {}  # bytes by key, once they were counted
+        self._instance = secrets.token_hex(8)  # other processes add up in rows of their own
+        self._queue: queue.SimpleQueue[Kept | Spent | _Flush | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="store", daemon=True)
+        self._thread.start()
+
+    def put(self, entry: Kept | Spent) -> None:
+        """An append now, a commit soon."""
+        if isinstance(entry, Kept):
+            self.pending[entry.response.id] = entry
+        self._queue.put(entry)
+
+    def flush(self) -> bool:
+        """Wait until everything handed over so far was tried; whether it is committed."""
+        flush = _Flush()
+        self._queue.put(flush)
+        return self._thread.is_alive() and flush.done.wait(30) and flush.kept
+
+    def close(self) -> None:
+        self._queue.put(None)
+        self._thread.join()
+
+    # The thread
+
+    def _work(self) -> None:
+        batch, tries, deadline = _Batch(), 0, float("inf")
+        while True:
+            pause = _PAUSES[min(tries, len(_PAUSES)) - 1] if tries else None
+            flushes, over = self._gather(batch, pause)
+            if over:
+                deadline = time.monotonic() + LAST_TRIES
+            if not batch.rows or self._commit(batch):
+                self._let_go(batch)
+                batch, tries, self.failing = _Batch(), 0, False
+            else:
+                tries, self.failing = tries + 1, True
+            for flush in flushes:
+                flush.kept = not self.failing
+                flush.done.set()
+            if deadline < float("inf") and (not batch.rows or time.monotonic() > deadline):
+                if batch.rows:
+                    log.error("%d rows could not be stored before the end", batch.rows)
+                return
+
+    def _gather(self, batch: _Batch, pause: float | None) -> tuple[list[_Flush], bool]:
+        """Take what waits into the batch; wait for the first of it, or only for `pause`."""
+        flushes: list[_Flush] = []
+        try:
+            entry = self._queue.get(timeout=pause)
+            while True:
+                if entry is None:
+                    return flushes, True
+                if isinstance(entry, _Flush):
+                    flushes.append(entry)
+                elif isinstance(entry, Kept):
+                    batch.responses[entry.response.id] = entry
+                elif batch.rows < WAITING:
+                    self._add_usage(batch, entry)
+                entry = self._queue.get_nowait()
+        except queue.Empty:
+            return flushes, False
+
+    def _add_usage(self, batch: _Batch, spent: Spent) -> None:
+        row = _usage_row(spent)
+        if not spent.live:
+            batch.usage[spent.identity] = row
+            return
+        kind = (
+            f"{self._instance}/{spent.key_id}/{spent.paid.model}/{spent.paid.priority}/{spent.status}"
+            f"/{int(spent.at // 3600)}"
+        )
+        row["id"] = "live_" + hashlib.sha256(kind.encode()).hexdigest()[:48]
+        held = batch.sums.setdefault(row["id"], row)
+        if held is not row:
+            held.update({name: held[name] + row[name] for name in _SUMS})
+
+    def _commit(self, batch: _Batch) -> bool:
+        """Whether it is done with: committed, or of a kind that no trying again would help."""
+        try:
+            with self._engine.begin() as connection:
+                self._write_responses(connection, batch.responses.values())
+                if batch.usage:
+                    _replace(connection, USAGE, batch.usage)
+                for identity, row in batch.sums.items():
+                    added = {name: USAGE.c[name] + row[name] for name in _SUMS}
+                    known = connection.execute(sa.update(USAGE).where(USAGE.c.id == identity).values(**added))
+                    if not known.rowcount:
+                        connection.execute(sa.insert(USAGE).values(**row))
+        except (sa.exc.OperationalError, sa.exc.InterfaceError, OSError) as error:
+            self._held.clear()
+            if not self.failing:
+                log.error("the database cannot be written and is tried again: %s", error)
+            return False
+        except Exception:
+            self._held.clear()
+            log.exception("%d rows could not be stored", batch.rows)
+        return True
+
+    def _write_responses(self, connection: sa.Connection, entries: Any) -> None:
+        rows = {entry.response.id: _response_row(entry) for entry in entries}
+        if self._quota:
+            for identity, row in tuple(rows.items()):
+                if row["size"] > self._quota:
+                    log.warning("a response of %d bytes is over its key's quota and not kept", row["size"])
+                    del rows[identity]
+        if rows:
+            _replace(connection, RESPONSES, rows)
+        if self._quota:
+            for key in {row["key_id"] for row in rows.values()}:
+                self._make_room(connection, key, sum(r["size"] for r in rows.values() if r["key_id"] == key))
+
+    def _make_room(self, connection: sa.Connection, key: str, added: int) -> None:
+        r = RESPONSES.c
+        held = self._held.get(key)
+        if held is not None:
+            held += added
+        if held is None or held > self._quota:  # counted anew: replacing and deleting change it too
+            total = connection.execute(sa.select(sa.func.sum(r.size)).where(r.key_id == key)).scalar()
+            held = int(total or 0)
+        if held > self._quota:
+            gone = []
+            oldest = connection.execute(sa.select(r.id, r.size).where(r.key_id == key).order_by(r.created_at))
+            for identity, size in oldest:
+                if held <= self._quota:
+                    break
+                gone.append(identity)
+                held -= size
+            connection.execute(sa.delete(RESPONSES).where(r.id.in_(gone)))
+            log.info("%d old responses of a key over its quota were deleted", len(gone))
+        self._held[key] = held
+
+    def _let_go(self, batch: _Batch) -> None:
+        for identity, entry in batch.responses.items():
+            if self.pending.get(identity) is entry:
+                del self.pending[identity]
+
+
+class _Flush:
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.kept = False
+
+
+def _replace(connection: sa.Connection, table: sa.Table, rows: Mapping[str, Mapping[str, Any]]) -> None:
+    """A response may be written twice (queued, then ended): the later one stands."""
+    connection.execute(sa.delete(table).where(table.c.id.in_(list(rows))))
+    connection.execute(sa.insert(table), [dict(row) for row in rows.values()])
+
+
+def _response_row(entry: Kept) -> dict[str, Any]:
+    said, answered = msgspec.json.encode(entry.items), msgspec.json.encode(entry.response)
+    return {
+        "id": entry.response.id,
+        "key_id": entry.key_id,
+        "created_at": time.time(),
+        "previous_id": entry.response.previous_response_id,
+        "input": said,
+        "response": answered,
+        "size": len(said) + len(answered),
+        "runs_at": entry.runs_at,
+    }
+
+
+def _usage_row(spent: Spent) -> dict[str, Any]:
+    paid = spent.paid
+    return {
+        "id": spent.identity,
+        "key_id": spent.key_id,
+        "key_name": spent.key_name,
+        "model": paid.model,
+        "at": spent.at,
+        "status": spent.status,
+        "input_tokens": paid.input_tokens,
+        "reused_tokens": paid.reused_tokens,
+        "computed_tokens": paid.computed_tokens,
+        "output_tokens": paid.output_tokens,
+        "cost": paid.cost,
+        "first_token_ms": paid.first_token_ms,
+        "total_ms": paid.total_ms,
+        "receipt": msgspec.json.encode(paid),
+        "responses": 1,
+    }
