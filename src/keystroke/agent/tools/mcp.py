@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as LateError
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -85,7 +85,8 @@ class McpTools:
         self._thread.start()
         ready: Future[list[Tool]] = Future()
         self._holding = asyncio.run_coroutine_threadsafe(self._hold(ready), self._loop)
-        return self._waited(ready, _START, "the MCP servers did not start in time")
+        tools: list[Tool] = self._waited(ready, _START, "the MCP servers did not start in time")
+        return tools
 
     def close(self) -> None:
         """End the servers. Idempotent."""
@@ -154,7 +155,7 @@ class McpTools:
 class McpTool(Tool):
     """One tool of a server, under a name that cannot be taken for one of ours."""
 
-    arguments: Any = dict[str, Any]
+    arguments: ClassVar[Any] = dict[str, Any]
 
     def __init__(self, tools: McpTools, server: str, known: Any) -> None:
         self._tools, self._server, self._known = tools, server, known
