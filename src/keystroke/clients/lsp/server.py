@@ -101,7 +101,7 @@ class KeystrokeServer(LanguageServer):
         self.findings = Findings()
         self.suggestions = Suggestions(self.documents, self.channel)
         self.actions = Actions(self.documents, self.channel, self.findings)
-        self.tasks = Tasks(self, self._located)
+        self.tasks = Tasks(self, self, self._located)
         self.pulls = False  # the editor asks for diagnostics by itself
         self._checks: dict[str, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()

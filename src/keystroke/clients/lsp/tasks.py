@@ -12,18 +12,19 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from lsprotocol import types
+from pygls.lsp.server import LanguageServer
 from pygls.uris import from_fs_path
 
+from keystroke.clients.lsp.documents import Documents
 from keystroke.clients.place import Place
 from keystroke.errors import InputError, KeystrokeError, UsageError
 from keystroke.protocol import tasks as wire
 
 if TYPE_CHECKING:
-    from keystroke.clients.lsp.server import KeystrokeServer
     from keystroke.clients.tasks import TaskClient
 
 NOTIFICATION = "keystroke/task"
@@ -33,21 +34,31 @@ _ACTS = frozenset({"steer", "approve", "reject", "cancel", "apply", "undo", "res
 _SHOWN = 12  # lines of a hunk in a message
 
 
+class Host(Protocol):
+    """What tasks need of the server besides what the protocol library has."""
+
+    documents: Documents
+
+    def spawn(self, work: Any) -> None: ...
+
+    def show(self, message: str, kind: types.MessageType) -> None: ...
+
+
 class Tasks:
-    def __init__(self, server: KeystrokeServer, locate: Callable[[], Awaitable[Place]]) -> None:
-        self._server, self._locate = server, locate
+    def __init__(self, host: Host, server: LanguageServer, locate: Callable[[], Awaitable[Place]]) -> None:
+        self._host, self._server, self._locate = host, server, locate
         self._client: TaskClient | None = None
         self.known = False  # the editor shows tasks by itself
 
     async def begin(self, instruction: str, options: dict[str, Any]) -> Any:
         """Give a task about the first folder of the editor, or the one that `options` names. Returns it at
         once; its events follow."""
-        roots = self._server.documents.roots
+        roots = self._host.documents.roots
         workspace = str(options.pop("workspace", "") or (roots[0] if roots else ""))
         if not workspace:
             raise InputError("no folder is open in the editor; a task needs one")
         task = await self._asked().create(workspace, instruction, **options)
-        self._server.spawn(self._followed(task.id, workspace, 0))
+        self._host.spawn(self._followed(task.id, workspace, 0))
         return _plain(task)
 
     async def act(self, task: str, what: str, fields: dict[str, Any]) -> Any:
@@ -60,12 +71,12 @@ class Tasks:
             self._check_unsaved(before)
         done = await client.act(task, what, **fields)
         if what == "resume":
-            self._server.spawn(self._followed(task, before.workspace, before.sequence_number))
+            self._host.spawn(self._followed(task, before.workspace, before.sequence_number))
         return _plain(done)
 
     async def all(self) -> list[dict[str, Any]]:
         """The tasks of the editor's folders, newest first."""
-        found = [task for root in self._server.documents.roots for task in await self._asked().all(root)]
+        found = [task for root in self._host.documents.roots for task in await self._asked().all(root)]
         return [_plain(task) for task in found]
 
     async def diff(self, task: str) -> Any:
@@ -98,7 +109,7 @@ class Tasks:
                 await self._asked().act(task, "cancel")
             raise
         except KeystrokeError as error:
-            server.show(error.message, types.MessageType.Warning)
+            self._host.show(error.message, types.MessageType.Warning)
         finally:
             if shown:
                 server.work_done_progress.end(token, types.WorkDoneProgressEnd())
@@ -120,7 +131,7 @@ class Tasks:
 
     def _told(self, task: wire.Task) -> None:
         kind = types.MessageType.Warning if task.status == "failed" else types.MessageType.Info
-        self._server.show(task.line, kind)
+        self._host.show(task.line, kind)
 
     # ── asking by plain messages ──────────────────────────────────────────────────────────────
 
@@ -137,7 +148,7 @@ class Tasks:
                 self._check_unsaved(await self._asked().get(task))
             await self._asked().act(task, "approve" if yes else "reject", **fields)
         except InputError as error:
-            self._server.show(error.message, types.MessageType.Warning)
+            self._host.show(error.message, types.MessageType.Warning)
             with contextlib.suppress(KeystrokeError):  # kept as a proposal, which can be applied later
                 await self._asked().act(task, "reject")
 
@@ -171,7 +182,7 @@ class Tasks:
         paths = {hunk.path for hunk in task.question.hunks} if task.question is not None else set()
         for name in paths:
             file = Path(task.workspace, name)
-            document = self._server.documents.get(from_fs_path(str(file)) or "")
+            document = self._host.documents.get(from_fs_path(str(file)) or "")
             if document is not None and _on_disk(file) != document.text:
                 raise InputError(f"{name} has changes that are not saved; save it, then take the change")
 
