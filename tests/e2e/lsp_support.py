@@ -189,6 +189,7 @@ async def editing(
     editor: str = "emacs",
     encodings: Sequence[str] | None = None,
     pulls: bool = False,
+    tasks: bool = False,
     environment: dict[str, str] | None = None,
 ) -> AsyncIterator[Editor]:
     """A session of `keystroke lsp` in a home of its own, ended as an editor ends it."""
@@ -215,6 +216,8 @@ async def editing(
         assert capabilities.workspace is not None
         capabilities.text_document.diagnostic = types.DiagnosticClientCapabilities()
         capabilities.workspace.diagnostics = types.DiagnosticWorkspaceClientCapabilities(refresh_support=True)
+    if tasks:
+        capabilities.experimental = {"keystrokeTasks": True}
     folder = types.WorkspaceFolder(root.as_uri(), root.name)
     result = await client.initialize_session(
         types.InitializeParams(capabilities=capabilities, workspace_folders=[folder])

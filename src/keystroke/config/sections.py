@@ -220,6 +220,12 @@ class AssistSettings:
         "file name patterns that never enter a prompt",
         guarded=True,
     )
+    # None: tasks have our own few tools. Guarded: these are programs that run outside the sandbox.
+    mcp_servers: Path | None = option(
+        None,
+        "file of MCP servers (mcpServers, as other tools have it) that a task may be given",
+        guarded=True,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,6 +40,7 @@ class TaskCreate(Struct, kw_only=True):
     tries: Annotated[int, Meta(ge=1, le=20)] = 2
     run: bool = False  # the model may run commands
     network: bool = False
+    mcp: Annotated[list[Name], Meta(max_length=16)] = []  # servers of the server's own file
     approve: Literal["never", "commands", "all"] = "all"
     review: bool = False
     dry_run: bool = False

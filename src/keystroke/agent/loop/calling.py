@@ -25,6 +25,7 @@ class Calling(Hands):
         tools: list[Tool] = [Read(task.overlay), Search(task.overlay), Edit(task.overlay)]
         if task.options.may_run:
             tools.append(Run(task.runner))
+        tools += task.tools
         box = Toolbox(tools)
         if not task.messages:
             task.messages += prompts.opening(

@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from keystroke.agent.loop.rewriting import Rewriting
 from keystroke.agent.loop.working import Hands, TaskOptions, Working, as_records
 from keystroke.agent.sandbox import Limits, Sandbox
 from keystroke.agent.tools import Runner
+from keystroke.agent.tools.mcp import McpServer, McpTools
 from keystroke.agent.workspace import Overlay, Replicas
 from keystroke.analysis.rules import project_rules
 from keystroke.assist.edit import Journal, Workspace
@@ -56,10 +57,12 @@ class AgentTask:
         exclude: tuple[str, ...] = (),
         scratch: Path | None = None,
         identity: str = "",
+        servers: Mapping[str, McpServer] | None = None,
         owner: str = "",
         given: dict[str, Any] | None = None,
     ) -> None:
-        """`identity` names the task's record; `owner` and `given` are kept in it for whoever serves tasks."""
+        """`servers` are programs of the user's whose tools a model with tools may ask for. `identity` names
+        the task's record; `owner` and `given` are kept in it for whoever serves tasks."""
         self._workspace, self._journal, self._chat = workspace, journal, chat
         self._open_deep = deep
         self._deep: Chat | None = None
@@ -71,6 +74,7 @@ class AgentTask:
         self._exclude, self._scratch = exclude, scratch
         self._id, self._owner, self._given = identity or new_id(), owner, given or {}
         self._created = time.time()
+        self._mcp = McpTools(servers, approvals.command, self._interrupt) if servers else None
         self.overlay = Overlay(workspace)
 
     def run(self, instruction: str, previous: TaskRecord | None = None) -> Ended:
@@ -92,6 +96,8 @@ class AgentTask:
             self._sink(Began(self._id, task.instruction, self._chat.name, str(self._sandbox.kind)))
             return self._guarded(task, began)
         finally:
+            if self._mcp is not None:
+                self._mcp.close()
             copies.close()
             if self._deep is not None:
                 self._deep.close()
@@ -108,12 +114,14 @@ class AgentTask:
             raise
 
     def _done(self, task: Working, began: float) -> Ended:
+        if self._mcp is not None:
+            task.tools = tuple(self._mcp.start())
         try:
             done = self._hands(self._chat).work(task)
         except HandOver:
             done = False
             task.note(f"{self._chat.name} hands over")
-            task.messages += [{"role": "user", "content": line} for line in self._steering.rest()]
+            task.instruction = "\n".join([task.instruction, *self._steering.rest()])
         if not done and self._open_deep is not None:
             deep = self._opened(task, "takes over")
             done = self._hands(deep).work(task)

@@ -13,7 +13,7 @@ from keystroke.agent.attempts import Policy
 from keystroke.agent.chat import Account, Chat, Message, Receipt, Steering
 from keystroke.agent.loop.events import Changed, Doing, Noted, Printed, Sink, Spent, Wrote
 from keystroke.agent.sandbox import Ended
-from keystroke.agent.tools import Runner
+from keystroke.agent.tools import Runner, Tool
 from keystroke.agent.workspace import Overlay
 from keystroke.engine.base import Interrupt
 
@@ -53,6 +53,7 @@ class Working:
     keep: Callable[[], None]
     account: Account = field(default_factory=Account)
     messages: list[Message] = field(default_factory=list)
+    tools: tuple[Tool, ...] = ()  # of the user's own, besides ours
     failure: str = ""  # what the check said last
     tries: int = 0
 

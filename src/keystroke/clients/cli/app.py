@@ -64,6 +64,9 @@ COMMANDS: dict[str, Command] = {
     "usage": Command(f"{_HERE}.usage:usage", "Show tokens, time and cost by key and model."),
     "audit": Command(f"{_HERE}.audit:audit", "Find security weaknesses in files, with fixes."),
     "lsp": Command(f"{_HERE}.lsp:lsp", "Serve an editor over the Language Server Protocol."),
+    "acp": Command(
+        f"{_HERE}.acp:acp", "Be the agent of an editor that speaks the Agent Client Protocol.", extra="acp"
+    ),
     "demo": Command(
         f"{_HERE}.demo:demo", "Watch the embedded model complete a few lines of code.", asks=True
     ),

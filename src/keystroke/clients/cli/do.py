@@ -60,6 +60,10 @@ def do(
         float, typer.Option("--seconds", min=0.1, max=86400, help="Time limit of one command.")
     ] = 300.0,
     review: Annotated[bool, typer.Option("--review", help="The deep model looks at the change.")] = False,
+    mcp: Annotated[
+        list[str] | None,
+        typer.Option("--mcp", metavar="NAME", help="Tools of this MCP server too; each call is asked for."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the change; write nothing.")] = False,
     go_on: Annotated[
         bool, typer.Option("--continue", help="Go on with the last task; TASK is what else to say.")
@@ -94,6 +98,7 @@ def do(
     )
     from keystroke.agent.loop import AgentTask, Approvals, Status, sums
     from keystroke.agent.sandbox import Limits, find_sandbox
+    from keystroke.agent.tools.mcp import named_servers
     from keystroke.clients.cli.chats import open_chat
     from keystroke.clients.cli.do_view import TaskView, show_diff
     from keystroke.clients.cli.interruption import interruptible
@@ -119,6 +124,7 @@ def do(
                 interrupt=interrupt,
                 steering=view.steering,
                 exclude=run.settings.assist.exclude,
+                servers=named_servers(run.settings.assist.mcp_servers, mcp or []),
             )
             ended = view.watch(lambda: agent.run(task, previous), interrupt)
         finally:

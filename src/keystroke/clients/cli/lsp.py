@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -65,7 +65,7 @@ async def _serve(
 ) -> int:
     from keystroke.clients.cli.release import release
 
-    locate = _fixed(gateway) if gateway is not None else _own(run, models, linger, echo)
+    locate = locate_by(run, gateway, models, linger, echo)
     if tcp is not None:
         from keystroke.clients.lsp.transport import serve_tcp
 
@@ -114,11 +114,23 @@ async def _until_over(server: KeystrokeServer, serving: Awaitable[None]) -> int:
     return server.exit_code
 
 
-def _fixed(url: str) -> Locate:
+def locate_by(
+    run: Invocation,
+    gateway: str | None,
+    models: Sequence[str] = (),
+    linger: float | None = None,
+    echo: bool = False,
+) -> Locate:
+    """The way to a gateway: the one named, with the key of the environment, or this machine's own."""
+    return _fixed(gateway, run) if gateway is not None else _own(run, list(models), linger, echo)
+
+
+def _fixed(url: str, run: Invocation) -> Locate:
     from keystroke.clients.place import Place
 
     async def locate() -> Place:
-        return Place(url)
+        keys = run.environ.get(run.settings.server.api_key_env, "").split(",")
+        return Place(url.rstrip("/"), keys[0].strip() or None)
 
     return locate
 

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 EDIT, REFACTOR, SUPPRESS = "keystroke.edit", "keystroke.refactor", "keystroke.suppress"
 ACCEPTED, RECONNECT, STATUS = "keystroke.accepted", "keystroke.reconnect", "keystroke.status"
-COMMANDS = (EDIT, REFACTOR, SUPPRESS, ACCEPTED, RECONNECT, STATUS)
+TASK, TASK_ACT, TASKS, TASK_DIFF = (
+    "keystroke.task",
+    "keystroke.taskAct",
+    "keystroke.tasks",
+    "keystroke.taskDiff",
+)
+COMMANDS = (EDIT, REFACTOR, SUPPRESS, ACCEPTED, RECONNECT, STATUS, TASK, TASK_ACT, TASKS, TASK_DIFF)
 ACTION_KINDS = (
     "quickfix",
     "refactor.extract",

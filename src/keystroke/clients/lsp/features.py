@@ -20,6 +20,10 @@ from keystroke.clients.lsp.commands import (
     REFACTOR,
     STATUS,
     SUPPRESS,
+    TASK,
+    TASK_ACT,
+    TASK_DIFF,
+    TASKS,
 )
 from keystroke.clients.lsp.server import KeystrokeServer
 from keystroke.clients.lsp.suggestions import field_of
@@ -45,6 +49,7 @@ def register(server: KeystrokeServer) -> None:
     _diagnostics(server)
     _actions(server)
     _commands(server)
+    _tasks(server)
 
 
 def _life(server: KeystrokeServer) -> None:
@@ -204,6 +209,48 @@ def _commands(server: KeystrokeServer) -> None:
     @server.command(STATUS)
     def status(*_arguments: Any) -> dict[str, Any]:
         return {"connected": server.channel.connected}
+
+
+def _tasks(server: KeystrokeServer) -> None:
+    tasks = server.tasks
+
+    @server.command(TASK)
+    async def begin(*arguments: Any) -> Any:
+        """Arguments: what to do, and options of a task (docs/tasks.md)."""
+        words, options = (*arguments, None, None)[:2]
+        if not isinstance(words, str) or not words.strip():
+            raise Failed(UsageError(f"{TASK} wants what to do, in words."))
+        return await _said(tasks.begin(words, _fields(options)))
+
+    @server.command(TASK_ACT)
+    async def act(*arguments: Any) -> Any:
+        """Arguments: a task's id, what to do with it, and the fields of that request."""
+        task, what, fields = (*arguments, None, None, None)[:3]
+        return await _said(tasks.act(str(task), str(what), _fields(fields)))
+
+    @server.command(TASKS)
+    async def listed(*_arguments: Any) -> Any:
+        return await _said(tasks.all())
+
+    @server.command(TASK_DIFF)
+    async def diff(*arguments: Any) -> Any:
+        return await _said(tasks.diff(str(arguments[0] if arguments else "")))
+
+
+async def _said(work: Awaitable[Any]) -> Any:
+    try:
+        return await work
+    except KeystrokeError as error:
+        raise Failed(error) from None
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """An object of JSON, however the protocol library has read it."""
+    if value is None:
+        return {}
+    if isinstance(value, dict):
+        return dict(value)
+    return dict(getattr(value, "_asdict", lambda: vars(value))())
 
 
 async def _edit_of(server: KeystrokeServer, command: str, arguments: list[Any]) -> types.WorkspaceEdit:

@@ -27,7 +27,8 @@ from keystroke.clients.lsp.actions import Actions
 from keystroke.clients.lsp.channel import Channel
 from keystroke.clients.lsp.documents import Documents, OpenDocument
 from keystroke.clients.lsp.findings import Findings
-from keystroke.clients.lsp.suggestions import Suggestions
+from keystroke.clients.lsp.suggestions import Suggestions, field_of
+from keystroke.clients.lsp.tasks import Tasks
 from keystroke.clients.place import Place
 from keystroke.config import AssistSettings
 from keystroke.errors import KeystrokeError, Unavailable
@@ -100,6 +101,7 @@ class KeystrokeServer(LanguageServer):
         self.findings = Findings()
         self.suggestions = Suggestions(self.documents, self.channel)
         self.actions = Actions(self.documents, self.channel, self.findings)
+        self.tasks = Tasks(self, self, self._located)
         self.pulls = False  # the editor asks for diagnostics by itself
         self._checks: dict[str, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -122,6 +124,8 @@ class KeystrokeServer(LanguageServer):
         resolve = action.resolve_support if action else None
         self.actions.resolvable = bool(resolve and "edit" in resolve.properties)
         refresh = workspace.diagnostics.refresh_support if workspace and workspace.diagnostics else None
+        experimental = params.capabilities.experimental
+        self.tasks.known = bool(field_of(experimental, "keystrokeTasks"))
         self.pulls = bool(document and document.diagnostic and refresh)
 
     def connect(self) -> None:
@@ -156,6 +160,7 @@ class KeystrokeServer(LanguageServer):
         for task in tuple(self._tasks):
             task.cancel()
         await self.channel.stop()
+        await self.tasks.stop()
         await asyncio.sleep(0)
 
     def folders_changed(self, event: types.WorkspaceFoldersChangeEvent) -> None:

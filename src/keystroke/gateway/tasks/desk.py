@@ -21,6 +21,7 @@ from keystroke.agent.loop import AgentTask, Answer, Approvals, Approve, TaskOpti
 from keystroke.agent.loop.hunks import hunks_of
 from keystroke.agent.loop.record import new_id
 from keystroke.agent.sandbox import Limits, find_sandbox
+from keystroke.agent.tools.mcp import named_servers
 from keystroke.assist.edit import Workspace
 from keystroke.config import Settings
 from keystroke.errors import InputError, NotFound, QueueFull, Unavailable
@@ -175,6 +176,7 @@ class Tasks:
                 interrupt=run.interrupt,
                 steering=run.steering,
                 exclude=settings.assist.exclude,
+                servers=named_servers(settings.assist.mcp_servers, wanted.mcp),
                 identity=run.task.id.removeprefix(PREFIX),
                 owner="" if caller == LOCAL else caller.id,
                 given=msgspec.to_builtins(wanted),

@@ -1,0 +1,1 @@
+"""The Agent Client Protocol: tasks in editors that host agents."""

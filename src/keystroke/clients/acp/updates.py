@@ -1,0 +1,119 @@
+"""What a task tells, as an ACP editor shows it.
+
+Law: pure. A step is a tool call, its outcome the call's end; what the model says is a message; a change is a
+diff of whole files, which is what editors preview.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from acp import helpers
+from acp.schema import PermissionOption, ToolCallLocation, ToolCallUpdate
+
+from keystroke.protocol import tasks as wire
+
+ALLOW, REJECT = "allow", "reject"
+OPTIONS = (
+    PermissionOption(option_id=ALLOW, name="Allow", kind="allow_once"),
+    PermissionOption(option_id=REJECT, name="Reject", kind="reject_once"),
+)
+Read = Callable[[str], str]  # a file's text by its name in the workspace; empty where there is none
+
+
+class Updates:
+    """Turns events of one task into updates, in order. `absolute` makes a path of a workspace name."""
+
+    def __init__(self, absolute: Callable[[str], str]) -> None:
+        self._absolute = absolute
+        self._calls = 0
+        self._open: str | None = None
+        self._printed = ""
+
+    def of(self, event: wire.TaskEvent) -> list[Any]:
+        """The updates of an event; none for what an editor does not show."""
+        if isinstance(event, wire.TaskDoing):
+            return [*self._ended("completed"), self._begun(event.line)]
+        if isinstance(event, wire.TaskNoted):
+            return self._noted(event)
+        if isinstance(event, wire.TaskText):
+            return [helpers.update_agent_thought_text(event.delta)]
+        if isinstance(event, wire.TaskOutput):
+            return self._output(event.delta)
+        if isinstance(event, wire.TaskQueued) and event.position:
+            return [helpers.update_agent_thought_text(f"waiting, number {event.position} in the queue\n")]
+        if isinstance(event, wire.TaskEnded):
+            failed = event.task.status in ("failed", "interrupted")
+            line = helpers.update_agent_message_text(f"{event.task.line}\n")
+            return [*self._ended("failed" if failed else "completed"), line]
+        return []
+
+    def question(self, asked: wire.TaskQuestion, read: Read) -> ToolCallUpdate:
+        """What the editor asks the user about."""
+        self._calls += 1
+        paths = list(dict.fromkeys(hunk.path for hunk in asked.hunks))
+        content = [
+            helpers.tool_diff_content(self._absolute(path), *_texts(asked, path, read)) for path in paths
+        ]
+        return ToolCallUpdate(
+            tool_call_id=f"{asked.id}-{self._calls}",
+            title=asked.text,
+            kind="edit" if asked.kind == "change" else "execute",
+            status="pending",
+            content=content or None,  # type: ignore[arg-type]
+            locations=[
+                ToolCallLocation(path=self._absolute(hunk.path), line=hunk.first) for hunk in asked.hunks
+            ]
+            or None,
+            raw_input={"command": asked.command} if asked.command else {"diff": asked.diff},
+        )
+
+    def _begun(self, line: str) -> Any:
+        self._calls += 1
+        self._open, self._printed = f"step-{self._calls}", ""
+        word = line.split(" ", 1)[0]
+        kinds = {"read": "read", "search": "search", "look": "search", "run": "execute"}
+        kind: Any = kinds.get(word, "edit" if word in ("change", "write", "rewrite") else "other")
+        return helpers.start_tool_call(self._open, line, kind=kind, status="in_progress")
+
+    def _noted(self, event: wire.TaskNoted) -> list[Any]:
+        if self._open is None:
+            return [helpers.update_agent_message_text(f"{event.line}\n")]
+        if event.failed:
+            return self._ended("failed", event.line)
+        return [self._update(event.line)]
+
+    def _output(self, delta: str) -> list[Any]:
+        self._printed = (self._printed + delta)[-4000:]
+        return [self._update(self._printed)] if self._open is not None else []
+
+    def _update(self, text: str) -> Any:
+        assert self._open is not None
+        content = [helpers.tool_content(helpers.text_block(text))]
+        return helpers.update_tool_call(self._open, status="in_progress", content=content)
+
+    def _ended(self, status: Any, text: str = "") -> list[Any]:
+        if self._open is None:
+            return []
+        content = [helpers.tool_content(helpers.text_block(text))] if text else None
+        ended, self._open = helpers.update_tool_call(self._open, status=status, content=content), None
+        return [ended]
+
+
+def _texts(asked: wire.TaskQuestion, path: str, read: Read) -> tuple[str, str | None]:
+    """A file as it would be, and as it is (None: there is none)."""
+    hunks = [hunk for hunk in asked.hunks if hunk.path == path]
+    if hunks[0].whole:
+        return hunks[0].after, hunks[0].before if hunks[0].whole == "removed" else None
+    before = read(path)
+    lines = before.split("\n")
+    starts = [0]
+    for line in lines[:-1]:
+        starts.append(starts[-1] + len(line) + 1)
+    after, reached = "", 0
+    for hunk in hunks:
+        at = starts[hunk.first - 1] if hunk.first - 1 < len(starts) else len(before)
+        after += before[reached:at] + hunk.after
+        reached = at + len(hunk.before)
+    return after + before[reached:], before

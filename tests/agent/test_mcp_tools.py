@@ -1,0 +1,101 @@
+"""Tools of the user's own MCP servers: named for a task, asked for each time, and what they say is data."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from keystroke.agent.tools import Call, Command, Toolbox
+from keystroke.agent.tools.mcp import McpServer, McpTools, named_servers
+from keystroke.engine.base import Interrupt
+from keystroke.errors import ConfigError, Interrupted, Unavailable
+
+SERVER = McpServer(sys.executable, [str(Path(__file__).with_name("mcp_server.py"))])
+
+
+class User:
+    def __init__(self) -> None:
+        self.asked: list[Command] = []
+        self.says = True
+
+    def approve(self, command: Command) -> bool:
+        self.asked.append(command)
+        return self.says
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[tuple[McpTools, Toolbox, User, list[Interrupt]]]:
+    """One server for all tests of this file: starting it takes a second."""
+    user, interrupt = User(), Interrupt()
+    tools = McpTools({"tracker": SERVER}, user.approve, interrupt)
+    yield tools, Toolbox(tools.start()), user, [interrupt]
+    tools.close()
+    tools.close()
+
+
+def test_tools_have_the_server_s_name_and_its_own_schema(
+    shared: tuple[McpTools, Toolbox, User, list[Interrupt]],
+) -> None:
+    _, box, _, _ = shared
+    assert box.names == ("tracker__issue", "tracker__write", "tracker__wait")
+    first = box.specifications()[0]["function"]
+    assert first["description"] == "What an issue says."
+    assert first["parameters"]["properties"]["number"]["type"] == "integer"
+
+
+def test_a_call_is_asked_for_as_one_that_nothing_confines(
+    shared: tuple[McpTools, Toolbox, User, list[Interrupt]], tmp_path: Path
+) -> None:
+    _, box, user, _ = shared
+    user.asked.clear()
+    result = box.make(Call("tracker__issue", '{"number": 7}'))
+    assert "issue 7: add must add" in result.text
+    assert [(asked.line, asked.confined) for asked in user.asked] == [
+        ('tracker: issue({"number": 7})', False)
+    ]
+    user.says = False
+    target = tmp_path / "made"
+    refused = box.make(Call("tracker__write", json.dumps({"path": str(target), "text": "x"})))
+    user.says = True
+    assert refused.refused
+    assert not target.exists()
+
+
+def test_a_bad_call_is_the_tool_s_own_failure(
+    shared: tuple[McpTools, Toolbox, User, list[Interrupt]],
+) -> None:
+    _, box, _, _ = shared
+    assert box.make(Call("tracker__issue", '{"number": "many"}')).failed
+    assert box.make(Call("tracker__issue", "[]")).failed
+
+
+def test_an_interrupt_ends_a_call_that_never_answers(
+    shared: tuple[McpTools, Toolbox, User, list[Interrupt]],
+) -> None:
+    tools, box, _, (interrupt,) = shared
+    threading.Timer(0.2, interrupt.set).start()
+    with pytest.raises(Interrupted):
+        box.make(Call("tracker__wait", "{}"))
+    tools._interrupt = Interrupt()
+
+
+def test_a_server_that_does_not_start_is_named() -> None:
+    tools = McpTools({"gone": McpServer("/no/such/program")}, lambda command: True)
+    with pytest.raises(Unavailable, match="MCP server gone did not start"):
+        tools.start()
+    tools.close()
+
+
+def test_only_servers_of_the_user_s_file_can_be_named(tmp_path: Path) -> None:
+    file = tmp_path / "mcp.json"
+    file.write_text('{"mcpServers": {"tracker": {"command": "tracker-mcp", "args": ["--quiet"]}}}')
+    assert named_servers(file, ["tracker"]) == {"tracker": McpServer("tracker-mcp", ["--quiet"])}
+    assert named_servers(None, []) == {}
+    for path, name in ((file, "other"), (None, "tracker"), (tmp_path / "none.json", "tracker")):
+        with pytest.raises(ConfigError):
+            named_servers(path, [name])
