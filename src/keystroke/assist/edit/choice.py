@@ -63,7 +63,13 @@ def choose(files: Mapping[str, str], instruction: str, *, near: tuple[str, int] 
         found = [item for item in found if item.named]
     best = max((item.score for item in found), default=0.0)
     least = max(_ENOUGH, _SHARE * best)
-    meant = [(item.path, item.unit) for item in found if item.score >= least]
+    owners = {(item.path, _owner(item.unit)) for item in found if item.score >= least and _owner(item.unit)}
+    meant = [
+        (item.path, item.unit)
+        for item in found
+        # Members that stand beside one that is surely meant are meant by a plain word, too.
+        if item.score >= least or (item.named and (item.path, _owner(item.unit)) in owners)
+    ]
     place = _addition(outlines, mentions, files) if adds(instruction, mentions, known) else None
     if place is not None:
         meant = [place, *(pair for pair in meant if sure and pair[1] != place[1])]
@@ -148,6 +154,10 @@ def _name_score(unit: Unit, mention: Mention) -> float:
     if not unit.name or not (unit.name == mention.text or unit.name.endswith(f".{mention.text}")):
         return 0.0
     return 10.0 if "." in mention.text else 6.0 if mention.code else 3.0
+
+
+def _owner(unit: Unit) -> str:
+    return unit.name.rpartition(".")[0]
 
 
 def _at_cursor(near: tuple[str, int] | None, path: str, unit: Unit) -> float:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from keystroke.analysis.syntax import language_of
 from keystroke.assist.edit.blocks import Message, block_messages, fenced, has_blocks, retry_messages
 from keystroke.assist.edit.choice import choose, enclosing, spans
+from keystroke.assist.edit.doubts import doubt
 from keystroke.assist.edit.drift import without_drift
 from keystroke.assist.edit.excerpt import excerpt
 from keystroke.assist.edit.operations import Addition, Failure, Operation, Reason
@@ -93,7 +94,9 @@ def _by_regions(task: EditTask, told: _Told, retries: int, exists: Exists) -> St
     failure = Failure(
         Reason.NO_PLACE, "", "nothing in the files answers to the instruction; name a function or lines"
     )
-    for rung in _rungs(task.files, regions):
+    # The parts that words speak for come last where they did not come first.
+    last = [choice.regions] if choice.regions and choice.regions != regions else []
+    for rung in (*_rungs(task.files, regions), *last):
         result = yield from _all_of(task, rung, told, retries, exists)
         if isinstance(result, Proposal):
             return result
@@ -133,7 +136,8 @@ def _all_of(
     order = list(task.files)
     # From the end of each file, so that the lines of regions before stay where they are.
     for region in sorted(regions, key=lambda r: (order.index(r.path), -r.start)):
-        result = yield from _rewritten(task, texts, region, told, retries, exists)
+        alone = len(regions) == 1
+        result = yield from _rewritten(task, texts, region, told, retries, exists, alone=alone)
         if isinstance(result, Resolution):  # the model answered in blocks after all
             answer = told.answers[-1]
             return Proposal(
@@ -152,18 +156,27 @@ def _all_of(
 
 
 def _rewritten(
-    task: EditTask, texts: Mapping[str, str], region: Region, told: _Told, retries: int, exists: Exists
+    task: EditTask,
+    texts: Mapping[str, str],
+    region: Region,
+    told: _Told,
+    retries: int,
+    exists: Exists,
+    *,
+    alone: bool = True,
 ) -> Rewriting:
-    """One region, asked again with the fault named. The whole file with it, or the last fault."""
+    """One region, asked again with the fault named. The whole file with it, or the last fault. `alone`: no
+    other region may change in its stead."""
     text = texts[region.path]
     inside = region.parts(text)[1]
     shown = {
         path: excerpt(content, path, region, task.instruction)
         for path, content in sorted(texts.items(), key=lambda item: item[0] == region.path)
     }
-    messages = rewrite_messages(region, text, task.instruction, task.rules, shown)
-    first = messages
+    first = rewrite_messages(region, text, task.instruction, task.rules, shown)
+    messages = first
     prediction = fenced(inside, language_of(region.path) or "")
+    kept: str | None = None  # a file that holds together, though something speaks against it
     for attempt in range(retries + 1):
         answer = yield Question(messages, prediction, inside)
         told.answers.append(answer)
@@ -173,21 +186,31 @@ def _rewritten(
             result = found.failures[0] if found.failures else found
         else:
             result = read_rewrite(answer, region, text, task.instruction)
-        if not isinstance(result, Failure) or attempt == retries:
+        if isinstance(result, Resolution) or attempt == retries:
             break
-        if task.region is None and result.reason not in _MENDED:
-            break
-        messages = [*first, *_again(answer, result, task.instruction)]
+        if isinstance(result, Failure):
+            mended = result.reason in _MENDED or (alone and result.reason is Reason.UNCHANGED)
+            if kept is not None or not (mended or task.region is not None):
+                break
+            said = _fault(result, task.instruction)
+        else:
+            doubted = doubt(text, result, region.path, task.instruction) if len(task.files) == 1 else None
+            if doubted is None or kept is not None:
+                break
+            kept, said = result, f"Look again: {doubted}. Write it again, corrected and complete."
+        messages = [*first, {"role": "assistant", "content": answer}, {"role": "user", "content": said}]
+    if kept is None or isinstance(result, Resolution):
+        return result
+    if isinstance(result, Failure) or doubt(text, result, region.path, task.instruction) is not None:
+        return kept
     return result
 
 
-def _again(answer: str, failure: Failure, instruction: str) -> list[Message]:
+def _fault(failure: Failure, instruction: str) -> str:
     """What is said to a model whose rewrite does not hold."""
     if failure.reason is Reason.UNCHANGED:
-        said = f"You wrote the same code again. Make the change: {instruction.strip()}"
-    else:
-        said = f"That cannot be used: {failure.message}. Write it again, corrected and complete."
-    return [{"role": "assistant", "content": answer}, {"role": "user", "content": said}]
+        return f"You wrote the same code again. Make the change: {instruction.strip()}"
+    return f"That cannot be used: {failure.message}. Write it again, corrected and complete."
 
 
 def read_rewrite(answer: str, region: Region, text: str, instruction: str) -> str | Failure:

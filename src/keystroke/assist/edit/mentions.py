@@ -30,6 +30,14 @@ append replace rename reset clear copy merge split join format parse convert han
 push pop filter map send fetch build render validate compute test wrap
 """
 _VERBS = frozenset(_DOING.split())
+_GIVING = (
+    "give",
+    "let",
+    "make",
+    "teach",
+    "have",
+    "extend",
+)  # what follows them is a thing: "give parse a limit"
 _RAISED = ("raise", "raises", "throw", "throws", "raising", "throwing", "instead of")
 _PLAIN = """
 the a an and or of to in is it be as at by for from with not no if then else when should must that this its
@@ -73,6 +81,7 @@ def _words(instruction: str) -> Iterator[Mention]:
         next_word = following[0].lower() if following is not None else ""
         noun = before.lower() in _NOUNS or next_word in _NOUNS
         verb = next_word in _ARTICLES and text.lower() in _VERBS and not shape
+        verb = verb and before.lower() not in _GIVING
         error = before.lower() in _RAISED or text.endswith(("Error", "Exception"))
         code = shape or found[0] in quoted or (noun and not verb and text.lower() not in _DULL)
         if not verb or code:

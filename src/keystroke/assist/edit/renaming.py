@@ -44,7 +44,7 @@ def renamed(files: Mapping[str, str], instruction: str) -> dict[str, str] | None
         return None
     if not _defined_once(files, old, member=member):
         return None
-    changed = {path: _replaced(text, path, old, new, member=member) for path, text in files.items()}
+    changed = {path: _replaced(files, path, old, new, member=member) for path in files}
     if any(text is None for text in changed.values()):
         return None
     result = {path: text for path, text in changed.items() if text is not None and text != files[path]}
@@ -73,31 +73,40 @@ def _defined_once(files: Mapping[str, str], name: str, *, member: bool) -> bool:
     return owners == {""}
 
 
-def _replaced(text: str, path: str, old: str, new: str, *, member: bool) -> str | None:
-    """The text with the name changed; None where one of its uses cannot be judged."""
+def _replaced(files: Mapping[str, str], path: str, old: str, new: str, *, member: bool) -> str | None:
+    """A file with the name changed; None where one of its uses cannot be judged."""
+    text = files[path]
+    modules = {name.rpartition("/")[2].partition(".")[0] for name in files}
+    declared = _declarations(text, path, old) if member else set()
     places: list[int] = []
     for start, kind in _uses(text, path, old):
-        if kind in _SHORTHAND:
+        before = text[:start].rstrip()
+        dotted = before.endswith((".", "->", "::"))
+        keyword = before.endswith(("(", ",")) and re.match(r"\s*=(?!=)", text[start + len(old) :])
+        if kind in _SHORTHAND or keyword:
             return None
-        dotted = text[:start].rstrip().endswith((".", "->", "::"))
-        if member and not dotted and not _declares(text, start, old):
-            continue
+        if member and not dotted and text.count("\n", 0, start) not in declared:
+            continue  # a variable that happens to be called so
+        if not member and dotted and re.split(r"\W+", before.rstrip(".:->"))[-1] not in modules:
+            return None  # a member of something, or the function by another way
         places.append(start)
     for start in reversed(places):
         text = text[:start] + new + text[start + len(old) :]
     return text
 
 
+def _declarations(text: str, path: str, name: str) -> set[int]:
+    """The lines on which classes declare a member: its head, with what stands above it."""
+    lines = text.split("\n")
+    found: set[int] = set()
+    for unit in flattened(outline(text, language_of(path))):
+        if unit.short == name and "." in unit.name:
+            heads = (n for n in range(unit.start, unit.end) if lines[n].strip() == unit.header)
+            found |= set(range(unit.start, next(heads, unit.start) + 1))
+    return found
+
+
 def _uses(text: str, path: str, name: str) -> Iterator[tuple[int, str]]:
     for node in walk(tree(text, language_of(path) or "")):
         if "identifier" in node.kind() and not node.children() and node.text() == name:
             yield node.range().start.index, node.kind()
-
-
-def _declares(text: str, start: int, name: str) -> bool:
-    """Whether a member is declared here: `def name(`, `name: int = 0` in a class, `name=` in a call."""
-    line = text[text.rfind("\n", 0, start) + 1 : start]
-    after = text[start + len(name) : start + len(name) + 1]
-    return bool(
-        re.search(r"(?:def|fn|func|function|get|set|async|static|public|private|\w>?)\s+\*?$", line)
-    ) or (not line.strip() and after in ":= (;?")

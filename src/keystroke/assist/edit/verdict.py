@@ -16,6 +16,7 @@ from keystroke.assist.edit.definitions import doubled, lost, restored
 from keystroke.assist.edit.mentions import read_mentions
 from keystroke.assist.edit.operations import Failure, Reason
 from keystroke.text import apply_edits
+from keystroke.text.compare import compare
 
 _REMOVING = re.compile(
     r"\b(?:remov|delet|drop|renam|replac|merg|mov|inlin|extract|split|convert|refactor|instead|get rid|turn|"
@@ -33,6 +34,19 @@ _DEFINING = (
     r"|(?:^|[^=!<>\w])NAME\s*(?::[^=\n]+)?:?=(?!=)|\bNAME\??\s*:(?!:)|[(,*&]\s*NAME\s*[,:=)]"
     r"|\bNAME\s*\([^)\n]*\)\s*(?:\{|->|:|throws)|\w[\s*&]+NAME\s*(?:\(|;|\[)|^\s*NAME\s*(?:,|\(|$)|['\"`]NAME\b|@\w*NAME\b"
 )
+# A line that declares a variable: `let x`, `x := 1`, `size_t x = 1;`.
+_DECLARED = re.compile(
+    r"\s*(?:(?:export\s+)?(?:let|const|var|val|auto)\s+(?:mut\s+)?(\w+)\b|(\w+)\s*:=|"
+    r"(?!return\b|else\b|throw\b|delete\b|new\b|goto\b|case\b|import\b|package\b|use\b)"
+    r"(?:[A-Za-z_][\w:.<>,\[\]]*[\s*&]+)+(\w+)\s*(?:=(?!=)|;))"
+)
+# Whatever may declare it again: an assignment, a pattern, a parameter with a type before or behind it, of a
+# function or of a closure. Too much is taken for a declaration rather than too little.
+_STILL = (
+    r"\bNAME\s*(?:,[\w\s,]*)?:?=(?!=)|\b(?:let|const|var|val|auto|for|catch)\b[^=;\n]*\bNAME\b|\bNAME\??\s*:"
+    r"|(?<!return)(?<!throw)(?<!else)[\w>\]*&]\s+[*&]*NAME\s*[,);=\[]|[(,]\s*NAME\s+[\w*\[.]"
+    r"|\|[^|\n]*\bNAME\b[^|\n]*\||\([^()\n]*\bNAME\b[^()\n]*\)\s*(?:=>|\{)"
+)
 
 
 def judged(old: str, new: str, path: str, instruction: str) -> str | Failure:
@@ -46,6 +60,8 @@ def judged(old: str, new: str, path: str, instruction: str) -> str | Failure:
         return problem
     if (name := doubled(old, new, language_of(path))) is not None:
         return Failure(Reason.DOUBLED, path, f"the answer defines {name} twice; change the one that is there")
+    if (name := _undeclared(old, new, path)) is not None:
+        return Failure(Reason.LOST, path, f"the answer still uses {name!r} and no longer declares it")
     if (name := _only_used(old, new, path, instruction)) is not None:
         return Failure(Reason.UNDEFINED, path, f"the answer uses {name!r} and does not define it")
     return _with_imports(old, new, path) if path.endswith((".py", ".pyi")) else new
@@ -116,10 +132,25 @@ def _only_used(old: str, new: str, path: str, instruction: str) -> str | None:
     code = {mention.text for mention in read_mentions(instruction) if mention.code}
     for clause in _ADDED.findall(instruction):
         words: list[str] = re.findall(r"[A-Za-z_]\w*", clause)
-        name = next((word for word in words if word in code), None)
-        if name is None or re.search(rf"\b{name}\b", old) or not re.search(rf"\b{name}\b", new):
+        fresh = [word for word in words if word in code and not re.search(rf"\b{word}\b", old)]
+        name = fresh[0] if fresh else None
+        if name is None or not re.search(rf"\b{name}\b", new):
             continue
         if not re.search(_DEFINING.replace("NAME", name), new, re.MULTILINE):
+            return name
+    return None
+
+
+def _undeclared(old: str, new: str, path: str) -> str | None:
+    """A variable whose declaration went while its uses stayed. Python's own check sees that by itself."""
+    if is_python(path) or language_of(path) is None:
+        return None
+    before = old.split("\n")
+    gone = [line for a0, a1, _, _ in compare(before, new.split("\n")) for line in before[a0:a1]]
+    for line in gone:
+        found = _DECLARED.match(line)
+        name = next(filter(None, found.groups()), "") if found is not None else ""
+        if name and re.search(rf"\b{name}\b", new) and not re.search(_STILL.replace("NAME", name), new):
             return name
     return None
 
