@@ -28,14 +28,15 @@ _BRANCH = re.compile(
 
 def doubt(old: str, new: str, path: str, instruction: str) -> str | None:
     """One sentence that a model can act on; None where nothing speaks against the change."""
-    for name in _missing(old, new, language_of(path), instruction):
+    told = instruction if "\n" not in instruction.strip() else ""  # output that was pasted names many things
+    for name in _missing(old, new, language_of(path), told):
         return f"the task names {name}, and your code does not have it"
-    for found in _TEXT.findall(instruction):
+    for found in _TEXT.findall(told):
         text = next(filter(None, found))
         if text not in new:
             return f"the task gives the text {text!r}, and your code does not have it"
-    if (name := _endless(old, new, language_of(path))) is not None:
-        return f"{name} calls itself without an end"
+    if (endless := _endless(old, new, language_of(path))) is not None:
+        return f"{endless} calls itself without an end"
     return None
 
 

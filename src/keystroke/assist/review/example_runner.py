@@ -1,8 +1,9 @@
 """Run by itself, in a process of its own: the same calls on two versions of a module, and what came of each.
 
 Law: reads one JSON job from standard input, writes one JSON answer, imports nothing of this project. The
-module's text was cut down to what only computes before it came here; builtins that do more are missing all
-the same.
+module's text was cut down to what only computes before it came here. Two walls stand behind that: builtins
+that do more are missing, and an audit hook ends this process at whatever Python itself would report: a file
+opened, a process started, a socket, a name removed.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from __future__ import annotations
 import builtins
 import datetime
 import decimal
+import importlib
 import itertools
 import json
+import os
 import sys
-import traceback
 import types
+from collections.abc import Callable
 from typing import Any
 
 _MISSING = (
@@ -29,8 +32,27 @@ _MISSING = (
     "globals",
     "locals",
     "help",
+    "getattr",
+    "setattr",
+    "delattr",
+    "vars",
+    "memoryview",
 )
 _LONGEST = 400
+_BEHIND = ("_strptime", "_decimal", "calendar", "locale")  # what the modules load only when it is needed
+# Events of the interpreter that computing raises; at any other the process ends.
+_HARMLESS = frozenset(("compile", "exec", "import", "sys._getframe", "builtins.id", "object.__getattr__"))
+_REFUSED = 3
+
+
+def wall(harmless: frozenset[str] = _HARMLESS, end: Callable[[int], None] = os._exit) -> None:
+    """Let nothing but computing happen from here on. Cannot be undone."""
+
+    def refuse(event: str, arguments: Any, *, known: frozenset[str] = harmless, end: Any = end) -> None:
+        if event not in known:
+            end(_REFUSED)
+
+    sys.addaudithook(refuse)
 
 
 class Version:
@@ -98,11 +120,12 @@ class Version:
 
     def _meant(self, error: Exception) -> bool:
         """Whether the module raised it itself."""
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == "<example>"]
-        if not frames or frames[-1].lineno is None:
-            return False
-        line = self.lines[frames[-1].lineno - 1].strip()
-        return line.startswith(("raise", "assert"))
+        number, step = None, error.__traceback__
+        while step is not None:
+            if step.tb_frame.f_code.co_filename == "<example>":
+                number = step.tb_lineno
+            step = step.tb_next
+        return number is not None and self.lines[number - 1].strip().startswith(("raise", "assert"))
 
 
 _FUNCTIONS = {
@@ -138,6 +161,10 @@ def _shown(value: Any) -> str:
 def main() -> None:
     job = json.load(sys.stdin)
     modules = frozenset(job["modules"])
+    for name in (*modules, *_BEHIND):
+        importlib.import_module(name)
+    answer = sys.stdout  # opened already
+    wall()
     results = []
     for plan in job["plans"]:
         pair = []
@@ -147,7 +174,9 @@ def main() -> None:
             except Exception as error:
                 pair.append([["broken", type(error).__name__]])
         results.append(pair)
-    json.dump(results, sys.stdout)
+    json.dump(results, answer)
+    answer.flush()
+    os._exit(0)  # nothing that was left behind runs at the end
 
 
 if __name__ == "__main__":

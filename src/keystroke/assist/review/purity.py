@@ -20,7 +20,7 @@ heapq html itertools json math numbers operator re random statistics string text
 typing unicodedata
 """)
 _BANNED = _set("""
-open exec eval compile __import__ input breakpoint exit quit globals locals setattr delattr
+open exec eval compile __import__ input breakpoint exit quit globals locals getattr setattr delattr vars
 memoryview help __builtins__ __loader__ __spec__
 """)
 _DUNDERS = _set("""
@@ -29,6 +29,12 @@ __repr__ __str__ __hash__ __contains__ __getitem__ __post_init__ __wrapped__
 """)
 _LOADING = _set("""
 read_text read_bytes write_text write_bytes unlink system popen sleep now today utcnow load dump
+""")
+# Ways from a value to the interpreter: frames, code, attributes by a name made at run time, evaluated text.
+_INWARD = _set("""
+gi_frame gi_code cr_frame cr_code ag_frame tb_frame f_back f_builtins f_globals f_locals f_code
+attrgetter methodcaller get_type_hints ForwardRef Formatter singledispatch singledispatchmethod
+FunctionType CodeType ModuleType sys os codecs
 """)
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -48,7 +54,7 @@ def _kept(node: ast.stmt) -> bool:
     if isinstance(node, ast.Import):
         return all(alias.name.partition(".")[0] in MODULES for alias in node.names)
     if isinstance(node, ast.ImportFrom):
-        return not node.level and (node.module or "").partition(".")[0] in MODULES
+        return _computing_import(node)
     if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign):
         return computes(node)
     return False
@@ -59,17 +65,22 @@ def computes(node: ast.AST) -> bool:
     for inner in ast.walk(node):
         if isinstance(inner, ast.Name) and (inner.id in _BANNED or _odd(inner.id)):
             return False
-        if isinstance(inner, ast.Attribute) and (_odd(inner.attr) or inner.attr in _LOADING):
+        if isinstance(inner, ast.Attribute) and (_odd(inner.attr) or inner.attr in _LOADING | _INWARD):
             return False
         if isinstance(inner, ast.Import):
             if not all(alias.name.partition(".")[0] in MODULES for alias in inner.names):
                 return False
         elif isinstance(inner, ast.ImportFrom):
-            if (inner.module or "").partition(".")[0] not in MODULES:
+            if not _computing_import(inner):
                 return False
         elif isinstance(inner, ast.Await | ast.AsyncFor | ast.AsyncWith | ast.Global):
             return False
     return True
+
+
+def _computing_import(node: ast.ImportFrom) -> bool:
+    inside = not node.level and (node.module or "").partition(".")[0] in MODULES
+    return inside and not any(alias.name in _INWARD or alias.name.startswith("_") for alias in node.names)
 
 
 def _odd(name: str) -> bool:
