@@ -1,4 +1,4 @@
-"""Two minds at one keystroke: the small one answers at once, the larger one has an opinion in its own time."""
+"""Two minds at one keystroke: the small one answers at once, the larger one has its say in its own time."""
 
 from __future__ import annotations
 
