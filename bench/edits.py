@@ -32,7 +32,16 @@ from typing import Any, cast
 from bench.edit_cases import Case, minimal, read_cases, right
 from keystroke.analysis.outline import flattened, outline
 from keystroke.analysis.syntax import language_of
-from keystroke.assist.edit import EditTask, ModelWriter, Proposal, Region, Writer, choice, edit_steps
+from keystroke.assist.edit import (
+    EditTask,
+    Failure,
+    ModelWriter,
+    Proposal,
+    Reason,
+    Region,
+    Writer,
+    edit_steps,
+)
 from keystroke.assist.edit.propose import propose_edit
 from keystroke.assist.edit.writer import Messages
 from keystroke.config import load_settings
@@ -104,19 +113,14 @@ def chosen_by_hand(case: Case) -> Region | None:
 
 def asked(case: Case, way: str, writer: Writer) -> Proposal | None:
     """One case in one way; None where the way cannot be gone."""
-    name, _, size = way.partition(":")
-    choice.WHOLE = int(size) if size else _WHOLE
-    if name == "auto":
+    if way == "auto":
         return propose_edit(EditTask(case.files, case.instruction), writer)
-    if name == "blocks":
+    if way == "blocks":
         return _blocks(EditTask(case.files, case.instruction), writer)
-    region = chosen_by_hand(case) if name == "lines" else None
-    if name == "whole" and len(case.files) == 1:
+    region = chosen_by_hand(case) if way == "lines" else None
+    if way == "whole" and len(case.files) == 1:
         region = Region(next(iter(case.files)))
     return propose_edit(EditTask(case.files, case.instruction, region), writer) if region else None
-
-
-_WHOLE = choice.WHOLE
 
 
 def _blocks(task: EditTask, writer: Writer) -> Proposal:
@@ -143,7 +147,10 @@ def ran(cases: Sequence[Case], ways: Sequence[str], writer: Recorder) -> Iterato
         for number, case in enumerate(cases, 1):
             before = writer.seconds, writer.tokens, writer.asked
             began = time.perf_counter()
-            proposal = asked(case, way, writer)
+            try:
+                proposal = asked(case, way, writer)
+            except LookupError as error:  # without a model only recorded answers are read
+                proposal = Proposal(case.files, "", failures=(Failure(Reason.NO_HUNKS, "", str(error)),))
             if proposal is None:
                 continue
             seconds = max(time.perf_counter() - began, writer.seconds - before[0])
@@ -194,7 +201,7 @@ def main() -> int:
     parser.add_argument("--engine", default="auto", choices=("auto", "onnx", "cuda"))
     parser.add_argument("--precision", default="auto")
     parser.add_argument(
-        "--way", action="append", help=f"of {', '.join(WAYS)}; auto:N takes files of N lines whole"
+        "--way", action="append", choices=WAYS, help="how the model is asked; may be repeated"
     )
     parser.add_argument("--half", default="all", choices=("all", "seen", "held"))
     parser.add_argument("--case", action="append", default=[], help="only cases whose name holds this")

@@ -30,6 +30,8 @@ order), up to the end of the line. It has the machine to itself, after ours on e
 Ceiling: a line of ten tokens cannot come sooner than ten decode steps; on two cores that is 70 to 90 ms for a
 model of 135M parameters at four bits.
 
+With `--confirm MODEL` it measures two minds instead: a larger model beside the small one (bench/two_minds).
+
     make bench-keystroke ARGS="[--transport live|lsp] [--seconds N] [--model NAME] [--no-peer]"
 """
 
@@ -50,6 +52,7 @@ from statistics import median
 from typing import Any
 
 from bench.llama_file import llama_files
+from bench.two_minds import TwoMinds
 from bench.typing_editors import Answer, LiveTransport, LspTransport, Transport, gateway
 from keystroke.config import load_settings
 from keystroke.engine.fim import detect_fim
@@ -338,6 +341,20 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
     return {"model": path.stem, "transport": options.transport, **figures(measured, compared, started, files)}
 
 
+async def confirm(options: argparse.Namespace) -> dict[str, Any]:
+    """The small model with a larger one beside it."""
+    settings = load_settings({}, Path.cwd())
+    larger = resolve(options.confirm, settings)
+    cases = [c for c in read_cases(CASES) if c.kind == "rest_of_line" and len(c.middle.strip()) >= 4]
+    random.Random(options.seed).shuffle(cases)
+    async with gateway(options.model, larger) as url:
+        measured = await TwoMinds(url, "larger").measure(cases, options.seconds)
+    found = measured.summary()
+    for key, value in found.items():
+        print(f"  {key:20}{value}")
+    return {"model": options.model or "embedded", "larger": larger.stem, "transport": "live", **found}
+
+
 def figures(measured: Measured, compared: Peers, started: float, files: int) -> dict[str, Any]:
     computed = measured.computed
     out_of_the_box, box_interval = ratio(compared.best(spm=False), compared.ours)
@@ -386,9 +403,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=225.0, help="for typing and llama.cpp together")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--patient", action="store_true", help="wait for each answer before the next key")
+    parser.add_argument("--confirm", metavar="MODEL", help="measure with this larger model beside it")
     parser.add_argument("--no-peer", action="store_true", help="leave llama.cpp out")
     try:
-        print(json.dumps(asyncio.run(run(parser.parse_args()))))
+        options = parser.parse_args()
+        print(json.dumps(asyncio.run((confirm if options.confirm else run)(options))))
     except KeystrokeError as error:
         sys.exit(error.message)
 

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import sys
+import tempfile
 import urllib.request
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -203,11 +204,23 @@ def _place(document: Document, offset: int) -> dict[str, int]:
 
 
 @contextlib.asynccontextmanager
-async def gateway(model: str | None) -> AsyncIterator[str]:
-    """A server of its own, on a free port; its address."""
-    command = [PROGRAM, "--json", "serve", "--port", "0"]
-    if model:
-        command += ["--model", model]
+async def gateway(model: str | None, larger: Path | None = None) -> AsyncIterator[str]:
+    """A server of its own, on a free port; its address. `larger`: a second model, called `larger`."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = []
+        if larger is not None:
+            table = f'[models.larger]\npath = {json.dumps(str(larger))}\nrole = "deep"\n'
+            (Path(folder) / "two.toml").write_text(table)
+            options = ["--config", str(Path(folder) / "two.toml")]
+        command = [PROGRAM, "--json", *options, "serve", "--port", "0"]
+        for name in (model or ("embedded" if larger is not None else None), larger and "larger"):
+            command += ["--model", name] if name else []
+        async with _running(command) as url:
+            yield url
+
+
+@contextlib.asynccontextmanager
+async def _running(command: list[str]) -> AsyncIterator[str]:
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     try:

@@ -131,7 +131,7 @@ def test_a_small_model_rewrites_the_place_and_the_change_lands_as_one_edit(desk:
     assert ended.status is Status.DONE
     assert desk.project.tree() == {**before, "calc.py": FIXED}
     assert isinstance(desk.events[0], Began)
-    assert desk.lines(Doing) == ["rewrite calc.py"]
+    assert desk.lines(Doing) == ["rewrite calc.py, lines 1 to 2: def add(a, b):"]
     assert desk.events[-1] is ended
     assert "-    return a - b\n+    return a + b\n" in ended.diff
     assert desk.project.journal.undo().instruction == "make add in calc.py add"
@@ -200,7 +200,7 @@ def test_the_program_finds_the_file_by_a_name_in_it(desk: Desk) -> None:
     answer = "def distance(a, b):\n    return abs(a - b)\n```\n"
     ended = desk.task(scripted(lambda prompt: answer, small=True)).run("distance must be absolute")
     assert ended.status is Status.DONE
-    assert desk.lines(Doing) == ["rewrite far/away.py"]
+    assert desk.lines(Doing) == ["rewrite far/away.py, lines 1 to 2: def distance(a, b):"]
 
 
 def test_a_large_file_is_rewritten_where_it_is_meant(desk: Desk) -> None:

@@ -81,12 +81,27 @@ def test_on_a_terminal_one_key_applies_a_fix(repository: Home, pressed: str, aft
 def test_a_configured_model_reviews_too_and_can_be_left_out(
     repository: Home, remote_home: Home, server: OpenAIServer
 ) -> None:
-    server.on("/chat/completions", chat('{"line": 6, "severity": "low", "message": "Says nothing."}'))
+    remark = chat('{"line": 6, "severity": "low", "message": "Says nothing."}')
+    server.on("/chat/completions", remark, chat("A"), chat("B"))  # the new version, whichever comes first
     (repository.root / "a.py").write_text(CODE + "print()\n")
     assert "low model/remark: Says nothing." in repository.keystroke("review", code=1).stdout
-    assert len(server.bodies) == 1
+    assert len(server.bodies) == 3
     repository.keystroke("review", "--no-model")
-    assert len(server.bodies) == 1
+    assert len(server.bodies) == 3
+    server.on("/chat/completions", remark, chat("A"))  # by position, not by what it reads
+    assert "0 findings" in repository.keystroke("review").stdout
+
+
+def test_examples_show_what_fails_now_unless_nothing_may_be_run(repository: Home) -> None:
+    safe = "def share(total: int, count: int):\n    return total // count if count else 0\n"
+    (repository.root / "b.py").write_text(safe)
+    git(repository, "add", ".")
+    git(repository, "commit", "-qm", "second")
+    (repository.root / "b.py").write_text(safe.replace(" if count else 0", ""))
+    found = repository.keystroke("review", code=1).stdout
+    assert "high example/regression: share(" in found
+    assert "ZeroDivisionError" in found
+    assert "0 findings" in repository.keystroke("review", "--no-run").stdout
 
 
 def test_without_a_model_it_says_how_to_configure_one(repository: Home) -> None:

@@ -18,6 +18,13 @@ export async function activate(context: vscode.ExtensionContext): Promise<void> 
   client = new LanguageClient("keystroke", "Keystroke", program, {
     documentSelector: [{ scheme: "file" }, { scheme: "untitled" }],
   });
+  // A larger model has something better to show than what stands there: the editor asks again.
+  client.onNotification("keystroke/suggestionRevised", (revised: { uri: string }) => {
+    const shown = vscode.window.activeTextEditor?.document.uri.toString();
+    if (shown === revised.uri) {
+      void vscode.commands.executeCommand("editor.action.inlineSuggest.trigger");
+    }
+  });
   const status = new Status(client);
   const nextEdits = new NextEdits(client);
   context.subscriptions.push(

@@ -200,6 +200,8 @@ class AssistSettings:
     # Balanced: shown when the model is fairly sure or the typing pauses; nagging is the commonest complaint.
     eagerness: str = option("balanced", "how readily suggestions show", choices=("calm", "balanced", "eager"))
     completion: bool = option(True, "ghost text while typing")
+    # Where a larger model is loaded anyway, its opinion is worth the pause it takes.
+    second_opinion: bool = option(True, "a larger model that is loaded confirms or replaces ghost text")
     next_edit: bool = option(True, "suggest the next place to change")
     audit: bool = option(True, "security findings while typing")
     # What is read in a second is worth waiting for when a file is opened; more context is better guesses.

@@ -3,7 +3,8 @@
 Law: offsets count code points of the buffer's text (a JavaScript client converts from UTF-16; Python and Rust
 have them as they are). A change says which version it starts from; its edits happen one after another, each
 counted in the text the one before it left. Every `complete` ends in exactly one `suggestion` that is `done`,
-one `not_shown` or one `error` with its id.
+one `not_shown` or one `error` with its id; where a larger model reads along, a
+`suggestion.revised` may follow.
 """
 
 from __future__ import annotations
@@ -229,6 +230,26 @@ class NotShown(Struct, tag_field="type", tag="not_shown", kw_only=True):
     receipt: LiveReceipt = LiveReceipt()
 
 
+Verdict = Literal["confirmed", "lengthened", "replaced", "offered"]
+
+
+class SuggestionRevised(Struct, tag_field="type", tag="suggestion.revised", kw_only=True):
+    """What a larger model made of a request that has ended, at most once for each and only while its version
+    stands: [start, end) should be replaced by `text`. `confirmed`: by what was shown; `lengthened`: by that
+    and more; `replaced`: by something else, of which it is sure; `offered`: nothing was shown before."""
+
+    id: str  # the request's
+    buffer: str
+    version: int
+    verdict: Verdict
+    start: int
+    end: int
+    text: str
+    extent: Literal["rest", "line", "block"] = "line"
+    confidence: float = 0.0
+    receipt: LiveReceipt = LiveReceipt()
+
+
 class Change(Struct, frozen=True, kw_only=True):
     """One edit of a suggestion that may reach into other buffers."""
 
@@ -338,6 +359,7 @@ LiveEvent = (
     | Resync
     | Suggestion
     | NotShown
+    | SuggestionRevised
     | NextEdit
     | NextEditDropped
     | Diagnostics

@@ -181,7 +181,7 @@ def test_an_endless_answer_is_cut_off(workspace: Workspace) -> None:
     with pytest.raises(InputError, match="ask for a smaller change"):
         plan_edit(workspace, ["a.py"], "sing", Endless(), blocks=True)
     plan = plan_edit(workspace, ["a.py"], "sing", Endless(), retries=0)
-    assert [failure.reason for failure in plan.failures] == [Reason.LOST]
+    assert [failure.reason for failure in plan.failures] == [Reason.SYNTAX]
 
 
 def test_empty_requests_are_refused(workspace: Workspace) -> None:

@@ -153,28 +153,76 @@ class Scripted:
         yield from self.pieces
 
 
+class Confirming(Scripted):
+    """It remarks what it was given, and then says which version has the defect: the one with `bad` in it."""
+
+    def __init__(self, bad: str, *pieces: str) -> None:
+        super().__init__(*pieces)
+        self.bad = bad
+
+    def write(self, messages: Sequence[Mapping[str, str]], prediction: str | None) -> Iterator[str]:
+        question = messages[-1]["content"]
+        if "Version A" not in question:
+            yield from super().write(messages, prediction)
+            return
+        self.asked.append(question)
+        first, _, second = question.partition("Version B")
+        yield {(True, False): "A", (False, True): "B"}.get((self.bad in first, self.bad in second), "neither")
+
+
+REMARKS = (
+    'Here is my review:\n{"line": 2, "severity": "high", "mess',
+    'age": "Division by zero.", "replacement": "return n / 2"}\n',
+    '{"line": 99, "message": "not in the change"}\n',
+    '{"line": "two", "message": 3}\n{"line": 1, "message": "a \\u001b[2J b", "replacement": "def half(n"}',
+)
+
+
+def of_model(folder: Path, model: Scripted) -> list[Finding]:
+    found = review(files(folder), folder, model)
+    return [item for item in found if isinstance(item, Finding) and item.source == "model"]
+
+
+def committed(folder: Path, name: str, before: str, after: str) -> None:
+    (folder / name).write_text(before)
+    git(folder, "add", ".")
+    git(folder, "commit", "-qm", "before")
+    (folder / name).write_text(after)
+
+
 def test_a_models_remarks_are_read_line_by_line_and_doubtful_ones_dropped(repository: Path) -> None:
-    (repository / "new.py").write_text("def half(n):\n    return n / 0\n")
-    model = Scripted(
-        'Here is my review:\n{"line": 2, "severity": "high", "mess',
-        'age": "Division by zero.", "replacement": "return n / 2"}\n',
-        '{"line": 99, "message": "not in the change"}\n',
-        '{"line": "two", "message": 3}\n{"line": 1, "message": "a \\u001b[2J b", "replacement": "def half(n"}',
-    )
-    found = [
-        i
-        for i in review(files(repository), repository, model)
-        if isinstance(i, Finding) and i.source == "model"
-    ]
+    committed(repository, "a.py", "def half(n):\n    return n / 2\n", "def half(n): # it\n    return n / 0\n")
+    model = Confirming("n / 0", *REMARKS)
+    found = of_model(repository, model)
     assert [(item.line, item.severity, item.message) for item in found] == [
         (2, Severity.HIGH, "Division by zero."),
         (1, Severity.MEDIUM, "a [2J b"),
     ]
     assert found[0].fix is not None
-    text = (repository / "new.py").read_text()
-    assert apply_edits(text, found[0].fix.edits) == "def half(n):\n    return n / 2\n"
+    text = (repository / "a.py").read_text()
+    assert apply_edits(text, found[0].fix.edits) == "def half(n): # it\n    return n / 2\n"
     assert found[1].fix is None
     assert "+    2     return n / 0" in model.asked[0]
+
+
+@pytest.mark.parametrize("answer", ["A", "B", "both", "neither", "I cannot tell."])
+def test_a_remark_that_the_model_contradicts_when_asked_the_other_way_is_no_finding(
+    repository: Path, answer: str
+) -> None:
+    class Habit(Scripted):
+        def write(self, messages: Sequence[Mapping[str, str]], prediction: str | None) -> Iterator[str]:
+            if "Version A" in messages[-1]["content"]:
+                yield answer
+            else:
+                yield from super().write(messages, prediction)
+
+    committed(repository, "a.py", "def half(n):\n    return n / 2\n", "def half(n):\n    return n / 0\n")
+    assert of_model(repository, Habit(*REMARKS)) == []
+
+
+def test_a_remark_on_a_file_that_has_no_earlier_text_cannot_be_confirmed(repository: Path) -> None:
+    (repository / "new.py").write_text("def half(n):\n    return n / 0\n")
+    assert of_model(repository, Confirming("n / 0", *REMARKS)) == []
 
 
 def test_what_is_no_repository_or_revision_is_one_sentence(tmp_path: Path, repository: Path) -> None:

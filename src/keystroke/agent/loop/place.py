@@ -17,7 +17,8 @@ from keystroke.analysis.failures.places import place
 from keystroke.analysis.failures.report import failures
 from keystroke.analysis.syntax import language_of
 from keystroke.assist.edit import Region
-from keystroke.assist.edit.choice import Choice, choose, read_mentions
+from keystroke.assist.edit.choice import Choice, choose
+from keystroke.assist.edit.mentions import read_mentions
 from keystroke.errors import KeystrokeError
 
 _FILES = 400  # that are looked into

@@ -109,11 +109,11 @@ class LiveCompletion:
     def look(self, text: str, cursor: int, *, invoked: bool = False) -> Offer | Withheld | None:
         """An answer that needs no computing, or None."""
         reason = self.refusal(text) or gate.before_computing(text, cursor, invoked=invoked)
-        if reason is not None:
+        if reason is not None and reason is not Hidden.UNLEARNED:
             return Withheld(reason)
         found = self.cache.find(text[:cursor], text[cursor:])
-        if found is None:
-            return None
+        if found is None:  # a larger model may know what this one has not learned
+            return Withheld(reason) if reason is not None else None
         kept, typed = found
         return self._judged(text, cursor, kept, typed, invoked)
 

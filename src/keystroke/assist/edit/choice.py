@@ -14,35 +14,28 @@ from dataclasses import dataclass
 
 from keystroke.analysis.outline import Kind, Unit, flattened, outline
 from keystroke.analysis.syntax import language_of
+from keystroke.assist.edit.mentions import Mention, adds, numbered, pieces, plain_word, read_mentions, stem
 from keystroke.assist.edit.rewrite import Region
 
-WHOLE = 60  # lines; a file that is not longer is rewritten whole: nothing can be chosen wrong
 CLASS = 60  # lines of a class that is rewritten whole where several of its members are meant
 CURSOR = 20  # lines above and below a cursor that are meant where nothing else is said
 _NEAR = 12  # lines between two regions that are taken together
-_ENOUGH = 2.5  # a part that scores less is not meant
-_SHARE = 0.5  # of the best part's score, for others to be meant too
+_ENOUGH = 2.0  # a part that scores less is not meant
+_SHARE = 0.6  # of the best part's score, for others to be meant too
 _MOST = 6  # parts; an instruction that means more is about the file
-_WORD = re.compile(r"[A-Za-z_]\w*(?:(?:\.|::)[A-Za-z_]\w*)*")
-_NAME = re.compile(r"[A-Za-z_]\w*")
-_LINES = re.compile(r"\blines?\s+(\d{1,6})(?:\s*(?:-|–|to|and|through)\s*(\d{1,6}))?", re.IGNORECASE)
-_NOUNS = ("function", "method", "class", "def", "field", "parameter", "attribute", "property", "variable",
-          "constant", "struct", "type", "interface", "called", "named", "argument", "option",
-          "enum")  # fmt: skip
-_ADDING = re.compile(
-    r"\b(?:add|create|implement|define|introduce|write|provide|insert|give|append)\b"
-    r"[^.;]*?\b(?:function|method|class|propert(?:y|ies)|helper|constructor|subclass|test|operator|decorator|"
-    r"command|__\w+__)\b",
-    re.IGNORECASE,
-)
-_ARTICLES = ("a", "an", "the", "one", "some", "another", "new", "support", "all", "any", "it", "this", "that",
-             "type", "two", "missing", "proper", "and", "to", "only", "every", "each")  # fmt: skip
-_PLAIN = """
-the a an and or of to in is it be as at by for from with not no if then else when should must that this
-its are was so do does than all any only into on but can will has have which instead there where also
-return returns raise raises use uses make makes given same one two first last new add change fix self
-"""
-_DULL = frozenset(_PLAIN.split())
+_TAIL = 12  # lines behind the last definition that belong to a new one: exports, a main part
+
+
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    named: float  # by its name or its lines
+    content: float  # by the words in it
+    path: str
+    unit: Unit
+
+    @property
+    def score(self) -> float:
+        return self.named + self.content
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,71 +46,40 @@ class Choice:
     sure: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Mention:
-    text: str
-    code: bool  # written as code: in quotes, with an underscore or a call, after "function"
-
-
-def choose(
-    files: Mapping[str, str],
-    instruction: str,
-    *,
-    near: tuple[str, int] | None = None,
-    whole: int | None = None,
-) -> Choice:
-    """The regions an instruction is about; none where nothing in the files answers to it. `whole`: files of
-    at most so many lines are taken whole. `near`: where the cursor stands; what nothing else decides is
-    meant there."""
-    whole = WHOLE if whole is None else whole
-    found: list[tuple[float, str, Unit]] = []
+def choose(files: Mapping[str, str], instruction: str, *, near: tuple[str, int] | None = None) -> Choice:
+    """The regions an instruction is about; none where nothing in the files answers to it. `near`: where the
+    cursor stands; what nothing else decides is meant there."""
     outlines = {path: outline(text, language_of(path)) for path, text in files.items()}
-    mentions = list(read_mentions(instruction))
+    mentions = read_mentions(instruction)
     known = {unit.short for units in outlines.values() for unit in flattened(units)}
-    for path, units in outlines.items():
-        scored = _scored(files[path], units, mentions, instruction, path)
-        found += [(score, path, unit) for score, unit in scored]
-    if near is not None:
-        at = [_at_cursor(near[1], unit, path == near[0]) for _, path, unit in found]
-        found = [(score + extra, path, unit) for extra, (score, path, unit) in zip(at, found, strict=True)]
-    best = max((score for score, _, _ in found), default=0.0)
-    adding = _adds(instruction, mentions, known, files)
-    sure = best >= _ENOUGH
+    places = [mention for mention in mentions if mention.place]
+    found = [
+        _Scored(named, content + _at_cursor(near, path, unit), path, unit)
+        for path, units in outlines.items()
+        for named, content, unit in _scored(files[path], units, places, numbered(instruction, path))
+    ]
+    sure = any(item.named for item in found)
+    if sure:
+        found = [item for item in found if item.named]
+    best = max((item.score for item in found), default=0.0)
+    least = max(_ENOUGH, _SHARE * best)
+    owners = {(item.path, _owner(item.unit)) for item in found if item.score >= least and _owner(item.unit)}
+    meant = [
+        (item.path, item.unit)
+        for item in found
+        # Members that stand beside one that is surely meant are meant by a plain word, too.
+        if item.score >= least or (item.named and (item.path, _owner(item.unit)) in owners)
+    ]
+    place = _addition(outlines, mentions, files) if adds(instruction, mentions, known) else None
+    if place is not None:
+        meant = [place, *(pair for pair in meant if sure and pair[1] != place[1])]
     chosen: dict[str, list[Unit]] = {}
-    if adding and (place := _addition(outlines, mentions, files)):
-        path, unit = place
-        chosen[path] = [unit]
-        sure = True
-    meant = [(path, unit) for score, path, unit in found if score >= max(_ENOUGH, _SHARE * best)]
     for path, unit in meant if len(meant) <= _MOST else []:
         chosen.setdefault(path, []).append(unit)
     if not chosen and near is not None and near[0] in files:
         return Choice((_around(near, files[near[0]], outlines[near[0]]),), True)
-    regions: list[Region] = []
-    for path, text in files.items():
-        count = len(text.splitlines())
-        if path not in chosen and not (len(files) == 1 and count <= whole):
-            continue
-        if count <= whole:
-            regions.append(Region(path))
-        else:
-            regions += _spans(path, chosen[path], outlines[path])
-    return Choice(tuple(regions), sure or (len(files) == 1 and bool(regions)))
-
-
-def _at_cursor(line: int, unit: Unit, same: bool) -> float:
-    """A word that fits two places means the one where the cursor stands."""
-    return 1.5 if same and unit.start <= line < unit.end else 0.0
-
-
-def _around(near: tuple[str, int], text: str, units: Sequence[Unit]) -> Region:
-    """The part at the cursor; where that is a single statement, the lines around it."""
-    path, line = near
-    inside = [unit for unit in flattened(units) if unit.start <= line < unit.end and not unit.members]
-    if inside and inside[-1].kind is Kind.FUNCTION:
-        return Region(path, inside[-1].start, inside[-1].end)
-    count = len(text.split("\n"))
-    return Region(path, max(0, line - CURSOR), min(count, line + CURSOR + 1))
+    regions = [r for path, units in chosen.items() for r in _spans(path, units, outlines[path])]
+    return Choice(tuple(regions), place is not None or sure)
 
 
 def enclosing(region: Region, text: str) -> Region:
@@ -140,103 +102,80 @@ def spans(path: str, units: Sequence[Unit], text: str) -> list[Region]:
     return list(_spans(path, units, outline(text, language_of(path)))) if units else []
 
 
-def read_mentions(instruction: str) -> Iterator[Mention]:
-    """The words of an instruction, and which of them are written as code."""
-    quoted = {
-        name
-        for quote in re.findall(r"`([^`]+)`|'([^'\s]+)'|\"([^\"\s]+)\"", instruction)
-        for name in _WORD.findall(" ".join(quote))
-    }
-    before = ""
-    for found in _WORD.finditer(instruction):
-        text = found[0].replace("::", ".")
-        after = instruction[found.end() : found.end() + 1]
-        shape = bool(re.search(r"_|\.|[a-z][A-Z]|\d", text)) or after == "("
-        noun = before.lower() in _NOUNS
-        following = _NAME.match(instruction, found.end() + 1)
-        called = following is not None and following[0].lower() in _NOUNS and text.lower() not in _DULL
-        verb = following is not None and following[0].lower() in _ARTICLES and not shape
-        code = shape or found[0] in quoted or ((noun or called) and not verb and text.lower() not in _DULL)
-        if not verb or code:
-            yield Mention(text, code)
-        before = text
+# ── how much a part is meant ──────────────────────────────────────────────────────────────────
 
 
 def _scored(
-    text: str, units: Sequence[Unit], mentions: Sequence[Mention], instruction: str, path: str
-) -> Iterator[tuple[float, Unit]]:
-    """How much each part that holds no other is meant."""
-    lines = text.split("\n")
-    parts = [unit for unit in flattened(units) if not unit.members]
-    numbered = _numbered(instruction, path)
-    held = [set(_NAME.findall("\n".join(lines[unit.start : unit.end]))) for unit in parts]
-    words = {_stem(mention.text) for mention in mentions}
-    classes = {mention.text for mention in mentions}
+    text: str, units: Sequence[Unit], mentions: Sequence[Mention], lines: Sequence[tuple[int, int]]
+) -> Iterator[tuple[float, float, Unit]]:
+    """How much the parts that hold no other are meant, by their names and by what is in them; and classes
+    that are named while none of their members is."""
+    rows = text.split("\n")
+    every = list(flattened(units))
+    parts = [unit for unit in every if not unit.members and unit.kind is not Kind.IMPORTS]
+    held = [set(re.findall(r"[A-Za-z_]\w*", "\n".join(rows[u.start : u.end]))) for u in parts]
     common: dict[str, int] = {}
     for names in held:
         for name in names:
             common[name] = common.get(name, 0) + 1
+    words = {stem(mention.text) for mention in mentions}
+    texts = {mention.text for mention in mentions}
+    named: set[str] = set()
     for unit, names in zip(parts, held, strict=True):
+        by_name = sum(_name_score(unit, mention) for mention in mentions)
+        if any(first < unit.end and unit.start < last for first, last in lines):
+            by_name += 20
+        if by_name:
+            named.add(unit.name)
         score = 0.0
-        owner, _, short = unit.name.rpartition(".")
-        for mention in _once(mentions):
+        for mention in mentions:
             last = mention.text.rpartition(".")[2]
-            if unit.name and unit.name.endswith(f".{mention.text}") | (unit.name == mention.text):
-                score += 10 if "." in mention.text else 6 if mention.code else 3
-            elif last in names and (mention.code or last.lower() not in _DULL):
-                rare = 1 / math.sqrt(common[last])
-                score += (3 if mention.code else 1.2) * rare
-        if owner and owner in classes and short not in classes:
-            score += 0.5 if unit.kind is Kind.FUNCTION else 0.2
-        pieces = _pieces(short)
-        if len(pieces) > 1 and short not in classes:
-            score += 2 * sum(_stem(piece) in words for piece in pieces) / len(pieces)
-        if any(first < unit.end and unit.start < last for first, last in numbered):
-            score += 20
-        if score:
-            yield score, unit
+            if last in names and last != unit.short and (mention.code or not plain_word(last)):
+                score += (1.5 if mention.code else 0.8) / math.sqrt(common[last])
+        owner, _, short = unit.name.rpartition(".")
+        if owner and owner in texts and short not in texts:
+            score += 0.3
+        words_of = pieces(short)
+        if (len(words_of) > 1 or short.startswith("__")) and short not in texts:
+            score += 2 * sum(stem(piece) in words for piece in words_of) / len(words_of)
+        if not unit.name and unit.header.startswith(('"""', "'''", '"', "'")):
+            continue  # a docstring is about everything
+        if score or by_name:
+            yield by_name, score, unit
+    for unit in every:
+        inside = any(name.startswith(f"{unit.name}.") for name in named)
+        if unit.members and unit.name and not named and not inside:
+            by_name = sum(_name_score(unit, mention) for mention in mentions)
+            if by_name:
+                yield by_name, 0.0, unit
 
 
-def _once(mentions: Sequence[Mention]) -> list[Mention]:
-    """Each word once, as code if it was written so anywhere."""
-    known: dict[str, Mention] = {}
-    for mention in mentions:
-        if mention.text not in known or mention.code:
-            known[mention.text] = mention
-    return list(known.values())
+def _name_score(unit: Unit, mention: Mention) -> float:
+    if not unit.name or not (unit.name == mention.text or unit.name.endswith(f".{mention.text}")):
+        return 0.0
+    return 10.0 if "." in mention.text else 6.0 if mention.code else 3.0
 
 
-def _numbered(instruction: str, path: str) -> list[tuple[int, int]]:
-    """Lines the instruction names, from 0, end excluded. `File "x.py", line 3` counts for x.py alone."""
-    spans = []
-    for found in _LINES.finditer(instruction):
-        before = re.search(r"[\"'`]?([\w./-]+\.\w+)[\"'`]?,?\s*$", instruction[: found.start()])
-        if before is not None and not (path.endswith(before[1]) or before[1].endswith(path)):
-            continue
-        first = int(found[1])
-        spans.append((first - 1, int(found[2] or first)))
-    return spans
+def _owner(unit: Unit) -> str:
+    return unit.name.rpartition(".")[0]
 
 
-def _pieces(name: str) -> list[str]:
-    """The words a name is made of."""
-    return [piece.lower() for piece in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+", name)]
+def _at_cursor(near: tuple[str, int] | None, path: str, unit: Unit) -> float:
+    """A word that fits two places means the one where the cursor stands."""
+    return 1.5 if near is not None and path == near[0] and unit.start <= near[1] < unit.end else 0.0
 
 
-def _stem(word: str) -> str:
-    word = word.lower()
-    for ending in ("ies", "ing", "es", "ed", "s"):
-        if word.endswith(ending) and len(word) - len(ending) >= 3:
-            return word[: -len(ending)] + ("y" if ending == "ies" else "")
-    return word
+def _around(near: tuple[str, int], text: str, units: Sequence[Unit]) -> Region:
+    """The part at the cursor; where that is a single statement, the lines around it."""
+    path, line = near
+    inside = [unit for unit in flattened(units) if unit.start <= line < unit.end and not unit.members]
+    if inside and inside[-1].kind is Kind.FUNCTION:
+        return Region(path, inside[-1].start, inside[-1].end)
+    count = len(text.split("\n"))
+    return Region(path, max(0, line - CURSOR), min(count, line + CURSOR + 1))
 
 
-def _adds(instruction: str, mentions: Sequence[Mention], known: set[str], files: Mapping[str, str]) -> bool:
-    """Whether the instruction asks for a definition that is not there yet."""
-    if not _ADDING.search(instruction):
-        return False
-    names = {m.text.rpartition(".")[2] for m in mentions if m.code}
-    return not names or any(name not in known for name in names)
+# ── from parts to lines ───────────────────────────────────────────────────────────────────────
 
 
 def _addition(
@@ -248,14 +187,22 @@ def _addition(
         for unit in reversed(list(flattened(units))):
             if unit.kind is Kind.CLASS and unit.name and unit.short in names:
                 functions = [m for m in unit.members if m.kind is Kind.FUNCTION]
+                if not functions and language_of(path) in ("c", "go", "rust"):
+                    continue  # its functions stand beside it
                 return path, unit if unit.size <= CLASS or not functions else functions[-1]
-    if len(outlines) == 1:
-        path, units = next(iter(outlines.items()))
-        defined = [unit for unit in units if unit.kind in (Kind.FUNCTION, Kind.CLASS)]
-        if defined:
-            last = defined[-1]
-            return path, last if last.size <= CLASS or not last.members else last.members[-1]
-    return None
+    if len(outlines) > 1:
+        return None
+    path, units = next(iter(outlines.items()))
+    defined = [unit for unit in units if unit.kind in (Kind.FUNCTION, Kind.CLASS)]
+    if not defined:
+        return None
+    last = defined[-1]
+    if last.size > CLASS and last.members:
+        last = last.members[-1]
+    end = max((unit.end for unit in units), default=last.end)
+    if last is defined[-1] and end - last.end <= _TAIL:
+        return path, Unit(last.kind, last.name, last.start, end, last.header)
+    return path, last
 
 
 def _spans(path: str, units: Sequence[Unit], every: Sequence[Unit]) -> Iterator[Region]:
@@ -264,9 +211,8 @@ def _spans(path: str, units: Sequence[Unit], every: Sequence[Unit]) -> Iterator[
         inside = [unit for unit in units if owner.start <= unit.start and unit.end <= owner.end]
         if owner.members and len(inside) > 1 and owner.size <= CLASS:
             units = [*(unit for unit in units if unit not in inside), owner]
-    spans = sorted({(unit.start, unit.end) for unit in units})
     merged: list[tuple[int, int]] = []
-    for start, end in spans:
+    for start, end in sorted({(unit.start, unit.end) for unit in units}):
         if merged and start - merged[-1][1] <= _NEAR:
             merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
         else:

@@ -1,78 +1,38 @@
 """From an instruction to a change, question by question: the rungs that a small model climbs.
 
-Law: sans-I/O. `edit_steps` yields questions and is sent answers; whoever drives it owns the model. Rungs:
-blocks where the model can write them, else a region that the program chose, the same with the fault named,
-a larger region, the whole file. All regions of a task come out, or none.
+Law: sans-I/O. `edit_steps` yields questions and is sent answers; whoever drives it owns the model. Rungs: a
+renaming needs no question; blocks where the model can write them; else the regions that the program chose,
+the same with the fault named, the next larger one, the whole file. All regions of a task come out, or none.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from keystroke.analysis.syntax import language_of
 from keystroke.assist.edit.blocks import Message, block_messages, fenced, has_blocks, retry_messages
 from keystroke.assist.edit.choice import choose, enclosing, spans
+from keystroke.assist.edit.doubts import doubt
 from keystroke.assist.edit.drift import without_drift
 from keystroke.assist.edit.excerpt import excerpt
 from keystroke.assist.edit.operations import Addition, Failure, Operation, Reason
 from keystroke.assist.edit.patch import is_envelope
 from keystroke.assist.edit.pointing import parse_pointing, parts_of, point_messages
+from keystroke.assist.edit.question import Question
+from keystroke.assist.edit.renaming import renamed
 from keystroke.assist.edit.resolve import Resolution, parse_answer, resolve
-from keystroke.assist.edit.rewrite import FenceWatch, Region, parse_rewrite, rewrite_messages
+from keystroke.assist.edit.rewrite import Region, parse_rewrite, rewrite_messages
 from keystroke.assist.edit.task import EditTask, Proposal
 from keystroke.assist.edit.verdict import judged
 
+WHOLE = 120  # lines of a file that is written anew where nothing says which part is meant
 LARGEST = 250  # lines that a model is asked to rewrite at once
-_ROOM = 6_000  # characters an answer may have beyond three times the text it rewrites
-_LOOP = 12  # times the same line may follow itself
+# Faults that asking again for the same region can mend; the others need another region.
+_MENDED = (Reason.SYNTAX, Reason.TRUNCATED, Reason.ELIDED, Reason.LOST, Reason.DOUBLED, Reason.NO_HUNKS)
 
 Exists = Callable[[str], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """One thing to ask a model. `prediction` is text that the answer will mostly repeat; `inside` the text
-    that it rewrites, None where the answer is no rewrite."""
-
-    messages: Sequence[Message]
-    prediction: str = ""
-    inside: str | None = None
-    most: int | None = None  # characters of an answer that is short by nature
-
-    def watch(self) -> Callable[[str], bool]:
-        """Called with each piece of a streamed answer: True once nothing of use can follow."""
-        if self.inside is None:
-            limit = self.most
-            count = 0
-
-            def enough(piece: str) -> bool:
-                nonlocal count
-                count += len(piece)
-                return limit is not None and count > limit
-
-            return enough
-        fence, loop = FenceWatch(self.inside), _LoopWatch(3 * len(self.inside) + _ROOM)
-        return lambda piece: fence.ended(piece) | loop.ended(piece)
-
-
-class _LoopWatch:
-    """Tells that an answer goes round in circles, or is longer than any rewrite."""
-
-    def __init__(self, limit: int) -> None:
-        self._left, self._line, self._last, self._times = limit, "", "", 0
-
-    def ended(self, piece: str) -> bool:
-        self._left -= len(piece)
-        *complete, self._line = (self._line + piece).split("\n")
-        for line in complete:
-            same = bool(line.strip()) and line == self._last
-            self._times = self._times + 1 if same else 0
-            self._last = line
-        return self._left < 0 or self._times > _LOOP
-
-
 Steps = Generator[Question, str, Proposal]
 Rewriting = Generator[Question, str, "str | Resolution | Failure"]  # a file, files, or what is wrong
 
@@ -88,10 +48,13 @@ def edit_steps(
     task: EditTask, *, blocks: bool = False, retries: int = 1, exists: Exists = lambda path: False
 ) -> Steps:
     """Ask until the task is done or the ladder ends. `blocks`: the model is known to write search/replace
-    blocks well. `retries`: how often one question is asked again with its fault named."""
+    blocks well. `retries`: how often one question is asked again with its fault named; 0 asks once and climbs
+    no further."""
     told = _Told()
     if task.region is not None:
         return (yield from _one_region(task, task.region, told, retries))
+    if (texts := renamed(task.files, task.instruction)) is not None:
+        return Proposal(task.files, "", texts)
     if blocks:
         proposal = yield from _by_blocks(task, told, retries, exists)
         if not proposal.failures:
@@ -122,71 +85,98 @@ def _by_blocks(task: EditTask, told: _Told, retries: int, exists: Exists) -> Ste
 
 
 def _by_regions(task: EditTask, told: _Told, retries: int, exists: Exists) -> Steps:
-    """One region at a time, each over what the ones before it made; all of them or none."""
+    """Rung by rung: on each a list of regions, one at a time over what the ones before it made."""
     choice = choose(task.files, task.instruction, near=task.near)
-    regions = list(choice.regions)
-    if not regions or not choice.sure:
-        regions = (yield from _pointed(task, told)) or regions
-    if not regions:
-        regions = [Region(path) for path, text in task.files.items() if text.count("\n") < LARGEST][:1]
-    if not regions:
-        problem = Failure(
-            Reason.NO_PLACE, "", "nothing in the files answers to the instruction; name a function or --lines"
-        )
-        return _refused(task, told, problem)
+    regions = choice.regions
+    if not choice.sure:
+        whole = _whole(task.files, WHOLE)
+        regions = whole or (yield from _pointed(task, told)) or regions
+    failure = Failure(
+        Reason.NO_PLACE, "", "nothing in the files answers to the instruction; name a function or lines"
+    )
+    # The parts that words speak for come last where they did not come first.
+    last = [choice.regions] if choice.regions and choice.regions != regions else []
+    for rung in (*_rungs(task.files, regions), *last):
+        result = yield from _all_of(task, rung, told, retries, exists)
+        if isinstance(result, Proposal):
+            return result
+        failure = result
+        if not retries:
+            break
+    return _refused(task, told, failure)
+
+
+def _rungs(files: Mapping[str, str], regions: Sequence[Region]) -> Iterator[tuple[Region, ...]]:
+    """The regions, then the next larger ones, and so on up to whole files, as long as they are not too
+    large."""
+    rung = tuple(regions) or _whole(files, LARGEST)
+    while rung:
+        yield rung
+        larger = tuple(dict.fromkeys(enclosing(region, files[region.path]) for region in rung))
+        rung = larger if larger != rung and all(_size(r, files) <= LARGEST for r in larger) else ()
+
+
+def _whole(files: Mapping[str, str], most: int) -> tuple[Region, ...]:
+    """The one file there is, if it is short enough."""
+    path, text = next(iter(files.items()))
+    return (Region(path),) if len(files) == 1 and text.count("\n") <= most else ()
+
+
+def _size(region: Region, files: Mapping[str, str]) -> int:
+    return (files[region.path].count("\n") + 1 if region.end is None else region.end) - region.start
+
+
+def _all_of(
+    task: EditTask, regions: Sequence[Region], told: _Told, retries: int, exists: Exists
+) -> Generator[Question, str, Proposal | Failure]:
+    """One rung. A region that need not change is none, as long as another one does."""
     texts = dict(task.files)
     changed: dict[str, str] = {}
-    unchanged: Failure | None = None
+    failure: Failure | None = None
+    order = list(task.files)
     # From the end of each file, so that the lines of regions before stay where they are.
-    for region in sorted(regions, key=lambda r: (list(task.files).index(r.path), -r.start)):
-        last = region is regions[-1] and not changed
-        tries = retries if len(regions) == 1 or last else 0
-        result = yield from _climbed(task, texts, region, told, tries, exists)
+    for region in sorted(regions, key=lambda r: (order.index(r.path), -r.start)):
+        alone = len(regions) == 1
+        result = yield from _rewritten(task, texts, region, told, retries, exists, alone=alone)
         if isinstance(result, Resolution):  # the model answered in blocks after all
+            answer = told.answers[-1]
             return Proposal(
-                task.files, told.answers[-1], result.texts, result.moves, result.failures, tuple(told.answers)
+                task.files, answer, result.texts, result.moves, result.failures, tuple(told.answers)
             )
         if isinstance(result, Failure):
             if result.reason is not Reason.UNCHANGED:
-                return _refused(task, told, result)
-            unchanged = result
+                return result
+            failure = result
             continue
         texts[region.path] = changed[region.path] = result
     if not changed:
-        assert unchanged is not None
-        return _refused(task, told, unchanged)
+        assert failure is not None  # a rung has regions
+        return failure
     return _done(task, told, changed)
 
 
-def _climbed(
-    task: EditTask, texts: Mapping[str, str], region: Region, told: _Told, retries: int, exists: Exists
-) -> Rewriting:
-    """A region, then the next larger one, then the file."""
-    text = texts[region.path]
-    while True:
-        result = yield from _rewritten(task, texts, region, told, retries, exists)
-        if not isinstance(result, Failure):
-            return result
-        larger = enclosing(region, text)
-        size = (larger.end if larger.end is not None else text.count("\n") + 1) - larger.start
-        if retries == 0 or region == Region(region.path) or size > LARGEST:
-            return result
-        region = larger
-
-
 def _rewritten(
-    task: EditTask, texts: Mapping[str, str], region: Region, told: _Told, retries: int, exists: Exists
+    task: EditTask,
+    texts: Mapping[str, str],
+    region: Region,
+    told: _Told,
+    retries: int,
+    exists: Exists,
+    *,
+    alone: bool = True,
 ) -> Rewriting:
-    """One region, asked again with the fault named. The whole file with it, or the last fault."""
+    """One region, asked again with the fault named. The whole file with it, or the last fault. `alone`: no
+    other region may change in its stead."""
     text = texts[region.path]
     inside = region.parts(text)[1]
     shown = {
         path: excerpt(content, path, region, task.instruction)
         for path, content in sorted(texts.items(), key=lambda item: item[0] == region.path)
     }
-    messages = rewrite_messages(region, text, task.instruction, task.rules, shown)
-    first = messages
+    first = rewrite_messages(region, text, task.instruction, task.rules, shown)
+    messages = first
     prediction = fenced(inside, language_of(region.path) or "")
+    kept: str | None = None  # a file that holds together, though something speaks against it
     for attempt in range(retries + 1):
         answer = yield Question(messages, prediction, inside)
         told.answers.append(answer)
@@ -196,19 +186,31 @@ def _rewritten(
             result = found.failures[0] if found.failures else found
         else:
             result = read_rewrite(answer, region, text, task.instruction)
-        if not isinstance(result, Failure) or attempt == retries:
-            return result
-        messages = [*first, *_again(answer, result, task.instruction)]
-    raise AssertionError("the loop ends by returning")
+        if isinstance(result, Resolution) or attempt == retries:
+            break
+        if isinstance(result, Failure):
+            mended = result.reason in _MENDED or (alone and result.reason is Reason.UNCHANGED)
+            if kept is not None or not (mended or task.region is not None):
+                break
+            said = _fault(result, task.instruction)
+        else:
+            doubted = doubt(text, result, region.path, task.instruction) if len(task.files) == 1 else None
+            if doubted is None or kept is not None:
+                break
+            kept, said = result, f"Look again: {doubted}. Write it again, corrected and complete."
+        messages = [*first, {"role": "assistant", "content": answer}, {"role": "user", "content": said}]
+    if kept is None or isinstance(result, Resolution):
+        return result
+    if isinstance(result, Failure) or doubt(text, result, region.path, task.instruction) is not None:
+        return kept
+    return result
 
 
-def _again(answer: str, failure: Failure, instruction: str) -> list[Message]:
+def _fault(failure: Failure, instruction: str) -> str:
     """What is said to a model whose rewrite does not hold."""
     if failure.reason is Reason.UNCHANGED:
-        said = f"You wrote the same code again. Make the change: {instruction.strip()}"
-    else:
-        said = f"That cannot be used: {failure.message}. Write it again, corrected and complete."
-    return [{"role": "assistant", "content": answer}, {"role": "user", "content": said}]
+        return f"You wrote the same code again. Make the change: {instruction.strip()}"
+    return f"That cannot be used: {failure.message}. Write it again, corrected and complete."
 
 
 def read_rewrite(answer: str, region: Region, text: str, instruction: str) -> str | Failure:
@@ -222,19 +224,19 @@ def read_rewrite(answer: str, region: Region, text: str, instruction: str) -> st
     return new if isinstance(new, Failure) else without_drift(text, new, region.path, instruction)
 
 
-def _pointed(task: EditTask, told: _Told) -> Generator[Question, str, list[Region]]:
+def _pointed(task: EditTask, told: _Told) -> Generator[Question, str, tuple[Region, ...]]:
     """The regions that the model points at."""
     parts = parts_of(task.files)
     if len(parts) < 2:
-        return []
+        return ()
     answer = yield Question(point_messages(task.files, parts, task.instruction), most=40)
     told.answers.append(answer)
     chosen = parse_pointing(answer, parts)
-    return [
+    return tuple(
         region
         for path, text in task.files.items()
         for region in spans(path, [part.unit for part in chosen if part.path == path], text)
-    ]
+    )
 
 
 # ── answers in blocks ─────────────────────────────────────────────────────────────────────────

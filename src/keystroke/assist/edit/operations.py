@@ -26,6 +26,7 @@ class Reason(StrEnum):
     UNCHANGED = "unchanged"  # the answer changes nothing
     SYNTAX = "syntax"  # the changed file no longer parses
     LOST = "lost"  # a definition is gone that nobody asked to remove
+    DOUBLED = "doubled"  # a definition is there twice
     UNDEFINED = "undefined"  # the change uses a name that is not there
     NO_PLACE = "no_place"  # nothing in the files answers to the instruction
 

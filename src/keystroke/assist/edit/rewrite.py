@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from keystroke.analysis.syntax import language_of
 from keystroke.assist.edit.blocks import Message, fenced
 from keystroke.assist.edit.border import mended
+from keystroke.assist.edit.definitions import as_insertion
 from keystroke.assist.edit.operations import Failure, Reason
 from keystroke.assist.edit.splice import rewritten, split_lines
 
@@ -78,7 +79,9 @@ def rewrite_messages(
 def parse_rewrite(answer: str, region: Region, text: str) -> str | Failure:
     """The whole file with the region replaced by what the answer holds."""
     before, inside, after = region.parts(text)
-    written = _unfenced(answer, nested=any(map(_FENCE.match, inside.splitlines())))
+    written = _unfenced(
+        _unlabelled(answer, region.path, inside), nested=any(map(_FENCE.match, inside.splitlines()))
+    )
     if written is None:
         return Failure(Reason.TRUNCATED, region.path, "the rewritten part begins but does not end")
     if not written.strip() and inside.strip():
@@ -88,7 +91,7 @@ def parse_rewrite(answer: str, region: Region, text: str) -> str | Failure:
             Reason.ELIDED, region.path, f"the answer leaves code out ({remark[0].strip()!r}); write all of it"
         )
     start = len(split_lines(before))
-    written = mended(written, before, inside, after)
+    written = as_insertion(mended(written, before, inside, after), inside, language_of(region.path))
     return rewritten(text, start, start + len(split_lines(inside)), written)
 
 
@@ -110,6 +113,21 @@ class FenceWatch:
             elif line.strip() == self._fence:
                 return not self._blind
         return False
+
+
+def _unlabelled(answer: str, path: str, inside: str) -> str:
+    """The answer without the path that some models put at the top of the block, as they saw it above one."""
+    lines = answer.split("\n")
+    start = next((i for i, line in enumerate(lines) if _FENCE.match(line)), None)
+    if start is None or start + 1 >= len(lines):
+        return answer
+    label = lines[start + 1].strip().lstrip("#/ ").rstrip(":")
+    if label not in (path, path.rpartition("/")[2]) or lines[start + 1] in inside.split("\n"):
+        return answer
+    again = start + 2 < len(lines) and _FENCE.match(lines[start + 2]) is not None
+    return "\n".join(
+        [*lines[:start], *lines[start + 2 :]] if again else [*lines[: start + 1], *lines[start + 2 :]]
+    )
 
 
 def _unfenced(answer: str, *, nested: bool) -> str | None:

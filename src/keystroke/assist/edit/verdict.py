@@ -11,8 +11,9 @@ import re
 
 from keystroke.analysis.check import Diagnostic, check
 from keystroke.analysis.check.check import is_python
-from keystroke.analysis.outline import Kind, Unit, flattened, outline
 from keystroke.analysis.syntax import error_count, language_of
+from keystroke.assist.edit.definitions import doubled, lost, restored
+from keystroke.assist.edit.mentions import read_mentions
 from keystroke.assist.edit.operations import Failure, Reason
 from keystroke.text import apply_edits
 from keystroke.text.compare import compare
@@ -24,17 +25,45 @@ _REMOVING = re.compile(
 )
 _NAMES = ("undefined-name", "undefined-local")
 _MOST_IMPORTS = 4
+_ADDED = re.compile(r"\b(?:add|define|introduce|create|declare)\b([^.;,]*)", re.IGNORECASE)
+# How a name comes into being, in the languages there are: declared, assigned, imported, a parameter, a field,
+# a method; or it stands in a string and is none.
+_DEFINING = (
+    r"\b(?:def|class|func|function|fn|struct|enum|interface|type|const|let|var|val|static|import|as|from|use|new)"
+    r"\s+(?:\([^)\n]*\)\s*)?\*?NAME\b"
+    r"|(?:^|[^=!<>\w])NAME\s*(?::[^=\n]+)?:?=(?!=)|\bNAME\??\s*:(?!:)|[(,*&]\s*NAME\s*[,:=)]"
+    r"|\bNAME\s*\([^)\n]*\)\s*(?:\{|->|:|throws)|\w[\s*&]+NAME\s*(?:\(|;|\[)|^\s*NAME\s*(?:,|\(|$)|['\"`]NAME\b|@\w*NAME\b"
+)
+# A line that declares a variable: `let x`, `x := 1`, `size_t x = 1;`.
+_DECLARED = re.compile(
+    r"\s*(?:(?:export\s+)?(?:let|const|var|val|auto)\s+(?:mut\s+)?(\w+)\b|(\w+)\s*:=|"
+    r"(?!return\b|else\b|throw\b|delete\b|new\b|goto\b|case\b|import\b|package\b|use\b)"
+    r"(?:[A-Za-z_][\w:.<>,\[\]]*[\s*&]+)+(\w+)\s*(?:=(?!=)|;))"
+)
+# Whatever may declare it again: an assignment, a pattern, a parameter with a type before or behind it, of a
+# function or of a closure. Too much is taken for a declaration rather than too little.
+_STILL = (
+    r"\bNAME\s*(?:,[\w\s,]*)?:?=(?!=)|\b(?:let|const|var|val|auto|for|catch)\b[^=;\n]*\bNAME\b|\bNAME\??\s*:"
+    r"|(?<!return)(?<!throw)(?<!else)[\w>\]*&]\s+[*&]*NAME\s*[,);=\[]|[(,]\s*NAME\s+[\w*\[.]"
+    r"|\|[^|\n]*\bNAME\b[^|\n]*\||\([^()\n]*\bNAME\b[^()\n]*\)\s*(?:=>|\{)"
+)
 
 
 def judged(old: str, new: str, path: str, instruction: str) -> str | Failure:
     """The new text, put right where that needs no question; or what is wrong with it, in one sentence."""
     if not _REMOVING.search(instruction):
-        restored = _restored(old, new, path)
-        if isinstance(restored, Failure):
-            return restored
-        new = restored
+        complete = _complete(old, new, path)
+        if isinstance(complete, Failure):
+            return complete
+        new = complete
     if (problem := _syntax(old, new, path)) is not None:
         return problem
+    if (name := doubled(old, new, language_of(path))) is not None:
+        return Failure(Reason.DOUBLED, path, f"the answer defines {name} twice; change the one that is there")
+    if (name := _undeclared(old, new, path)) is not None:
+        return Failure(Reason.LOST, path, f"the answer still uses {name!r} and no longer declares it")
+    if (name := _only_used(old, new, path, instruction)) is not None:
+        return Failure(Reason.UNDEFINED, path, f"the answer uses {name!r} and does not define it")
     return _with_imports(old, new, path) if path.endswith((".py", ".pyi")) else new
 
 
@@ -60,41 +89,22 @@ def _compiled(text: str) -> SyntaxError | None:
         return error
     except ValueError:  # null bytes
         return SyntaxError("null bytes")
+    except (MemoryError, RecursionError):  # what the parser says to a text that is nested beyond reason
+        return SyntaxError("too long or too deeply nested")
     return None
 
 
-# ── definitions that fell out ─────────────────────────────────────────────────────────────────
+# ── definitions ───────────────────────────────────────────────────────────────────────────────
 
 
-def _restored(old: str, new: str, path: str) -> str | Failure:
+def _complete(old: str, new: str, path: str) -> str | Failure:
     """The new text with definitions that were merely left out put back."""
     language = language_of(path)
-    lost = _lost(old, new, language)
-    if not lost:
-        return new
-    before, after = old.splitlines(keepends=True), new.splitlines(keepends=True)
-    for a0, a1, b0, b1 in reversed(compare(before, after)):
-        if b0 == b1 and any(a0 <= unit.start + 1 and unit.end <= a1 + 1 for unit in lost):
-            after[b0:b0] = before[a0:a1]
-    text = "".join(after)
-    if still := _lost(old, text, language):
+    new = restored(old, new, language)
+    if still := lost(old, new, language):
         names = ", ".join(unit.name for unit in still[:3])
         return Failure(Reason.LOST, path, f"the answer leaves out {names}; write every part that was there")
-    return text
-
-
-def _lost(old: str, new: str, language: str | None) -> list[Unit]:
-    """Definitions of the old text that the new one does not have, outermost first."""
-    if language is None:
-        return []
-    have = {unit.name for unit in flattened(outline(new, language))}
-    result: list[Unit] = []
-    for unit in flattened(outline(old, language)):
-        if unit.kind not in (Kind.FUNCTION, Kind.CLASS) or not unit.name or unit.name in have:
-            continue
-        if not any(other.start <= unit.start and unit.end <= other.end for other in result):
-            result.append(unit)
-    return result
+    return new
 
 
 # ── names ─────────────────────────────────────────────────────────────────────────────────────
@@ -115,6 +125,34 @@ def _with_imports(old: str, new: str, path: str) -> str | Failure:
             )
         new = apply_edits(new, fix.edits)
     return new
+
+
+def _only_used(old: str, new: str, path: str, instruction: str) -> str | None:
+    """What the instruction wants to be added, where the new text uses it and nowhere defines it."""
+    code = {mention.text for mention in read_mentions(instruction) if mention.code}
+    for clause in _ADDED.findall(instruction):
+        words: list[str] = re.findall(r"[A-Za-z_]\w*", clause)
+        fresh = [word for word in words if word in code and not re.search(rf"\b{word}\b", old)]
+        name = fresh[0] if fresh else None
+        if name is None or not re.search(rf"\b{name}\b", new):
+            continue
+        if not re.search(_DEFINING.replace("NAME", name), new, re.MULTILINE):
+            return name
+    return None
+
+
+def _undeclared(old: str, new: str, path: str) -> str | None:
+    """A variable whose declaration went while its uses stayed. Python's own check sees that by itself."""
+    if is_python(path) or language_of(path) is None:
+        return None
+    before = old.split("\n")
+    gone = [line for a0, a1, _, _ in compare(before, new.split("\n")) for line in before[a0:a1]]
+    for line in gone:
+        found = _DECLARED.match(line)
+        name = next(filter(None, found.groups()), "") if found is not None else ""
+        if name and re.search(rf"\b{name}\b", new) and not re.search(_STILL.replace("NAME", name), new):
+            return name
+    return None
 
 
 def _undefined(text: str, path: str, *, fixes: bool = False) -> list[Diagnostic]:

@@ -33,6 +33,7 @@ class Changed:
     lines: frozenset[int]
     live: bool
     diff: str = ""
+    before: str | None = None  # the text it changed from; None where there was none, or it cannot be read
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +69,13 @@ def changed_files(
     output = _git(root, "diff", *options, *base, "--")
     parts = _files(output.decode("utf-8", "surrogateescape"))
     if not staged and not revision:
-        known = {path for path, _, _ in parts}
+        known = {path for path, *_ in parts}
         listed = _git(root, "ls-files", "-z", "--others", "--exclude-standard").split(b"\0")
         names = [name.decode("utf-8", "surrogateescape") for name in listed if name]
-        parts += [(name, None, "") for name in names if name not in known]
+        parts += [(name, None, "", name) for name in names if name not in known]
     found: list[Changed] = []
     left: list[LeftOut] = []
-    for path, lines, diff in parts:
+    for path, lines, diff, old in parts:
         if len(found) >= MAX_FILES:
             left.append(LeftOut(path, f"more than {MAX_FILES} files changed"))
             continue
@@ -94,14 +95,33 @@ def changed_files(
             left.append(LeftOut(path, str(error)))
             continue
         every = frozenset(range(1, text.count("\n") + 2))
-        found.append(Changed(path, text, every if lines is None else frozenset(lines), disk == data, diff))
+        before = None if lines is None else _text_at(root, base_of(root, revision), old)
+        changed = every if lines is None else frozenset(lines)
+        found.append(Changed(path, text, changed, disk == data, diff, before))
     return found, left
 
 
 def committed_text(root: Path, path: str) -> str | None:
     """A file's text in the last commit; None where it has none."""
+    return _text_at(root, "HEAD", path)
+
+
+def base_of(root: Path, revision: str) -> str:
+    """The commit that a review compares with."""
+    older, dots, newer = (
+        re.split(r"(\.\.\.?)", revision, maxsplit=1) if ".." in revision else (revision, "", "")
+    )
+    if dots == "...":
+        try:
+            return _git(root, "merge-base", older or "HEAD", newer or "HEAD").decode().strip()
+        except KeystrokeError:
+            return older or "HEAD"
+    return older or "HEAD"
+
+
+def _text_at(root: Path, commit: str, path: str) -> str | None:
     try:
-        return decode(_git(root, "show", f"HEAD:./{path}"), path).text
+        return decode(_git(root, "show", f"{commit}:./{path}"), path).text
     except KeystrokeError:
         return None
 
@@ -115,18 +135,20 @@ def _head(root: Path) -> str:
     return "HEAD"
 
 
-def _files(diff: str) -> list[tuple[str, set[int] | None, str]]:
-    """Each file of a diff without context: its new name, its new lines, its part of the diff."""
-    found: list[tuple[str, set[int] | None, str]] = []
+def _files(diff: str) -> list[tuple[str, set[int] | None, str, str]]:
+    """Each file of a diff without context: new name, new lines, its part of the diff, old name."""
+    found: list[tuple[str, set[int] | None, str, str]] = []
     lines: set[int] = set()
     part: list[str] = []
-    path = ""
+    path = old = ""
     head = True  # between a file's first line and its first hunk; content may look like a header
     for line in diff.split("\n"):
         if line.startswith("diff --git "):
             if path:
-                found.append((path, lines, "\n".join(part)))
-            path, lines, part, head = "", set(), [], True
+                found.append((path, lines, "\n".join(part), old))
+            path, old, lines, part, head = "", "", set(), [], True
+        elif head and line.startswith("--- "):
+            old = _unquoted(line[4:].rstrip("\t")).removeprefix("a/")
         elif head and line.startswith("+++ "):
             name = _unquoted(line[4:].rstrip("\t"))
             path = name.removeprefix("b/") if name != "/dev/null" else ""
@@ -138,7 +160,7 @@ def _files(diff: str) -> list[tuple[str, set[int] | None, str]]:
         if not head:
             part.append(line)
     if path:
-        found.append((path, lines, "\n".join(part)))
+        found.append((path, lines, "\n".join(part), old))
     return found
 
 

@@ -1,7 +1,8 @@
 """A model's remarks on a change: the prompt that asks for them and the parser that reads them.
 
-Law: one remark is one JSON line. What names a file or line that did not change is dropped; a replacement is
-a fix only if the file parses with it and has no new error. Model output is data.
+Law: one remark is one JSON line. What names a line that did not change is dropped, and so is what the model
+does not confirm; a replacement is a fix only if the file parses with it and has no new error. Model output
+is data.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from keystroke.analysis.audit import Severity
 from keystroke.analysis.check import Level, Project, check, concerns
 from keystroke.assist.edit import Writer
 from keystroke.assist.review.changes import Changed
+from keystroke.assist.review.confirm import new_has_defect
 from keystroke.assist.review.finding import Finding, Fix
 from keystroke.text import Document, Edit, apply_edits
 
 MAX_LINES = 400  # changed lines of one file that are shown; a person would not review more at once
-MAX_REMARKS = 10
+MAX_REMARKS = 5
 AROUND = 15
 
 _SYSTEM = """You review a change of a source file. Report only defects: wrong results, crashes, races, leaks,
@@ -37,21 +39,25 @@ class _Remark(msgspec.Struct):
 
 
 def remarks(file: Changed, root: Path, writer: Writer, rules: str = "") -> Iterator[Finding]:
-    """The model's findings in one file, as they are written."""
+    """The model's findings in one file: those of its remarks that it confirms when asked the other way."""
     system = f"{_SYSTEM}\n\nThe project's rules:\n{rules.strip()}" if rules.strip() else _SYSTEM
     messages = [{"role": "system", "content": system}, {"role": "user", "content": _shown(file)}]
     document = Document(file.text)
-    line, count = "", 0
+    told: list[Finding] = []
+    line = ""
     for piece in _ended(writer.write(messages, None)):
         line += piece
-        while "\n" in line:
+        while "\n" in line and len(told) < MAX_REMARKS:
             whole, _, line = line.partition("\n")
             finding = _read(whole, file, document, root)
-            if finding is not None:
-                yield finding
-                count += 1
-            if count >= MAX_REMARKS:
-                return
+            if finding is not None and finding.line not in {other.line for other in told}:
+                told.append(finding)
+        if len(told) >= MAX_REMARKS:
+            break
+    for finding in told:
+        # What cannot be compared with an earlier text has nothing to be confirmed by.
+        if new_has_defect(file, finding.line, finding.message, writer):
+            yield finding
 
 
 def _ended(pieces: Iterator[str]) -> Iterator[str]:

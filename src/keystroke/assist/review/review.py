@@ -1,12 +1,13 @@
 """The review of a change: every reviewer over every changed file, findings as they come.
 
 Law: only what changed is reviewed, and each fault is said once, by whoever says it first (checks before the
-audit, the audit before the linter, the model last). A reviewer that fails is a remark, not the end.
+audit, the audit before the linter, then what examples show, the model last). What a model says is a finding
+only after it has survived a check. A reviewer that fails is a remark, not the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from pathlib import Path
 
 from keystroke.analysis.audit import Auditor, Severity
@@ -18,6 +19,8 @@ from keystroke.analysis.check.foreign import foreign_language, remember, slips
 from keystroke.analysis.check.syntax_fixes import parses
 from keystroke.assist.edit import Writer
 from keystroke.assist.review.changes import Changed, committed_text
+from keystroke.assist.review.confirm import old_was_right
+from keystroke.assist.review.demonstrate import differences
 from keystroke.assist.review.finding import Finding, Fix
 from keystroke.assist.review.linter import lint, ruff_of
 from keystroke.assist.review.model_review import remarks
@@ -28,14 +31,16 @@ _SEVERITY = {Level.ERROR: Severity.HIGH, Level.WARNING: Severity.MEDIUM, Level.H
 
 
 def review(
-    files: Sequence[Changed], root: Path, writer: Writer | None = None, rules: str = ""
+    files: Sequence[Changed], root: Path, writer: Writer | None = None, rules: str = "", *, run: bool = True
 ) -> Iterator[Finding | str]:
-    """Findings as they are found; a text between them says what could not be reviewed."""
+    """Findings as they are found; a text between them says what could not be reviewed. `run`: definitions
+    that only compute may be run, old and new, on examples."""
     program = ruff_of(root)
     project = Project(root)
     for file in files:
         seen: set[tuple[str, int, str]] = set()
         audited: set[int] = set()
+        wrong: set[int] = set()  # lines that cannot run: an example would only say it again
         for finding in _of_file(file, root, project, program):
             if isinstance(finding, str):
                 yield finding
@@ -45,8 +50,17 @@ def review(
                 continue
             if finding.source == "audit":
                 audited.add(finding.line)
+            if finding.source == "check" and finding.severity is Severity.HIGH:
+                wrong.add(finding.line)
             seen.add(finding.subject)
             yield finding
+        if run:
+            try:
+                yield from _demonstrated(file, writer, wrong)
+            except Interrupted:
+                raise
+            except KeystrokeError as error:
+                yield f"the model did not judge the examples of {file.path}: {error}"
     for file in files if writer is not None else ():
         try:
             yield from remarks(file, root, writer, rules)  # type: ignore[arg-type]
@@ -120,6 +134,28 @@ def _placed(
     yield Finding(
         source, code, severity, message, file.path, first.line + 1, first.column + 1, start, end, fix
     )
+
+
+def _demonstrated(file: Changed, writer: Writer | None, wrong: Set[int]) -> Iterator[Finding]:
+    """Calls that fail now and did not before; and, if a model says that the old result was the right one,
+    calls that give something else. Definitions with `wrong` lines are known not to run."""
+    if file.before is None or not is_python(file.path):
+        return
+    document = Document(file.text)
+    for found in differences(file.before, file.text):
+        if not wrong.isdisjoint(found.lines):
+            continue
+        line = min(file.lines.intersection(found.lines), default=found.lines.start)
+        start, end = document.line_span(line - 1)
+        if found.broken:
+            message = f"{found.call} fails with {found.after}; before this change it gave {found.before}"
+        elif writer is not None and not found.meant and old_was_right(file, found, writer):
+            message = f"{found.call} gives {found.after}; before this change it gave {found.before}"
+        else:
+            continue
+        severity = Severity.HIGH if found.broken else Severity.MEDIUM
+        text = " ".join(message.split())[:400]
+        yield Finding("example", "regression", severity, text, file.path, line, 1, start, end)
 
 
 def ranked(findings: Iterable[Finding]) -> list[Finding]:

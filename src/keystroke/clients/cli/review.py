@@ -42,6 +42,9 @@ def review(
     no_model: Annotated[
         bool, typer.Option("--no-model", help="Ask no model, even a configured one.")
     ] = False,
+    no_run: Annotated[
+        bool, typer.Option("--no-run", help="Do not try changed functions on examples.")
+    ] = False,
     exit_zero: Annotated[
         bool, typer.Option("--exit-zero", help="Exit 0 even when something was found.")
     ] = False,
@@ -60,7 +63,7 @@ def review(
         run.console.note(f"{item.path} was left out: {item.why}")
     found: list[Finding] = []
     with _writer(run, model, no_model) as writer:
-        for item in _reviewed(files, workspace, writer):
+        for item in _reviewed(files, workspace, writer, run_examples=not no_run):
             if isinstance(item, str):
                 run.console.note(item)
             elif item.severity.rank >= severity.rank:
@@ -77,12 +80,12 @@ def review(
         raise typer.Exit(FOUND)
 
 
-def _reviewed(files: list[Changed], workspace: Workspace, writer: Any) -> Any:
+def _reviewed(files: list[Changed], workspace: Workspace, writer: Any, *, run_examples: bool) -> Any:
     from keystroke.analysis.rules import project_rules
     from keystroke.assist.review import review as reviewed
 
     rules = project_rules(workspace.root / "x.py", workspace.root).header() if writer is not None else ""
-    return reviewed(files, workspace.root, writer, rules)
+    return reviewed(files, workspace.root, writer, rules, run=run_examples)
 
 
 @contextlib.contextmanager

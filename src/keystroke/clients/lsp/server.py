@@ -290,6 +290,11 @@ class KeystrokeServer(LanguageServer):
                 self._check_later(document)
             if event.note:
                 self.note(f"{event.buffer}: {event.note}")
+        elif isinstance(event, live.SuggestionRevised) and event.verdict != "confirmed":
+            # Editors ask for ghost text and cannot be sent it: one that listens asks again, and is answered
+            # at once; in any other the next key shows it.
+            revised = {"uri": event.buffer, "verdict": event.verdict, "model": event.receipt.model}
+            self.protocol.notify("keystroke/suggestionRevised", revised)
 
     def _notice(self, sentence: str) -> None:
         self.show(sentence, types.MessageType.Warning)

@@ -25,6 +25,7 @@ from keystroke.assist.completion import (
     Withheld,
     context_budget,
 )
+from keystroke.assist.completion.second_opinion import Opinion
 from keystroke.assist.completion.window import ContextFile
 from keystroke.assist.next_edit import Other
 from keystroke.assist.next_edit.prompt import Change
@@ -34,6 +35,7 @@ from keystroke.gateway.access.keys import Caller
 from keystroke.gateway.live.audit import BufferAudit
 from keystroke.gateway.live.next_edit import BufferNextEdit
 from keystroke.gateway.live.next_edit_model import NextEditModel
+from keystroke.gateway.live.second_mind import Place, SecondMind
 from keystroke.gateway.work.priority import Priority
 from keystroke.gateway.work.registry import ServedModel
 from keystroke.gateway.work.remote import RemoteJob
@@ -51,6 +53,9 @@ log = logging.getLogger("keystroke.live")
 IDLE = 0.7  # seconds without a key after which the prompt is brought up to date
 STAYED = 0.15  # seconds after which a place the cursor went to is worth warming
 SHOWN = 32  # suggestions whose fate may still be told
+# Why the first mind showed nothing where a larger one may have something.
+_OPEN = (Hidden.LOW_CONFIDENCE, Hidden.TYPING_FAST, Hidden.EMPTY, Hidden.LOOPS, Hidden.BREAKS_SYNTAX,
+         Hidden.LINE_TOO_LONG, Hidden.UNLEARNED)  # fmt: skip
 
 
 class Surroundings(Protocol):
@@ -138,6 +143,18 @@ class LiveBuffer:
                 trail=around.trail if shared else None,
                 asker=self._asker(path or opened.buffer),
             )
+        self._second: SecondMind | None = None
+        if completion.settings.second_opinion:
+            self._second = SecondMind(
+                service,
+                entry,
+                caller,
+                completion,
+                self._scope,
+                self._revised,
+                path=path,
+                language=language,
+            )
         self._closed = False
 
     # From the connection
@@ -178,6 +195,8 @@ class LiveBuffer:
         if self._ask is not None:
             self._finish(Withheld(Hidden.SUPERSEDED))
         where = cursor if cursor is not None else self._guess(edits)
+        if self._second is not None:
+            self._second.follow(edits, text, where)
         if self._remote:
             where = None  # somebody else's machine is asked when the editor asks, not at every key
         if where is not None and where <= len(text):
@@ -254,7 +273,7 @@ class LiveBuffer:
         self._stop_run()
         if self._idle is not None:
             self._idle.cancel()
-        for part in (self._audit, self._next):
+        for part in (self._audit, self._next, self._second):
             if part is not None:
                 part.close()
         self._closed = True
@@ -355,6 +374,7 @@ class LiveBuffer:
     ) -> None:
         ask, self._ask = self._ask, None
         assert ask is not None
+        self._reconsider(ask, answer)
         if isinstance(answer, Withheld):
             paid = self._paid(ask, run, "none" if run is None else "computed")
             self._say(
@@ -377,6 +397,40 @@ class LiveBuffer:
             ahead = self.completion.ahead(ask.text, ask.cursor, answer)
             if ahead is not None:
                 self._compute(ahead, Priority.BACKGROUND)
+
+    def _reconsider(self, ask: Ask, answer: Offer | Withheld) -> None:
+        """Let the larger model look at what was answered."""
+        if self._second is None or ask.selected is not None or ask.text != self.text:
+            return
+        shown = answer.text if isinstance(answer, Offer) else ""
+        if shown or (isinstance(answer, Withheld) and answer.reason in _OPEN):
+            self._second.heard(
+                Place(ask.id, ask.version, ask.text, ask.cursor, shown, ask.invoked, ask.arrived)
+            )
+
+    def _revised(self, place: Place, opinion: Opinion, extent: Extent, paid: Receipt) -> None:
+        """The larger model's opinion, while the text it read stands."""
+        if place.version != self.version:
+            return
+        self._shown[place.id] = (
+            place.text[place.text.rfind("\n", 0, place.cursor) + 1 : place.cursor],
+            opinion.text,
+        )
+        total = (time.perf_counter() - place.arrived) * 1e3
+        self._say(
+            live.SuggestionRevised(
+                id=place.id,
+                buffer=self.name,
+                version=place.version,
+                verdict=opinion.verdict.value,
+                start=place.cursor,
+                end=place.cursor,
+                text=opinion.text,
+                extent=extent.value,
+                confidence=round(opinion.confidence, 4),
+                receipt=_live_receipt(paid, "computed", total),
+            )
+        )
 
     def _suggestion(self, ask: Ask, offer: Offer, run: SuggestionRun | None) -> live.Suggestion:
         if run is not None:

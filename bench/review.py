@@ -1,0 +1,141 @@
+"""Review: how many of its findings are defects, and how many of the defects it finds.
+
+Regime: 60 labelled diffs (30 bring a defect in, 16 are right changes, 14 keep what the file does), each
+reviewed alone, with a model or without. A finding counts as right if its diff brings a defect in and it
+points into what the diff changed; every finding in a harmless diff is a false alarm. Ceiling: precision 1,
+30 defects. Each answer of the model is kept (`--record`), so a run that was cut goes on where it stopped;
+diffs that were not asked about are not counted, and how many were is said.
+
+    python -m bench.review --model coder --record answers.jsonl --seconds 240
+    python -m bench.review --model none      # checks, rules and examples alone
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.edits import Recorder
+from bench.review_cases import Diff, read_diffs
+from keystroke.assist.edit import ModelWriter, Writer
+from keystroke.assist.review import Finding, review
+from keystroke.config import load_settings
+from keystroke.engine.generation import GenerationParams
+from keystroke.engine.load import load_model
+
+MOST_TOKENS = 400
+
+
+def reviewed(diff: Diff, writer: Writer | None) -> list[Finding]:
+    """The findings of one diff, in a folder that holds nothing but its file."""
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        (root / diff.path).parent.mkdir(parents=True, exist_ok=True)
+        (root / diff.path).write_text(diff.after, "utf-8")
+        items = list(review([diff.changed()], root, writer))
+    return [item for item in items if isinstance(item, Finding)]
+
+
+def right(diff: Diff, finding: Finding) -> bool:
+    """Whether a finding points at the defect that the diff brings in."""
+    return diff.defect and finding.line in diff.changed().lines
+
+
+def ran(diffs: Sequence[Diff], writer: Writer | None, seconds: float) -> Iterator[dict[str, Any]]:
+    """Each diff that could be reviewed, as long as there is time."""
+    deadline = time.monotonic() + seconds
+    for number, diff in enumerate(diffs, 1):
+        if time.monotonic() > deadline:
+            return
+        began = time.perf_counter()
+        try:
+            found = reviewed(diff, writer)
+        except LookupError:  # without a model only recorded answers are read
+            continue
+        took = time.perf_counter() - began
+        print(f"{number}/{len(diffs)} {diff.id} ({diff.kind}): {len(found)} in {took:.1f} s", file=sys.stderr)
+        yield {
+            "diff": diff.id,
+            "kind": diff.kind,
+            "seconds": round(took, 2),
+            "findings": [
+                {"source": f.source, "line": f.line, "message": f.message, "right": right(diff, f)}
+                for f in found
+            ],
+        }
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    findings = [finding for row in rows for finding in row["findings"]]
+    good = [finding for finding in findings if finding["right"]]
+    defects = [row for row in rows if row["kind"] == "fix"]
+    quiet = [row for row in rows if row["kind"] != "fix"]
+    return {
+        "diffs": len(rows),
+        "findings": len(findings),
+        "precision": round(len(good) / len(findings), 4) if findings else None,
+        "defects": len(defects),
+        "defects_found": sum(any(f["right"] for f in row["findings"]) for row in defects),
+        "harmless": len(quiet),
+        "harmless_alarmed": sum(bool(row["findings"]) for row in quiet),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--model", default="coder", help="a model by name or path; none: no model reviews")
+    parser.add_argument("--record", type=Path, help="answers are kept here and not asked for again")
+    parser.add_argument("--replay", action="store_true", help="only answers that are recorded, no model")
+    parser.add_argument("--seconds", type=float, default=240.0, help="no diff is begun after this")
+    parser.add_argument("--case", action="append", default=[], help="only diffs whose name holds this")
+    parser.add_argument("--save", type=Path, help="every diff with its findings, one JSON line each")
+    given = parser.parse_args()
+    # Defects and harmless diffs in turn: a run that is cut has seen both.
+    diffs = sorted(read_diffs(), key=lambda diff: (_rank(diff), diff.kind))
+    diffs = [diff for diff in diffs if not given.case or any(part in diff.id for part in given.case)]
+    rows = measured(given, diffs)
+    for row in rows:
+        for finding in row["findings"]:
+            mark = "right" if finding["right"] else "WRONG"
+            print(f"{mark} {row['diff']}:{finding['line']} {finding['source']}: {finding['message']}")
+    if given.save:
+        given.save.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    whole = summary(rows)
+    sources = sorted({f["source"] for row in rows for f in row["findings"]})
+    print(f"{'':10}" + "".join(f"{key:>18}" for key in whole))
+    for name in ("all", *sources):
+        part = [
+            {**row, "findings": [f for f in row["findings"] if name in ("all", f["source"])]} for row in rows
+        ]
+        print(f"{name:10}" + "".join(f"{value!s:>18}" for value in summary(part).values()))
+    print(json.dumps({"bench": "review", "model": given.model, "of": len(diffs), **whole}))
+    return 0 if rows else 1
+
+
+def _rank(diff: Diff) -> int:
+    return hashlib.sha256(diff.id.encode()).digest()[0]
+
+
+def measured(given: argparse.Namespace, diffs: Sequence[Diff]) -> list[dict[str, Any]]:
+    if given.model == "none" and not given.replay:
+        return list(ran(diffs, None, given.seconds))
+    if given.replay:
+        return list(ran(diffs, Recorder(None, given.record), given.seconds))
+    path = Path(given.model)
+    model = load_model(path if path.exists() else given.model, load_settings({"engine.context": 8192}))
+    try:
+        writer = ModelWriter(model, GenerationParams(max_tokens=MOST_TOKENS))
+        return list(ran(diffs, Recorder(writer, given.record), given.seconds))
+    finally:
+        model.engine.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""The labelled diffs of `bench/review.py`: a file before and after, and whether the change brings a defect.
+
+Law: made from the edits of `bench/edit_cases.py`, whose checks have decided what is right. `fix`: an edit
+that mends a defect, taken back: the diff brings it in. `change`: an edit as it is, which is right.
+`refactor`: a change that keeps what the file does, written in `data/review.toml`.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.edit_cases import DATA, Case, read_cases
+from keystroke.assist.review import Changed
+from keystroke.text.compare import compare
+
+LABELS = Path(__file__).parent / "data" / "review.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    id: str
+    kind: str  # fix, change, refactor
+    path: str
+    before: str
+    after: str
+
+    @property
+    def defect(self) -> bool:
+        return self.kind == "fix"
+
+    def changed(self) -> Changed:
+        """The diff as `git` would tell it."""
+        spans = compare(self.before.split("\n"), self.after.split("\n"))
+        lines = {n for _, _, b0, b1 in spans for n in (range(b0 + 1, b1 + 1) if b1 > b0 else [max(1, b0)])}
+        return Changed(self.path, self.after, frozenset(lines), False, "", self.before)
+
+
+def read_diffs() -> list[Diff]:
+    """All of them, in the order of the labels. Raises ValueError where a label does not fit its file."""
+    table = tomllib.loads(LABELS.read_text("utf-8"))
+    cases = {case.id: case for case in read_cases()}
+    diffs = [
+        Diff(name, kind, path, *((new, old) if kind == "fix" else (old, new)))
+        for kind in ("fix", "change")
+        for name in table[kind]
+        for path, old, new in _touched(cases[name])
+    ]
+    return [*diffs, *map(_refactored, table["refactor"])]
+
+
+def _touched(case: Case) -> Iterator[tuple[str, str, str]]:
+    """The first file that the reference changes: its old text and its new one."""
+    reference = case.references[0]
+    path = next(path for path, text in case.files.items() if reference[path] != text)
+    yield path, case.files[path], reference[path]
+
+
+def _refactored(entry: dict[str, object]) -> Diff:
+    table = tomllib.loads((DATA / f"{entry['file']}.toml").read_text("utf-8"))
+    path, before = table["file"][0]["path"], table["file"][0]["text"]
+    after = before
+    for old, new in entry["replace"]:  # type: ignore[attr-defined]
+        if after.count(old) != 1:
+            raise ValueError(f"{entry['id']}: the old lines do not stand in exactly one place")
+        after = after.replace(old, new)
+    return Diff(str(entry["id"]), "refactor", path, before, after)

@@ -1,0 +1,150 @@
+"""Definitions that a rewrite left out, moved or wrote alone: put back where they belong.
+
+Law: pure; whole definitions, by their names. A model asked to add a method often writes the method and
+nothing else, or the class with only that method in it; what it did not write was not meant to go.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+
+from keystroke.analysis.outline import Kind, Unit, flattened, outline
+from keystroke.analysis.syntax import INDENTED
+
+_DEFINES = (Kind.FUNCTION, Kind.CLASS)
+
+
+def as_insertion(written: str, inside: str, language: str | None) -> str:
+    """What was written as the part that it belongs to: where it only defines things that the part does not
+    have, they come behind what is there."""
+    old, new = _named(inside, language), _named(written, language)
+    if (
+        language is None
+        or not old
+        or not new
+        or set(old) & set(new)
+        or not _only_definitions(written, language)
+    ):
+        return written
+    whole = [unit for unit in outline(textwrap.dedent(inside), language) if unit.kind is Kind.CLASS]
+    body = textwrap.dedent(written).strip("\n")
+    margin = _margin(inside)
+    if len(whole) == 1 and _is_method(body, language):
+        # A method for the one class that the part is.
+        members = [line for line in inside.split("\n")[1:] if line.strip()]
+        margin = _margin("\n".join(members)) if members else f"{margin}    "
+        text = textwrap.indent(body, margin, lambda line: bool(line.strip()))
+        if language not in INDENTED:
+            head, brace, tail = inside.rstrip().rpartition("}")
+            return f"{head.rstrip()}\n\n{text}\n{_margin(inside)}{brace}{tail}\n" if brace else written
+        return f"{inside.rstrip()}\n\n{text}\n"
+    gap = "\n\n\n" if language == "python" and not margin else "\n\n"
+    text = textwrap.indent(body, margin, lambda line: bool(line.strip()))
+    return f"{inside.rstrip()}{gap}{text}\n"
+
+
+def restored(old: str, new: str, language: str | None) -> str:
+    """`new` with the definitions of `old` that it left out, each behind the one it stood behind."""
+    for unit in lost(old, new, language):
+        new = _put_back(old, new, unit, language)
+    return new
+
+
+def lost(old: str, new: str, language: str | None) -> list[Unit]:
+    """Definitions of the old text that the new one does not have, outermost first."""
+    if language is None:
+        return []
+    have = {unit.name for unit in flattened(outline(new, language))}
+    result: list[Unit] = []
+    for unit in flattened(outline(old, language)):
+        if unit.kind not in _DEFINES or not unit.name or unit.name in have:
+            continue
+        if not any(other.start <= unit.start and unit.end <= other.end for other in result):
+            result.append(unit)
+    return result
+
+
+def doubled(old: str, new: str, language: str | None) -> str | None:
+    """A name that the new text defines twice where the old one did once; None where there is none."""
+    before = [unit.name for unit in flattened(outline(old, language)) if unit.kind in _DEFINES and unit.name]
+    after = [unit.name for unit in flattened(outline(new, language)) if unit.kind in _DEFINES and unit.name]
+    for name in dict.fromkeys(after):
+        if after.count(name) > max(1, before.count(name)):
+            return name
+    return None
+
+
+def _put_back(old: str, new: str, unit: Unit, language: str | None) -> str:
+    source, target = old.splitlines(keepends=True), new.splitlines(keepends=True)
+    text = source[unit.start : unit.end]
+    target = _without_copy(target, "".join(text), unit, language)
+    owner = unit.name.rpartition(".")[0]
+    siblings = [u for u in flattened(outline(old, language)) if u.name.rpartition(".")[0] == owner and u.name]
+    there = {u.name: u for u in flattened(outline("".join(target), language)) if u.name}
+    at: int | None = None
+    for sibling in siblings:
+        if sibling.start >= unit.start:
+            break
+        if sibling.name in there:
+            at = there[sibling.name].end
+    if at is None:
+        later = [s for s in siblings if s.start > unit.start and s.name in there]
+        at = there[later[0].name].start if later else None
+        if at is not None:
+            return "".join([*target[:at], *text, *_gap(source, unit), *target[at:]])
+    if at is None:
+        at = there[owner].end if owner in there else len(target)
+    if target and at and not target[at - 1].endswith("\n"):
+        target[at - 1] += "\n"
+    return "".join([*target[:at], *_gap(source, unit), *text, *target[at:]])
+
+
+def _without_copy(target: list[str], text: str, unit: Unit, language: str | None) -> list[str]:
+    """`target` without the same definition under another owner: a function that slid into a class."""
+    wanted = _squeezed(text)
+    for other in flattened(outline("".join(target), language)):
+        elsewhere = other.kind is unit.kind and other.short == unit.short and other.name != unit.name
+        if elsewhere and _squeezed("".join(target[other.start : other.end])) == wanted:
+            start = other.start
+            while start > 0 and not target[start - 1].strip():
+                start -= 1
+            return [*target[:start], *target[other.end :]]
+    return target
+
+
+def _squeezed(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _gap(source: list[str], unit: Unit) -> list[str]:
+    """The blank lines that stood above a definition."""
+    start = unit.start
+    while start > 0 and not source[start - 1].strip():
+        start -= 1
+    return source[start : unit.start]
+
+
+def _named(text: str, language: str | None) -> list[str]:
+    return [
+        unit.short for unit in outline(textwrap.dedent(text), language) if unit.kind in _DEFINES and unit.name
+    ]
+
+
+def _only_definitions(text: str, language: str) -> bool:
+    units = outline(textwrap.dedent(text), language)
+    return bool(units) and all(unit.kind in _DEFINES or unit.kind is Kind.IMPORTS for unit in units)
+
+
+def _is_method(body: str, language: str) -> bool:
+    first = body.lstrip().split("\n", 1)[0]
+    if language == "python":
+        return bool(
+            re.match(r"(?:@\w[\w.]*(?:\(.*\))?\s*)?$|(?:async\s+)?def \w+\(\s*(?:self|cls)\b", first)
+        ) or ("def " in body and bool(re.search(r"def \w+\(\s*(?:self|cls)\b", body)))
+    return language in ("javascript", "typescript", "tsx", "java", "csharp", "kotlin", "cpp", "swift", "php")
+
+
+def _margin(text: str) -> str:
+    indents = [line[: len(line) - len(line.lstrip())] for line in text.split("\n") if line.strip()]
+    return min(indents, key=len, default="")

@@ -1,0 +1,84 @@
+"""What speaks against a change that holds together: a name or a text of the task that it does not have, a
+function that only calls itself.
+
+Law: pure. A doubt is worth a second question and no more: where the second answer is no better the first one
+stands, since a task may speak of things that are not to be written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from keystroke.analysis.outline import Kind, flattened, outline
+from keystroke.analysis.syntax import language_of
+from keystroke.assist.edit.mentions import read_mentions
+
+_SHAPE = re.compile(r"_|\.|[a-z][A-Z]")
+_TEXT = re.compile(
+    r"\b(?:text|message|string|saying|says|label|title|prefix|suffix|separator)\s+(?:is\s+)?"
+    r"(?:'([^'\n]{2,80})'|\"([^\"\n]{2,80})\"|`([^`\n]{2,80})`)",
+    re.IGNORECASE,
+)
+_SHORTEST = 4  # letters of a name; "e.g." is none
+_BRANCH = re.compile(
+    r"\b(?:if|for|while|switch|match|case|try|catch|except|and|or|unless|when|lambda)\b|\?|&&|\|\||=>"
+)
+
+
+def doubt(old: str, new: str, path: str, instruction: str) -> str | None:
+    """One sentence that a model can act on; None where nothing speaks against the change."""
+    told = instruction if "\n" not in instruction.strip() else ""  # output that was pasted names many things
+    for name in _missing(old, new, language_of(path), told):
+        return f"the task names {name}, and your code does not have it"
+    for found in _TEXT.findall(told):
+        text = next(filter(None, found))
+        if text not in new:
+            return f"the task gives the text {text!r}, and your code does not have it"
+    if (endless := _endless(old, new, language_of(path))) is not None:
+        return f"{endless} calls itself without an end"
+    return None
+
+
+def _missing(old: str, new: str, language: str | None, instruction: str) -> Iterator[str]:
+    """What the instruction writes as code, and neither text has. Errors do not count: they are often named as
+    what happens now."""
+    defined = {unit.short for unit in flattened(outline(old, language))}
+    for mention in read_mentions(instruction):
+        text = mention.text
+        written = f"`{text}" in instruction or f"{text}(" in instruction or bool(_SHAPE.search(text))
+        if not (mention.code and mention.place and written and len(text) >= _SHORTEST):
+            continue
+        first, _, last = text.rpartition(".")
+        if first and first.rpartition(".")[2] not in defined:
+            # `strings.Join` is written so; `dict.setdefault` is written with the name of a dictionary.
+            there = text in old or text in new or new.count(f".{last}") > old.count(f".{last}")
+        else:
+            there = last in old or last in new  # `Cart.total` is said of a method that is written `total`
+        if not there:
+            yield text
+
+
+def _endless(old: str, new: str, language: str | None) -> str | None:
+    """A function that calls itself on every path and did not before."""
+    before = dict(_calls(old, language))
+    for name, calls in _calls(new, language):
+        if calls and before.get(name) is False:
+            return name.rpartition(".")[2]
+    return None
+
+
+def _calls(text: str, language: str | None) -> list[tuple[str, bool]]:
+    """Each function, and whether it calls itself with nothing to decide whether it does."""
+    if language is None:
+        return []
+    lines = text.split("\n")
+    found = []
+    for unit in flattened(outline(text, language)):
+        if unit.kind is not Kind.FUNCTION or not unit.name:
+            continue
+        whole = "\n".join(lines[unit.start : unit.end])
+        body = whole[whole.find(unit.header) + len(unit.header) :]
+        itself = re.search(rf"(?:\b(?:self|this)\.|(?<![\w.>]))(?<!def ){re.escape(unit.short)}\s*\(", body)
+        found.append((unit.name, itself is not None and not _BRANCH.search(body)))
+    return found

@@ -1,0 +1,112 @@
+"""Instructions that need no model: one name becomes another, everywhere.
+
+Law: pure, and shy. The whole instruction must say nothing but the renaming, the old name must be defined in
+the files exactly where it can be told from others, and the new one must be free; else nothing is done here
+and a model is asked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from keystroke.analysis.outline import Kind, flattened, outline
+from keystroke.analysis.syntax import language_of, tree, walk
+
+_RENAME = re.compile(
+    r"\s*(?:please\s+)?rename\s+(?:the\s+)?(?P<kind>function|method|class|constant|attribute|field|property|"
+    r"struct|type|interface|enum|module[- ]level variable|global variable)?\s*"
+    r"[`'\"]?(?P<old>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)?)(?:\(\))?[`'\"]?\s+(?:to|into|as)\s+"
+    r"[`'\"]?(?P<new>[A-Za-z_]\w*)(?:\(\))?[`'\"]?"
+    r"(?:\s+(?:everywhere|throughout|in all (?:the )?files"
+    r"|in the (?:whole |entire )?(?:file|module|project|code)"
+    r"|(?:and|including) (?:update )?(?:all )?(?:its |the )?(?:callers|uses|usages|references|call sites)))*"
+    r"\s*[.!]?\s*",
+    re.IGNORECASE,
+)
+_MEMBERS = ("attribute", "field", "property", "method")
+_SHORTHAND = (
+    "shorthand_property_identifier",
+    "shorthand_property_identifier_pattern",
+    "field_initializer_shorthand",
+)
+
+
+def renamed(files: Mapping[str, str], instruction: str) -> dict[str, str] | None:
+    """The files that a renaming changes; None where the instruction is none, or not one for certain."""
+    found = _RENAME.fullmatch(instruction)
+    if found is None:
+        return None
+    owner, _, old = found["old"].rpartition(".")
+    new, kind = found["new"], (found["kind"] or "").lower()
+    member = kind in _MEMBERS or bool(owner)
+    if old == new or any(re.search(rf"\b{new}\b", text) for text in files.values()):
+        return None
+    if not _defined_once(files, old, member=member):
+        return None
+    changed = {path: _replaced(files, path, old, new, member=member) for path in files}
+    if any(text is None for text in changed.values()):
+        return None
+    result = {path: text for path, text in changed.items() if text is not None and text != files[path]}
+    return result or None
+
+
+def _defined_once(files: Mapping[str, str], name: str, *, member: bool) -> bool:
+    """Whether all uses of the name can only mean one thing."""
+    owners: set[str] = set()
+    for path, text in files.items():
+        language = language_of(path)
+        if language is None:
+            return False
+        for unit in flattened(outline(text, language)):
+            if unit.short == name and (unit.name or unit.kind is not Kind.STATEMENT):
+                owners.add(unit.name.rpartition(".")[0])
+        if member:
+            for unit in outline(text, language):
+                inside = "\n".join(text.split("\n")[unit.start : unit.end])
+                if unit.kind is Kind.CLASS and re.search(
+                    rf"\b(?:self|this)\.{name}\s*(?::[^=\n]+)?=[^=]", inside
+                ):
+                    owners.add(unit.name)
+    if member:
+        return len(owners - {""}) == 1
+    return owners == {""}
+
+
+def _replaced(files: Mapping[str, str], path: str, old: str, new: str, *, member: bool) -> str | None:
+    """A file with the name changed; None where one of its uses cannot be judged."""
+    text = files[path]
+    modules = {name.rpartition("/")[2].partition(".")[0] for name in files}
+    declared = _declarations(text, path, old) if member else set()
+    places: list[int] = []
+    for start, kind in _uses(text, path, old):
+        before = text[:start].rstrip()
+        dotted = before.endswith((".", "->", "::"))
+        keyword = before.endswith(("(", ",")) and re.match(r"\s*=(?!=)", text[start + len(old) :])
+        if kind in _SHORTHAND or keyword:
+            return None
+        if member and not dotted and text.count("\n", 0, start) not in declared:
+            continue  # a variable that happens to be called so
+        if not member and dotted and re.split(r"\W+", before.rstrip(".:->"))[-1] not in modules:
+            return None  # a member of something, or the function by another way
+        places.append(start)
+    for start in reversed(places):
+        text = text[:start] + new + text[start + len(old) :]
+    return text
+
+
+def _declarations(text: str, path: str, name: str) -> set[int]:
+    """The lines on which classes declare a member: its head, with what stands above it."""
+    lines = text.split("\n")
+    found: set[int] = set()
+    for unit in flattened(outline(text, language_of(path))):
+        if unit.short == name and "." in unit.name:
+            heads = (n for n in range(unit.start, unit.end) if lines[n].strip() == unit.header)
+            found |= set(range(unit.start, next(heads, unit.start) + 1))
+    return found
+
+
+def _uses(text: str, path: str, name: str) -> Iterator[tuple[int, str]]:
+    for node in walk(tree(text, language_of(path) or "")):
+        if "identifier" in node.kind() and not node.children() and node.text() == name:
+            yield node.range().start.index, node.kind()

@@ -1,0 +1,269 @@
+"""Calls that try a changed definition: arguments by name, annotation and default, objects made on the way.
+
+Law: pure and deterministic. A plan is a list of steps that a runner can follow on two versions of a module;
+values are plain JSON with tags for what JSON lacks. Nothing here runs anything.
+"""
+
+from __future__ import annotations
+
+import ast
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+PLANS = 40  # for each changed definition
+_WARM = 5  # calls of other methods before the one that is tried
+_TEXTS = ["", "a", "Hello, World!", "ab  ab", " x ", "A man a plan", "1,2,x", "/a?x=1", "-"]
+_INTS = [0, 1, 2, -1, 3, 5, 10]
+_FLOATS = [0.0, 1.0, 2.5, -1.0, 90.0]
+_DATES = [[2024, 1, 31], [2024, 3, 1], [2023, 12, 31], [2000, 6, 15], [2024, 6, 14]]
+_WORDS = {
+    "text": (
+        "text name title word line path sku email message topic key s isbn author separator prefix "
+        "label owner customer event slug string "
+    ),
+    "texts or ints": "items values words names lines numbers parts keys entries elements",
+    "rows": "rows matrix grid table",
+    "objects": "points accounts orders users nodes loans books events pages",
+    "int": (
+        "n count size width limit number index i k times quantity amount start end year days copies "
+        "id user_id around a b x y total step length attempts depth level "
+    ),
+    "float": "price rate factor degrees celsius seconds delay weight spread ratio base most angle",
+    "date": "today date born taken day when",
+    "time": "now created time moment",
+    "function": "fn function handler action callback get clock listener send sleep predicate",
+    "dict": "settings mapping options extra environ data entry row d config",
+    "bool": "flag reverse strict directed done active invoked",
+}
+_KINDS = {name: kind for kind, names in _WORDS.items() for name in names.split()}
+
+
+class Maker:
+    """Arguments for the definitions of one module."""
+
+    def __init__(self, module: ast.Module, seed: str) -> None:
+        self._random = random.Random(seed)
+        self._classes = {node.name: node for node in module.body if isinstance(node, ast.ClassDef)}
+        self._functions = {node.name: node for node in module.body if isinstance(node, ast.FunctionDef)}
+        words = {
+            n.value for n in ast.walk(module) if isinstance(n, ast.Constant) and isinstance(n.value, str)
+        }
+        self._words = sorted(word for word in words if 0 < len(word) <= 12 and "\n" not in word)
+        self.doubtful = False  # the last plan has an argument that nothing speaks for
+
+    def plans(self, name: str) -> Iterator[list[Any]]:
+        """Plans that end in a call of the function `f` or the method `C.m`, with ever other arguments."""
+        owner, _, method = name.rpartition(".")
+        for _ in range(PLANS):
+            plan: list[Any] = []
+            self.doubtful = False
+            if not owner:
+                function = self._functions.get(method)
+                if function is None:
+                    return
+                plan.append({"call": method, "arguments": self._arguments(function.args, plan, 0)})
+                yield plan
+                continue
+            made = self._object(owner, plan, 0)
+            if made is None:
+                return
+            if method != "__init__":
+                others = [m for m in self._methods(owner) if m.name != method and not m.name.startswith("_")]
+                for other in self._random.choices(others, k=self._random.randint(0, _WARM)) if others else []:
+                    plan.append(self._call(made, other, plan))
+                target = next((m for m in self._methods(owner) if m.name == method), None)
+                if target is None:
+                    return
+                plan.append(self._call(made, target, plan))
+                reader = self._random.choice(others) if others else None
+                if reader is not None and len(reader.args.args) == 1:
+                    plan.append(self._call(made, reader, plan))
+            yield plan
+
+    def _call(self, made: int, method: ast.FunctionDef, plan: list[Any]) -> dict[str, Any]:
+        decorated = {d.id for d in method.decorator_list if isinstance(d, ast.Name)}
+        arguments = [] if "property" in decorated else self._arguments(method.args, plan, 1)
+        return {"on": made, "call": method.name, "arguments": arguments}
+
+    def _methods(self, owner: str) -> list[ast.FunctionDef]:
+        return (
+            [node for node in self._classes[owner].body if isinstance(node, ast.FunctionDef)]
+            if owner in self._classes
+            else []
+        )
+
+    def _object(self, name: str, plan: list[Any], depth: int) -> int | None:
+        """Make an object of a class; the step that made it."""
+        node = self._classes.get(name)
+        if node is None or depth > 2:
+            return None
+        init = next((m for m in self._methods(name) if m.name == "__init__"), None)
+        if init is not None:
+            arguments = self._arguments(init.args, plan, 1, depth + 1)
+        elif any(_decorator(d) == "dataclass" for d in node.decorator_list):
+            fields = [f for f in node.body if isinstance(f, ast.AnnAssign) and isinstance(f.target, ast.Name)]
+            needed = [f for f in fields if f.value is None]
+            arguments = [
+                self._argument(f.target.id, f.annotation, plan, depth + 1)
+                for f in needed
+                if isinstance(f.target, ast.Name)
+            ]
+        else:
+            arguments = []
+        plan.append({"call": name, "arguments": arguments})
+        made = len(plan) - 1
+        others = [m for m in self._methods(name) if not m.name.startswith("_")] if depth else []
+        if others and self._random.random() < 0.4:
+            plan.append(self._call(made, self._random.choice(others), plan))
+        return made
+
+    def _arguments(self, given: ast.arguments, plan: list[Any], skip: int, depth: int = 0) -> list[Any]:
+        names = [*given.posonlyargs, *given.args]
+        defaults = [*([None] * (len(names) - len(given.defaults))), *given.defaults]
+        pairs = list(zip(names, defaults, strict=True))[skip:]
+        optional = len(given.defaults)
+        if optional and self._random.random() < 0.5:
+            pairs = pairs[: len(pairs) - self._random.randint(0, min(optional, len(pairs)))]
+        return [self._argument(i.arg, i.annotation, plan, depth, default) for i, default in pairs]
+
+    def _argument(
+        self,
+        name: str,
+        annotation: ast.expr | None,
+        plan: list[Any],
+        depth: int,
+        default: ast.expr | None = None,
+    ) -> Any:
+        kind = _annotated(annotation) or _defaulted(default) or self._kind(name)
+        if kind in self._classes:
+            step = self._object(kind, plan, depth)
+            return {"step": step} if step is not None else None
+        return self._value(kind, name, plan, depth)
+
+    def _kind(self, name: str) -> str:
+        plain = name.strip("_").lower()
+        for known in self._classes:
+            if known.lower() in (plain, plain.rstrip("s")) or (plain == "other" and len(self._classes) == 1):
+                return known if known.lower() == plain or plain == "other" else "objects"
+        return _KINDS.get(plain) or _KINDS.get(plain.rpartition("_")[2]) or "any"
+
+    def _value(self, kind: str, name: str, plan: list[Any], depth: int) -> Any:
+        pick = self._random.choice
+        match kind:
+            case "text" | "str":
+                return pick([*_TEXTS, *self._words])
+            case "int":
+                return pick(_INTS)
+            case "float":
+                return pick([*_FLOATS, *_INTS])
+            case "bool":
+                return pick([True, False])
+            case "date":
+                return {"date": pick(_DATES)}
+            case "time" | "datetime":
+                return {"time": pick(_DATES)}
+            case "Decimal":
+                return {"decimal": pick(["0", "1", "10", "2.50", "-1"])}
+            case "function" | "Callable":
+                return {"function": pick(["nothing", "same", "zero"])}
+            case "rows":
+                return pick([[[1, 2], [3, 4]], [[1]], [[1, 2, 3]], [["a", "12"], ["bcd", "3"]], []])
+            case "objects":
+                return self._objects(name, plan, depth)
+            case "dict" | "mapping":
+                return self._dict()
+            case "list[str]":
+                return pick([[], ["a"], ["b", "a", "c"], ["x", "x"]])
+            case "list[int]" | "list[float]":
+                return pick([[], [1], [3, 1, 2], [5, 5], [-2, -1]])
+            case "texts or ints" | "list":
+                return pick([[], [1], [3, 1, 2], ["a", "b"], ["x"], list(range(50))])
+            case _:
+                self.doubtful = True
+                return pick([*_INTS, *_TEXTS[:4], [1, 2, 3], [], None])
+
+    def _dict(self) -> Any:
+        """Keys that the module speaks of, with values of all kinds."""
+        pick = self._random.choice
+        values = [*_INTS, *_TEXTS, "true", "500", 500, {"dict": [["b", 2]]}]
+        keys = self._random.sample(self._words, min(len(self._words), self._random.randint(0, 4)))
+        return {"dict": [[key, pick(values)] for key in keys or pick([[], ["a"]])]}
+
+    def _objects(self, name: str, plan: list[Any], depth: int) -> Any:
+        single = name.rstrip("s").lower()
+        known = next((c for c in self._classes if c.lower() == single), None)
+        if known is None:
+            known = next(iter(self._classes), None)
+        if known is None or depth > 1:
+            return self._random.choice([[], [1, 2], ["a"]])
+        steps = [self._object(known, plan, depth + 1) for _ in range(self._random.randint(0, 3))]
+        return [{"step": step} for step in steps if step is not None]
+
+
+def _annotated(annotation: ast.expr | None) -> str:
+    if annotation is None:
+        return ""
+    text = ast.unparse(annotation).strip("'\"")
+    return (
+        text.removesuffix(" | None").removeprefix("Optional[").removesuffix("]")
+        if "[" not in text or text.startswith("Optional[")
+        else text
+    )
+
+
+def _defaulted(default: ast.expr | None) -> str:
+    """The kind of a parameter by what it is when nobody gives it."""
+    if isinstance(default, ast.Constant) and default.value is not None:
+        kind = type(default.value).__name__
+        return {"str": "text", "bool": "bool", "int": "int", "float": "float"}.get(kind, "")
+    if isinstance(default, ast.Call) and isinstance(default.func, ast.Name):
+        return default.func.id if default.func.id == "Decimal" else ""
+    return {ast.List: "list", ast.Tuple: "list", ast.Dict: "dict"}.get(type(default), "")
+
+
+def _decorator(node: ast.expr) -> str:
+    if isinstance(node, ast.Call):
+        node = node.func
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def shown(plan: Sequence[Any]) -> str:
+    """A plan as a person would write it."""
+    return "; ".join(_step(step, plan) for step in plan if not _inner(step, plan))
+
+
+def _inner(step: Any, plan: Sequence[Any]) -> bool:
+    """An object that another step uses is written there."""
+    return "on" not in step and any(item is not step and _uses(item, plan.index(step)) for item in plan)
+
+
+def _uses(item: Any, step: int) -> bool:
+    if isinstance(item, dict):
+        return (
+            item.get("step") == step or item.get("on") == step or any(_uses(v, step) for v in item.values())
+        )
+    return isinstance(item, list) and any(_uses(part, step) for part in item)
+
+
+def _step(item: Any, plan: Sequence[Any]) -> str:
+    if isinstance(item, list):
+        return f"[{', '.join(_step(part, plan) for part in item)}]"
+    if not isinstance(item, dict):
+        return repr(item)
+    if "step" in item:
+        return _step(plan[item["step"]], plan)
+    if "date" in item:
+        return f"date({', '.join(map(str, item['date']))})"
+    if "time" in item:
+        return f"datetime({', '.join(map(str, item['time']))})"
+    if "decimal" in item:
+        return f"Decimal({item['decimal']!r})"
+    if "function" in item:
+        return "..."
+    if "dict" in item:
+        return "{" + ", ".join(f"{_step(k, plan)}: {_step(v, plan)}" for k, v in item["dict"]) + "}"
+    arguments = ", ".join(_step(part, plan) for part in item.get("arguments", ()))
+    if "on" in item:
+        return f"{_step(plan[item['on']], plan)}.{item['call']}({arguments})"
+    return f"{item['call']}({arguments})"

@@ -1,0 +1,87 @@
+"""Which part of a Python module can be run without touching anything: definitions that only compute.
+
+Law: pure analysis of syntax. Kept are imports of modules that only compute, definitions that use nothing
+else, and constants made of such; the rest of the module is left out, so that running what remains opens no
+file, starts no process and waits for nobody.
+"""
+
+from __future__ import annotations
+
+import ast
+
+
+def _set(words: str) -> frozenset[str]:
+    return frozenset(words.split())
+
+
+MODULES = _set("""
+__future__ abc bisect collections copy dataclasses datetime decimal difflib enum fractions functools
+heapq html itertools json math numbers operator re random statistics string textwrap time types
+typing unicodedata
+""")
+_BANNED = _set("""
+open exec eval compile __import__ input breakpoint exit quit globals locals getattr setattr delattr vars
+memoryview help __builtins__ __loader__ __spec__
+""")
+_DUNDERS = _set("""
+__init__ __name__ __class__ __doc__ __dict__ __len__ __iter__ __next__ __eq__ __cause__ __slots__
+__repr__ __str__ __hash__ __contains__ __getitem__ __post_init__ __wrapped__
+""")
+_LOADING = _set("""
+read_text read_bytes write_text write_bytes unlink system popen sleep now today utcnow load dump
+""")
+# Ways from a value to the interpreter: frames, code, attributes by a name made at run time, evaluated text.
+_INWARD = _set("""
+gi_frame gi_code cr_frame cr_code ag_frame tb_frame f_back f_builtins f_globals f_locals f_code
+attrgetter methodcaller get_type_hints ForwardRef Formatter singledispatch singledispatchmethod
+FunctionType CodeType ModuleType sys os codecs
+""")
+
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def computing_part(text: str) -> ast.Module | None:
+    """The module with nothing in it that does more than compute; None where the text does not parse."""
+    try:
+        module = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+    module.body = [node for node in module.body if _kept(node)]
+    return module
+
+
+def _kept(node: ast.stmt) -> bool:
+    if isinstance(node, ast.Import):
+        return all(alias.name.partition(".")[0] in MODULES for alias in node.names)
+    if isinstance(node, ast.ImportFrom):
+        return _computing_import(node)
+    if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign):
+        return computes(node)
+    return False
+
+
+def computes(node: ast.AST) -> bool:
+    """Whether nothing below this node can do more than compute."""
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Name) and (inner.id in _BANNED or _odd(inner.id)):
+            return False
+        if isinstance(inner, ast.Attribute) and (_odd(inner.attr) or inner.attr in _LOADING | _INWARD):
+            return False
+        if isinstance(inner, ast.Import):
+            if not all(alias.name.partition(".")[0] in MODULES for alias in inner.names):
+                return False
+        elif isinstance(inner, ast.ImportFrom):
+            if not _computing_import(inner):
+                return False
+        elif isinstance(inner, ast.Await | ast.AsyncFor | ast.AsyncWith | ast.Global):
+            return False
+    return True
+
+
+def _computing_import(node: ast.ImportFrom) -> bool:
+    inside = not node.level and (node.module or "").partition(".")[0] in MODULES
+    return inside and not any(alias.name in _INWARD or alias.name.startswith("_") for alias in node.names)
+
+
+def _odd(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__") and name not in _DUNDERS

@@ -1,0 +1,97 @@
+"""Which lines an instruction is about, and what it mentions: decided without a model."""
+
+from __future__ import annotations
+
+import pytest
+
+from keystroke.assist.edit.choice import Choice, choose, enclosing
+from keystroke.assist.edit.mentions import adds, numbered, read_mentions
+from keystroke.assist.edit.rewrite import Region
+
+CODE = """import math
+
+LIMIT = 10
+
+
+def parse(line):
+    return line.split()
+
+
+class Cart:
+    def __init__(self):
+        self.items = []
+
+    def total(self):
+        return sum(self.items)
+
+    def receipt(self):
+        return str(self.total())
+
+    def clear(self):
+        self.items = []
+
+
+def area(r):
+    return math.pi * r * r
+"""
+
+
+def chosen(instruction: str, near: int | None = None) -> list[str]:
+    """The first lines of the regions that an instruction means."""
+    choice = choose({"a.py": CODE}, instruction, near=None if near is None else ("a.py", near))
+    return [region.parts(CODE)[1].split("\n")[0].strip() for region in choice.regions]
+
+
+@pytest.mark.parametrize(
+    ("instruction", "heads"),
+    [
+        ("area should round its result", ["def area(r):"]),
+        ("Fix `Cart.total`: an empty cart must give 0.0", ["def total(self):"]),
+        ("the constant LIMIT should be 20", ["LIMIT = 10"]),
+        ("Give parse an optional parameter separator=None", ["def parse(line):"]),
+        ("line 24 is wrong for negative numbers", ["def area(r):"]),
+        ("Let Cart.__init__ take tax=0.19 and use it in total and receipt", ["class Cart:"]),
+        ("Add a method count() to Cart", ["class Cart:"]),
+        ("Add a function volume(r)", ["def area(r):"]),
+    ],
+)
+def test_names_lines_and_things_to_add_choose_the_region(instruction: str, heads: list[str]) -> None:
+    assert chosen(instruction) == heads
+    assert choose({"a.py": CODE}, instruction).sure
+
+
+def test_what_nothing_answers_to_is_not_sure_and_is_meant_at_the_cursor() -> None:
+    assert choose({"a.py": CODE}, "make it faster") == Choice((), False)
+    assert chosen("make it faster", near=23) == ["def area(r):"]
+
+
+def test_the_next_larger_region_is_the_class_and_then_the_file() -> None:
+    total = Region("a.py", 12, 14)
+    around = enclosing(total, CODE)
+    assert around.parts(CODE)[1].startswith("class Cart:")
+    assert enclosing(around, CODE) == Region("a.py")
+
+
+def test_a_verb_is_no_name_unless_something_is_given_to_it() -> None:
+    assert "add" not in {m.text.lower() for m in read_mentions("Add a method that sorts")}
+    assert "parse" in {m.text for m in read_mentions("Give parse an optional limit")}
+    assert [m.text for m in read_mentions("call `add()` twice") if m.code] == ["add"]
+
+
+def test_what_is_only_raised_names_no_place() -> None:
+    mentions = {m.text: m for m in read_mentions("leave should raise LibraryError for a reader with books")}
+    assert not mentions["LibraryError"].place
+    assert mentions["leave"].place
+
+
+def test_a_definition_that_is_there_is_not_added() -> None:
+    instruction = "Add a docstring to the method total"
+    assert not adds(instruction, read_mentions(instruction), {"total"})
+    instruction = "Add a method count() to Cart"
+    assert adds(instruction, read_mentions(instruction), {"Cart", "total"})
+
+
+def test_line_numbers_of_another_file_do_not_count() -> None:
+    assert numbered("see lines 3 to 5", "a.py") == [(2, 5)]
+    assert numbered('File "b.py", line 7', "a.py") == []
+    assert numbered('File "src/a.py", line 7', "a.py") == [(6, 7)]
