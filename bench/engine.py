@@ -9,6 +9,9 @@ llama.cpp takes part through `llama-cpp-python` where that is installed (it comp
 no dependency); the best of its 4-bit and 8-bit files counts, made from the same weights. Ours counts at its
 best precision too, and the table shows both, with the KL divergence from 32-bit floats that each costs.
 
+With `--model FILE.gguf` (or a model named `coder` in the library) a code model takes part as it is stored;
+`--llama FOLDER` names builds of llama.cpp that it is compared with, `--only-model` leaves out the rest.
+
     make bench-engine            # ARGS="--rounds 5" for steadier figures
 """
 
@@ -28,6 +31,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.llama_file import llama_files
+from bench.stored_row import stored_row
 from keystroke.config import load_settings
 from keystroke.engine.base import Interrupt
 from keystroke.engine.checkpoint import open_checkpoint
@@ -40,6 +44,7 @@ from keystroke.engine.speculative import FileDrafter, measure_verify_cost
 from keystroke.engine.speculative.adaptive import AdaptiveDrafter, drafter_for
 from keystroke.engine.tokenizer import load_tokenizer
 from keystroke.engine.tokenizer.incremental import IncrementalEncoder
+from keystroke.errors import NotFound
 
 ROOT = Path(__file__).parents[1]
 PROMPT = 150
@@ -292,13 +297,42 @@ def latency(ours: Ours, rounds: int) -> dict[str, float]:
     }
 
 
+def added_coder() -> Path | None:
+    """The file of the code model, where it was added to the library."""
+    try:
+        path = resolve("coder", load_settings())
+    except NotFound:
+        return None
+    files = [path] if path.is_file() else sorted(path.glob("*.gguf"))
+    return files[0] if files else None
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=3, help="how often the peers take turns")
+    parser.add_argument(
+        "--model", type=Path, help="a GGUF file to run as it is stored; coder if it was added"
+    )
+    parser.add_argument(
+        "--llama", type=Path, action="append", default=[], help="folder of llama.cpp libraries"
+    )
+    parser.add_argument("--threads", type=int, default=0, help="of every engine; one per core if left out")
+    parser.add_argument("--only-model", action="store_true", help="nothing but the row of --model")
     arguments = parser.parse_args()
     rounds = arguments.rounds
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = arguments.threads or cores
+    stored: dict[str, object] = {}
+    if (file := arguments.model or added_coder()) is not None:
+        text = "\n".join((ROOT / name).read_text() for name in SOURCES)
+        stored = stored_row(file, text, arguments.llama, rounds, threads)
+        for key, value in stored.items():
+            print(f"{key:28} {value}")
+    if arguments.only_model:
+        print(json.dumps(stored))
+        return
 
     path = resolve("smollm2", load_settings())
     ours = {name: Ours(path, name) for name in ("int4", "int8")}
@@ -306,7 +340,6 @@ def main() -> None:
     text = (ROOT / SOURCES[2]).read_text()
     tokens = tokenizer.encode(text)
     prompt = tokens[:PROMPT]
-    threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
     peers: dict[str, LlamaCpp] = {}
     try:
@@ -365,6 +398,7 @@ def main() -> None:
         json.dumps(
             {
                 **rounded,
+                **stored,
                 "decode_tok_s": {k: round(1 / median(v), 1) for k, v in decode.items()},
                 "kl": quality,
             }

@@ -90,7 +90,10 @@ def test_every_key_has_help_and_can_be_asked_for(home: Home) -> None:
         ("[generation]\ntemperature = nan\n", "must be a finite number, not nan"),
         ("[engine]\nkv_budget_mb = 1\n", "must be between 16 and 4000000, not 1"),
         ("[generation]\ntop_k = -1\n", "must be 0 or more"),
-        ("[model]\nprecision = 'int44'\n", "one of auto, int4, int8, fp16, fp32 (did you mean int4?)"),
+        (
+            "[model]\nprecision = 'int44'\n",
+            "one of auto, stored, int4, int8, fp16, fp32 (did you mean int4?)",
+        ),
         ("[speculation]\nenabled = 1\n", "must be true or false, not 1"),
         ("[assist]\nexclude = [1]\n", "must be a list of texts"),
         ("[paths]\nmodels = ''\n", "must be a path"),

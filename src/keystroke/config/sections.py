@@ -16,7 +16,8 @@ from typing import Any
 import platformdirs
 
 ENGINES = ("auto", "onnx", "cuda", "remote")
-PRECISIONS = ("auto", "int4", "int8", "fp16", "fp32")
+PRECISIONS = ("auto", "stored", "int4", "int8", "fp16", "fp32")
+KERNELS = ("auto", "portable")
 SPARSE = ("off", "auto", "always")
 KV_PRECISIONS = ("bf16", "int8")
 
@@ -47,8 +48,8 @@ class ModelSettings:
     deep: str | None = option(None, "model that follows instructions: edits, reviews, fixes")
     # None: like deep.
     chat: str | None = option(None, "model to talk with; the deep one if left out")
-    # auto: what the file holds, or int4 on a CPU where a float model would be too slow.
-    precision: str = option("auto", "weights are converted to this", choices=PRECISIONS)
+    # auto: as the file stores them, or int8 (int4 if large) on a CPU where a float model would be too slow.
+    precision: str = option("auto", "how weights are kept: stored, or converted to this", choices=PRECISIONS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,10 @@ class EngineSettings:
     kind: str = option("auto", "which engine runs local models", choices=ENGINES, guarded=True)
     # Physical cores: hyper-threads share the memory bandwidth that decoding waits for.
     threads: int = option(0, "CPU threads; 0 means one per physical core", least=0, most=1024)
+    # auto: compiled once for this very processor where a C compiler is found, which is twice as fast.
+    kernels: str = option(
+        "auto", "what multiplies stored weights on a CPU: portable compiles nothing", choices=KERNELS
+    )
     # A gigabyte holds several files' context of a small model and leaves a laptop its memory.
     kv_budget_mb: int = option(1024, "memory for KV caches, in MB", least=16, most=4_000_000)
     # On: speculation, prefix reuse and forks then give the very text of plain decoding, for a tenth of its

@@ -152,7 +152,7 @@ class ModelInfo:
     parameters: int
     weight_bytes: int
     kv_bytes_per_token: int
-    precision: str  # "int4", "int8", "fp16", "bf16", "fp32"
+    precision: str  # "stored", "int4", "int8", "fp16", "bf16", "fp32"
     bos: int | None = None
     eos: frozenset[int] = frozenset()
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, cast
 from keystroke.config import Settings, load_settings
 from keystroke.engine.base import Engine
 from keystroke.engine.card import card_languages
-from keystroke.engine.checkpoint import ModelSpec, extended, open_checkpoint
+from keystroke.engine.checkpoint import Checkpoint, ModelSpec, extended, open_checkpoint
 from keystroke.engine.checkpoint.gguf_header import held_header
 from keystroke.engine.library import Progress, silent
 from keystroke.engine.locate import resolve
@@ -27,8 +27,10 @@ from keystroke.errors import ConfigError, KeystrokeError, NotEnoughMemory
 if TYPE_CHECKING:
     from keystroke.engine.cuda.plan import KvPrecision
     from keystroke.engine.cuda.sparse import Sparse
+    from keystroke.engine.onnx.stored import Stored
 
-# Below this, four bits cost more quality than they save time; above, memory traffic decides.
+# A model that is not stored in blocks is rounded. Below this, four bits cost more quality than they save
+# time; above, memory traffic decides.
 FOUR_BITS_FROM = 3_000_000_000
 # A GPU reads 16-bit weights fast enough for what fits its memory; fewer bits are a choice.
 GPU_PRECISIONS: dict[str, Literal["bf16", "int8", "int4"]] = {
@@ -128,20 +130,26 @@ def _onnx(path: Path, precision: str, settings: Settings, progress: Progress) ->
     from keystroke.engine.onnx.convert import converted, stored_bytes
     from keystroke.engine.onnx.engine import OnnxEngine
     from keystroke.engine.onnx.precision import PRECISIONS
+    from keystroke.engine.onnx.stored import keeps_weights
 
+    stored = None
     with open_checkpoint(path) as checkpoint:
         if settings.engine.context > checkpoint.spec.context_length:
             checkpoint.spec = extended(checkpoint.spec, settings.engine.context)
         spec = checkpoint.spec
         if precision == "auto":
-            precision = "int4" if spec.parameters >= FOUR_BITS_FROM else "int8"
-        _check_memory(spec, stored_bytes(spec, PRECISIONS[precision]), precision)
-        model = converted(
-            checkpoint,
-            precision=precision,
-            progress=lambda done, total: progress(f"converting {spec.name} to {precision}", done, total),
-            cache=settings.paths.cache,
-        )
+            smaller = "int4" if spec.parameters >= FOUR_BITS_FROM else "int8"
+            precision = "stored" if keeps_weights(checkpoint) else smaller
+        if precision == "stored":
+            model, stored = _as_stored(checkpoint, settings, progress)
+        else:
+            _check_memory(spec, stored_bytes(spec, PRECISIONS[precision]), precision)
+            model = converted(
+                checkpoint,
+                precision=precision,
+                progress=lambda done, total: progress(f"converting {spec.name} to {precision}", done, total),
+                cache=settings.paths.cache,
+            )
     return OnnxEngine(
         model,
         spec,
@@ -150,7 +158,44 @@ def _onnx(path: Path, precision: str, settings: Settings, progress: Progress) ->
         kv_budget=settings.engine.kv_budget_mb << 20,
         context_length=settings.engine.context or None,
         exact=settings.engine.exact,
+        stored=stored,
     )
+
+
+def _as_stored(checkpoint: Checkpoint, settings: Settings, progress: Progress) -> tuple[Path, Stored | None]:
+    """The graph that runs a model's matrices as they are stored, and what it is completed with where our own
+    operators can be had. Raises ConfigError for matrices of other types."""
+    from keystroke.engine.onnx.convert import kept_as_stored
+    from keystroke.engine.onnx.native import library
+    from keystroke.engine.onnx.stored import (
+        TYPES,
+        Stored,
+        keeps_weights,
+        portable_bytes,
+        stored_tables,
+        suits_operators,
+    )
+
+    spec, cache = checkpoint.spec, settings.paths.cache
+    if not keeps_weights(checkpoint):
+        raise ConfigError(
+            f"{spec.name} has matrices that are not stored as {', '.join(TYPES)}; "
+            "set model.precision to int8 or int4, which converts them"
+        )
+    own = library(cache) if settings.engine.kernels == "auto" and suits_operators(checkpoint) else None
+    tables = stored_tables(checkpoint) if own is not None else {}
+    _check_memory(
+        spec,
+        sum(table.nbytes for table in tables.values()) if tables else portable_bytes(checkpoint),
+        "stored",
+    )
+    model = kept_as_stored(
+        checkpoint,
+        native=own is not None,
+        progress=lambda done, total: progress(f"laying out {spec.name}", done, total),
+        cache=cache,
+    )
+    return model, Stored(own, tables) if own is not None else None
 
 
 def _check_memory(spec: ModelSpec, need: int, precision: str) -> None:

@@ -112,8 +112,10 @@ def write_gguf(
     kind: GGMLQuantizationType = GGMLQuantizationType.F32,
     extra: dict[str, Any] | None = None,
     tensors: dict[str, np.ndarray[Any, Any]] | None = None,
+    replaced: dict[str, tuple[str, np.ndarray[Any, Any]]] | None = None,
 ) -> None:
-    """A GGUF file as llama.cpp's converter would lay it out: matrices as `kind`, vectors as float32."""
+    """A GGUF file as llama.cpp's converter would lay it out: matrices as `kind`, vectors as float32,
+    `replaced` tensors as the stored bytes of the type given with them."""
     config = model.config
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer = gguf.GGUFWriter(path, family)
@@ -151,12 +153,14 @@ def write_gguf(
             value = paired(value, config.num_key_value_heads)
         if family == "gemma3" and name.endswith("norm.weight"):
             value = value + 1  # as the converter does
-        if value.ndim == 1:
-            writer.add_tensor(gguf_name(name, family), np.ascontiguousarray(value))
+        stored_name = gguf_name(name, family)
+        if stored_name in (replaced or {}):
+            stored, data = (replaced or {})[stored_name]
+            writer.add_tensor(stored_name, data, raw_dtype=GGMLQuantizationType[stored])
+        elif value.ndim == 1:
+            writer.add_tensor(stored_name, np.ascontiguousarray(value))
         else:
-            writer.add_tensor(
-                gguf_name(name, family), gguf.quantize(np.ascontiguousarray(value), kind), raw_dtype=kind
-            )
+            writer.add_tensor(stored_name, gguf.quantize(np.ascontiguousarray(value), kind), raw_dtype=kind)
     for name, value in (tensors or {}).items():
         writer.add_tensor(name, value)
     writer.write_header_to_file()

@@ -23,12 +23,17 @@ from keystroke.errors import ContextOverflow, Interrupted, ModelDamaged, NotEnou
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "checkpoint"))
 from checkpoint_models import saved
+from stored_models import opened, write_stored
 
 VOCAB, CONTEXT = 96, 1024
 SAMPLED = Sampling(temperature=0.8, top_p=0.95, seed=11)
 
 
 def made(folder: Path, family: str, precision: str, **options: object) -> OnnxEngine:
+    if precision in ("native", "portable"):
+        path = folder / "model.gguf"
+        write_stored(path, family, ("Q4_K", "Q6_K", "Q5_K"), max_position_embeddings=CONTEXT)
+        return opened(path, folder / "cache", precision, **options)
     saved(
         folder, family, max_position_embeddings=CONTEXT, hidden_size=128, num_attention_heads=4, head_dim=32
     )
@@ -37,7 +42,17 @@ def made(folder: Path, family: str, precision: str, **options: object) -> OnnxEn
         return OnnxEngine(model, checkpoint.spec, precision=precision, threads=2, **options)  # type: ignore[arg-type]
 
 
-@pytest.fixture(scope="module", params=[("llama", "int8"), ("qwen2", "int4"), ("qwen3", "int8")], ids=str)
+ENGINES = [
+    ("llama", "int8"),
+    ("qwen2", "int4"),
+    ("qwen3", "int8"),
+    ("qwen2", "native"),
+    ("llama", "native"),
+    ("qwen3", "portable"),
+]
+
+
+@pytest.fixture(scope="module", params=ENGINES, ids=str)
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OnnxEngine]:
     family, precision = request.param
     with made(tmp_path_factory.mktemp(family), family, precision) as engine:

@@ -79,7 +79,7 @@ def kept(settings: Settings, environ: dict[str, str]) -> list[Kept]:
         Kept("converted", "models converted for this machine", (converted.folder,), True, converted.clear),
         Kept("tokenizers", "tokenizers, ready to load", (cache / "tokenizers",), True),
         Kept("probes", "how well models write edits", (cache / "probes.json",), True),
-        Kept("kernels", "kernels compiled for a GPU", (shared / "cuda",), True),
+        Kept("kernels", "kernels compiled for this machine", (shared / "cuda", cache / "native"), True),
         Kept("benchmarks", "what benchmarks fetched", tuple(sorted(shared.glob("bench-*"))), True),
         Kept("gateways", "left by gateways that have ended", tuple(_ended(state / "gateways")), True),
         Kept("models", "models you added or fetched", (library.folder,), False, partial(_forget, library)),

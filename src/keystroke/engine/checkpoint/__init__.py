@@ -10,6 +10,7 @@ from pathlib import Path
 from keystroke.engine.checkpoint.huggingface import HuggingFaceCheckpoint
 from keystroke.engine.checkpoint.rope import extended, inverse_frequencies, rope_tables
 from keystroke.engine.checkpoint.spec import (
+    EMBEDDING,
     Checkpoint,
     ModelSpec,
     Progress,
@@ -20,6 +21,7 @@ from keystroke.engine.checkpoint.spec import (
 from keystroke.errors import InputError, NotFound
 
 __all__ = [
+    "EMBEDDING",
     "Checkpoint",
     "ModelSpec",
     "Progress",

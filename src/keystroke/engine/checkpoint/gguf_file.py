@@ -116,6 +116,9 @@ class GGUFCheckpoint(Checkpoint):
             return _unpaired(data, spec.kv_heads), kind
         return data, kind
 
+    def storage(self, name: str) -> str:
+        return self.header.tensors[stored_name(name)].type.name
+
     def tensor(self, name: str) -> npt.NDArray[np.float32]:
         data, kind = self.raw(name)
         if data.dtype != np.uint8:

@@ -178,6 +178,10 @@ class Checkpoint(ABC):
         """One tensor as stored, and its type: "F32", "F16", "BF16" (as uint16), or a GGUF block type such as
         "Q4_K" (rows of bytes). Rows are in Hugging Face's order."""
 
+    def storage(self, name: str) -> str:
+        """The type of one tensor, as `raw` names it."""
+        return self.raw(name)[1]
+
     @abstractmethod
     def fingerprint(self) -> str:
         """A content hash that reads a few megabytes whatever the size: sizes, headers, and blocks spread over

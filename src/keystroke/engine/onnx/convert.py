@@ -7,17 +7,24 @@ found without loading what would build it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import platformdirs
 
 from keystroke.engine.checkpoint import Checkpoint, ModelSpec, tensor_shapes
 from keystroke.engine.onnx.cache import Cache
-from keystroke.engine.onnx.precision import FORMAT, PRECISIONS, Precision
+from keystroke.engine.onnx.precision import FORMAT, OPERATORS, PRECISIONS, STORED, Precision
+from keystroke.engine.onnx.stored import portable_bytes
 from keystroke.errors import ConfigError
+
+if TYPE_CHECKING:
+    import onnx
+
+    from keystroke.engine.onnx.data_file import DataFile
 
 MODEL, WEIGHTS = "model.onnx", "weights.bin"
 Progress = Callable[[int, int], None]
@@ -37,30 +44,63 @@ def converted(
             f"{precision!r} is not a precision of this engine; choose one of {known}", param="precision"
         )
 
+    def build(sink: DataFile) -> onnx.ModelProto:
+        from keystroke.engine.onnx.graph import Builder  # here: a converted model is run without `onnx`
+
+        return Builder(checkpoint, chosen, sink, progress).model()
+
+    kv = np.dtype(chosen.kv).name  # differs between machines, which may share a home folder
+    settings = {"precision": asdict(chosen), "kv": kv}
+    return _kept(checkpoint, chosen.name, settings, build, stored_bytes(checkpoint.spec, chosen), cache)
+
+
+def kept_as_stored(
+    checkpoint: Checkpoint, *, native: bool, progress: Progress | None = None, cache: Path | None = None
+) -> Path:
+    """The ONNX model that runs this checkpoint's matrices as they are stored: a graph alone with our own
+    operators (`native`), a graph and a copy of the matrices in another order with the runtime's. The
+    checkpoint must be one that `keeps_weights`. Raises ModelError as `converted` does."""
+
+    def build(sink: DataFile) -> onnx.ModelProto:
+        if native:
+            from keystroke.engine.onnx.stored_graph import StoredBuilder
+
+            return StoredBuilder(checkpoint, STORED, sink, progress).model()
+        from keystroke.engine.onnx.portable_graph import PortableBuilder
+
+        return PortableBuilder(checkpoint, STORED, sink, progress).model()
+
+    settings = {
+        "precision": "stored",
+        "operators": OPERATORS if native else 0,
+        "kv": np.dtype(STORED.kv).name,
+    }
+    room = small_bytes(checkpoint) + (0 if native else portable_bytes(checkpoint))
+    return _kept(checkpoint, "stored" if native else "portable", settings, build, room, cache)
+
+
+def _kept(
+    checkpoint: Checkpoint,
+    label: str,
+    settings: Mapping[str, object],
+    build: Callable[[DataFile], onnx.ModelProto],
+    room: int,
+    cache: Path | None,
+) -> Path:
+    """The model that `build` makes of this checkpoint, from the cache if it is there."""
+
     def make(folder: Path) -> None:
-        from keystroke.engine.onnx import graph  # here: a converted model is run without `onnx`
         from keystroke.engine.onnx.data_file import DataFile
 
         with (folder / WEIGHTS).open("wb") as file:
-            model = graph.build(checkpoint, chosen, DataFile(file, WEIGHTS), progress)
+            model = build(DataFile(file, WEIGHTS))
         (folder / MODEL).write_bytes(model.SerializeToString())
 
-    settings = {
-        "weights": checkpoint.fingerprint(),
-        "spec": repr(
-            replace(checkpoint.spec, name="")
-        ),  # an extended context changes the graph, a name does not
-        "precision": asdict(chosen),
-        "kv": np.dtype(chosen.kv).name,  # differs between machines, which may share a home folder
-        "format": FORMAT,
-    }
-    place = model_cache(cache).entry(
-        f"{checkpoint.spec.name}-{precision}",
-        json.dumps(settings, sort_keys=True),
-        make,
-        stored_bytes(checkpoint.spec, chosen),
-    )
-    return place / MODEL
+    # An extended context changes the graph, a name does not.
+    spec = repr(replace(checkpoint.spec, name=""))
+    key = {"weights": checkpoint.fingerprint(), "spec": spec, "format": FORMAT, **settings}
+    name = f"{checkpoint.spec.name}-{label}"
+    return model_cache(cache).entry(name, json.dumps(key, sort_keys=True), make, room) / MODEL
 
 
 def model_cache(folder: Path | None = None) -> Cache:
@@ -83,3 +123,10 @@ def stored_bytes(spec: ModelSpec, precision: Precision) -> int:
         )  # a scale and at most one zero point
         total += rows * columns * bits // 8 + overhead if bits else rows * columns * wide
     return total + sum(4 * shape[0] for shape in shapes.values() if len(shape) == 1)
+
+
+def small_bytes(checkpoint: Checkpoint) -> int:
+    """What a graph takes besides its matrices: rotary tables, norms and biases in single precision."""
+    spec = checkpoint.spec
+    vectors = sum(shape[0] for shape in tensor_shapes(spec).values() if len(shape) == 1)
+    return 4 * (spec.context_length * spec.head_dim + vectors) + (1 << 20)

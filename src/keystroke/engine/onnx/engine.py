@@ -16,7 +16,8 @@ from keystroke.engine.base import Engine, EngineStats, Interrupt, ModelInfo
 from keystroke.engine.checkpoint import ModelSpec
 from keystroke.engine.host import HostSession
 from keystroke.engine.onnx.kv import Buffers, Pool
-from keystroke.engine.onnx.precision import MIN_ATTENTION_ROWS, PRECISIONS
+from keystroke.engine.onnx.precision import MIN_ATTENTION_ROWS
+from keystroke.engine.onnx.stored import Stored
 from keystroke.engine.prefix import PrefixCache, common_prefix
 from keystroke.errors import EngineError, Interrupted, ModelDamaged, NotEnoughMemory
 
@@ -37,11 +38,18 @@ class OnnxEngine(Engine):
         kv_budget: int = 4 << 30,
         context_length: int | None = None,
         exact: bool = True,
+        stored: Stored | None = None,
     ) -> None:
+        """`stored` completes a graph that was built without its weights. Raises ModelDamaged."""
         self.spec = spec
         self.exact = exact
-        self._runtime = _open(model, threads)
-        kv: np.dtype[np.floating] = np.dtype(PRECISIONS[precision].kv)
+        tables = stored.tables if stored is not None else {}
+        self._tables = {name: ort.OrtValue.ortvalue_from_numpy(table) for name, table in tables.items()}
+        self._runtime = _open(model, threads, stored)
+        kinds = {each.name: each.type for each in self._runtime.get_inputs()}
+        kv: np.dtype[np.floating] = np.dtype(np.float16 if "float16" in kinds["key.0"] else np.float32)
+        self._padded = "pad" in kinds
+        self._returns_kv = len(self._runtime.get_outputs()) > 1
         self.pool = Pool(spec, kv, kv_budget, make_room=lambda: self.cache.drop_oldest())
         width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
         self._pads = [np.zeros((1, rows, width), dtype=kv) for rows in range(MIN_ATTENTION_ROWS)]
@@ -65,7 +73,8 @@ class OnnxEngine(Engine):
             vocab_size=spec.vocab_size,
             layers=spec.layers,
             parameters=spec.parameters,
-            weight_bytes=sum(file.stat().st_size for file in model.parent.iterdir() if file.is_file()),
+            weight_bytes=sum(file.stat().st_size for file in model.parent.iterdir() if file.is_file())
+            + sum(table.nbytes for table in tables.values()),
             kv_bytes_per_token=self.pool.bytes_for(1),
             precision=precision,
             bos=spec.bos,
@@ -97,21 +106,26 @@ class OnnxEngine(Engine):
         self._scratch.clear()
         self._logits.clear()
         del self._runtime
+        self._tables.clear()
 
     # For sessions
 
     def binding(self, buffers: Buffers) -> Binding:
         binding = self._runtime.io_binding()
         binding.bind_ortvalue_input("last", self.last_value)
-        binding.bind_ortvalue_input("total", self.total_value)
+        for name, table in self._tables.items():
+            binding.bind_ortvalue_input(name, table)
+        if self._padded:
+            binding.bind_ortvalue_input("total", self.total_value)
         for layer in range(self.spec.layers):
             for kind, value in (("key", buffers.values[2 * layer]), ("value", buffers.values[2 * layer + 1])):
                 binding.bind_ortvalue_input(f"{kind}.{layer}", value)
-                binding.bind_ortvalue_output(f"new_{kind}.{layer}", value)
+                if self._returns_kv:
+                    binding.bind_ortvalue_output(f"new_{kind}.{layer}", value)
         return Binding(binding)
 
     def padding(self, rows: int) -> int:
-        return max(MIN_ATTENTION_ROWS - rows, 0) if self.exact else 0
+        return max(MIN_ATTENTION_ROWS - rows, 0) if self.exact and self._padded else 0
 
     def run(
         self, bound: Binding, tokens: Sequence[int], start: int, rows: int, interrupt: Interrupt | None
@@ -133,8 +147,9 @@ class OnnxEngine(Engine):
             binding = bound.binding
             binding.bind_ortvalue_input("input_ids", scratch.value)
             binding.bind_ortvalue_input("logit_rows", scratch.asked(rows))
-            binding.bind_ortvalue_input("count", scratch.count)
-            binding.bind_ortvalue_input("pad", self._pad_values[padding])
+            if self._padded:
+                binding.bind_ortvalue_input("count", scratch.count)
+                binding.bind_ortvalue_input("pad", self._pad_values[padding])
             binding.bind_ortvalue_output("logits", found[1])
         scratch.ids[0, :] = tokens
         self.last[0] = start + count + padding - 1
@@ -289,7 +304,7 @@ class _Rows:
         return value
 
 
-def _open(model: Path, threads: int) -> ort.InferenceSession:
+def _open(model: Path, threads: int, stored: Stored | None) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -297,6 +312,8 @@ def _open(model: Path, threads: int) -> ort.InferenceSession:
     # Threads may spin inside a run but not between runs: an idle editor must not cost a core.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     try:
+        if stored is not None:
+            options.register_custom_ops_library(str(stored.library))
         return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
     except Exception as error:
         raise ModelDamaged(

@@ -37,13 +37,14 @@ class WeightSink(Protocol):
 Progress = Callable[[int, int], None]
 
 
-def build(
-    checkpoint: Checkpoint, precision: Precision, sink: WeightSink, progress: Progress | None = None
-) -> onnx.ModelProto:
-    return _Builder(checkpoint, precision, sink, progress).model()
+class Builder:
+    """One graph. How matrices are stored and which operators read them is in `_embed`, `_linear`, `_mlp` and
+    `_attend`, which others replace; the network itself is written here once."""
 
+    domains: tuple[str, ...] = (MICROSOFT,)
+    returns_kv = True  # whether attention gives back the keys and values it appended to
+    padding = MIN_ATTENTION_ROWS  # positions that attention may see behind the context
 
-class _Builder:
     def __init__(
         self, checkpoint: Checkpoint, precision: Precision, sink: WeightSink, progress: Progress | None
     ) -> None:
@@ -55,6 +56,15 @@ class _Builder:
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: list[TensorProto] = []
         self._done = 0
+
+    @property
+    def kv(self) -> type[np.float16] | type[np.float32]:
+        return self.precision.kv
+
+    @property
+    def rotation(self) -> type[np.float16] | type[np.float32]:
+        """What the rotary tables are kept in."""
+        return self.kv
 
     def model(self) -> onnx.ModelProto:
         spec = self.spec
@@ -83,7 +93,7 @@ class _Builder:
     # Parts of the network
 
     def _tables(self) -> None:
-        spec, length = self.spec, self.spec.context_length + MIN_ATTENTION_ROWS
+        spec, length = self.spec, self.spec.context_length + self.padding
         tables = {"rope": rope_tables(spec, length)}
         if spec.window_rope is not None:
             tables["rope.window"] = rope_tables(replace(spec, rope=spec.window_rope), length)
@@ -91,8 +101,8 @@ class _Builder:
             cos, sin = tables["rope"]
             tables["rope.none"] = (np.ones_like(cos), np.zeros_like(sin))
         for name, (cos, sin) in tables.items():
-            self._weight(f"{name}.cos", cos.astype(self.precision.kv))
-            self._weight(f"{name}.sin", sin.astype(self.precision.kv))
+            self._weight(f"{name}.cos", cos.astype(self.rotation))
+            self._weight(f"{name}.sin", sin.astype(self.rotation))
 
     def _rope(self, layer: int) -> list[str]:
         """The tables by which a layer rotates."""
@@ -125,7 +135,11 @@ class _Builder:
         qkv = self._linear(f"{name}.qkv", x, projections, bias=spec.qkv_bias)
         if spec.qk_norm:
             qkv = self._normed_heads(name, prefix, qkv)
-        half = self.precision.kv is np.float16
+        out = self._attend(layer, name, qkv)
+        return self._linear(f"{name}.o", out, [f"{prefix}.self_attn.o_proj"], bias=spec.o_bias)
+
+    def _attend(self, layer: int, name: str, qkv: str) -> str:
+        spec, half = self.spec, self.kv is np.float16
         if half:
             (qkv,) = self._node("Cast", [qkv], [f"{name}.half"], to=TensorProto.FLOAT16)
         (qkv,) = self._node("Concat", [qkv, "pad"], [f"{name}.padded"], axis=1)
@@ -144,7 +158,7 @@ class _Builder:
         (out,) = self._node("Slice", [out, "zero", "count", "one"], [f"{name}.rows"])
         if half:
             (out,) = self._node("Cast", [out], [f"{name}.float"], to=TensorProto.FLOAT)
-        return self._linear(f"{name}.o", out, [f"{prefix}.self_attn.o_proj"], bias=spec.o_bias)
+        return out
 
     def _normed_heads(self, name: str, prefix: str, qkv: str) -> str:
         """Qwen3 normalises each query and key head before the rotation."""
@@ -168,12 +182,15 @@ class _Builder:
         bias = self.spec.mlp_bias
         both = self._linear(f"{name}.in", x, [f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj"], bias=bias)
         gate, up = self._node("Split", [both], [f"{name}.gate", f"{name}.up"], axis=-1, num_outputs=2)
+        hidden = self._gated(name, gate, up)
+        return self._linear(f"{name}.down", hidden, [f"{prefix}.mlp.down_proj"], bias=bias)
+
+    def _gated(self, name: str, gate: str, up: str) -> str:
         if self.spec.activation == "gelu":
             (active,) = self._node("Gelu", [gate], [f"{name}.gelu"], approximate="tanh")
         else:
             (active,) = self._node("QuickGelu", [gate], [f"{name}.silu"], domain=MICROSOFT, alpha=1.0)
-        (hidden,) = self._node("Mul", [active, up], [f"{name}.hidden"])
-        return self._linear(f"{name}.down", hidden, [f"{prefix}.mlp.down_proj"], bias=bias)
+        return self._node("Mul", [active, up], [f"{name}.hidden"])[0]
 
     def _head(self, mlp: str, residual: str) -> None:
         (last_mlp,) = self._node("Gather", [mlp, "logit_rows"], ["head.mlp"], axis=1)
@@ -276,26 +293,34 @@ class _Builder:
             total = self.spec.parameters + (self.spec.vocab_size * self.spec.hidden if self.spec.tied else 0)
             self.progress(min(self._done, total), total)
 
+    def _further_inputs(self) -> list[onnx.ValueInfoProto]:
+        """What the operators of this builder ask for besides."""
+        width = (self.spec.heads + 2 * self.spec.kv_heads) * self.spec.head_dim
+        kv = helper.np_dtype_to_tensor_dtype(np.dtype(self.kv))
+        return [
+            helper.make_tensor_value_info("total", TensorProto.INT32, [1]),
+            helper.make_tensor_value_info("count", TensorProto.INT64, [1]),
+            helper.make_tensor_value_info("pad", kv, [1, "padding", width]),
+        ]
+
     def _assemble(self) -> onnx.ModelProto:
         spec = self.spec
         cache = [1, spec.kv_heads, "capacity", spec.head_dim]
-        width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
-        kv = helper.np_dtype_to_tensor_dtype(np.dtype(self.precision.kv))
+        kv = helper.np_dtype_to_tensor_dtype(np.dtype(self.kv))
         inputs = [
             helper.make_tensor_value_info("input_ids", TensorProto.INT64, [1, "rows"]),
-            helper.make_tensor_value_info("last", TensorProto.INT32, [1]),
-            helper.make_tensor_value_info("total", TensorProto.INT32, [1]),
             helper.make_tensor_value_info("logit_rows", TensorProto.INT64, ["asked"]),
-            helper.make_tensor_value_info("count", TensorProto.INT64, [1]),
-            helper.make_tensor_value_info("pad", kv, [1, "padding", width]),
+            helper.make_tensor_value_info("last", TensorProto.INT32, [1]),
+            *self._further_inputs(),
         ]
         outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["asked", spec.vocab_size])]
         for layer in range(spec.layers):
             for kind in ("key", "value"):
                 inputs.append(helper.make_tensor_value_info(f"{kind}.{layer}", kv, cache))
-                outputs.append(helper.make_tensor_value_info(f"new_{kind}.{layer}", kv, cache))
+                if self.returns_kv:
+                    outputs.append(helper.make_tensor_value_info(f"new_{kind}.{layer}", kv, cache))
         graph = helper.make_graph(
             self.nodes, spec.name or spec.architecture, inputs, outputs, self.initializers
         )
-        opsets = [helper.make_opsetid("", 21), helper.make_opsetid(MICROSOFT, 1)]
+        opsets = [helper.make_opsetid("", 21), *(helper.make_opsetid(each, 1) for each in self.domains)]
         return helper.make_model(graph, opset_imports=opsets, ir_version=10)

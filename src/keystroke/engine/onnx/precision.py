@@ -21,6 +21,7 @@ KV_DTYPE: type[np.float16] | type[np.float32] = (
 # speculation, prefix reuse and forks give the very text of plain decoding. Fewer are padded, for attention.
 MIN_ATTENTION_ROWS = 3
 FORMAT = 2  # part of the cache key: raise it whenever the graph changes
+OPERATORS = 2  # likewise for graphs of our own operators: raise it with what those ask for
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,8 @@ class Precision:
         return KV_DTYPE if self.body_bits else np.float32
 
 
+# The matrices of a GGUF file as they are, in whatever types they are stored.
+STORED = Precision("stored", body_bits=4, head_bits=8, block=32, symmetric=True)
 PRECISIONS = {
     # The head decides between near-ties, and four bits there cost as much quality as everywhere else.
     "int4": Precision("int4", body_bits=4, head_bits=8, block=32, symmetric=False),

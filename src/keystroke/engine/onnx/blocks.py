@@ -1,0 +1,147 @@
+"""Weights of a GGUF file, laid out anew for ONNX Runtime's own operators without changing one of them.
+
+Law: bytes in, arrays out; knows no model, graph or file. A weight of a block is
+    scale * (code - half) + offset
+with codes of 4 or 8 bits, `half` the middle of their range, and an offset where the format has a minimum.
+Nothing is rounded but the sum of two single-precision numbers that makes an offset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+UInt8 = npt.NDArray[np.uint8]
+Float32 = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """`packed` [rows, blocks, block * bits / 8] and `scales` [rows * blocks], as MatMulNBits reads them;
+    `offsets`, if any, [rows, columns / 32]."""
+
+    bits: int
+    block: int
+    packed: UInt8
+    scales: Float32
+    offsets: Float32 | None
+
+
+def blocks_of(stored: UInt8, kind: str) -> Blocks:
+    """The rows of one matrix, `stored` [rows, bytes] being of GGUF's type `kind`."""
+    return _READERS[kind](stored)
+
+
+def _q4_0(stored: UInt8) -> Blocks:
+    block = _cut(stored, 18)
+    return _made(4, _lower_then_upper(block[..., 2:]), _half(block, 0))
+
+
+def _q4_1(stored: UInt8) -> Blocks:
+    block = _cut(stored, 20)
+    scale = _half(block, 0)
+    return _made(4, _lower_then_upper(block[..., 4:]), scale, _half(block, 2) + 8 * scale)
+
+
+def _q5_0(stored: UInt8) -> Blocks:
+    block = _cut(stored, 22)
+    return _made(8, _with_fifth_bits(block[..., 6:], block[..., 2:6]) + 112, _half(block, 0))
+
+
+def _q5_1(stored: UInt8) -> Blocks:
+    block = _cut(stored, 24)
+    scale = _half(block, 0)
+    codes = _with_fifth_bits(block[..., 8:], block[..., 4:8]) + 112
+    return _made(8, codes, scale, _half(block, 2) + 16 * scale)
+
+
+def _q8_0(stored: UInt8) -> Blocks:
+    block = _cut(stored, 34)
+    return _made(8, block[..., 2:] ^ np.uint8(0x80), _half(block, 0))
+
+
+def _q4_k(stored: UInt8) -> Blocks:
+    unit = _cut(stored, 144)
+    scale, minimum = _six_bit_scales(unit)
+    return _made(4, _pairs_of_blocks(unit[..., 16:]), scale, 8 * scale - minimum)
+
+
+def _q5_k(stored: UInt8) -> Blocks:
+    unit = _cut(stored, 176)
+    scale, minimum = _six_bit_scales(unit)
+    fifth = (unit[..., None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None]) & 1
+    codes = _pairs_of_blocks(unit[..., 48:]) + (fifth << 4) + 112
+    return _made(8, codes, scale, 16 * scale - minimum)
+
+
+def _q6_k(stored: UInt8) -> Blocks:
+    unit = _cut(stored, 210)
+    low = unit[..., :128].reshape(*unit.shape[:-1], 2, 2, 32)  # half, piece, weight
+    high = unit[..., None, 128:192].reshape(*unit.shape[:-1], 2, 1, 32)
+    four = np.concatenate([low & 15, low >> 4], axis=-2)
+    two = (high >> np.array([[0], [2], [4], [6]], np.uint8)) & 3
+    codes = (four | two << 4).reshape(*unit.shape[:-1], 16, 16) + 96
+    scale = _half(unit, 208) * unit[..., 192:208].view(np.int8).astype(np.float32)
+    return _made(8, codes, scale)
+
+
+_READERS: dict[str, Callable[[UInt8], Blocks]] = {
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+}
+
+
+def _made(bits: int, codes: UInt8, scale: Float32, offset: Float32 | None = None) -> Blocks:
+    """`codes` [rows, ..., block]; `scale` and `offset` one a block."""
+    rows, block = codes.shape[0], codes.shape[-1]
+    codes = codes.reshape(rows, -1, block)
+    if bits == 4:
+        codes = codes[..., 0::2] | codes[..., 1::2] << np.uint8(4)
+    return Blocks(
+        bits,
+        block,
+        np.ascontiguousarray(codes),
+        np.ascontiguousarray(scale, np.float32).ravel(),
+        offset.reshape(rows, -1) if offset is not None else None,
+    )
+
+
+def _cut(stored: UInt8, size: int) -> UInt8:
+    return stored.reshape(stored.shape[0], -1, size)
+
+
+def _half(block: UInt8, at: int) -> Float32:
+    """The half-precision number at byte `at` of every block, [rows, blocks, 1]."""
+    return np.ascontiguousarray(block[..., at : at + 2]).view("<f2").astype(np.float32)
+
+
+def _lower_then_upper(codes: UInt8) -> UInt8:
+    return np.concatenate([codes & 15, codes >> 4], axis=-1)
+
+
+def _with_fifth_bits(codes: UInt8, fifth: UInt8) -> UInt8:
+    bits = np.unpackbits(fifth, axis=-1, bitorder="little")
+    return _lower_then_upper(codes) | bits << np.uint8(4)
+
+
+def _pairs_of_blocks(codes: UInt8) -> UInt8:
+    """Eight blocks of 32 from 128 bytes: each 32 hold one in their lower and one in their upper halves."""
+    pairs = codes.reshape(*codes.shape[:-1], 4, 1, 32)
+    return np.concatenate([pairs & 15, pairs >> 4], axis=-2).reshape(*codes.shape[:-1], 8, 32)
+
+
+def _six_bit_scales(unit: UInt8) -> tuple[Float32, Float32]:
+    """Scale and minimum of each of a unit's eight blocks: 6-bit multiples of two half-precision numbers."""
+    a, b, c = unit[..., 4:8], unit[..., 8:12], unit[..., 12:16]
+    scales = np.concatenate([a & 63, (c & 15) | (a >> 6) << 4], axis=-1)
+    minima = np.concatenate([b & 63, (c >> 4) | (b >> 6) << 4], axis=-1)
+    return _half(unit, 0) * scales.astype(np.float32), _half(unit, 2) * minima.astype(np.float32)

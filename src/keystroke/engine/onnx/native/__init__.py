@@ -1,0 +1,94 @@
+"""Operators of our own, compiled for the very processor they will run on.
+
+Law: knows compilers and files, nothing of models. Compiles nothing but the C source beside it, into a folder
+that is the user's alone. Where there is no compiler, or the processor lacks the vectors that the operators
+are written in, or what was compiled does not pass its own check, there is no library and the caller goes
+without.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+_FOLDER = Path(__file__).parent
+_SOURCE = _FOLDER / "operators.c"
+# -march=native: the library never leaves this machine, so it may use all of its processor.
+_FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fPIC", "-shared", "-fvisibility=hidden")
+_VECTORS = frozenset({"__AVX2__", "__FMA__", "__F16C__"})  # the least that vector.h is written for
+_PATIENCE = 60  # seconds; compiling takes three
+# In a process of its own: an instruction that the compiler believes in and the machine does not have ends it.
+_CHECK = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).self_check())"
+
+
+@functools.cache
+def library(cache: Path) -> Path | None:
+    """The compiled operators, made the first time this processor, compiler and source meet; None where that
+    cannot be done. Never raises: whatever a compiler may suffer from, the caller has another way."""
+    try:
+        return _made(cache / "native")
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+
+
+def _made(folder: Path) -> Path | None:
+    compiler = _compiler()
+    if compiler is None:
+        return None
+    macros = _output([*compiler, "-march=native", "-dM", "-E", "-x", "c", os.devnull])
+    if not set(macros.decode(errors="replace").split()) >= _VECTORS:
+        return None
+    digest = hashlib.sha256(
+        b"\0".join([macros, " ".join(_FLAGS).encode(), *map(Path.read_bytes, _sources())])
+    )
+    place = folder / f"operators-{digest.hexdigest()[:20]}.so"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not _private(folder):
+        return None
+    if not place.exists():
+        with tempfile.TemporaryDirectory(prefix="making-", dir=folder) as making:
+            partial = Path(making) / place.name
+            _output([*compiler, *_FLAGS, "-o", str(partial), str(_SOURCE), "-lm"])
+            _output([sys.executable, "-I", "-S", "-c", _CHECK, str(partial)])
+            partial.replace(place)  # whole or absent, whoever else compiles at the same time
+    return place
+
+
+def _private(folder: Path) -> bool:
+    """Whether nobody but us can have put a library here for us to load: what lies in a folder that others
+    could write to is thrown away."""
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        return False
+    if found.st_mode & 0o077:
+        shutil.rmtree(folder)
+        folder.mkdir(mode=0o700)
+    return True
+
+
+def _sources() -> list[Path]:
+    return sorted(path for path in _FOLDER.iterdir() if path.suffix in (".c", ".h"))
+
+
+def _compiler() -> list[str] | None:
+    """The command that compiles C here: $CC, or the usual names."""
+    chosen = shlex.split(os.environ.get("CC", ""))
+    for command in (chosen, ["cc"], ["gcc"], ["clang"]):
+        if command and shutil.which(command[0]):
+            return command
+    return None
+
+
+def _output(command: list[str]) -> bytes:
+    done = subprocess.run(
+        command, capture_output=True, check=True, timeout=_PATIENCE, stdin=subprocess.DEVNULL
+    )
+    return done.stdout

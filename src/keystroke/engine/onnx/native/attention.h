@@ -1,0 +1,238 @@
+/* Attention over keys and values that are kept in half precision.
+ *
+ * Law: like a product, a row's result depends on nothing but that row and the keys and values before it. Keys
+ * are met in runs of CHUNK at fixed positions, chunks in spans of SPAN; each span keeps its own maximum and
+ * sum, and spans are merged in order. So any number of rows, threads and cuts gives the same bits.
+ */
+#pragma once
+#include "vector.h"
+#include <stdlib.h>
+
+enum {
+    CHUNK = 4 * LANES, /* keys at once */
+    SPAN = 1024,       /* keys that one thread goes through */
+    MOST_QUERIES = 64, /* queries that share a chunk while it is unpacked */
+    MOST_WIDTH = 256,  /* of a head; a multiple of LANES */
+};
+
+typedef struct {
+    size_t rows, heads, kv_heads, width, capacity, first; /* `first`: the position of the first row */
+    size_t window; /* how many keys back, its own included, a row sees; 0: all */
+    const float *mixed; /* [rows][(heads + 2 * kv_heads) * width]: queries, keys, values */
+    const float *cosines, *sines; /* [positions][width / 2] */
+    uint16_t *keys, *values; /* [kv_heads][capacity][width] */
+    float *out; /* [rows][heads * width] */
+    float scale;
+    /* made on the way */
+    size_t padded, group, tile_rows, tiles, spans; /* `padded`: the width in whole vectors */
+    float *queries; /* [kv_heads][rows][group][padded], rotated and scaled */
+    float *parts; /* [rows][heads][spans][padded + 2]: weighted values, then maximum and sum */
+} Attention;
+
+INLINE size_t part_size(const Attention *a) { return a->padded + 2; }
+
+INLINE void rotated(const Attention *a, const float *head, size_t position, float scale, float *out) {
+    size_t half = a->width / 2;
+    const float *cosine = a->cosines + position * half, *sine = a->sines + position * half;
+    for (size_t i = 0; i < half; i++) {
+        float x = head[i], y = head[half + i];
+        out[i] = (x * cosine[i] - y * sine[i]) * scale;
+        out[half + i] = (y * cosine[i] + x * sine[i]) * scale;
+    }
+}
+
+/* Rotate the queries of one row, append its key and its value. */
+static void take_in(void *data, size_t row) {
+    Attention *a = data;
+    const float *head = a->mixed + row * (a->heads + 2 * a->kv_heads) * a->width;
+    size_t position = a->first + row;
+    float key[MOST_WIDTH] = {0};
+    for (size_t h = 0; h < a->heads; h++, head += a->width) {
+        float *out = a->queries + ((h / a->group * a->rows + row) * a->group + h % a->group) * a->padded;
+        memset(out, 0, a->padded * sizeof *out);
+        rotated(a, head, position, a->scale, out);
+    }
+    for (size_t h = 0; h < 2 * a->kv_heads; h++, head += a->width) {
+        uint16_t *kept = (h < a->kv_heads ? a->keys : a->values) + (h % a->kv_heads * a->capacity + position) * a->width;
+        if (h < a->kv_heads) rotated(a, head, position, 1.0f, key);
+        else memcpy(key, head, a->width * sizeof *key);
+        for (size_t i = 0; i < a->width; i++) kept[i] = _cvtss_sh(key[i], _MM_FROUND_TO_NEAREST_INT);
+    }
+}
+
+/* LANES halves of a row from `d` on, zeros behind its end. */
+INLINE floats kept_at(const uint16_t *row, size_t d, size_t width) {
+    if (d + LANES <= width) return halves_at(row + d);
+    uint16_t rest[LANES] = {0};
+    memcpy(rest, row + d, (width - d) * sizeof *rest);
+    return halves_at(rest);
+}
+
+/* `count` keys and values from `from` on. Keys are turned: keys[d] holds number d of every key. */
+INLINE void unpack_chunk(const Attention *a, size_t kv_head, size_t from, size_t count,
+                         float (*keys)[CHUNK], float *values) {
+    float row[LANES][MOST_WIDTH] __attribute__((aligned(64)));
+    size_t start = (kv_head * a->capacity + from) * a->width;
+    for (size_t k = 0; k < count; k += LANES) {
+        size_t some = count - k < LANES ? count - k : LANES;
+        for (size_t i = 0; i < LANES; i++) {
+            size_t at = start + (k + (i < some ? i : 0)) * a->width; /* behind the last, any will do: unseen */
+            for (size_t d = 0; d < a->padded; d += LANES) {
+                put_floats(row[i] + d, kept_at(a->keys + at, d, a->width));
+                if (i < some) put_floats(values + (k + i) * a->padded + d, kept_at(a->values + at, d, a->width));
+            }
+        }
+        for (size_t d = 0; d < a->padded; d += 4) {
+            ints column[4];
+            turned((const uint8_t *)(row[0] + d), sizeof row[0], column);
+            for (size_t i = 0; i < 4; i++) put_ints(keys[d + i] + k, column[i]);
+        }
+    }
+}
+
+enum { SCORED = LANES == 16 ? 4 : 2 }; /* queries whose scores stay in registers */
+
+INLINE void score(const float (*keys)[CHUNK], const float *query, size_t padded, const int count, float (*scores)[CHUNK]) {
+    floats total[SCORED][4];
+    for (int q = 0; q < count; q++) {
+        for (int i = 0; i < 4; i++) total[q][i] = same(0);
+    }
+    for (size_t d = 0; d < padded; d++) {
+        floats key[4];
+        for (int i = 0; i < 4; i++) key[i] = floats_at(keys[d] + i * LANES);
+        for (int q = 0; q < count; q++) {
+            floats number = same(query[(size_t)q * padded + d]);
+            for (int i = 0; i < 4; i++) total[q][i] = times_plus(number, key[i], total[q][i]);
+        }
+    }
+    for (int q = 0; q < count; q++) {
+        for (int i = 0; i < 4; i++) put_floats(scores[q] + i * LANES, total[q][i]);
+    }
+}
+
+/* out [count][padded] += weights [count][CHUNK] . values [keys][padded], four vectors of the width at a time. */
+INLINE void weigh(const float *values, size_t keys, size_t padded, const float (*weights)[CHUNK], const int count,
+                  const int vectors, size_t d, float *out, size_t stride) {
+    floats total[SCORED][4];
+    for (int q = 0; q < count; q++) {
+        for (int i = 0; i < vectors; i++) total[q][i] = floats_at(out + (size_t)q * stride + d + (size_t)i * LANES);
+    }
+    for (size_t k = 0; k < keys; k++) {
+        floats value[4];
+        for (int i = 0; i < vectors; i++) value[i] = floats_at(values + k * padded + d + (size_t)i * LANES);
+        for (int q = 0; q < count; q++) {
+            floats weight = same(weights[q][k]);
+            for (int i = 0; i < vectors; i++) total[q][i] = times_plus(weight, value[i], total[q][i]);
+        }
+    }
+    for (int q = 0; q < count; q++) {
+        for (int i = 0; i < vectors; i++) put_floats(out + (size_t)q * stride + d + (size_t)i * LANES, total[q][i]);
+    }
+}
+
+INLINE void weigh_all(const float *values, size_t keys, size_t padded, const float (*weights)[CHUNK], const int count,
+                      float *out, size_t stride) {
+    size_t d = 0;
+    for (; d + 4 * LANES <= padded; d += 4 * LANES) weigh(values, keys, padded, weights, count, 4, d, out, stride);
+    for (; d < padded; d += LANES) weigh(values, keys, padded, weights, count, 1, d, out, stride);
+}
+
+/* The queries of some rows and one key-value head meet the keys of one span. */
+static void attend(void *data, size_t task) {
+    const Attention *a = data;
+    size_t span = task % a->spans, tile = task / a->spans % a->tiles, kv_head = task / a->spans / a->tiles;
+    size_t row = tile * a->tile_rows, rows = a->rows - row < a->tile_rows ? a->rows - row : a->tile_rows;
+    size_t count = rows * a->group, last = a->first + row + rows - 1, from = span * SPAN;
+    if (from > last) return;
+    size_t end = last + 1 < from + SPAN ? last + 1 : from + SPAN;
+    static _Thread_local float keys[MOST_WIDTH][CHUNK] __attribute__((aligned(64)));
+    static _Thread_local float values[CHUNK * (MOST_WIDTH)] __attribute__((aligned(64)));
+    float scores[MOST_QUERIES][CHUNK] __attribute__((aligned(64)));
+    const float *queries = a->queries + (kv_head * a->rows + row) * a->group * a->padded;
+    size_t stride = part_size(a) * a->spans;
+    for (size_t at = from; at < end; at += CHUNK) {
+        size_t present = end - at < CHUNK ? end - at : CHUNK;
+        int unseen = a->window && at + present + a->window <= a->first + row + 1; /* by the first row, so by all */
+        if (unseen && at != from) continue;
+        unpack_chunk(a, kv_head, at, present, keys, values);
+        size_t q = 0;
+        for (; q + SCORED <= count; q += SCORED) score(keys, queries + q * a->padded, a->padded, SCORED, scores + q);
+        for (; q < count; q++) score(keys, queries + q * a->padded, a->padded, 1, scores + q);
+        for (q = 0; q < count; q++) {
+            size_t r = row + q / a->group, head = kv_head * a->group + q % a->group;
+            float *part = a->parts + ((r * a->heads + head) * a->spans + span) * part_size(a);
+            size_t end_of_row = a->first + r + 1, seen = end_of_row > at ? end_of_row - at : 0;
+            size_t past = a->window && end_of_row > at + a->window ? end_of_row - at - a->window : 0;
+            if (past >= CHUNK) seen = 0;
+            for (size_t k = 0; k < past && k < CHUNK; k++) scores[q][k] = -INFINITY;
+            for (size_t k = seen; k < CHUNK; k++) scores[q][k] = -INFINITY;
+            if (at == from) {
+                memset(part, 0, a->padded * sizeof *part);
+                part[a->padded] = -INFINITY, part[a->padded + 1] = 0;
+            }
+            if (seen == 0) {
+                memset(scores[q], 0, sizeof scores[q]);
+                continue;
+            }
+            floats most = floats_at(scores[q]);
+            for (int i = 1; i < 4; i++) most = greater(most, floats_at(scores[q] + i * LANES));
+            float maximum = greatest(most), before = part[a->padded];
+            if (before > maximum) maximum = before;
+            floats total = same(0);
+            for (int i = 0; i < 4; i++) {
+                floats weight = exponential(minus(floats_at(scores[q] + i * LANES), same(maximum)));
+                put_floats(scores[q] + i * LANES, weight);
+                total = add(total, weight);
+            }
+            float shrink = 0;
+            if (before > -INFINITY && before < maximum) {
+                float lanes[LANES];
+                put_floats(lanes, exponential(same(before - maximum)));
+                shrink = lanes[0];
+            } else if (before == maximum) shrink = 1;
+            if (shrink != 1) {
+                for (size_t d = 0; d < a->padded; d += LANES) put_floats(part + d, times(floats_at(part + d), same(shrink)));
+            }
+            part[a->padded] = maximum;
+            part[a->padded + 1] = part[a->padded + 1] * shrink + sum(total);
+        }
+        /* The heads of a group lie next to each other, so two or more of a row share every load of a value. */
+        for (size_t r = 0; r < rows; r++) {
+            float *part = a->parts + (((row + r) * a->heads + kv_head * a->group) * a->spans + span) * part_size(a);
+            const float(*weights)[CHUNK] = (const float(*)[CHUNK])scores + r * a->group;
+            size_t h = 0;
+            for (; h + SCORED <= a->group; h += SCORED)
+                weigh_all(values, present, a->padded, weights + h, SCORED, part + h * stride, stride);
+            for (; h + 2 <= a->group; h += 2)
+                weigh_all(values, present, a->padded, weights + h, 2, part + h * stride, stride);
+            for (; h < a->group; h++) weigh_all(values, present, a->padded, weights + h, 1, part + h * stride, stride);
+        }
+    }
+}
+
+/* Spans of one row, merged in order. */
+static void merge(void *data, size_t row) {
+    const Attention *a = data;
+    size_t spans = (a->first + row) / SPAN + 1;
+    for (size_t h = 0; h < a->heads; h++) {
+        const float *parts = a->parts + (row * a->heads + h) * a->spans * part_size(a);
+        float *out = a->out + (row * a->heads + h) * a->width;
+        float total[MOST_WIDTH] = {0}, maximum = -INFINITY, weight = 0;
+        for (size_t s = 0; s < spans; s++) {
+            float most = parts[s * part_size(a) + a->padded];
+            if (most > maximum) maximum = most;
+        }
+        for (size_t s = 0; s < spans; s++) {
+            const float *part = parts + s * part_size(a);
+            float lanes[LANES], shrink = 1;
+            if (part[a->padded] < maximum) {
+                put_floats(lanes, exponential(same(part[a->padded] - maximum)));
+                shrink = lanes[0];
+            }
+            weight += part[a->padded + 1] * shrink;
+            for (size_t d = 0; d < a->padded; d += LANES)
+                put_floats(total + d, times_plus(floats_at(part + d), same(shrink), floats_at(total + d)));
+        }
+        for (size_t d = 0; d < a->width; d++) out[d] = total[d] / weight;
+    }
+}

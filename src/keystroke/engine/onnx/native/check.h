@@ -1,0 +1,99 @@
+/* What a library must do before anybody loads it: every format and attention once, against plain arithmetic.
+ *
+ * Law: run in a process of its own right after compiling. An instruction that the compiler believes in and the
+ * machine does not have ends that process, and a compiler that miscompiles is found out; either way the library
+ * is thrown away.
+ */
+#pragma once
+#include "attention.h"
+#include "product.h"
+
+enum { CHECKED_ROWS = 9, CHECKED_WIDTH = 2 * UNIT, CHECKED_BYTES = LANES * CHECKED_WIDTH * 2 };
+
+static int near(float a, double b) { return fabs((double)a - b) <= 1e-3 * (1 + fabs(b)); }
+
+/* Bytes without pattern, except the half-precision numbers of each stored block: those are small. */
+static void fill(const Format *format, uint8_t *bytes) {
+    size_t size = row_bytes(format, CHECKED_WIDTH) * LANES, each = (size_t)format->bytes;
+    for (size_t i = 0; i < size; i++) bytes[i] = (uint8_t)((i * 2654435761u) >> 13);
+    for (size_t at = 0; at < size; at += each) {
+        size_t scale = format->halves == 2 ? at + each - 2 : at;
+        bytes[scale] = 0x11, bytes[scale + 1] = 0x20;
+        if (format->has_minimum) bytes[at + 2] = 0x21, bytes[at + 3] = 0x1c;
+    }
+}
+
+static int product_is_right(const Format *format, const Activations *a, uint8_t *bytes) {
+    static float total[CHECKED_ROWS][LANES] __attribute__((aligned(64)));
+    static double expected[CHECKED_ROWS][LANES];
+    static Tile tile;
+    Rows rows = {bytes, row_bytes(format, CHECKED_WIDTH)};
+    fill(format, bytes);
+    multiply(format, rows, a, 0, CHECKED_ROWS, total);
+    memset(expected, 0, sizeof expected);
+    for (size_t unit = 0; unit * UNIT < CHECKED_WIDTH; unit++) {
+        format->unpack(rows, unit, BLOCKS, &tile);
+        for (size_t i = 0; i < UNIT; i++) {
+            for (size_t lane = 0; lane < LANES; lane++) {
+                double weight = tile.codes[i / 4][4 * lane + i % 4] - (format->zero < 0 ? 0 : 1 << format->zero);
+                weight *= (double)tile.scales[i * (size_t)format->halves / BLOCK][lane];
+                if (format->has_minimum) weight += (double)tile.minima[i / BLOCK][lane];
+                for (size_t r = 0; r < CHECKED_ROWS; r++) {
+                    size_t at = unit * UNIT + i;
+                    double x = a->codes[r * a->width + at] * (double)a->scales[r * a->blocks + at / BLOCK];
+                    expected[r][lane] += weight * x;
+                }
+            }
+        }
+    }
+    for (size_t r = 0; r < CHECKED_ROWS; r++) {
+        for (size_t lane = 0; lane < LANES; lane++) {
+            if (!near(total[r][lane], expected[r][lane])) return 0;
+        }
+    }
+    return 1;
+}
+
+/* One head that has seen one value only must give it back. */
+static int attention_is_right(void) {
+    enum { WIDTH = 64, CAPACITY = 8 };
+    static float mixed[CHECKED_ROWS][3 * WIDTH], out[CHECKED_ROWS][WIDTH], queries[CHECKED_ROWS * WIDTH];
+    static float parts[CHECKED_ROWS * (WIDTH + 2)], cosines[CAPACITY * WIDTH / 2], sines[CAPACITY * WIDTH / 2];
+    static uint16_t keys[CAPACITY * WIDTH], values[CAPACITY * WIDTH];
+    Attention a = {.rows = 4, .heads = 1, .kv_heads = 1, .width = WIDTH, .capacity = CAPACITY, .scale = 0.125f};
+    a.mixed = mixed[0], a.cosines = cosines, a.sines = sines, a.keys = keys, a.values = values, a.out = out[0];
+    a.padded = WIDTH, a.group = 1, a.tile_rows = 4, a.tiles = 1, a.spans = 1, a.queries = queries, a.parts = parts;
+    for (size_t i = 0; i < CAPACITY * WIDTH / 2; i++) cosines[i] = 0.6f, sines[i] = 0.8f;
+    for (size_t r = 0; r < a.rows; r++) {
+        for (size_t i = 0; i < 2 * WIDTH; i++) mixed[r][i] = (float)((r * 31 + i * 7) % 19) - 9;
+        for (size_t i = 2 * WIDTH; i < 3 * WIDTH; i++) mixed[r][i] = 1.5f;
+        take_in(&a, r);
+    }
+    attend(&a, 0);
+    for (size_t r = 0; r < a.rows; r++) {
+        merge(&a, r);
+        for (size_t i = 0; i < WIDTH; i++) {
+            if (!near(out[r][i], 1.5)) return 0;
+        }
+    }
+    return 1;
+}
+
+/* 0 where all is right. */
+__attribute__((visibility("default"))) int self_check(void) {
+    static float x[CHECKED_ROWS][CHECKED_WIDTH];
+    uint8_t *bytes = malloc(CHECKED_BYTES + 64);
+    void *memory = malloc(activations_bytes(CHECKED_ROWS, CHECKED_WIDTH));
+    int wrong = !bytes || !memory;
+    if (!wrong) {
+        Activations a = activations_in(memory, CHECKED_ROWS, CHECKED_WIDTH);
+        for (size_t r = 0; r < CHECKED_ROWS; r++) {
+            for (size_t i = 0; i < CHECKED_WIDTH; i++) x[r][i] = (float)((r * 131 + i * 29) % 63) / 16 - 2;
+            round_row(x[r], r, &a);
+        }
+        for (size_t i = 0; i < sizeof FORMATS / sizeof *FORMATS; i++) wrong |= !product_is_right(FORMATS + i, &a, bytes);
+        wrong |= !attention_is_right();
+    }
+    free(bytes), free(memory);
+    return wrong;
+}

@@ -1,0 +1,190 @@
+/* How GGUF files store weights: from the bytes of LANES rows to codes, scales and minima.
+ *
+ * Law: knows the block layouts of GGUF and nothing of what is done with the weights. A unit is 256 weights of
+ * a row, or what is left of it, cut into blocks of 32; a weight is
+ *     scale * (code - zero) + minimum
+ * with one scale a block (two in Q6_K), one minimum a block where the format has any, and codes of 8 bits.
+ * Nothing is rounded: scales and minima are products of two stored numbers that single precision holds.
+ */
+#pragma once
+#include "vector.h"
+
+enum { UNIT = 256, BLOCK = 32, BLOCKS = UNIT / BLOCK, QUADS = UNIT / 4 };
+
+/* One unit of LANES rows. Row i of `codes` holds weights 4i to 4i+3 of every lane, lane after lane. */
+typedef struct {
+    uint8_t codes[QUADS][4 * LANES] __attribute__((aligned(64)));
+    float scales[2 * BLOCKS][LANES] __attribute__((aligned(64)));
+    float minima[BLOCKS][LANES] __attribute__((aligned(64)));
+} Tile;
+
+/* LANES rows of weights. */
+typedef struct {
+    const uint8_t *at;
+    size_t stride;
+} Rows;
+
+typedef struct {
+    int type;   /* GGUF's number for it */
+    int values; /* weights in one stored block */
+    int bytes;  /* its size */
+    int zero;   /* the zero is 2 to this power; there is none if negative */
+    int halves; /* scales for each block of 32 */
+    int has_minimum;
+    int wide; /* codes of 128 and more */
+    void (*unpack)(Rows rows, size_t unit, int blocks, Tile *tile);
+} Format;
+
+INLINE void turned_at(Rows rows, size_t offset, ints out[4]) { turned(rows.at + offset, rows.stride, out); }
+INLINE ints masked(ints a, uint8_t mask) { return both(a, same_int(0x01010101 * mask)); }
+INLINE floats byte_of(ints a, int index) { return floats_of(both(right(a, 8 * index), same_int(255))); }
+
+/* Q4_K and Q5_K: a half-precision scale and minimum for 256 weights, eight 6-bit multiples of each. */
+INLINE void six_bit_scales(Rows rows, size_t at, Tile *tile) {
+    ints head[4];
+    turned_at(rows, at, head);
+    floats scale = low_halves(head[0]), minimum = minus(same(0), low_halves(right(head[0], 16)));
+    ints a = head[1], b = head[2], c = head[3];
+    ints scales[2] = {masked(a, 0x3f), either(masked(c, 0x0f), masked(right(a, 2), 0x30))};
+    ints minima[2] = {masked(b, 0x3f), either(masked(right(c, 4), 0x0f), masked(right(b, 2), 0x30))};
+    for (int i = 0; i < BLOCKS; i++) {
+        put_floats(tile->scales[i], times(scale, byte_of(scales[i / 4], i % 4)));
+        put_floats(tile->minima[i], times(minimum, byte_of(minima[i / 4], i % 4)));
+    }
+}
+
+/* 32 bytes hold two blocks: the first in the lower halves of the bytes, the second in the upper ones. */
+static void unpack_q4_k(Rows rows, size_t unit, int blocks, Tile *tile) {
+    (void)blocks;
+    size_t at = unit * 144;
+    for (int i = 0; i < 32; i += 4) {
+        ints column[4];
+        turned_at(rows, at + 16 + 4 * (size_t)i, column);
+        uint8_t(*out)[4 * LANES] = tile->codes + i / 8 * 16 + i % 8;
+        for (int j = 0; j < 4; j++) {
+            put_ints(out[j], masked(column[j], 0x0f));
+            put_ints(out[j + 8], masked(right(column[j], 4), 0x0f));
+        }
+    }
+    six_bit_scales(rows, at, tile);
+}
+
+/* As Q4_K, with a fifth bit: that of weight i in block b is bit b of byte i. */
+static void unpack_q5_k(Rows rows, size_t unit, int blocks, Tile *tile) {
+    (void)blocks;
+    size_t at = unit * 176;
+    for (int half = 0; half < 2; half++) {
+        ints fifth[4];
+        turned_at(rows, at + 16 + 16 * (size_t)half, fifth);
+        for (int pair = 0; pair < 4; pair++) {
+            ints column[4];
+            turned_at(rows, at + 48 + 32 * (size_t)pair + 16 * (size_t)half, column);
+            uint8_t(*out)[4 * LANES] = tile->codes + 16 * pair + 4 * half;
+            for (int j = 0; j < 4; j++) {
+                ints low = left(masked(right(fifth[j], 2 * pair), 1), 4);
+                ints high = left(masked(right(fifth[j], 2 * pair + 1), 1), 4);
+                put_ints(out[j], either(masked(column[j], 0x0f), low));
+                put_ints(out[j + 8], either(masked(right(column[j], 4), 0x0f), high));
+            }
+        }
+    }
+    six_bit_scales(rows, at, tile);
+}
+
+/* 128 weights: four lower bits in 64 bytes, 64 weights apart; two upper bits of four weights in each of 32. */
+static void unpack_q6_k(Rows rows, size_t unit, int blocks, Tile *tile) {
+    (void)blocks;
+    size_t at = unit * 210;
+    for (int i = 0; i < 16; i += 4) {
+        int half = i / 8, from = i % 8;
+        ints first[4], second[4], upper[4];
+        turned_at(rows, at + 64 * (size_t)half + 4 * (size_t)from, first);
+        turned_at(rows, at + 64 * (size_t)half + 32 + 4 * (size_t)from, second);
+        turned_at(rows, at + 128 + 4 * (size_t)i, upper);
+        for (int j = 0; j < 4; j++) {
+            uint8_t(*out)[4 * LANES] = tile->codes + 32 * half + from + j;
+            put_ints(out[0], either(masked(first[j], 0x0f), left(masked(upper[j], 0x03), 4)));
+            put_ints(out[8], either(masked(second[j], 0x0f), left(masked(upper[j], 0x0c), 2)));
+            put_ints(out[16], either(masked(right(first[j], 4), 0x0f), masked(upper[j], 0x30)));
+            put_ints(out[24], either(masked(right(second[j], 4), 0x0f), right(masked(upper[j], 0xc0), 2)));
+        }
+    }
+    ints four[4], tail[4];
+    turned_at(rows, at + 192, four);
+    turned_at(rows, at + 194, tail);
+    floats scale = low_halves(right(tail[3], 16));
+    for (int i = 0; i < 16; i++) {
+        floats multiple = floats_of(signed_right(left(four[i / 4], 24 - 8 * (i % 4)), 24));
+        put_floats(tile->scales[i], times(scale, multiple));
+    }
+}
+
+/* The older formats: blocks of 32 weights, each with a half-precision scale, maybe a minimum, maybe 32 fifth
+ * bits, and 16 bytes: weights 0 to 15 in their lower halves, 16 to 31 in their upper ones. */
+INLINE void unpack_old(Rows rows, size_t unit, int blocks, size_t bytes, int has_minimum, int fifths, Tile *tile) {
+    for (int block = 0; block < blocks; block++) {
+        size_t at = (unit * BLOCKS + (size_t)block) * bytes;
+        ints head[4], column[4];
+        turned_at(rows, at, head);
+        turned_at(rows, at + bytes - 16, column);
+        put_floats(tile->scales[block], low_halves(head[0]));
+        if (has_minimum) put_floats(tile->minima[block], low_halves(right(head[0], 16)));
+        ints fifth = has_minimum ? head[1] : either(right(head[0], 16), left(head[1], 16));
+        for (int i = 0; i < 4; i++) {
+            ints low = masked(column[i], 0x0f), high = masked(right(column[i], 4), 0x0f);
+            if (fifths) { /* bit j belongs to weight j: four bits are spread over four bytes */
+                ints l = both(right(fifth, 4 * i), same_int(15)), h = both(right(fifth, 16 + 4 * i), same_int(15));
+                l = masked(either(either(l, left(l, 7)), either(left(l, 14), left(l, 21))), 1);
+                h = masked(either(either(h, left(h, 7)), either(left(h, 14), left(h, 21))), 1);
+                low = either(low, left(l, 4)), high = either(high, left(h, 4));
+            }
+            put_ints(tile->codes[8 * block + i], low);
+            put_ints(tile->codes[8 * block + 4 + i], high);
+        }
+    }
+}
+
+static void unpack_q4_0(Rows rows, size_t unit, int blocks, Tile *tile) {
+    unpack_old(rows, unit, blocks, 18, 0, 0, tile);
+}
+static void unpack_q4_1(Rows rows, size_t unit, int blocks, Tile *tile) {
+    unpack_old(rows, unit, blocks, 20, 1, 0, tile);
+}
+static void unpack_q5_0(Rows rows, size_t unit, int blocks, Tile *tile) {
+    unpack_old(rows, unit, blocks, 22, 0, 1, tile);
+}
+static void unpack_q5_1(Rows rows, size_t unit, int blocks, Tile *tile) {
+    unpack_old(rows, unit, blocks, 24, 1, 1, tile);
+}
+
+/* Signed bytes; 128 more makes codes of them. */
+static void unpack_q8_0(Rows rows, size_t unit, int blocks, Tile *tile) {
+    for (int block = 0; block < blocks; block++) {
+        size_t at = (unit * BLOCKS + (size_t)block) * 34;
+        ints head[4], column[8];
+        turned_at(rows, at, head);
+        turned_at(rows, at + 2, column);
+        turned_at(rows, at + 18, column + 4);
+        put_floats(tile->scales[block], low_halves(head[0]));
+        for (int i = 0; i < 8; i++)
+            put_ints(tile->codes[8 * block + i], differing(column[i], same_int((int32_t)0x80808080)));
+    }
+}
+
+static const Format FORMATS[] = {
+    {2, 32, 18, 3, 1, 0, 0, unpack_q4_0},     {3, 32, 20, -1, 1, 1, 0, unpack_q4_1},
+    {6, 32, 22, 4, 1, 0, 0, unpack_q5_0},     {7, 32, 24, -1, 1, 1, 0, unpack_q5_1},
+    {8, 32, 34, 7, 1, 0, 1, unpack_q8_0},     {12, 256, 144, -1, 1, 1, 0, unpack_q4_k},
+    {13, 256, 176, -1, 1, 1, 0, unpack_q5_k}, {14, 256, 210, 5, 2, 0, 0, unpack_q6_k},
+};
+
+static const Format *format_of(int64_t type) {
+    for (size_t i = 0; i < sizeof FORMATS / sizeof *FORMATS; i++) {
+        if (FORMATS[i].type == type) return FORMATS + i;
+    }
+    return NULL;
+}
+
+INLINE size_t row_bytes(const Format *format, size_t width) {
+    return width / (size_t)format->values * (size_t)format->bytes;
+}

@@ -1,0 +1,341 @@
+/* Three operators for ONNX Runtime: products with weights as a GGUF file stores them, rows of such a table,
+ * and attention over keys and values in half precision.
+ *
+ * Law: translates between the runtime's values and the plain functions of the headers. Every size is checked
+ * against the bytes that are there before it is used; what does not fit is an error of the session.
+ */
+#include "attention.h"
+#include "check.h"
+#include "product.h"
+#include "runtime.h"
+
+#define TRY(call)                                \
+    do {                                         \
+        Status *status_ = (call);                \
+        if (status_) return status_;             \
+    } while (0)
+
+enum { MOST_RANK = 4, MOST_PARTS = 3 };
+
+/* An input: its data, the number of elements, and its last two sizes. */
+typedef struct {
+    void *data;
+    size_t elements, sizes[MOST_RANK], rank;
+} Input;
+
+static Status *read_input(Api api, const Context *context, size_t index, Input *out) {
+    const Value *value;
+    Shape *shape;
+    int64_t sizes[MOST_RANK];
+    TRY(input_value(api, context, index, &value));
+    *out = (Input){.elements = 1};
+    if (!value) return NULL;
+    TRY(data_of(api, value, &out->data));
+    TRY(shape_of(api, value, &shape));
+    Status *failed = rank_of(api, shape, &out->rank);
+    if (!failed && out->rank > MOST_RANK) failed = failure(api, "an input has more dimensions than any operator takes");
+    if (!failed) failed = sizes_of(api, shape, sizes, out->rank);
+    release_shape(api, shape);
+    if (failed) return failed;
+    for (size_t i = 0; i < out->rank; i++) {
+        out->sizes[i] = (size_t)sizes[i];
+        out->elements *= (size_t)sizes[i];
+    }
+    return NULL;
+}
+
+static Status *output(Api api, Context *context, size_t rows, size_t width, float **out) {
+    Value *value;
+    int64_t shape[3] = {1, (int64_t)rows, (int64_t)width};
+    TRY(output_value(api, context, 0, shape, 3, &value));
+    return data_of(api, value, (void **)out);
+}
+
+/* StoredMatMul: x [1, rows, width], bias [height] or none, one to three tables of bytes [height, bytes a row]
+ * -> [1, rows, sum of heights]. With `gated`, two tables: silu(first) * second. */
+
+typedef struct {
+    Api api;
+    size_t parts;
+    int64_t gated;
+    const Format *formats[MOST_PARTS];
+} StoredMatMul;
+
+typedef struct {
+    const Format *format;
+    const uint8_t *at;
+    size_t height, stride, column; /* `column`: where its results begin in a row of the output */
+} Part;
+
+typedef struct {
+    Part parts[MOST_PARTS];
+    size_t count, strips, width, stride; /* `strips` of LANES rows of weights each; `stride` of the output */
+    const float *x, *bias;
+    float *out;
+    int gated;
+    Activations rounded;
+} Product;
+
+static void round_rows(void *data, size_t row) {
+    const Product *p = data;
+    round_row(p->x + row * p->width, row, &p->rounded);
+}
+
+INLINE Rows strip_of(const Part *part, size_t first) {
+    return (Rows){part->at + first * part->stride, part->stride};
+}
+
+/* The first row of strip `i` of a part. The last one is moved back where the height is no multiple of LANES:
+ * a row that two strips compute is the same in both. */
+INLINE size_t strip_start(const Part *part, size_t i) {
+    return i * LANES + LANES <= part->height ? i * LANES : part->height - LANES;
+}
+
+static void multiply_strip(void *data, size_t strip) {
+    const Product *p = data;
+    size_t index = 0;
+    while (index + 1 < p->count && strip >= (p->parts[index].height + LANES - 1) / LANES && !p->gated) {
+        strip -= (p->parts[index].height + LANES - 1) / LANES;
+        index++;
+    }
+    const Part *part = p->parts + index;
+    size_t first = strip_start(part, strip);
+    float total[MOST_ROWS][LANES] __attribute__((aligned(64))), other[MOST_ROWS][LANES] __attribute__((aligned(64)));
+    for (size_t row = 0; row < p->rounded.rows; row += MOST_ROWS) {
+        size_t rows = p->rounded.rows - row < MOST_ROWS ? p->rounded.rows - row : MOST_ROWS;
+        multiply(part->format, strip_of(part, first), &p->rounded, row, rows, total);
+        if (p->gated) multiply(p->parts[1].format, strip_of(p->parts + 1, first), &p->rounded, row, rows, other);
+        for (size_t r = 0; r < rows; r++) {
+            floats y = floats_at(total[r]);
+            if (p->bias) y = add(y, floats_at(p->bias + part->column + first));
+            if (p->gated) {
+                floats up = floats_at(other[r]);
+                if (p->bias) up = add(up, floats_at(p->bias + p->parts[1].column + first));
+                y = times(over(y, add(same(1), exponential(minus(same(0), y)))), up);
+            }
+            put_floats(p->out + (row + r) * p->stride + (p->gated ? 0 : part->column) + first, y);
+        }
+    }
+}
+
+static Status *make_matmul(Api api, const KernelInfo *info, void **out) {
+    int64_t types[MOST_PARTS] = {0}, gated = 0;
+    size_t count = MOST_PARTS;
+    TRY(attribute_ints(api, info, "types", types, &count));
+    TRY(attribute_int(api, info, "gated", &gated));
+    StoredMatMul *self = calloc(1, sizeof *self);
+    if (!self) return failure(api, "no memory for an operator");
+    *self = (StoredMatMul){.api = api, .parts = count, .gated = gated};
+    for (size_t i = 0; i < count; i++) {
+        self->formats[i] = format_of(types[i]);
+        if (!self->formats[i]) {
+            free(self);
+            return failure(api, "StoredMatMul does not know this storage type");
+        }
+    }
+    *out = self;
+    return NULL;
+}
+
+static Status *run_matmul(void *kernel, Context *context) {
+    const StoredMatMul *self = kernel;
+    Api api = self->api;
+    Input x, bias, table;
+    TRY(read_input(api, context, 0, &x));
+    TRY(read_input(api, context, 1, &bias));
+    if (x.rank < 2 || x.sizes[x.rank - 1] % BLOCK) return failure(api, "StoredMatMul takes rows of whole blocks");
+    Product p = {.count = self->parts, .width = x.sizes[x.rank - 1], .x = x.data, .bias = bias.data, .gated = (int)self->gated};
+    size_t rows = x.elements / p.width, heights = 0;
+    for (size_t i = 0; i < p.count; i++) {
+        TRY(read_input(api, context, 2 + i, &table));
+        Part *part = p.parts + i;
+        *part = (Part){self->formats[i], table.data, table.sizes[0], row_bytes(self->formats[i], p.width), heights};
+        if (table.rank != 2 || table.sizes[1] != part->stride || p.width % (size_t)part->format->values || part->height < LANES)
+            return failure(api, "a table of StoredMatMul does not have the rows its type and the input ask for");
+        heights += part->height;
+        if (!p.gated || i == 0) p.strips += (part->height + LANES - 1) / LANES;
+    }
+    if (bias.data && bias.elements != heights) return failure(api, "the bias of StoredMatMul does not fit its tables");
+    if (p.gated && (p.count != 2 || p.parts[0].height != p.parts[1].height)) return failure(api, "a gate needs two equal tables");
+    p.stride = p.gated ? p.parts[0].height : heights;
+    TRY(output(api, context, rows, p.stride, &p.out));
+    if (!rows) return NULL;
+    void *memory = malloc(activations_bytes(rows, p.width));
+    if (!memory) return failure(api, "no memory for the activations of a product");
+    p.rounded = activations_in(memory, rows, p.width);
+    Status *failed = NULL;
+    if (rows < 8) {
+        for (size_t r = 0; r < rows; r++) round_rows(&p, r);
+    } else failed = in_parallel(api, context, round_rows, rows, &p);
+    if (!failed) failed = in_parallel(api, context, multiply_strip, p.strips, &p);
+    free(memory);
+    return failed;
+}
+
+/* StoredRows: ids [1, rows], a table of bytes [height, bytes a row] -> [1, rows, width]. */
+
+typedef struct {
+    Api api;
+    int64_t width;
+    const Format *format;
+} StoredRows;
+
+static Status *make_rows(Api api, const KernelInfo *info, void **out) {
+    int64_t type = 0, width = 0;
+    TRY(attribute_int(api, info, "type", &type));
+    TRY(attribute_int(api, info, "width", &width));
+    if (!format_of(type) || width <= 0) return failure(api, "StoredRows does not know this storage type");
+    StoredRows *self = calloc(1, sizeof *self);
+    if (!self) return failure(api, "no memory for an operator");
+    *self = (StoredRows){api, width, format_of(type)};
+    *out = self;
+    return NULL;
+}
+
+static Status *run_rows(void *kernel, Context *context) {
+    const StoredRows *self = kernel;
+    Api api = self->api;
+    const Format *format = self->format;
+    Input ids, table;
+    size_t width = (size_t)self->width, stride = row_bytes(format, width);
+    float *out;
+    TRY(read_input(api, context, 0, &ids));
+    TRY(read_input(api, context, 1, &table));
+    if (table.rank != 2 || table.sizes[1] != stride || width % (size_t)format->values)
+        return failure(api, "the table of StoredRows does not have rows of its type and width");
+    TRY(output(api, context, ids.elements, width, &out));
+    for (size_t row = 0; row < ids.elements; row++, out += width) {
+        int64_t id = ((const int64_t *)ids.data)[row];
+        if (id < 0 || (size_t)id >= table.sizes[0]) return failure(api, "a token lies outside of the vocabulary");
+        Rows same_row = {(const uint8_t *)table.data + (size_t)id * stride, 0};
+        for (size_t unit = 0; unit * UNIT < width; unit++) {
+            Tile tile;
+            size_t blocks = (width - unit * UNIT) / BLOCK;
+            if (blocks > BLOCKS) blocks = BLOCKS;
+            format->unpack(same_row, unit, (int)blocks, &tile);
+            for (size_t i = 0; i < blocks * BLOCK; i++) {
+                size_t block = i / BLOCK, part = i * (size_t)format->halves / BLOCK;
+                int code = tile.codes[i / 4][i % 4] - (format->zero < 0 ? 0 : 1 << format->zero);
+                out[unit * UNIT + i] = tile.scales[part][0] * (float)code + (format->has_minimum ? tile.minima[block][0] : 0);
+            }
+        }
+    }
+    return NULL;
+}
+
+/* HalfAttention: mixed queries, keys and values [1, rows, ...], cosines, sines [positions, width / 2], keys,
+ * values [1, kv heads, capacity, width] (half precision; appended in place), last [1] (the last row's position)
+ * -> [1, rows, heads * width]. */
+
+typedef struct {
+    Api api;
+    int64_t heads, kv_heads, window;
+    float scale;
+} HalfAttention;
+
+static Status *make_attention(Api api, const KernelInfo *info, void **out) {
+    HalfAttention made = {.api = api};
+    TRY(attribute_int(api, info, "heads", &made.heads));
+    TRY(attribute_int(api, info, "kv_heads", &made.kv_heads));
+    TRY(attribute_int(api, info, "window", &made.window));
+    TRY(attribute_float(api, info, "scale", &made.scale));
+    if (made.kv_heads <= 0 || made.window < 0 || made.heads % made.kv_heads || made.heads / made.kv_heads > MOST_QUERIES)
+        return failure(api, "these heads cannot share their keys");
+    HalfAttention *self = malloc(sizeof *self);
+    if (!self) return failure(api, "no memory for an operator");
+    *self = made;
+    *out = self;
+    return NULL;
+}
+
+static Status *run_attention(void *kernel, Context *context) {
+    const HalfAttention *self = kernel;
+    Api api = self->api;
+    Input mixed, cosines, sines, keys, values, last;
+    TRY(read_input(api, context, 0, &mixed));
+    TRY(read_input(api, context, 1, &cosines));
+    TRY(read_input(api, context, 2, &sines));
+    TRY(read_input(api, context, 3, &keys));
+    TRY(read_input(api, context, 4, &values));
+    TRY(read_input(api, context, 5, &last));
+    Attention a = {.heads = (size_t)self->heads, .kv_heads = (size_t)self->kv_heads, .scale = self->scale, .window = (size_t)self->window};
+    if (mixed.rank != 3 || keys.rank != 4 || values.elements != keys.elements || last.elements != 1)
+        return failure(api, "attention needs mixed rows, keys and values of one shape, and a position");
+    a.rows = mixed.sizes[1], a.capacity = keys.sizes[2], a.width = keys.sizes[3];
+    int64_t end = (int64_t)*(const int32_t *)last.data + 1;
+    if (keys.sizes[1] != a.kv_heads || mixed.sizes[2] != (a.heads + 2 * a.kv_heads) * a.width || a.width % 2 || a.width > MOST_WIDTH)
+        return failure(api, "the heads of attention do not have the sizes of its keys");
+    if (end < (int64_t)a.rows || (size_t)end > a.capacity || (size_t)end * a.width / 2 > cosines.elements || sines.elements != cosines.elements)
+        return failure(api, "attention was asked for positions outside of its memory");
+    a.first = (size_t)end - a.rows;
+    a.mixed = mixed.data, a.cosines = cosines.data, a.sines = sines.data, a.keys = keys.data, a.values = values.data;
+    TRY(output(api, context, a.rows, a.heads * a.width, &a.out));
+    if (!a.rows) return NULL;
+    a.group = a.heads / a.kv_heads;
+    a.padded = (a.width + LANES - 1) / LANES * LANES;
+    a.tile_rows = MOST_QUERIES / a.group;
+    a.tiles = (a.rows + a.tile_rows - 1) / a.tile_rows;
+    a.spans = (size_t)(end - 1) / SPAN + 1;
+    size_t queries = a.rows * a.heads * a.padded;
+    a.queries = malloc((queries + a.rows * a.heads * a.spans * part_size(&a)) * sizeof(float));
+    if (!a.queries) return failure(api, "no memory for attention");
+    a.parts = a.queries + queries;
+    Status *failed = NULL;
+    if (a.rows < 8) {
+        for (size_t r = 0; r < a.rows; r++) take_in(&a, r);
+    } else failed = in_parallel(api, context, take_in, a.rows, &a);
+    if (!failed) failed = in_parallel(api, context, attend, a.kv_heads * a.tiles * a.spans, &a);
+    if (!failed) {
+        if (a.rows < 8) {
+            for (size_t r = 0; r < a.rows; r++) merge(&a, r);
+        } else failed = in_parallel(api, context, merge, a.rows, &a);
+    }
+    free(a.queries);
+    return failed;
+}
+
+/* What the runtime asks of an operator. */
+
+static const char *name(const Operator *self) { return self->called; }
+static const char *provider(const Operator *self) { return (void)self, NULL; }
+static size_t input_count(const Operator *self) { return self->inputs_given; }
+static size_t one(const Operator *self) { return (void)self, 1; }
+static int input_type(const Operator *self, size_t i) { return self->inputs[i < self->inputs_given ? i : self->inputs_given - 1]; }
+static int output_type(const Operator *self, size_t i) { return (void)self, (void)i, FLOAT; }
+static int input_kind(const Operator *self, size_t i) {
+    if (self->variadic && i + 1 == self->inputs_given) return VARIADIC;
+    return self->variadic && i == 1 ? OPTIONAL : REQUIRED;
+}
+static int output_kind(const Operator *self, size_t i) { return (void)self, (void)i, REQUIRED; }
+static int memory_kind(const Operator *self, size_t i) { return (void)self, (void)i, 0; }
+static int at_least_one(const Operator *self) { return (void)self, 1; }
+static Status *create(const Operator *self, Api api, const KernelInfo *info, void **out) { return self->make(api, info, out); }
+static int first_version(const Operator *self) { return (void)self, 1; }
+static int last_version(const Operator *self) { return (void)self, 0x7fffffff; }
+
+#define OPERATOR(title, types, many, maker, runner)                                                              \
+    {.version = API_VERSION, .name = name, .provider = provider, .input_type = input_type,                       \
+     .input_count = input_count, .output_type = output_type, .output_count = one, .destroy = free,               \
+     .input_kind = input_kind, .output_kind = output_kind, .input_memory = memory_kind,                          \
+     .least_inputs = at_least_one, .same_inputs = at_least_one, .least_outputs = at_least_one,                   \
+     .same_outputs = at_least_one, .create_checked = create, .compute_checked = runner,                          \
+     .first_version = first_version, .last_version = last_version, .called = title, .inputs = types,             \
+     .inputs_given = sizeof types / sizeof *types, .variadic = many, .make = maker}
+
+static const int MATMUL_INPUTS[] = {FLOAT, FLOAT, UINT8}, ROWS_INPUTS[] = {INT64, UINT8};
+static const int ATTENTION_INPUTS[] = {FLOAT, FLOAT, FLOAT, FLOAT16, FLOAT16, INT32};
+static const Operator OPERATORS[] = {
+    OPERATOR("StoredMatMul", MATMUL_INPUTS, 1, make_matmul, run_matmul),
+    OPERATOR("StoredRows", ROWS_INPUTS, 0, make_rows, run_rows),
+    OPERATOR("HalfAttention", ATTENTION_INPUTS, 0, make_attention, run_attention),
+};
+
+/* Called by the runtime when a session registers this library. */
+__attribute__((visibility("default"))) Status *RegisterCustomOps(SessionOptions *options, const ApiBase *base) {
+    Api api = base->get_api(API_VERSION);
+    Domain *domain;
+    if (!api) return NULL;
+    TRY(new_domain(api, "keystroke", &domain));
+    for (size_t i = 0; i < sizeof OPERATORS / sizeof *OPERATORS; i++) TRY(add_operator(api, domain, OPERATORS + i));
+    return add_domain(api, options, domain);
+}

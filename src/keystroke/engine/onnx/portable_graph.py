@@ -1,0 +1,108 @@
+"""A graph of stored weights for ONNX Runtime's own operators: any machine, no compiler.
+
+Law: the same weights as in `stored_graph`, laid out for MatMulNBits. That operator has no minimum a block, so
+what a minimum adds, (the sum of a block's activations) times (its offset), is a product of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from keystroke.engine.checkpoint import EMBEDDING, Checkpoint
+from keystroke.engine.onnx.blocks import Blocks, blocks_of
+from keystroke.engine.onnx.graph import MICROSOFT, Builder, Progress, WeightSink
+from keystroke.engine.onnx.precision import Precision
+
+
+class PortableBuilder(Builder):
+    def __init__(
+        self, checkpoint: Checkpoint, precision: Precision, sink: WeightSink, progress: Progress | None
+    ) -> None:
+        super().__init__(checkpoint, precision, sink, progress)
+        self._sums: dict[str, str] = {}  # of an input, which may serve several products
+        self._constant("last.axis", [3])  # not -1, which the runtime mistakes where there are no rows
+
+    def _embed(self, ids: str) -> str:
+        blocks = self._blocks(EMBEDDING)
+        rows = blocks.packed.shape[0]
+        self._weight("embed.rows.q", blocks.packed.reshape(rows, -1))
+        self._weight("embed.rows.s", blocks.scales.reshape(rows, -1))
+        (values,) = self._node(
+            "GatherBlockQuantized",
+            ["embed.rows.q", ids, "embed.rows.s"],
+            ["embed.values"],
+            domain=MICROSOFT,
+            gather_axis=0,
+            quantize_axis=1,
+            bits=blocks.bits,
+            block_size=blocks.block,
+        )
+        self._advance(rows * self.spec.hidden)
+        if blocks.offsets is None:
+            return values
+        self._weight("embed.offsets", blocks.offsets)
+        (offsets,) = self._node("Gather", ["embed.offsets", ids], ["embed.offset"], axis=0)
+        (spread,) = self._node("Unsqueeze", [offsets, "last.axis"], ["embed.spread"])
+        (added,) = self._node("Add", [self._in_blocks(values, self.spec.hidden), spread], ["embed.added"])
+        self._constant("embed.whole", [0, 0, self.spec.hidden])
+        return self._node("Reshape", [added, "embed.whole"], ["embed"])[0]
+
+    def _mlp(self, layer: int, prefix: str, x: str) -> str:
+        name, bias = f"l{layer}.mlp", self.spec.mlp_bias
+        gate = self._linear(f"{name}.gate", x, [f"{prefix}.mlp.gate_proj"], bias=bias)
+        up = self._linear(f"{name}.up", x, [f"{prefix}.mlp.up_proj"], bias=bias)
+        return self._linear(
+            f"{name}.down", self._gated(name, gate, up), [f"{prefix}.mlp.down_proj"], bias=bias
+        )
+
+    def _linear(
+        self, name: str, x: str, sources: Sequence[str], *, bias: bool, bits: int | None = None
+    ) -> str:
+        """Projections of one input may be stored in different types, so each is a product of its own."""
+        parts = [self._product(f"{name}.{i}", x, source, bias=bias) for i, source in enumerate(sources)]
+        return parts[0] if len(parts) == 1 else self._node("Concat", parts, [f"{name}.all"], axis=-1)[0]
+
+    def _product(self, name: str, x: str, source: str, *, bias: bool) -> str:
+        blocks = self._blocks(f"{source}.weight")
+        rows, count, _ = blocks.packed.shape
+        self._weight(f"{name}.q", blocks.packed)
+        self._weight(f"{name}.s", blocks.scales)
+        added = ""
+        if bias:
+            added = f"{name}.bias"
+            self._weight(added, self.checkpoint.tensor(f"{source}.bias").astype(np.float32))
+        (out,) = self._node(
+            "MatMulNBits",
+            [x, f"{name}.q", f"{name}.s", "", "", added],
+            [f"{name}.y"],
+            domain=MICROSOFT,
+            K=count * blocks.block,
+            N=rows,
+            bits=blocks.bits,
+            block_size=blocks.block,
+            accuracy_level=self.precision.accuracy_level,
+        )
+        self._advance(rows * count * blocks.block)
+        if blocks.offsets is None:
+            return out
+        self._weight(f"{name}.o", blocks.offsets.T)
+        (shift,) = self._node(
+            "MatMul", [self._block_sums(x, count * blocks.block), f"{name}.o"], [f"{name}.shift"]
+        )
+        return self._node("Add", [out, shift], [f"{name}.all"])[0]
+
+    def _block_sums(self, x: str, width: int) -> str:
+        if x not in self._sums:
+            inputs = [self._in_blocks(x, width), "last.axis"]
+            self._sums[x] = self._node("ReduceSum", inputs, [f"{x}.sums"], keepdims=0)[0]
+        return self._sums[x]
+
+    def _in_blocks(self, x: str, width: int) -> str:
+        self._constant(f"{x}.shape", [0, 0, width // 32, 32])
+        return self._node("Reshape", [x, f"{x}.shape"], [f"{x}.blocks"])[0]
+
+    def _blocks(self, source: str) -> Blocks:
+        stored, kind = self.checkpoint.raw(source)
+        return blocks_of(np.asarray(stored, np.uint8), kind)

@@ -1,0 +1,99 @@
+"""A graph whose matrices are those of a GGUF file, read as they are stored by operators of our own.
+
+Law: no matrix is written anywhere. Each is an input of the graph, bound to the mapped file by whoever runs
+it: as an initializer the runtime would copy it. Keys and values are kept in half precision and appended in
+place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from keystroke.engine.checkpoint import EMBEDDING, Checkpoint
+from keystroke.engine.onnx.graph import MICROSOFT, Builder, Progress, WeightSink
+from keystroke.engine.onnx.precision import Precision
+from keystroke.engine.onnx.stored import TYPES
+
+OURS = "keystroke"
+
+
+class StoredBuilder(Builder):
+    domains = (MICROSOFT, OURS)
+    returns_kv = False
+    padding = 0
+
+    def __init__(
+        self, checkpoint: Checkpoint, precision: Precision, sink: WeightSink, progress: Progress | None
+    ) -> None:
+        super().__init__(checkpoint, precision, sink, progress)
+        self._matrices: dict[str, onnx.ValueInfoProto] = {}
+
+    @property
+    def kv(self) -> type[np.float16]:
+        return np.float16
+
+    @property
+    def rotation(self) -> type[np.float32]:
+        return np.float32
+
+    def _embed(self, ids: str) -> str:
+        table, kind = self._stored(EMBEDDING)
+        return self._node(
+            "StoredRows", [ids, table], ["embed"], domain=OURS, type=kind, width=self.spec.hidden
+        )[0]
+
+    def _attend(self, layer: int, name: str, qkv: str) -> str:
+        spec = self.spec
+        return self._node(
+            "HalfAttention",
+            [qkv, *self._rope(layer), f"key.{layer}", f"value.{layer}", "last"],
+            [f"{name}.out"],
+            domain=OURS,
+            heads=spec.heads,
+            kv_heads=spec.kv_heads,
+            scale=spec.query_scale,
+            window=spec.window if layer in spec.windowed else 0,
+        )[0]
+
+    def _further_inputs(self) -> list[onnx.ValueInfoProto]:
+        return list(self._matrices.values())
+
+    def _mlp(self, layer: int, prefix: str, x: str) -> str:
+        if self.spec.activation != "silu":
+            return super()._mlp(layer, prefix, x)
+        name, bias = f"l{layer}.mlp", self.spec.mlp_bias
+        sources = [f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj"]
+        hidden = self._product(f"{name}.in", x, sources, bias=bias, gated=True)
+        return self._linear(f"{name}.down", hidden, [f"{prefix}.mlp.down_proj"], bias=bias)
+
+    def _linear(
+        self, name: str, x: str, sources: Sequence[str], *, bias: bool, bits: int | None = None
+    ) -> str:
+        return self._product(name, x, sources, bias=bias, gated=False)
+
+    def _product(self, name: str, x: str, sources: Sequence[str], *, bias: bool, gated: bool) -> str:
+        tables = [self._stored(f"{source}.weight") for source in sources]
+        added = ""
+        if bias:
+            added = f"{name}.bias"
+            self._weight(added, np.concatenate([self.checkpoint.tensor(f"{s}.bias") for s in sources]))
+        return self._node(
+            "StoredMatMul",
+            [x, added, *(table for table, _ in tables)],
+            [f"{name}.y"],
+            domain=OURS,
+            types=[kind for _, kind in tables],
+            gated=int(gated),
+        )[0]
+
+    def _stored(self, name: str) -> tuple[str, int]:
+        """The input that stands for a matrix, and GGUF's number of its type. A tied head is the embedding."""
+        rows, kind = self.checkpoint.raw(name)
+        if name not in self._matrices:
+            self._matrices[name] = helper.make_tensor_value_info(name, TensorProto.UINT8, list(rows.shape))
+            self._advance(rows.size)
+        return name, TYPES[kind]
