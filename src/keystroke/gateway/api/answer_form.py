@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 
 from keystroke.assist.tool_calls.forms import call_form
-from keystroke.assist.tool_calls.grammar import calls_constraint
+from keystroke.assist.tool_calls.grammar import calls_constraint, usable_tools
+from keystroke.assist.tool_calls.parser import AnswerParser
 from keystroke.assist.tool_calls.seen import seen_lines
 from keystroke.assist.tool_calls.tools import Offered, Toolset, short_toolset, whole_toolset
 from keystroke.engine.generation import GenerationParams
@@ -60,11 +61,7 @@ class AnswerForm:
     choice: ToolChoice = field(default_factory=ToolChoice)
     parallel: bool = True
     text: TextFormat | None = None
-
-    @property
-    def held(self) -> bool:
-        """Whether calls come as a grammar makes them."""
-        return bool(self.toolset)
+    usable: Toolset | None = None  # of the tools, those that the grammar lets a held model call
 
     @property
     def remote(self) -> dict[str, Any]:
@@ -92,18 +89,40 @@ class AnswerForm:
         answer = None if self.text is None else self.text.constraint
         if not self.toolset:
             return answer
-        short = self.toolset.short
         return calls_constraint(
             self.toolset,
             call_form(model.chat.source if model.chat is not None else ""),
             model.tokenizer,
             required=self.choice.mode == "required",
             parallel=self.parallel,
-            only=self.choice.only,
-            seen=seen_lines(_read(items)) if short else (),
-            asked=asked(items) if short else "",
             answer=answer,
+            **self._bounds(items),
         )
+
+    def parser(self, *, local: bool) -> AnswerParser:
+        """What reads the answers of a model, which this form's constraint holds where it is `local`."""
+        required = self.choice.mode == "required"
+        return AnswerParser(
+            self.usable if local and self.usable is not None else self.toolset,
+            held=local and bool(self.toolset),
+            parallel=self.parallel,
+            formatted=self.text is not None and not (local and required),
+        )
+
+    def narrowed(self, items: Sequence[Item]) -> AnswerForm:
+        """With the tools that the constraint for `items` lets a model call."""
+        if not self.toolset:
+            return self
+        return replace(self, usable=usable_tools(self.toolset, **self._bounds(items)))
+
+    def _bounds(self, items: Sequence[Item]) -> dict[str, Any]:
+        """What the conversation says of the tools: a small model quotes what it has read."""
+        short = self.toolset.short
+        return {
+            "only": self.choice.only,
+            "seen": seen_lines(_read(items)) if short else (),
+            "asked": asked(items) if short else "",
+        }
 
 
 def asked(items: Sequence[Item]) -> str:
@@ -240,7 +259,7 @@ async def hold(
             able = _spared(form, tools, error, model)
             constraint = able.constraint(model, items)
             prepare(constraint, model.tokenizer, model.engine.info)
-        return replace(params, constraint=constraint), able
+        return replace(params, constraint=constraint), able.narrowed(items)
 
     return await asyncio.to_thread(compiled)
 

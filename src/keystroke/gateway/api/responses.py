@@ -173,7 +173,7 @@ class Responses:
             run.sink,
             tokenizer=entry.tokenizer,
             toolset=form.toolset,
-            held=form.held and entry.model is not None,
+            parser=lambda: form.parser(local=entry.model is not None),
             on_end=run.ended,
             on_steered=run.steered,
         )
