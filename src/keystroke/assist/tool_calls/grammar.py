@@ -35,13 +35,15 @@ def calls_constraint(
     only: Collection[str] | None = None,
     seen: Sequence[str] = (),
     asked: str = "",
+    spent: Collection[str] = (),
     answer: Constraint | None = None,
 ) -> Constraint:
     """What an answer may be, given the tools. `required`: nothing but calls. `only`: of these tools, by the
-    names they were offered under. `seen`: lines that grounded parameters may quote. `answer`: what text that
-    is no call must be. Raises GrammarError where a schema or a tool's own grammar cannot be enforced."""
+    names they were offered under. `seen`: lines that grounded parameters may quote. `spent`: tools that led
+    nowhere. `answer`: what text that is no call must be. Raises GrammarError where a schema or a tool's own
+    grammar cannot be enforced."""
     writer = _Writer(form, tokenizer, tuple(seen))
-    for shown in usable_tools(toolset, only=only, seen=seen, asked=asked).shown:
+    for shown in usable_tools(toolset, only=only, seen=seen, asked=asked, spent=spent).shown:
         writer.add(shown)
     if required or answer is not None:
         writer.calls_alone(parallel, answer, required)
@@ -51,11 +53,18 @@ def calls_constraint(
 
 
 def usable_tools(
-    toolset: Toolset, *, only: Collection[str] | None = None, seen: Sequence[str] = (), asked: str = ""
+    toolset: Toolset,
+    *,
+    only: Collection[str] | None = None,
+    seen: Sequence[str] = (),
+    asked: str = "",
+    spent: Collection[str] = (),
 ) -> Toolset:
     """Of the tools that a model is shown, those that the constraint with the same arguments lets it call."""
     allowed = tuple(s for s in toolset.shown if only is None or s.tool.name in only)
-    return replace(toolset, shown=tuple(s for s in allowed if _usable(s, seen, asked)) or allowed)
+    usable = tuple(s for s in allowed if _usable(s, seen, asked))
+    fresh = tuple(s for s in usable if s.tool.name not in spent)
+    return replace(toolset, shown=fresh or usable or allowed)
 
 
 def _usable(shown: Shown, seen: Sequence[str], asked: str) -> bool:

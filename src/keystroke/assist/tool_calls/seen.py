@@ -1,7 +1,7 @@
 """The lines a model has read in a conversation: the only ones it can know, and so replace.
 
-Law: collects lines from tool results and from what users wrote, newest last, within a bound. Line numbers
-that tools put before lines are taken off.
+Law: collects lines of the texts it is given, newest last, within a bound. Line numbers that tools put before
+lines are taken off.
 """
 
 from __future__ import annotations

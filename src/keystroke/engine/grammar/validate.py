@@ -128,18 +128,22 @@ def _string(schema: Mapping[str, Any], value: str, _inner: Inner, at: str) -> It
 
 
 def _number(schema: Mapping[str, Any], value: float, _inner: Inner, at: str) -> Iterator[str | None]:
-    low, high = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
+    low, high, step = (_bound(schema, key) for key in ("exclusiveMinimum", "exclusiveMaximum", "multipleOf"))
     if (
         not schema.get("minimum", value) <= value <= schema.get("maximum", value)
-        or (_is("number", low) and value <= low)
-        or (_is("number", high) and value >= high)
+        or (low is not None and value <= low)
+        or (high is not None and value >= high)
     ):
         yield f"{at} is out of range"
-    step = schema.get("multipleOf")
-    if _is("number", step) and step > 0:
+    if step is not None and step > 0:
         times = value / step
         if not math.isfinite(times) or abs(times - round(times)) > 1e-9 * max(1.0, abs(times)):
             yield f"{at} is no multiple of {step}"
+
+
+def _bound(schema: Mapping[str, Any], key: str) -> float | None:
+    value = schema.get(key)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _is(kind: str, value: Any) -> bool:

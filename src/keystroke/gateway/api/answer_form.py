@@ -25,7 +25,8 @@ from keystroke.engine.grammar.constraint import Constraint
 from keystroke.engine.grammar.validate import unmet_text
 from keystroke.engine.model import Model
 from keystroke.errors import EngineError, GrammarError, InputError, KeystrokeError
-from keystroke.protocol.items import Item, Tool, text_of
+from keystroke.gateway.api.conversation import asked, spent_tools, texts_read
+from keystroke.protocol.items import Item, Tool
 
 SMALL = 4_000_000_000  # parameters below which a model is shown short declarations
 _LONGEST_WORDS = 8000  # characters of a schema that a model is still shown
@@ -120,29 +121,10 @@ class AnswerForm:
         short = self.toolset.short
         return {
             "only": self.choice.only,
-            "seen": seen_lines(_read(items)) if short else (),
+            "seen": seen_lines(texts_read(items, self.toolset)) if short else (),
             "asked": asked(items) if short else "",
+            "spent": spent_tools(items, self.toolset) if short else frozenset(),
         }
-
-
-def asked(items: Sequence[Item]) -> str:
-    """What the user said last."""
-    return next((text_of(i.content) for i in reversed(items) if i.type == "message" and i.role == "user"), "")
-
-
-def _read(items: Sequence[Item]) -> list[str]:
-    """What a model has read of files: results of tools, and what users wrote."""
-    texts = []
-    for item in items:
-        if item.type in ("function_call_output", "custom_tool_call_output"):
-            texts.append(item.output if isinstance(item.output, str) else text_of(_parts(item.output)))
-        elif item.type == "message" and item.role == "user":
-            texts.append(text_of(item.content))
-    return texts
-
-
-def _parts(output: Any) -> Any:
-    return output if isinstance(output, list) else None
 
 
 # Tools
