@@ -110,6 +110,25 @@ def test_one_call_at_a_time_where_several_are_not_wanted() -> None:
     assert not accepts(single, f"{CALL}\nThen.")
 
 
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"description": "anything"},
+        {"properties": {"n": {"type": "integer"}}},
+        {"type": ["object", "null"]},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"properties": {"n": {"type": "integer"}}}}},
+        {"anyOf": [{"type": "object", "properties": {"n": {"type": "integer"}}}, {"type": "integer"}]},
+    ],
+)
+def test_arguments_are_an_object_whatever_the_schema_forgets(parameters: dict[str, Any]) -> None:
+    only = calls_constraint(
+        whole_toolset([Offered("f", parameters=parameters)]), HERMES, PLAIN, required=True
+    )
+    assert accepts(only, CALL)
+    for other in ("3", "null", "[3]", '"n"'):
+        assert not accepts(only, CALL.replace('{"n": 3}', other))
+
+
 def test_every_template_has_its_own_form() -> None:
     assert call_form("... <tool_call> ...") == HERMES
     assert call_form("[TOOL_CALLS] [") == MISTRAL

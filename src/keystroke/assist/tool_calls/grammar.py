@@ -105,7 +105,10 @@ class _Writer:
             return f"{_text('{' + json.dumps('input') + ': ' + QUOTE)} @input_{number} {_text(QUOTE + '}')}"
         if shown.grounded and self._seen:
             return self._grounded(shown, number)
-        return self._schema(shown.parameters, f"schema_{number}", tool.strict, tool.name)
+        # Arguments are an object, whatever a schema forgets to say.
+        return self._schema(
+            {**shown.parameters, "type": "object"}, f"schema_{number}", tool.strict, tool.name
+        )
 
     def _grounded(self, shown: Shown, number: int) -> str:
         """Parameters in order, those that quote made of lines that were seen."""

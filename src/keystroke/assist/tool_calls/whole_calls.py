@@ -21,6 +21,7 @@ from keystroke.engine.grammar.validate import unmet
 _FUNCTION = re.compile(
     r'<(?:function=([^>\s]+)|invoke name="([^"]+)")\s*>(.*?)</(?:function|invoke)>', re.DOTALL
 )
+_PATIENCE = 0.25  # seconds: whoever reads an answer may serve others at the same time
 _PARAMETER = re.compile(r'<parameter(?:=([^>]+)| name="([^"]+)")\s*>(.*?)</parameter>', re.DOTALL)
 
 
@@ -98,7 +99,8 @@ def _of_grammar(grammar: tuple[str, str], text: str) -> bool:
     from keystroke.engine.grammar.constraint import lark, regex
 
     syntax, written = grammar
-    return of_language(lark(written) if syntax == "lark" else regex(written), text)
+    language = lark(written) if syntax == "lark" else regex(written)
+    return of_language(language, text, patience=_PATIENCE)
 
 
 def _typed(arguments: dict[str, str], shown: Shown) -> dict[str, Any]:

@@ -52,12 +52,12 @@ def prepare(constraint: Constraint | None, tokenizer: Tokenizer, info: ModelInfo
         _compiled(constraint, vocabulary)
 
 
-def of_language(constraint: Constraint, text: str) -> bool:
+def of_language(constraint: Constraint, text: str, *, patience: float = PATIENCE) -> bool:
     """Whether `text` is a whole text of `constraint`'s language, byte by byte. False, too, where the grammar
-    is refused."""
+    is refused or takes longer than `patience` to compile."""
     try:
         vocabulary = vocabulary_of(_BYTES, frozenset({_END}))
-        held = Matcher(_compiled(constraint, vocabulary), vocabulary)
+        held = Matcher(_compiled(constraint, vocabulary, patience), vocabulary)
     except GrammarError:
         return False
     tokens = _BYTES.encode(text)
@@ -67,13 +67,14 @@ def of_language(constraint: Constraint, text: str) -> bool:
         held.close()
 
 
-def _compiled(constraint: Constraint, vocabulary: Vocabulary) -> Compiled:
+def _compiled(constraint: Constraint, vocabulary: Vocabulary, patience: float | None = None) -> Compiled:
     promise = _shelf.ask(constraint, vocabulary)
+    patience = PATIENCE if patience is None else patience
     try:
-        return promise.result(PATIENCE)
+        return promise.result(patience)
     except TooLate:
         raise GrammarError(
-            f"{constraint.origin} takes longer than {PATIENCE:.0f} s to compile; make it simpler.",
+            f"{constraint.origin} takes longer than {patience:g} s to compile; make it simpler.",
             param=constraint.origin,
         ) from None
     except _Refused as refused:
