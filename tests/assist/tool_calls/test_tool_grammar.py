@@ -165,6 +165,7 @@ def test_small_models_replace_only_what_they_have_read_and_delete_only_when_aske
         assert accepts(read, call("replace_lines", path="a.py", old=old, new="pass\n"))
     assert not accepts(read, call("replace_lines", path="a.py", old="old line\n", new="x\n"))
     assert not accepts(read, call("replace_lines", path="a.py", old=seen[1] + seen[0], new="x\n"))
+    assert not accepts(read, call("replace_lines", path="a.py", old="", new="x\n"))
     assert not accepts(read, call("delete_file", path="a.py"))
     asked = calls_constraint(shown, HERMES, PLAIN, seen=seen, asked="Delete a.py please")
     assert accepts(asked, call("delete_file", path="a.py"))

@@ -121,7 +121,7 @@ class _Writer:
                 inner = self._schema(schema, f"schema_{number}_{place}", False, shown.name)
                 terms.append(f"{_text(lead)} {inner}")
         if not any(rule.startswith("SEEN:") for rule in self._rules):
-            self._rules.append(f"SEEN: {within_quotes(self._seen)}")
+            self._rules += [f"LINES: {within_quotes(self._seen)}", r"SEEN: LINES & /(?s:.+)/"]
         return " ".join([*terms, _text("}")])
 
     def _schema(self, schema: Mapping[str, Any], name: str, strict: bool, tool: str) -> str:

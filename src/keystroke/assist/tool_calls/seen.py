@@ -35,6 +35,6 @@ def seen_lines(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def within_quotes(lines: Iterable[str]) -> str:
-    """A Lark term: consecutive lines, at least one, as they stand inside a JSON string."""
+    """A Lark term: consecutive lines, perhaps none, as they stand inside a JSON string."""
     chunks = [json.dumps(line, ensure_ascii=False)[1:-1] for line in lines]
     return f"%regex {json.dumps({'substring_chunks': chunks})}"
