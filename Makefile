@@ -67,7 +67,7 @@ format: $(DEV_STAMP)  ## format and fix what can be fixed
 web:  ## build the playground (Node and npm; its output is part of the repository)
 	@cd web && npm ci --no-audit --no-fund --silent && npm run --silent build
 
-bench-%: $(DEV_STAMP)  ## run bench/NAME.py (engine, gateway, cuda, completion, keystroke, audit, edits, review, commands)
+bench-%: $(DEV_STAMP)  ## run bench/NAME.py; `ls bench` shows them, each says in its docstring what it measures
 	@$(BIN)/python -m bench.$(subst -,_,$*) $(ARGS)
 
 docs: $(DEV_STAMP)  ## the documentation as a site in site/, built offline

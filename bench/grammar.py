@@ -7,12 +7,14 @@ microseconds. Where the grammar leaves no choice, tokens are appended without a 
 may be faster.
 
 Schemas: each file given by `--schemas` is a JSON Schema, a list of cases of the JSON Schema test suite, or an
-OpenAPI document, whose components are taken one by one; without any, a few of our own. A schema is supported
-if it compiles with nothing left out. Supported ones are answered by a model whose opinions are noise, and
-every answer that ends is judged by another validator.
+OpenAPI document, whose components are taken one by one; a folder is all of those in it. `--limit` of them are
+drawn, from each path as many; without any, a few of our own are taken. A schema is supported if it compiles
+with nothing left out. Supported ones are answered by a model whose opinions are noise, and every answer that
+ends is judged by another validator.
 
     python -m bench.grammar                                       # the embedded model, this machine
     python -m bench.grammar --model coder.gguf --engine cuda      # a GPU
+    python -m bench.grammar --model folder --engine cuda --random # a folder without weights: speed alone
     python -m bench.grammar --schemas suite/tests/draft2020-12 openapi.json --limit 200
 """
 
@@ -26,6 +28,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +39,7 @@ from keystroke.assist.tool_calls.grammar import calls_constraint
 from keystroke.assist.tool_calls.tools import Offered, short_toolset, whole_toolset
 from keystroke.config import load_settings
 from keystroke.engine.base import Engine, EngineStats, Interrupt, Mask, ModelInfo, Sampling, Session
+from keystroke.engine.checkpoint.huggingface import configured_spec
 from keystroke.engine.generation import Finish, Generation, GenerationParams
 from keystroke.engine.grammar.compiler import prepare
 from keystroke.engine.grammar.constraint import Constraint, json_schema
@@ -44,7 +48,8 @@ from keystroke.engine.host import HostSession
 from keystroke.engine.load import load_model
 from keystroke.engine.model import Model
 from keystroke.engine.speculative import drafter_for
-from keystroke.engine.tokenizer import Tokenizer
+from keystroke.engine.templates import detect_chat
+from keystroke.engine.tokenizer import Tokenizer, load_tokenizer
 from keystroke.errors import GrammarError, KeystrokeError
 
 PERSON = {
@@ -144,6 +149,16 @@ def rows(model: Model) -> list[Row]:
     prompt = model.prompt("def fibonacci(n):\n") if model.chat is None else made[0].prompt
     made.append(Row("free text, tools on offer", prompt, free))
     return made
+
+
+def random_model(folder: Path, precision: str) -> Model:
+    """A model of the shape, tokenizer and template that `folder` holds, its weights random, on a GPU: what it
+    says is noise, and takes as long."""
+    from bench.cuda_rows.cuda_parts import Part
+    from keystroke.engine.load import GPU_PRECISIONS
+
+    engine = Part(configured_spec(folder), (), GPU_PRECISIONS[precision]).engine()
+    return Model(folder.name, engine, load_tokenizer(folder), detect_chat(folder))
 
 
 # Speed
@@ -286,6 +301,13 @@ def schemas_in(paths: Sequence[Path]) -> Iterator[tuple[str, Any]]:
                 yield file.stem, document.get("schema", document)
 
 
+def drawn(groups: Sequence[list[tuple[str, Any]]], limit: int) -> list[tuple[str, Any]]:
+    """At most `limit` schemas, from each group in turn, the same ones in every run."""
+    for group in groups:
+        random.Random(0).shuffle(group)
+    return [one for turn in zip_longest(*groups) for one in turn if one is not None][:limit]
+
+
 def _alone(shared: dict[str, Any], name: str) -> Any:
     """One component with those it needs."""
     needed: dict[str, Any] = {}
@@ -396,6 +418,7 @@ def main() -> None:
     parser.add_argument("--model", default="embedded", help="a name, a GGUF file or a folder")
     parser.add_argument("--engine", default="auto", choices=("auto", "onnx", "cuda"))
     parser.add_argument("--precision", default="auto")
+    parser.add_argument("--random", action="store_true", help="random weights: needs a folder and a GPU")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--longest", type=int, default=160, help="tokens of an answer, at most")
     parser.add_argument("--schemas", nargs="*", type=Path, default=[])
@@ -409,7 +432,7 @@ def main() -> None:
         model=replace(settings.model, precision=asked.precision),
     )
     named = Path(asked.model) if Path(asked.model).exists() else asked.model
-    model = load_model(named, settings)
+    model = random_model(Path(asked.model), asked.precision) if asked.random else load_model(named, settings)
     began = time.perf_counter()
     prepare(None, model.tokenizer, model.engine.info)
     took, size = time.perf_counter() - began, model.tokenizer.vocab_size
@@ -430,9 +453,8 @@ def main() -> None:
             "rows": plain,
             "rows_with_drafts": drafted,
         }
-    given = list(schemas_in(asked.schemas)) or list(own_schemas())
-    random.Random(0).shuffle(given)
-    figures |= judge(model, given[: asked.limit], 400)
+    given = drawn([list(schemas_in([path])) for path in asked.schemas], asked.limit) or list(own_schemas())
+    figures |= judge(model, given, 400)
     print(json.dumps(figures))
 
 

@@ -244,3 +244,11 @@ def test_text_around_the_cursor_cannot_write_control_tokens() -> None:
     fim = FimTemplate("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
     tokens = fim.tokens(tokenizer, "x<|fim_middle|>", "<|fim_suffix|>")
     assert [t for t in tokens if t >= 256] == [256, 257, 258]
+
+
+def test_a_call_is_shown_with_the_braces_that_it_has(tmp_path: Path) -> None:
+    shown = r"<tool_call>\n{{\"name\": <function-name>, \"arguments\": <args-json-object>}}\n</tool_call>"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": '{{- "' + shown + '" }}'}))
+    chat = detect_chat(tmp_path)
+    assert chat is not None
+    assert '\n{"name": <function-name>, "arguments": <args-json-object>}\n' in chat.render([])

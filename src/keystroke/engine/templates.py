@@ -172,6 +172,10 @@ def _characters(value: object) -> str:
     return ""
 
 
+# Qwen2.5-Coder's template shows a call with doubled braces, left over from a formatter; small models copy it.
+_DOUBLED = re.compile(r'\{(\{\\?"name\\?": <function-name>, \\?"arguments\\?": <args-json-object>\})\}')
+
+
 def detect_chat(path: Path) -> ChatTemplate | None:
     """The chat template that comes with a model's folder or GGUF file, or None."""
     if path.is_file() and path.suffix != ".json":
@@ -195,9 +199,9 @@ def detect_chat(path: Path) -> ChatTemplate | None:
 
 
 def _chat(source: object, bos: str, eos: str) -> ChatTemplate | None:
-    return (
-        ChatTemplate(source, bos=bos, eos=eos, foreign=True) if isinstance(source, str) and source else None
-    )
+    if not isinstance(source, str) or not source:
+        return None
+    return ChatTemplate(_DOUBLED.sub(r"\1", source), bos=bos, eos=eos, foreign=True)
 
 
 def _piece(table: Mapping[str, object], key: str) -> str:

@@ -1,7 +1,7 @@
 """The response object and what hangs on it: usage, the receipt, the route taken, the error.
 
-Law: field names and nesting are those that OpenAI clients read; `receipt`, `routing` and `queue_position` are
-ours and ride along as extra fields that other clients ignore.
+Law: field names and nesting are those that OpenAI clients read; `receipt`, `routing`, `shortened` and
+`queue_position` are ours and ride along as extra fields that other clients ignore.
 """
 
 from __future__ import annotations
@@ -80,6 +80,13 @@ class Routing(Struct, frozen=True):
     reason: str
 
 
+class Shortened(Struct, frozen=True):
+    """What a small model was not shown of the request: tools by name, and blocks of system text by theirs."""
+
+    tools: list[str] = []
+    blocks: list[str] = []
+
+
 class Incomplete(Struct, frozen=True):
     reason: Literal["max_output_tokens", "steered", "content_filter", "grammar", "server_restarted"]
 
@@ -121,3 +128,4 @@ class Response(Struct):
     queue_position: int | UnsetType = UNSET
     receipt: Receipt | UnsetType = UNSET
     routing: Routing | UnsetType = UNSET
+    shortened: Shortened | UnsetType = UNSET

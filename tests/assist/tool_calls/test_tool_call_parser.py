@@ -84,9 +84,9 @@ def merged(segments: list[Segment]) -> list[Segment]:
     return out
 
 
-def read(toolset: Toolset, answer: str, seed: int, *, held: bool = False) -> list[Segment]:
+def read(toolset: Toolset, answer: str, seed: int, **kind: bool) -> list[Segment]:
     rng = random.Random(seed)
-    parser = AnswerParser(toolset, held=held)
+    parser = AnswerParser(toolset, **kind)
     said: list[Segment] = []
     at = 0
     while at < len(answer):
@@ -123,6 +123,38 @@ HELD: list[tuple[str, list[Segment]]] = [
         [CallBegun(F), CallDelta("{}"), CallEnded(), CallBegun(F), CallDelta('{"x": 2}'), CallEnded()],
     ),
     ('<tool_call>\n{"name": "f", "arguments": {"s": "cut o', [CallBegun(F), CallDelta('{"s": "cut o')]),
+    # Where a head stands a call begins for the grammar, whatever stands around it.
+    (
+        '<tool_call>hm {"name": "f", "arguments": {}}</tool_call>',
+        [Text("<tool_call>hm "), CallBegun(F), CallDelta("{}"), CallEnded(), Text("</tool_call>")],
+    ),
+    (
+        '<tool_call>\n[{"name": "f", "arguments": {}},\n{"name": "f", "arguments": {}}]\n</tool_call> ok',
+        [CallBegun(F), CallDelta("{}"), CallEnded(), CallBegun(F), CallDelta("{}"), CallEnded(), Text("ok")],
+    ),
+    (
+        '{"name": "x", "steps": {"name": "f", "arguments": {}}}',
+        [Text('{"name": "x", "steps": '), CallBegun(F), CallDelta("{}"), CallEnded(), Text("}")],
+    ),
+    ("Say <tool_call> and go on", [Text("Say <tool_call> and go on")]),
+    # In forms that the grammar leaves free: proved, or text.
+    ('<function=f>{"x": 4}</function>', [Call(F, '{"x":4}')]),
+    ('<function=f>{"x": "4"}</function>', [Text('<function=f>{"x": "4"}</function>')]),
+    ('{"name": "f"}', [Call(F, "{}")]),
+    ('{"arguments": {"x": 1}, "name": "f"}', [Text('{"arguments": {"x": 1}, "name": "f"}')]),
+    ('<tool_call>{"arguments": {"x": 1}, "name": "f"}</tool_call>', [Call(F, '{"x":1}')]),
+    (
+        '<tool_call>{"arguments": {"x": "1"}, "name": "f"}</tool_call>',
+        [Text('<tool_call>{"arguments": {"x": "1"}, "name": "f"}</tool_call>')],
+    ),
+    (
+        "<function=apply_patch><parameter=input>*** Begin Patch</parameter></function>",
+        [Call(PATCH, "*** Begin Patch")],
+    ),
+    (
+        "<function=apply_patch><parameter=input>*** Begin</parameter></function>",
+        [Text("<function=apply_patch><parameter=input>*** Begin</parameter></function>")],
+    ),
 ]
 
 
@@ -140,6 +172,37 @@ def test_an_edit_becomes_a_patch_when_it_is_whole(held: bool) -> None:
     call = {"name": "replace_lines", "arguments": {"path": "a.py", "old": "x = 1\n", "new": "x = 2\n"}}
     patch = "*** Begin Patch\n*** Update File: a.py\n@@\n-x = 1\n+x = 2\n*** End Patch\n"
     assert read(shown, f"<tool_call>\n{json.dumps(call)}\n</tool_call>", 3, held=held) == [Call(PATCH, patch)]
+
+
+FORMATTED = [
+    ('{"x": [{"name": "f", "arguments": {"x": "no"}}]}', None),
+    ('{"name": "f", "arguments": {"x": "no"}}', None),
+    ('{"name": "fred", "age": 3}', None),
+    ("[1, 2]", None),
+    (
+        '<tool_call>\n{"name": "f", "arguments": {"s": "</tool_call>"}}\n</tool_call>',
+        [Call(F, '{"s":"</tool_call>"}')],
+    ),
+    ('{"name": "f", "arguments": {"x": 1}}', [Call(F, '{"x":1}')]),
+    (
+        '[TOOL_CALLS][{"name": "f", "arguments": {}}, {"name": "f", "arguments": {"x": 2}}]',
+        [Call(F, "{}"), Call(F, '{"x":2}')],
+    ),
+]
+
+
+@pytest.mark.parametrize(("answer", "expected"), FORMATTED)
+@pytest.mark.parametrize("seed", range(3))
+def test_an_answer_that_has_a_form_is_calls_from_end_to_end_or_text(
+    answer: str, expected: list[Segment] | None, seed: int
+) -> None:
+    assert read(TOOLS, answer, seed, held=True, formatted=True) == (expected or [Text(answer)])
+
+
+def test_where_one_call_is_wanted_what_follows_it_is_text() -> None:
+    call = '{"name": "f", "arguments": {}}'
+    said = read(TOOLS, f"{call}\n{call}", 1, held=True, parallel=False)
+    assert said == [CallBegun(F), CallDelta("{}"), CallEnded(), Text(call)]
 
 
 @given(st.text(alphabet='<>/tool_calhink{}"\n x`[', max_size=60), st.integers(1, 5))

@@ -11,14 +11,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from keystroke.assist.tool_calls.forms import HERMES, LLAMA, MISTRAL, CallForm, call_form
-from keystroke.assist.tool_calls.grammar import calls_constraint
+from keystroke.assist.tool_calls.grammar import calls_constraint, usable_tools
 from keystroke.assist.tool_calls.parser import AnswerParser, Call, CallBegun, CallDelta, CallEnded, Text
 from keystroke.assist.tool_calls.tools import Offered, Toolset, short_toolset, whole_toolset
 from keystroke.engine.base import Sampling
 from keystroke.engine.echo import EOS, SPECIAL, EchoEngine
 from keystroke.engine.generation import Finish, Generation, GenerationParams
 from keystroke.engine.grammar.compiler import matcher_for
-from keystroke.engine.grammar.constraint import Constraint, choice
+from keystroke.engine.grammar.constraint import Constraint, choice, regex
 from keystroke.engine.grammar.validate import unmet
 from keystroke.engine.model import Model
 from keystroke.engine.tokenizer import ByteTokenizer
@@ -110,6 +110,25 @@ def test_one_call_at_a_time_where_several_are_not_wanted() -> None:
     assert not accepts(single, f"{CALL}\nThen.")
 
 
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"description": "anything"},
+        {"properties": {"n": {"type": "integer"}}},
+        {"type": ["object", "null"]},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"properties": {"n": {"type": "integer"}}}}},
+        {"anyOf": [{"type": "object", "properties": {"n": {"type": "integer"}}}, {"type": "integer"}]},
+    ],
+)
+def test_arguments_are_an_object_whatever_the_schema_forgets(parameters: dict[str, Any]) -> None:
+    only = calls_constraint(
+        whole_toolset([Offered("f", parameters=parameters)]), HERMES, PLAIN, required=True
+    )
+    assert accepts(only, CALL)
+    for other in ("3", "null", "[3]", '"n"'):
+        assert not accepts(only, CALL.replace('{"n": 3}', other))
+
+
 def test_every_template_has_its_own_form() -> None:
     assert call_form("... <tool_call> ...") == HERMES
     assert call_form("[TOOL_CALLS] [") == MISTRAL
@@ -146,6 +165,7 @@ def test_small_models_replace_only_what_they_have_read_and_delete_only_when_aske
         assert accepts(read, call("replace_lines", path="a.py", old=old, new="pass\n"))
     assert not accepts(read, call("replace_lines", path="a.py", old="old line\n", new="x\n"))
     assert not accepts(read, call("replace_lines", path="a.py", old=seen[1] + seen[0], new="x\n"))
+    assert not accepts(read, call("replace_lines", path="a.py", old="", new="x\n"))
     assert not accepts(read, call("delete_file", path="a.py"))
     asked = calls_constraint(shown, HERMES, PLAIN, seen=seen, asked="Delete a.py please")
     assert accepts(asked, call("delete_file", path="a.py"))
@@ -157,8 +177,8 @@ def test_small_models_replace_only_what_they_have_read_and_delete_only_when_aske
 # With models that say anything
 
 
-def whole_calls(toolset: Toolset, text: str) -> list[tuple[Offered, str]]:
-    parser = AnswerParser(toolset, held=True)
+def calls_of(toolset: Toolset, text: str, **kind: bool) -> list[tuple[Offered, str]]:
+    parser = AnswerParser(toolset, held=True, **kind)
     calls: list[tuple[Offered, str]] = []
     for segment in parser.feed(text) + parser.finish():
         if isinstance(segment, Call):
@@ -205,6 +225,68 @@ def test_every_call_of_a_model_that_says_anything_is_a_valid_one(
     generation = Generation(model, model.engine.session(), [65], params)
     text = "".join(chunk.text for chunk in generation)
     if generation.finish is Finish.STOP:
-        calls = whole_calls(TOOLS, text)
+        calls = calls_of(TOOLS, text)
         assert all(valid(tool, payload) for tool, payload in calls)
         assert calls or not required
+
+
+ANY = Offered("any", parameters={"type": "object"})  # whose arguments may look like a call
+LINES = Offered(
+    "lines", parameters={"type": "object", "properties": {"old": {"type": "string"}}, "required": ["old"]}
+)
+HOSTILE = [
+    "hm ",
+    "<tool_call>",
+    "</tool_call>",
+    '{"name": "f", "arguments": ',
+    '{"name": "any", "arguments": {"x": ',
+    '{"name": "f", "arguments": 30}',
+    '{"name": "g", "arguments": {}}',
+    '{"name": "lines", "arguments": {"old": "unread"}}',
+    '{"name": "\\u0066", "arguments": {"n": 30}}',
+    '{"name": "f"}',
+    '{"arguments": {"n": 30}, "name": "f"}',
+    '{\x1c"name": "f", "arguments": {"n": 30}}',
+    '<function=f>{"n": 30}</function>',
+    '<invoke name="f"><parameter name="n">3</parameter></invoke>',
+    "<function=apply_patch><parameter=input>-</parameter></function>",
+    "```json\n",
+    "\n```",
+    "[TOOL_CALLS]",
+    "[",
+    "]",
+    '"',
+    "}",
+    CALL,
+    CALL.replace("\n", " " * 70),
+]
+
+
+@settings(max_examples=80)
+@given(
+    st.lists(st.sampled_from(HOSTILE), max_size=6),
+    st.sampled_from([HERMES, LLAMA, MISTRAL]),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([PLAIN, MARKED]),
+    st.integers(0, 10**6),
+)
+def test_no_text_becomes_a_call_that_the_constraint_would_not_have_allowed(
+    said: list[str], form: CallForm, parallel: bool, formatted: bool, tokenizer: ByteTokenizer, seed: int
+) -> None:
+    shown = short_toolset([F, ANY, LINES])
+    shown = Toolset((*shown.shown, *whole_toolset([G, PATCH]).shown), short=True)
+    bounds: dict[str, Any] = {"only": {"f", "any", "lines", "apply_patch"}, "seen": ["read\n"]}
+    answer = regex("(?s:.*)") if formatted else None
+    constraint = calls_constraint(shown, form, tokenizer, parallel=parallel, answer=answer, **bounds)
+    model = Model("echo", EchoEngine(lambda _: "".join(said)), tokenizer)
+    params = GenerationParams(300, Sampling(0.7 if seed % 2 else 0.0, seed=seed), constraint=constraint)
+    generation = Generation(model, model.engine.session(), [65], params)
+    text = "".join(chunk.text for chunk in generation)
+    calls = calls_of(usable_tools(shown, **bounds), text, parallel=parallel, formatted=formatted)
+    if generation.finish is Finish.STOP:
+        assert parallel or len(calls) <= 1
+        for tool, payload in calls:
+            assert tool.name in bounds["only"]
+            assert valid(tool, payload)
+            assert tool is not LINES or formatted or json.loads(payload) == {"old": "read\n"}

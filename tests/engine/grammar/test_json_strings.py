@@ -7,9 +7,9 @@ import re
 
 import jsonschema_rs
 import pytest
-from grammar_languages import Language, described_languages, regular_languages
+from grammar_languages import Language, described, described_languages, regular_languages
 from grammar_models import answered, matcher, noise, params
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from keystroke.engine.base import Sampling
@@ -66,6 +66,26 @@ def test_what_is_written_inside_a_string_is_of_the_language_once_read(language: 
         assert re.fullmatch(pattern, text)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "inside", "outside"),
+    [
+        (r"[\d\x22\\\-]+", '4"\\-', "a"),
+        (r"\s\.", "\n.", "\n,"),
+        (r"a(?s:.)b.", "a\nbc", "a\nb\n"),
+        (r"(?s).", "\n", "ab"),
+        (r"(?P<n>\u00e9)|(?<m>\x{1f600}{2})", "😀😀", "😀"),
+        (r"[^\n\]]{2}", '"\\', "\n]"),
+        (r"[]a]+\/", "]a/", "b/"),
+        (r"^\tx$", "\tx", "x"),
+        (r"a{2", "a{2", "aa"),
+    ],
+)
+def test_a_pattern_means_the_same_inside_a_string(pattern: str, inside: str, outside: str) -> None:
+    grammar = in_json_string(f"start: /{pattern}/")
+    assert takes(grammar, json.dumps(inside, ensure_ascii=False)[1:-1])
+    assert not takes(grammar, json.dumps(outside, ensure_ascii=False)[1:-1])
+
+
 REFUSED = {
     "a call": "start: <call>",
     "another grammar": "start: @other",
@@ -76,6 +96,13 @@ REFUSED = {
     "a look ahead": "start: /a(?=b)/",
     "an unknown import": "start: X\n%import common.NOPE -> X",
     "a broken pattern": "start: /(a/",
+    "a group closed twice": "start: /(a))/",
+    "the edge of a word": r"start: /a\bb/",
+    "a reference back": r"start: /(a)\1/",
+    "letters of any case within": "start: /(?i:a)/",
+    "a property of characters": r"start: /\p{L}/",
+    "a set of sets": "start: /[a-z&&[b]]/",
+    "as few as can be": "start: /a*?/",
 }
 
 
@@ -90,21 +117,51 @@ def test_a_grammar_that_is_not_regular_is_refused() -> None:
         matcher(lark(in_json_string('start: "(" start ")" | "x"')))
 
 
-@settings(max_examples=150)
-@given(
-    described_languages,
-    st.recursive(
-        st.none() | st.booleans() | st.integers(-20, 120) | st.sampled_from(["", "ab", "abc", "b", "a\nb"]),
-        lambda inner: (
-            st.lists(inner, max_size=3)
-            | st.dictionaries(st.sampled_from(["name", "value", "count", "a b"]), inner, max_size=3)
-        ),
-        max_leaves=4,
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-20, 120)
+    | st.sampled_from([0.5, 1.0, -3.75, "", "ab", "abc", "b", "a\nb"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["name", "value", "count", "a b"]), inner, max_size=3)
     ),
+    max_leaves=4,
 )
+INTEGER, NAMED = {"type": "integer"}, {"required": ["name"]}
+KEYWORDS: list[dict[str, object]] = [
+    {"not": INTEGER},
+    {"if": NAMED, "then": {"required": ["value"]}, "else": {"maxProperties": 1}},
+    {"oneOf": [INTEGER, {"type": "number"}, NAMED]},
+    {"enum": [1, [True], {"a": 0}, "ab"]},
+    {"const": [1.0, False]},
+    {"uniqueItems": True},
+    {"prefixItems": [INTEGER, {"type": "string"}], "items": False},
+    {"contains": INTEGER, "maxContains": 1},
+    {"minProperties": 1, "maxProperties": 2},
+    {"propertyNames": {"pattern": "a"}},
+    {"patternProperties": {"a": INTEGER, "^v": {"type": "string"}}, "additionalProperties": False},
+    {"patternProperties": {"a": INTEGER}, "properties": {"name": {"type": "null"}}},
+    {"dependentRequired": {"name": ["value"]}, "dependentSchemas": {"value": {"maxProperties": 2}}},
+    {"exclusiveMinimum": 0, "exclusiveMaximum": 10, "multipleOf": 0.25},
+    {"$ref": "#/$defs/a~1b/anyOf/0", "$defs": {"a/b": {"anyOf": [{"type": ["integer", "array"]}]}}},
+    {"items": {"$ref": "#"}, "maxItems": 2, "type": ["array", "null"]},
+]
+
+
+@settings(max_examples=150)
+@given(described_languages, VALUES)
+@example(described({"enum": [1]}), True)
 def test_a_value_is_met_or_refused_as_another_validator_says(language: Language, value: object) -> None:
     schema = json.loads(language.source)
     assert (unmet(schema, value) is None) == jsonschema_rs.is_valid(schema, value)
+
+
+@settings(max_examples=40)
+@given(VALUES)
+def test_every_keyword_is_judged_as_another_validator_does(value: object) -> None:
+    for schema in KEYWORDS:
+        assert (unmet(schema, value) is None) == jsonschema_rs.is_valid(schema, value), schema
 
 
 def test_text_that_is_no_json_meets_nothing() -> None:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from keystroke.assist.tool_calls.forms import CallForm
+from keystroke.assist.tool_calls.forms import SPACE, CallForm, call_head
 from keystroke.assist.tool_calls.seen import within_quotes
 from keystroke.assist.tool_calls.tools import Shown, Toolset
 from keystroke.engine.grammar.constraint import Constraint, json_schema, regex_as_lark
@@ -20,9 +21,8 @@ from keystroke.engine.grammar.json_strings import in_json_string
 from keystroke.engine.tokenizer import Tokenizer
 
 _DELETES = re.compile(r"\b(delet|remov|eras|drop|rm\b|get rid)", re.IGNORECASE)
-_W = r"[ \t\r\n]*"  # white space as JSON has it: what AnswerParser takes for the head of a call, and no more
-_KEY = rf'/{_W},{_W}"(arguments|parameters)"{_W}:{_W}/'
-_BARE = rf'/{_W}(```(json)?{_W})?\{{{_W}"name"{_W}:{_W}"/'
+_KEY = rf'/{SPACE},{SPACE}"(arguments|parameters)"{SPACE}:{SPACE}/'
+_BARE = rf'/{SPACE}(```(json)?{SPACE})?\{{{SPACE}"name"{SPACE}:{SPACE}"/'
 
 
 def calls_constraint(
@@ -35,21 +35,36 @@ def calls_constraint(
     only: Collection[str] | None = None,
     seen: Sequence[str] = (),
     asked: str = "",
+    spent: Collection[str] = (),
     answer: Constraint | None = None,
 ) -> Constraint:
     """What an answer may be, given the tools. `required`: nothing but calls. `only`: of these tools, by the
-    names they were offered under. `seen`: lines that grounded parameters may quote. `answer`: what text that
-    is no call must be. Raises GrammarError where a schema or a tool's own grammar cannot be enforced."""
-    allowed = [s for s in toolset.shown if only is None or s.tool.name in only]
-    usable = [s for s in allowed if _usable(s, seen, asked)] or allowed
+    names they were offered under. `seen`: lines that grounded parameters may quote. `spent`: tools that led
+    nowhere. `answer`: what text that is no call must be. Raises GrammarError where a schema or a tool's own
+    grammar cannot be enforced."""
     writer = _Writer(form, tokenizer, tuple(seen))
-    for shown in usable:
+    for shown in usable_tools(toolset, only=only, seen=seen, asked=asked, spent=spent).shown:
         writer.add(shown)
     if required or answer is not None:
         writer.calls_alone(parallel, answer, required)
     else:
         writer.calls_in_text(parallel)
     return writer.constraint()
+
+
+def usable_tools(
+    toolset: Toolset,
+    *,
+    only: Collection[str] | None = None,
+    seen: Sequence[str] = (),
+    asked: str = "",
+    spent: Collection[str] = (),
+) -> Toolset:
+    """Of the tools that a model is shown, those that the constraint with the same arguments lets it call."""
+    allowed = tuple(s for s in toolset.shown if only is None or s.tool.name in only)
+    usable = tuple(s for s in allowed if _usable(s, seen, asked))
+    fresh = tuple(s for s in usable if s.tool.name not in spent)
+    return replace(toolset, shown=fresh or usable or allowed)
 
 
 def _usable(shown: Shown, seen: Sequence[str], asked: str) -> bool:
@@ -90,7 +105,10 @@ class _Writer:
             return f"{_text('{' + json.dumps('input') + ': ' + QUOTE)} @input_{number} {_text(QUOTE + '}')}"
         if shown.grounded and self._seen:
             return self._grounded(shown, number)
-        return self._schema(shown.parameters, f"schema_{number}", tool.strict, tool.name)
+        # Arguments are an object, whatever a schema forgets to say.
+        return self._schema(
+            {**shown.parameters, "type": "object"}, f"schema_{number}", tool.strict, tool.name
+        )
 
     def _grounded(self, shown: Shown, number: int) -> str:
         """Parameters in order, those that quote made of lines that were seen."""
@@ -103,7 +121,7 @@ class _Writer:
                 inner = self._schema(schema, f"schema_{number}_{place}", False, shown.name)
                 terms.append(f"{_text(lead)} {inner}")
         if not any(rule.startswith("SEEN:") for rule in self._rules):
-            self._rules.append(f"SEEN: {within_quotes(self._seen)}")
+            self._rules += [f"LINES: {within_quotes(self._seen)}", r"SEEN: LINES & /(?s:.+)/"]
         return " ".join([*terms, _text("}")])
 
     def _schema(self, schema: Mapping[str, Any], name: str, strict: bool, tool: str) -> str:
@@ -141,9 +159,7 @@ class _Writer:
         if self._form.before:
             pieces.insert(0, self._marked())
         for number, name in enumerate(self._names):
-            its_name = f'"name"{_W}:{_W}{_pattern(json.dumps(name))}'
-            head = rf'(?s:.*)\{{{_W}{its_name}{_W},{_W}"(arguments|parameters)"{_W}:'
-            self._rules.append(f"head_{number}[lazy]: /{head}/")
+            self._rules.append(f"head_{number}[lazy]: /(?s:.*){call_head(_pattern(json.dumps(name)))}/")
             self._rules.append(f"loose_{number}: head_{number} SPACE arguments_{number} BRACE")
         # Bare or fenced JSON at the very beginning is a call: it must name a tool on offer.
         named = [f"({_text(n + QUOTE)} KEY arguments_{i} BRACE)" for i, n in enumerate(self._names)]
@@ -153,9 +169,9 @@ class _Writer:
             f"piece: {' | '.join(pieces)}",
             self._call(),
             f"KEY: {_KEY}",
-            f"SPACE: /{_W}/",
-            rf"BRACE: /{_W}\}}/",
-            f"END: /{_W}(```)?{_W}/",
+            f"SPACE: /{SPACE}/",
+            rf"BRACE: /{SPACE}\}}/",
+            f"END: /{SPACE}(```)?{SPACE}/",
             r"TEXT: /(?s:.*)/",
         ]
         alone = "unmarked END | piece END | TEXT"

@@ -1,92 +1,63 @@
 """What a model's text means: answer, reasoning, or a call of a tool it was shown.
 
 Law: text in, segments out, incrementally; a marker split over two chunks is still found. A call that is not
-valid JSON or names no tool stays text: model output is data, nothing here runs it. Where a grammar holds the
-model to its calls (`held`), they are given out as they are written; one in a form that the grammar does not
-hold is a call only where its arguments meet the tool's schema.
-Knows the forms of Hermes and Qwen, Llama, Mistral, fenced JSON, and XML-like ones.
+valid JSON or names no tool stays text: model output is data, nothing here runs it.
+
+Where a grammar holds the model to its calls (`held`), a call begins here wherever it begins for the grammar,
+at the head that both know, and is given out as it is written. Calls in forms that the grammar leaves free
+(XML, other orders of members) are given when they are whole and proved. Knows the forms of Hermes and Qwen,
+Llama, Mistral, fenced JSON, and XML-like ones.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
-from keystroke.assist.tool_calls.forms import CALL, CALL_END
+from keystroke.assist.tool_calls.forms import CALL, CALL_END, LIST, head_pattern
 from keystroke.assist.tool_calls.json_scan import StringReader, ValueScanner
-from keystroke.assist.tool_calls.tools import Offered, Shown, Toolset
-from keystroke.engine.grammar.validate import unmet, unmet_text
+from keystroke.assist.tool_calls.segments import Call, CallBegun, CallDelta, CallEnded, Segment, Text, Thought
+from keystroke.assist.tool_calls.tools import Shown, Toolset
+from keystroke.assist.tool_calls.whole_calls import whole_calls
+
+__all__ = ["AnswerParser", "Call", "CallBegun", "CallDelta", "CallEnded", "Segment", "Text", "Thought"]
 
 THINK, THINK_END = "<think>", "</think>"
-_LIST, _TAG, _FENCE = "[TOOL_CALLS]", "<|python_tag|>", "```"
-_MARKS = (CALL, _LIST, _TAG, "<function=", '<invoke name="', _FENCE)
-# As the grammar of calls has it: white space of JSON, and a name that is written as it was shown.
-_HEAD = re.compile(
-    r'\{[ \t\r\n]*"name"[ \t\r\n]*:[ \t\r\n]*("(?:[^"\\]|\\.)*")'
-    r'[ \t\r\n]*,[ \t\r\n]*"(?:arguments|parameters)"[ \t\r\n]*:[ \t\r\n]*'
-)
+_TAG, _FENCE = "<|python_tag|>", "```"
+_MARKS = (CALL, LIST, _TAG, "<function=", '<invoke name="', _FENCE)
 _NOTABLE = re.compile(r"[<`\[{]")
-_BARE = '{"name":'
+_FUNCTION_END = re.compile("</(?:function|invoke)>")
 _FENCED = re.compile(r"```[\w-]*[ \t]*\n\s*")
-_FUNCTION = re.compile(
-    r'<(?:function=([^>\s]+)|invoke name="([^"]+)")\s*>(.*?)</(?:function|invoke)>', re.DOTALL
-)
-_PARAMETER = re.compile(r'<parameter(?:=([^>]+)| name="([^"]+)")\s*>(.*?)</parameter>', re.DOTALL)
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Thought:
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A call that is whole: JSON arguments of a function, the input text of a custom tool."""
-
-    tool: Offered
-    payload: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallBegun:
-    tool: Offered
-
-
-@dataclass(frozen=True, slots=True)
-class CallDelta:
-    payload: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallEnded:
-    pass
-
-
-Segment = Text | Thought | Call | CallBegun | CallDelta | CallEnded
 
 
 class AnswerParser:
-    def __init__(self, toolset: Toolset, *, held: bool = False) -> None:
+    """`held`: a grammar holds the model to calls of `toolset`. `parallel` off: one call is all there is, what
+    follows is text. `formatted`: the text of the answer has a form of its own, so that calls are the whole of
+    an answer or nothing of it."""
+
+    def __init__(
+        self, toolset: Toolset, *, held: bool = False, parallel: bool = True, formatted: bool = False
+    ) -> None:
         self._toolset = toolset
         self._held = held
+        self._parallel = parallel
+        self._formatted = formatted
+        self._heads = head_pattern(shown.name for shown in toolset.shown) if held and toolset else None
         self._pending = ""
         self._state: Callable[[list[Segment]], bool] = self._text
         self._start = True  # nothing but white space came so far
         self._gap = False  # right after a call or a thought: white space there means nothing
-        self._mark = ""  # what the call under way began with
-        self._arguments: ValueScanner | None = None
+        # Of the call under way, or of what may become one:
+        self._mark = ""  # what it began with
+        self._scanner = ValueScanner()  # finds its end, or that of its arguments
+        self._scanned = self._looked = 0  # where its end, and where a head, is looked for next
+        self._listed = False  # one of several in a JSON list
+        self._shown: Shown | None = None
         self._input: StringReader | None = None
+        self._head = self._arguments = ""  # of an edit, as written: it is given when it is whole
         self._braced = False  # the brace that closes the call has come
 
     def feed(self, text: str) -> list[Segment]:
@@ -101,18 +72,19 @@ class AnswerParser:
     def finish(self) -> list[Segment]:
         """The end of the text: what was held back is given as what it is."""
         out: list[Segment] = []
+        pending, self._pending = self._pending, ""
         if self._state == self._call:
-            body = self._pending
-            self._pending = ""
-            calls = self._whole(body)
-            out += calls or [Text(self._opening + body)]
+            out += self._whole(pending) or [Text(self._opening + pending)]
             self._state = self._text
-        elif self._state == self._thought and self._pending:
-            out.append(Thought(self._pending))
-        elif self._state == self._text and self._pending:
-            calls = self._whole(self._pending) if self._start else []
-            out += calls or [Text(self._pending)]
-        self._pending = ""
+        elif self._state == self._stream and self._head:
+            out.append(Text(self._head + self._arguments))
+        elif self._state == self._thought and pending:
+            out.append(Thought(pending))
+        elif self._state == self._all:
+            out += self._calls_alone(pending) or [Text(pending)]
+        elif self._state in (self._text, self._plain) and pending:
+            calls = self._whole(pending) if self._start and not self._formatted else []
+            out += calls or [Text(pending)]
         return out
 
     @property
@@ -134,6 +106,8 @@ class AnswerParser:
             if stripped.startswith(THINK):
                 self._pending, self._state, self._start = stripped[len(THINK) :], self._thought, False
                 return True
+            if self._formatted:
+                return self._first_of_format(stripped)
             if self._toolset and stripped[0] in "{`":
                 self._pending = stripped  # white space before a call means nothing
             else:
@@ -143,31 +117,42 @@ class AnswerParser:
         at, mark = self._next_mark()
         if mark is None:
             return self._say(at, out)
-        if mark == _FENCE:
-            return self._fence(at, out)
         self._say(at, out)
+        if mark == _FENCE:
+            return self._fence(out)
         if mark == "{":
-            return _settled(self._pending) and self._begin("")
+            return bare(self._pending) is True and self._begin("")
         if mark[-1] not in '="':  # those that belong to the call itself stay
             self._pending = self._pending[len(mark) :]
         return self._begin(mark)
+
+    def _plain(self, out: list[Segment]) -> bool:
+        """Text and nothing else to the end."""
+        if self._gap:
+            self._pending = self._pending.lstrip()
+            self._gap = not self._pending
+        return self._say(len(self._pending), out)
+
+    def _all(self, out: list[Segment]) -> bool:
+        """Perhaps calls from end to end: known when all is there."""
+        del out
+        return False
 
     def _next_mark(self) -> tuple[int, str | None]:
         """Where the next call may begin, and with what; without one, how much is text for certain."""
         pending = self._pending
         found = [(at, mark) for mark in _MARKS if (at := pending.find(mark)) >= 0]
-        bare = next(
-            (m.start() for m in re.finditer(r"\{", pending) if _may_be_bare(pending[m.start() :])), -1
+        first = next(
+            (m.start() for m in re.finditer(r"\{", pending) if bare(pending[m.start() :]) is not False), -1
         )
-        if bare >= 0:
-            found.append((bare, "{"))
+        if first >= 0:
+            found.append((first, "{"))
         if found:
             return min(found)
         return len(pending) - max(_overlap(pending, mark) for mark in _MARKS), None
 
-    def _fence(self, at: int, out: list[Segment]) -> bool:
+    def _fence(self, out: list[Segment]) -> bool:
         """A fenced block may be a call: held until that is known, which takes a few characters."""
-        self._say(at, out)
         match = _FENCED.match(self._pending)
         if match is None:
             if "\n" in self._pending[3:] or len(self._pending) > 40:
@@ -176,10 +161,9 @@ class AnswerParser:
         inside = self._pending[match.end() :]
         if not inside:
             return False
-        if not _may_be_bare(inside):
-            return self._past_fence(match.end(), out)
-        if not _settled(inside):
-            return False
+        begins = bare(inside)
+        if begins is not True:
+            return begins is False and self._past_fence(match.end(), out)
         opening, self._pending = self._pending[: match.end()], inside
         return self._begin(opening)
 
@@ -205,78 +189,130 @@ class AnswerParser:
 
     def _begin(self, mark: str) -> bool:
         self._mark, self._state, self._start = mark, self._call, False
+        self._scanner, self._scanned, self._looked, self._listed = ValueScanner(), 0, 0, False
         return True
 
     def _call(self, out: list[Segment]) -> bool:
         """Inside what may be a call."""
-        begun = self._pending.lstrip("[, \n" if self._mark == _LIST else None)
-        if self._held and (match := _HEAD.match(begun)) is not None:
-            shown = next((s for s in self._toolset.shown if json.dumps(s.name) == match[1]), None)
-            if shown is not None and not shown.is_edit:
-                self._pending, self._braced = begun[match.end() :], False
-                out.append(CallBegun(shown.tool))
-                self._arguments, self._state = ValueScanner(), self._stream
-                self._input = StringReader("input") if shown.tool.custom else None
-                return True
+        begun = self._pending.lstrip()
+        if begun and begun[0] not in "{[<," and self._mark in (CALL, LIST, _TAG):
+            out.append(Text(self._opening))  # only the mark, spoken of
+            return self._resume(False)
         end = self._end()
+        head = self._next_head()
+        if head is not None and (end is None or head.start() < end[0]):
+            return self._begin_held(head, out)
         if end is None:
             return False
         body, after = self._pending[: end[0]], self._pending[end[0] : end[1]]
         self._pending = self._pending[end[1] :]
         calls = self._whole(body)
         out += calls or [Text(self._opening + body + after)]
-        self._state, self._gap = self._text, bool(calls)
-        return bool(self._pending)
+        return self._resume(bool(calls))
+
+    def _begin_held(self, head: re.Match[str], out: list[Segment]) -> bool:
+        """The grammar has a call begin here."""
+        before = self._pending[: head.start()]
+        if before.strip(" \t\r\n[,"):  # not only the brackets of a list
+            out.append(Text(self._opening + before))
+            self._mark = ""
+        self._listed = self._listed or self._mark == LIST or "[" in before
+        self._mark = "" if self._mark == LIST else self._mark
+        self._shown = next(s for s in self._toolset.shown if s.name == msgspec.json.decode(head[1]))
+        self._pending = self._pending[head.end() :]
+        self._scanner, self._braced = ValueScanner(), False
+        self._head, self._arguments = head[0] if self._shown.is_edit else "", ""
+        self._input = StringReader("input") if self._shown.tool.custom else None
+        if not self._head:
+            out.append(CallBegun(self._shown.tool))
+        self._state = self._stream
+        return True
 
     def _stream(self, out: list[Segment]) -> bool:
-        """Arguments as they are written."""
-        assert self._arguments is not None
-        if not self._arguments.begun:
+        """Arguments as they are written; those of an edit when they are whole."""
+        if not self._scanner.begun:
             self._pending = self._pending.lstrip()
-        size = self._arguments.feed(self._pending)
+        size = self._scanner.feed(self._pending)
         said, self._pending = self._pending[:size], self._pending[size:]
+        if self._head:
+            return self._gather(said, out)
         if self._input is not None:
             said = self._input.feed(said)
         if said:
             out.append(CallDelta(said))
-        if not self._arguments.ended:
+        if not self._scanner.ended:
             return False
         out.append(CallEnded())
         self._state = self._tail
         return True
 
-    def _tail(self, out: list[Segment]) -> bool:
-        """What closes a call after its arguments: a brace, and the counterpart of its mark."""
-        stripped = self._pending.lstrip()
-        if not self._braced:
-            if not stripped:
-                return False
-            self._braced, stripped = True, stripped.removeprefix("}").lstrip()
-        if self._mark == _LIST and stripped.startswith(","):
-            self._pending, self._state = stripped[1:], self._call
-            return True
-        closing = "]" if self._mark == _LIST else self._closing
-        if closing and closing.startswith(stripped) and stripped != closing:
-            self._pending = stripped
+    def _gather(self, said: str, out: list[Segment]) -> bool:
+        assert self._shown is not None
+        self._arguments += said
+        if not self._scanner.ended:
             return False
-        self._pending, self._state, self._gap = stripped.removeprefix(closing), self._text, True
+        payload = self._shown.payload(msgspec.json.decode(self._arguments))
+        if payload is None:
+            out.append(Text(self._head + self._arguments))
+            return self._resume(False)
+        out.append(Call(self._shown.tool, payload))
+        self._state = self._tail
+        return True
+
+    def _tail(self, out: list[Segment]) -> bool:
+        """What closes a call after its arguments: a brace, a list's bracket, the counterpart of its mark."""
+        rest = self._pending = self._pending.lstrip()
+        if not self._braced:
+            if not rest:
+                return False
+            self._braced, rest = True, rest.removeprefix("}").lstrip()
+            self._pending = rest
+        if self._listed:
+            if not rest:
+                return False
+            if rest[0] == ",":
+                self._pending, self._state, self._looked = rest[1:], self._call, 0
+                self._scanner, self._scanned = ValueScanner(), 0
+                return True
+            self._listed, rest = False, rest.removeprefix("]").lstrip()
+            self._pending = rest
+        closing = self._closing
+        if closing and closing.startswith(rest) and rest != closing:
+            return False
+        self._pending = rest.removeprefix(closing)
+        return self._resume(True)
+
+    def _resume(self, called: bool) -> bool:
+        """Back to text."""
+        self._state = self._text if self._parallel or not called else self._plain
+        self._gap = called
         return bool(self._pending)
 
     # Whole calls
 
     def _end(self) -> tuple[int, int] | None:
         """Where the call under way ends, and where the text after it begins; None: that is yet to come."""
+        before, self._scanned = self._scanned, len(self._pending)
         if self._closing:
             # A fence ends on a line of its own: within JSON a line's end is escaped.
             closing = f"\n{_FENCE}" if self._closing == _FENCE else self._closing
-            at = self._pending.find(closing)
+            at = self._pending.find(closing, max(before - len(closing), 0))
             return None if at < 0 else (at, at + len(closing))
         if self._mark.startswith(("<function", "<invoke")):
-            match = re.search(r"</(?:function|invoke)>", self._pending)
+            match = _FUNCTION_END.search(self._pending, max(before - len("</function>"), 0))
             return None if match is None else (match.end(), match.end())
-        scanner = ValueScanner()  # a bare object or list ends with itself
-        size = scanner.feed(self._pending)
-        return (size, size) if scanner.ended else None
+        size = before + self._scanner.feed(self._pending[before:])  # an object or list ends with itself
+        return (size, size) if self._scanner.ended else None
+
+    def _next_head(self) -> re.Match[str] | None:
+        """Where the grammar has a call begin, in what may be one."""
+        if self._heads is None:
+            return None
+        head = self._heads.search(self._pending, self._looked)
+        if head is None:
+            last = self._pending.rfind("{", self._looked)
+            self._looked = len(self._pending) if last < 0 else last
+        return head
 
     @property
     def _closing(self) -> str:
@@ -285,47 +321,38 @@ class AnswerParser:
 
     @property
     def _opening(self) -> str:
-        """The mark, where it was taken off what is pending."""
-        return "" if self._mark[-1:] in ("=", '"') else self._mark
+        """The mark, where it was taken off what is pending and stands for nothing yet."""
+        return "" if self._listed or self._mark[-1:] in ("=", '"') else self._mark
 
-    def _whole(self, body: str) -> list[Segment]:
-        """The calls that `body` is, all of them valid; none where it is something else."""
-        calls = [self._function(match) for match in _FUNCTION.finditer(body)]
-        if not calls:
-            try:
-                said: Any = msgspec.json.decode(body.strip())
-            except (msgspec.DecodeError, UnicodeError, RecursionError):
+    def _whole(self, body: str) -> list[Call]:
+        return whole_calls(self._toolset, body, held=self._held)
+
+    # Answers that have a form
+
+    def _first_of_format(self, stripped: str) -> bool:
+        leads = [CALL, LIST, *(f'{{"name": {json.dumps(s.name)}, "' for s in self._toolset.shown)]
+        if self._toolset and stripped.startswith(tuple(leads)):
+            self._state = self._all
+            return False
+        if self._toolset and any(lead.startswith(stripped) for lead in leads):
+            return False
+        self._state, self._start = self._plain, False
+        return True
+
+    def _calls_alone(self, text: str) -> list[Call]:
+        """The calls that a whole answer consists of; none where it is something else."""
+        rest, calls = text.strip(), list[Call]()
+        if rest.startswith(LIST):
+            rest = rest[len(LIST) :].lstrip()
+        while rest:
+            rest = rest.removeprefix(CALL).lstrip()
+            size = ValueScanner().feed(rest)
+            found = whole_calls(self._toolset, rest[:size], held=self._held, read=True)
+            if not found:
                 return []
-            calls = [self._object(one) for one in (said if isinstance(said, list) else [said])]
-        return [call for call in calls if call is not None] if calls and all(calls) else []
-
-    def _object(self, said: Any) -> Call | None:
-        if not isinstance(said, dict) or not isinstance(said.get("name"), str):
-            return None
-        arguments = said.get("arguments", said.get("parameters", {}))
-        shown = self._toolset.find(said["name"])
-        if isinstance(arguments, str) and shown is not None and not shown.tool.custom:
-            if shown.is_edit or (self._held and unmet_text(shown.parameters, arguments)):
-                return None
-            return Call(shown.tool, arguments)
-        return self._made(shown, arguments)
-
-    def _function(self, match: re.Match[str]) -> Call | None:
-        shown = self._toolset.find(match[1] or match[2])
-        body = match[3].strip()
-        if body.startswith("{"):
-            try:
-                return self._made(shown, msgspec.json.decode(body))
-            except (msgspec.DecodeError, RecursionError):
-                return None
-        arguments = {p[1] or p[2]: p[3].strip("\n") for p in _PARAMETER.finditer(body)}
-        return self._made(shown, _typed(arguments, shown) if shown is not None else {})
-
-    def _made(self, shown: Shown | None, arguments: Any) -> Call | None:
-        if shown is None or (self._held and not _proved(shown, arguments)):
-            return None
-        payload = shown.payload(arguments)
-        return None if payload is None else Call(shown.tool, payload)
+            calls += found
+            rest = rest[size:].lstrip().removeprefix(CALL_END).lstrip()
+        return calls if self._parallel or len(calls) == 1 else []
 
     def _say(self, length: int, out: list[Segment]) -> bool:
         if length > 0:
@@ -335,36 +362,14 @@ class AnswerParser:
         return False
 
 
-def _proved(shown: Shown, arguments: Any) -> bool:
-    """Whether a call that no grammar held is one that the grammar would have allowed, as far as that can be
-    said of a value: text of a tool's own grammar cannot."""
-    if shown.tool.custom and not shown.is_edit:
-        return shown.tool.grammar is None
-    return unmet(shown.parameters, arguments) is None
-
-
-def _typed(arguments: dict[str, str], shown: Shown) -> dict[str, Any]:
-    """Values of an XML call by the types of the schema: all come as text."""
-    properties = shown.parameters.get("properties", {})
-    typed: dict[str, Any] = {}
-    for name, text in arguments.items():
-        schema = properties.get(name)
-        typed[name] = text
-        if isinstance(schema, dict) and schema.get("type") not in (None, "string"):
-            with contextlib.suppress(msgspec.DecodeError, RecursionError):
-                typed[name] = msgspec.json.decode(text)
-    return typed
-
-
-def _may_be_bare(text: str) -> bool:
-    """Whether text that begins like this may be a call without marks: {"name": ..."""
-    beginning = "".join(text[:64].split())[: len(_BARE)]
-    return _BARE.startswith(beginning)
-
-
-def _settled(text: str) -> bool:
-    """Whether enough of it came to know that it is one."""
-    return len("".join(text[:64].split())) >= len(_BARE)
+def bare(text: str) -> bool | None:
+    """Whether `text` begins with {"name": as a call without marks does; None: it may yet."""
+    for part in ("{", '"name"', ":"):
+        text = text.lstrip(" \t\r\n")
+        if not text.startswith(part):
+            return None if part.startswith(text) else False
+        text = text[len(part) :]
+    return True
 
 
 def _overlap(text: str, mark: str) -> int:

@@ -1,7 +1,7 @@
 """The lines a model has read in a conversation: the only ones it can know, and so replace.
 
-Law: collects lines from tool results and from what users wrote, newest last, within a bound. Line numbers
-that tools put before lines are taken off.
+Law: collects lines of the texts it is given, newest last, within a bound. Line numbers that tools put before
+lines are taken off.
 """
 
 from __future__ import annotations
@@ -35,6 +35,6 @@ def seen_lines(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def within_quotes(lines: Iterable[str]) -> str:
-    """A Lark term: consecutive lines, at least one, as they stand inside a JSON string."""
+    """A Lark term: consecutive lines, perhaps none, as they stand inside a JSON string."""
     chunks = [json.dumps(line, ensure_ascii=False)[1:-1] for line in lines]
     return f"%regex {json.dumps({'substring_chunks': chunks})}"

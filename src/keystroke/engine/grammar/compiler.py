@@ -20,11 +20,13 @@ from keystroke.engine.grammar.constraint import Constraint
 from keystroke.engine.grammar.matcher import Compiled, Matcher
 from keystroke.engine.grammar.schema import endless_place, failing_place
 from keystroke.engine.grammar.vocabulary import Vocabulary, vocabulary_of
-from keystroke.engine.tokenizer import Tokenizer
+from keystroke.engine.tokenizer import ByteTokenizer, Tokenizer
 from keystroke.errors import GrammarError
 
 PATIENCE = 10.0  # seconds; real grammars take milliseconds
 KEPT = 128  # compiled grammars, a few hundred kilobytes each
+_END = 256
+_BYTES = ByteTokenizer({"<end>": _END}, eos=_END)  # for texts that no model's tokens spell
 _STACK = 256 << 20  # bytes of address space; pages are taken as they are used
 _LIMITS = LLParserLimits(
     max_lexer_states=50_000,  # about 2 kB each, of every answer
@@ -50,13 +52,29 @@ def prepare(constraint: Constraint | None, tokenizer: Tokenizer, info: ModelInfo
         _compiled(constraint, vocabulary)
 
 
-def _compiled(constraint: Constraint, vocabulary: Vocabulary) -> Compiled:
-    promise = _shelf.ask(constraint, vocabulary)
+def of_language(constraint: Constraint, text: str, *, patience: float = PATIENCE) -> bool:
+    """Whether `text` is a whole text of `constraint`'s language, byte by byte. False, too, where the grammar
+    is refused or takes longer than `patience` to compile."""
     try:
-        return promise.result(PATIENCE)
+        vocabulary = vocabulary_of(_BYTES, frozenset({_END}))
+        held = Matcher(_compiled(constraint, vocabulary, patience), vocabulary)
+    except GrammarError:
+        return False
+    tokens = _BYTES.encode(text)
+    try:
+        return held.advance(tokens) == len(tokens) and held.accepting
+    finally:
+        held.close()
+
+
+def _compiled(constraint: Constraint, vocabulary: Vocabulary, patience: float | None = None) -> Compiled:
+    promise = _shelf.ask(constraint, vocabulary)
+    patience = PATIENCE if patience is None else patience
+    try:
+        return promise.result(patience)
     except TooLate:
         raise GrammarError(
-            f"{constraint.origin} takes longer than {PATIENCE:.0f} s to compile; make it simpler.",
+            f"{constraint.origin} takes longer than {patience:g} s to compile; make it simpler.",
             param=constraint.origin,
         ) from None
     except _Refused as refused:

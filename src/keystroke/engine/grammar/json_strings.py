@@ -11,15 +11,8 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterable
-from importlib import import_module
-from typing import Any
 
 from keystroke.errors import GrammarError
-
-# The standard library's own reader of patterns; it has no public name.
-sre: Any = import_module("re._constants")
-parser: Any = import_module("re._parser")
 
 _TERMINAL = re.compile(
     r"""(?P<comment>//[^\n]*)
@@ -52,13 +45,19 @@ _COMMON = {
 _PLAIN = r"""[^"\\\x00-\x1f]"""  # what stands for itself
 _ESCAPED = '"\\\n\r\t\b\f'  # what has an escape of its own; other control characters no grammar asks for
 _CATEGORIES = {
-    sre.CATEGORY_DIGIT: "0-9",
-    sre.CATEGORY_WORD: r"\w",
-    sre.CATEGORY_SPACE: r" \t\n\r\f\x0b",
-    sre.CATEGORY_NOT_WORD: r"\W",
-    sre.CATEGORY_NOT_SPACE: r"\S",
-    sre.CATEGORY_NOT_DIGIT: r"\D",
+    r"\d": "0-9",
+    r"\w": r"\w",
+    r"\s": r" \t\n\r\f\x{b}",
+    r"\W": r"\W",
+    r"\S": r"\S",
+    r"\D": r"\D",
 }
+_ESCAPE = re.compile(
+    r"\\(?:x[0-9a-fA-F]{2}|[xu]\{[0-9a-fA-F]+\}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL
+)
+_OPERATION = re.compile(
+    r"(?<!\\)(?:\\\\)*(?:\[|&&|--|~~|\|\|)|\\[pPBAZz1-9]"
+)  # sets of sets; classes by name
 
 
 def in_json_string(grammar: str, origin: str = "grammar") -> str:
@@ -105,79 +104,92 @@ def _escaped(text: str) -> str:
 
 
 def _regex(pattern: str, flags: str, origin: str) -> str:
-    try:
-        tree = parser.parse(pattern.replace(r"\/", "/"))
-    except re.error as error:
-        raise GrammarError(f"{origin} has a pattern that cannot be read: {error}.", param=origin) from error
-    if set(flags) - {"s"} or tree.state.flags & (re.IGNORECASE | re.MULTILINE):
+    if set(flags) - {"s"}:
         raise GrammarError(f"{origin} has a pattern with flags, which cannot be rewritten.", param=origin)
-    dotall = "s" in flags or bool(tree.state.flags & re.DOTALL)
-    return _Rewriter(origin).sequence(tree, dotall).replace("/", r"\/")
+    return _rewritten_pattern(pattern.replace(r"\/", "/"), "s" in flags, origin).replace("/", r"\/")
 
 
-class _Rewriter:
-    def __init__(self, origin: str) -> None:
-        self._origin = origin
+_PIECE = re.compile(
+    r"""(?P<set>\[\^?\]?(?:\\.|[^\]\\])*\])
+      | (?P<open>\((?:\?(?:(?P<on>s?):|P?<\w+>))?(?!\?))
+      | (?P<dotall>\(\?s\))
+      | (?P<close>\))
+      | (?P<structure>\||(?:[*+?]|\{\d+(?:,\d*)?\})(?![?+]))
+      | (?P<place>[\^$]|\\[AzZ])
+      | (?P<any>\.)
+      | (?P<category>\\[dDwWsS])
+      | (?P<code>\\x[0-9a-fA-F]{2}|\\[xu]\{[0-9a-fA-F]+\}|\\u[0-9a-fA-F]{4}|\\U[0-9a-fA-F]{8})
+      | (?P<escape>\\(?:[nrtfva0]|[^\w\s]|\s))
+      | (?P<literal>[^\\()\[*+?])""",
+    re.VERBOSE | re.DOTALL,
+)
 
-    def sequence(self, nodes: Iterable[Any], dotall: bool) -> str:
-        return "".join(self._node(kind, value, dotall) for kind, value in nodes)
 
-    def _node(self, kind: Any, value: Any, dotall: bool) -> str:
-        if kind is sre.LITERAL:
-            return re.escape(_escaped(chr(value)))
-        if kind is sre.NOT_LITERAL:
-            return _class(f"[^{_code(value)}]")
-        if kind is sre.ANY:
-            return _class(r"[\x00-\x{10ffff}]" if dotall else r"[^\n]")
-        if kind is sre.IN:
-            return _class(_written(value))
-        if kind is sre.BRANCH:
-            return f"(?:{'|'.join(self.sequence(branch, dotall) for branch in value[1])})"
-        if kind is sre.SUBPATTERN:
-            _, added, removed, inner = value
-            if (added | removed) & ~re.DOTALL:
-                raise self._refused("flags")
-            return f"(?:{self.sequence(inner, (dotall or bool(added & re.DOTALL)) and not removed)})"
-        if kind is sre.MAX_REPEAT:
-            least, most, inner = value
-            bound = "" if most is sre.MAXREPEAT else most
-            return f"(?:{self.sequence(inner, dotall)}){{{least},{bound}}}"
-        if kind is sre.AT and value in (
-            sre.AT_BEGINNING,
-            sre.AT_END,
-            sre.AT_BEGINNING_STRING,
-            sre.AT_END_STRING,
-        ):
-            return ""  # a terminal is matched whole
-        raise self._refused(str(kind).lower())
+def _rewritten_pattern(pattern: str, dotall: bool, origin: str) -> str:
+    """The pattern piece by piece: its structure as it stands, its characters escaped."""
+    out: list[str] = []
+    scopes = [dotall]  # whether a dot takes line ends, for each group that is open
+    at = 0
+    while at < len(pattern):
+        piece = _PIECE.match(pattern, at)
+        if piece is None:
+            raise GrammarError(
+                f"{origin} has a pattern with {pattern[at : at + 8]}, which cannot be held in a JSON string.",
+                param=origin,
+            )
+        kind, text, at = piece.lastgroup, piece[0], piece.end()
+        if piece["open"]:
+            scopes.append(scopes[-1] or piece["on"] == "s")
+            out.append("(?:")
+        elif kind == "close":
+            if len(scopes) == 1:
+                raise GrammarError(
+                    f"{origin} has a pattern that closes a group it did not open.", param=origin
+                )
+            scopes.pop()
+            out.append(")")
+        elif kind == "structure":
+            out.append(text)
+        elif kind == "dotall":
+            scopes[-1] = True
+        elif kind == "any":
+            out.append(_class(r"[\x{0}-\x{10ffff}]" if scopes[-1] else r"[^\n]"))
+        elif kind == "set":
+            out.append(_class(_set(text, origin)))
+        elif kind == "category":
+            out.append(_class(f"[{_CATEGORIES[text]}]"))
+        elif kind != "place":  # a terminal is matched whole, so that its ends need no sign
+            out.append(re.escape(_escaped(_character(text))))
+    return "".join(out)
 
-    def _refused(self, what: str) -> GrammarError:
-        return GrammarError(
-            f"{self._origin} has a pattern with {what}, which cannot be held inside a JSON string.",
-            param=self._origin,
+
+def _set(text: str, origin: str) -> str:
+    """A set of characters, in the notation that both libraries read."""
+    if _OPERATION.search(text[1:-1]):
+        raise GrammarError(
+            f"{origin} has a pattern with {text[:40]}, which cannot be held inside a JSON string.",
+            param=origin,
         )
 
+    def plain(escape: re.Match[str]) -> str:
+        if escape[0] in _CATEGORIES:
+            return _CATEGORIES[escape[0]]
+        return rf"\x{{{8 if escape[0] == chr(92) + 'b' else ord(_character(escape[0])):x}}}"
 
-def _written(items: Iterable[tuple[Any, Any]]) -> str:
-    body = ""
-    for kind, value in items:
-        if kind is sre.NEGATE:
-            body += "^"
-        elif kind is sre.LITERAL:
-            body += _code(value)
-        elif kind is sre.RANGE:
-            body += f"{_code(value[0])}-{_code(value[1])}"
-        else:
-            body += _CATEGORIES[value]
-    return f"[{body}]"
+    return _ESCAPE.sub(plain, text)
 
 
-def _code(point: int) -> str:
-    return rf"\x{{{point:x}}}"
+def _character(text: str) -> str:
+    """The character that a piece of a pattern stands for."""
+    if len(text) == 1:
+        return text
+    if text[1] in "xuU" and len(text) > 2:
+        return chr(int(text[2:].strip("{}"), 16))
+    return {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "a": "\a", "0": "\0"}.get(text[1], text[1])
 
 
 def _class(written: str) -> str:
-    """One character of a class: itself where it stands for itself, else the escapes of those it has."""
+    """One character of a set: itself where it stands for itself, else the escapes of those it has."""
     python = re.sub(r"\\x\{([0-9a-f]+)\}", lambda m: rf"\U{int(m[1], 16):08x}", written)
     escapes = [re.escape(_escaped(c)) for c in _ESCAPED if re.fullmatch(python, c)]
     return f"(?:{'|'.join([f'[{written}&&{_PLAIN}]', *escapes])})"

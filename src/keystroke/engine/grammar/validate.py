@@ -1,17 +1,20 @@
 """Whether a JSON value meets a schema: for answers that were made where no grammar held them.
 
-Law: knows the keywords that schemas of answers use (types, members, items, alternatives, bounds) and lets the
-others pass: it refuses only what it can name.
+Law: knows the keywords that say what a value may be (types, members, items, alternatives, bounds, patterns),
+as draft 2020-12 means them, and lets the others pass, `format` among them: it refuses only what it can name.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 _DEEPEST = 100
+Inner = Callable[..., str | None]  # why a value does not meet a schema below; None where it does
 
 
 def unmet_text(schema: Mapping[str, Any], text: str) -> str | None:
@@ -37,51 +40,110 @@ def unmet(schema: Any, value: Any, *, root: Any = None, place: str = "", depth: 
     at = place or "/"
     if isinstance(schema.get("$ref"), str) and (why := inner(_target(root, schema["$ref"]), value)):
         return why
+    checks: tuple[Callable[[Mapping[str, Any], Any, Inner, str], Iterator[str | None]], ...]
+    checks = (_kind, _alternatives)
+    if isinstance(value, dict):
+        checks += (_object,)
+    elif isinstance(value, list):
+        checks += (_array,)
+    elif isinstance(value, str):
+        checks += (_string,)
+    elif _is("number", value):
+        checks += (_number,)
+    return next((why for check in checks for why in check(schema, value, inner, at) if why), None)
+
+
+def _kind(schema: Mapping[str, Any], value: Any, _inner: Inner, at: str) -> Iterator[str | None]:
     kinds = schema.get("type")
     if kinds is not None and not any(
         _is(kind, value) for kind in ([kinds] if isinstance(kinds, str) else kinds)
     ):
-        return f"{at} must be {kinds if isinstance(kinds, str) else ' or '.join(kinds)}"
-    if "const" in schema and value != schema["const"]:
-        return f"{at} must be {json.dumps(schema['const'])[:80]}"
-    if isinstance(schema.get("enum"), list) and value not in schema["enum"]:
-        return f"{at} must be one of {json.dumps(schema['enum'])[:80]}"
-    for below in schema.get("allOf") or ():
-        if why := inner(below, value):
-            return why
+        yield f"{at} must be {kinds if isinstance(kinds, str) else ' or '.join(kinds)}"
+    if "const" in schema and not _equal(value, schema["const"]):
+        yield f"{at} must be {json.dumps(schema['const'])[:80]}"
+    if isinstance(schema.get("enum"), list) and not any(_equal(value, one) for one in schema["enum"]):
+        yield f"{at} must be one of {json.dumps(schema['enum'])[:80]}"
+
+
+def _alternatives(schema: Mapping[str, Any], value: Any, inner: Inner, at: str) -> Iterator[str | None]:
+    for below in _list(schema.get("allOf")):
+        yield inner(below, value)
     for key in ("anyOf", "oneOf"):
-        options = schema.get(key)
-        if isinstance(options, list) and options and all(inner(below, value) for below in options):
-            return f"{at} meets none of {key}"
-    if isinstance(value, dict):
-        for name in schema.get("required") or ():
-            if name not in value:
-                return f"{at} lacks {name}"
-        known = schema.get("properties") or {}
-        for name, item in value.items():
-            below = known.get(name)
-            if below is None and not schema.get("patternProperties"):
-                below = schema.get("additionalProperties", True)
-            if why := inner(True if below is None else below, item, f"/{name}"):
-                return why
-    if isinstance(value, list):
-        if len(value) < schema.get("minItems", 0) or len(value) > schema.get("maxItems", len(value)):
-            return f"{at} has {len(value)} items"
-        for index, item in enumerate(value):
-            if why := inner(schema.get("items", True), item, f"/{index}"):
-                return why
-    if isinstance(value, str):
-        if not schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", len(value)):
-            return f"{at} has {len(value)} characters"
-        if isinstance(schema.get("pattern"), str) and not _matches(schema["pattern"], value):
-            return f"{at} does not match {schema['pattern'][:80]}"
-    if (
-        isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and not schema.get("minimum", value) <= value <= schema.get("maximum", value)
+        options = _list(schema.get(key))
+        met = sum(inner(below, value) is None for below in options)
+        if options and (met == 0 or (key == "oneOf" and met > 1)):
+            yield f"{at} meets {'none' if met == 0 else 'more than one'} of {key}"
+    if "not" in schema and inner(schema["not"], value) is None:
+        yield f"{at} meets what it must not"
+    if "if" in schema:
+        yield inner(schema.get("then" if inner(schema["if"], value) is None else "else", True), value)
+
+
+def _object(schema: Mapping[str, Any], value: dict[str, Any], inner: Inner, at: str) -> Iterator[str | None]:
+    for name in _list(schema.get("required")):
+        if name not in value:
+            yield f"{at} lacks {name}"
+    if not schema.get("minProperties", 0) <= len(value) <= schema.get("maxProperties", len(value)):
+        yield f"{at} has {len(value)} members"
+    for name, needed in _mapping(schema.get("dependentRequired")).items():
+        if name in value and (lacking := [one for one in _list(needed) if one not in value]):
+            yield f"{at} lacks {lacking[0]}"
+    for name, below in _mapping(schema.get("dependentSchemas")).items():
+        if name in value:
+            yield inner(below, value)
+    known, patterns = _mapping(schema.get("properties")), _mapping(schema.get("patternProperties"))
+    for name, item in value.items():
+        if "propertyNames" in schema and inner(schema["propertyNames"], name) is not None:
+            yield f"{at} has a member {name[:80]}"
+        belows = [below for pattern, below in patterns.items() if _matches(pattern, name, unknown=False)]
+        if name in known:
+            belows.append(known[name])
+        for below in belows or [schema.get("additionalProperties", True)]:
+            yield inner(below, item, f"/{name}")
+
+
+def _array(schema: Mapping[str, Any], value: list[Any], inner: Inner, at: str) -> Iterator[str | None]:
+    if not schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", len(value)):
+        yield f"{at} has {len(value)} items"
+    if schema.get("uniqueItems") is True and any(
+        _equal(one, other) for index, one in enumerate(value) for other in value[:index]
     ):
-        return f"{at} is out of range"
-    return None
+        yield f"{at} has an item twice"
+    first = _list(schema.get("prefixItems"))
+    for index, item in enumerate(value):
+        below = first[index] if index < len(first) else schema.get("items", True)
+        yield inner(below, item, f"/{index}")
+    if "contains" in schema:
+        met = sum(inner(schema["contains"], item) is None for item in value)
+        if not schema.get("minContains", 1) <= met <= schema.get("maxContains", met):
+            yield f"{at} contains what it must {met} times"
+
+
+def _string(schema: Mapping[str, Any], value: str, _inner: Inner, at: str) -> Iterator[str | None]:
+    if not schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", len(value)):
+        yield f"{at} has {len(value)} characters"
+    pattern = schema.get("pattern")
+    if isinstance(pattern, str) and not _matches(pattern, value, unknown=True):
+        yield f"{at} does not match {pattern[:80]}"
+
+
+def _number(schema: Mapping[str, Any], value: float, _inner: Inner, at: str) -> Iterator[str | None]:
+    low, high, step = (_bound(schema, key) for key in ("exclusiveMinimum", "exclusiveMaximum", "multipleOf"))
+    if (
+        not schema.get("minimum", value) <= value <= schema.get("maximum", value)
+        or (low is not None and value <= low)
+        or (high is not None and value >= high)
+    ):
+        yield f"{at} is out of range"
+    if step is not None and step > 0:
+        times = value / step
+        if not math.isfinite(times) or abs(times - round(times)) > 1e-9 * max(1.0, abs(times)):
+            yield f"{at} is no multiple of {step}"
+
+
+def _bound(schema: Mapping[str, Any], key: str) -> float | None:
+    value = schema.get(key)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _is(kind: str, value: Any) -> bool:
@@ -95,17 +157,41 @@ def _is(kind: str, value: Any) -> bool:
     return kind not in types or isinstance(value, types[kind])
 
 
+def _equal(one: Any, other: Any) -> bool:
+    """As JSON: 1 and 1.0 are one number, 1 and true are not one value."""
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
+    return bool(one == other)
+
+
 def _target(root: Any, reference: str) -> Any:
     target = root
     for step in reference.removeprefix("#").strip("/").split("/") if reference != "#" else ():
-        if not isinstance(target, Mapping) or step not in target:
+        name = unquote(step).replace("~1", "/").replace("~0", "~")
+        if isinstance(target, list) and name.isdecimal() and int(name) < len(target):
+            target = target[int(name)]
+        elif isinstance(target, Mapping) and name in target:
+            target = target[name]
+        else:
             return True
-        target = target[step]
     return target
 
 
-def _matches(pattern: str, value: str) -> bool:
+def _matches(pattern: str, value: str, *, unknown: bool) -> bool:
+    """`unknown`: what is said of a pattern that cannot be read."""
     try:
         return re.search(pattern, value) is not None
     except re.error:
-        return True
+        return unknown
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

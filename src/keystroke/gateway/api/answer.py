@@ -41,8 +41,9 @@ Sink = Callable[[list[Any]], None]
 
 
 class Answer:
-    """`on_end` is called once per response with its outcome and the item that ended it. `decided` is given
-    plain text as it comes, and says when enough has."""
+    """`parser` makes what reads each response's text; without it all is text. `on_end` is called once per
+    response with its outcome and the item that ended it. `decided` is given plain text as it comes, and says
+    when enough has."""
 
     def __init__(
         self,
@@ -52,8 +53,7 @@ class Answer:
         *,
         tokenizer: Tokenizer | None,
         toolset: Toolset = Toolset(),  # noqa: B008 - immutable
-        held: bool = False,
-        plain: bool = False,
+        parser: Callable[[], AnswerParser] | None = None,
         decided: Callable[[str], bool] | None = None,
         on_end: Callable[[Answer, Outcome, Ended | Steered], None],
         on_steered: Callable[[Answer, Steered], Serializer] | None = None,
@@ -69,8 +69,8 @@ class Answer:
         self._tokenizer = tokenizer
         self._decided = decided
         self._toolset = toolset
-        self._held = held
-        self._parser = None if plain else AnswerParser(toolset, held=held)
+        self._new_parser = parser
+        self._parser = None if parser is None else parser()
         self._calls: dict[int, tuple[str, list[str]]] = {}  # a remote server's calls, by index
         self._on_end = on_end
         self._on_steered = on_steered
@@ -163,7 +163,7 @@ class Answer:
         outcome = self.work.steered(item)
         out += self.serializer.ended(outcome)
         self._on_end(self, outcome, item)
-        self._parser = None if self._parser is None else AnswerParser(self._toolset, held=self._held)
+        self._parser = None if self._new_parser is None else self._new_parser()
         self.serializer = self._on_steered(self, item)
         self.work.id = self.serializer.id
         out += self.serializer.began()

@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 
 from keystroke.assist.tool_calls.forms import call_form
-from keystroke.assist.tool_calls.grammar import calls_constraint
+from keystroke.assist.tool_calls.grammar import calls_constraint, usable_tools
+from keystroke.assist.tool_calls.parser import AnswerParser
 from keystroke.assist.tool_calls.seen import seen_lines
 from keystroke.assist.tool_calls.tools import Offered, Toolset, short_toolset, whole_toolset
 from keystroke.engine.generation import GenerationParams
@@ -24,7 +25,8 @@ from keystroke.engine.grammar.constraint import Constraint
 from keystroke.engine.grammar.validate import unmet_text
 from keystroke.engine.model import Model
 from keystroke.errors import EngineError, GrammarError, InputError, KeystrokeError
-from keystroke.protocol.items import Item, Tool, text_of
+from keystroke.gateway.api.conversation import asked, spent_tools, texts_read
+from keystroke.protocol.items import Item, Tool
 
 SMALL = 4_000_000_000  # parameters below which a model is shown short declarations
 _LONGEST_WORDS = 8000  # characters of a schema that a model is still shown
@@ -60,11 +62,7 @@ class AnswerForm:
     choice: ToolChoice = field(default_factory=ToolChoice)
     parallel: bool = True
     text: TextFormat | None = None
-
-    @property
-    def held(self) -> bool:
-        """Whether calls come as a grammar makes them."""
-        return bool(self.toolset)
+    usable: Toolset | None = None  # of the tools, those that the grammar lets a held model call
 
     @property
     def remote(self) -> dict[str, Any]:
@@ -92,38 +90,41 @@ class AnswerForm:
         answer = None if self.text is None else self.text.constraint
         if not self.toolset:
             return answer
-        short = self.toolset.short
         return calls_constraint(
             self.toolset,
             call_form(model.chat.source if model.chat is not None else ""),
             model.tokenizer,
             required=self.choice.mode == "required",
             parallel=self.parallel,
-            only=self.choice.only,
-            seen=seen_lines(_read(items)) if short else (),
-            asked=asked(items) if short else "",
             answer=answer,
+            **self._bounds(items),
         )
 
+    def parser(self, *, local: bool) -> AnswerParser:
+        """What reads the answers of a model, which this form's constraint holds where it is `local`."""
+        required = self.choice.mode == "required"
+        return AnswerParser(
+            self.usable if local and self.usable is not None else self.toolset,
+            held=local and bool(self.toolset),
+            parallel=self.parallel,
+            formatted=self.text is not None and not (local and required),
+        )
 
-def asked(items: Sequence[Item]) -> str:
-    """What the user said last."""
-    return next((text_of(i.content) for i in reversed(items) if i.type == "message" and i.role == "user"), "")
+    def narrowed(self, items: Sequence[Item]) -> AnswerForm:
+        """With the tools that the constraint for `items` lets a model call."""
+        if not self.toolset:
+            return self
+        return replace(self, usable=usable_tools(self.toolset, **self._bounds(items)))
 
-
-def _read(items: Sequence[Item]) -> list[str]:
-    """What a model has read of files: results of tools, and what users wrote."""
-    texts = []
-    for item in items:
-        if item.type in ("function_call_output", "custom_tool_call_output"):
-            texts.append(item.output if isinstance(item.output, str) else text_of(_parts(item.output)))
-        elif item.type == "message" and item.role == "user":
-            texts.append(text_of(item.content))
-    return texts
-
-
-def _parts(output: Any) -> Any:
-    return output if isinstance(output, list) else None
+    def _bounds(self, items: Sequence[Item]) -> dict[str, Any]:
+        """What the conversation says of the tools: a small model quotes what it has read."""
+        short = self.toolset.short
+        return {
+            "only": self.choice.only,
+            "seen": seen_lines(texts_read(items, self.toolset)) if short else (),
+            "asked": asked(items) if short else "",
+            "spent": spent_tools(items, self.toolset) if short else frozenset(),
+        }
 
 
 # Tools
@@ -240,7 +241,7 @@ async def hold(
             able = _spared(form, tools, error, model)
             constraint = able.constraint(model, items)
             prepare(constraint, model.tokenizer, model.engine.info)
-        return replace(params, constraint=constraint), able
+        return replace(params, constraint=constraint), able.narrowed(items)
 
     return await asyncio.to_thread(compiled)
 

@@ -208,8 +208,7 @@ class Texts:
             sink,
             tokenizer=entry.tokenizer,
             toolset=plan.form.toolset,
-            held=plan.form.held and entry.model is not None,
-            plain=plan.plain,
+            parser=None if plan.plain else lambda: plan.form.parser(local=entry.model is not None),
             decided=plan.decided,
             on_end=ended,
         )

@@ -9,11 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from keystroke.gateway.api.answer_form import SMALL
 from keystroke.gateway.work.registry import AUTO, ROLES, Registry
 
 _INSTRUCTIONS = (
     "You are a coding agent working in the user's workspace. Make small, precise edits with apply_patch, "
     "run commands only when they are needed, and say briefly what you did."
+)
+_SMALL_INSTRUCTIONS = (  # of what it is shown instead: see assist/tool_calls
+    "You are a coding agent working in the user's workspace. To change a file, first read it with cat, then "
+    "replace its lines. Do only what the user asks. When it is done, say so in one sentence."
 )
 _DESCRIPTIONS = {
     AUTO: "Chooses fast or deep for each request and says why",
@@ -25,7 +30,7 @@ _DESCRIPTIONS = {
 
 def catalog(registry: Registry) -> dict[str, Any]:
     listed = {c.name: _Listed(c.role, _context(registry, c.name)) for c in registry.router.candidates}
-    listed |= {e.name: _Listed(e.role, e.context_length) for e in registry.entries.values()}
+    listed |= {e.name: _Listed(e.role, e.context_length, e.parameters) for e in registry.entries.values()}
     names: dict[str, _Listed] = {AUTO: next(iter(listed.values()))}
     for role in ROLES:
         first = next((c.name for c in registry.router.candidates if c.role == role), None)
@@ -43,6 +48,7 @@ def catalog(registry: Registry) -> dict[str, Any]:
 class _Listed:
     role: str
     context_length: int | None
+    parameters: int = 0  # 0: not known, as long as it is not loaded
 
 
 def _context(registry: Registry, name: str) -> int | None:
@@ -75,7 +81,7 @@ def _codex(name: str, entry: _Listed, place: int) -> dict[str, Any]:
         "priority": place,
         "availability_nux": None,
         "upgrade": None,
-        "base_instructions": _INSTRUCTIONS,
+        "base_instructions": _SMALL_INSTRUCTIONS if 0 < entry.parameters < SMALL else _INSTRUCTIONS,
         "supports_reasoning_summaries": False,
         "support_verbosity": False,
         "default_verbosity": None,

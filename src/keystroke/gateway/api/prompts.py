@@ -7,6 +7,7 @@ conversation of two stand-in messages. Where a template does not allow that, the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +32,8 @@ _STUB: tuple[Message, ...] = ({"role": "user", "content": "."}, {"role": "assist
 _READ = frozenset(
     {"message", "function_call", "custom_tool_call", "function_call_output", "custom_tool_call_output"}
 )
+# What Codex tells of its skills and its sandbox: half of a small model's prompt, and of no use to it.
+_SPARED = re.compile(r"<(skills_instructions|permissions instructions)>.*?</\1>\s*", re.DOTALL)
 _IMAGES = ("input_image", "image_url", "input_file", "input_audio")
 
 
@@ -95,6 +98,8 @@ def messages_of(
         kind = item.type
         if kind == "message":
             role, text = item.role or "user", text_of(item.content)
+            if toolset.short and role != "assistant":
+                text = _SPARED.sub("", text)
             if role in ("system", "developer"):
                 if messages or before is not None:
                     messages.append({"role": "user", "content": text})
@@ -127,6 +132,12 @@ def messages_of(
     if system:
         messages.insert(0, {"role": "system", "content": "\n\n".join(system)})
     return messages
+
+
+def spared_blocks(items: Sequence[Item]) -> list[str]:
+    """Blocks of text that a small model is not shown: how to use what it has not got."""
+    found = [m[1] for i in items if i.type == "message" for m in _SPARED.finditer(text_of(i.content))]
+    return list(dict.fromkeys(found))
 
 
 def _calls(item: Item, toolset: Toolset) -> list[tuple[str, Any]]:

@@ -29,7 +29,7 @@ from keystroke.gateway.work.service import Service, Wish, new_id
 from keystroke.protocol.faults import PreviousResponseNotFound, ResponseNotFound
 from keystroke.protocol.items import Item, text_of
 from keystroke.protocol.requests import CreateRequest, ResponseCreate
-from keystroke.protocol.response import Response, Usage
+from keystroke.protocol.response import Response, Shortened, Usage
 
 Recall = Callable[[str], Turn | None]
 
@@ -157,6 +157,9 @@ class Responses:
             messages = prompts.messages_of(request.instructions, run.items, toolset=form.toolset)
             job = RemoteJob(params, messages, form.toolset.specs or None, form.remote, form.check)
         response = _response(run, tier.label, kept=self._keeps(request))
+        if form.toolset.short:
+            left_out = list(form.toolset.left_out)
+            response.shortened = Shortened(left_out, prompts.spared_blocks(run.items))
         run.serializer = ResponseSerializer(response, run.stream_id)
         if warm:
             self._warm(run, job)
@@ -170,7 +173,7 @@ class Responses:
             run.sink,
             tokenizer=entry.tokenizer,
             toolset=form.toolset,
-            held=form.held and entry.model is not None,
+            parser=lambda: form.parser(local=entry.model is not None),
             on_end=run.ended,
             on_steered=run.steered,
         )

@@ -1,0 +1,116 @@
+"""Calls that are whole, in any common form: JSON objects and lists of them, XML-like functions.
+
+Law: text in, calls out, all of them or none. Where a grammar holds the model's calls (`held`), one in a form
+that the grammar leaves free counts only if the grammar would have allowed it: its arguments meet the schema,
+its input is of the tool's own grammar. What cannot be proved is no call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from keystroke.assist.tool_calls.segments import Call
+from keystroke.assist.tool_calls.tools import Shown, Toolset
+from keystroke.engine.grammar.validate import unmet
+
+_FUNCTION = re.compile(
+    r'<(?:function=([^>\s]+)|invoke name="([^"]+)")\s*>(.*?)</(?:function|invoke)>', re.DOTALL
+)
+_PATIENCE = 0.25  # seconds: whoever reads an answer may serve others at the same time
+_PARAMETER = re.compile(r'<parameter(?:=([^>]+)| name="([^"]+)")\s*>(.*?)</parameter>', re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class _Proof:
+    """What is asked of a call."""
+
+    schema: bool  # its arguments are those that a grammar would have allowed
+    read: bool  # they may quote what must have been read: a grammar saw to it
+
+
+def whole_calls(toolset: Toolset, body: str, *, held: bool, read: bool = False) -> list[Call]:
+    """The calls that `body` is; none where it is something else. `read`: a grammar saw to it that parameters
+    which quote do so."""
+    proof = _Proof(held, read)
+    calls = [_function(toolset, match, proof) for match in _FUNCTION.finditer(body)]
+    if not calls:
+        try:
+            said: Any = msgspec.json.decode(body.strip())
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            return []
+        calls = [_object(toolset, one, proof) for one in (said if isinstance(said, list) else [said])]
+    return [call for call in calls if call is not None] if calls and all(calls) else []
+
+
+def _object(toolset: Toolset, said: Any, proof: _Proof) -> Call | None:
+    if not isinstance(said, dict) or not isinstance(said.get("name"), str):
+        return None
+    arguments = said.get("arguments", said.get("parameters", {}))
+    shown = toolset.find(said["name"])
+    if not isinstance(arguments, str) or shown is None or shown.tool.custom:
+        return _made(shown, arguments, proof)
+    if proof.schema:  # arguments within a text, as some servers send them
+        try:
+            return _made(shown, msgspec.json.decode(arguments), proof)
+        except (msgspec.DecodeError, RecursionError):
+            return None
+    return Call(shown.tool, arguments)
+
+
+def _function(toolset: Toolset, match: re.Match[str], proof: _Proof) -> Call | None:
+    shown = toolset.find(match[1] or match[2])
+    body = match[3].strip()
+    if body.startswith("{"):
+        try:
+            return _made(shown, msgspec.json.decode(body), proof)
+        except (msgspec.DecodeError, RecursionError):
+            return None
+    arguments = {p[1] or p[2]: p[3].strip("\n") for p in _PARAMETER.finditer(body)}
+    return _made(shown, _typed(arguments, shown) if shown is not None else {}, proof)
+
+
+def _made(shown: Shown | None, arguments: Any, proof: _Proof) -> Call | None:
+    payload = None if shown is None else shown.payload(arguments)
+    if (
+        shown is None
+        or payload is None
+        or (proof.schema and not _proved(shown, arguments, payload, proof.read))
+    ):
+        return None
+    return Call(shown.tool, payload)
+
+
+def _proved(shown: Shown, arguments: Any, payload: str, read: bool) -> bool:
+    if shown.grounded and not read:  # only the grammar knows what may be quoted
+        return False
+    tool = shown.tool
+    if tool.custom and not shown.is_edit:
+        return tool.grammar is None or _of_grammar(tool.grammar, payload)
+    return unmet(shown.parameters, arguments) is None
+
+
+def _of_grammar(grammar: tuple[str, str], text: str) -> bool:
+    from keystroke.engine.grammar.compiler import of_language  # here: it takes a while to import
+    from keystroke.engine.grammar.constraint import lark, regex
+
+    syntax, written = grammar
+    language = lark(written) if syntax == "lark" else regex(written)
+    return of_language(language, text, patience=_PATIENCE)
+
+
+def _typed(arguments: dict[str, str], shown: Shown) -> dict[str, Any]:
+    """Values of an XML call by the types of the schema: all come as text."""
+    properties = shown.parameters.get("properties", {})
+    typed: dict[str, Any] = {}
+    for name, text in arguments.items():
+        schema = properties.get(name)
+        typed[name] = text
+        if isinstance(schema, dict) and schema.get("type") not in (None, "string"):
+            with contextlib.suppress(msgspec.DecodeError, RecursionError):
+                typed[name] = msgspec.json.decode(text)
+    return typed
