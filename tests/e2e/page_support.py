@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
 from bench.browser import FLAGS, chromium, reason_why_not
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "gateway"))
