@@ -1,12 +1,12 @@
 """From a key to painted ghost text in the playground, beside the language server on the same keys.
 
 Regime: the gateway in a process of its own with the embedded model, the page in a headless Chromium. The
-files of `bench/keystroke.py` are typed by its typist, once over the language server and once in the page, file
-by file in turn; each is opened with its end missing, which is then typed with a human rhythm, and each answer
-is waited for. In the page a key counts from its event's own time stamp to after the frame that shows the ghost
-text (the page's own User Timing measures); over the language server from the write to the answer, without any
-drawing: an editor would add its own. `first_paint_ms` is the browser's own first contentful paint of a fresh
-profile, from the address being entered.
+files of `bench/keystroke.py` are typed by its typist, once over the language server and once in the page,
+file by file in turn; each is opened with its end missing, which is then typed with a human rhythm, and each
+answer is waited for. In the page a key counts from its event's own time stamp to after the frame that shows
+the ghost text (the page's own User Timing measures); over the language server from the write to the answer,
+without any drawing: an editor would add its own. `first_paint_ms` is the browser's own first contentful
+paint of a fresh profile, from the address being entered.
 
   key_to_paint_p50_ms, _p95_ms   keys whose ghost text had to be computed
   lsp_p50_ms, lsp_p95_ms         the same typist's keys over the language server
