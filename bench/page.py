@@ -104,7 +104,7 @@ class PageTypist(Typist):
 
 async def first_paint(browser: Any, url: str) -> float:
     """Milliseconds to the first contentful paint, a fresh profile each time; the median of five."""
-    seen = []
+    seen: list[float] = []
     for _ in range(5):
         room = await browser.new_context()
         page = await room.new_page()

@@ -28,7 +28,12 @@ def test_a_browser_gets_the_key_through_a_file_of_this_user_alone(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[str] = []
-    monkeypatch.setattr(webbrowser, "open", lambda address: opened.append(address) or True)
+
+    def take(address: str) -> bool:
+        opened.append(address)
+        return True
+
+    monkeypatch.setattr(webbrowser, "open", take)
     assert cli(["--set", f"paths.state={state}", "play", "--url", "http://10.0.0.1:8012"]) == 0
     (address,) = opened
     assert address.startswith("file://")
