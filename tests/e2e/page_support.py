@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from bench.browser import FLAGS, chromium, reason_why_not
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "gateway"))
 
@@ -25,21 +24,6 @@ __all__ = ["Tab", "browser", "last_user", "needs_browser", "scripted_model", "se
 PATIENCE = 20_000.0  # milliseconds for anything to happen; a loaded machine is slow, not wrong
 
 
-def chromium() -> str | None:
-    """A Chromium of this machine: the one named by KEYSTROKE_CHROMIUM, or one on the PATH."""
-    named = os.environ.get("KEYSTROKE_CHROMIUM")
-    found = (shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome", "chrome"))
-    return named or next((path for path in found if path), None)
-
-
-def reason_why_not() -> str | None:
-    try:
-        import playwright.sync_api  # noqa: F401
-    except ImportError:
-        return "Playwright is not installed"
-    return None if chromium() else "no Chromium is installed; KEYSTROKE_CHROMIUM names one"
-
-
 needs_browser = pytest.mark.skipif(reason_why_not() is not None, reason=reason_why_not() or "")
 
 
@@ -48,8 +32,7 @@ def browser() -> Iterator[Browser]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as driver:
-        # The sandbox of a browser inside a container needs rights that tests seldom have.
-        opened = driver.chromium.launch(executable_path=chromium(), args=["--no-sandbox", "--disable-gpu"])
+        opened = driver.chromium.launch(executable_path=chromium(), args=FLAGS)
         try:
             yield opened
         finally:

@@ -314,7 +314,7 @@ def test_axe_finds_nothing_to_complain_of(
         tab.ghost()
         assert tab.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "it scrolls sideways"
         tab.page.evaluate(AXE.read_text())
-        for panel in ("chat", "edit", "race"):
+        for panel in ("chat", "edit", "tasks", "race"):
             tab.page.click(f"#tab-{panel}")
             found = tab.page.evaluate("axe.run({resultTypes: ['violations']})")
             told = [(v["id"], [n["target"] for n in v["nodes"]][:3]) for v in found["violations"]]
@@ -341,3 +341,51 @@ def test_a_revoked_connection_leaves_nothing_running(chrome: Browser, server: Ru
     while not server.settled(1.0) and time.monotonic() < deadline:
         pass
     assert server.settled()
+
+
+BROKEN = "def add(a, b):\n    return a - b\n\n\ndef sub(a, b):\n    return a + b\n"
+FIXED = "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return a - b\n"
+
+
+def test_a_task_is_approved_by_hunk_and_undone(chrome: Browser, tmp_path: Path) -> None:
+    root = tmp_path / "project"
+    root.mkdir()
+    (root / "calc.py").write_text(BROKEN)
+    model = scripted_model(lambda prompt: f"{FIXED}```\n", "worker")
+    with serving(model, folder=tmp_path / "state") as server, visiting(chrome, server) as tab:
+        tab.connected()
+        tab.page.click("#tab-tasks")
+        tab.page.fill("#task-folder", str(root))
+        tab.page.fill("#task-line", "make add in calc.py add")
+        tab.page.keyboard.press("Enter")
+        tab.page.wait_for_selector("#task-hunks .hunk")
+        assert tab.page.locator("#task-hunks .hunk").count() == 2
+        assert (root / "calc.py").read_text() == BROKEN
+        tab.page.uncheck("[data-hunk='1']")
+        tab.page.click("#task-yes")
+        tab.page.wait_for_selector("#task-undo", state="visible")
+        assert (root / "calc.py").read_text() == BROKEN.replace("a - b", "a + b", 1)
+        tab.page.click("#task-undo")
+        tab.until("() => document.getElementById('task-note').textContent.startsWith('undone')")
+        assert (root / "calc.py").read_text() == BROKEN
+
+
+def test_a_task_is_steered_and_stopped(chrome: Browser, tmp_path: Path) -> None:
+    root = tmp_path / "project"
+    root.mkdir()
+    (root / "calc.py").write_text(BROKEN)
+    model = scripted_model(lambda prompt: BROKEN * 200, "worker", step_cost=0.005)
+    with serving(model, folder=tmp_path / "state") as server, visiting(chrome, server) as tab:
+        tab.connected()
+        tab.page.click("#tab-tasks")
+        tab.page.fill("#task-folder", str(root))
+        tab.page.fill("#task-line", "make add in calc.py add")
+        tab.page.keyboard.press("Enter")
+        tab.until("() => document.getElementById('task-log').textContent.includes('rewrite')")
+        tab.page.fill("#task-line", "and nothing else")
+        tab.page.keyboard.press("Enter")
+        tab.until("() => document.getElementById('task-log').textContent.includes('You: and nothing else')")
+        tab.page.keyboard.press("Escape")
+        tab.until("() => document.getElementById('task-note').textContent.startsWith('interrupted')")
+        assert (root / "calc.py").read_text() == BROKEN
+        assert server.settled()

@@ -35,6 +35,19 @@ export function ask(path: string, body?: unknown, signal?: AbortSignal, method?:
   });
 }
 
+/** The data of server-sent events, parsed, as they come. */
+export async function* streamed<T>(answer: globalThis.Response): AsyncGenerator<T> {
+  if (!answer.ok || !answer.body) throw new Error(await sentence(answer));
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  for (let held = ""; ;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const lines = (held + value).split("\n");
+    held = lines.pop() ?? "";
+    for (const line of lines) if (line.startsWith("data: {")) yield JSON.parse(line.slice(6)) as T;
+  }
+}
+
 export async function sentence(answer: globalThis.Response): Promise<string> {
   try { return (await answer.json()).error.message as string; } catch { return `the server answered ${answer.status}`; }
 }

@@ -1,7 +1,7 @@
 // Two models on the same prompt, side by side: who speaks first, who is done first, how many tokens a second.
 // A model that converses gets a turn; one that only completes gets the prompt as the beginning of a file.
 
-import { ask, sentence } from "./access";
+import { ask, streamed } from "./access";
 import { announce, following, h, need } from "./dom";
 import type { ModelStatus } from "./protocol";
 import type { Receipts } from "./receipts";
@@ -57,19 +57,11 @@ class Pane {
       const answer = await ask("/v1/completions", {
         model: this.model.value, prompt, stream: true, max_tokens: tokens, drafts: this.drafts.checked, stream_options: { include_usage: true },
       }, this.aborter.signal);
-      if (!answer.ok || !answer.body) throw new Error(await sentence(answer));
-      const lines = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-      for (let held = ""; ;) {
-        const { value, done } = await lines.read();
-        if (done) break;
-        const parts = (held + value).split("\n");
-        held = parts.pop() ?? "";
-        for (const line of parts) if (line.startsWith("data: {")) {
-          const chunk = JSON.parse(line.slice(6)) as { choices?: { text: string }[]; usage?: { completion_tokens: number }; error?: { message: string } };
-          if (chunk.error) throw new Error(chunk.error.message);
-          if (chunk.usage) this.tokens = chunk.usage.completion_tokens;
-          if (chunk.choices?.[0]?.text) this.text(chunk.choices[0].text);
-        }
+      type Chunk = { choices?: { text: string }[]; usage?: { completion_tokens: number }; error?: { message: string } };
+      for await (const chunk of streamed<Chunk>(answer)) {
+        if (chunk.error) throw new Error(chunk.error.message);
+        if (chunk.usage) this.tokens = chunk.usage.completion_tokens;
+        if (chunk.choices?.[0]?.text) this.text(chunk.choices[0].text);
       }
       this.finish("");
     } catch (error) {

@@ -29,6 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(arguments: list[str]) -> int:
+    if not arguments and sys.stdin.isatty() and sys.stdout.isatty():
+        arguments = ["tui"]
     if arguments in (["--version"], ["-V"], ["version"]):  # asked by scripts and editors at every start
         from keystroke.clients.cli.release import release
 

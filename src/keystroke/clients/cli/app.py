@@ -59,6 +59,7 @@ COMMANDS: dict[str, Command] = {
     "config": Command(f"{_HERE}.settings:app", "Show where settings come from, and edit them."),
     "doctor": Command(f"{_HERE}.doctor:doctor", "Look at this machine, its model and its speed."),
     "serve": Command(f"{_HERE}.serve:serve", "Serve models to editors, the OpenAI SDK and Codex."),
+    "tui": Command(f"{_HERE}.tui:tui", "Chat and tasks on one screen; also `keystroke` alone on a terminal."),
     "play": Command(f"{_HERE}.play:play", "Open the playground: an editor in the browser, with everything."),
     "keys": Command(f"{_HERE}.keys:app", "Create, list and revoke the keys of a server."),
     "usage": Command(f"{_HERE}.usage:usage", "Show tokens, time and cost by key and model."),

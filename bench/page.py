@@ -1,0 +1,191 @@
+"""From a key to painted ghost text in the playground, beside the language server on the same keys.
+
+Regime: the gateway in a process of its own with the embedded model, the page in a headless Chromium. The
+files of `bench/keystroke.py` are typed by its typist, once over the language server and once in the page,
+file by file in turn; each is opened with its end missing, which is then typed with a human rhythm, and each
+answer is waited for. In the page a key counts from its event's own time stamp to after the frame that shows
+the ghost text (the page's own User Timing measures); over the language server from the write to the answer,
+without any drawing: an editor would add its own. `first_paint_ms` is the browser's own first contentful
+paint of a fresh profile, from the address being entered.
+
+  key_to_paint_p50_ms, _p95_ms   keys whose ghost text had to be computed
+  lsp_p50_ms, lsp_p95_ms         the same typist's keys over the language server
+  over_lsp_ms                    difference of the medians; the aim is at most 15
+  kept_p50_ms                    keys that agree with what is shown: only drawing lies between
+  bundle_kb, packed_kb           what a browser loads, plain and as it travels (gzip)
+
+Ceiling: a display of 60 frames a second shows a change 8 ms after it was made in the mean, 17 at most.
+
+    make bench-page ARGS="[--seconds N] [--model NAME]"
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gzip
+import json
+import random
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench.browser import FLAGS, chromium, reason_why_not
+from bench.keystroke import CASES, Measured, Typist, quantile, rounded
+from bench.typing_editors import Answer, LspTransport, gateway
+from keystroke.text import Edit
+from keystroke.train.cases import Case, read_cases
+
+PAGE = Path(__file__).parents[1] / "src" / "keystroke" / "gateway" / "page"
+_ANSWERED = """count => new Promise((resolve, reject) => {
+  const began = performance.now();
+  const look = () => {
+    const all = [...performance.getEntriesByName("key-to-paint"), ...performance.getEntriesByName("key-to-silence")];
+    if (all.length > count) {
+      const last = all.reduce((a, b) => a.startTime + a.duration > b.startTime + b.duration ? a : b);
+      const ghost = [...document.querySelectorAll(".ghost")].map((e) => e.textContent).join("\\n");
+      resolve({ ms: last.duration, shown: last.name === "key-to-paint", ghost, count: all.length, ...last.detail });
+    } else if (performance.now() - began > 4000) resolve(null);
+    else setTimeout(look, 4);
+  };
+  look();
+})"""  # noqa: E501
+
+
+class PageTransport:
+    """An editor that is the playground in a browser's tab."""
+
+    def __init__(self, page: Any) -> None:
+        self._page = page
+        self._count = 0
+        self.ms = 0.0
+
+    async def open(self, name: str, text: str, cursor: int) -> None:
+        page = self._page
+        await page.set_input_files("#file", {"name": name, "mimeType": "text/plain", "buffer": text.encode()})
+        await page.wait_for_function("n => document.getElementById('file-name').value === n", arg=name)
+        await page.locator(".cm-content").focus()
+        await page.keyboard.press("Control+End")
+        await asyncio.sleep(1.0)  # the context is warmed
+
+    async def key(self, name: str, version: int, edit: Edit, cursor: int) -> Answer:
+        if len(edit.text) == 1 and edit.text.isprintable():
+            await self._page.keyboard.type(edit.text)
+        else:
+            await self._page.keyboard.insert_text(edit.text)
+        told = await self._page.evaluate(_ANSWERED, self._count)
+        if told is None:
+            self.ms = 0.0
+            return Answer("", "", "no answer within 4 s")
+        self._count, self.ms = told["count"], told["ms"]
+        source = "typed_through" if told["source"] == "kept" else told["source"]
+        if told["shown"]:
+            return Answer(told["ghost"], source, "", 1, 0)
+        return Answer("", source, "held back", 1, 0)
+
+    async def told(self, name: str, answer: Answer) -> Answer:
+        return answer
+
+    async def close(self, name: str) -> None:
+        """The next file takes its place."""
+
+
+class PageTypist(Typist):
+    """Types in the page; the page's own clock counts."""
+
+    async def _ask(self, at: int, piece: str) -> tuple[Answer, float]:
+        answer, _ = await super()._ask(at, piece)
+        transport = self._transport
+        assert isinstance(transport, PageTransport)
+        return answer, transport.ms
+
+
+async def first_paint(browser: Any, url: str) -> float:
+    """Milliseconds to the first contentful paint, a fresh profile each time; the median of five."""
+    seen: list[float] = []
+    for _ in range(5):
+        room = await browser.new_context()
+        page = await room.new_page()
+        await page.goto(url)
+        await page.wait_for_selector("#state[data-state=open]")
+        seen.append(
+            await page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+        )
+        await room.close()
+    return median(seen)
+
+
+async def run(options: argparse.Namespace) -> dict[str, Any]:
+    from playwright.async_api import async_playwright
+
+    cases = [c for c in read_cases(CASES) if c.kind == "block" and len(c.middle) >= 80]
+    random.Random(options.seed).shuffle(cases)
+    in_page, over_lsp = Measured(), Measured()
+    async with gateway(options.model) as url, async_playwright() as driver:
+        browser = await driver.chromium.launch(executable_path=chromium(), args=FLAGS)
+        lsp = LspTransport(url, Path.cwd())
+        await lsp.start()
+        try:
+            painted = await first_paint(browser, url)
+            page = await browser.new_page()
+            await page.goto(url)
+            await page.wait_for_selector("#state[data-state=open]")
+            transport = PageTransport(page)
+            until = time.monotonic() + options.seconds
+            for number, case in enumerate(cases):
+                if time.monotonic() >= until:
+                    break
+                share = (until - time.monotonic()) / 2
+                await _typed(Typist(lsp, case, number, over_lsp, False), case, min(share, 15.0))
+                await _typed(PageTypist(transport, case, number, in_page, False), case, min(share, 15.0))
+        finally:
+            await lsp.stop()
+            await browser.close()
+    return figures(in_page, over_lsp, painted)
+
+
+async def _typed(typist: Typist, case: Case, seconds: float) -> None:
+    typist.after = ""  # in the page the cursor is at the end; so it is in both
+    await typist.type(time.monotonic() + seconds)
+
+
+def figures(in_page: Measured, over_lsp: Measured, painted: float) -> dict[str, Any]:
+    bodies = [(PAGE / name).read_bytes() for name in ("index.html", "app.css", "app.js")]
+    ours, theirs = quantile(in_page.computed, 0.5), quantile(over_lsp.computed, 0.5)
+    return {
+        "keys": in_page.keys,
+        "computed": len(in_page.computed),
+        "key_to_paint_p50_ms": rounded(ours),
+        "key_to_paint_p95_ms": rounded(quantile(in_page.computed, 0.95)),
+        "kept_p50_ms": rounded(quantile(in_page.through, 0.5)),
+        "lsp_computed": len(over_lsp.computed),
+        "lsp_p50_ms": rounded(theirs),
+        "lsp_p95_ms": rounded(quantile(over_lsp.computed, 0.95)),
+        "lsp_typed_through_p50_ms": rounded(quantile(over_lsp.through, 0.5)),
+        "over_lsp_ms": rounded(ours - theirs) if ours is not None and theirs is not None else None,
+        "first_paint_ms": rounded(painted, 0),
+        "bundle_kb": rounded(sum(map(len, bodies)) / 1024, 1),
+        "packed_kb": rounded(sum(len(gzip.compress(body)) for body in bodies) / 1024, 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", help="what the gateway serves; default: the settings' own")
+    parser.add_argument("--seconds", type=float, default=120.0, help="for typing in both together")
+    parser.add_argument("--seed", type=int, default=7)
+    options = parser.parse_args()
+    if (why := reason_why_not()) is not None:
+        sys.exit(why)
+    measured = asyncio.run(run(options))
+    for name, value in measured.items():
+        print(f"  {name:26} {value}")
+    print(json.dumps(measured))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""`keystroke tui`, and `keystroke` alone on a terminal: chat and tasks on one screen.
+
+Law: finds the gateway and hands over; everything on the screen is `clients/tui`'s.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from keystroke.clients.cli.invocation import of
+from keystroke.errors import InputError, UsageError
+
+
+def tui(
+    ctx: typer.Context,
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="FOLDER", help="What tasks work in. Default: here.")
+    ] = None,
+    model: Annotated[
+        str, typer.Option("--model", "-m", metavar="MODEL", help="Who answers: a name, a role, or auto.")
+    ] = "auto",
+    url: Annotated[str | None, typer.Option(metavar="URL", help="Use this server.")] = None,
+) -> None:
+    """Chat and tasks on one screen."""
+    from keystroke.clients.cli.shared import shared_gateway
+    from keystroke.clients.place import Place
+    from keystroke.clients.tui.app import Terminal
+
+    run = of(ctx)
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UsageError("this needs a terminal; in a pipe use `keystroke chat` or `keystroke do`")
+    workspace = (folder or Path.cwd()).resolve()
+    if not workspace.is_dir():
+        raise InputError(f"{workspace} is not a folder; name one that exists")
+    if url is not None:
+        place = Place(url.rstrip("/"), os.environ.get(run.settings.server.api_key_env) or None)
+    else:
+        with run.console.progress() as progress:
+            place = shared_gateway(run).locate_now(watch=progress)
+    Terminal(place, workspace, run.settings.paths.state, model=model).run()

@@ -1,0 +1,389 @@
+"""The terminal interface put together: one log, one line to type in, one status bar.
+
+Law: shows and asks; what is true lives in the session and on the gateway. Enter sends, or redirects what is
+under way; Escape stops it. A change is made only after a yes. Rewinding takes back conversation and files
+together, newest first, and stops where a file was changed by somebody else.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar, TypeVar
+
+from msgspec import UNSET
+from textual import work
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.widgets import Footer, Input
+
+from keystroke.clients.place import Place
+from keystroke.clients.tui.chat import ChatClient, speed
+from keystroke.clients.tui.screens import Choice
+from keystroke.clients.tui.session import Entry, Session, Sessions
+from keystroke.clients.tui.task_client import TaskClient
+from keystroke.clients.tui.widgets import Diff, Question, Said, StatusBar
+from keystroke.errors import KeystrokeError
+from keystroke.protocol import tasks
+
+HELP = """Enter sends; while an answer or a task is under way it redirects it. Escape stops it.
+Ctrl+T  chat or task: a task changes files of this folder, after your yes (y / n; Space leaves a hunk out)
+Ctrl+R  rewind: conversation and files together, to before something you said
+Ctrl+O  sessions: go on with an earlier one        Ctrl+N  a new one
+/model NAME  who answers    /check COMMAND  what a task must pass    /do ...  one task    /help  /quit"""
+W = TypeVar("W", Said, Diff)
+
+
+class Terminal(App[None]):
+    TITLE = "keystroke"
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    #log { height: 1fr; padding: 0 1; }
+    .said { margin: 0 0 1 0; height: auto; }
+    .said.user, .said.task { border-left: thick $accent; padding-left: 1; }
+    .said.problem { color: $text-error; }
+    .diff { height: auto; margin: 0 0 1 2; }
+    #question { height: auto; max-height: 40%; border: round $accent; padding: 0 1; }
+    #question SelectionList { height: auto; max-height: 10; border: none; }
+    #line { border: round $primary; }
+    #status { height: 1; background: $panel; padding: 0 1; }
+    Choice { align: center middle; }
+    #choice { width: 90%; max-width: 110; height: 70%; border: round $accent; padding: 0 1; }
+    #choice { background: $surface; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "stop", "Stop"),
+        Binding("ctrl+t", "mode", "Chat/Task"),
+        Binding("ctrl+r", "rewind", "Rewind"),
+        Binding("ctrl+o", "sessions", "Sessions"),
+        Binding("ctrl+n", "fresh", "New"),
+        Binding("ctrl+q", "quit", "Quit", priority=True),
+    ]
+
+    def __init__(self, place: Place, workspace: Path, state: Path, *, model: str = "auto") -> None:
+        super().__init__()
+        self._chat, self._tasks = ChatClient(place), TaskClient(place)
+        self._sessions = Sessions(state)
+        self.session = self._sessions.fresh(workspace)
+        self.session.model = model
+        self._workspace = workspace
+        self._under_way: str | None = None  # a task
+        self._answer: Said | None = None  # the one that comes
+        self._redirections: list[str] = []  # lines that have not taken effect yet
+        self._check = ""
+        self._doing = False  # the line is for a task
+
+    def compose(self) -> ComposeResult:
+        yield VerticalScroll(id="log")
+        yield Input(placeholder="Say something; /help for help", id="line")
+        yield StatusBar()
+        yield Footer()
+
+    async def on_mount(self) -> None:
+        self.query_one("#log").can_focus = True
+        self._bar.say(folder=str(self._workspace), model=self.session.model)
+        self.query_one(Input).focus()
+        self._greet()
+
+    async def on_unmount(self) -> None:
+        await self._chat.close()
+        await self._tasks.close()
+
+    @work
+    async def _greet(self) -> None:
+        try:
+            known = (await self._tasks.status()).models
+            self._bar.say(model=self.session.model if self.session.model != "auto" else known[0].name)
+        except (KeystrokeError, IndexError) as error:
+            self._problem(error)
+
+    # The line
+
+    async def on_input_submitted(self, event: Input.Submitted) -> None:
+        line = event.value.strip()
+        event.input.value = ""
+        if not line:
+            return
+        if line.startswith("/"):
+            await self._command(line)
+        elif self._under_way is not None:
+            self._steer_task(line)
+        elif self._chat.answering:
+            self._steer_chat(line)
+        elif self._doing:
+            self._do(line)
+        else:
+            self._say(line)
+
+    async def _command(self, line: str) -> None:
+        name, _, rest = line.partition(" ")
+        rest = rest.strip()
+        if name == "/do" and rest:
+            self._do(rest)
+        elif name == "/model" and rest:
+            self.session.model = rest
+            self._bar.say(model=rest)
+        elif name == "/check":
+            self._check = rest
+            self._note(f"a task must pass: {rest}" if rest else "a task is not checked")
+        elif name in ("/quit", "/exit"):
+            self.exit()
+        elif name == "/sessions":
+            self.action_sessions()
+        elif name == "/rewind":
+            self.action_rewind()
+        else:
+            self._note(HELP)
+
+    # Chat
+
+    @work
+    async def _say(self, line: str) -> None:
+        self.session.entries.append(Entry(kind="user", text=line))
+        await self._put(Said("user", line))
+        self._answer = await self._put(Said("assistant"))
+        self._bar.say(state="answering")
+
+        try:
+            response = await self._chat.ask(self.session.messages(), self.session.model, self)
+            if response.receipt is not UNSET:
+                self._bar.say(speed=speed(response.receipt), model=response.model)
+            if response.status == "cancelled":
+                self._note("stopped")
+        except KeystrokeError as error:
+            self._problem(error)
+        finally:
+            self._remember()
+            self._sessions.save(self.session)
+            self._bar.say(state="ready")
+
+    def heard(self, piece: str) -> None:
+        if self._answer is not None:
+            self._answer.add(piece)
+            self._follow()
+
+    def restarted(self) -> None:
+        if self._answer is not None:
+            self._answer.become("")
+
+    def redirected(self) -> None:
+        line = self._redirections.pop(0) if self._redirections else ""
+        self._remember()
+        self.session.entries.append(Entry(kind="user", text=line))
+        self._answer = Said("assistant")
+        self.query_one("#log").mount(Said("user", line), self._answer)
+        self._follow()
+
+    def _remember(self) -> None:
+        """What was answered so far is part of the conversation."""
+        if self._answer is not None and self._answer.words:
+            self.session.entries.append(Entry(kind="assistant", text=self._answer.words))
+        self._answer = None
+
+    @work
+    async def _steer_chat(self, line: str) -> None:
+        self._redirections.append(line)
+        try:
+            await self._chat.steer(line)
+        except KeystrokeError as error:
+            self._redirections.remove(line)
+            self._problem(error)
+
+    # Tasks
+
+    @work
+    async def _do(self, instruction: str) -> None:
+        await self._put(Said("task", instruction))
+        model = self.session.model
+        try:
+            task = await self._tasks.create(str(self._workspace), instruction, model=model, check=self._check)
+        except KeystrokeError as error:
+            self._problem(error)
+            return
+        self.session.entries.append(Entry(kind="task", text=instruction, task=task.id))
+        self._sessions.save(self.session)
+        self._under_way = task.id
+        try:
+            await self._watch(task.id)
+        except KeystrokeError as error:
+            self._problem(error)
+        finally:
+            self._under_way = None
+            await self._ask(None)
+            self._bar.say(state="ready")
+
+    async def _watch(self, task: str) -> None:
+        diff: Diff | None = None
+        writing: Said | None = None
+        async for event in self._tasks.events(task):
+            if isinstance(event, tasks.TaskText | tasks.TaskOutput):
+                writing = writing or await self._put(Said("note"))
+                writing.add(event.delta)
+                self._follow()
+                continue
+            writing = None
+            match event:
+                case tasks.TaskBegan():
+                    self._bar.say(model=event.model, state=f"working ({event.sandbox})")
+                case tasks.TaskQueued():
+                    self._bar.say(state=f"waiting, place {event.position}" if event.position else "working")
+                case tasks.TaskDoing():
+                    self._note(event.line)
+                case tasks.TaskNoted():
+                    await self._put(Said("problem" if event.failed else "note", event.line))
+                case tasks.TaskChanged():
+                    diff = diff or await self._put(Diff())
+                    diff.show(event.diff)
+                    self._follow()
+                case tasks.TaskSpent(receipt=spent) if spent.tokens > 1 and spent.seconds > 0:
+                    self._bar.say(speed=f"{spent.tokens / spent.seconds:,.0f} tok/s")
+                case tasks.TaskAsked():
+                    self._bar.say(state="asking")
+                    await self._ask(event.question)
+                case tasks.TaskAnswered():
+                    self._bar.say(state="working")
+                    await self._ask(None)
+                case tasks.TaskSteered():
+                    await self._put(Said("user", event.line))
+                case tasks.TaskEnded():
+                    await self._put(Said("note", f"{event.task.status}: {event.task.line}"))
+                case _:
+                    pass
+
+    @work
+    async def _steer_task(self, line: str) -> None:
+        await self._act("steer", line=line)
+
+    async def _act(self, what: str, **fields: object) -> None:
+        if self._under_way is None:
+            return
+        try:
+            await self._tasks.act(self._under_way, what, **fields)
+        except KeystrokeError as error:
+            self._problem(error)
+
+    async def _ask(self, question: tasks.TaskQuestion | None) -> None:
+        await self.query(Question).remove()
+        if question is not None:
+            await self.mount(Question(question), before="#line")
+            lists = self.query("#question SelectionList")
+            (lists.first() if lists else self.query_one("#log")).focus()
+        else:
+            self.query_one(Input).focus()
+
+    async def on_key(self, event: object) -> None:
+        key = getattr(event, "key", "")
+        asked = self.query(Question)
+        if not asked or key not in ("y", "n") or isinstance(self.focused, Input):
+            return
+        question = asked.first()
+        if key == "y":
+            await self._act("approve", question=question.question.id, hunks=question.wanted())
+        else:
+            await self._act("reject", question=question.question.id)
+
+    # Keys
+
+    async def action_stop(self) -> None:
+        if self._under_way is not None:
+            await self._act("cancel")
+        else:
+            await self._chat.stop()
+
+    def action_mode(self) -> None:
+        self._doing = not self._doing
+        self._bar.say(mode="task" if self._doing else "chat")
+        self.query_one(Input).placeholder = (
+            "What to do in this folder" if self._doing else "Say something; /help for help"
+        )
+
+    async def action_fresh(self) -> None:
+        if self._busy():
+            return
+        model = self.session.model
+        await self._show(self._sessions.fresh(self._workspace))
+        self.session.model = model
+
+    def action_sessions(self) -> None:
+        if self._busy():
+            return
+        known = self._sessions.list(self._workspace)
+        lines = [(s.id, f"{s.title}  ({len(s.entries)} entries)") for s in known]
+        self.push_screen(Choice("Sessions of this folder", lines), self._chosen)
+
+    async def _chosen(self, name: str | None) -> None:
+        if name is not None:
+            try:
+                await self._show(self._sessions.load(name))
+            except KeystrokeError as error:
+                self._problem(error)
+
+    def action_rewind(self) -> None:
+        if self._busy():
+            return
+        entries = self.session.entries
+        lines = [(str(n), f"before: {' '.join(entries[n].text.split())[:90]}") for n in self.session.points()]
+        self.push_screen(Choice("Rewind conversation and files to", lines), self._rewind_to)
+
+    def _rewind_to(self, name: str | None) -> None:
+        if name is not None:
+            self._rewind(int(name))
+
+    @work
+    async def _rewind(self, point: int) -> None:
+        """Files first, newest first; where one is refused, the conversation is cut behind that task only."""
+        refused: KeystrokeError | None = None
+        for task in self.session.tasks_after(point):
+            try:
+                if (await self._tasks.get(task)).status == "done":
+                    await self._tasks.act(task, "undo")
+            except KeystrokeError as error:
+                refused = error
+                at = next(n for n, entry in enumerate(self.session.entries) if entry.task == task)
+                point = at + 1
+                break
+        again = self.session.rewind(point) if point < len(self.session.entries) else None
+        self._sessions.save(self.session)
+        await self._show(self.session)
+        if refused is not None:
+            self._problem(refused)
+        elif again is not None:
+            self.query_one(Input).value = again.text
+
+    def _busy(self) -> bool:
+        busy = self._under_way is not None or self._chat.answering
+        if busy:
+            self._note("Escape stops what is under way first")
+        return busy
+
+    # The log
+
+    @property
+    def _bar(self) -> StatusBar:
+        return self.query_one(StatusBar)
+
+    async def _show(self, session: Session) -> None:
+        """Another session, or this one anew."""
+        self.session = session
+        self._chat.forget()
+        self._bar.say(model=session.model)
+        await self.query_one("#log").remove_children()
+        for entry in session.entries:
+            await self._put(Said(entry.kind, entry.text))
+        self.query_one(Input).focus()
+
+    async def _put(self, widget: W) -> W:
+        await self.query_one("#log").mount(widget)
+        self._follow()
+        return widget
+
+    def _follow(self) -> None:
+        self.query_one("#log", VerticalScroll).scroll_end(animate=False)
+
+    def _note(self, text: str) -> None:
+        self.query_one("#log").mount(Said("note", text))
+        self._follow()
+
+    def _problem(self, error: Exception) -> None:
+        self.query_one("#log").mount(Said("problem", str(error)))
+        self._follow()

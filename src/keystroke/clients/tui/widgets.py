@@ -1,0 +1,118 @@
+"""What stands on the screen: things said, tasks with their diffs, a question, the status bar.
+
+Law: text of models, files and commands is shown as text: no markup is read in it, and control characters that
+could move the cursor or set a title are made visible.
+"""
+
+from __future__ import annotations
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.widgets import SelectionList, Static
+from textual.widgets.selection_list import Selection
+
+from keystroke.protocol.tasks import TaskHunk, TaskQuestion
+
+_CONTROLS = {n: "\N{REPLACEMENT CHARACTER}" for n in (*range(32), *range(127, 160)) if chr(n) not in "\n\t"}
+_NAMES = {"user": "you", "assistant": "keystroke", "task": "task", "problem": "problem", "note": ""}
+
+
+def shown(text: str) -> str:
+    """A stranger's text as a terminal may have it."""
+    return text.translate(_CONTROLS)
+
+
+def diff_text(diff: str) -> Text:
+    """A unified diff, coloured by its lines; the signs say it too."""
+    whole = Text()
+    for line in shown(diff).splitlines(keepends=True):
+        head = line.startswith(("+++", "---", "@@"))
+        style = "bold" if head else "green" if line.startswith("+") else "red" if line.startswith("-") else ""
+        whole.append(line, style)
+    return whole
+
+
+class Said(Static):
+    """One entry of the log; text may be added to it while it comes."""
+
+    def __init__(self, kind: str, text: str = "") -> None:
+        super().__init__(classes=f"said {kind}", markup=False)
+        self.kind, self.words = kind, text
+        self._draw()
+
+    def add(self, delta: str) -> None:
+        self.words += delta
+        self._draw()
+
+    def become(self, text: str) -> None:
+        self.words = text
+        self._draw()
+
+    def _draw(self) -> None:
+        name = _NAMES.get(self.kind, self.kind)
+        whole = Text(f"{name}\n", "bold") if name else Text()
+        self.update(whole + Text(shown(self.words), "dim" if self.kind == "note" else ""))
+
+
+class Diff(Static):
+    """The change of a task so far."""
+
+    def __init__(self) -> None:
+        super().__init__(classes="diff", markup=False)
+
+    def show(self, diff: str) -> None:
+        self.display = bool(diff.strip())
+        self.update(diff_text(diff))
+
+
+class Question(Vertical):
+    """What a task asks. Hunks are chosen with Space; y answers yes, n no."""
+
+    def __init__(self, question: TaskQuestion) -> None:
+        super().__init__(id="question")
+        self.question = question
+
+    def compose(self) -> ComposeResult:
+        asked = self.question
+        words = f"Run this? {asked.command}" if asked.kind == "command" else asked.text
+        yield Static(Text(shown(words), "bold"), markup=False)
+        if asked.hunks:
+            yield SelectionList(*(Selection(_heading(hunk), hunk.number, True) for hunk in asked.hunks))
+        yield Static(
+            "y approve · n reject · Space leaves a hunk out" if asked.hunks else "y approve · n reject"
+        )
+
+    def wanted(self) -> list[int] | None:
+        """The numbers of the hunks to take; None where it is all of them."""
+        lists = self.query(SelectionList)
+        if not lists:
+            return None
+        chosen: list[int] = sorted(lists.first().selected)
+        return None if len(chosen) == len(self.question.hunks) else chosen
+
+
+def _heading(hunk: TaskHunk) -> Text:
+    first = next((line.strip() for line in (hunk.after or hunk.before).splitlines() if line.strip()), "")
+    return Text(shown(f"{hunk.path}:{hunk.first}  {first}")[:120])
+
+
+class StatusBar(Static):
+    """Model, speed, what goes on, and where."""
+
+    def __init__(self) -> None:
+        super().__init__(id="status", markup=False)
+        self._parts = {"model": "…", "speed": "– tok/s", "state": "ready", "mode": "chat", "folder": ""}
+        self._draw()
+
+    def say(self, **parts: str) -> None:
+        self._parts.update(parts)
+        self._draw()
+
+    @property
+    def words(self) -> str:
+        p = self._parts
+        return f"{p['model']}  {p['speed']}  {p['state']}  [{p['mode']}]  {p['folder']}"
+
+    def _draw(self) -> None:
+        self.update(shown(self.words))
