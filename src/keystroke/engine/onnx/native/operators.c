@@ -73,12 +73,22 @@ typedef struct {
     const float *x, *bias;
     float *out;
     int gated;
+    size_t rows, *places; /* where each row begins among the rounded ones: an uneven one takes two */
+    float *residues;      /* what the first of two lost */
     Activations rounded;
 } Product;
 
+INLINE int is_double(const Product *p, size_t row) { return p->places[row + 1] - p->places[row] == 2; }
+
 static void round_rows(void *data, size_t row) {
     const Product *p = data;
-    round_row(p->x + row * p->width, row, &p->rounded);
+    const float *x = p->x + row * p->width;
+    size_t place = p->places[row];
+    round_row(x, place, &p->rounded);
+    if (!is_double(p, row)) return;
+    float *lost = p->residues + (place - row) * p->width; /* as many doubles lie before it */
+    residue(x, place, &p->rounded, lost);
+    round_row(lost, place + 1, &p->rounded);
 }
 
 INLINE Rows strip_of(const Part *part, size_t first) {
@@ -101,19 +111,24 @@ static void multiply_strip(void *data, size_t strip) {
     const Part *part = p->parts + index;
     size_t first = strip_start(part, strip);
     float total[MOST_ROWS][LANES] __attribute__((aligned(64))), other[MOST_ROWS][LANES] __attribute__((aligned(64)));
-    for (size_t row = 0; row < p->rounded.rows; row += MOST_ROWS) {
-        size_t rows = p->rounded.rows - row < MOST_ROWS ? p->rounded.rows - row : MOST_ROWS;
-        multiply(part->format, strip_of(part, first), &p->rounded, row, rows, total);
-        if (p->gated) multiply(p->parts[1].format, strip_of(p->parts + 1, first), &p->rounded, row, rows, other);
-        for (size_t r = 0; r < rows; r++) {
-            floats y = floats_at(total[r]);
+    for (size_t row = 0, end; row < p->rows; row = end) {
+        size_t place = p->places[row];
+        for (end = row + 1; end < p->rows && p->places[end + 1] - place <= MOST_ROWS; end++) continue;
+        size_t rounded = p->places[end] - place;
+        multiply(part->format, strip_of(part, first), &p->rounded, place, rounded, total);
+        if (p->gated) multiply(p->parts[1].format, strip_of(p->parts + 1, first), &p->rounded, place, rounded, other);
+        for (size_t r = row; r < end; r++) {
+            size_t at = p->places[r] - place;
+            floats y = floats_at(total[at]);
+            if (is_double(p, r)) y = add(y, floats_at(total[at + 1]));
             if (p->bias) y = add(y, floats_at(p->bias + part->column + first));
             if (p->gated) {
-                floats up = floats_at(other[r]);
+                floats up = floats_at(other[at]);
+                if (is_double(p, r)) up = add(up, floats_at(other[at + 1]));
                 if (p->bias) up = add(up, floats_at(p->bias + p->parts[1].column + first));
                 y = times(over(y, add(same(1), exponential(minus(same(0), y)))), up);
             }
-            put_floats(p->out + (row + r) * p->stride + (p->gated ? 0 : part->column) + first, y);
+            put_floats(p->out + r * p->stride + (p->gated ? 0 : part->column) + first, y);
         }
     }
 }
@@ -145,7 +160,8 @@ static Status *run_matmul(void *kernel, Context *context) {
     TRY(read_input(api, context, 1, &bias));
     if (x.rank < 2 || x.sizes[x.rank - 1] % BLOCK) return failure(api, "StoredMatMul takes rows of whole blocks");
     Product p = {.count = self->parts, .width = x.sizes[x.rank - 1], .x = x.data, .bias = bias.data, .gated = (int)self->gated};
-    size_t rows = x.elements / p.width, heights = 0;
+    size_t heights = 0;
+    p.rows = x.elements / p.width;
     for (size_t i = 0; i < p.count; i++) {
         TRY(read_input(api, context, 2 + i, &table));
         Part *part = p.parts + i;
@@ -158,17 +174,24 @@ static Status *run_matmul(void *kernel, Context *context) {
     if (bias.data && bias.elements != heights) return failure(api, "the bias of StoredMatMul does not fit its tables");
     if (p.gated && (p.count != 2 || p.parts[0].height != p.parts[1].height)) return failure(api, "a gate needs two equal tables");
     p.stride = p.gated ? p.parts[0].height : heights;
-    TRY(output(api, context, rows, p.stride, &p.out));
-    if (!rows) return NULL;
-    void *memory = malloc(activations_bytes(rows, p.width));
-    if (!memory) return failure(api, "no memory for the activations of a product");
-    p.rounded = activations_in(memory, rows, p.width);
-    Status *failed = NULL;
-    if (rows < 8) {
-        for (size_t r = 0; r < rows; r++) round_rows(&p, r);
-    } else failed = in_parallel(api, context, round_rows, rows, &p);
-    if (!failed) failed = in_parallel(api, context, multiply_strip, p.strips, &p);
-    free(memory);
+    TRY(output(api, context, p.rows, p.stride, &p.out));
+    if (!p.rows) return NULL;
+    p.places = malloc((p.rows + 1) * sizeof *p.places);
+    if (!p.places) return failure(api, "no memory for the rows of a product");
+    p.places[0] = 0;
+    for (size_t r = 0; r < p.rows; r++) p.places[r + 1] = p.places[r] + 1 + (size_t)is_uneven(p.x + r * p.width, p.width);
+    size_t rounded = p.places[p.rows];
+    void *memory = malloc(activations_bytes(rounded, p.width) + (rounded - p.rows) * p.width * sizeof(float));
+    Status *failed = memory ? NULL : failure(api, "no memory for the activations of a product");
+    if (memory) {
+        p.residues = memory;
+        p.rounded = activations_in(p.residues + (rounded - p.rows) * p.width, rounded, p.width);
+        if (p.rows < 8) {
+            for (size_t r = 0; r < p.rows; r++) round_rows(&p, r);
+        } else failed = in_parallel(api, context, round_rows, p.rows, &p);
+        if (!failed) failed = in_parallel(api, context, multiply_strip, p.strips, &p);
+    }
+    free(memory), free(p.places);
     return failed;
 }
 
