@@ -20,7 +20,7 @@ def with_tools(*answers: str) -> Model:
     """A model large enough to be given tools, which answers one thing after the other."""
     left = list(answers)
     model = scripted_model(lambda prompt: left.pop(0) if len(left) > 1 else left[0], "worker")
-    model.engine.info = replace(model.engine.info, parameters=7_000_000_000)  # type: ignore[misc]
+    model.engine.info = replace(model.engine.info, parameters=7_000_000_000)
     return model
 
 

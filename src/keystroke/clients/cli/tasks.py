@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -18,9 +18,11 @@ from keystroke.clients.cli import options
 from keystroke.clients.cli.changes import workspace_root
 from keystroke.clients.cli.console import RED
 from keystroke.clients.cli.invocation import Invocation, of
-from keystroke.clients.tasks import TaskClient
 from keystroke.errors import NotFound
 from keystroke.protocol import tasks as wire
+
+if TYPE_CHECKING:
+    from keystroke.clients.tasks import TaskClient
 
 app = typer.Typer(
     name="tasks", help="Tasks in the background: list, watch, answer, undo.", no_args_is_help=False,
@@ -120,6 +122,7 @@ def resume(
 def with_client(run: Invocation, work: Callable[[TaskClient], Awaitable[Any]]) -> Any:
     """What `work` gives, asked of this machine's gateway, which is started if need be."""
     from keystroke.clients.cli.shared import shared_gateway
+    from keystroke.clients.tasks import TaskClient
 
     async def asked() -> Any:
         client = TaskClient(shared_gateway(run).locate)

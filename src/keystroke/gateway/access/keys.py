@@ -84,7 +84,7 @@ class KeyRing:
     def owner(self, caller: Caller, *, loopback: bool) -> str:
         """Whose things a caller's are: on a loopback address the only key that was given stands for this
         machine's user, for whom another is made whenever a gateway starts."""
-        only = len(self._static) == 1 and caller == _static_caller(self._static[0])
+        only = len(self._static) == 1 and caller == self._given(self._static[0])
         return LOCAL.id if loopback and only else caller.id
 
     def check(self, authorization: str | None) -> Caller:
