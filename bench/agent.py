@@ -9,7 +9,7 @@ Most attempts go first, so that one attempt finds its prompt in the cache and no
 ratio of times is on the careful side. Ceiling: the score if any attempt that ever passes its examples were
 right is not known; published for one attempt of Qwen2.5-Coder-1.5B-Instruct: HumanEval 70.7, MBPP 69.2.
 
-    python -P bench/agent.py --engine cuda --precision int8 --model coder.gguf \\
+    python -m bench.agent --engine cuda --precision int8 --model coder.gguf \\
         --humaneval HumanEval.jsonl.gz --mbpp MbppPlus.jsonl --polyglot polyglot-benchmark/python
 
 Sets that are not given are left out. On a CPU: --limit 8. Results go to --out and a run goes on from there.

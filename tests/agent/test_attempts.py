@@ -222,7 +222,8 @@ def test_policy_agree_waits_for_all_and_takes_what_most_that_pass_agree_on() -> 
     judge = Judging(["a", "b"])
     running, _ = race(["a", "b", "b", "c"], judge, 4, policy=Policy.AGREE)
     outcome = running.run()
-    assert sorted(judge.seen) == ["a", "b", "b", "c"]
+    assert sorted(judge.seen) == ["a", "b", "c"]  # what was written twice is checked once
+    assert all(attempt.verdict is not None for attempt in outcome.attempts)
     assert outcome.winner is not None
     assert outcome.winner.text == "b"
     assert outcome.why == "it passed the check and 2 of 3 agree"
@@ -294,7 +295,7 @@ def test_checks_that_nobody_waits_for_are_told_to_end() -> None:
 
     running, _ = race(["no", "yes"], Slow(), 2)
     assert running.run().passed
-    assert ended.is_set()
+    assert ended.wait(10)
 
 
 def test_checks_run_beside_the_engine() -> None:

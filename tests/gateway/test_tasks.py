@@ -344,6 +344,22 @@ def test_a_task_outlives_its_server(tmp_path: Path, root: Path) -> None:
         assert text(root) == BROKEN
 
 
+def test_the_one_key_of_a_loopback_server_is_this_machine_s_user(
+    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shared gateway has a new key each time it starts; its tasks are found again all the same."""
+    model = small(lambda prompt: f"{FIXED}```\n")
+    for key in ("first", "second"):
+        monkeypatch.setenv("KEYSTROKE_API_KEY", key)
+        with serving(model if key == "first" else small(lambda p: ""), folder=tmp_path / "state") as server:
+            bench = Bench(server, root, key)
+            if key == "first":
+                task = bench.create(approve="never")["id"]
+                bench.until(task, "done")
+            else:
+                assert bench.act(task, "undo")["status"] == "undone"
+
+
 def test_a_task_waits_its_turn_and_can_be_stopped_there(
     tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

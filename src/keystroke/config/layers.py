@@ -27,7 +27,7 @@ from keystroke.errors import ConfigError
 FILE_NAME = "keystroke.toml"
 PREFIX = "KEYSTROKE_"
 CONFIG_VARIABLE = "KEYSTROKE_CONFIG"
-OTHER_VARIABLES = (CONFIG_VARIABLE, "KEYSTROKE_DEBUG")  # ours, but no settings
+OTHER_VARIABLES = (CONFIG_VARIABLE, "KEYSTROKE_DEBUG", "KEYSTROKE_SANDBOX")  # ours, but no settings
 MAX_FILE_BYTES = 1 << 20  # a configuration larger than this is a mistake, not a configuration
 MAX_DEPTH = 40  # dots in one key; ours have two
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")

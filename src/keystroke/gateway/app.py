@@ -79,7 +79,10 @@ class Gateway:
         self.endpoints = Endpoints(
             self.service, self.keys, host=server.host, origins=server.origins, max_body=server.max_frame_bytes
         )
-        self.tasks = Tasks(self.service, self.settings)
+        loopback = is_loopback(server.host)
+        self.tasks = Tasks(
+            self.service, self.settings, lambda caller: self.keys.owner(caller, loopback=loopback)
+        )
         self.sockets: dict[str, SocketHandler] = {
             "/v1/responses": self._serve_socket,
             "/v1/live": self._serve_live,

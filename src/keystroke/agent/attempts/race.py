@@ -78,7 +78,8 @@ class Race:
         self._attempts: list[Attempt] = []
         self._live: dict[Writer, _Runner] = {}
         self._unchecked: list[Attempt] = []
-        self._checks: dict[Future[Verdict | None], Attempt] = {}
+        self._checks: dict[Future[Verdict | None], list[Attempt]] = {}
+        self._asked: dict[str, Future[Verdict | None]] = {}  # by text: what was written twice is checked once
         self._failed: list[Attempt] = []
         self._over = Interrupt()  # ends checks that no longer matter
         self._winner: Attempt | None = None
@@ -94,7 +95,9 @@ class Race:
         with contextlib.ExitStack() as held:
             held.callback(self._decoder.close)
             held.callback(self._close)
-            held.callback(pool.shutdown, wait=True, cancel_futures=True)
+            # Checks that no longer matter are told to end and not waited for: ending sixteen sandboxes takes
+            # longer than writing sixteen answers.
+            held.callback(pool.shutdown, wait=False, cancel_futures=True)
             held.callback(self._over.set)
             self._reused = self._decoder.read(self._prompt, self._interrupt)
             self._prefill = time.perf_counter() - self._started
@@ -180,17 +183,20 @@ class Race:
 
     def _collect(self, pool: ThreadPoolExecutor) -> None:
         for attempt in self._unchecked:
-            self._checks[pool.submit(self._judge.check, attempt.text, self._over)] = attempt
+            check = self._asked.get(attempt.text)
+            if check is None:
+                check = self._asked[attempt.text] = pool.submit(self._judge.check, attempt.text, self._over)
+            self._checks.setdefault(check, []).append(attempt)
         self._unchecked.clear()
         if not self._checks:
             return
         idle = not self._live and (not self._waiting or self._width == 1)
         done, _ = wait(self._checks, timeout=_LOOK if idle else 0, return_when=FIRST_COMPLETED)
         for future in done:
-            attempt = self._checks.pop(future)
-            attempt.verdict = future.result()
-            attempt.seconds = time.perf_counter() - self._started
-            self._judged(attempt)
+            for attempt in self._checks.pop(future):
+                attempt.verdict = future.result()
+                attempt.seconds = time.perf_counter() - self._started
+                self._judged(attempt)
 
     def _judged(self, attempt: Attempt) -> None:
         self._heard(attempt)

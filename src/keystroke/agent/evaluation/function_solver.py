@@ -30,7 +30,9 @@ from keystroke.errors import UsageError
 class FunctionSolver:
     def __init__(self, model: Model, sandbox: Sandbox, *, workers: int = 0, seed: int = 0) -> None:
         self._model, self._sandbox, self._seed = model, sandbox, seed
-        self._workers = workers or max(2, (os.cpu_count() or 2))
+        # Few at a time: the answers that ended first are the likeliest, and every further interpreter that
+        # starts beside theirs makes their verdict later.
+        self._workers = workers or max(2, (os.cpu_count() or 2) // 4)
 
     def solve(self, task: Task, way: Way, interrupt: Interrupt) -> Solved:
         if not isinstance(task, FunctionTask):

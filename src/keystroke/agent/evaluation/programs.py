@@ -10,6 +10,7 @@ import secrets
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 from keystroke.agent.attempts import Verdict
@@ -41,14 +42,32 @@ if _failed:
 """
 
 
+# The program as the main module, with installed packages and what `site` adds to the builtins.
+_QUICK = """\
+import builtins, sys
+sys.path += {path}
+sys.argv = ["program.py"]
+builtins.exit = builtins.quit = sys.exit
+exec(compile(open("program.py", encoding="utf-8", errors="surrogatepass").read(), "program.py", "exec"))
+"""
+
+
+@cache
+def _packages() -> list[str]:
+    return [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+
+
 def run_program(
     sandbox: Sandbox,
     program: str,
     seconds: float,
     interrupt: Interrupt | None = None,
     files: Mapping[str, str] | None = None,
+    *,
+    quick: bool = False,
 ) -> tuple[bool, Ended]:
-    """Run a program to its end: whether it reached it, and what was printed. Interrupted."""
+    """Run a program to its end: whether it reached it, and what was printed. `quick`: without what Python
+    does for itself before (`site`), which takes longer than most programs. Interrupted."""
     word = secrets.token_hex(8)
     with tempfile.TemporaryDirectory(prefix="keystroke-", ignore_cleanup_errors=True) as folder:
         root = Path(folder)
@@ -58,7 +77,8 @@ def run_program(
             f"{program}\nprint()\nprint({word!r})\n", encoding="utf-8", errors="surrogatepass"
         )
         limits = Limits(seconds=seconds, memory=_MEMORY, output=4 << 20, processes=128)
-        argv = [sys.executable, "-I", "-B", "program.py"]
+        how = ["-S", "-c", _QUICK.format(path=_packages())] if quick else ["program.py"]
+        argv = [sys.executable, "-I", "-B", *how]
         ended = sandbox.run(argv, Place(root), limits, interrupt)
     if ended.ending is Ending.INTERRUPTED:
         raise Interrupted("stopped on request")
@@ -74,7 +94,7 @@ def run_examples(
         checks.append(f"def _check{number}():\n    {example}\n")
         checks.append(f"_try(_passed, _failed, _check{number}, {_shown(example)!r})\n")
     program = "\n".join([code, _CHECK, *checks, _TOLD])
-    reached, ended = run_program(sandbox, program, seconds, interrupt)
+    reached, ended = run_program(sandbox, program, seconds, interrupt, quick=True)
     if reached:
         return Verdict(1.0)
     if ended.ending is Ending.TIMEOUT:

@@ -12,10 +12,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+_STALE = 0.25  # seconds that a count of all of a user's threads is good for; it only widens a limit
 _PASSES = 200  # looks at a tree that grows while it is being stopped
 
 
@@ -27,11 +30,25 @@ class Process:
     threads: int
 
 
-def tree(root: int) -> list[Process]:
-    """Every living process below `root`, and `root` itself, in no special order."""
+@dataclass(slots=True)
+class _Look:
+    """What was seen last, of all processes; shared, for a look costs a file a process."""
+
+    processes: list[Process] = field(default_factory=list)
+    at: float = -1e9
+    count: int = 0
+
+
+_look, _looking = _Look(), threading.Lock()
+_owned, _counting = _Look(), threading.Lock()
+
+
+def tree(root: int, age: float = 0.0) -> list[Process]:
+    """Every living process below `root`, and `root` itself, in no special order. `age`: what was seen so many
+    seconds ago will do, so that many who watch look once."""
     children: dict[int, list[Process]] = {}
     found: list[Process] = []
-    for process in _all():
+    for process in _seen(age):
         children.setdefault(process.parent, []).append(process)
         if process.pid == root:
             found.append(process)
@@ -45,12 +62,15 @@ def tree(root: int) -> list[Process]:
 
 def owned() -> int:
     """How many threads the user has, everywhere on this machine."""
-    user, count = os.getuid(), 0
-    for process in _all():
-        with contextlib.suppress(OSError):
-            if sys.platform != "linux" or os.stat(f"/proc/{process.pid}").st_uid == user:
-                count += process.threads
-    return count
+    with _counting:
+        if time.monotonic() - _owned.at > _STALE:
+            user, count = os.getuid(), 0
+            for process in _seen(_STALE):
+                with contextlib.suppress(OSError):
+                    if sys.platform != "linux" or os.stat(f"/proc/{process.pid}").st_uid == user:
+                        count += process.threads
+            _owned.at, _owned.count = time.monotonic(), count
+        return _owned.count
 
 
 def end_tree(root: int) -> None:
@@ -79,6 +99,14 @@ def end_namespace(root: int) -> None:
 def _send(pid: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
+
+
+def _seen(age: float) -> list[Process]:
+    """All processes of the machine, as they were at most `age` seconds ago."""
+    with _looking:
+        if not age or time.monotonic() - _look.at > age:
+            _look.processes, _look.at = list(_all()), time.monotonic()
+        return _look.processes
 
 
 def _all() -> Iterator[Process]:

@@ -100,7 +100,7 @@ class _Watch:
         assert child.stdout is not None
         self._pipe = child.stdout.fileno()
         self._free = _free(disk)
-        self._glance = 0.0
+        self._glance = time.monotonic() + _GLANCE  # nothing takes much before
         self._tasks = _tasks()
         # An interrupt from another thread ends the wait at once, not at the next look.
         self._waker, self._wake = os.pipe()
@@ -154,7 +154,7 @@ class _Watch:
         if now < self._glance and _tasks() - self._tasks <= self._limits.processes:
             return None
         looked = time.monotonic()
-        living = tree(self._child.pid)
+        living = tree(self._child.pid, _GLANCE / 2)
         threads = sum(process.threads for process in living) - self._unused
         if threads > self._limits.processes or self._group.reached():
             return Ending.PROCESSES

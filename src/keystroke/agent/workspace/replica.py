@@ -208,7 +208,10 @@ class Replicas:
                 self._turn.notify()
 
     def close(self) -> None:
-        """Remove all copies. None may be lent."""
+        """Remove all copies, once those that are lent have come back."""
+        with self._turn:
+            while len(self._free) < len(self._made):
+                self._turn.wait()
         for replica in self._made:
             if replica.folder.exists():
                 replica.close()

@@ -46,6 +46,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "edit": Command(f"{_HERE}.edit:edit", "Change files as told, by the smallest edits.", asks=True),
     "do": Command(f"{_HERE}.do:do", "Do a task: find the place, change it, check it.", asks=True),
+    "tasks": Command(f"{_HERE}.tasks:app", "Tasks in the background: list, watch, answer, undo."),
     "undo": Command(f"{_HERE}.edit:undo", "Take the last edit back."),
     "run": Command(
         f"{_HERE}.run:run", "Run a command; a traceback becomes a diagnosis and a fix.", asks=True

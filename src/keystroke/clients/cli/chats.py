@@ -22,7 +22,7 @@ def open_chat(name: str, run: Invocation) -> Chat:
     from keystroke.clients.cli.remote_speaker import RemoteSpeaker
     from keystroke.clients.cli.speaker import open_speaker
 
-    speaker = open_speaker(name, run)
+    speaker = open_speaker(name, run, local=True)  # attempts fork sessions, which no gateway lends
     price = _price(name, run)
     if isinstance(speaker, RemoteSpeaker):
         return RemoteChat(speaker.model, price=price)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -65,6 +65,10 @@ def do(
         typer.Option("--mcp", metavar="NAME", help="Tools of this MCP server too; each call is asked for."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the change; write nothing.")] = False,
+    background: Annotated[
+        bool,
+        typer.Option("--background", help="Have the gateway do it, behind all else; see `keystroke tasks`."),
+    ] = False,
     go_on: Annotated[
         bool, typer.Option("--continue", help="Go on with the last task; TASK is what else to say.")
     ] = False,
@@ -77,6 +81,17 @@ def do(
     if not task.strip() and not go_on:
         raise UsageError('say what to do: keystroke do "..."; or go on with --continue')
     level = _level(approve)
+    if background:
+        if go_on:
+            raise UsageError("a task in the background is gone on with by `keystroke tasks resume`")
+        fields = {
+            "files": list(file or ()), "check": check, "types": types, "attempts": attempts, "tries": tries,
+            "run": run_commands or bool(_RUNS.search(task)), "network": network, "review": review,
+            "dry_run": dry_run, "seconds": seconds, "mcp": list(mcp or ()), "approve": "all",
+            "background": True, "model": model or "auto", "deep": deep,
+        }  # fmt: skip
+        _handed_over(run, task, fields, as_json=run.wants_json(json))
+        return
     workspace, journal = open_workspace(run)
     records = Records(run.settings.paths.state, workspace.root)
     previous = records.newest() if go_on else None
@@ -140,6 +155,20 @@ def do(
         raise KeyboardInterrupt
     if ended.status is Status.FAILED:
         raise typer.Exit(1)
+
+
+def _handed_over(run: Invocation, task: str, fields: dict[str, Any], *, as_json: bool) -> None:
+    """Give the task to this machine's gateway and come back at once."""
+    import msgspec
+
+    from keystroke.clients.cli.changes import workspace_root
+    from keystroke.clients.cli.tasks import with_client
+
+    given = with_client(run, lambda client: client.create(str(workspace_root()), task, **fields))
+    if as_json:
+        run.console.json(msgspec.to_builtins(given))
+        return
+    run.console.note(f"{given.id[-8:]} begins; `keystroke tasks show` follows it, its change waits for you")
 
 
 def _level(approve: str) -> Approve:

@@ -81,6 +81,12 @@ class KeyRing:
             return not self.required
         return caller.id in self._stored or any(self._given(known) == caller for known in self._static)
 
+    def owner(self, caller: Caller, *, loopback: bool) -> str:
+        """Whose things a caller's are: on a loopback address the only key that was given stands for this
+        machine's user, for whom another is made whenever a gateway starts."""
+        only = len(self._static) == 1 and caller == self._given(self._static[0])
+        return LOCAL.id if loopback and only else caller.id
+
     def check(self, authorization: str | None) -> Caller:
         """The caller behind an Authorization header. Raises Unauthorized."""
         token = _bearer(authorization)

@@ -43,8 +43,12 @@ _KEPT = 200  # ended tasks whose events are kept in memory
 
 
 class Tasks:
-    def __init__(self, service: Service, settings: Settings) -> None:
-        self._service, self._settings = service, settings
+    """`whose` names the owner of what a caller makes."""
+
+    def __init__(
+        self, service: Service, settings: Settings, whose: Callable[[Caller], str] = lambda caller: caller.id
+    ) -> None:
+        self._service, self._settings, self._whose = service, settings, whose
         self._kept = Kept(settings)
         self._runs: dict[str, TaskRun] = {}  # newest last; ended ones too, up to a number
         self._logs: dict[str, EventLog] = {}
@@ -117,7 +121,7 @@ class Tasks:
             check=wanted.check,
             files=list(wanted.files),
         )
-        run = TaskRun(task, caller.id, log, self._ended)
+        run = TaskRun(task, self._whose(caller), log, self._ended)
         run.can_hand_over = deep is not None
         self._runs.pop(name, None)
         self._runs[name] = run
@@ -178,7 +182,7 @@ class Tasks:
                 exclude=settings.assist.exclude,
                 servers=named_servers(settings.assist.mcp_servers, wanted.mcp),
                 identity=run.task.id.removeprefix(PREFIX),
-                owner="" if caller == LOCAL else caller.id,
+                owner="" if run.owner == LOCAL.id else run.owner,
                 given=msgspec.to_builtins(wanted),
             )
             return task.run(wanted.instruction, previous)
@@ -209,9 +213,10 @@ class Tasks:
 
     async def all(self, caller: Caller, workspace: str | None) -> list[wire.Task]:
         """Newest first."""
-        found = {task.id: task for task in await asyncio.to_thread(self._kept.all, caller, workspace)}
+        whose = self._whose(caller)
+        found = {task.id: task for task in await asyncio.to_thread(self._kept.all, whose, workspace)}
         for name, run in self._runs.items():
-            if run.owner == caller.id and (workspace is None or name in found or run.asked_in(workspace)):
+            if run.owner == whose and (workspace is None or name in found or run.asked_in(workspace)):
                 found[name] = run.snapshot()
         return sorted(found.values(), key=lambda task: task.id, reverse=True)
 
@@ -298,7 +303,7 @@ class Tasks:
     def _mine(self, task_id: str, caller: Caller) -> TaskRun | None:
         """The run of a task, if this server knows one. TaskNotFound where it is somebody else's."""
         run = self._runs.get(task_id)
-        if run is not None and run.owner != caller.id:
+        if run is not None and run.owner != self._whose(caller):
             raise TaskNotFound(f"There is no task {task_id:.80}.", param="task_id")
         return run
 
@@ -318,7 +323,7 @@ class Tasks:
         return record
 
     async def _record(self, task_id: str, caller: Caller) -> TaskRecord:
-        return await asyncio.to_thread(self._kept.record, task_id, caller)
+        return await asyncio.to_thread(self._kept.record, task_id, self._whose(caller))
 
     def _changed(self, task_id: str, record: TaskRecord, event: Any) -> wire.Task:
         task = as_task(record)

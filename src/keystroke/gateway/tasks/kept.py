@@ -21,7 +21,7 @@ from keystroke.agent.workspace.overlay import Saved
 from keystroke.assist.edit import EditPlan, Journal, Workspace
 from keystroke.config import Settings
 from keystroke.errors import Forbidden, InputError, NotFound
-from keystroke.gateway.access.keys import LOCAL, Caller
+from keystroke.gateway.access.keys import LOCAL
 from keystroke.gateway.access.security import is_loopback
 from keystroke.gateway.tasks.run import as_receipt
 from keystroke.protocol import tasks as wire
@@ -70,7 +70,7 @@ class Kept:
         journal.recover()
         return workspace, journal, Records(self._state, workspace.root)
 
-    def record(self, task_id: str, caller: Caller) -> TaskRecord:
+    def record(self, task_id: str, whose: str) -> TaskRecord:
         """TaskNotFound where there is none, or it is somebody else's."""
         missing = TaskNotFound(f"There is no task {task_id:.80}.", param="task_id")
         if not task_id.startswith(PREFIX):
@@ -79,14 +79,14 @@ class Kept:
             record = find_record(self._state, task_id.removeprefix(PREFIX))
         except NotFound:
             raise missing from None
-        if owner(record) != caller.id:
+        if owner(record) != whose:
             raise missing
         return record
 
-    def all(self, caller: Caller, workspace: str | None) -> list[wire.Task]:
+    def all(self, whose: str, workspace: str | None) -> list[wire.Task]:
         """Newest first."""
         root = str(Path(workspace).resolve()) if workspace and "\0" not in workspace else workspace
-        mine = (record for record in all_records(self._state) if owner(record) == caller.id)
+        mine = (record for record in all_records(self._state) if owner(record) == whose)
         found = [as_task(record) for record in mine if not root or record.workspace == root]
         return found[:_SHOWN]
 

@@ -1,0 +1,77 @@
+"""`keystroke do --background` and `keystroke tasks`, against a gateway with a scripted model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from gateway_support import RunningServer, scripted_model, serving
+from test_tasks import BROKEN, FIXED, text
+
+from keystroke.clients.cli import main
+from keystroke.clients.place import Place
+
+Command = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RunningServer]:
+    model = scripted_model(lambda prompt: f"{FIXED}```\n", "worker")
+    with serving(model, folder=tmp_path / "state") as running:
+        yield running
+
+
+@pytest.fixture
+def command(
+    server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Command:
+    """The command line in a project; its gateway is the test's own."""
+    root = tmp_path / "project"
+    root.mkdir()
+    (root / "calc.py").write_text(BROKEN)
+    monkeypatch.chdir(root)
+    monkeypatch.setenv("KEYSTROKE_PATHS_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("KEYSTROKE_CONFIG", str(tmp_path / "none.toml"))
+
+    class Here:
+        async def locate(self) -> Place:
+            return Place(server.url)
+
+    monkeypatch.setattr("keystroke.clients.cli.shared.shared_gateway", lambda run: Here())
+
+    def run(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr("sys.argv", ["keystroke", *arguments])
+        capsys.readouterr()
+        try:
+            main()
+            code = 0
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        said = capsys.readouterr()
+        return code, said.out + said.err
+
+    return run
+
+
+def test_a_task_in_the_background_is_watched_answered_and_taken_back(
+    command: Command, tmp_path: Path
+) -> None:
+    root = tmp_path / "project"
+    assert "begins" in command("do", "--background", "make add in calc.py add")[1]
+    _, shown = command("tasks", "show")
+    assert "+    return a + b" in shown
+    assert "`keystroke tasks approve`" in shown
+    assert text(root) == BROKEN
+    code, listed = command("tasks", "--json")
+    (task,) = json.loads(listed)
+    assert (code, task["status"]) == (0, "asking")
+    command("tasks", "approve", "--hunks", "0", task["id"][-6:])
+    assert "done: change calc.py in 1 place" in command("tasks", "show")[1]
+    assert text(root) == BROKEN.replace("a - b", "a + b", 1)
+    command("tasks", "undo")
+    assert text(root) == BROKEN
+    code, said = command("tasks", "undo", "nothing")
+    assert code != 0
+    assert "there is no task nothing" in said
