@@ -215,7 +215,13 @@ class Responses:
             joined = prompts.continued(model, previous.tokens, new) if new else None
             if joined is not None:
                 return joined
-        messages = prompts.messages_of(request.instructions, run.items, toolset=form.toolset, words=words)
+        messages = prompts.messages_of(
+            request.instructions,
+            run.items,
+            toolset=form.toolset,
+            words=words,
+            apart=prompts.stands_apart(model),
+        )
         return prompts.whole(model, messages, form.toolset.specs, generate=generate)
 
     def _warm(self, run: ResponseRun, job: Job | RemoteJob) -> None:
