@@ -64,6 +64,7 @@ class Responses:
             run.sink = run.replay.put
         steers = previous.steers if previous is not None else []
         run.own_items = [*steers, *prompts.items_of(request.input)]
+        request.input = None  # what of it matters is among the items; the rest may be megabytes
         run.items = [*previous.items, *run.own_items] if previous is not None else run.own_items
         if not run.items:
             raise InputError("input is missing; send a text or a list of items.", param="input")
