@@ -315,11 +315,21 @@ def run_server(
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+    logging.getLogger("uvicorn.error").addFilter(_Strangers())
     listening = _listen(gateway.settings.server)
     server = _Server(uvicorn_config(gateway))
     server.gateway, server.on_ready = gateway, on_ready
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         runner.run(server.serve(sockets=[listening]))
+
+
+class _Strangers(logging.Filter):
+    """What anybody can make the server say, as often as they like, is not worth a line each time."""
+
+    _SAID = ("ASGI callable returned without completing handshake", "Invalid HTTP request received")
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith(self._SAID)
 
 
 def _listen(server: ServerSettings) -> socket.socket:
