@@ -18,11 +18,12 @@ TEXT, BINARY, CLOSE, PING, PONG, CONT = 1, 2, 8, 9, 10, 0
 class Wire:
     """One connection; frames in and out as they are."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, path: str = "/") -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=10)
         self.socket.sendall(
-            b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            b"GET %b HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
             b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+            % path.encode()
         )
         head = b""
         while b"\r\n\r\n" not in head:
@@ -39,13 +40,15 @@ class Wire:
         rsv: int = 0,
         mask: bool = True,
         chop: int = 0,
+        key: bytes | None = None,
     ) -> None:
-        key = os.urandom(4) if mask else b""
+        key = (os.urandom(4) if key is None else key) if mask else b""
         size = len(data)
         short = size if size < 126 else 126 if size < 65_536 else 127
         head = bytes([(fin << 7) | (rsv << 4) | opcode, (mask << 7) | short])
         head += struct.pack("!H", size) if short == 126 else struct.pack("!Q", size) if short == 127 else b""
-        whole = head + key + (bytes(b ^ key[i % 4] for i, b in enumerate(data)) if mask else data)
+        masked = bytes(b ^ key[i % 4] for i, b in enumerate(data)) if any(key) else data
+        whole = head + key + masked
         for at in range(0, len(whole), chop or len(whole)):
             self.socket.sendall(whole[at : at + (chop or len(whole))])
 

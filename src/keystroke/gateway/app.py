@@ -241,7 +241,7 @@ class Gateway:
         while self.store is not None:
             await asyncio.sleep(2.0)
             try:
-                self.keys.replace(await asyncio.to_thread(self.store.keys))
+                self.keys.replace(await self.store.apart(self.store.keys))
                 for socket, caller in tuple(self._connections.items()):
                     if not self.keys.holds(caller):
                         await socket.close("this key is no longer accepted", 1008)

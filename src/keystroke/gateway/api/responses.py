@@ -104,7 +104,7 @@ class Responses:
             await run.over.wait()
         self.conversations.forget(response_id)
         if self.store is not None:
-            await asyncio.to_thread(self.store.delete_response, response_id)
+            await self.store.apart(self.store.delete_response, response_id)
 
     # Inside
 

@@ -128,6 +128,7 @@ class FrameProtocol(WebSocketsSansIOProtocol):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._backlog = bytearray()  # arrived and not yet parsed; nothing more is read meanwhile
+        self._parsing = False  # a turn for its next slice is coming
         self._take_frame = self.conn.recv_frame
         setattr(self.conn, "recv_frame", self._heed_close)  # noqa: B010 - the parser's own way out
 
@@ -142,11 +143,18 @@ class FrameProtocol(WebSocketsSansIOProtocol):
         if not self._backlog and len(data) <= SLICE:
             super().data_received(data)
             return
-        waiting = bool(self._backlog)
         self._backlog += data
-        if not waiting:
-            self.transport.pause_reading()
-            self._parse_on()
+        self.transport.pause_reading()
+        self._go_on()
+
+    async def receive(self) -> Any:
+        """The next message. What waits to be parsed goes on once the application has taken all there is:
+        nobody is read faster than it is answered."""
+        message = await self.queue.get()
+        if self.read_paused and self.queue.empty():
+            self.read_paused = False
+            self._go_on()
+        return message
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._backlog:  # what was sent before leaving counts
@@ -154,14 +162,23 @@ class FrameProtocol(WebSocketsSansIOProtocol):
             super().data_received(rest)
         super().connection_lost(exc)
 
-    def _parse_on(self) -> None:
-        piece = bytes(self._backlog[:SLICE])
-        del self._backlog[:SLICE]
-        super().data_received(piece)
-        if self._backlog and not self.transport.is_closing():
-            self.loop.call_soon(self._parse_on)
-        elif not self.read_paused and not self.transport.is_closing():
+    def _go_on(self) -> None:
+        """Parse the next slice in a turn of its own; read on where nothing waits."""
+        if self.transport.is_closing() or self.read_paused:
+            return
+        if not self._backlog:
             self.transport.resume_reading()
+        elif not self._parsing:
+            self._parsing = True
+            self.loop.call_soon(self._parse)
+
+    def _parse(self) -> None:
+        self._parsing = False
+        if not self.read_paused and self._backlog:
+            piece = bytes(self._backlog[:SLICE])
+            del self._backlog[:SLICE]
+            super().data_received(piece)
+            self._go_on()
 
     def handle_cont(self, event: Any) -> None:
         pieces: Any = self.frames
