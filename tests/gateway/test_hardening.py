@@ -151,7 +151,8 @@ def test_a_client_that_only_asks_is_not_read_faster_than_it_is_answered(
 
     def noted(protocol: FrameProtocol, data: bytes) -> None:
         taken(protocol, data)
-        held.append(len(protocol._backlog) + sum(len(m.get("text", "")) for m in protocol.queue._queue))  # type: ignore[attr-defined]
+        waiting: Any = protocol.queue
+        held.append(len(protocol._backlog) + sum(len(m.get("text", "")) for m in waiting._queue))
 
     monkeypatch.setattr(FrameProtocol, "data_received", noted)
     with serving(scripted_model(echo)) as server:

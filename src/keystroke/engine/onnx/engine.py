@@ -46,8 +46,8 @@ class OnnxEngine(Engine):
         kept: KeptPrefixes | None = None,
     ) -> None:
         """`stored` completes a graph that was built without its weights. `free_memory`: what the machine can
-        still give; where that becomes short, kept prefixes go, oldest first. `kept`: prefixes on disk, read when
-        they are of use and written at the end. Raises ModelDamaged."""
+        still give; where that becomes short, kept prefixes go, oldest first. `kept`: prefixes on disk, read
+        when they are of use and written at the end. Raises ModelDamaged."""
         self.spec = spec
         self.kept = kept
         self._free_memory = free_memory
