@@ -18,7 +18,7 @@ from keystroke.engine.onnx.cache import Cache
 sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
 from tiny_model import write_tiny_model
 
-AGAIN = {"converted", "tokenizers", "probes", "kernels", "benchmarks", "gateways"}
+AGAIN = {"converted", "tokenizers", "prefixes", "probes", "kernels", "benchmarks", "gateways"}
 KEPT = {"models", "undo", "tasks", "history", "database", "settings"}
 
 
@@ -34,7 +34,7 @@ def full(home: Home) -> Home:
     shared = home.root / ".cache" / "keystroke"
     places = [cache / "tokenizers" / "t", shared / "cuda" / "k", shared / "bench-audit" / "deep" / "b"]
     places += [state / "gateways" / "old.log", state / "undo" / "w" / "1.json", state / "chat_history"]
-    places += [cache / "probes.json", state / "tasks" / "w" / "1.json"]
+    places += [cache / "prefixes" / "p.kv", cache / "probes.json", state / "tasks" / "w" / "1.json"]
     places += [state / "gateway.db", state / "gateway.db-wal", home.root / "keystroke.toml"]
     for place in places:
         place.parent.mkdir(parents=True, exist_ok=True)

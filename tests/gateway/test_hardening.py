@@ -10,6 +10,7 @@ import socket
 import sqlite3
 import stat
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import httpx
 import pytest
 import websockets
 from gateway_support import RunningServer, echo, scripted_model, serving
+from test_websocket_conformance import Wire
 
 from keystroke.config import NamedModel, ServerSettings
 from keystroke.errors import ConfigError, Forbidden, QueueFull
@@ -25,7 +27,7 @@ from keystroke.gateway.access.keys import LOCAL, Caller, make_key
 from keystroke.gateway.access.security import readable_files
 from keystroke.gateway.record import tables, writer
 from keystroke.gateway.record.store import Store, default_url
-from keystroke.gateway.transport.frames import WireLimits
+from keystroke.gateway.transport.frames import FrameProtocol, WireLimits
 from keystroke.gateway.work.priority import Priority, Tier
 from keystroke.gateway.work.service import Service
 from keystroke.protocol.faults import PreviousResponseNotFound
@@ -138,6 +140,30 @@ def connections(server: RunningServer) -> int:
 
     here = psutil.Process().net_connections()
     return sum(c.laddr.port == server.port and c.status == "ESTABLISHED" for c in here)
+
+
+def test_a_client_that_only_asks_is_not_read_faster_than_it_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Frames of a megabyte that are answered with as much, and a client that reads nothing."""
+    held: list[int] = []
+    taken = FrameProtocol.data_received
+
+    def noted(protocol: FrameProtocol, data: bytes) -> None:
+        taken(protocol, data)
+        waiting: Any = protocol.queue
+        held.append(len(protocol._backlog) + sum(len(m.get("text", "")) for m in waiting._queue))
+
+    monkeypatch.setattr(FrameProtocol, "data_received", noted)
+    with serving(scripted_model(echo)) as server:
+        wire = Wire(server.port, "/v1/responses")
+        steer = {"type": "response.steer", "previous_response_id": "resp_x", "input": "x" * 1_000_000}
+        frame = json.dumps(steer).encode()
+        with suppress(OSError):  # dropped, once too much is owed to it
+            for _ in range(200):
+                wire.send(1, frame, key=bytes(4))
+            pytest.fail("the client was not let go")
+    assert max(held) < 4_000_000
 
 
 # Keys

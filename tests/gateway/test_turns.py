@@ -233,3 +233,18 @@ async def test_a_client_that_asks_and_never_reads_is_let_go_and_nothing_is_kept_
     assert reader.told == ["stalled", "left"]
     assert aborted == [True]
     assert socket._outbox.bytes == 0
+
+
+async def test_a_cancel_that_comes_with_its_create_is_heeded() -> None:
+    """Both frames are there before the server looks: nothing lies between them."""
+    for text in ("long", "long " + LARGE):
+        client = Client()
+        await client.say(kind="response.create", input=text, store=False)
+        await client.say(kind="response.cancel")
+        await client.start()
+        for _ in range(2000):
+            if client.ended:
+                break
+            await asyncio.sleep(0.005)
+        assert [e["type"] for e in client.heard if e["type"] in TERMINAL] == ["response.cancelled"]
+        await client.stop()

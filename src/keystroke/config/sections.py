@@ -62,8 +62,14 @@ class EngineSettings:
     kernels: str = option(
         "auto", "what multiplies stored weights on a CPU: portable compiles nothing", choices=KERNELS
     )
-    # A gigabyte holds several files' context of a small model and leaves a laptop its memory.
-    kv_budget_mb: int = option(1024, "memory for KV caches, in MB", least=16, most=4_000_000)
+    # None: half of what is free when a model is loaded; what is kept goes when the machine runs short.
+    kv_budget_mb: int | None = option(
+        None, "memory for KV caches, in MB; left out: half of what is free", least=16, most=4_000_000
+    )
+    # Off: what was said would lie on the disk. On, a long context is warm after a restart.
+    prefix_disk_mb: int = option(
+        0, "disk space for prefixes kept across restarts, in MB; 0 keeps none", least=0, guarded=True
+    )
     # On: speculation, prefix reuse and forks then give the very text of plain decoding, for a tenth of its
     # speed.
     exact: bool = option(True, "results never depend on how tokens were grouped into runs")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import platform
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -15,6 +16,7 @@ from keystroke.config import Settings, load_settings
 from keystroke.engine.base import Engine
 from keystroke.engine.card import card_languages
 from keystroke.engine.checkpoint import Checkpoint, ModelSpec, extended, open_checkpoint
+from keystroke.engine.checkpoint.digest import quick_digest
 from keystroke.engine.checkpoint.gguf_header import held_header
 from keystroke.engine.library import Progress, silent
 from keystroke.engine.locate import resolve
@@ -27,6 +29,7 @@ from keystroke.errors import ConfigError, KeystrokeError, NotEnoughMemory
 if TYPE_CHECKING:
     from keystroke.engine.cuda.plan import KvPrecision
     from keystroke.engine.cuda.sparse import Sparse
+    from keystroke.engine.onnx.kept_prefixes import KeptPrefixes
     from keystroke.engine.onnx.stored import Stored
 
 # A model that is not stored in blocks is rounded. Below this, four bits cost more quality than they save
@@ -155,10 +158,12 @@ def _onnx(path: Path, precision: str, settings: Settings, progress: Progress) ->
         spec,
         precision=precision,
         threads=settings.engine.threads,
-        kv_budget=settings.engine.kv_budget_mb << 20,
+        kv_budget=kv_budget(settings),
         context_length=settings.engine.context or None,
         exact=settings.engine.exact,
         stored=stored,
+        free_memory=available_bytes if settings.engine.kv_budget_mb is None else lambda: None,
+        kept=_kept_prefixes(path, f"{precision}/{stored is not None}", settings),
     )
 
 
@@ -196,6 +201,28 @@ def _as_stored(checkpoint: Checkpoint, settings: Settings, progress: Progress) -
         cache=cache,
     )
     return model, Stored(own, tables) if own is not None else None
+
+
+def kv_budget(settings: Settings) -> int:
+    """Bytes for KV caches: as set, or half of what is free now, between half a gigabyte and sixteen."""
+    if settings.engine.kv_budget_mb is not None:
+        return settings.engine.kv_budget_mb << 20
+    free = available_bytes()
+    return min(max((free or 2 << 30) // 2, 512 << 20), 16 << 30)
+
+
+def _kept_prefixes(path: Path, made: str, settings: Settings) -> KeptPrefixes | None:
+    """`made`: how the model is run."""
+    limit = settings.engine.prefix_disk_mb << 20
+    if not limit:
+        return None
+    from keystroke.engine.onnx.kept_prefixes import KeptPrefixes
+    from keystroke.engine.onnx.precision import FORMAT
+
+    # Everything that the values follow from: the weights, and what computes with them how.
+    files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.is_file())
+    how = f"{made}/{FORMAT}/{settings.engine.exact}/{settings.engine.context}/{platform.machine()}"
+    return KeptPrefixes(settings.paths.cache / "prefixes", f"{quick_digest(files)}/{how}", limit)
 
 
 def _check_memory(spec: ModelSpec, need: int, precision: str) -> None:

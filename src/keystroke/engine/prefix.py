@@ -101,6 +101,9 @@ class PrefixCache(Generic[Payload]):
         self._release(self._entries.pop(0))
         return True
 
+    def newest_first(self) -> list[CachedPrefix[Payload]]:
+        return self._entries[::-1]
+
     def clear(self) -> None:
         self.shrink(-1)
 

@@ -244,7 +244,7 @@ class Gateway:
         while self.store is not None:
             await asyncio.sleep(2.0)
             try:
-                self.keys.replace(await asyncio.to_thread(self.store.keys))
+                self.keys.replace(await self.store.apart(self.store.keys))
                 for socket, caller in tuple(self._connections.items()):
                     if not self.keys.holds(caller):
                         await socket.close("this key is no longer accepted", 1008)
@@ -318,11 +318,21 @@ def run_server(
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+    logging.getLogger("uvicorn.error").addFilter(_Strangers())
     listening = _listen(gateway.settings.server)
     server = _Server(uvicorn_config(gateway))
     server.gateway, server.on_ready = gateway, on_ready
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         runner.run(server.serve(sockets=[listening]))
+
+
+class _Strangers(logging.Filter):
+    """What anybody can make the server say, as often as they like, is not worth a line each time."""
+
+    _SAID = ("ASGI callable returned without completing handshake", "Invalid HTTP request received")
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith(self._SAID)
 
 
 def _listen(server: ServerSettings) -> socket.socket:

@@ -78,6 +78,7 @@ def kept(settings: Settings, environ: dict[str, str]) -> list[Kept]:
     return [
         Kept("converted", "models converted for this machine", (converted.folder,), True, converted.clear),
         Kept("tokenizers", "tokenizers, ready to load", (cache / "tokenizers",), True),
+        Kept("prefixes", "contexts kept warm across restarts", (cache / "prefixes",), True),
         Kept("probes", "how well models write edits", (cache / "probes.json",), True),
         Kept("kernels", "kernels compiled for this machine", (shared / "cuda", cache / "native"), True),
         Kept("benchmarks", "what benchmarks fetched", tuple(sorted(shared.glob("bench-*"))), True),

@@ -15,16 +15,19 @@ import onnxruntime as ort
 from keystroke.engine.base import Engine, EngineStats, Interrupt, ModelInfo
 from keystroke.engine.checkpoint import ModelSpec
 from keystroke.engine.host import HostSession
+from keystroke.engine.onnx.kept_prefixes import KeptPrefixes
 from keystroke.engine.onnx.kv import Buffers, Pool
 from keystroke.engine.onnx.precision import MIN_ATTENTION_ROWS
 from keystroke.engine.onnx.stored import Stored
-from keystroke.engine.prefix import PrefixCache, common_prefix
+from keystroke.engine.prefix import CachedPrefix, PrefixCache, common_prefix
 from keystroke.errors import EngineError, Interrupted, ModelDamaged, NotEnoughMemory
 
 PREFILL_CHUNK = 128  # rows; larger is hardly faster and answers an interrupt later
 TAIL = 16  # an extension up to this long rides along with the next step
 LOGIT_ROWS = 64  # more than any drafter's longest draft
 WORTH_COPYING = 16  # tokens: below this, recomputing is as quick as looking further
+WORTH_SPARING = 256  # tokens of a prefix that are worth a copy of the rest, where memory allows
+RESERVE = 1 << 30  # bytes that are left to the machine before kept prefixes go
 
 
 class OnnxEngine(Engine):
@@ -39,9 +42,15 @@ class OnnxEngine(Engine):
         context_length: int | None = None,
         exact: bool = True,
         stored: Stored | None = None,
+        free_memory: Callable[[], int | None] = lambda: None,
+        kept: KeptPrefixes | None = None,
     ) -> None:
-        """`stored` completes a graph that was built without its weights. Raises ModelDamaged."""
+        """`stored` completes a graph that was built without its weights. `free_memory`: what the machine can
+        still give; where that becomes short, kept prefixes go, oldest first. `kept`: prefixes on disk, read
+        when they are of use and written at the end. Raises ModelDamaged."""
         self.spec = spec
+        self.kept = kept
+        self._free_memory = free_memory
         self.exact = exact
         tables = stored.tables if stored is not None else {}
         self._tables = {name: ort.OrtValue.ortvalue_from_numpy(table) for name, table in tables.items()}
@@ -54,7 +63,8 @@ class OnnxEngine(Engine):
         width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
         self._pads = [np.zeros((1, rows, width), dtype=kv) for rows in range(MIN_ATTENTION_ROWS)]
         self._pad_values = [ort.OrtValue.ortvalue_from_numpy(pad) for pad in self._pads]
-        self.cache: PrefixCache[Buffers] = PrefixCache(kv_budget // 2, drop=self.pool.release)
+        # The whole budget: what sessions need is taken from the oldest prefixes when they need it.
+        self.cache: PrefixCache[Buffers] = PrefixCache(kv_budget, drop=self.pool.release)
         self.live: set[OnnxSession] = set()
         self._scratch: dict[int, _Rows] = {}
         # One memory for the logits of any run: pages are taken as they are first written.
@@ -101,6 +111,9 @@ class OnnxEngine(Engine):
         self._closed = True
         for session in tuple(self.live):
             session.close()
+        if self.kept is not None:
+            for entry in self.cache.newest_first():
+                self.kept.save(entry.tokens, entry.payload, entry.scope)
         self.cache.clear()
         self._unwatch()
         self._scratch.clear()
@@ -109,6 +122,31 @@ class OnnxEngine(Engine):
         self._tables.clear()
 
     # For sessions
+
+    def heed_memory(self) -> None:
+        """Where the machine runs short, prefixes that nobody uses are the first to go."""
+        while (free := self._free_memory()) is not None and free < RESERVE and self.cache.drop_oldest():
+            pass
+
+    def recall(self, tokens: Sequence[int], scope: str, beyond: int) -> None:
+        """Bring a prefix from disk into the cache, where it helps more than what is here."""
+        if self.kept is None:
+            return
+        entry, length = self.kept.find(tokens, scope, beyond + WORTH_COPYING)
+        if entry is None:
+            return
+        try:
+            buffers = self.pool.allocate(length + MIN_ATTENTION_ROWS)
+        except NotEnoughMemory:
+            return
+        if self.kept.load(entry, buffers, length):
+            self.cache.put(list(tokens[:length]), buffers, buffers.nbytes, scope)
+        else:
+            self.pool.release(buffers)
+
+    def spares(self, buffers: Buffers) -> bool:
+        """Whether there is room for a copy without letting anything go."""
+        return self.pool.used + buffers.nbytes <= self.pool.budget // 2
 
     def binding(self, buffers: Buffers) -> Binding:
         binding = self._runtime.io_binding()
@@ -235,6 +273,9 @@ class OnnxSession(HostSession):
     def _adopt(self, tokens: Sequence[int], own: int) -> int:
         engine = self._engine
         entry, shared = engine.cache.find(tokens, self.scope)
+        if engine.kept is not None and len(tokens) > max(own, shared) + WORTH_COPYING:
+            engine.recall(tokens, self.scope, max(own, shared))
+            entry, shared = engine.cache.find(tokens, self.scope)
         donor: OnnxSession | None = None
         for other in engine.live:
             if other is self or other.scope != self.scope:
@@ -243,7 +284,7 @@ class OnnxSession(HostSession):
                 donor, shared = other, length
         if shared < own + WORTH_COPYING:
             return own
-        if donor is None and entry is not None and 2 * shared >= len(entry.tokens):
+        if donor is None and entry is not None and self._takes(entry, shared):
             buffers = engine.cache.take(entry)
         else:
             lender = donor.buffers if donor is not None else entry.payload if entry is not None else None
@@ -257,9 +298,19 @@ class OnnxSession(HostSession):
         self._held = list(tokens[:shared])
         return shared
 
+    def _takes(self, entry: CachedPrefix[Buffers], shared: int) -> bool:
+        """Whether to take a prefix's memory over rather than copy from it: what it has beyond `shared` is
+        lost then, which is as it should be for a key typed, and a pity for another turn of the same
+        beginning."""
+        lost = len(entry.tokens) - shared
+        if lost >= WORTH_SPARING and self._engine.spares(entry.payload):
+            return False
+        return 2 * shared >= len(entry.tokens)
+
     def _release(self) -> None:
         self._engine.live.discard(self)
         self._let_go()
+        self._engine.heed_memory()
 
     def _let_go(self) -> None:
         """Part with the current buffers: into the cache if worth keeping, back to the pool otherwise."""

@@ -92,7 +92,7 @@ class Texts:
             items=items,
         )
         words = "" if wanted is None else wanted.words
-        messages = prompts.messages_of(None, prompts.items_of(items), toolset=form.toolset, words=words)
+        said = prompts.items_of(items)
         params = service.params(
             Wish(
                 request.max_completion_tokens or request.max_tokens,
@@ -108,9 +108,17 @@ class Texts:
         job: Job | RemoteJob
         if model is not None:
             params, form = await hold(model, params, form, items, tools)
-            tokens = await service.off_loop(size, lambda: prompts.whole(model, messages, specs), model)
+            toolset = form.toolset
+
+            def tokenised() -> list[int]:
+                apart = prompts.stands_apart(model)
+                messages = prompts.messages_of(None, said, toolset=toolset, words=words, apart=apart)
+                return prompts.whole(model, messages, specs)
+
+            tokens = await service.off_loop(size, tokenised, model)
             job = Job(tokens, params, service.draft(model, request.prediction, len(tokens), request.drafts))
         else:
+            messages = prompts.messages_of(None, said, toolset=form.toolset, words=words)
             job = RemoteJob(params, messages, specs or None, form.remote, form.check)
         serializer = ChatSerializer(
             new_id("chatcmpl"), entry.name, routing, include_usage=_wants_usage(request.stream_options)

@@ -20,7 +20,7 @@ from keystroke.assist.tool_calls.patches import calls_of
 from keystroke.assist.tool_calls.tools import Toolset
 from keystroke.engine.model import Model
 from keystroke.engine.templates import ChatTemplate
-from keystroke.errors import InputError
+from keystroke.errors import InputError, ModelDamaged
 from keystroke.protocol.faults import NoSuitableModel
 from keystroke.protocol.items import Item, Part, Tool, text_of
 
@@ -87,10 +87,13 @@ def messages_of(
     *,
     toolset: Toolset = Toolset(),  # noqa: B008 - immutable
     words: str = "",
+    apart: bool = False,
 ) -> list[Message]:
     """Items as template messages. System text is gathered at the head, where every template accepts it;
-    `words` come last there. `before` are the items these continue: then there is no head, and calls in it
-    name their outputs. Calls are those of the tools as the model was shown them."""
+    `words` come last there. `apart`: only its first part stands there, before the tools, and the others
+    follow as messages of their own, so that what a warm-up announced is the beginning of every turn after it.
+    `before` are the items these continue: then there is no head, and calls in it name their outputs. Calls
+    are those of the tools as the model was shown them."""
     system = [instructions] if instructions else []
     messages: list[Message] = []
     names = {i.call_id or "": i.name or "tool" for i in (before or ())[-64:] if i.type.endswith("_call")}
@@ -129,9 +132,8 @@ def messages_of(
             )
     if words and before is None:
         system.append(words)
-    if system:
-        messages.insert(0, {"role": "system", "content": "\n\n".join(system)})
-    return messages
+    parts = system if apart else ["\n\n".join(system)] if system else []
+    return [*({"role": "system", "content": part} for part in parts), *messages]
 
 
 def spared_blocks(items: Sequence[Item]) -> list[str]:
@@ -190,6 +192,32 @@ def whole(
     if specs and not _knows_tools(template.source):
         messages, specs = _with_tool_words(messages, specs), []
     return template.tokens(model.tokenizer, messages, tools=specs or None, add_generation_prompt=generate)
+
+
+_apart: WeakKeyDictionary[ChatTemplate, bool] = WeakKeyDictionary()
+
+
+def stands_apart(model: Model) -> bool:
+    """Whether the model's template says a second system message behind the first and the tools, leaving what
+    is before it as it was. Asks the template, once: call where it may be waited for."""
+    chat = model.chat
+    if chat is None:
+        return False
+    if chat not in _apart:
+        _apart[chat] = _asked_apart(chat)
+    return _apart[chat]
+
+
+def _asked_apart(chat: ChatTemplate) -> bool:
+    first, second = {"role": "system", "content": _MARK}, {"role": "system", "content": _SAID}
+    spec = {"name": "probe", "description": "", "parameters": {"type": "object", "properties": {}}}
+    tools = [{"type": "function", "function": spec}] if _knows_tools(chat.source) else None
+    try:
+        alone = chat.render([first], tools=tools, add_generation_prompt=False)
+        both = chat.render([first, second, {"role": "user", "content": "."}], tools=tools)
+    except (InputError, ModelDamaged):
+        return False
+    return _MARK in alone and both.startswith(alone) and both.count(_SAID, len(alone)) == 1
 
 
 def continued(model: Model, held: Sequence[int], new: list[Message]) -> list[int] | None:

@@ -64,6 +64,7 @@ class Responses:
             run.sink = run.replay.put
         steers = previous.steers if previous is not None else []
         run.own_items = [*steers, *prompts.items_of(request.input)]
+        request.input = None  # what of it matters is among the items; the rest may be megabytes
         run.items = [*previous.items, *run.own_items] if previous is not None else run.own_items
         if not run.items:
             raise InputError("input is missing; send a text or a list of items.", param="input")
@@ -103,7 +104,7 @@ class Responses:
             await run.over.wait()
         self.conversations.forget(response_id)
         if self.store is not None:
-            await asyncio.to_thread(self.store.delete_response, response_id)
+            await self.store.apart(self.store.delete_response, response_id)
 
     # Inside
 
@@ -215,7 +216,13 @@ class Responses:
             joined = prompts.continued(model, previous.tokens, new) if new else None
             if joined is not None:
                 return joined
-        messages = prompts.messages_of(request.instructions, run.items, toolset=form.toolset, words=words)
+        messages = prompts.messages_of(
+            request.instructions,
+            run.items,
+            toolset=form.toolset,
+            words=words,
+            apart=prompts.stands_apart(model),
+        )
         return prompts.whole(model, messages, form.toolset.specs, generate=generate)
 
     def _warm(self, run: ResponseRun, job: Job | RemoteJob) -> None:

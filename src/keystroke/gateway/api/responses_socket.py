@@ -98,6 +98,7 @@ class Connection:
     def _act(self, actions: list[Action]) -> None:
         for action in actions:
             if isinstance(action, Start):
+                self._starting[action.stream] = False  # now: the next frame may be a cancel
                 task = asyncio.create_task(self._start(action))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
@@ -159,7 +160,6 @@ class Connection:
         turns, owner = _Turns(), list[ResponseRun]()
         sink = self._sink(owner)
 
-        self._starting[stream] = False
         try:
             run = await self._responses.create(
                 request,

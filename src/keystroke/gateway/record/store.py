@@ -15,9 +15,11 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 import sqlalchemy as sa
@@ -32,6 +34,8 @@ from keystroke.protocol.items import Item
 from keystroke.protocol.response import Incomplete, Receipt, Response
 
 log = logging.getLogger("keystroke.store")
+
+T = TypeVar("T")
 
 PURGE = 3600.0  # seconds between two purges, and for which the clock must have run evenly before one
 UNEVEN = 60.0  # seconds by which the clock may differ from what has passed
@@ -79,6 +83,8 @@ class Store:
         self._me = f"{socket.gethostname()[:80]}:{os.getpid()}"
         self._clock = _EvenClock()
         self._over = threading.Event()
+        # Threads of its own: reads that wait for a locked database hold up nothing else.
+        self._readers = ThreadPoolExecutor(4, thread_name_prefix="store-read")
         self._purging = threading.Thread(target=self._keep_purging, name="store-purge", daemon=True)
         self._purging.start()
 
@@ -114,10 +120,15 @@ class Store:
 
     async def flush(self) -> bool:
         """Wait until everything handed over so far was tried; whether it is committed."""
-        return await asyncio.to_thread(self._writer.flush)
+        return await self.apart(self._writer.flush)
+
+    async def apart(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Run a blocking method of this store in one of its own threads."""
+        return await asyncio.get_running_loop().run_in_executor(self._readers, work, *arguments)
 
     def close(self) -> None:
         self._over.set()
+        self._readers.shutdown(wait=False)
         self._writer.close()
         self._engine.dispose()
 
@@ -155,11 +166,11 @@ class Store:
     # Reads
 
     async def response(self, response_id: str) -> Stored | None:
-        return await asyncio.to_thread(self._read_response, response_id)
+        return await self.apart(self._read_response, response_id)
 
     async def chain(self, response_id: str, longest: int = 1000) -> list[Stored]:
         """The response and its ancestors, oldest first; empty where it is not stored."""
-        return await asyncio.to_thread(self._read_chain, response_id, longest)
+        return await self.apart(self._read_chain, response_id, longest)
 
     def delete_response(self, response_id: str) -> bool:
         """Raises Unavailable where the database cannot be written: then it is still there."""

@@ -18,6 +18,7 @@ import h11
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Opcode
 from websockets.protocol import State
 
 EXTENSION = "keystroke.frames"
@@ -127,16 +128,33 @@ class FrameProtocol(WebSocketsSansIOProtocol):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._backlog = bytearray()  # arrived and not yet parsed; nothing more is read meanwhile
+        self._parsing = False  # a turn for its next slice is coming
+        self._take_frame = self.conn.recv_frame
+        setattr(self.conn, "recv_frame", self._heed_close)  # noqa: B010 - the parser's own way out
+
+    def _heed_close(self, frame: Any) -> None:
+        """A close may come in the middle of a message (RFC 6455, section 5.4); `websockets` takes it for a
+        fault of the client."""
+        if frame.opcode is Opcode.CLOSE and getattr(self.conn, "current_size", None) is not None:
+            self.conn.current_size = None
+        self._take_frame(frame)
 
     def data_received(self, data: bytes) -> None:
         if not self._backlog and len(data) <= SLICE:
             super().data_received(data)
             return
-        waiting = bool(self._backlog)
         self._backlog += data
-        if not waiting:
-            self.transport.pause_reading()
-            self._parse_on()
+        self.transport.pause_reading()
+        self._go_on()
+
+    async def receive(self) -> Any:
+        """The next message. What waits to be parsed goes on once the application has taken all there is:
+        nobody is read faster than it is answered."""
+        message = await self.queue.get()
+        if self.read_paused and self.queue.empty():
+            self.read_paused = False
+            self._go_on()
+        return message
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._backlog:  # what was sent before leaving counts
@@ -144,14 +162,23 @@ class FrameProtocol(WebSocketsSansIOProtocol):
             super().data_received(rest)
         super().connection_lost(exc)
 
-    def _parse_on(self) -> None:
-        piece = bytes(self._backlog[:SLICE])
-        del self._backlog[:SLICE]
-        super().data_received(piece)
-        if self._backlog and not self.transport.is_closing():
-            self.loop.call_soon(self._parse_on)
-        elif not self.read_paused and not self.transport.is_closing():
+    def _go_on(self) -> None:
+        """Parse the next slice in a turn of its own; read on where nothing waits."""
+        if self.transport.is_closing() or self.read_paused:
+            return
+        if not self._backlog:
             self.transport.resume_reading()
+        elif not self._parsing:
+            self._parsing = True
+            self.loop.call_soon(self._parse)
+
+    def _parse(self) -> None:
+        self._parsing = False
+        if not self.read_paused and self._backlog:
+            piece = bytes(self._backlog[:SLICE])
+            del self._backlog[:SLICE]
+            super().data_received(piece)
+            self._go_on()
 
     def handle_cont(self, event: Any) -> None:
         pieces: Any = self.frames
@@ -161,6 +188,26 @@ class FrameProtocol(WebSocketsSansIOProtocol):
                 whole += piece
             pieces[:] = [whole]
         super().handle_cont(event)
+
+    def send_receive_event_to_app(self) -> None:
+        """As uvicorn does it, but text that is none closes the connection without a word in the log: anybody
+        could fill it."""
+        if self.curr_msg_data_type != "text" or self.close_sent:
+            super().send_receive_event_to_app()
+            return
+        pieces: Any = self.frames
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        self.frames = []
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            self.conn.send_close(1007)
+            self.handle_parser_exception()
+            return
+        self.queue.put_nowait({"type": "websocket.receive", "text": text})
+        if not self.read_paused:
+            self.read_paused = True
+            self.transport.pause_reading()
 
     def handle_ping(self) -> None:
         """Pings of a client that reads nothing are not answered: the answers would pile up."""

@@ -1,0 +1,169 @@
+"""Prefixes on disk, so that a long context is warm after a restart.
+
+Law: a file is one prefix: what it is of (model, settings, scope), its tokens, its keys and values, and a
+checksum over all of it. A file that does not fit, is damaged or is not this user's own is deleted, never
+used. Bounded in bytes, oldest first. Files are readable by their owner alone: tokens are text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from keystroke.engine.onnx.kv import Buffers
+from keystroke.engine.prefix import common_prefix
+
+log = logging.getLogger("keystroke.engine")
+
+WORTH_KEEPING = 256  # tokens: fewer are read again in no time
+_MAGIC = b"keystroke-kv-1\n"
+_SUFFIX = ".kv"
+
+
+class _About(msgspec.Struct, frozen=True):
+    model: str  # what was computed: model, precision, version of the graph
+    scope: str  # a digest of whose it is
+    tokens: list[int]
+    dtype: str
+    shape: tuple[int, int, int]  # arrays, heads, width
+
+
+@dataclass(slots=True)
+class _Entry:
+    file: Path
+    about: _About
+    body: int  # where the arrays begin
+
+
+class KeptPrefixes:
+    """The folder of one model. `model` names everything that the values depend on."""
+
+    def __init__(self, folder: Path, model: str, limit: int) -> None:
+        self._folder, self._model, self._limit = folder, model, limit
+        self._entries: list[_Entry] | None = None  # read when first asked for
+
+    def find(self, tokens: Sequence[int], scope: str, beyond: int) -> tuple[_Entry | None, int]:
+        """The prefix with the most tokens in common, where those are more than `beyond`."""
+        best, length = None, beyond
+        mine = _digest(scope)
+        for entry in self._known():
+            if entry.about.scope == mine:
+                shared = common_prefix(entry.about.tokens, tokens)
+                if shared > length and shared >= WORTH_KEEPING:
+                    best, length = entry, shared
+        return best, length if best is not None else 0
+
+    def load(self, entry: _Entry, buffers: Buffers, length: int) -> bool:
+        """Fill the first `length` tokens of `buffers`. False, and the file is gone, where it is damaged."""
+        try:
+            data = entry.file.read_bytes()
+            if hashlib.blake2b(data[:-32], digest_size=32).digest() != data[-32:]:
+                raise ValueError("its checksum differs")
+            arrays, heads, width = entry.about.shape
+            first = buffers.arrays[0]
+            if first.dtype.name != entry.about.dtype or first.shape[1::2] != (heads, width):
+                raise ValueError("it is of another kind")
+            shape = (arrays, heads, len(entry.about.tokens), width)
+            values = np.frombuffer(data[entry.body : -32], dtype=np.dtype(entry.about.dtype)).reshape(shape)
+            for array, value in zip(buffers.arrays, values, strict=True):
+                array[0, :, :length] = value[:, :length]
+            os.utime(entry.file)
+        except (OSError, ValueError) as error:
+            log.warning("a kept prefix was not usable and is deleted: %s", error)
+            self._delete(entry)
+            return False
+        return True
+
+    def save(self, tokens: Sequence[int], buffers: Buffers, scope: str) -> None:
+        """Write one prefix; a full disk costs the file and nothing else."""
+        if len(tokens) < WORTH_KEEPING:
+            return
+        held, first = len(tokens), buffers.arrays[0]
+        about = _About(
+            self._model,
+            _digest(scope),
+            list(tokens),
+            first.dtype.name,
+            (len(buffers.arrays), first.shape[1], first.shape[3]),
+        )
+        head = _head(about)
+        size = len(head) + held * sum(a[:, :, :1].nbytes for a in buffers.arrays) + 32
+        if size > self._limit:
+            return
+        for entry in self._known():  # one that this covers has served its time
+            if entry.about.scope == about.scope and common_prefix(entry.about.tokens, tokens) == len(
+                entry.about.tokens
+            ):
+                self._delete(entry)
+        name = hashlib.blake2b(head, digest_size=16).hexdigest()
+        file, draft = self._folder / f"{name}{_SUFFIX}", self._folder / f"{name}.{os.getpid()}.tmp"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._make_room(size)
+            with open(draft, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
+                total = hashlib.blake2b(digest_size=32)
+                for part in (head, *(np.ascontiguousarray(a[0, :, :held]).tobytes() for a in buffers.arrays)):
+                    total.update(part)
+                    out.write(part)
+                out.write(total.digest())
+            os.replace(draft, file)
+            self._known().append(_Entry(file, about, len(head)))
+        except OSError as error:
+            log.warning("a prefix could not be kept on disk: %s", error.strerror)
+            draft.unlink(missing_ok=True)
+
+    def _known(self) -> list[_Entry]:
+        if self._entries is None:
+            self._entries = []
+            for file in sorted(self._folder.glob(f"*{_SUFFIX}")):
+                entry = self._read(file)
+                if entry is not None:
+                    self._entries.append(entry)
+        return self._entries
+
+    def _read(self, file: Path) -> _Entry | None:
+        """What a file says it is; one of another model stays, and is nobody's here."""
+        try:
+            own = not hasattr(os, "getuid") or file.stat().st_uid == os.getuid()
+            with file.open("rb") as stream:
+                if not own or stream.read(len(_MAGIC)) != _MAGIC:
+                    raise ValueError
+                size = int.from_bytes(stream.read(8), "big")
+                if size > 64 << 20:
+                    raise ValueError
+                about = msgspec.msgpack.decode(stream.read(size), type=_About)
+        except (OSError, ValueError, msgspec.DecodeError):
+            file.unlink(missing_ok=True)
+            return None
+        return _Entry(file, about, len(_MAGIC) + 8 + size) if about.model == self._model else None
+
+    def _make_room(self, size: int) -> None:
+        """All models share the folder and its limit: the file that was used longest ago goes first."""
+        files = sorted(self._folder.glob(f"*{_SUFFIX}"), key=lambda f: f.stat().st_mtime)
+        held = sum(file.stat().st_size for file in files)
+        for file in files:
+            if held + size <= self._limit:
+                return
+            held -= file.stat().st_size
+            file.unlink(missing_ok=True)
+            self._entries = [entry for entry in self._known() if entry.file != file]
+
+    def _delete(self, entry: _Entry) -> None:
+        entry.file.unlink(missing_ok=True)
+        self._entries = [other for other in self._known() if other is not entry]
+
+
+def _head(about: _About) -> bytes:
+    said = msgspec.msgpack.encode(about)
+    return _MAGIC + len(said).to_bytes(8, "big") + said
+
+
+def _digest(scope: str) -> str:
+    return hashlib.blake2b(scope.encode(), digest_size=16).hexdigest()
