@@ -124,6 +124,7 @@ def ran(source: str) -> subprocess.CompletedProcess[bytes]:
         "after": source,
         "plans": [[{"call": "f", "arguments": []}]],
         "modules": ["json", "dataclasses"],
+        "seconds": 5,
     }
     return subprocess.run(
         [sys.executable, "-I", "-S", "-B", example_runner.__file__],
