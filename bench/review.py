@@ -13,6 +13,7 @@ diffs that were not asked about are not counted, and how many were is said.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import sys
@@ -30,7 +31,7 @@ from keystroke.config import load_settings
 from keystroke.engine.generation import GenerationParams
 from keystroke.engine.load import load_model
 
-MOST_TOKENS = 400
+MOST_TOKENS = 240
 
 
 def reviewed(diff: Diff, writer: Writer | None, *, remark: bool) -> list[Finding]:
@@ -130,20 +131,29 @@ def main() -> int:
     return 0 if rows else 1
 
 
+def _as_far_as_it_went(rows: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All of them, or those before Ctrl-C."""
+    done: list[dict[str, Any]] = []
+    with contextlib.suppress(KeyboardInterrupt):
+        for row in rows:
+            done.append(row)
+    return done
+
+
 def _rank(diff: Diff) -> int:
     return hashlib.sha256(diff.id.encode()).digest()[0]
 
 
 def measured(given: argparse.Namespace, diffs: Sequence[Diff]) -> list[dict[str, Any]]:
     if given.model == "none" and not given.replay:
-        return list(ran(diffs, None, given))
+        return _as_far_as_it_went(ran(diffs, None, given))
     if given.replay:
-        return list(ran(diffs, Recorder(None, given.record), given))
+        return _as_far_as_it_went(ran(diffs, Recorder(None, given.record), given))
     path = Path(given.model)
     model = load_model(path if path.exists() else given.model, load_settings({"engine.context": 8192}))
     try:
         writer = ModelWriter(model, GenerationParams(max_tokens=MOST_TOKENS))
-        return list(ran(diffs, Recorder(writer, given.record), given))
+        return _as_far_as_it_went(ran(diffs, Recorder(writer, given.record), given))
     finally:
         model.engine.close()
 

@@ -19,12 +19,9 @@ def test_an_editor_that_listens_asks_again_and_is_shown_the_larger_models_text(t
     async def run(url: str) -> None:
         revised: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         async with editing(tmp_path, "--gateway", url) as editor:
-
-            @editor.client.feature("keystroke/suggestionRevised")
-            def told(params: Any) -> None:
-                if not revised.done():
-                    revised.set_result(params)
-
+            editor.client.feature("keystroke/suggestionRevised")(
+                lambda params: revised.done() or revised.set_result(params)
+            )
             await eventually(editor.connected)
             uri = editor.open("a.py", "left, right = 1, 2\ntotal =")
             editor.type(uri, " ")
