@@ -135,8 +135,7 @@ def _as_far_as_it_went(rows: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
     """All of them, or those before Ctrl-C."""
     done: list[dict[str, Any]] = []
     with contextlib.suppress(KeyboardInterrupt):
-        for row in rows:
-            done.append(row)
+        done.extend(rows)
     return done
 
 
