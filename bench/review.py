@@ -13,6 +13,7 @@ diffs that were not asked about are not counted, and how many were is said.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import sys
@@ -30,16 +31,16 @@ from keystroke.config import load_settings
 from keystroke.engine.generation import GenerationParams
 from keystroke.engine.load import load_model
 
-MOST_TOKENS = 400
+MOST_TOKENS = 240
 
 
-def reviewed(diff: Diff, writer: Writer | None) -> list[Finding]:
+def reviewed(diff: Diff, writer: Writer | None, *, remark: bool) -> list[Finding]:
     """The findings of one diff, in a folder that holds nothing but its file."""
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         (root / diff.path).parent.mkdir(parents=True, exist_ok=True)
         (root / diff.path).write_text(diff.after, "utf-8")
-        items = list(review([diff.changed()], root, writer))
+        items = list(review([diff.changed()], root, writer, remark=remark))
     return [item for item in items if isinstance(item, Finding)]
 
 
@@ -48,15 +49,15 @@ def right(diff: Diff, finding: Finding) -> bool:
     return diff.defect and finding.line in diff.changed().lines
 
 
-def ran(diffs: Sequence[Diff], writer: Writer | None, seconds: float) -> Iterator[dict[str, Any]]:
+def ran(diffs: Sequence[Diff], writer: Writer | None, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Each diff that could be reviewed, as long as there is time."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + given.seconds
     for number, diff in enumerate(diffs, 1):
         if time.monotonic() > deadline:
             return
         began = time.perf_counter()
         try:
-            found = reviewed(diff, writer)
+            found = reviewed(diff, writer, remark=not given.no_remarks)
         except LookupError:  # without a model only recorded answers are read
             continue
         took = time.perf_counter() - began
@@ -93,6 +94,7 @@ def main() -> int:
     parser.add_argument("--model", default="coder", help="a model by name or path; none: no model reviews")
     parser.add_argument("--record", type=Path, help="answers are kept here and not asked for again")
     parser.add_argument("--replay", action="store_true", help="only answers that are recorded, no model")
+    parser.add_argument("--no-remarks", action="store_true", help="the model only judges examples")
     parser.add_argument("--seconds", type=float, default=240.0, help="no diff is begun after this")
     parser.add_argument("--case", action="append", default=[], help="only diffs whose name holds this")
     parser.add_argument("--save", type=Path, help="every diff with its findings, one JSON line each")
@@ -115,8 +117,26 @@ def main() -> int:
             {**row, "findings": [f for f in row["findings"] if name in ("all", f["source"])]} for row in rows
         ]
         print(f"{name:10}" + "".join(f"{value!s:>18}" for value in summary(part).values()))
-    print(json.dumps({"bench": "review", "model": given.model, "of": len(diffs), **whole}))
+    print(
+        json.dumps(
+            {
+                "bench": "review",
+                "model": given.model,
+                "remarks": not given.no_remarks,
+                "of": len(diffs),
+                **whole,
+            }
+        )
+    )
     return 0 if rows else 1
+
+
+def _as_far_as_it_went(rows: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All of them, or those before Ctrl-C."""
+    done: list[dict[str, Any]] = []
+    with contextlib.suppress(KeyboardInterrupt):
+        done.extend(rows)
+    return done
 
 
 def _rank(diff: Diff) -> int:
@@ -125,14 +145,14 @@ def _rank(diff: Diff) -> int:
 
 def measured(given: argparse.Namespace, diffs: Sequence[Diff]) -> list[dict[str, Any]]:
     if given.model == "none" and not given.replay:
-        return list(ran(diffs, None, given.seconds))
+        return _as_far_as_it_went(ran(diffs, None, given))
     if given.replay:
-        return list(ran(diffs, Recorder(None, given.record), given.seconds))
+        return _as_far_as_it_went(ran(diffs, Recorder(None, given.record), given))
     path = Path(given.model)
     model = load_model(path if path.exists() else given.model, load_settings({"engine.context": 8192}))
     try:
         writer = ModelWriter(model, GenerationParams(max_tokens=MOST_TOKENS))
-        return list(ran(diffs, Recorder(writer, given.record), given.seconds))
+        return _as_far_as_it_went(ran(diffs, Recorder(writer, given.record), given))
     finally:
         model.engine.close()
 

@@ -14,6 +14,7 @@ from test_live import Wire, after, spm_model, wired
 from keystroke.assist.completion import Extent, Offer, Withheld
 from keystroke.assist.completion.reasons import Hidden
 from keystroke.assist.completion.second_opinion import Opinion, Verdict, second_opinion
+from keystroke.config import NamedModel
 from keystroke.engine.model import Model
 from keystroke.gateway.live.second_mind import LEAST, larger_model, reading_budget
 
@@ -202,5 +203,12 @@ def test_only_a_larger_model_that_fills_in_the_middle_has_an_opinion() -> None:
         assert larger_model(registry, first) is registry.entries["large"]
         assert larger_model(registry, registry.entries["large"]) is None
     with serving(small, replace(large, fim=None), roles={"large": "deep"}) as server:
+        registry = server.gateway.service.registry
+        assert larger_model(registry, registry.entries["small"]) is None
+
+
+def test_a_model_whose_tokens_are_rationed_is_left_to_those_who_ask_for_it() -> None:
+    tables = {"large": NamedModel(tokens_per_minute=1000)}
+    with serving(*two({}, {}), roles={"large": "deep"}, tables=tables) as server:
         registry = server.gateway.service.registry
         assert larger_model(registry, registry.entries["small"]) is None

@@ -11,6 +11,7 @@ import pytest
 
 from keystroke.assist.review import demonstrate, example_runner
 from keystroke.assist.review.demonstrate import Difference, differences
+from keystroke.assist.review.examples import shown
 from keystroke.assist.review.purity import computing_part
 
 
@@ -59,6 +60,19 @@ def test_methods_are_tried_on_objects_made_for_them() -> None:
     assert found is not None
     assert found.name == "Stack.top"
     assert found.broken
+
+
+def test_a_call_is_written_as_a_person_would() -> None:
+    plan = [
+        {"call": "Item", "arguments": ["a"]},
+        {"call": "Cart", "arguments": []},
+        {"on": 1, "call": "add", "arguments": [{"step": 0}]},
+        {"on": 1, "call": "total", "arguments": []},
+    ]
+    assert shown(plan) == "cart = Cart(); cart.add(Item('a')); cart.total()"
+    assert (
+        shown([{"call": "f", "arguments": [{"date": [2024, 1, 31]}, None]}]) == "f(date(2024, 1, 31), None)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -124,6 +138,7 @@ def ran(source: str) -> subprocess.CompletedProcess[bytes]:
         "after": source,
         "plans": [[{"call": "f", "arguments": []}]],
         "modules": ["json", "dataclasses"],
+        "seconds": 5,
     }
     return subprocess.run(
         [sys.executable, "-I", "-S", "-B", example_runner.__file__],

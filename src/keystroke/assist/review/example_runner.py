@@ -11,11 +11,13 @@ from __future__ import annotations
 import builtins
 import datetime
 import decimal
+import functools
 import importlib
 import itertools
 import json
 import os
 import sys
+import time
 import types
 from collections.abc import Callable
 from typing import Any
@@ -55,6 +57,11 @@ def wall(harmless: frozenset[str] = _HARMLESS, end: Callable[[int], None] = os._
     sys.addaudithook(refuse)
 
 
+@functools.cache
+def _compiled(source: str) -> types.CodeType:
+    return compile(source, "<example>", "exec")
+
+
 class Version:
     """One version of the module, loaded."""
 
@@ -73,7 +80,7 @@ class Version:
         self.names = vars(module)
         self.names["__builtins__"] = known
         self.lines = source.split("\n")
-        exec(compile(source, "<example>", "exec"), self.names)
+        exec(_compiled(source), self.names)
 
     def outcome(self, plan: list[Any]) -> list[Any]:
         """What each step gave: a value as text, or the error and whether a `raise` made it."""
@@ -165,8 +172,11 @@ def main() -> None:
         importlib.import_module(name)
     answer = sys.stdout  # opened already
     wall()
-    results = []
+    until = time.monotonic() + job["seconds"]
+    results: list[Any] = []
     for plan in job["plans"]:
+        if time.monotonic() > until:
+            break  # what was tried by then is worth telling
         pair = []
         for source in (job["before"], job["before"], job["after"]):
             try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 PLANS = 40  # for each changed definition
@@ -228,14 +228,25 @@ def _decorator(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
+# ── as a person would write it ────────────────────────────────────────────────────────────────
+
+
 def shown(plan: Sequence[Any]) -> str:
-    """A plan as a person would write it."""
-    return "; ".join(_step(step, plan) for step in plan if not _inner(step, plan))
-
-
-def _inner(step: Any, plan: Sequence[Any]) -> bool:
-    """An object that another step uses is written there."""
-    return "on" not in step and any(item is not step and _uses(item, plan.index(step)) for item in plan)
+    """A plan as a person would write it: an object that is used once stands where it is used, one that is
+    used again has a name."""
+    users = [[item for item in plan if item is not step and _uses(item, i)] for i, step in enumerate(plan)]
+    names: dict[int, str] = {}
+    for i, step in enumerate(plan):
+        if len(users[i]) > 1:
+            name = str(step["call"]).lower()
+            names[i] = name if name not in names.values() else f"{name}{i}"
+    parts = []
+    for i, step in enumerate(plan):
+        if i in names:
+            parts.append(f"{names[i]} = {_step(step, plan, names)}")
+        elif not users[i]:
+            parts.append(_step(step, plan, names))
+    return "; ".join(parts)
 
 
 def _uses(item: Any, step: int) -> bool:
@@ -246,13 +257,19 @@ def _uses(item: Any, step: int) -> bool:
     return isinstance(item, list) and any(_uses(part, step) for part in item)
 
 
-def _step(item: Any, plan: Sequence[Any]) -> str:
+def _step(item: Any, plan: Sequence[Any], names: Mapping[int, str]) -> str:
+    def of(part: Any) -> str:
+        return _step(part, plan, names)
+
+    def made(step: int) -> str:
+        return names[step] if step in names else of(plan[step])
+
     if isinstance(item, list):
-        return f"[{', '.join(_step(part, plan) for part in item)}]"
+        return f"[{', '.join(map(of, item))}]"
     if not isinstance(item, dict):
         return repr(item)
     if "step" in item:
-        return _step(plan[item["step"]], plan)
+        return made(item["step"])
     if "date" in item:
         return f"date({', '.join(map(str, item['date']))})"
     if "time" in item:
@@ -262,8 +279,8 @@ def _step(item: Any, plan: Sequence[Any]) -> str:
     if "function" in item:
         return "..."
     if "dict" in item:
-        return "{" + ", ".join(f"{_step(k, plan)}: {_step(v, plan)}" for k, v in item["dict"]) + "}"
-    arguments = ", ".join(_step(part, plan) for part in item.get("arguments", ()))
+        return "{" + ", ".join(f"{of(k)}: {of(v)}" for k, v in item["dict"]) + "}"
+    arguments = ", ".join(map(of, item.get("arguments", ())))
     if "on" in item:
-        return f"{_step(plan[item['on']], plan)}.{item['call']}({arguments})"
+        return f"{made(item['on'])}.{item['call']}({arguments})"
     return f"{item['call']}({arguments})"

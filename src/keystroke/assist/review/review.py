@@ -31,10 +31,17 @@ _SEVERITY = {Level.ERROR: Severity.HIGH, Level.WARNING: Severity.MEDIUM, Level.H
 
 
 def review(
-    files: Sequence[Changed], root: Path, writer: Writer | None = None, rules: str = "", *, run: bool = True
+    files: Sequence[Changed],
+    root: Path,
+    writer: Writer | None = None,
+    rules: str = "",
+    *,
+    run: bool = True,
+    remark: bool = True,
 ) -> Iterator[Finding | str]:
     """Findings as they are found; a text between them says what could not be reviewed. `run`: definitions
-    that only compute may be run, old and new, on examples."""
+    that only compute may be run, old and new, on examples. `remark`: the model is asked for remarks of its
+    own, and not only about examples."""
     program = ruff_of(root)
     project = Project(root)
     for file in files:
@@ -61,7 +68,7 @@ def review(
                 raise
             except KeystrokeError as error:
                 yield f"the model did not judge the examples of {file.path}: {error}"
-    for file in files if writer is not None else ():
+    for file in files if writer is not None and remark else ():
         try:
             yield from remarks(file, root, writer, rules)  # type: ignore[arg-type]
         except Interrupted:

@@ -61,7 +61,8 @@ class _Reading:
 
 
 def larger_model(registry: Registry, first: ServedModel) -> ServedModel | None:
-    """A loaded model that can have an opinion on what `first` completes; None where there is none."""
+    """A loaded model that can have an opinion on what `first` completes; None where there is none. One whose
+    tokens or requests are rationed is left to those who ask for it."""
     able = [
         entry
         for entry in registry.entries.values()
@@ -69,6 +70,7 @@ def larger_model(registry: Registry, first: ServedModel) -> ServedModel | None:
         and entry.model is not None
         and entry.model.fim is not None
         and entry.role != "fast"
+        and not (entry.budget.tokens_per_minute or entry.budget.requests_per_minute)
         and entry.parameters >= first.parameters
     ]
     return max(able, key=lambda entry: (entry.role == "deep", entry.parameters), default=None)
