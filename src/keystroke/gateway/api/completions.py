@@ -109,14 +109,15 @@ class Texts:
         if model is not None:
             params, form = await hold(model, params, form, items, tools)
             tokens = await service.off_loop(size, lambda: prompts.whole(model, messages, specs), model)
-            job = Job(tokens, params, service.draft(model, request.prediction, len(tokens), request.drafts))
+            drafter = service.draft(model, request.prediction, len(tokens), request.drafts)
+            job = Job(tokens, params, drafter, affinity=prompts.affinity(None, items))
         else:
             job = RemoteJob(params, messages, specs or None, form.remote, form.check)
         serializer = ChatSerializer(
             new_id("chatcmpl"), entry.name, routing, include_usage=_wants_usage(request.stream_options)
         )
         plan = Plan(entry, job, serializer, routing, priority, tier, request.buffer, form)
-        return self._run(plan, caller, sink)
+        return await self._run(plan, caller, sink)
 
     async def complete(
         self,
@@ -183,10 +184,11 @@ class Texts:
         plan = Plan(
             entry, job, serializer, routing, priority, tier, request.buffer, plain=True, decided=decided
         )
-        return self._run(plan, caller, sink)
+        return await self._run(plan, caller, sink)
 
-    def _run(self, plan: Plan, caller: Caller, sink: Sink) -> TextRun:
+    async def _run(self, plan: Plan, caller: Caller, sink: Sink) -> TextRun:
         service, entry, job, serializer = self.service, plan.entry, plan.job, plan.serializer
+        permit = await service.admitted(entry, job, caller)
         work = service.submit(
             entry,
             job,
@@ -195,6 +197,7 @@ class Texts:
             tier=plan.tier,
             buffer=plan.buffer,
             identity=serializer.id,
+            permit=permit,
         )
         over = asyncio.Event()
 

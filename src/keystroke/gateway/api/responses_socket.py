@@ -58,6 +58,11 @@ class Connection:
             for task in tuple(self._tasks):
                 task.cancel()
 
+    @property
+    def busy(self) -> bool:
+        """Whether a turn is under way, or about to be."""
+        return bool(self._runs or self._starting or self._tasks)
+
     # What the socket tells
 
     def take(self, frame: str) -> None:

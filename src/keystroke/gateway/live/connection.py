@@ -72,6 +72,11 @@ class LiveConnection:
         """Until the client goes."""
         await self._socket.serve(self)
 
+    @property
+    def busy(self) -> bool:
+        """Whether somebody waits for an answer."""
+        return bool(self._tasks) or any(buffer.busy for buffer in self._buffers.values())
+
     # What the socket tells
 
     def refuse(self, error: KeystrokeError) -> None:

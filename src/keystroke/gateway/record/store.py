@@ -74,6 +74,7 @@ class Store:
 
     def __init__(self, url: str, *, retention_days: int = 30, quota_mb: int = 0) -> None:
         self.retention_days = retention_days
+        self.durable = False  # other gateways answer from it: what was told to have ended must be in it
         self._engine = open_database(url)
         self._writer = Writer(self._engine, quota_mb << 20)
         self._me = f"{socket.gethostname()[:80]}:{os.getpid()}"
@@ -81,6 +82,11 @@ class Store:
         self._over = threading.Event()
         self._purging = threading.Thread(target=self._keep_purging, name="store-purge", daemon=True)
         self._purging.start()
+
+    @property
+    def engine(self) -> sa.Engine:
+        """The database itself, for what is kept beside these tables."""
+        return self._engine
 
     # Writes: an append now, a commit soon
 
@@ -115,6 +121,10 @@ class Store:
     async def flush(self) -> bool:
         """Wait until everything handed over so far was tried; whether it is committed."""
         return await asyncio.to_thread(self._writer.flush)
+
+    def flush_now(self) -> None:
+        """`flush` for callers without a loop; blocking."""
+        self._writer.flush()
 
     def close(self) -> None:
         self._over.set()
