@@ -15,7 +15,8 @@ from postgres_server import postgres_server
 from keystroke.errors import InputError
 from keystroke.gateway.access.keys import make_key
 from keystroke.gateway.record.backup import read_backup, write_backup
-from keystroke.gateway.record.store import KEYS, RESPONSES, USAGE, Store, default_url
+from keystroke.gateway.record.store import Store, default_url
+from keystroke.gateway.record.tables import KEYS, RESPONSES, USAGE
 from keystroke.protocol.items import Item, Message, OutputText
 from keystroke.protocol.response import Receipt, Response
 

@@ -104,9 +104,15 @@ class GatewayDeployment:
                 entries.append(remote_entry(model, table, settings))
                 continue
             pool = RayPool(pools[f"pool{at}"])
-            most = settings.server.max_queue * replicas_of(table, settings)
-            queue = ReplicaQueue(pool, model, waiting_at_most=most, patience=settings.scale.patience_s)
-            entries.append(distant_entry(await pool.describe(), queue, table))
+            side, replicas = await pool.describe(), replicas_of(table, settings)
+            queue = ReplicaQueue(
+                pool,
+                model,
+                waiting_at_most=settings.server.max_queue * replicas,
+                patience=settings.scale.patience_s,
+                concurrent=side.slots * replicas,
+            )
+            entries.append(distant_entry(side, queue, table))
         shared = await asyncio.to_thread(SharedLimits, store.engine)
         self._gateway = Gateway(Registry(entries), settings, store=store, shared=shared)
         self._gateway.service.metrics = RayMetrics(name)

@@ -70,8 +70,17 @@ class _Turn:
 class ReplicaQueue:
     """`waiting_at_most`: calls that no replica has begun, before more are refused."""
 
-    def __init__(self, pool: Pool, name: str, *, waiting_at_most: int = 64, patience: float = 120.0) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        name: str,
+        *,
+        waiting_at_most: int = 64,
+        patience: float = 120.0,
+        concurrent: int = 1,
+    ) -> None:
         self.name = name
+        self.concurrent = concurrent
         self.prefill_rate: float | None = None
         self._pool = pool
         self._most = waiting_at_most

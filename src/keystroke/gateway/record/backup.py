@@ -20,7 +20,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from keystroke.engine.library import Progress, silent
 from keystroke.errors import InputError
-from keystroke.gateway.record.store import KEYS, RESPONSES, USAGE, Store
+from keystroke.gateway.record.store import Store
+from keystroke.gateway.record.tables import KEYS, RESPONSES, USAGE
 
 _TABLES = {table.name: table for table in (KEYS, USAGE, RESPONSES)}
 _FORMAT = "keystroke-store-1"

@@ -12,6 +12,7 @@ from keystroke.gateway.work.ticket import Ticket
 
 
 class Queue(Protocol):
+    concurrent: int  # answers it works on at a time
     prefill_rate: float | None  # tokens a second; None until measured, or where that is another's affair
 
     def start(self) -> None:
