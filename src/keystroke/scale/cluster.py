@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from io import StringIO
 from typing import Any
 
 from keystroke.config import Settings
@@ -56,11 +57,13 @@ def ray_for(settings: Settings) -> Iterator[Any]:
         serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
         yield serve
     finally:
-        try:
-            if address is None:
-                serve.shutdown()
-        finally:
-            ray.shutdown()
+        # Ray tells the terminal of every call that its own controller's end cuts off.
+        with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+            try:
+                if address is None:
+                    serve.shutdown()
+            finally:
+                ray.shutdown()
 
 
 def _cores(settings: Settings) -> int:

@@ -61,9 +61,6 @@ def up(
     }
     settings = _settings(run, flags)
     settings, held = _with_port(settings)
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
     with held, _ray(settings) as serve:
         from keystroke.scale.application import NAME, EchoLoad, application
         from keystroke.scale.cluster import deploy
@@ -74,7 +71,7 @@ def up(
         deploy(serve, made, NAME)
         _told(run, settings, json)
         if settings.scale.address is None:
-            stop.wait()
+            _until_told()
             run.console.note("letting running answers end")
 
 
@@ -176,6 +173,14 @@ def _with_port(settings: Settings) -> tuple[Settings, socket.socket]:
     held = listen(settings.server, shared=True)  # bound, not listening: nothing is dealt to it
     port = held.getsockname()[1]
     return dataclasses.replace(settings, server=dataclasses.replace(settings.server, port=port)), held
+
+
+def _until_told() -> None:
+    """Wait for Ctrl-C or a polite kill."""
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    stop.wait()
 
 
 def _told(run: Invocation, settings: Settings, json: bool) -> None:
