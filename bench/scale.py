@@ -4,7 +4,7 @@ Regime: one machine, a Ray of its own on loopback, gateways and echo engines of 
 processes. The engines sleep, so the cores are not the limit until the pipeline itself takes them all: what is
 measured is routing, queueing and transport. Requests come over HTTP from this process.
 
-  linear_share       throughput of ghost text with 4 replicas over 4 times that with 1, three requests under
+  linear_share       throughput of ghost text with 4 replicas over 4 times that with 1, six requests under
                      way for each replica (8 tokens of 25 ms: a replica gives 5 answers a second)
   p95_ms_1, _2, _4   of those requests
   gateway_cpu_ms     CPU time of the gateway for such a request, at 4 replicas
@@ -114,7 +114,7 @@ def _measured(settings: Settings, seconds: float) -> dict[str, float]:
             up(replicas, STEP)
             asyncio.run(_ghost(url, replicas, 1.0))  # connections and caches
             before = _gateway_seconds()
-            seen = asyncio.run(_ghost(url, 3 * replicas, seconds))
+            seen = asyncio.run(_ghost(url, 6 * replicas, seconds))
             figures["gateway_cpu_ms"] = round((_gateway_seconds() - before) / len(seen.times) * 1e3, 2)
             rates[replicas] = seen.rate
             figures[f"rate_{replicas}"] = round(seen.rate, 2)
@@ -173,7 +173,7 @@ async def _ghost(url: str, clients: int, seconds: float) -> Seen:
             while time.perf_counter() < end:
                 turn += 1
                 began = time.perf_counter()
-                body = {"model": "auto", "prompt": f"file {who} " * 8 + str(turn), "max_tokens": TOKENS}
+                body = {"model": "auto", "prompt": f"file {who} " * 16 + str(turn), "max_tokens": TOKENS}
                 answer = await http.post("/v1/completions", json=body)
                 answer.raise_for_status()
                 times.append(time.perf_counter() - began)

@@ -21,6 +21,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
 from keystroke.config import NamedModel, Settings, load_settings
 
+PAUSE = 0.2  # seconds between two turns of a conversation: the engines are to be busy, not the cores
 ENDS = ("response.completed", "response.incomplete", "response.failed", "response.cancelled")
 
 
@@ -99,6 +100,7 @@ class Load:
             while not self.stop:
                 turn += 1
                 asked = f"{who}-{turn} " + "word " * words
+                await asyncio.sleep(PAUSE)
                 while True:
                     try:
                         await self._turn(client, asked.strip())
@@ -119,6 +121,7 @@ class Load:
                             asked = f"{who}-{turn} " + "word " * words
                         await self._turn_by_socket(socket, asked.strip())
                         asked = ""
+                        await asyncio.sleep(PAUSE)
             except (ConnectionClosed, OSError, InvalidHandshake):
                 self.again += bool(asked)
                 await asyncio.sleep(0.05)

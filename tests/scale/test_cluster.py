@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -27,7 +28,8 @@ from keystroke.scale.cluster import deploy, ray_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 
-LIMIT = 40
+LIMIT = 240  # requests a minute and key
+LONG = pytest.mark.skipif("TEST_SCALE" not in os.environ, reason="takes half a minute: make test-scale")
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +39,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     made = settings_for(folder, scale__gateways=3, scale__replicas=4, scale__traces=traces)
     with closing(Store(default_url(folder))):
         pass  # the tables
-    return with_table(made, ECHO, NamedModel(requests_per_minute=100_000))
+    return with_table(made, ECHO, NamedModel(requests_per_minute=LIMIT))
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +88,7 @@ async def test_turns_of_a_conversation_find_their_prefix_on_the_replica_that_hol
 
 async def test_losing_an_engine_and_a_gateway_under_load_loses_no_turn(url: str, settings: Settings) -> None:
     load = Load(url)
-    talking = [asyncio.create_task(load.converse(who)) for who in range(12)]
+    talking = [asyncio.create_task(load.converse(who)) for who in range(8)]
     await asyncio.sleep(1.0)
     kill(replica_pids("engine-echo")[0])
     await asyncio.sleep(1.5)
@@ -95,7 +97,7 @@ async def test_losing_an_engine_and_a_gateway_under_load_loses_no_turn(url: str,
     load.stop = True
     await asyncio.gather(*talking)
     assert not load.failures
-    assert len(load.answered) > 50
+    assert len(load.answered) > 30
     assert set(load.terminal.values()) == {1}
     async with httpx.AsyncClient(base_url=url, timeout=60) as client:
         for name, asked in load.answered.items():
@@ -122,25 +124,24 @@ def test_spans_of_gateway_router_and_engine_belong_together(url: str, settings: 
         wait(lambda: {"gateway", "work", "route", "engine"} <= names())
 
 
+@LONG
 async def test_a_rolling_update_under_load_drops_no_turn(url: str, serve: Any, settings: Settings) -> None:
     old = set(replica_pids("engine-echo") + replica_pids("gateway"))
     load = Load(url)
-    talking = [asyncio.create_task(load.converse(who)) for who in range(6)]
+    talking = [asyncio.create_task(load.converse(who, words=40)) for who in range(6)]
     await asyncio.sleep(0.5)
-    limited = with_table(settings, ECHO, NamedModel(requests_per_minute=LIMIT))
-    made = application(limited, echo=EchoLoad(step_cost=0.004))
+    made = application(settings, echo=EchoLoad(step_cost=0.004))
     await asyncio.to_thread(deploy, serve, made, NAME)
     load.stop = True
     await asyncio.gather(*talking)
-    refused = [told for told in load.failures if not told.startswith("429")]  # the new limit bites meanwhile
-    assert not refused
-    assert set(load.terminal.values()) <= {1}
+    assert not load.failures
+    assert len(load.answered) > 20
+    assert set(load.terminal.values()) == {1}
     with until(90, "the end of the old replicas") as wait:
         wait(lambda: not old & set(replica_pids("engine-echo") + replica_pids("gateway")))
 
 
 async def test_three_gateways_admit_exactly_one_quota(url: str, settings: Settings) -> None:
-    """After the update above every key may ask so many times a minute."""
     store = Store(default_url(settings.paths.state))
     with closing(store):
         from keystroke.gateway.access.keys import make_key
@@ -151,21 +152,24 @@ async def test_three_gateways_admit_exactly_one_quota(url: str, settings: Settin
     pids = set(replica_pids("gateway"))
     assert len(pids) == 3
 
-    async def asked(at: int) -> int:
-        # A connection each: the system deals them out to all three.
-        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
-            body = {"model": "auto", "input": "x"}
-            headers = {"Authorization": f"Bearer {token}"}
-            return (await client.post("/v1/responses", json=body, headers=headers)).status_code
-
     loop = asyncio.get_running_loop()
     began = loop.time()
-    codes = await asyncio.gather(*(asked(at) for at in range(3 * LIMIT)))
+    # A connection each: the system deals them out to all three.
+    each = httpx.Limits(max_connections=40, max_keepalive_connections=0)
+    headers = {"Authorization": f"Bearer {token}"}
+    async with httpx.AsyncClient(base_url=url, timeout=60, limits=each, headers=headers) as client:
+
+        async def asked() -> int:
+            body = {"model": "auto", "input": "x", "max_output_tokens": 1}
+            return (await client.post("/v1/responses", json=body)).status_code
+
+        codes = await asyncio.gather(*(asked() for _ in range(LIMIT + 150)))
     refill = int((loop.time() - began) * LIMIT / 60) + 1
     assert set(codes) == {200, 429}
     assert LIMIT <= codes.count(200) <= LIMIT + refill
 
 
+@LONG
 @pytest.mark.model
 async def test_the_embedded_model_says_the_same_though_its_replica_is_killed(
     serve: Any, tmp_path: Path

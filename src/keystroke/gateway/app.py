@@ -233,10 +233,8 @@ class Gateway:
         for a restart, and the client comes back elsewhere. Turns that began here end here. Takes up to
         `drain_s`; then `drain` ends what is left."""
         for _ in range(round(self.settings.server.drain_s / 0.05)):
-            for held, reader in tuple(self._readers.items()):
-                if not reader.busy:
-                    self._readers.pop(held, None)
-                    await held.close("this gateway restarts; connect again", 1012)
+            for reader in tuple(self._readers.values()):
+                reader.leave()
             if not self._readers and not self.service.under_way:
                 return
             await asyncio.sleep(0.05)
