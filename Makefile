@@ -52,6 +52,9 @@ test-lowest:  ## the tests on the lowest versions that pyproject.toml allows (AR
 coverage: $(DEV_STAMP)  ## every test with its lines counted; fails below the floor in pyproject.toml
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=term $(ARGS)
 
+test-scale: $(DEV_STAMP)  ## replicas on a local Ray, the long tests too
+	@TEST_SCALE=1 $(BIN)/python -m pytest tests/scale
+
 test-gpu: $(DEV_STAMP)  ## the tests that need an NVIDIA GPU
 	@$(BIN)/python -m pytest -m gpu tests/gpu
 

@@ -33,6 +33,17 @@ ALLOWED = {
         "agent",
     },
     "clients": {"errors", "config", "text", "protocol"},
+    "scale": {
+        "errors",
+        "config",
+        "text",
+        "protocol",
+        "engine",
+        "analysis",
+        "assist",
+        "agent",
+        "gateway",
+    },
     "train": {"errors", "config", "text", "engine", "analysis", "assist"},
 }
 # Inside a room each subfolder may import those before it in its line, and never one behind it. Files that

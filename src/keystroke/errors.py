@@ -29,7 +29,7 @@ KeystrokeError
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class KeystrokeError(Exception):
@@ -44,6 +44,17 @@ class KeystrokeError(Exception):
         super().__init__(message)
         self.message = message
         self.param = param
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Crosses a process border whole: an error of an engine elsewhere is raised here as it was there."""
+        return _rebuilt, (type(self), self.args, self.__dict__)
+
+
+def _rebuilt(kind: type[KeystrokeError], args: tuple[Any, ...], state: dict[str, Any]) -> KeystrokeError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
 
 
 class UsageError(KeystrokeError):

@@ -13,7 +13,7 @@ from gateway_support import RunningServer, last_user, scripted_model, serving
 from keystroke import Client
 from keystroke.config import NamedModel, Settings
 from keystroke.gateway.app import Gateway
-from keystroke.gateway.work.registry import Registry, _remote_entry, local_entry
+from keystroke.gateway.work.registry import Registry, local_entry, remote_entry
 from keystroke.protocol.items import Tool
 from keystroke.protocol.response import Response
 
@@ -91,7 +91,7 @@ def with_remote(url: str) -> Registry:
     """A registry whose deep model is another server's."""
     table = NamedModel(engine="remote", base_url=f"{url}/v1", model="echo", role="deep")
     fast = local_entry("small", scripted_model(named("fast"), "small"), named=NamedModel(concurrent=8))
-    return Registry([fast, _remote_entry("far", table, Settings())])
+    return Registry([fast, remote_entry("far", table, Settings())])
 
 
 @pytest.fixture

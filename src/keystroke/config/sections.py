@@ -264,11 +264,45 @@ class NamedModel:
     concurrent_per_key: int = option(
         0, "answers of one key at a time; 0 means no limit", least=0, guarded=True
     )
+    # 0: as [scale] says for every model.
+    replicas: int = option(0, "engine replicas under `keystroke scale`", least=0, most=100_000, guarded=True)
+    # 0: always so many as `replicas`.
+    max_replicas: int = option(
+        0, "replicas at most, added under load; 0: no more than replicas", least=0, most=100_000, guarded=True
+    )
+    gpus: float = option(0.0, "GPUs that one replica takes", least=0.0, most=64.0, guarded=True)
+    cpus: float = option(1.0, "CPU cores that one replica takes", least=0.0, most=4096.0, guarded=True)
     cost_per_million_input: float = option(0.0, "price of a million prompt tokens", least=0.0, guarded=True)
     cost_per_million_cached: float = option(
         0.0, "price of a million reused prompt tokens", least=0.0, guarded=True
     )
     cost_per_million_output: float = option(0.0, "price of a million answer tokens", least=0.0, guarded=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleSettings:
+    # None: a Ray of its own on this machine, which listens on loopback only.
+    address: str | None = option(None, "Ray cluster to run on; none starts one here", guarded=True)
+    # Two: one can be replaced while the other takes connections.
+    gateways: int = option(2, "gateway replicas", least=1, most=10_000, guarded=True)
+    # One engine until somebody has hardware for more.
+    replicas: int = option(1, "engine replicas of each model", least=1, most=100_000, guarded=True)
+    # None: gateways go where there is room. On Kubernetes each pod of theirs has one of it.
+    gateway_resource: str | None = option(
+        None, "Ray resource that a node must have to run a gateway", guarded=True
+    )
+    # Prefix reuse is worth a quarter more load than the average; beyond that waiting costs more than reading.
+    load_factor: float = option(
+        1.25, "how far above the average a replica may be loaded before work spills", least=1.0, most=100.0
+    )
+    # Long enough for Ray to notice a loss and start another replica with a small model.
+    patience_s: float = option(
+        120.0, "how long a turn waits to be taken up after a replica is lost", least=1.0, most=3600
+    )
+    # None: no traces are written. Guarded: they say who asked which model when.
+    traces: str | None = option(
+        None, "where OpenTelemetry spans go: a folder, or the URL of a collector (OTLP)", guarded=True
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,4 +329,5 @@ SECTIONS: dict[str, type] = {
     "server": ServerSettings,
     "assist": AssistSettings,
     "sharing": SharingSettings,
+    "scale": ScaleSettings,
 }

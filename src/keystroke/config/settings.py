@@ -24,6 +24,7 @@ from keystroke.config.sections import (
     NamedModel,
     PathSettings,
     RemoteSettings,
+    ScaleSettings,
     ServerSettings,
     SharingSettings,
     SpeculationSettings,
@@ -79,6 +80,7 @@ class Settings:
     server: ServerSettings = field(default_factory=ServerSettings)
     assist: AssistSettings = field(default_factory=AssistSettings)
     sharing: SharingSettings = field(default_factory=SharingSettings)
+    scale: ScaleSettings = field(default_factory=ScaleSettings)
     models: Mapping[str, NamedModel] = field(default_factory=dict)
     origins: Mapping[str, Origin] = field(default_factory=dict, repr=False, compare=False)
 

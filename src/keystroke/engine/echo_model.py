@@ -17,10 +17,19 @@ _TEMPLATE = (
 _FIM = {"<fim_prefix>": 259, "<fim_suffix>": 260, "<fim_middle>": 261}
 
 
-def echo_model(step_cost: float = 0.005) -> Model:
+def echo_model(
+    step_cost: float = 0.005, *, prefill_cost: float = 0.0, max_batch: int = 1, cache_bytes: int = 1 << 24
+) -> Model:
+    engine = EchoEngine(
+        _repeat,
+        step_cost=step_cost,
+        prefill_cost=prefill_cost,
+        max_batch=max_batch,
+        cache_bytes=cache_bytes,
+    )
     return Model(
         name="echo",
-        engine=EchoEngine(_repeat, step_cost=step_cost),
+        engine=engine,
         tokenizer=ByteTokenizer({**SPECIAL, **_FIM}, eos=EOS, vocab_size=320),
         chat=ChatTemplate(_TEMPLATE),
         fim=FimTemplate("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
@@ -31,4 +40,7 @@ def _repeat(prompt: str) -> str:
     _, found, said = prompt.rpartition("[user]\n")
     if not found:
         return "pass"
-    return f"You said: {said.partition(chr(10) + '[assistant]')[0].strip()}"
+    asked, _, begun = said.partition(chr(10) + "[assistant]\n")
+    answer = f"You said: {asked.strip()}"
+    # An answer taken up in the middle goes on where it stood.
+    return answer.removeprefix(begun) if begun and answer.startswith(begun) else answer

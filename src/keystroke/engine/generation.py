@@ -115,7 +115,10 @@ class Generation:
         params: GenerationParams | None = None,
         drafter: Drafter | None = None,
         interrupt: Interrupt | None = None,
+        said: Sequence[int] = (),
     ) -> None:
+        """`said`: tokens of the answer that were made elsewhere, before. They are not given out again; what
+        follows is what would have followed there."""
         if not prompt:
             raise UsageError("the prompt is empty; a model needs at least one token to go on from")
         self.model = model
@@ -125,7 +128,7 @@ class Generation:
         self.stats = GenerationStats(prompt_tokens=len(prompt))
         self.finish: Finish | None = None
         self.tokens: list[int] = []  # emitted so far
-        self._prompt = list(prompt)
+        self._prompt = [*prompt, *said]
         self._drafter = drafter
         self._decoder = StreamDecoder(model.tokenizer)
         self._stops = StopStrings(self.params.stop)
@@ -143,6 +146,8 @@ class Generation:
         self._carried_tokens: tuple[int, ...] = ()
         self._due: Finish | None = None  # the answer ends with the next chunk
         self._parts: list[str] = []
+        if said:
+            self._replay(tuple(said))
 
     @property
     def text(self) -> str:
@@ -169,6 +174,17 @@ class Generation:
             self._drafter.choose_by(self.params.sampling)
             self._drafter.begin(self._prompt)
         return extended
+
+    def _replay(self, said: tuple[int, ...]) -> None:
+        """Bring every state to where it stood after `said`: half characters, half stop strings, a grammar."""
+        if self._healing.open:
+            self._healing.take(said)
+        if self._matcher is not None:
+            self._opened = True
+            self._matcher.advance(said)
+        _, _, self._due = self._read(said)
+        self.tokens.extend(said)
+        self.stats.tokens = len(said)
 
     def _count(self, extended: Extended) -> None:
         """What a prefill interrupted before had computed counts once: it is found again, not reused."""

@@ -63,6 +63,10 @@ class ChatTemplate:
             template = sandbox.compiled(source, clock)
             self._write = lambda variables: sandbox.render_here(template, variables)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By its source: what was compiled of it stays where it is."""
+        return _remade, (self.source, self._names["bos_token"], self._names["eos_token"], self.foreign)
+
     def render(
         self,
         messages: Messages,
@@ -117,6 +121,10 @@ class ChatTemplate:
             **veil.cover(variables),
         )
         return veil.encode(text)
+
+
+def _remade(source: str, bos: str, eos: str, foreign: bool) -> ChatTemplate:
+    return ChatTemplate(source, bos=bos, eos=eos, foreign=foreign)
 
 
 class _Veil:

@@ -37,6 +37,7 @@ from keystroke.gateway.api.endpoints import Endpoints
 from keystroke.gateway.api.responses_socket import Connection
 from keystroke.gateway.api.tasks import TaskEndpoints
 from keystroke.gateway.live.connection import LiveConnection
+from keystroke.gateway.record.shared_limits import SharedLimits
 from keystroke.gateway.record.store import Store
 from keystroke.gateway.tasks.desk import Tasks
 from keystroke.gateway.transport.frames import EXTENSION, AbortableHttp, FrameProtocol, WireLimits
@@ -60,6 +61,7 @@ class Gateway:
         settings: Settings | None = None,
         *,
         store: Store | None = None,
+        shared: SharedLimits | None = None,
         socket_limits: SocketLimits | None = None,
     ) -> None:
         self.settings = settings or Settings()
@@ -72,6 +74,7 @@ class Gateway:
             generation=self.settings.generation,
             speculation=speculation.enabled,
             declarations=self.settings.assist.tool_declarations,
+            shared=shared,
         )
         self.keys = key_ring(server)
         if store is not None:
@@ -90,6 +93,7 @@ class Gateway:
         self.visit: Callable[[Scope], AbstractContextManager[None]] = lambda _scope: nullcontext()
         self._socket_limits = socket_limits or SocketLimits(max_frame_bytes=server.max_frame_bytes)
         self._connections: dict[Socket, Caller] = {}
+        self._readers: dict[Socket, Connection | LiveConnection] = {}
         self._http = self._starlette()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -144,8 +148,10 @@ class Gateway:
         self._connections[socket] = caller
         self.service.metrics.connections.set(len(self._connections))
         try:
-            await make(caller, socket).serve()
+            reader = self._readers[socket] = make(caller, socket)
+            await reader.serve()
         finally:
+            self._readers.pop(socket, None)
             del self._connections[socket]
             self.service.metrics.connections.set(len(self._connections))
 
@@ -220,8 +226,21 @@ class Gateway:
             refresh.cancel()
             await self.tasks.stop()
             await self.service.registry.stop()
+            if self.service.shared is not None:
+                await asyncio.to_thread(self.service.shared.close)
             if self.store is not None:
                 await asyncio.to_thread(self.store.close)
+
+    async def hand_over(self) -> None:
+        """Let clients move to another gateway, each when nothing of it is under way: its socket is closed as
+        for a restart, and the client comes back elsewhere. Turns that began here end here. Takes up to
+        `drain_s`; then `drain` ends what is left."""
+        for _ in range(round(self.settings.server.drain_s / 0.05)):
+            for reader in tuple(self._readers.values()):
+                reader.leave()
+            if not self._readers and not self.service.under_way:
+                return
+            await asyncio.sleep(0.05)
 
     async def drain(self) -> None:
         """Take nothing new, let running answers end, then end those that do not; each with its last event."""
@@ -243,6 +262,8 @@ class Gateway:
         """Keys made or revoked by the command line take effect within seconds, on open sockets too."""
         while self.store is not None:
             await asyncio.sleep(2.0)
+            if self.service.shared is not None:
+                await asyncio.to_thread(self.service.shared.renew)
             try:
                 self.keys.replace(await self.store.apart(self.store.keys))
                 for socket, caller in tuple(self._connections.items()):
@@ -311,6 +332,16 @@ def run_server(
     on_ready: Callable[[int], None] | None = None,
 ) -> None:
     """Serve until interrupted. `on_ready` is told the port once the server listens."""
+    tune_interpreter()
+    listening = listen(gateway.settings.server)
+    server = GatewayServer(uvicorn_config(gateway))
+    server.gateway, server.on_ready = gateway, on_ready
+    with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+        runner.run(server.serve(sockets=[listening]))
+
+
+def tune_interpreter() -> None:
+    """Settings of this process that a gateway or an engine runs better with."""
     # Engine threads hand tokens to the loop many times a second: a waiting thread must not sit out
     # the interpreter's usual five milliseconds.
     sys.setswitchinterval(0.0005)
@@ -319,11 +350,6 @@ def run_server(
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
     logging.getLogger("uvicorn.error").addFilter(_Strangers())
-    listening = _listen(gateway.settings.server)
-    server = _Server(uvicorn_config(gateway))
-    server.gateway, server.on_ready = gateway, on_ready
-    with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-        runner.run(server.serve(sockets=[listening]))
 
 
 class _Strangers(logging.Filter):
@@ -335,11 +361,14 @@ class _Strangers(logging.Filter):
         return not str(record.msg).startswith(self._SAID)
 
 
-def _listen(server: ServerSettings) -> socket.socket:
-    """The listening socket. Raises ConfigError: one sentence where uvicorn would write to its log."""
+def listen(server: ServerSettings, *, shared: bool = False) -> socket.socket:
+    """The listening socket; `shared`: other processes of this user listen there too, and the system deals
+    connections out. Raises ConfigError: one sentence where uvicorn would write to its log."""
     family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
     listening = socket.socket(family)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         listening.bind((server.host, server.port))
     except (OSError, UnicodeError) as error:
@@ -351,17 +380,32 @@ def _listen(server: ServerSettings) -> socket.socket:
     return listening
 
 
-class _Server(uvicorn.Server):
-    """Drains before it closes: uvicorn alone would cut sockets off in the middle of an answer."""
+class GatewayServer(uvicorn.Server):
+    """Drains before it closes: uvicorn alone would cut sockets off in the middle of an answer. `replaced`:
+    other gateways listen at the same address, so clients are handed over to them first."""
 
     gateway: Gateway
     on_ready: Callable[[int], None] | None = None
+    replaced: bool = False
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self.replaced:
+            await self._accept_the_last()
         for listener in self.servers:
             listener.close()
+        if self.replaced:
+            for connection in tuple(self.server_state.connections):
+                if isinstance(connection, AbortableHttp):
+                    connection.shutdown()  # after the answer under way; at once where there is none
+            await self.gateway.hand_over()
         await self.gateway.drain()
         await super().shutdown(sockets)
+
+    @staticmethod
+    async def _accept_the_last() -> None:
+        """Connections that the system already dealt to this process are taken before it closes its socket."""
+        for _ in range(3):
+            await asyncio.sleep(0)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

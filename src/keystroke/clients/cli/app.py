@@ -62,8 +62,12 @@ COMMANDS: dict[str, Command] = {
     "serve": Command(f"{_HERE}.serve:serve", "Serve models to editors, the OpenAI SDK and Codex."),
     "tui": Command(f"{_HERE}.tui:tui", "Chat and tasks on one screen; also `keystroke` alone on a terminal."),
     "play": Command(f"{_HERE}.play:play", "Open the playground: an editor in the browser, with everything."),
+    "scale": Command(
+        f"{_HERE}.scale:app", "Serve with many replicas on Ray: this machine or a cluster.", extra="scale"
+    ),
     "keys": Command(f"{_HERE}.keys:app", "Create, list and revoke the keys of a server."),
     "usage": Command(f"{_HERE}.usage:usage", "Show tokens, time and cost by key and model."),
+    "store": Command(f"{_HERE}.store:app", "Back up and restore what a server keeps."),
     "audit": Command(f"{_HERE}.audit:audit", "Find security weaknesses in files, with fixes."),
     "lsp": Command(f"{_HERE}.lsp:lsp", "Serve an editor over the Language Server Protocol."),
     "acp": Command(

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from keystroke.errors import RateLimited
 
@@ -29,6 +30,17 @@ class Budget:
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
     concurrent: int = 0
+
+    @property
+    def limited(self) -> bool:
+        return bool(self.requests_per_minute or self.tokens_per_minute or self.concurrent)
+
+
+class Settles(Protocol):
+    """Leave to run one response, given back once it has ended, with what it cost."""
+
+    def settle(self, spent: int) -> None:
+        """A second call does nothing."""
 
 
 @dataclass(slots=True)
@@ -92,25 +104,8 @@ class Limits:
         account = self._account(key, model, now)
         budget = account.budget
         if budget.concurrent and account.running >= budget.concurrent:
-            raise RateLimited(
-                f"{account.running} responses of this key already run on {model}; wait for one to end.",
-                retry_after=1.0,
-            )
-        for bucket, amount, unit in ((account.requests, 1, "requests"), (account.tokens, tokens, "tokens")):
-            if bucket is None:
-                continue
-            bucket.refill(now)
-            wait = bucket.wait_for(amount)
-            if wait > 0:
-                raise RateLimited(
-                    f"The limit of {bucket.capacity} {unit} a minute on {model} is reached; "
-                    f"try again in {math.ceil(wait)} s.",
-                    retry_after=wait,
-                )
-        if account.requests is not None:
-            account.requests.level -= 1
-        if account.tokens is not None:
-            account.tokens.level -= tokens
+            raise too_many(account.running, model)
+        take(account.requests, account.tokens, tokens, model, now)
         account.running += 1
         return Permit(account, tokens, self._headers(account))
 
@@ -138,14 +133,43 @@ class Limits:
             del self._accounts[name]
 
     def _headers(self, account: Account) -> dict[str, str]:
-        headers: dict[str, str] = {}
-        for name, bucket in (("requests", account.requests), ("tokens", account.tokens)):
-            if bucket is None:
-                continue
-            headers[f"x-ratelimit-limit-{name}"] = str(bucket.capacity)
-            headers[f"x-ratelimit-remaining-{name}"] = str(max(0, int(bucket.level)))
-            headers[f"x-ratelimit-reset-{name}"] = f"{bucket.wait_for(bucket.capacity):.3f}s"
-        return headers
+        return limit_headers(account.requests, account.tokens)
+
+
+def take(requests: Bucket | None, tokens: Bucket | None, amount: int, model: str, now: float) -> None:
+    """Take one request and `amount` tokens from both buckets, or nothing. Raises RateLimited."""
+    for bucket, wanted, unit in ((requests, 1, "requests"), (tokens, amount, "tokens")):
+        if bucket is None:
+            continue
+        bucket.refill(now)
+        wait = bucket.wait_for(wanted)
+        if wait > 0:
+            raise RateLimited(
+                f"The limit of {bucket.capacity} {unit} a minute on {model} is reached; "
+                f"try again in {math.ceil(wait)} s.",
+                retry_after=wait,
+            )
+    if requests is not None:
+        requests.level -= 1
+    if tokens is not None:
+        tokens.level -= amount
+
+
+def too_many(running: int, model: str) -> RateLimited:
+    return RateLimited(
+        f"{running} responses of this key already run on {model}; wait for one to end.", retry_after=1.0
+    )
+
+
+def limit_headers(requests: Bucket | None, tokens: Bucket | None) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for name, bucket in (("requests", requests), ("tokens", tokens)):
+        if bucket is None:
+            continue
+        headers[f"x-ratelimit-limit-{name}"] = str(bucket.capacity)
+        headers[f"x-ratelimit-remaining-{name}"] = str(max(0, int(bucket.level)))
+        headers[f"x-ratelimit-reset-{name}"] = f"{bucket.wait_for(bucket.capacity):.3f}s"
+    return headers
 
 
 def _full(capacity: int, now: float) -> Bucket | None:

@@ -116,7 +116,8 @@ class Texts:
                 return prompts.whole(model, messages, specs)
 
             tokens = await service.off_loop(size, tokenised, model)
-            job = Job(tokens, params, service.draft(model, request.prediction, len(tokens), request.drafts))
+            drafter = service.draft(model, request.prediction, len(tokens), request.drafts)
+            job = Job(tokens, params, drafter, affinity=prompts.affinity(None, items))
         else:
             messages = prompts.messages_of(None, said, toolset=form.toolset, words=words)
             job = RemoteJob(params, messages, specs or None, form.remote, form.check)
@@ -124,7 +125,7 @@ class Texts:
             new_id("chatcmpl"), entry.name, routing, include_usage=_wants_usage(request.stream_options)
         )
         plan = Plan(entry, job, serializer, routing, priority, tier, request.buffer, form)
-        return self._run(plan, caller, sink)
+        return await self._run(plan, caller, sink)
 
     async def complete(
         self,
@@ -191,10 +192,11 @@ class Texts:
         plan = Plan(
             entry, job, serializer, routing, priority, tier, request.buffer, plain=True, decided=decided
         )
-        return self._run(plan, caller, sink)
+        return await self._run(plan, caller, sink)
 
-    def _run(self, plan: Plan, caller: Caller, sink: Sink) -> TextRun:
+    async def _run(self, plan: Plan, caller: Caller, sink: Sink) -> TextRun:
         service, entry, job, serializer = self.service, plan.entry, plan.job, plan.serializer
+        permit = await service.admitted(entry, job, caller)
         work = service.submit(
             entry,
             job,
@@ -203,6 +205,7 @@ class Texts:
             tier=plan.tier,
             buffer=plan.buffer,
             identity=serializer.id,
+            permit=permit,
         )
         over = asyncio.Event()
 

@@ -204,7 +204,7 @@ class Endpoints:
         return json_response(document())
 
     def _limit_headers(self, caller: Caller, model: str) -> dict[str, str]:
-        return self.service.limits.headers(caller.id, model)
+        return self.service.limit_headers(caller, model)
 
     async def failed(self, _request: Request, error: Exception) -> HttpResponse:
         assert isinstance(error, KeystrokeError)

@@ -7,6 +7,7 @@ conversation of two stand-in messages. Where a template does not allow that, the
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -78,6 +79,17 @@ def length(items: Sequence[Item]) -> int:
         total += len(item.arguments or "") + len(item.input or "")
         total += len(item.output) if isinstance(item.output, str) else 0
     return total
+
+
+def affinity(instructions: str | None, items: Sequence[Item]) -> str:
+    """What a conversation is known by: its content up to the first thing the user said, which every later
+    turn begins with. Turns with the same affinity find each other's prefix on one engine."""
+    digest = hashlib.sha256((instructions or "").encode("utf-8", "surrogatepass"))
+    for item in items:
+        digest.update(f"\0{item.role}\0{text_of(item.content)}".encode("utf-8", "surrogatepass"))
+        if item.type == "message" and (item.role or "user") == "user":
+            break
+    return digest.hexdigest()[:32]
 
 
 def messages_of(

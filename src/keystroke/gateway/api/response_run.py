@@ -33,6 +33,8 @@ from keystroke.protocol.items import CustomToolCall, FunctionCall, Item, as_inpu
 from keystroke.protocol.requests import CreateRequest, ResponseCreate
 from keystroke.protocol.response import Response, Routing
 
+_ENDS = (events.Completed, events.IncompleteEvent, events.Failed, events.Cancelled)
+
 OnTurn = Callable[[tuple[str, Turn | None]], None]
 
 
@@ -80,6 +82,8 @@ class ResponseRun:
         self._splicing: asyncio.Task[None] | None = None  # steering input on its way to the engine
         self.on_turn: OnTurn = lambda _turn: None
         self.on_done: Callable[[], None] = lambda: None
+        self._held: list[Any] | None = None  # an end that is told once it is stored
+        self._settled = False  # what comes now is told at once
 
     @property
     def id(self) -> str:
@@ -108,6 +112,30 @@ class ResponseRun:
         """A cancel that came while the prompt was made had nothing to stop yet."""
         if self.cancelled:
             self.cancel()
+
+    def tell(self, messages: list[Any]) -> None:
+        """To the client. Where other gateways answer from the same store, a response is in it before its end
+        is told: whoever saw it end finds it, whatever becomes of this gateway."""
+        store, answer = self.owner.store, self.answer
+        stored = store is not None and store.durable and bool(self.response.store)
+        # A steered response has a successor on the way: its end is not the last word.
+        if answer is not None and not answer.ended:
+            self._settled = False
+        elif stored and answer is not None and not self._settled:
+            at = max((i for i, m in enumerate(messages) if isinstance(m, _ENDS)), default=len(messages))
+            messages, self._held = messages[:at], messages[at:]
+        if messages:
+            self.sink(messages)
+
+    async def _end_once_stored(self, answer: Answer, outcome: Outcome, item: Ended) -> None:
+        store = self.owner.store
+        assert store is not None
+        store.save_response(self.caller.id, self.own_items, self.response)
+        await store.flush()
+        held, self._held = self._held or [], None
+        self._settled = True
+        self.sink(held)
+        self._ended(answer, outcome, item)
 
     # Steering
 
@@ -163,6 +191,13 @@ class ResponseRun:
 
     def ended(self, answer: Answer, outcome: Outcome, item: Ended | Steered) -> None:
         """One response is over: keep its turn, tell who needs to know, go on where input is waiting."""
+        if not self._held or isinstance(item, Steered):
+            self._settled = self._settled or isinstance(item, Ended)
+            self._ended(answer, outcome, item)
+        else:
+            self.task = asyncio.get_running_loop().create_task(self._end_once_stored(answer, outcome, item))
+
+    def _ended(self, answer: Answer, outcome: Outcome, item: Ended | Steered) -> None:
         response = self.serializer.response
         self.owner.runs.pop(response.id, None)
         if isinstance(item, Steered):

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from keystroke.errors import Forbidden, InputError, Interrupted, KeystrokeError, QueueFull, Unavailable
 from keystroke.gateway.access.keys import Caller
+from keystroke.gateway.access.limits import Settles
 from keystroke.gateway.api import prompts
 from keystroke.gateway.api.answer import Answer, Sink
 from keystroke.gateway.api.answer_form import AnswerForm, TextFormat, answer_form, hold, text_format
@@ -153,7 +154,8 @@ class Responses:
                 length, lambda: self._prompt(run, previous, form, generate=not warm), entry.model
             )
             drafter = service.draft(entry.model, request.prediction, len(tokens), request.drafts)
-            job = Job(tokens, params, drafter, warm=warm)
+            affinity = prompts.affinity(request.instructions, run.items)
+            job = Job(tokens, params, drafter, warm=warm, affinity=affinity)
         else:
             messages = prompts.messages_of(request.instructions, run.items, toolset=form.toolset)
             job = RemoteJob(params, messages, form.toolset.specs or None, form.remote, form.check)
@@ -162,16 +164,24 @@ class Responses:
             left_out = list(form.toolset.left_out)
             response.shortened = Shortened(left_out, prompts.spared_blocks(run.items))
         run.serializer = ResponseSerializer(response, run.stream_id)
+        permit = await service.admitted(entry, job, run.caller)
         if warm:
-            self._warm(run, job)
+            self._warm(run, job, permit)
             return
         work = service.submit(
-            entry, job, run.caller, priority=priority, tier=tier, buffer=request.buffer, identity=run.id
+            entry,
+            job,
+            run.caller,
+            priority=priority,
+            tier=tier,
+            buffer=request.buffer,
+            identity=run.id,
+            permit=permit,
         )
         run.answer = Answer(
             work,
             run.serializer,
-            run.sink,
+            run.tell,
             tokenizer=entry.tokenizer,
             toolset=form.toolset,
             parser=lambda: form.parser(local=entry.model is not None),
@@ -225,15 +235,22 @@ class Responses:
         )
         return prompts.whole(model, messages, form.toolset.specs, generate=generate)
 
-    def _warm(self, run: ResponseRun, job: Job | RemoteJob) -> None:
+    def _warm(self, run: ResponseRun, job: Job | RemoteJob, permit: Settles | None) -> None:
         """`generate: false`: answer at once, so the client can go on; fill the cache behind its back. Raises
         RateLimited where the caller has no budget left; a full queue only costs the head start."""
         if isinstance(job, Job):
             with contextlib.suppress(QueueFull):
                 work = self.service.submit(
-                    run.entry, job, run.caller, priority=Priority.BACKGROUND, identity=run.id
+                    run.entry,
+                    job,
+                    run.caller,
+                    priority=Priority.BACKGROUND,
+                    identity=run.id,
+                    permit=permit,
                 )
                 work.follow(lambda _items: None)
+        elif permit is not None:
+            permit.settle(0)
         size = job.estimate
         run.sink([*run.serializer.began(), *run.serializer.stream.completed(Usage(size, 0, size))])
         turn = Turn(run.id, run.entry.name, run.items, run.request.instructions, run.request.tools)

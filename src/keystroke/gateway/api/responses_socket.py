@@ -33,6 +33,8 @@ from keystroke.protocol.session import (
 log = logging.getLogger("keystroke.websocket")
 
 
+RESTARTS = "this gateway restarts; connect again"
+
 _Turns = list[tuple[str, Turn | None]]  # the responses of a run that ended
 
 
@@ -46,6 +48,7 @@ class Connection:
         self._starting: dict[str, bool] = {}  # streams whose prompt is being made; True: cancelled meanwhile
         self._tasks: set[asyncio.Task[None]] = set()
         self._sinks: dict[ResponseRun, Sink] = {}  # of runs that can be taken up again
+        self._leaving = self._gone = False
 
     async def serve(self) -> None:
         """Until the client goes or the connection's time is over."""
@@ -58,10 +61,26 @@ class Connection:
             for task in tuple(self._tasks):
                 task.cancel()
 
+    @property
+    def busy(self) -> bool:
+        """Whether a turn is under way, or about to be."""
+        return bool(self._runs or self._starting or self._tasks)
+
+    def leave(self) -> None:
+        """Close as for a restart as soon as no turn is under way; idempotent. What the client sends from then
+        on it finds unanswered, and sends again to whom it connects next."""
+        self._leaving = True
+        if not self.busy and not self._gone:
+            self._gone = True
+            task = asyncio.create_task(self._socket.close(RESTARTS, 1012))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
     # What the socket tells
 
     def take(self, frame: str) -> None:
-        self._act(self._session.receive(frame))
+        if not self._gone:
+            self._act(self._session.receive(frame))
 
     def refuse(self, error: KeystrokeError) -> None:
         self._say([error_event(error)])
@@ -154,6 +173,8 @@ class Connection:
         for ended, _ in turns:
             self._runs.pop(ended, None)
         self._act(self._session.ended(stream, response_id, turn))
+        if self._leaving:
+            self.leave()
 
     async def _start(self, action: Start) -> None:
         request, stream = action.request, action.stream

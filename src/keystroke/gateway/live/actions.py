@@ -233,7 +233,8 @@ class LiveActions:
             job = Job(prompt, params, FileDrafter(predicted) if self._service.speculation else None)
         else:
             job = RemoteJob(GenerationParams(), messages=messages)
-        work = self._service.submit(entry, job, self._caller, priority=Priority.EDIT)
+        permit = await self._service.admitted(entry, job, self._caller)
+        work = self._service.submit(entry, job, self._caller, priority=Priority.EDIT, permit=permit)
         pieces: list[str] = []
         ended = question.watch()
         async with aclosing(work.items()) as items:

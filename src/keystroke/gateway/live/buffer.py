@@ -32,6 +32,7 @@ from keystroke.assist.next_edit.prompt import Change
 from keystroke.engine.generation import Chunk, GenerationParams
 from keystroke.errors import InputError, Interrupted, KeystrokeError
 from keystroke.gateway.access.keys import Caller
+from keystroke.gateway.access.limits import Settles
 from keystroke.gateway.live.audit import BufferAudit
 from keystroke.gateway.live.next_edit import BufferNextEdit
 from keystroke.gateway.live.next_edit_model import NextEditModel
@@ -124,7 +125,9 @@ class LiveBuffer:
         self._around = around
         self._service, self._entry, self._caller = service, entry, caller
         self._scope = f"live/{scope}/{opened.buffer}"
+        self._affinity = f"live/{opened.buffer}"  # the same when the editor comes back on another socket
         self._run: SuggestionRun | None = None
+        self._admission: asyncio.Task[None] | None = None  # where the budget is asked for elsewhere
         self._ask: Ask | None = None
         self._shown: OrderedDict[str, tuple[str, str]] = OrderedDict()  # id: the line, and what was offered
         self._key = 0.0  # when the last key arrived, perf_counter
@@ -301,7 +304,7 @@ class LiveBuffer:
 
     def _compute(self, stream: Stream, priority: Priority) -> None:
         prompt, params = stream.prompt, stream.params()
-        job: Job | RemoteJob = Job(prompt.tokens, params)
+        job: Job | RemoteJob = Job(prompt.tokens, params, affinity=self._affinity)
         if self._remote:
             job = RemoteJob(params, prompt=prompt.prefix, suffix=prompt.suffix)
         self._submit(job, priority, stream)
@@ -310,16 +313,51 @@ class LiveBuffer:
         self, job: Job | RemoteJob, priority: Priority, stream: Stream | None, announce: bool = False
     ) -> None:
         self._stop_run()
+        if self._service.shares_budget(self._entry):
+            admission = self._admit_then_submit(job, priority, stream, announce)
+            self._admission = asyncio.get_running_loop().create_task(admission)
+        else:
+            self._submit_now(job, priority, stream, announce)
+
+    async def _admit_then_submit(
+        self, job: Job | RemoteJob, priority: Priority, stream: Stream | None, announce: bool
+    ) -> None:
+        """Other gateways take from the same budget: ask there first. Newer work of the buffer ends this."""
+        try:
+            permit = await self._service.admitted(self._entry, job, self._caller)
+        except KeystrokeError as error:
+            self._refused(error, announce)
+            return
+        self._admission = None
+        self._submit_now(job, priority, stream, announce, permit)
+
+    def _refused(self, error: KeystrokeError, announce: bool) -> None:
+        if self._ask is not None:
+            ask, self._ask = self._ask, None
+            self._fail(error, ask.id)
+        elif announce:  # the buffer is open all the same; the first key warms it
+            self._ready(warm=False, note=error.code)
+
+    def _submit_now(
+        self,
+        job: Job | RemoteJob,
+        priority: Priority,
+        stream: Stream | None,
+        announce: bool,
+        permit: Settles | None = None,
+    ) -> None:
         try:
             work = self._service.submit(
-                self._entry, job, self._caller, priority=priority, buffer=self._scope, live=True
+                self._entry,
+                job,
+                self._caller,
+                priority=priority,
+                buffer=self._scope,
+                live=True,
+                permit=permit,
             )
         except KeystrokeError as error:
-            if self._ask is not None:
-                ask, self._ask = self._ask, None
-                self._fail(error, ask.id)
-            elif announce:  # the buffer is open all the same; the first key warms it
-                self._ready(warm=False, note=error.code)
+            self._refused(error, announce)
             return
         run = SuggestionRun(stream, work, time.perf_counter())
         work.follow(partial(self._items, run, announce))
@@ -471,6 +509,9 @@ class LiveBuffer:
 
     def _stop_run(self) -> None:
         run, self._run = self._run, None
+        admission, self._admission = self._admission, None
+        if admission is not None:
+            admission.cancel()
         if run is not None:
             run.work.cancel(Interrupted("The text went another way."))
 
@@ -486,7 +527,10 @@ class LiveBuffer:
         cursor = min(self.cursor, len(self.text)) if self.cursor else len(self.text)
         prompt = self.completion.window.prompt(self.text, cursor, refresh=True)
         self._submit(
-            Job(prompt.tokens, GenerationParams(max_tokens=0), warm=True), Priority.BACKGROUND, None, announce
+            Job(prompt.tokens, GenerationParams(max_tokens=0), warm=True, affinity=self._affinity),
+            Priority.BACKGROUND,
+            None,
+            announce,
         )
 
     def _rest(self, seconds: float = IDLE) -> None:

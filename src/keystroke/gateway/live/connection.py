@@ -64,6 +64,7 @@ class LiveConnection:
         self._buffers: dict[str, LiveBuffer] = {}
         self._roots: dict[str, str | None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._gone = False
         self._recent: deque[tuple[str, int, str]] = deque(maxlen=_RECENT)
         self.trail: deque[Change] = deque(maxlen=CHANGES)
         self._actions = LiveActions(self, service, caller, readable=self._readable)
@@ -71,6 +72,17 @@ class LiveConnection:
     async def serve(self) -> None:
         """Until the client goes."""
         await self._socket.serve(self)
+
+    @property
+    def busy(self) -> bool:
+        """Whether somebody waits for an answer."""
+        return bool(self._tasks) or any(buffer.busy for buffer in self._buffers.values())
+
+    def leave(self) -> None:
+        """Close as for a restart as soon as nobody waits for an answer; idempotent."""
+        if not self.busy and not self._gone:
+            self._gone = True
+            self._reading(self._socket.close("this gateway restarts; connect again", 1012))
 
     # What the socket tells
 

@@ -82,8 +82,9 @@ class NextEditModel:
 
     async def _run(self, tokens: Sequence[int], params: GenerationParams, drafter: Drafter | None) -> Said:
         entry, service = self._entry, self._service
-        job = Job(tokens, params, drafter if service.speculation else None)
-        work = service.submit(entry, job, self._caller, priority=Priority.NEXT_EDIT, live=True)
+        job = Job(tokens, params, drafter if service.speculation else None, affinity=f"live/{self._path}")
+        permit = await service.admitted(entry, job, self._caller)
+        work = service.submit(entry, job, self._caller, priority=Priority.NEXT_EDIT, live=True, permit=permit)
         said: list[int] = []
         chances: list[TokenLogprob] = []
         async with aclosing(work.items()) as items:

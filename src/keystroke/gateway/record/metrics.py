@@ -13,7 +13,7 @@ from keystroke.engine.base import EngineStats
 from keystroke.protocol.response import Receipt
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
 class Metrics:
@@ -29,17 +29,17 @@ class Metrics:
             "keystroke_first_token_seconds",
             "Arrival to first token",
             ["model", "priority"],
-            buckets=_SECONDS,
+            buckets=SECONDS,
             registry=registry,
         )
         self.queue = Histogram(
-            "keystroke_queue_seconds", "Waiting for a place", ["model"], buckets=_SECONDS, registry=registry
+            "keystroke_queue_seconds", "Waiting for a place", ["model"], buckets=SECONDS, registry=registry
         )
         self.token_gap = Histogram(
             "keystroke_token_p99_seconds",
             "99th percentile token time of each response",
             ["model"],
-            buckets=_SECONDS,
+            buckets=SECONDS,
             registry=registry,
         )
         self.rejected = Counter("keystroke_rejected", "Requests refused", ["code"], registry=registry)

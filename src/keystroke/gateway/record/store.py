@@ -78,6 +78,7 @@ class Store:
 
     def __init__(self, url: str, *, retention_days: int = 30, quota_mb: int = 0) -> None:
         self.retention_days = retention_days
+        self.durable = False  # other gateways answer from it: what was told to have ended must be in it
         self._engine = open_database(url)
         self._writer = Writer(self._engine, quota_mb << 20)
         self._me = f"{socket.gethostname()[:80]}:{os.getpid()}"
@@ -87,6 +88,11 @@ class Store:
         self._readers = ThreadPoolExecutor(4, thread_name_prefix="store-read")
         self._purging = threading.Thread(target=self._keep_purging, name="store-purge", daemon=True)
         self._purging.start()
+
+    @property
+    def engine(self) -> sa.Engine:
+        """The database itself, for what is kept beside these tables."""
+        return self._engine
 
     # Writes: an append now, a commit soon
 
@@ -125,6 +131,10 @@ class Store:
     async def apart(self, work: Callable[..., T], *arguments: Any) -> T:
         """Run a blocking method of this store in one of its own threads."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, work, *arguments)
+
+    def flush_now(self) -> None:
+        """`flush` for callers without a loop; blocking."""
+        self._writer.flush()
 
     def close(self) -> None:
         self._over.set()

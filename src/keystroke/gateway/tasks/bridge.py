@@ -55,8 +55,10 @@ class Bridge:
 
     async def _submit(self, model: str, make: Make, read: Read) -> Work:
         entry = await self.service.ready(model)  # anew each time: one that was idle is let go meanwhile
+        job = make(entry)
+        permit = await self.service.admitted(entry, job, self.caller)
         work = self.service.submit(
-            entry, make(entry), self.caller, priority=self.priority, identity=new_id("task")
+            entry, job, self.caller, priority=self.priority, identity=new_id("task"), permit=permit
         )
 
         def heard(items: list[Item]) -> None:

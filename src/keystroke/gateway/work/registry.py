@@ -24,6 +24,7 @@ from keystroke.engine.tokenizer import Tokenizer
 from keystroke.errors import ConfigError, KeystrokeError
 from keystroke.gateway.access.limits import Budget
 from keystroke.gateway.work.loading import Load, Offer
+from keystroke.gateway.work.queue import Queue
 from keystroke.gateway.work.receipts import Price
 from keystroke.gateway.work.remote import RemoteScheduler
 from keystroke.gateway.work.routing import Candidate, Router
@@ -42,7 +43,7 @@ class ServedModel:
 
     name: str
     role: str
-    scheduler: Scheduler | RemoteScheduler
+    scheduler: Queue
     model: Model | None
     budget: Budget
     price: Price
@@ -235,8 +236,8 @@ def local_entry(
             model, concurrent=named.concurrent, max_queue=max_queue, share_prefixes=share_prefixes
         ),
         model=model,
-        budget=_budget(named),
-        price=_price(named),
+        budget=budget_of(named),
+        price=price_of(named),
         edits=detect(model.tokenizer, model.path) if model.path is not None else None,
     )
 
@@ -286,7 +287,7 @@ def _stated_context(name: str, settings: Settings) -> int | None:
 
 def _entry(name: str, table: NamedModel, settings: Settings, progress: Progress) -> ServedModel:
     if table.engine == "remote":
-        return _remote_entry(name, table, settings)
+        return remote_entry(name, table, settings)
     from keystroke.engine.load import load_model  # brings in a whole backend; only servers with one need it
 
     model = load_model(name, settings, progress)
@@ -301,7 +302,7 @@ def _entry(name: str, table: NamedModel, settings: Settings, progress: Progress)
     )
 
 
-def _remote_entry(name: str, table: NamedModel, settings: Settings) -> ServedModel:
+def remote_entry(name: str, table: NamedModel, settings: Settings) -> ServedModel:
     from keystroke.engine.remote import Endpoint, RemoteModel
 
     assert table.base_url is not None  # the configuration checked
@@ -311,14 +312,14 @@ def _remote_entry(name: str, table: NamedModel, settings: Settings) -> ServedMod
     scheduler = RemoteScheduler(
         remote, name, concurrent=table.concurrent, max_queue=settings.server.max_queue
     )
-    return ServedModel(name, table.role, scheduler, None, _budget(table), _price(table))
+    return ServedModel(name, table.role, scheduler, None, budget_of(table), price_of(table))
 
 
-def _budget(table: NamedModel) -> Budget:
+def budget_of(table: NamedModel) -> Budget:
     # `concurrent` is the engine's, shared by all keys: the scheduler queues what is over it. A key over its
     # own share is refused instead, so that it cannot fill the queue.
     return Budget(table.requests_per_minute, table.tokens_per_minute, table.concurrent_per_key)
 
 
-def _price(table: NamedModel) -> Price:
+def price_of(table: NamedModel) -> Price:
     return Price(table.cost_per_million_input, table.cost_per_million_cached, table.cost_per_million_output)

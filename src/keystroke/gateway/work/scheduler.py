@@ -31,12 +31,16 @@ _TELLING = 96  # tokens of a prefill from which its speed is worth noting
 
 @dataclass(slots=True)
 class Job:
-    """An answer to make: tokens in, chunks out. `warm` only brings the prompt into the cache."""
+    """An answer to make: tokens in, chunks out. `warm` only brings the prompt into the cache. `said`: tokens
+    of it that were made elsewhere, before. `affinity`: what it belongs to (a conversation by its beginning, a
+    buffer by its name), for whoever chooses among engines that hold different prefixes."""
 
     prompt: Sequence[int]
     params: GenerationParams
     drafter: Drafter | None = None
     warm: bool = False
+    said: Sequence[int] = ()
+    affinity: str = ""
 
     @property
     def input_tokens(self) -> int:
@@ -213,7 +217,7 @@ class Scheduler:
         try:
             session = self.model.engine.session("" if self.share_prefixes else ticket.key)
             generation = Generation(
-                self.model, session, job.prompt, job.params, job.drafter, ticket.interrupt
+                self.model, session, job.prompt, job.params, job.drafter, ticket.interrupt, job.said
             )
         except Exception as error:
             self._end(ticket, _as_keystroke(error))

@@ -20,8 +20,9 @@ from keystroke.engine.model import Model
 from keystroke.engine.speculative import Drafter, FileDrafter, drafter_for
 from keystroke.errors import ContextOverflow, Forbidden, KeystrokeError, NotEnoughMemory, Unavailable
 from keystroke.gateway.access.keys import Caller
-from keystroke.gateway.access.limits import Limits
+from keystroke.gateway.access.limits import Limits, Settles
 from keystroke.gateway.record.metrics import Metrics
+from keystroke.gateway.record.shared_limits import SharedLimits
 from keystroke.gateway.record.store import Store
 from keystroke.gateway.work.priority import Priority, Tier, priority_named, tier_named
 from keystroke.gateway.work.registry import AUTO, Registry, ServedModel
@@ -69,14 +70,16 @@ class Service:
         generation: GenerationSettings | None = None,
         speculation: bool = True,
         declarations: str = "auto",
+        shared: SharedLimits | None = None,
     ) -> None:
         self.registry = registry
+        self.shared = shared  # budgets kept for all gateways; None: this process keeps its own
         self.store = store
         self.defaults = generation or GenerationSettings()
         self.speculation = speculation
         self.declarations = declarations  # of tools: auto, full, short
         self.metrics = Metrics()
-        self.limits = Limits({e.name: e.budget for e in registry.entries.values()})
+        self.limits = Limits({} if shared else {e.name: e.budget for e in registry.entries.values()})
         self.draining = False
         self.under_way: set[Work] = set()
 
@@ -161,6 +164,22 @@ class Service:
 
     # Queueing
 
+    def shares_budget(self, entry: ServedModel) -> bool:
+        """Whether other gateways take from this model's budget too: then `admitted` is asked first."""
+        return self.shared is not None and entry.budget.limited
+
+    async def admitted(self, entry: ServedModel, job: Job | RemoteJob, caller: Caller) -> Settles | None:
+        """Leave from a budget that is kept for all gateways; None where `submit` asks this process's own.
+        Raises RateLimited. What it gives goes to `submit`, or is settled."""
+        if self.shared is None or not entry.budget.limited:
+            return None
+        return await self.shared.admit(caller.id, entry.name, entry.budget, job.estimate)
+
+    def limit_headers(self, caller: Caller, model: str) -> dict[str, str]:
+        """The x-ratelimit headers as they stood when this gateway last looked."""
+        kept = self.limits if self.shared is None else self.shared
+        return kept.headers(caller.id, model)
+
     def submit(
         self,
         entry: ServedModel,
@@ -172,21 +191,28 @@ class Service:
         buffer: str | None = None,
         identity: str | None = None,
         live: bool = False,
+        permit: Settles | None = None,
     ) -> Work:
         """Admit against the budget, then queue. Raises ContextOverflow, RateLimited or QueueFull, leaving
-        nothing behind. `buffer`: newer work for it takes this one's place. Follow what comes of it before
-        the loop runs again."""
-        if self.draining:
-            raise Unavailable(SHUTTING_DOWN)
-        if isinstance(job, Job):
-            self._check_room(entry, job.prompt)
-        permit = self.limits.admit(caller.id, entry.name, job.estimate)
+        nothing behind. `buffer`: newer work for it takes this one's place. `permit`: leave that `admitted`
+        gave. Follow what comes of it before the loop runs again."""
+        try:
+            if self.draining:
+                raise Unavailable(SHUTTING_DOWN)
+            if isinstance(job, Job):
+                self._check_room(entry, job.prompt)
+        except KeystrokeError:
+            if permit is not None:
+                permit.settle(0)
+            raise
+        if permit is None:
+            permit = self.limits.admit(caller.id, entry.name, job.estimate)
         if priority < Priority.CHAT and not caller.priority and self._hurried(caller) >= HURRIED:
             priority = Priority.CHAT  # one pair of hands does not type so much at once
         supersedes = None if buffer is None else f"{caller.id}/{buffer}"
         try:
             ticket = entry.scheduler.submit(
-                job,  # type: ignore[arg-type]
+                job,
                 priority=priority,
                 tier=tier,
                 key=caller.id,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from keystroke.engine.generation import Finish
 from keystroke.errors import Interrupted, KeystrokeError
 from keystroke.gateway.access.keys import Caller
-from keystroke.gateway.access.limits import Permit
+from keystroke.gateway.access.limits import Settles
 from keystroke.gateway.work.receipts import Price, receipt
 from keystroke.gateway.work.ticket import Ended, Enough, Item, Reading, Redirected, Steered, Ticket
 from keystroke.protocol.response import Receipt
@@ -42,7 +42,7 @@ class Work:
         self,
         identity: str,
         ticket: Ticket,
-        permit: Permit,
+        permit: Settles,
         *,
         model: str,
         price: Price,

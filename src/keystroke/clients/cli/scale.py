@@ -1,0 +1,194 @@
+"""`keystroke scale`: the same program on more than one engine, on this machine or on a cluster.
+
+Law: flags become settings, settings an application, and Ray runs it. On this machine Ray belongs to the
+command and goes with it; a cluster keeps the application after the command has left.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import socket
+import threading
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from keystroke.clients.cli import options
+from keystroke.clients.cli.invocation import Invocation, of
+from keystroke.errors import ConfigError
+
+if TYPE_CHECKING:
+    from keystroke.config import Settings
+
+app = typer.Typer(
+    name="scale",
+    help="Serve with many replicas: gateways and engines on Ray, here or on a cluster.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+Address = Annotated[
+    str | None, typer.Option("--address", metavar="ADDRESS", help="A Ray cluster; none: one on this machine.")
+]
+
+
+@app.command()
+def up(
+    ctx: typer.Context,
+    address: Address = None,
+    gateways: Annotated[int | None, typer.Option(min=1, help="Gateway replicas.")] = None,
+    replicas: Annotated[int | None, typer.Option(min=1, help="Engine replicas of each model.")] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on; beyond loopback a key is needed.")
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 picks a free one.")] = None,
+    echo: Annotated[
+        bool, typer.Option("--echo", help="Serve a model that only repeats; to try it without weights.")
+    ] = False,
+    json: options.Json = False,
+) -> None:
+    """Start the application; on a cluster where it runs already, replace it replica by replica."""
+    run = of(ctx)
+    flags = {
+        "scale.address": address,
+        "scale.gateways": gateways,
+        "scale.replicas": replicas,
+        "server.host": host,
+        "server.port": port,
+    }
+    settings = _settings(run, flags)
+    settings, held = _with_port(settings)
+    with held, _ray(settings) as serve:
+        from keystroke.scale.application import NAME, EchoLoad, application
+        from keystroke.scale.cluster import deploy
+
+        made = application(settings, echo=EchoLoad() if echo else None)
+        if not run.wants_json(json):
+            run.console.note("starting replicas; this takes some seconds")
+        deploy(serve, made, NAME)
+        _told(run, settings, json)
+        if settings.scale.address is None:
+            _until_told()
+            run.console.note("letting running answers end")
+
+
+@app.command()
+def status(ctx: typer.Context, address: Address = None, json: options.Json = False) -> None:
+    """Show the replicas of the application on a cluster."""
+    run = of(ctx)
+    with _joined(_settings(run, {"scale.address": address})) as serve:
+        from keystroke.scale.application import NAME
+
+        found = serve.status().applications.get(NAME)
+        if found is None:
+            raise ConfigError("Keystroke does not run on this cluster; start it with `keystroke scale up`")
+        rows: dict[str, dict[str, Any]] = {
+            name: {
+                "status": str(d.status.value),
+                "replicas": {str(k): v for k, v in d.replica_states.items()},
+            }
+            for name, d in found.deployments.items()
+        }
+    if run.wants_json(json):
+        run.console.json({"status": str(found.status.value), "deployments": rows})
+        return
+    run.console.line(f"{found.status.value}")
+    for name, row in rows.items():
+        states = ", ".join(f"{count} {state.lower()}" for state, count in row["replicas"].items())
+        run.console.line(f"  {name}: {states}")
+
+
+@app.command()
+def down(ctx: typer.Context, address: Address = None) -> None:
+    """Take the application off a cluster; answers under way end first."""
+    run = of(ctx)
+    with _joined(_settings(run, {"scale.address": address})) as serve:
+        from keystroke.scale.application import NAME
+
+        serve.delete(NAME)
+    run.console.note("the application has been taken off")
+
+
+@app.command()
+def manifest(
+    ctx: typer.Context,
+    image: Annotated[str, typer.Option(help="Container image of this release.")] = "keystroke:latest",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write here, not to the screen.")
+    ] = None,
+) -> None:
+    """Print the KubeRay manifest of these settings."""
+    from keystroke.scale.kuberay import rendered
+
+    text = rendered(_settings(of(ctx), {}), image)
+    if output is None:
+        of(ctx).console.line(text.rstrip("\n"))
+        return
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{output} cannot be written: {error.strerror}") from None
+
+
+def _settings(run: Invocation, flags: dict[str, Any]) -> Settings:
+    from keystroke.config import load_settings
+
+    given = {**run.flags, **{key: value for key, value in flags.items() if value is not None}}
+    return load_settings(given, environ=run.environ)
+
+
+def _ray(settings: Settings) -> Any:
+    """Ray, after everything that can be refused without it has been: the store opens, a key is there."""
+    from keystroke.gateway.app import check_exposure
+    from keystroke.gateway.record.store import open_store
+    from keystroke.scale.cluster import ray_for
+
+    with closing(open_store(settings)) as store:  # its tables are made once, not by every gateway at once
+        check_exposure(settings.server, store.keys())
+    if settings.scale.address is not None and settings.server.database is None:
+        raise ConfigError(
+            "gateways on several machines need a store that all of them reach; "
+            "set server.database to a Postgres URL"
+        )
+    return ray_for(settings)
+
+
+def _joined(settings: Settings) -> Any:
+    from keystroke.scale.cluster import ray_for
+
+    if settings.scale.address is None:
+        raise ConfigError("name the cluster with --address; a local one goes with its `keystroke scale up`")
+    return ray_for(settings)
+
+
+def _with_port(settings: Settings) -> tuple[Settings, socket.socket]:
+    """Settings with a definite port, and a socket that holds it until gateways listen there too."""
+    from keystroke.gateway.app import listen
+
+    if settings.scale.address is not None:
+        return settings, socket.socket()
+    held = listen(settings.server, shared=True)  # bound, not listening: nothing is dealt to it
+    port = held.getsockname()[1]
+    return dataclasses.replace(settings, server=dataclasses.replace(settings.server, port=port)), held
+
+
+def _until_told() -> None:
+    """Wait for Ctrl-C or a polite kill."""
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    stop.wait()
+
+
+def _told(run: Invocation, settings: Settings, json: bool) -> None:
+    server = settings.server
+    url = f"{'https' if server.tls_certificate else 'http'}://{server.host}:{server.port}"
+    if run.wants_json(json):
+        run.console.json({"url": url, "gateways": settings.scale.gateways, "address": settings.scale.address})
+    elif settings.scale.address is None:
+        run.console.note(f"serving at {url} (OpenAI base URL: {url}/v1); Ctrl-C stops")
+    else:
+        run.console.note(f"running on {settings.scale.address}; each gateway listens on port {server.port}")

@@ -1,0 +1,146 @@
+"""The store as one file, and back: JSON lines, compressed, with a count and a checksum at the end.
+
+Law: reads one consistent snapshot, writes whole files or none, and never overwrites a row: what a restore
+finds already there stands. Budgets are not kept; they are full again within a minute.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from keystroke.engine.library import Progress, silent
+from keystroke.errors import InputError
+from keystroke.gateway.record.store import Store
+from keystroke.gateway.record.tables import KEYS, RESPONSES, USAGE
+
+_TABLES = {table.name: table for table in (KEYS, USAGE, RESPONSES)}
+_FORMAT = "keystroke-store-1"
+_BATCH = 500
+_LONGEST_LINE = 256 << 20  # characters; a stored conversation is far below
+
+
+def write_backup(store: Store, file: Path, progress: Progress = silent) -> dict[str, int]:
+    """Write every row to `file`, which is replaced whole. Returns rows by table. Raises InputError where it
+    cannot be written."""
+    store.flush_now()
+    draft = file.with_name(f".{file.name}.{os.getpid()}.part")
+    counts = dict.fromkeys(_TABLES, 0)
+    digest = hashlib.sha256()
+    try:
+        with (
+            open(draft, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as raw,
+            gzip.GzipFile(fileobj=raw, mode="wb", mtime=0) as out,
+        ):
+
+            def put(value: Any) -> None:
+                line = json.dumps(value, ensure_ascii=False).encode() + b"\n"
+                digest.update(line)
+                out.write(line)
+
+            put({"format": _FORMAT})
+            for done, (name, row) in enumerate(_rows(store), 1):
+                put([name, row])
+                counts[name] += 1
+                if done % _BATCH == 0:
+                    progress("writing", done, 0)
+            out.write(json.dumps({"rows": counts, "sha256": digest.hexdigest()}).encode() + b"\n")
+        os.replace(draft, file)
+    except OSError as error:
+        raise InputError(f"{file} cannot be written: {error.strerror}; choose another place") from None
+    finally:
+        draft.unlink(missing_ok=True)
+    return counts
+
+
+def read_backup(store: Store, file: Path, progress: Progress = silent) -> dict[str, int]:
+    """Bring the rows of a backup back, all or none. Returns how many were missing, by table. Raises
+    InputError for a file that is no backup, or not whole."""
+    _verify(file)
+    counts = dict.fromkeys(_TABLES, 0)
+    insert = postgresql.insert if store.engine.dialect.name == "postgresql" else sqlite.insert
+    with store.engine.begin() as connection:
+        done = 0
+        for name, rows in _batches(file):
+            table = _TABLES[name]
+            added = connection.execute(insert(table).on_conflict_do_nothing(), [_row(table, r) for r in rows])
+            counts[name] += max(0, added.rowcount)
+            done += len(rows)
+            progress("restoring", done, 0)
+    return counts
+
+
+def _rows(store: Store) -> Iterator[tuple[str, dict[str, Any]]]:
+    """One snapshot of all tables."""
+    level = "REPEATABLE READ" if store.engine.dialect.name == "postgresql" else "SERIALIZABLE"
+    with store.engine.connect().execution_options(isolation_level=level) as connection, connection.begin():
+        for name, table in _TABLES.items():
+            found = connection.execution_options(yield_per=_BATCH).execute(sa.select(table))
+            for row in found:
+                yield name, {key: _plain(value) for key, value in row._mapping.items()}
+
+
+def _plain(value: Any) -> Any:
+    return {"b64": base64.b64encode(value).decode()} if isinstance(value, bytes | memoryview) else value
+
+
+def _row(table: sa.Table, told: dict[str, Any]) -> dict[str, Any]:
+    return {
+        column.name: base64.b64decode(value["b64"]) if isinstance(value, dict) else value
+        for column in table.columns
+        if (value := told.get(column.name)) is not None or column.nullable
+    }
+
+
+def _lines(file: Path) -> Iterator[bytes]:
+    try:
+        with gzip.open(file, "rb") as lines:
+            while line := lines.readline(_LONGEST_LINE):
+                yield line
+    except (OSError, EOFError) as error:
+        raise InputError(f"{file} is no whole backup: {error}") from None
+
+
+def _verify(file: Path) -> None:
+    """The whole file, before a row of it is used."""
+    digest, last, first = hashlib.sha256(), b"", b""
+    for line in _lines(file):
+        if last:
+            digest.update(last)
+        first = first or line
+        last = line
+    try:
+        if json.loads(first) != {"format": _FORMAT}:
+            raise ValueError
+        whole = json.loads(last)["sha256"] == digest.hexdigest()
+    except (ValueError, KeyError, TypeError):
+        raise InputError(f"{file} is not a backup of a Keystroke store") from None
+    if not whole:
+        raise InputError(f"{file} is damaged: its checksum does not agree; use another backup")
+
+
+def _batches(file: Path) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    held: tuple[str, list[dict[str, Any]]] = ("", [])
+    for line in _lines(file):
+        told = json.loads(line)
+        if not isinstance(told, list):
+            continue
+        name, row = told
+        if name not in _TABLES:
+            raise InputError(f"{file} holds a table {name!r:.60} that this release does not know")
+        if name != held[0] or len(held[1]) >= _BATCH:
+            if held[1]:
+                yield held
+            held = (name, [])
+        held[1].append(row)
+    if held[1]:
+        yield held

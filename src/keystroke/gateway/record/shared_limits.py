@@ -1,0 +1,226 @@
+"""Budgets that several gateways take from: one row a key and a model, in the store they share.
+
+Law: every admission is one transaction that locks its row, so what all gateways together let through is
+exactly what one would have. The database's clock counts, not the gateways'. A place in the count of running
+responses is a lease: it goes back when the response ends, or by itself when its gateway is gone. Models
+without a budget never come here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from keystroke.errors import RateLimited, Unavailable
+from keystroke.gateway.access.limits import Bucket, Budget, limit_headers, take, too_many
+
+log = logging.getLogger("keystroke.limits")
+
+_LEASE = 60.0  # seconds a running response is counted after its gateway was last heard of
+_THREADS = 4  # transactions at a time; a gateway's admissions queue behind them
+_KNOWN = 10_000  # accounts whose headers are remembered
+
+_tables = sa.MetaData()
+
+BUDGETS = sa.Table(
+    "budgets",
+    _tables,
+    sa.Column("key_id", sa.String(64), primary_key=True),
+    sa.Column("model", sa.String(256), primary_key=True),
+    sa.Column("requests", sa.Float, nullable=False),
+    sa.Column("tokens", sa.Float, nullable=False),
+    sa.Column("stamp", sa.Float, nullable=False),
+)
+LEASES = sa.Table(
+    "leases",
+    _tables,
+    sa.Column("id", sa.String(32), primary_key=True),
+    sa.Column("key_id", sa.String(64), nullable=False),
+    sa.Column("model", sa.String(256), nullable=False),
+    sa.Column("gateway", sa.String(32), nullable=False, index=True),
+    sa.Column("until", sa.Float, nullable=False),
+    sa.Index("leases_of_key", "key_id", "model"),
+)
+
+
+@dataclass(slots=True)
+class SharedPermit:
+    """Leave from a shared budget. Settling is written behind the caller's back."""
+
+    limits: SharedLimits
+    key: str
+    model: str
+    budget: Budget
+    taken: int
+    lease: str | None
+    settled: bool = field(default=False)
+
+    def settle(self, spent: int) -> None:
+        if not self.settled:
+            self.settled = True
+            self.limits.settle_later(self, spent)
+
+
+class SharedLimits:
+    """The budgets in a store's database. `close` waits for what is being settled."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+        self._postgres = engine.dialect.name == "postgresql"
+        self._gateway = secrets.token_hex(8)
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="limits")
+        self._headers: dict[tuple[str, str], dict[str, str]] = {}
+        self._renewed = 0.0
+        _create(engine)
+
+    async def admit(self, key: str, model: str, budget: Budget, tokens: int) -> SharedPermit:
+        """Leave for one response of `tokens` prompt tokens. Raises RateLimited, or Unavailable where the
+        database does not answer: a quota that cannot be checked is not given away."""
+        loop = asyncio.get_running_loop()
+        asked = loop.run_in_executor(self._pool, self._admit, key, model, budget, tokens)
+        try:
+            lease = await asyncio.shield(asked)
+        except asyncio.CancelledError:  # nobody wants it any more: what was taken goes back
+
+            def give_back(ended: asyncio.Future[str | None]) -> None:
+                if not ended.cancelled() and ended.exception() is None:
+                    SharedPermit(self, key, model, budget, tokens, ended.result()).settle(0)
+
+            asked.add_done_callback(give_back)
+            raise
+        except sa.exc.SQLAlchemyError:
+            log.exception("a budget could not be read")
+            raise Unavailable("The server cannot check this key's budget now; try again shortly.") from None
+        return SharedPermit(self, key, model, budget, tokens, lease)
+
+    def headers(self, key: str, model: str) -> dict[str, str]:
+        """The x-ratelimit headers as they stood at this gateway's last admission."""
+        return self._headers.get((key, model), {})
+
+    def settle_later(self, permit: SharedPermit, spent: int) -> None:
+        try:
+            self._pool.submit(self._settle, permit, spent)
+        except RuntimeError:  # closed: the lease runs out by itself
+            log.debug("settled after the end")
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True)
+
+    # In the pool's threads
+
+    def _admit(self, key: str, model: str, budget: Budget, tokens: int) -> str | None:
+        with self._engine.begin() as connection:
+            row, now = self._locked(connection, key, model, budget)
+            requests, held = _buckets(row, budget)
+            refusal: RateLimited | None = None
+            lease = None
+            if budget.concurrent:
+                running = self._running(connection, key, model, now)
+                if running >= budget.concurrent:
+                    refusal = too_many(running, model)
+            if refusal is None:
+                try:
+                    take(requests, held, tokens, model, now)
+                except RateLimited as error:
+                    refusal = error
+            if refusal is None:
+                connection.execute(
+                    sa.update(BUDGETS)
+                    .where(BUDGETS.c.key_id == key, BUDGETS.c.model == model)
+                    .values(requests=_level(requests), tokens=_level(held), stamp=now)
+                )
+                if budget.concurrent:
+                    lease = self._lease(connection, key, model, now)
+        if len(self._headers) > _KNOWN:
+            self._headers.clear()
+        self._headers[key, model] = limit_headers(requests, held)
+        if refusal is not None:
+            raise refusal
+        return lease
+
+    def _settle(self, permit: SharedPermit, spent: int) -> None:
+        try:
+            with self._engine.begin() as connection:
+                if permit.lease is not None:
+                    connection.execute(sa.delete(LEASES).where(LEASES.c.id == permit.lease))
+                if permit.budget.tokens_per_minute and spent != permit.taken:
+                    # Not refilled here: the level is as of its stamp, and stays so.
+                    connection.execute(
+                        sa.update(BUDGETS)
+                        .where(BUDGETS.c.key_id == permit.key, BUDGETS.c.model == permit.model)
+                        .values(tokens=BUDGETS.c.tokens - (spent - permit.taken))
+                    )
+        except sa.exc.SQLAlchemyError:
+            log.exception("a response could not be settled")
+
+    def _locked(
+        self, connection: sa.Connection, key: str, model: str, budget: Budget
+    ) -> tuple[sa.Row[Any], float]:
+        """The account's row, locked for this transaction and made full where there is none, and the time."""
+        insert = postgresql.insert if self._postgres else sqlite.insert
+        wanted = sa.select(BUDGETS).where(BUDGETS.c.key_id == key, BUDGETS.c.model == model)
+        row = connection.execute(wanted.with_for_update()).first() if self._postgres else None
+        if row is None:  # SQLite locks by writing, so there this comes first always
+            full = {"requests": float(budget.requests_per_minute), "tokens": float(budget.tokens_per_minute)}
+            new = insert(BUDGETS).values(key_id=key, model=model, stamp=self._now(connection), **full)
+            connection.execute(new.on_conflict_do_nothing())
+            row = connection.execute(wanted.with_for_update()).one()
+        return row, max(self._now(connection), row.stamp)
+
+    def _running(self, connection: sa.Connection, key: str, model: str, now: float) -> int:
+        mine = sa.and_(LEASES.c.key_id == key, LEASES.c.model == model)
+        connection.execute(sa.delete(LEASES).where(mine, LEASES.c.until < now))
+        return connection.execute(sa.select(sa.func.count()).select_from(LEASES).where(mine)).scalar_one()
+
+    def _lease(self, connection: sa.Connection, key: str, model: str, now: float) -> str:
+        lease = secrets.token_hex(12)
+        row = {"id": lease, "key_id": key, "model": model, "gateway": self._gateway, "until": now + _LEASE}
+        connection.execute(sa.insert(LEASES).values(row))
+        return lease
+
+    def renew(self) -> None:
+        """Keep this gateway's leases alive; call every few seconds. Blocking. Raises nothing."""
+        if time.monotonic() - self._renewed < _LEASE / 4:
+            return
+        self._renewed = time.monotonic()
+        try:
+            with self._engine.begin() as connection:
+                until = self._now(connection) + _LEASE
+                connection.execute(
+                    sa.update(LEASES).where(LEASES.c.gateway == self._gateway).values(until=until)
+                )
+        except sa.exc.SQLAlchemyError:
+            log.exception("leases could not be renewed")
+
+    def _now(self, connection: sa.Connection) -> float:
+        if not self._postgres:
+            return time.time()
+        return float(connection.execute(sa.text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one())
+
+
+def _create(engine: sa.Engine) -> None:
+    """The tables. Several gateways start at once, and each may be the first."""
+    try:
+        _tables.create_all(engine)
+    except sa.exc.SQLAlchemyError:
+        time.sleep(0.2)
+        _tables.create_all(engine)
+
+
+def _buckets(row: sa.Row[Any], budget: Budget) -> tuple[Bucket | None, Bucket | None]:
+    def bucket(capacity: int, level: float) -> Bucket | None:
+        return Bucket(capacity, min(level, float(capacity)), row.stamp) if capacity else None
+
+    return bucket(budget.requests_per_minute, row.requests), bucket(budget.tokens_per_minute, row.tokens)
+
+
+def _level(bucket: Bucket | None) -> float:
+    return bucket.level if bucket is not None else 0.0

@@ -1,0 +1,141 @@
+"""The Serve application of a configuration: which deployments there are, how many replicas of each, and
+what each takes.
+
+Law: settings in, an application out; nothing is started. Every figure comes from the settings or from the
+model's table, so the same file describes a laptop and a cluster.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from ray import serve
+from ray.serve import Application
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+
+from keystroke.config import NamedModel, Settings
+from keystroke.gateway.work.registry import ServedModel, local_entry
+from keystroke.scale.deployments import EngineDeployment, GatewayDeployment
+from keystroke.scale.tables import replicas_of, tables_of
+
+NAME = "keystroke"
+ECHO = "echo"
+_CALLS = 4096  # at a time in one replica: its own queue decides, not Serve's, which knows no priorities
+_ROOM = 20.0  # seconds between the time answers have to end and the time a replica has to stop
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EchoLoad:
+    """A model without weights, of fixed speed, for trials."""
+
+    step_cost: float = 0.005
+    prefill_cost: float = 0.0
+    max_batch: int = 1
+    cache_bytes: int = 1 << 24
+    max_queue: int = 64
+
+    def __call__(self) -> ServedModel:
+        from keystroke.engine.echo_model import echo_model
+
+        model = echo_model(
+            self.step_cost,
+            prefill_cost=self.prefill_cost,
+            max_batch=self.max_batch,
+            cache_bytes=self.cache_bytes,
+        )
+        return local_entry(ECHO, model, max_queue=self.max_queue)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ModelLoad:
+    """A configured model, loaded where the replica runs."""
+
+    name: str
+    table: NamedModel
+    settings: Settings
+
+    def __call__(self) -> ServedModel:
+        from keystroke.engine.load import load_model
+        from keystroke.engine.speculative import measure_verify_cost
+
+        model = load_model(self.name, self.settings)
+        measure_verify_cost(model.engine)
+        server = self.settings.server
+        return local_entry(
+            self.name,
+            model,
+            role=self.table.role,
+            named=self.table,
+            max_queue=server.max_queue,
+            share_prefixes=server.share_prefixes,
+        )
+
+
+def application(settings: Settings, *, echo: EchoLoad | None = None, spread: bool = False) -> Application:
+    """Gateways over pools of engines. `echo`: one pool of echo models instead of what is configured.
+    `spread`: calls go round in turn, for comparison."""
+    tables = {ECHO: settings.models.get(ECHO, NamedModel())} if echo is not None else tables_of(settings)
+    pools = {}
+    for at, (name, table) in enumerate(tables.items()):
+        if table.engine == "remote":
+            continue
+        load: Callable[[], ServedModel] = echo or ModelLoad(name, table, settings)
+        pools[f"pool{at}"] = _engines(name, table, settings, load, spread)
+    gateways = serve.deployment(
+        name="gateway",
+        num_replicas=settings.scale.gateways,
+        ray_actor_options=_place(settings),
+        max_ongoing_requests=_CALLS,
+        graceful_shutdown_timeout_s=settings.server.drain_s * 2 + _ROOM,
+        graceful_shutdown_wait_loop_s=0.1,
+        health_check_period_s=2,
+    )(GatewayDeployment)
+    return gateways.bind(settings, tables, **pools)
+
+
+def _engines(
+    name: str,
+    table: NamedModel,
+    settings: Settings,
+    load: Callable[[], ServedModel],
+    spread: bool,
+) -> Application:
+    slots = getattr(load, "max_batch", 0) or table.concurrent or (16 if table.gpus else 1)
+    replicas = replicas_of(table, settings)
+    many: dict[str, Any] = {"num_replicas": replicas}
+    if table.max_replicas > replicas:
+        scaling = AutoscalingConfig(
+            min_replicas=replicas,
+            max_replicas=table.max_replicas,
+            initial_replicas=replicas,
+            target_ongoing_requests=slots,
+            upscale_delay_s=5.0,  # people wait
+            downscale_delay_s=300.0,  # a cache that took an hour to fill is not thrown away for a lull
+        )
+        many = {"num_replicas": None, "autoscaling_config": scaling}
+    router = RequestRouterConfig(
+        request_router_class="keystroke.scale.router:PrefixRouter",
+        request_router_kwargs={
+            "load_factor": settings.scale.load_factor,
+            "slots": slots,
+            "spread": spread,
+        },
+    )
+    engines = serve.deployment(
+        name=f"engine-{name}",
+        ray_actor_options={"num_cpus": table.cpus, "num_gpus": table.gpus},
+        max_ongoing_requests=_CALLS,
+        request_router_config=router,
+        graceful_shutdown_timeout_s=settings.server.drain_s + _ROOM,
+        graceful_shutdown_wait_loop_s=0.1,
+        health_check_period_s=2,
+        **many,
+    )(EngineDeployment)
+    return engines.bind(load, settings.scale.traces)
+
+
+def _place(settings: Settings) -> dict[str, Any]:
+    wanted = settings.scale.gateway_resource
+    return {"num_cpus": 0.1, "resources": {wanted: 1} if wanted else {}}

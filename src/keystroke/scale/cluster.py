@@ -1,0 +1,84 @@
+"""Ray itself: started here or joined, and left clean.
+
+Law: the one file that starts and stops Ray. A local Ray belongs to the process that started it and goes with
+it, replicas first, each drained; a cluster is joined and left as it was found, with the application on it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from io import StringIO
+from typing import Any
+
+from keystroke.config import Settings
+from keystroke.errors import ConfigError, Unavailable
+from keystroke.scale.loopback import bind_node, prepare
+
+_OBJECTS = 96 << 20  # bytes of Ray's object store: calls do not go through it
+
+
+@contextmanager
+def ray_for(settings: Settings) -> Iterator[Any]:
+    """Ray, started on this machine or joined where `scale.address` says, with Serve ready for deployments.
+    Yields the `serve` module. Raises ConfigError where Ray is not installed or cannot be reached."""
+    address = settings.scale.address
+    prepare(local=address is None)
+    try:
+        import ray
+        from ray import serve
+    except ImportError as error:
+        raise ConfigError(
+            f"`keystroke scale` needs {error.name or 'ray'}, which is not installed; "
+            "install it with: pip install 'keystroke[scale]'"
+        ) from None
+    for name in ("ray", "ray.serve"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "namespace": "keystroke"}
+    try:
+        if address is None:
+            bind_node()
+            ray.init(
+                address="local",
+                num_cpus=max(os.cpu_count() or 1, _cores(settings)),
+                include_dashboard=False,
+                object_store_memory=_OBJECTS,
+                _node_ip_address="127.0.0.1",
+                **quiet,
+            )
+        else:
+            ray.init(address=address, **quiet)
+    except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+        where = f"the Ray cluster at {address}" if address else "a local Ray"
+        raise ConfigError(f"{where} could not be started or reached: {error}; check scale.address") from None
+    try:
+        serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
+        yield serve
+    finally:
+        # Ray tells the terminal of every call that its own controller's end cuts off.
+        with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+            try:
+                if address is None:
+                    serve.shutdown()
+            finally:
+                ray.shutdown()
+
+
+def _cores(settings: Settings) -> int:
+    """Enough for every replica: on one machine the system shares its cores out, not Ray."""
+    wanted = settings.scale.gateways + 4
+    for table in (*settings.models.values(), None):
+        replicas = max(table.max_replicas, table.replicas) if table is not None else 0
+        wanted += round((replicas or settings.scale.replicas) * (table.cpus if table is not None else 1) + 1)
+    return wanted * 2  # while a rolling update runs there are two generations
+
+
+def deploy(serve: Any, app: Any, name: str) -> None:
+    """Run the application, replacing an earlier generation of it replica by replica. Raises Unavailable
+    where it does not come up."""
+    try:
+        serve.run(app, name=name, route_prefix=None)
+    except Exception as error:
+        raise Unavailable(f"The replicas did not come up: {error}; see Ray's logs under /tmp/ray.") from None

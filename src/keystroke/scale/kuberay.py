@@ -1,0 +1,249 @@
+"""The same configuration on Kubernetes: a manifest for KubeRay.
+
+Law: settings in, YAML out; talks to no cluster. Gateways and engines get worker groups of their own, because
+one needs sockets and the other cards. Secrets are named, never written. What the manifest opens to the
+outside is one port.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tomlkit
+import yaml  # type: ignore[import-untyped]
+
+from keystroke.config import NamedModel, Settings
+
+RESOURCE = "keystroke_gateway"  # one a gateway pod, so that every gateway has a port to itself
+_RAY = "2.60.0"
+_CLAIM = "keystroke-models"
+_LABEL = "keystroke.dev/part"
+
+
+def rendered(settings: Settings, image: str) -> str:
+    """The manifest as text."""
+    head = (
+        "# Made by `keystroke scale manifest`. It needs the KubeRay operator, a Secret `keystroke` with\n"
+        "# `database` (a Postgres URL), and a volume claim `keystroke-models` that holds the models.\n"
+    )
+    body: str = yaml.dump_all(documents(settings, image), Dumper=_Dumper, sort_keys=False, width=110)
+    return head + body
+
+
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
+    """Texts of several lines are shown as they are."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    style = "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def documents(settings: Settings, image: str) -> list[dict[str, Any]]:
+    from keystroke.scale.tables import tables_of
+
+    tables = tables_of(settings)
+    groups = [_gateways(settings, image)]
+    for name, table in tables.items():
+        if table.engine != "remote":
+            groups.append(_engines(name, table, settings, image))
+    cluster = {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayCluster",
+        "metadata": _named("keystroke"),
+        "spec": {
+            "rayVersion": _RAY,
+            "enableInTreeAutoscaling": True,
+            "headGroupSpec": {
+                "rayStartParams": {"num-cpus": "0", "dashboard-host": "127.0.0.1"},
+                "template": _pod("head", image, {"cpu": "2", "memory": "4Gi"}),
+            },
+            "workerGroupSpecs": groups,
+        },
+    }
+    return [
+        _configuration(settings, tables),
+        cluster,
+        _job(image),
+        _service(settings),
+        _disruption(),
+        _policy(),
+    ]
+
+
+def _named(name: str, part: str | None = None) -> dict[str, Any]:
+    labels = {"app.kubernetes.io/name": "keystroke"}
+    return {"name": name, "labels": labels | ({_LABEL: part} if part else {})}
+
+
+def _configuration(settings: Settings, tables: Mapping[str, NamedModel]) -> dict[str, Any]:
+    """keystroke.toml as these settings have it, for the pods."""
+    document = tomlkit.document()
+    scale = {
+        "address": "auto",
+        "gateways": settings.scale.gateways,
+        "replicas": settings.scale.replicas,
+        "gateway_resource": RESOURCE,
+        "load_factor": settings.scale.load_factor,
+    }
+    document["scale"] = scale
+    document["server"] = {"host": "0.0.0.0", "port": settings.server.port, "drain_s": settings.server.drain_s}
+    document["paths"] = {"models": "/models"}
+    document["model"] = {"default": settings.model.default}
+    models = {name: _table(table) for name, table in tables.items() if table != NamedModel()}
+    if models:
+        document["models"] = models
+    data = {"keystroke.toml": tomlkit.dumps(document)}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _named("keystroke"), "data": data}
+
+
+def _table(table: NamedModel) -> dict[str, Any]:
+    plain = NamedModel()
+    names = [name for name in table.__dataclass_fields__ if getattr(table, name) != getattr(plain, name)]
+    values = {name: getattr(table, name) for name in names}
+    return {
+        name: value if isinstance(value, int | float | str) else str(value) for name, value in values.items()
+    }
+
+
+def _gateways(settings: Settings, image: str) -> dict[str, Any]:
+    count = settings.scale.gateways
+    pod = _pod("gateway", image, {"cpu": "1", "memory": "2Gi"})
+    container = pod["spec"]["containers"][0]
+    container["ports"] = [{"name": "http", "containerPort": settings.server.port}]
+    container["readinessProbe"] = {
+        "httpGet": {"path": "/health", "port": "http"},
+        "periodSeconds": 2,
+        "failureThreshold": 1,
+    }
+    return {
+        "groupName": "gateways",
+        "replicas": count,
+        "minReplicas": count,
+        "maxReplicas": count * 4,
+        "rayStartParams": {"resources": f'"{{\\"{RESOURCE}\\": 1}}"'},
+        "template": pod,
+    }
+
+
+def _engines(name: str, table: NamedModel, settings: Settings, image: str) -> dict[str, Any]:
+    count = table.replicas or settings.scale.replicas
+    wanted = {"cpu": f"{max(1, round(table.cpus))}", "memory": "8Gi"}
+    if table.gpus:
+        wanted["nvidia.com/gpu"] = str(max(1, round(table.gpus)))
+        image = image.replace("keystroke:", "keystroke-cuda:") if image.startswith("keystroke:") else image
+    return {
+        "groupName": f"engines-{_label(name)}",
+        "replicas": count,
+        "minReplicas": count,
+        "maxReplicas": max(count, table.max_replicas),
+        "rayStartParams": {},
+        "template": _pod("engine", image, wanted),
+    }
+
+
+def _pod(part: str, image: str, wanted: dict[str, str]) -> dict[str, Any]:
+    """A pod of the cluster. It may take its time to end: answers under way do."""
+    container = {
+        "name": "ray",
+        "image": image,
+        "env": [
+            {"name": "KEYSTROKE_CONFIG", "value": "/etc/keystroke/keystroke.toml"},
+            {"name": "RAY_USAGE_STATS_ENABLED", "value": "0"},
+            {"name": "RAY_SERVE_USE_GRPC_BY_DEFAULT", "value": "1"},
+            {"name": "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD", "value": "0"},
+            {"name": "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP", "value": "0"},
+            {
+                "name": "KEYSTROKE_SERVER_DATABASE",
+                "valueFrom": {"secretKeyRef": {"name": "keystroke", "key": "database"}},
+            },
+        ],
+        "resources": {"limits": wanted, "requests": dict(wanted)},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "runAsNonRoot": True,
+        },
+        "volumeMounts": [
+            {"name": "configuration", "mountPath": "/etc/keystroke", "readOnly": True},
+            {"name": "models", "mountPath": "/models", "readOnly": True},
+        ],
+    }
+    return {
+        "metadata": {"labels": {"app.kubernetes.io/name": "keystroke", _LABEL: part}},
+        "spec": {
+            "automountServiceAccountToken": part == "head",  # whose autoscaler asks for pods
+            "terminationGracePeriodSeconds": 90,
+            "containers": [container],
+            "volumes": [
+                {"name": "configuration", "configMap": {"name": "keystroke"}},
+                {"name": "models", "persistentVolumeClaim": {"claimName": _CLAIM, "readOnly": True}},
+            ],
+        },
+    }
+
+
+def _job(image: str) -> dict[str, Any]:
+    """What puts the application on the cluster; applied again after a change it rolls the replicas."""
+    return {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayJob",
+        "metadata": _named("keystroke-up"),
+        "spec": {
+            "entrypoint": "keystroke scale up --address auto",
+            "clusterSelector": {"ray.io/cluster": "keystroke"},
+            "submitterPodTemplate": {
+                "spec": {
+                    "restartPolicy": "Never",
+                    "containers": [{"name": "submit", "image": image}],
+                }
+            },
+        },
+    }
+
+
+def _service(settings: Settings) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _named("keystroke"),
+        "spec": {
+            "selector": {_LABEL: "gateway"},
+            "ports": [{"name": "http", "port": settings.server.port, "targetPort": "http"}],
+        },
+    }
+
+
+def _disruption() -> dict[str, Any]:
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": _named("keystroke-gateways"),
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": {_LABEL: "gateway"}}},
+    }
+
+
+def _policy() -> dict[str, Any]:
+    """Pods of this cluster talk to each other; from outside only the gateways' port is reached."""
+    ours = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": "keystroke"}}}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": _named("keystroke"),
+        "spec": {
+            "podSelector": {"matchLabels": {"app.kubernetes.io/name": "keystroke"}},
+            "policyTypes": ["Ingress"],
+            "ingress": [{"from": [ours]}, {"ports": [{"port": "http", "protocol": "TCP"}]}],
+        },
+    }
+
+
+def _label(name: str) -> str:
+    return "".join(c if c.isalnum() else "-" for c in name.lower()).strip("-") or "model"

@@ -1,0 +1,59 @@
+"""The gateway's counters, told to Ray as well, whose agent on each node shows all processes to Prometheus.
+
+Law: the same names and labels as a single gateway's, with Ray's prefix (`ray_keystroke_...`). Asking one of
+many gateways for `/metrics` tells only of that one; the agents tell of all.
+"""
+
+from __future__ import annotations
+
+from ray.util.metrics import Counter, Gauge, Histogram
+
+from keystroke.engine.base import EngineStats
+from keystroke.gateway.record.metrics import SECONDS, Metrics
+from keystroke.protocol.response import Receipt
+
+
+class RayMetrics(Metrics):
+    """Metrics of one gateway; `replica` names it."""
+
+    def __init__(self, replica: str) -> None:
+        super().__init__()
+        self._replica = replica
+        by_model = ("model", "gateway")
+        self._ended = Counter(
+            "keystroke_responses", "Responses ended", ("model", "priority", "status", "gateway")
+        )
+        self._counted = Counter("keystroke_tokens", "Tokens", ("model", "kind", "gateway"))
+        self._first = Histogram(
+            "keystroke_first_token_seconds",
+            "Arrival to first token",
+            list(SECONDS),
+            ("model", "priority", "gateway"),
+        )
+        self._queued = Histogram("keystroke_queue_seconds", "Waiting for a place", list(SECONDS), by_model)
+        self._losses = Counter("keystroke_taken_up", "Turns taken up by another replica", by_model)
+        self._waiting = Gauge("keystroke_waiting", "Requests waiting", by_model)
+        self._running = Gauge("keystroke_running", "Responses running", by_model)
+
+    def ended(self, paid: Receipt, status: str) -> None:
+        super().ended(paid, status)
+        model, mine = {"model": paid.model}, {"gateway": self._replica}
+        self._ended.inc(1, {**model, **mine, "priority": paid.priority, "status": status})
+        for kind, amount in (
+            ("input", paid.computed_tokens),
+            ("reused", paid.reused_tokens),
+            ("output", paid.output_tokens),
+        ):
+            if amount > 0:
+                self._counted.inc(amount, {**model, **mine, "kind": kind})
+        self._queued.observe(paid.queue_ms / 1e3, {**model, **mine})
+        if paid.first_token_ms:
+            self._first.observe(paid.first_token_ms / 1e3, {**model, **mine, "priority": paid.priority})
+        if paid.preemptions:
+            self._losses.inc(paid.preemptions, {**model, **mine})
+
+    def sample(self, model: str, waiting: int, running: int, stats: EngineStats | None) -> None:
+        super().sample(model, waiting, running, stats)
+        tags = {"model": model, "gateway": self._replica}
+        self._waiting.set(waiting, tags)
+        self._running.set(running, tags)

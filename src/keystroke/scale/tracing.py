@@ -1,0 +1,86 @@
+"""Spans across gateway, router and replica, as OpenTelemetry has them.
+
+Law: off unless settings name a place for them; then spans go to a file of JSON lines in a folder, or to a
+collector. A span says where time went and which model and replica worked, never what was said. The rest of
+the room asks for `span` and never knows whether one was made.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+_tracer: Any = None
+_provider: Any = None
+
+
+def start_tracing(place: str | None, service: str) -> None:
+    """Record spans of this process from now on. Raises ModuleNotFoundError where a collector is named and
+    its exporter is not installed."""
+    global _tracer, _provider
+    if not place or _tracer is not None:
+        return
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
+
+    exporter: SpanExporter
+    if place.startswith(("http://", "https://")):
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+        exporter = OTLPSpanExporter(endpoint=place)
+    else:
+        folder = Path(place)
+        folder.mkdir(parents=True, exist_ok=True)
+        out = (folder / f"{service}-{os.getpid()}.jsonl").open("a", encoding="utf-8", buffering=1)
+        exporter = ConsoleSpanExporter(out=out, formatter=lambda said: said.to_json(indent=None) + "\n")
+    _provider = TracerProvider(resource=Resource.create({"service.name": f"keystroke-{service}"}))
+    _provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=500))
+    _tracer = _provider.get_tracer("keystroke")
+
+
+@contextmanager
+def span(
+    name: str, parent: Mapping[str, str] | None = None, attributes: Mapping[str, Any] | None = None
+) -> Iterator[Any]:
+    """A span under `parent` (W3C headers; None: under what is current here). Yields it, or None."""
+    if _tracer is None:
+        yield None
+        return
+    from opentelemetry.propagate import extract
+
+    context = extract(dict(parent)) if parent else None
+    with _tracer.start_as_current_span(name, context=context, attributes=dict(attributes or {})) as made:
+        yield made
+
+
+def begin_span(name: str, parent: Mapping[str, str] | None, attributes: Mapping[str, Any]) -> Any:
+    """A span that its owner ends; None where none are recorded."""
+    if _tracer is None:
+        return None
+    from opentelemetry.propagate import extract
+
+    return _tracer.start_span(name, context=extract(dict(parent)) if parent else None, attributes=attributes)
+
+
+def headers_of(made: Any) -> dict[str, str]:
+    """What carries a span to another process."""
+    if made is None:
+        return {}
+    from opentelemetry.propagate import inject
+    from opentelemetry.trace import set_span_in_context
+
+    carrier: dict[str, str] = {}
+    inject(carrier, set_span_in_context(made))
+    return carrier
+
+
+def stop_tracing() -> None:
+    """Write what is left; idempotent."""
+    global _tracer, _provider
+    if _provider is not None:
+        _provider.shutdown()
+    _tracer = _provider = None

@@ -1,0 +1,214 @@
+"""The application on a real local Ray: replicas are lost and replaced under load, and no turn is.
+
+One Ray serves the whole file: starting one takes ten seconds on two cores.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+pytest.importorskip("ray", reason="the [scale] extra is not installed")
+
+from scale_support import Load, kill, replica_pids, settings_for, until, with_table
+
+from keystroke.config import NamedModel, Settings
+from keystroke.gateway.record.store import Store, default_url
+from keystroke.scale.application import ECHO, NAME, EchoLoad, application
+from keystroke.scale.cluster import deploy, ray_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
+
+LIMIT = 240  # requests a minute and key
+LONG = pytest.mark.skipif("TEST_SCALE" not in os.environ, reason="takes half a minute: make test-scale")
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    folder = tmp_path_factory.mktemp("scale")
+    traces = str(folder / "traces")
+    made = settings_for(folder, scale__gateways=3, scale__replicas=4, scale__traces=traces)
+    with closing(Store(default_url(folder))):
+        pass  # the tables
+    return with_table(made, ECHO, NamedModel(requests_per_minute=LIMIT))
+
+
+@pytest.fixture(scope="module")
+def serve(settings: Settings) -> Iterator[Any]:
+    before = {p.pid for p in psutil.process_iter()}
+    with ray_for(settings) as module:
+        deploy(module, application(settings, echo=EchoLoad(step_cost=0.004)), NAME)
+        yield module
+    left = [p for p in psutil.process_iter(["cmdline"]) if p.pid not in before]
+    titles = [" ".join(p.info["cmdline"] or ()) for p in left]
+    assert not [t for t in titles if "ray::" in t or "raylet" in t or "gcs_server" in t]
+
+
+@pytest.fixture
+def url(serve: Any, settings: Settings) -> str:
+    return f"http://127.0.0.1:{settings.server.port}"
+
+
+def test_nothing_listens_beyond_loopback(url: str) -> None:
+    own = psutil.Process().children(recursive=True)
+    open_ports = [
+        (p.name(), c.laddr)
+        for p in own
+        if p.is_running()
+        for c in p.net_connections(kind="inet")
+        if c.status == psutil.CONN_LISTEN
+    ]
+    assert open_ports
+    beyond = [where for where in open_ports if where[1].ip.removeprefix("::ffff:") != "127.0.0.1"]
+    assert not beyond
+
+
+async def test_turns_of_a_conversation_find_their_prefix_on_the_replica_that_holds_it(url: str) -> None:
+    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+        for who in range(6):
+            previous, before = None, 0
+            for turn in range(3):
+                body = {"model": "auto", "input": f"{who}/{turn} " + "w " * 100}
+                if previous:
+                    body["previous_response_id"] = previous
+                told = (await client.post("/v1/responses", json=body)).json()
+                receipt = told["receipt"]
+                assert receipt["reused_tokens"] >= before
+                before, previous = receipt["input_tokens"], told["id"]
+
+
+async def test_losing_an_engine_and_a_gateway_under_load_loses_no_turn(url: str, settings: Settings) -> None:
+    load = Load(url)
+    talking = [asyncio.create_task(load.converse(who)) for who in range(8)]
+    await asyncio.sleep(1.0)
+    kill(replica_pids("engine-echo")[0])
+    await asyncio.sleep(1.5)
+    kill(replica_pids("gateway")[0])
+    await asyncio.sleep(1.5)
+    load.stop = True
+    await asyncio.gather(*talking)
+    assert not load.failures
+    assert len(load.answered) > 30
+    assert set(load.terminal.values()) == {1}
+    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+        for name, asked in load.answered.items():
+            stored = (await client.get(f"/v1/responses/{name}")).json()
+            assert stored["output"][0]["content"][0]["text"] == f"You said: {asked}"
+    with until(60, "a whole set of replicas") as wait:
+        wait(lambda: len(replica_pids("engine-echo")) == 4 and len(replica_pids("gateway")) == 3)
+
+
+def test_spans_of_gateway_router_and_engine_belong_together(url: str, settings: Settings) -> None:
+    parent = "4bf92f3577b34da6a3ce929d0e0e4736"
+    header = {"traceparent": f"00-{parent}-00f067aa0ba902b7-01"}
+    answer = httpx.post(
+        f"{url}/v1/responses", json={"model": "auto", "input": "hi"}, headers=header, timeout=60
+    )
+    assert answer.status_code == 200
+    folder = Path(str(settings.scale.traces))
+
+    def names() -> set[str]:
+        lines = [line for file in folder.glob("*.jsonl") for line in file.read_text().splitlines()]
+        return {httpx.Response(200, content=x.encode()).json()["name"] for x in lines if parent in x}
+
+    with until(20, "the spans") as wait:
+        wait(lambda: {"gateway", "work", "route", "engine"} <= names())
+
+
+@LONG
+async def test_a_rolling_update_under_load_drops_no_turn(url: str, serve: Any, settings: Settings) -> None:
+    old = set(replica_pids("engine-echo") + replica_pids("gateway"))
+    load = Load(url)
+    talking = [asyncio.create_task(load.converse(who, words=40)) for who in range(6)]
+    await asyncio.sleep(0.5)
+    made = application(settings, echo=EchoLoad(step_cost=0.004))
+    await asyncio.to_thread(deploy, serve, made, NAME)
+    load.stop = True
+    await asyncio.gather(*talking)
+    assert not load.failures
+    assert len(load.answered) > 20
+    assert set(load.terminal.values()) == {1}
+    with until(90, "the end of the old replicas") as wait:
+        wait(lambda: not old & set(replica_pids("engine-echo") + replica_pids("gateway")))
+
+
+async def test_three_gateways_admit_exactly_one_quota(url: str, settings: Settings) -> None:
+    store = Store(default_url(settings.paths.state))
+    with closing(store):
+        from keystroke.gateway.access.keys import make_key
+
+        key, token = make_key("quota")
+        store.add_key(key)
+    await asyncio.sleep(2.5)  # gateways look for new keys every two seconds
+    pids = set(replica_pids("gateway"))
+    assert len(pids) == 3
+
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    # A connection each: the system deals them out to all three.
+    each = httpx.Limits(max_connections=40, max_keepalive_connections=0)
+    headers = {"Authorization": f"Bearer {token}"}
+    async with httpx.AsyncClient(base_url=url, timeout=60, limits=each, headers=headers) as client:
+
+        async def asked() -> int:
+            body = {"model": "auto", "input": "x", "max_output_tokens": 1}
+            return (await client.post("/v1/responses", json=body)).status_code
+
+        codes = await asyncio.gather(*(asked() for _ in range(LIMIT + 150)))
+    refill = int((loop.time() - began) * LIMIT / 60) + 1
+    assert set(codes) == {200, 429}
+    assert LIMIT <= codes.count(200) <= LIMIT + refill
+
+
+@LONG
+@pytest.mark.model
+async def test_the_embedded_model_says_the_same_though_its_replica_is_killed(
+    serve: Any, tmp_path: Path
+) -> None:
+    plain = settings_for(tmp_path, scale__gateways=1, scale__replicas=2)
+    with closing(Store(default_url(tmp_path))):
+        pass
+    deploy(serve, application(plain), "embedded")
+    body = {
+        "model": "auto",
+        "prompt": "import json\n\n\ndef read(path):\n",
+        "max_tokens": 160,
+        "stream": True,
+    }
+    address = f"http://127.0.0.1:{plain.server.port}"
+
+    def worked(pid: int) -> float:
+        """The one that has this prompt's prefix has worked more than the other."""
+        return float(psutil.Process(pid).cpu_times().user)
+
+    async def completed(killing: bool) -> str:
+        said = ""
+        async with (
+            httpx.AsyncClient(base_url=address, timeout=60) as client,
+            client.stream("POST", "/v1/completions", json=body) as response,
+        ):
+            async for line in response.aiter_lines():
+                if line.startswith("data: {"):
+                    told = json.loads(line[6:])
+                    assert "error" not in told
+                    said += told["choices"][0]["text"] if told["choices"] else ""
+                    if killing and len(said) > 20:
+                        killing = False
+                        kill(max(replica_pids("engine-embedded"), key=worked))
+        return said
+
+    try:
+        whole = await completed(False)
+        assert len(whole) > 100
+        assert await completed(True) == whole
+    finally:
+        await asyncio.to_thread(serve.delete, "embedded")
