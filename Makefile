@@ -9,7 +9,7 @@ TORCH = $(shell sed -nE 's/^ *"(torch==[^"]+)".*/\1/p' pyproject.toml)
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-gpu test-lowest lint format coverage web docs lock hooks clean
+.PHONY: help run test test-gpu test-lowest lint format coverage web demo pictures docs lock hooks clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##|^bench-%:.*##' Makefile | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -69,6 +69,12 @@ format: $(DEV_STAMP)  ## format and fix what can be fixed
 
 web:  ## build the playground (Node and npm; its output is part of the repository)
 	@cd web && npm ci --no-audit --no-fund --silent && npm run --silent build
+
+demo: $(DEV_STAMP)  ## make the README's animated picture from the real page (needs a Chromium)
+	@$(BIN)/python -m web.demo
+
+pictures: $(DEV_STAMP)  ## take the pictures of docs/tour.md anew (needs a Chromium)
+	@KEYSTROKE_PICTURES=docs/pictures $(BIN)/python -m pytest -m browser tests/e2e/test_tour.py tests/e2e/test_tour_terminal.py
 
 bench-%: $(DEV_STAMP)  ## run bench/NAME.py; `ls bench` shows them, each says in its docstring what it measures
 	@$(BIN)/python -m bench.$(subst -,_,$*) $(ARGS)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Tab", "browser", "last_user", "needs_browser", "scripted_model", "serving", "visiting"]
 
-PATIENCE = 20_000.0  # milliseconds for anything to happen; a loaded machine is slow, not wrong
+PATIENCE = 60_000.0  # milliseconds for anything to happen; a loaded machine is slow, not wrong
 
 
 needs_browser = pytest.mark.skipif(reason_why_not() is not None, reason=reason_why_not() or "")

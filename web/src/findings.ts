@@ -1,6 +1,7 @@
 // The list below the file: every finding with its fixes, and the keys that go through them. A fix is applied
 // as one undoable change; a suggestion says that it is one.
 
+import type { ChangeSet } from "@codemirror/state";
 import type { Command, EditorView } from "@codemirror/view";
 import { announce, h, need } from "./dom";
 import type { Span } from "./live";
@@ -11,6 +12,8 @@ export class Findings {
   private readonly count = need("findings-count");
   private readonly known: Record<"audit" | "problems", Span[]> = { audit: [], problems: [] };
   private spoken = "";
+  private fresh = true; // nothing was typed since the findings came
+  private wanted = -1; // where a fix was asked for while they were being looked for anew
   view!: EditorView;
 
   set(kind: "audit" | "problems", found: Span[]): void {
@@ -22,10 +25,18 @@ export class Findings {
     const told = all.map((f) => f.message).join(" ");
     if (told && told !== this.spoken) announce(`${all.length} finding${all.length > 1 ? "s" : ""}: ${all[0].message}`, 800);
     this.spoken = told;
+    this.fresh = true;
+    const asked = this.wanted;
+    if (kind === "audit") this.wanted = -1;
+    if (asked >= 0 && asked === this.view.state.selection.main.head) this.fix(this.view);
   }
 
-  /** Keys fell: fixes are for the text they were made for, so they wait for the next answer. */
-  stale(): void {
+  /** Keys fell: places move along; fixes are for the text they were made for, so they wait for the next answer. */
+  follow(changes: ChangeSet): void {
+    this.fresh = false;
+    this.wanted = -1;
+    for (const kind of ["audit", "problems"] as const)
+      this.known[kind] = this.known[kind].map((f) => ({ ...f, from: changes.mapPos(f.from, 1), to: changes.mapPos(f.to, -1), fixes: [] }));
     for (const button of this.list.querySelectorAll<HTMLButtonElement>("button.fix")) button.disabled = true;
   }
 
@@ -38,11 +49,12 @@ export class Findings {
 
   readonly fix: Command = (view) => {
     const at = view.state.selection.main.head, line = view.state.doc.lineAt(at);
-    const here = this.all().filter((f) => f.fixes.length && f.from <= line.to && f.to >= line.from);
-    const found = here.find((f) => f.from <= at && at <= f.to) ?? here[0];
-    if (!found) return false;
-    this.apply(found, 0);
-    return true;
+    const here = this.all().filter((f) => f.from <= line.to && f.to >= line.from);
+    const ready = here.filter((f) => f.fixes.length);
+    const found = ready.find((f) => f.from <= at && at <= f.to) ?? ready[0];
+    this.wanted = !found && here.length > 0 && !this.fresh ? at : -1;
+    if (found) this.apply(found, 0);
+    return here.length > 0;
   };
 
   private all(): Span[] {

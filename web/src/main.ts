@@ -84,7 +84,7 @@ function update(change: ViewUpdate): void {
     live.changed(change.changes, change.state.doc, cursor, key);
     if (ghostOf(change.state)) painted((now) => { kept.clear(); kept.set(key, now); });
     instructed.follow(change.changes);
-    findings.stale();
+    findings.follow(change.changes);
   } else if (change.selectionSet) live.moved(cursor);
   if (change.transactions.some((t) => t.effects.some((e) => e.is(setJump)))) drawJump();
 }

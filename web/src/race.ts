@@ -7,6 +7,8 @@ import type { ModelStatus } from "./protocol";
 import type { Receipts } from "./receipts";
 import type { TurnEnd, Turns } from "./turns";
 
+const LONGEST = 160; // tokens: long enough to see who is ahead
+
 class Pane {
   readonly model: HTMLSelectElement;
   readonly drafts: HTMLInputElement;
@@ -37,7 +39,7 @@ class Pane {
     return new Promise((resolve) => {
       this.over = resolve;
       if (chats) {
-        const body = { model: this.model.value, store: false, drafts: this.drafts.checked, max_output_tokens: tokens };
+        const body = { model: this.model.value, store: false, temperature: 0, drafts: this.drafts.checked, max_output_tokens: tokens };
         this.stream = this.turns.begin(body, [{ role: "user", content: prompt }], {
           waiting: (position) => { this.note.textContent = `waiting, place ${position}`; },
           text: (delta) => { this.text(delta); },
@@ -55,7 +57,7 @@ class Pane {
     this.aborter = new AbortController();
     try {
       const answer = await ask("/v1/completions", {
-        model: this.model.value, prompt, stream: true, max_tokens: tokens, drafts: this.drafts.checked, stream_options: { include_usage: true },
+        model: this.model.value, prompt, stream: true, temperature: 0, max_tokens: tokens, drafts: this.drafts.checked, stream_options: { include_usage: true },
       }, this.aborter.signal);
       type Chunk = { choices?: { text: string }[]; usage?: { completion_tokens: number }; error?: { message: string } };
       for await (const chunk of streamed<Chunk>(answer)) {
@@ -135,7 +137,7 @@ export class Race {
     const both = converses(this.left) && converses(this.right);
     let won: Pane | null = null;
     const finished = (pane: Pane) => () => { if (!pane.failed) won ??= pane; };
-    await Promise.all([this.left, this.right].map((pane) => pane.run(prompt, both, 256).then(finished(pane))));
+    await Promise.all([this.left, this.right].map((pane) => pane.run(prompt, both, LONGEST).then(finished(pane))));
     this.running = false;
     need("race-stop").hidden = true;
     const first = won as Pane | null;

@@ -81,7 +81,7 @@ class Terminal(App[None]):
 
     async def on_mount(self) -> None:
         self.query_one("#log").can_focus = True
-        self._bar.say(folder=str(self._workspace), model=self.session.model)
+        self._bar.say(folder=self._workspace.name, model=self.session.model)
         self.query_one(Input).focus()
         self._greet()
 
