@@ -8,21 +8,25 @@ together, newest first, and stops where a file was changed by somebody else.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 from msgspec import UNSET
 from textual import work
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
+from textual.events import Key
+from textual.widget import Widget
 from textual.widgets import Footer, Input
 
 from keystroke.clients.place import Place
 from keystroke.clients.tui.chat import ChatClient, speed
+from keystroke.clients.tui.rewind import rewind
 from keystroke.clients.tui.screens import Choice
 from keystroke.clients.tui.session import Entry, Session, Sessions
 from keystroke.clients.tui.task_client import TaskClient
-from keystroke.clients.tui.widgets import Diff, Question, Said, StatusBar
+from keystroke.clients.tui.task_view import TaskView
+from keystroke.clients.tui.widgets import Question, Said, StatusBar
 from keystroke.errors import KeystrokeError
 from keystroke.protocol import tasks
 
@@ -31,7 +35,6 @@ Ctrl+T  chat or task: a task changes files of this folder, after your yes (y / n
 Ctrl+R  rewind: conversation and files together, to before something you said
 Ctrl+O  sessions: go on with an earlier one        Ctrl+N  a new one
 /model NAME  who answers    /check COMMAND  what a task must pass    /do ...  one task    /help  /quit"""
-W = TypeVar("W", Said, Diff)
 
 
 class Terminal(App[None]):
@@ -81,7 +84,7 @@ class Terminal(App[None]):
 
     async def on_mount(self) -> None:
         self.query_one("#log").can_focus = True
-        self._bar.say(folder=self._workspace.name, model=self.session.model)
+        self.bar.say(folder=self._workspace.name, model=self.session.model)
         self.query_one(Input).focus()
         self._greet()
 
@@ -93,7 +96,7 @@ class Terminal(App[None]):
     async def _greet(self) -> None:
         try:
             known = (await self._tasks.status()).models
-            self._bar.say(model=self.session.model if self.session.model != "auto" else known[0].name)
+            self.bar.say(model=self.session.model if self.session.model != "auto" else known[0].name)
         except (KeystrokeError, IndexError) as error:
             self._problem(error)
 
@@ -122,7 +125,7 @@ class Terminal(App[None]):
             self._do(rest)
         elif name == "/model" and rest:
             self.session.model = rest
-            self._bar.say(model=rest)
+            self.bar.say(model=rest)
         elif name == "/check":
             self._check = rest
             self._note(f"a task must pass: {rest}" if rest else "a task is not checked")
@@ -140,14 +143,15 @@ class Terminal(App[None]):
     @work
     async def _say(self, line: str) -> None:
         self.session.entries.append(Entry(kind="user", text=line))
-        await self._put(Said("user", line))
-        self._answer = await self._put(Said("assistant"))
-        self._bar.say(state="answering")
+        await self.put(Said("user", line))
+        self._answer = Said("assistant")
+        await self.put(self._answer)
+        self.bar.say(state="answering")
 
         try:
             response = await self._chat.ask(self.session.messages(), self.session.model, self)
             if response.receipt is not UNSET:
-                self._bar.say(speed=speed(response.receipt), model=response.model)
+                self.bar.say(speed=speed(response.receipt), model=response.model)
             if response.status == "cancelled":
                 self._note("stopped")
         except KeystrokeError as error:
@@ -155,12 +159,12 @@ class Terminal(App[None]):
         finally:
             self._remember()
             self._sessions.save(self.session)
-            self._bar.say(state="ready")
+            self.bar.say(state="ready")
 
     def heard(self, piece: str) -> None:
         if self._answer is not None:
             self._answer.add(piece)
-            self._follow()
+            self.follow()
 
     def restarted(self) -> None:
         if self._answer is not None:
@@ -172,7 +176,7 @@ class Terminal(App[None]):
         self.session.entries.append(Entry(kind="user", text=line))
         self._answer = Said("assistant")
         self.query_one("#log").mount(Said("user", line), self._answer)
-        self._follow()
+        self.follow()
 
     def _remember(self) -> None:
         """What was answered so far is part of the conversation."""
@@ -193,7 +197,7 @@ class Terminal(App[None]):
 
     @work
     async def _do(self, instruction: str) -> None:
-        await self._put(Said("task", instruction))
+        await self.put(Said("task", instruction))
         model = self.session.model
         try:
             task = await self._tasks.create(str(self._workspace), instruction, model=model, check=self._check)
@@ -204,51 +208,15 @@ class Terminal(App[None]):
         self._sessions.save(self.session)
         self._under_way = task.id
         try:
-            await self._watch(task.id)
+            view = TaskView(self)
+            async for event in self._tasks.events(task.id):
+                await view.show(event)
         except KeystrokeError as error:
             self._problem(error)
         finally:
             self._under_way = None
-            await self._ask(None)
-            self._bar.say(state="ready")
-
-    async def _watch(self, task: str) -> None:
-        diff: Diff | None = None
-        writing: Said | None = None
-        async for event in self._tasks.events(task):
-            if isinstance(event, tasks.TaskText | tasks.TaskOutput):
-                writing = writing or await self._put(Said("note"))
-                writing.add(event.delta)
-                self._follow()
-                continue
-            writing = None
-            match event:
-                case tasks.TaskBegan():
-                    self._bar.say(model=event.model, state=f"working ({event.sandbox})")
-                case tasks.TaskQueued():
-                    self._bar.say(state=f"waiting, place {event.position}" if event.position else "working")
-                case tasks.TaskDoing():
-                    self._note(event.line)
-                case tasks.TaskNoted():
-                    await self._put(Said("problem" if event.failed else "note", event.line))
-                case tasks.TaskChanged():
-                    diff = diff or await self._put(Diff())
-                    diff.show(event.diff)
-                    self._follow()
-                case tasks.TaskSpent(receipt=spent) if spent.tokens > 1 and spent.seconds > 0:
-                    self._bar.say(speed=f"{spent.tokens / spent.seconds:,.0f} tok/s")
-                case tasks.TaskAsked():
-                    self._bar.say(state="asking")
-                    await self._ask(event.question)
-                case tasks.TaskAnswered():
-                    self._bar.say(state="working")
-                    await self._ask(None)
-                case tasks.TaskSteered():
-                    await self._put(Said("user", event.line))
-                case tasks.TaskEnded():
-                    await self._put(Said("note", f"{event.task.status}: {event.task.line}"))
-                case _:
-                    pass
+            await self.ask(None)
+            self.bar.say(state="ready")
 
     @work
     async def _steer_task(self, line: str) -> None:
@@ -262,7 +230,7 @@ class Terminal(App[None]):
         except KeystrokeError as error:
             self._problem(error)
 
-    async def _ask(self, question: tasks.TaskQuestion | None) -> None:
+    async def ask(self, question: tasks.TaskQuestion | None) -> None:
         await self.query(Question).remove()
         if question is not None:
             await self.mount(Question(question), before="#line")
@@ -271,8 +239,8 @@ class Terminal(App[None]):
         else:
             self.query_one(Input).focus()
 
-    async def on_key(self, event: object) -> None:
-        key = getattr(event, "key", "")
+    async def on_key(self, event: Key) -> None:
+        key = event.key
         asked = self.query(Question)
         if not asked or key not in ("y", "n") or isinstance(self.focused, Input):
             return
@@ -292,7 +260,7 @@ class Terminal(App[None]):
 
     def action_mode(self) -> None:
         self._doing = not self._doing
-        self._bar.say(mode="task" if self._doing else "chat")
+        self.bar.say(mode="task" if self._doing else "chat")
         self.query_one(Input).placeholder = (
             "What to do in this folder" if self._doing else "Say something; /help for help"
         )
@@ -331,18 +299,7 @@ class Terminal(App[None]):
 
     @work
     async def _rewind(self, point: int) -> None:
-        """Files first, newest first; where one is refused, the conversation is cut behind that task only."""
-        refused: KeystrokeError | None = None
-        for task in self.session.tasks_after(point):
-            try:
-                if (await self._tasks.get(task)).status == "done":
-                    await self._tasks.act(task, "undo")
-            except KeystrokeError as error:
-                refused = error
-                at = next(n for n, entry in enumerate(self.session.entries) if entry.task == task)
-                point = at + 1
-                break
-        again = self.session.rewind(point) if point < len(self.session.entries) else None
+        again, refused = await rewind(self.session, point, self._tasks)
         self._sessions.save(self.session)
         await self._show(self.session)
         if refused is not None:
@@ -359,31 +316,30 @@ class Terminal(App[None]):
     # The log
 
     @property
-    def _bar(self) -> StatusBar:
+    def bar(self) -> StatusBar:
         return self.query_one(StatusBar)
 
     async def _show(self, session: Session) -> None:
         """Another session, or this one anew."""
         self.session = session
         self._chat.forget()
-        self._bar.say(model=session.model)
+        self.bar.say(model=session.model)
         await self.query_one("#log").remove_children()
         for entry in session.entries:
-            await self._put(Said(entry.kind, entry.text))
+            await self.put(Said(entry.kind, entry.text))
         self.query_one(Input).focus()
 
-    async def _put(self, widget: W) -> W:
+    async def put(self, widget: Widget) -> None:
         await self.query_one("#log").mount(widget)
-        self._follow()
-        return widget
+        self.follow()
 
-    def _follow(self) -> None:
+    def follow(self) -> None:
         self.query_one("#log", VerticalScroll).scroll_end(animate=False)
 
     def _note(self, text: str) -> None:
         self.query_one("#log").mount(Said("note", text))
-        self._follow()
+        self.follow()
 
     def _problem(self, error: Exception) -> None:
         self.query_one("#log").mount(Said("problem", str(error)))
-        self._follow()
+        self.follow()
