@@ -151,8 +151,9 @@ def test_others_get_no_network_and_no_command_without_a_sandbox(
         for fields in ({"network": True}, {"mcp": ["tracker"]}):
             body = {"workspace": str(root), "instruction": "do", **fields}
             assert bench.http.post("/v1/tasks", json=body).status_code == 403
-        for fields in ({"check": "true"}, {"types": "true"}, {"run": True}):
-            task = bench.create("do", **fields)["id"]
+        commands: tuple[dict[str, Any], ...] = ({"check": "true"}, {"types": "true"}, {"run": True})
+        for command in commands:
+            task = bench.create("do", **command)["id"]
             assert "no sandbox holds" in bench.until(task, "failed")["line"]
 
 
