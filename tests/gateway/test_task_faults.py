@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from gateway_support import scripted_model, serving
 from test_tasks import BROKEN, FIXED, Bench, text
 
+from keystroke.agent.sandbox import Kind, Sandbox
+from keystroke.config import ServerSettings
 from keystroke.engine.model import Model
 
 
@@ -134,6 +140,23 @@ def test_what_a_file_says_answers_no_question(begun: Callable[[Model], Bench], r
     assert not (root / "owned").exists()
 
 
+def test_others_get_no_network_and_no_command_without_a_sandbox(
+    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KEYSTROKE_API_KEY", "key")
+    monkeypatch.setattr("keystroke.gateway.tasks.desk.find_sandbox", lambda: Sandbox(Kind.NONE))
+    settings = ServerSettings(host="0.0.0.0", workspaces=(str(root),))
+    with serving(with_tools("Done."), folder=tmp_path / "state", server=settings) as server:
+        bench = Bench(server, root, "key")
+        for fields in ({"network": True}, {"mcp": ["tracker"]}):
+            body = {"workspace": str(root), "instruction": "do", **fields}
+            assert bench.http.post("/v1/tasks", json=body).status_code == 403
+        commands: tuple[dict[str, Any], ...] = ({"check": "true"}, {"types": "true"}, {"run": True})
+        for command in commands:
+            task = bench.create("do", **command)["id"]
+            assert "no sandbox holds" in bench.until(task, "failed")["line"]
+
+
 def test_a_model_without_leave_to_run_has_nothing_to_run_with(
     begun: Callable[[Model], Bench], root: Path
 ) -> None:
@@ -142,3 +165,37 @@ def test_a_model_without_leave_to_run_has_nothing_to_run_with(
     bench.until(task, "done")
     assert text(root).startswith("def add(a, b):\n    return a + b\n")
     assert not any(event["type"] == "task.asked" for event in bench.events(task))
+
+
+SERVER = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from gateway_support import scripted_model, serving
+model = scripted_model(lambda p: "x" * 100_000, "worker", step_cost=0.002)
+with serving(model, folder=Path(sys.argv[2])) as server:
+    print(server.url, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_server_killed_in_the_middle_leaves_a_task_to_go_on_with(
+    tmp_path: Path, root: Path, begun: Callable[[Model], Bench]
+) -> None:
+    here = str(Path(__file__).parent)
+    arguments = [sys.executable, "-c", SERVER, here, str(tmp_path / "state")]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        url = server.stdout.readline().strip()
+        body = {"workspace": str(root), "instruction": "make add in calc.py add", "approve": "never"}
+        task = httpx.post(f"{url}/v1/tasks", json=body, timeout=30).json()["id"]
+        end = time.monotonic() + 20
+        while httpx.get(f"{url}/v1/tasks/{task}").json()["status"] != "working":
+            assert time.monotonic() < end
+        server.kill()
+    assert text(root) == BROKEN
+    bench = begun(scripted_model(lambda prompt: f"{FIXED}```\n", "worker"))
+    assert bench.get(task)["status"] == "interrupted"
+    bench.act(task, "resume")
+    bench.until(task, "done")
+    assert text(root) == FIXED

@@ -33,7 +33,8 @@ def command(
     (root / "calc.py").write_text(BROKEN)
     monkeypatch.chdir(root)
     monkeypatch.setenv("KEYSTROKE_PATHS_STATE", str(tmp_path / "state"))
-    monkeypatch.setenv("KEYSTROKE_CONFIG", str(tmp_path / "none.toml"))
+    (tmp_path / "keystroke.toml").touch()
+    monkeypatch.setenv("KEYSTROKE_CONFIG", str(tmp_path / "keystroke.toml"))
 
     class Here:
         async def locate(self) -> Place:
@@ -75,3 +76,23 @@ def test_a_task_in_the_background_is_watched_answered_and_taken_back(
     code, said = command("tasks", "undo", "nothing")
     assert code != 0
     assert "there is no task nothing" in said
+
+
+def test_a_task_at_the_shared_gateway_is_told_as_one_done_here(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, given = tmp_path / "project", ("do", "make add in calc.py add", "--model", "worker")
+    monkeypatch.setattr("keystroke.clients.cli.speaker.gateway_model", lambda name, run: "worker")
+    code, said = command(*given, "--check", "grep -q 'a + b' calc.py")
+    assert code == 0
+    assert "→ run `grep -q 'a + b' calc.py`" in said
+    assert "-    return a - b\n+    return a + b\n" in said
+    assert "`keystroke undo` takes it back" in said
+    assert text(root) == FIXED
+    assert command("undo")[0] == 0
+    assert text(root) == BROKEN
+    _, said = command(*given, "--approve", "all")
+    assert "not approved; nothing was written" in said  # there is nobody to ask
+    assert text(root) == BROKEN
+    _, said = command("--json", "do", "--continue", "--model", "worker")
+    assert json.loads(said.splitlines()[-1])["type"] == "ended"

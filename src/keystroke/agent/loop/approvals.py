@@ -22,6 +22,7 @@ class Question:
     text: str
     command: str = ""
     plan: EditPlan | None = None
+    diff: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,8 @@ class Approvals:
         themselves is asked for each time, whatever the level: later nobody would be asked again."""
         if self._level is not Approve.ALL and not plan.self_running():
             return Answer(True)
-        return self._asked(Question(f"Make this change ({', '.join(plan.summary())})?", plan=plan))
+        text = f"Make this change ({', '.join(plan.summary())})?"
+        return self._asked(Question(text, plan=plan, diff=plan.diff()))
 
     def _asked(self, question: Question) -> Answer:
         return self._ask(question) if self._ask is not None else NO

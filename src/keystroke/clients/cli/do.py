@@ -81,15 +81,16 @@ def do(
     if not task.strip() and not go_on:
         raise UsageError('say what to do: keystroke do "..."; or go on with --continue')
     level = _level(approve)
+    may_run = run_commands or bool(_RUNS.search(task))
+    fields: dict[str, Any] = {
+        "check": check, "types": types, "attempts": attempts, "tries": tries, "run": may_run,
+        "network": network, "review": review, "dry_run": dry_run, "seconds": seconds, "mcp": list(mcp or ()),
+        "approve": "all" if background else approve,
+    }  # fmt: skip
     if background:
         if go_on:
             raise UsageError("a task in the background is gone on with by `keystroke tasks resume`")
-        fields = {
-            "files": list(file or ()), "check": check, "types": types, "attempts": attempts, "tries": tries,
-            "run": run_commands or bool(_RUNS.search(task)), "network": network, "review": review,
-            "dry_run": dry_run, "seconds": seconds, "mcp": list(mcp or ()), "approve": "all",
-            "background": True, "model": model or "auto", "deep": deep,
-        }  # fmt: skip
+        fields |= {"background": True, "model": model or "auto", "deep": deep, "files": list(file or ())}
         _handed_over(run, task, fields, as_json=run.wants_json(json))
         return
     workspace, journal = open_workspace(run)
@@ -102,7 +103,7 @@ def do(
         check=check,
         types=types,
         files=tuple(_named(workspace, name) for name in file or ()),
-        may_run=run_commands or bool(_RUNS.search(task)),
+        may_run=may_run,
         attempts=attempts,
         tries=tries,
         max_tokens=run.settings.generation.max_tokens or 2048,
@@ -115,35 +116,47 @@ def do(
     from keystroke.agent.sandbox import Limits, find_sandbox
     from keystroke.agent.tools.mcp import named_servers
     from keystroke.clients.cli.chats import open_chat
+    from keystroke.clients.cli.do_gateway import GatewayTask
     from keystroke.clients.cli.do_view import TaskView, show_diff
     from keystroke.clients.cli.interruption import interruptible
+    from keystroke.clients.cli.shared import shared_gateway
+    from keystroke.clients.cli.speaker import gateway_model
 
     as_json = run.wants_json(json)
     worker, other = _models(run, model, deep)
     view = TaskView(run, as_json=as_json)
+    asked = gateway_model(worker, run)
     with interruptible() as interrupt:
-        chat = open_chat(worker, run)
-        try:
-            agent = AgentTask(
-                workspace,
-                journal,
-                chat,
-                find_sandbox(),
-                Approvals(level, view.ask),
-                deep=(lambda: open_chat(other, run)) if other else None,
-                options=chosen,
-                records=records,
-                limits=Limits(seconds=seconds),
-                network=network,
-                sink=view.sink,
-                interrupt=interrupt,
-                steering=view.steering,
-                exclude=run.settings.assist.exclude,
-                servers=named_servers(run.settings.assist.mcp_servers, mcp or []),
+        if asked is not None:
+            named: dict[str, Any] = {"model": asked, "deep": other, "files": list(chosen.files)}
+            named |= {"max_tokens": chosen.max_tokens}
+            shared = GatewayTask(
+                shared_gateway(run).locate, str(workspace.root), fields | named, view, interrupt, go_on=go_on
             )
-            ended = view.watch(lambda: agent.run(task, previous), interrupt)
-        finally:
-            chat.close()
+            ended = view.watch(lambda: shared.run(task), interrupt)
+        else:
+            chat = open_chat(worker, run)
+            try:
+                agent = AgentTask(
+                    workspace,
+                    journal,
+                    chat,
+                    find_sandbox(),
+                    Approvals(level, view.ask),
+                    deep=(lambda: open_chat(other, run)) if other else None,
+                    options=chosen,
+                    records=records,
+                    limits=Limits(seconds=seconds),
+                    network=network,
+                    sink=view.sink,
+                    interrupt=interrupt,
+                    steering=view.steering,
+                    exclude=run.settings.assist.exclude,
+                    servers=named_servers(run.settings.assist.mcp_servers, mcp or []),
+                )
+                ended = view.watch(lambda: agent.run(task, previous), interrupt)
+            finally:
+                chat.close()
     if ended is None:
         raise InputError("the task ended without a word")
     if not as_json:

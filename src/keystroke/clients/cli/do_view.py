@@ -114,9 +114,8 @@ class TaskView:
     def _show(self, item: Event | Question) -> None:
         if isinstance(item, Question):
             self._asking = True
-            if item.plan is not None:
-                for line in item.plan.diff().splitlines():
-                    self._say(line)
+            for line in item.diff.splitlines():
+                self._say(line)
             self._say(f"{item.text} [y/N]")
         elif self._as_json:
             self._run.console.line(msgspec.json.encode(item).decode())

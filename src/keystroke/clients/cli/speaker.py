@@ -38,6 +38,14 @@ def open_speaker(name: str | None, run: Invocation, *, local: bool = False) -> S
         return LocalSpeaker.load(name, run, progress)
 
 
+def gateway_model(name: str, run: Invocation) -> str | None:
+    """What the shared gateway calls a model of this machine, loaded there; None where tasks are not shared,
+    the model is elsewhere, or no gateway can be had."""
+    if not run.shares or _remote(name, run.settings) is not None or _shared(name, run) is None:
+        return None
+    return _asked(name, run.settings)
+
+
 def _shared(name: str, run: Invocation) -> Speaker | None:
     """The model at the shared gateway; None, and a remark, where there cannot be one on this machine."""
     from keystroke.clients.cli.gateway_speaker import GatewaySpeaker, NoGateway

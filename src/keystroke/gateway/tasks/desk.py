@@ -24,8 +24,9 @@ from keystroke.agent.sandbox import Limits, find_sandbox
 from keystroke.agent.tools.mcp import named_servers
 from keystroke.assist.edit import Workspace
 from keystroke.config import Settings
-from keystroke.errors import InputError, NotFound, QueueFull, Unavailable
+from keystroke.errors import Forbidden, InputError, NotFound, QueueFull, Unavailable
 from keystroke.gateway.access.keys import LOCAL, Caller
+from keystroke.gateway.access.security import is_loopback
 from keystroke.gateway.tasks.bridge import Bridge
 from keystroke.gateway.tasks.chat import ServedChat
 from keystroke.gateway.tasks.kept import PREFIX, Kept, as_task
@@ -50,6 +51,7 @@ class Tasks:
     ) -> None:
         self._service, self._settings, self._whose = service, settings, whose
         self._kept = Kept(settings)
+        self._own = is_loopback(settings.server.host)  # whoever asks is this machine's user
         self._runs: dict[str, TaskRun] = {}  # newest last; ended ones too, up to a number
         self._logs: dict[str, EventLog] = {}
         self._waiting: deque[tuple[TaskRun, Callable[[TaskRun], object]]] = deque()
@@ -96,6 +98,8 @@ class Tasks:
     ) -> wire.Task:
         if self._service.draining:
             raise Unavailable(SHUTTING_DOWN)
+        if not self._own and (wanted.network or wanted.mcp):
+            raise Forbidden("tasks of a server that others reach get neither the network nor MCP servers")
         if len(self._waiting) >= _WAITING:
             raise QueueFull(f"{_WAITING} tasks already wait; try again shortly.", retry_after=5.0)
         routing = self._service.choose(
@@ -165,11 +169,14 @@ class Tasks:
 
         def work(run: TaskRun) -> object:
             workspace, journal, records = self._kept.workspace(root)
+            sandbox = find_sandbox()
+            if not self._own and not sandbox.confines and (wanted.check or wanted.types or wanted.run):
+                raise Forbidden("no sandbox holds on the server's machine, so no command runs for others")
             task = AgentTask(
                 workspace,
                 journal,
                 opened(model, run),
-                find_sandbox(),
+                sandbox,
                 Approvals(Approve(wanted.approve), run.ask),
                 deep=(lambda: opened(deep, run)) if deep is not None else None,
                 options=_options(wanted, workspace),

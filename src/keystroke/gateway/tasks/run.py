@@ -116,9 +116,8 @@ class TaskRun:
         self._questions += 1
         name = f"q{self._questions}"
         hunks = hunks_of(question.plan) if question.plan is not None else []
-        diff = question.plan.diff() if question.plan is not None else ""
         refuse = lambda: self._answers.put((name, Answer(False)))  # noqa: E731
-        self._post(lambda: self._asked(name, question, diff, hunks))
+        self._post(lambda: self._asked(name, question, hunks))
         self.interrupt.add_callback(refuse)
         end = time.monotonic() + _PATIENCE
         try:
@@ -175,7 +174,7 @@ class TaskRun:
             task.receipts = [as_receipt(known) for known in event.receipts]
             self._end(str(event.status))
 
-    def _asked(self, name: str, question: Question, diff: str, hunks: Sequence[ChangeHunk]) -> None:
+    def _asked(self, name: str, question: Question, hunks: Sequence[ChangeHunk]) -> None:
         if self.interrupt.is_set:
             return  # it was stopped before anybody could be asked
         asked = wire.TaskQuestion(
@@ -183,7 +182,7 @@ class TaskRun:
             kind="change" if question.plan is not None else "command",
             text=question.text,
             command=question.command,
-            diff=diff,
+            diff=question.diff,
             hunks=[as_hunk(hunk) for hunk in hunks],
         )
         self.task.question, self.task.status = asked, "asking"
