@@ -60,6 +60,7 @@ def test_doctor_measures_the_model_on_one_screen(model_home: Home) -> None:
     facts = json.loads(model_home.program("doctor", "--json").stdout)
     assert facts["model"]["speed"]["decode"] > 0
     assert facts["model"]["speed"]["prefill"] > 0
+    assert facts["kernels"].startswith(("compiled", "portable: "))
 
 
 def test_chat_is_stopped_and_redirected_and_goes_on(model_home: Home) -> None:

@@ -209,6 +209,7 @@ def test_operators_are_compiled_once_for_a_processor(tmp_path: Path) -> None:
     made = first.stat().st_mtime_ns
     native.library.cache_clear()
     assert native.library(tmp_path) == first
+    assert native.why_not(tmp_path) is None
     assert first.stat().st_mtime_ns == made
     assert [each.suffix for each in first.parent.iterdir()] == [".so"]
 
@@ -235,6 +236,7 @@ def test_a_library_that_fails_its_check_is_not_kept(tmp_path: Path, monkeypatch:
         monkeypatch.setattr(native, "_FLAGS", ("-shared", "-fPIC", f"-DCASE={len(verdict)}"))
         native.library.cache_clear()
         assert native.library(tmp_path) is None
+        assert native.why_not(tmp_path) == "what was compiled does not pass its check on this machine"
         assert not list(tmp_path.glob("native/*"))
     native.library.cache_clear()
 
@@ -263,3 +265,5 @@ def test_without_a_working_compiler_there_is_no_library(
     monkeypatch.setenv("PATH", "/nowhere" if compiler == "absent" else "/usr/bin:/bin")
     assert native.library(tmp_path / "cache") is None
     assert not (tmp_path / "cache").exists()
+    said = {"absent": "no C compiler", "failing": "cannot compile", "for another processor": "no AVX2"}
+    assert said[compiler] in (native.why_not(tmp_path / "cache") or "")

@@ -23,6 +23,7 @@ from keystroke.errors import KeystrokeError
 
 if TYPE_CHECKING:
     from keystroke.clients.cli.answering import Speaker
+    from keystroke.config import Settings
 
 PACKAGES = ("onnxruntime", "onnx", "numpy", "tokenizers", "gguf", "torch")
 
@@ -60,6 +61,8 @@ def doctor(
         except KeystrokeError as error:
             problem = error
             facts["model"] = {"name": model or settings.model.default, "error": str(error)}
+        if facts["model"].get("precision") == "stored":
+            facts["kernels"] = kernels(settings)
     if run.wants_json(json):
         run.console.json(facts)
     else:
@@ -104,6 +107,16 @@ def gpu() -> str | None:
         return None
     lines = done.stdout.strip().splitlines()
     return lines[0].strip() if lines else None
+
+
+def kernels(settings: Settings) -> str:
+    """What multiplies stored weights here, and why nothing faster does."""
+    from keystroke.engine.onnx.native import why_not
+
+    if settings.engine.kernels == "portable":
+        return "portable, as engine.kernels asks"
+    reason = why_not(settings.paths.cache)
+    return f"portable: {reason}" if reason else "compiled for this processor"
 
 
 def gateways(state: Path) -> list[dict[str, Any]]:
@@ -201,6 +214,8 @@ def _print(run: Invocation, facts: dict[str, Any]) -> None:
             "model", f"{model['name']}: {model['architecture']}, {model['parameters'] / 1e6:.0f} M parameters"
         )
         row("engine", f"{model['engine']}, {model['precision']}, {size(model['weight_bytes'])} of weights")
+        if "kernels" in facts:
+            row("kernels", facts["kernels"])
         kv = f"{size(model['kv_bytes_per_token'] * 1000)} of cache for 1000"
         row("context", f"{model['context']} tokens, {kv}")
         fim = model["fill_in_the_middle"]

@@ -35,24 +35,44 @@ def library(cache: Path) -> Path | None:
     cannot be done. Never raises: whatever a compiler may suffer from, the caller has another way."""
     try:
         return _made(cache / "native")
-    except (OSError, subprocess.SubprocessError, ValueError):
+    except (_Unavailable, OSError, subprocess.SubprocessError, ValueError):
         return None
 
 
-def _made(folder: Path) -> Path | None:
+def why_not(cache: Path) -> str | None:
+    """Why there is no library, in half a sentence; None where there is one. Never raises."""
+    try:
+        _made(cache / "native")
+    except _Unavailable as reason:
+        return str(reason)
+    except subprocess.CalledProcessError as error:
+        if error.cmd[0] == sys.executable:
+            return "what was compiled does not pass its check on this machine"
+        said = error.stderr.decode(errors="replace").strip().splitlines()
+        return f"{error.cmd[0]} cannot compile them" + (f" ({said[0][:100]})" if said else "")
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        return f"compiling failed ({error})"
+    return None
+
+
+class _Unavailable(Exception):
+    """There can be no library here; says why."""
+
+
+def _made(folder: Path) -> Path:
     compiler = _compiler()
     if compiler is None:
-        return None
+        raise _Unavailable("there is no C compiler (cc, gcc or clang); install one for more speed")
     macros = _output([*compiler, "-march=native", "-dM", "-E", "-x", "c", os.devnull])
     if not set(macros.decode(errors="replace").split()) >= _VECTORS:
-        return None
+        raise _Unavailable("this processor has no AVX2")
     digest = hashlib.sha256(
         b"\0".join([macros, " ".join(_FLAGS).encode(), *map(Path.read_bytes, _sources())])
     )
     place = folder / f"operators-{digest.hexdigest()[:20]}.so"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not _private(folder):
-        return None
+        raise _Unavailable(f"{folder} belongs to somebody else")
     if not place.exists():
         with tempfile.TemporaryDirectory(prefix="making-", dir=folder) as making:
             partial = Path(making) / place.name
