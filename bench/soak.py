@@ -39,7 +39,7 @@ import websockets
 from keystroke.config import NamedModel, ServerSettings, Settings
 from keystroke.engine.echo import EchoEngine
 from keystroke.engine.echo_model import echo_model
-from keystroke.gateway.app import Gateway, uvicorn_config
+from keystroke.gateway.app import Gateway, calm_collector, uvicorn_config
 from keystroke.gateway.record.store import Store, default_url
 from keystroke.gateway.transport.socket import SocketLimits
 from keystroke.gateway.work.registry import Registry, local_entry
@@ -145,6 +145,10 @@ class Soak:
         self.url = f"http://127.0.0.1:{port}"
         self.ws = f"ws://127.0.0.1:{port}/v1/responses"
         await self._play(min(3.0, self.seconds / 5))
+        await asyncio.gather(
+            *(self.store.response("none") for _ in range(8))
+        )  # its threads, each with a connection
+        calm_collector()  # as a server does once it is up
         before = await self._settle()
         samples = [before["rss_mb"]]
         began = time.monotonic()

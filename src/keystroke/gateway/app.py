@@ -345,11 +345,16 @@ def tune_interpreter() -> None:
     # Engine threads hand tokens to the loop many times a second: a waiting thread must not sit out
     # the interpreter's usual five milliseconds.
     sys.setswitchinterval(0.0005)
-    # Conversations are long lists of tokens: what lives long need not be looked through again and again.
+    calm_collector()
+    logging.getLogger("uvicorn.error").addFilter(_Strangers())
+
+
+def calm_collector() -> None:
+    """Conversations are long lists of tokens: what lives long need not be looked through again and again, and
+    a look at everything keeps the loop for a tenth of a second."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
-    logging.getLogger("uvicorn.error").addFilter(_Strangers())
 
 
 class _Strangers(logging.Filter):

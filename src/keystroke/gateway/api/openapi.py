@@ -68,7 +68,7 @@ def document() -> dict[str, Any]:
                 "post": _post("createResponse", "CreateRequest", "Response", "Create a response", stream=True)
             },
             "/v1/responses/{response_id}": {
-                "get": _by_id("getResponse", "A stored or running response"),
+                "get": _resumable(_by_id("getResponse", "A stored or running response")),
                 "delete": _by_id("deleteResponse", "Delete a stored response", schema=None),
             },
             "/v1/responses/{response_id}/cancel": {"post": _by_id("cancelResponse", "Stop a response")},
@@ -163,6 +163,16 @@ def _post(
         "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(body)}}},
         "responses": {"200": {"description": words, "content": content}, **_errors()},
     }
+
+
+def _resumable(operation: dict[str, Any]) -> dict[str, Any]:
+    """With `stream` the events behind one that the client has, as they are made."""
+    operation["parameters"] += [
+        {"name": "stream", "in": "query", "schema": {"type": "boolean"}},
+        {"name": "starting_after", "in": "query", "schema": {"type": "integer", "minimum": -1}},
+    ]
+    operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+    return operation
 
 
 def _by_id(
