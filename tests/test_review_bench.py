@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from bench.review import right, summary
@@ -43,7 +44,7 @@ def test_a_finding_is_right_only_on_a_changed_line_of_a_diff_that_brings_a_defec
 
 def test_the_summary_counts_findings_and_diffs_apart() -> None:
     good, bad = {"right": True}, {"right": False}
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"kind": "fix", "findings": [good, good, bad]},
         {"kind": "fix", "findings": []},
         {"kind": "refactor", "findings": [bad]},
