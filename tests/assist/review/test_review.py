@@ -109,6 +109,13 @@ def test_a_security_finding_and_its_fix(repository: Path) -> None:
     assert all("CWE-" in item.message for item in found if item.source == "audit")
 
 
+def test_a_suggestion_of_the_audit_is_told_and_is_no_fix(repository: Path) -> None:
+    text = "import hashlib\n\n\ndef sign(password):\n    return hashlib.md5(password.encode()).hexdigest()\n"
+    (repository / "new.py").write_text(text)
+    found = [item for item in findings(repository) if item.code == "python-weak-hash"]
+    assert [(item.fix, "Suggestion: Use SHA-256" in item.message) for item in found] == [(None, True)]
+
+
 def test_each_fault_is_said_once_though_the_linter_knows_it_too(repository: Path) -> None:
     (repository / "ruff.toml").write_text('[lint]\nselect = ["F", "E", "C4"]\n')
     (repository / "new.py").write_text("import os\n\nx = list([1, 2])\nprint(x, missing_one)\n")

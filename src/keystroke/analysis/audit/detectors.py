@@ -273,14 +273,21 @@ class Detectors(_Secrets):
         )
         name = key_of(expr.base)
         walked = name is not None and re.search(rf"\b{re.escape(name)}\s*=\s*{re.escape(name)}\s*\[", around)
-        if nested or copied or walked or key.level >= REMOTE:
+        own = self.function.name if self.function is not None else ""
+        into = rf"\b{re.escape(own)}\s*\([^;]*\b{re.escape(name or '')}\s*\["
+        recursed = bool(name and own) and re.search(into, around)
+        if name is not None and re.search(_OWNED.format(re.escape(name)), around):
+            return
+        if nested or copied or walked or recursed or key.level >= REMOTE:
             self.detected("foreign-property", parent, origin=key.origin)
 
 
 _LINK = re.compile(r"<a\s[\s\S]*\bhref=(?:\{|[\"']https?:)")
 _TIED = re.compile(r"\brel=|\{\.\.\.")
+_OWNED = r"hasOwn(?:Property)?(?:\.call)?\(\s*{0}\s*,|\b{0}\.hasOwnProperty\("
 _GUARDED = re.compile(
-    r"__proto__|Object\.create\(null\)|new Map\b|isPrototypePolluted|isSafeKey|isUnsafe(?:Key|Property)"
+    r"__proto__|\b(?:[A-Z][A-Z_]{2,}|\w*(?i:block|forbid|unsafe|danger|reserved|proto)\w*)\.(?:has|includes|indexOf)\(|"
+    r"Object\.create\(null\)|new Map\b|isPrototypePolluted|isSafeKey|isUnsafe(?:Key|Property)"
 )
 
 

@@ -35,7 +35,7 @@ class Fix:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One weakness: its rule, where it stands in characters of the text, and fixes proved to end it."""
+    """One weakness: its rule, where it stands in characters of the text, and the fixes that end it."""
 
     rule: str
     cwe: int

@@ -117,6 +117,8 @@ def _audited(file: Changed) -> Iterator[Finding]:
     for item in Auditor(language).audit(file.text):
         fix = Fix(item.fixes[0].title, item.fixes[0].edits) if item.fixes else None
         message = f"{item.message} (CWE-{item.cwe})"
+        if fix is None and item.suggestions:  # only the direction is known: said, never applied
+            message += f" Suggestion: {item.suggestions[0].title}."
         yield from _placed(
             file, document, "audit", item.rule, item.severity, message, (item.start, item.end), fix
         )

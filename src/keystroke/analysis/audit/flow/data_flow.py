@@ -131,7 +131,10 @@ class Flow(Expressions):
                 self.env = dict(outer)
             self.run(stmt.body)
             if self.family == "python":
-                self.env = outer
+                inside, self.env = self.env, outer
+                for name, value in inside.items():  # its texts are there for its methods
+                    if isinstance(value.const, str) and "." not in name and outer.get(name) is not value:
+                        outer[f"self.{name}"] = outer[f"cls.{name}"] = outer[f"{stmt.name}.{name}"] = value
         elif isinstance(stmt, ir.Import):
             if stmt.name not in ("*", "#include"):
                 root = stmt.name.split(".", 1)[0] if self.family == "python" else stmt.name

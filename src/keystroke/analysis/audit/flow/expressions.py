@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import string
 from typing import Any
 
 from keystroke.analysis.audit.flow.calls import Calls
@@ -30,6 +31,12 @@ from keystroke.analysis.audit.flow.walk import (
 )
 from keystroke.analysis.audit.source import ir
 
+_ALPHABETS = {
+    name: getattr(string, name)
+    for name in ("ascii_letters", "ascii_lowercase", "ascii_uppercase", "digits", "hexdigits", "punctuation")
+}
+_TEXTS = ("textContent", "innerText", "nodeValue")  # what is written there is text, and read back as HTML
+_PLAIN_OPERATORS = ("$eq", "$in")  # of a query: the operand is compared, not read
 _PACKAGE = re.compile(r"(?:java|javax|jakarta|org|com|io|net)(?:\.[a-z][\w]*)*")
 
 
@@ -51,6 +58,8 @@ class Expressions(Calls):
     def unknown(self, path: str) -> Value:
         if self.know.sources.match(path):
             return Value(level=REMOTE, path=path, origin=path, roots=frozenset({path}))
+        if path == "arguments" and self.family == "javascript":
+            return Value(level=PARAMETER, path=path, origin=path, roots=frozenset({path}))
         last = path.rsplit(".", 1)[-1]
         level = CONSTANT if CAPS.fullmatch(last) or self.know.constants.match(path) else LOCAL
         origin = path if self.know.origins.match(path) else ""
@@ -71,6 +80,8 @@ class Expressions(Calls):
         if item is not None:
             return item
         path = f"{base.path}.{name}" if base.path else f"?.{name}"
+        if base.path == "string" and name in _ALPHABETS:
+            return Value(_ALPHABETS[name], path=path)
         if self.family == "java" and name[:1].isupper() and _PACKAGE.fullmatch(base.path):
             return Value(path=name)
         if self.know.sources.match(path) and served(path, self.functions[-1] if self.functions else None):
@@ -132,6 +143,10 @@ class Expressions(Calls):
             items: tuple[tuple[Any, Value], ...] = tuple(enumerate(values))
         else:
             keys = [self.eval(key) for key in expr.keys]
+            values = [
+                value.cleaned(frozenset({"nosql"})) if key.const in _PLAIN_OPERATORS else value
+                for key, value in zip(keys, values, strict=True)
+            ]
             items = tuple(
                 (key.const if key.known else f"?{at}", value)
                 for at, (key, value) in enumerate(zip(keys, values, strict=True))
@@ -349,6 +364,8 @@ class Expressions(Calls):
             owner = key_of(target.base)
             if self.family == "javascript" and owner is not None and base.items is not None:
                 self.put(owner, target.name, value)
+            if self.family == "javascript" and owner is not None and target.name in _TEXTS:
+                self.store(f"{owner}.innerHTML", value.cleaned(frozenset({"html"})))
         elif isinstance(target, ir.Index):
             base = self.eval(target.base)
             index = self.eval(target.key)

@@ -21,6 +21,7 @@ from keystroke.analysis.audit.flow.values import (
 from keystroke.analysis.audit.source import ir
 
 _DIRECTIVE = re.compile(r"%(?:\(\w+\))?[-+ #0]*\d*(?:\.\d+)?(?:hh|h|ll|l|z|j)?([a-zA-Z%])|\{[^{}]*\}")
+_DOLLAR = re.compile(r"\$\{?([A-Za-z_]\w*)\}?")
 _FIELD = re.compile(r"\{(\w+)|%\((\w+)\)")
 
 # What a text without these characters cannot break out of.
@@ -106,13 +107,14 @@ def formatted(template: Value, args: list[Value], named: dict[str, Value] | None
     named = named or {}
     parts: list[Value] = []
     at = used = 0
-    for found in _DIRECTIVE.finditer(text):
+    dollars = template.path.endswith("Template()")
+    for found in (_DOLLAR if dollars else _DIRECTIVE).finditer(text):
         if found[1] == "%":
             continue
         parts.append(constant(text[at : found.start()]))
         at = found.end()
-        name = _FIELD.match(found.group())
-        word = (name[1] or name[2]) if name is not None else ""
+        name = None if dollars else _FIELD.match(found.group())
+        word = found[1] if dollars else (name[1] or name[2]) if name is not None else ""
         if word in named:
             parts.append(named[word])
         elif word.isdigit() and int(word) < len(args):

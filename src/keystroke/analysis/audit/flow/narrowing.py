@@ -16,6 +16,12 @@ from keystroke.analysis.audit.flow.walk import (
 )
 from keystroke.analysis.audit.source import ir
 
+_SCALARS = ("string", "number", "boolean", "bigint")
+_OWN = (".hasOwnProperty", ".hasOwnProperty.call", "Object.hasOwn")
+_ALWAYS = frozenset(
+    {"path", "sql", "html", "shell", "url", "redirect", "header", "log", "code", "regex", "template", "nosql"}
+)  # own properties of a table: an allowlist, but not for keys that every object has
+
 
 class Narrowing(Walk):
     def narrow(self, test: ir.Expr, truth: bool) -> None:
@@ -72,6 +78,12 @@ class Narrowing(Walk):
         left, right = test.args
         op = test.op
         self.hear.narrowed(self, test, truth)
+        if isinstance(left, ir.Op) and left.op == "typeof" and isinstance(right, ir.Const):
+            if truth == (op in ("==", "===")) and right.value in _SCALARS:
+                self.clean(
+                    left.args[0], frozenset({"nosql", "proto"} if right.value != "string" else {"nosql"})
+                )
+            return
         if op in ("in", "not in"):
             held = truth == (op == "in")
             if isinstance(left, ir.Const) and isinstance(left.value, str):
@@ -117,6 +129,14 @@ class Narrowing(Walk):
             base = self.eval_quiet(func.base)
             path = f"{base.path or ('str' if isinstance(base.const, str) else '?')}.{func.name}"
         uses = self.know.validates(path)
+        if path.endswith(_OWN):
+            uses = _ALWAYS
+        if path.endswith((".includes", ".has", ".contains", ".indexOf")) and isinstance(func, ir.Attr):
+            group = self.eval_quiet(func.base)
+            if not truth and any(item.const == "__proto__" for _, item in group.items or ()):
+                for arg in test.args:
+                    self.clean(arg, frozenset({"proto"}))
+                return
         if not uses and VALIDATING.search(path):
             uses = ALL
         if not uses:

@@ -27,7 +27,9 @@ CAPS = re.compile(r"_?[A-Z][A-Z0-9_]+")
 VALIDATING = re.compile(
     r"(?i)(?:^|\.)_?(?:is_?)?(?:valid|safe|allow|permit|sanit|whitelist|allowlist|check_?(?:path|url|host|name|input))\w*$"
 )
-ESCAPING = re.compile(r"(?i)(?:^|\.)_?\w*(?:sanitiz|sanitis|escape|purify|slugify|secure_?(?:file)?name)\w*$")
+ESCAPING = re.compile(
+    r"(?i)(?:^|\.)_?[\w-]*(?:sanitiz|sanitis|escape|purify|slugify|secure_?(?:file)?name)[\w-]*$"
+)
 
 MAX_STEPS = 60_000  # a unit that needs more than this is machine-made; its walk ends there, findings kept
 

@@ -13,13 +13,21 @@ from keystroke.analysis.audit.flow.walk import CallEvent
 from keystroke.analysis.audit.rules.match import Matcher
 from keystroke.analysis.audit.source import ir
 
-THREAD, SIGNAL = "@thread", "@signal"
+THREAD, SIGNAL, ATOMIC = "@thread", "@signal", "@atomic"
+# What starts a thread or hears a signal; the word stands first because looking for it is cheap.
 _STARTS = (
-    (THREAD, re.compile(r"\bpthread_create\s*\([^,;]+,[^,;]+,\s*(?:\([^)]*\)\s*)?&?(\w+)")),
-    (THREAD, re.compile(r"\bthrd_create\s*\([^,;]+,\s*&?(\w+)")),
-    (THREAD, re.compile(r"\bstd::j?thread\s+\w+\s*[({]\s*&?(\w+)")),
-    (SIGNAL, re.compile(r"\bsignal\s*\(\s*SIG\w+\s*,\s*&?(\w+)")),
-    (SIGNAL, re.compile(r"\bsa_(?:handler|sigaction)\s*=\s*&?(\w+)")),
+    (THREAD, "pthread_create", re.compile(r"pthread_create\s*\([^,;]+,[^,;]+,\s*(?:\([^)]*\)\s*)?&?(\w+)")),
+    (THREAD, "thrd_create", re.compile(r"thrd_create\s*\([^,;]+,\s*&?(\w+)")),
+    (THREAD, "std::thread", re.compile(r"std::thread(?:\s+\w+)?\s*[({]\s*&?(\w+)")),
+    (THREAD, "std::jthread", re.compile(r"std::jthread(?:\s+\w+)?\s*[({]\s*&?(\w+)")),
+    (THREAD, "emplace_back", re.compile(r"\bth\w*\.emplace_back\(\s*&?(\w+)")),
+    (
+        ATOMIC,
+        "tomic",
+        re.compile(r"(?:\batomic<[^;>]*>|_Atomic(?:\([^)]*\)|\s+\w+)|\batomic_\w+)\s+(\w+)\s*[=({;]"),
+    ),
+    (SIGNAL, "signal", re.compile(r"\bsignal\s*\(\s*SIG\w+\s*,\s*&?(\w+)")),
+    (SIGNAL, "sa_", re.compile(r"sa_(?:handler|sigaction)\s*=\s*&?(\w+)")),
 )
 _BRANCHES = frozenset(
     {"if_statement", "switch_statement", "case_statement", "conditional_expression", "while_statement"}
@@ -34,14 +42,20 @@ _UNSAFE = frozenset(
     {"printf", "fprintf", "sprintf", "puts", "malloc", "calloc", "realloc", "free", "exit", "syslog", "fopen"}
     | {"fclose", "strdup", "fputs", "fgets", "system", "localtime", "pthread_mutex_lock"}
 )
+_READER = re.compile(
+    r"(?i)parse|decode|unpack|deserial|unmarshal|read_(?:value|object|array|node|expr|block)|skip_"
+)
+_DEPTH = re.compile(r"(?i)depth|level|nest|recurs|limit|\bmax|stack|remain")
+_NULL = re.compile(r"\(\s*(?:!\s*(\w+)|(\w+)\s*==\s*(?:NULL|nullptr|0)|(?:NULL|nullptr)\s*==\s*(\w+))\s*\)")
+_CONDITIONAL = re.compile(r"&&|\?|\|\||sizeof|offsetof|assert|typeof")
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
 
 def started(text: str) -> dict[str, str]:
     """The functions of a file that run as threads or as handlers of signals."""
     found: dict[str, str] = {}
-    if "thr" in text or "sig" in text:
-        for kind, pattern in _STARTS:
+    for kind, word, pattern in _STARTS:
+        if word in text:
             found.update(dict.fromkeys(pattern.findall(text), kind))
     return {name: kind for name, kind in found.items() if name not in ("NULL", "SIG_IGN", "SIG_DFL")}
 
@@ -57,8 +71,10 @@ class Control(Matcher):
         text = body.text()
         if function.name and re.search(rf"\b{re.escape(function.name)}\s*\(", text):
             self.recursive(function, body)
+            self.nested(function, body, text)
         if "while" in text or "for" in text:
             self.endless(function, body)
+        self.looked_at_late(function, body)
         role = self.flow.outside.get(function.name)
         if role is not None and role.path == THREAD and not _LOCKS.search(text):
             self.shared(function, body)
@@ -73,7 +89,7 @@ class Control(Matcher):
     # Recursion
 
     def recursive(self, function: ir.Function, body: ir.Syntax) -> None:
-        names = [param.name for param in function.params]
+        names = [param.name for param in function.params if param.name.isidentifier()]
         for call in body.find_all(kind="call_expression"):
             callee = call.field("function")
             if callee is None or callee.text() != function.name:
@@ -94,6 +110,46 @@ class Control(Matcher):
                 and not any(_changed(body, name, call) for name in names)
             ):
                 self.detected("recursion", call, "the function calls itself with the same arguments again")
+
+    def nested(self, function: ir.Function, body: ir.Syntax, text: str) -> None:
+        """A reader of nested input that goes as deep as the input says."""
+        if not _READER.search(function.name) or _DEPTH.search(function.node.text()):
+            return
+        if not any("*" in param.type for param in function.params):
+            return
+        for call in body.find_all(kind="call_expression"):
+            callee = call.field("function")
+            if callee is not None and callee.text() == function.name:
+                self.detected(
+                    "recursion", call, "the input decides how deep this recursion goes; count the levels"
+                )
+                return
+
+    # Pointers
+
+    def looked_at_late(self, function: ir.Function, body: ir.Syntax) -> None:
+        """A pointer given by the caller, followed first and compared with null afterwards."""
+        followed: dict[str, ir.Syntax] = {}
+        names = [param.name for param in function.params if param.name.isidentifier()]
+        for stmt in body.children():
+            kind, text = stmt.kind(), stmt.text()
+            if kind == "if_statement":
+                test = stmt.field("condition")
+                found = _NULL.fullmatch(test.text()) if test is not None else None
+                name = next((group for group in found.groups() if group), "") if found is not None else ""
+                if name in followed:
+                    self.detected(
+                        "null-dereference", followed[name], "followed here, and compared with null later"
+                    )
+                return
+            if kind not in ("declaration", "expression_statement"):
+                continue
+            for name in names:
+                if re.search(rf"(?<![\w.>]){name}\s*=(?!=)", text):
+                    return
+                place = re.search(rf"(?<![\w.>&]){name}->", text)
+                if place is not None and not _CONDITIONAL.search(text):
+                    followed.setdefault(name, stmt)
 
     # Loops
 
@@ -155,7 +211,8 @@ class Control(Matcher):
             held = self.flow.held(name)
             if held is None or held.level < REMOTE or "*" in held.clean:
                 continue
-            if not held.bounded and held.low is None and held.high is None:
+            received = held.origin in ("recv()", "read()", "recvfrom()") and held.low == 0
+            if received or (not held.bounded and held.low is None and held.high is None):
                 self.detected("reachable-assertion", event.call.node, origin=held.origin)
                 return
 
@@ -168,7 +225,8 @@ class Control(Matcher):
             for node in body.find_all(kind=kind):
                 held = node.field(target)
                 name = held.text() if held is not None and held.kind() == "identifier" else ""
-                if name and name not in local and name in self.flow.outside:
+                known = self.flow.outside.get(name) if name and name not in local else None
+                if known is not None and known.path != ATOMIC:
                     self.detected("unlocked-share", node)
 
     def handled(self, body: ir.Syntax) -> None:

@@ -22,6 +22,9 @@ from keystroke.analysis.audit.memory.bounds import Bounds
 from keystroke.analysis.audit.source import ir
 
 # function: (destination, source, index of the byte or element count)
+SIGNED = frozenset(
+    {"int", "short", "long", "long long", "signed", "ssize_t", "int32_t", "int64_t", "int16_t"}
+)
 COUNTED = {
     "memcpy": (0, 1, 2),
     "memmove": (0, 1, 2),
@@ -120,6 +123,18 @@ class Copies(Bounds):
             and count.high is not None
             and count.low is None
             and name in ("memcpy", "memmove", "strncpy", "memset", "wcsncpy")
+        ):
+            self.detected("signed-length", event.call.node, origin=count.origin, subject=event.call)
+            return
+        if (  # a signed number of the caller, compared with the size of the buffer from above only
+            count.level == PARAMETER
+            and count.path in SIGNED
+            and count.low is None
+            and memory is not None
+            and memory.array
+            and memory.capacity is not None
+            and count.high is not None
+            and count.high * unit in (memory.capacity, memory.capacity - 1)
         ):
             self.detected("signed-length", event.call.node, origin=count.origin, subject=event.call)
             return

@@ -68,6 +68,7 @@ _STREAMS = {  # functions that need an open file, and where they take it
     "feof": 0,
     "getline": 2,
 }
+_EXCHANGES = re.compile(r"(?:std::)?(?:swap|exchange|move)\s*\(")
 _CHECKS = frozenset({"access", "_access", "euidaccess", "stat", "lstat", "_stat", "_wstat", "_waccess"})
 _USES = frozenset(
     {
@@ -356,6 +357,10 @@ class Lifetimes(Copies):
             self.unset(name, node, parent, kind)
             return
         if self.freed(memory.block):
+            if value.target:
+                return  # the address of a variable: what the variable pointed to is not followed
+            if kind == "argument_list" and _EXCHANGES.match(parent.parent().text()):
+                return
             if kind == "pointer_expression" and parent.text().startswith("&"):
                 return  # where the pointer itself lies, not what it pointed to
             if kind in ("assignment_expression", "init_declarator"):

@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from keystroke.analysis.audit.flow.values import (
+    LOCAL,
+    NONE,
+    PARAMETER,
     REMOTE,
     UNKNOWN,
     Memory,
@@ -16,12 +19,19 @@ from keystroke.analysis.audit.flow.values import (
     constant,
 )
 from keystroke.analysis.audit.flow.walk import CallEvent
-from keystroke.analysis.audit.memory.copies import COUNTED, FORMATS, SCANS, STRING
+from keystroke.analysis.audit.memory.copies import COUNTED, FORMATS, SCANS, SIGNED, STRING
 from keystroke.analysis.audit.memory.lifetimes import ALLOC, DUPLICATES, FREE, OPENS, Lifetimes
-from keystroke.analysis.audit.memory.pointers import FORGED
+from keystroke.analysis.audit.memory.pointers import FORGED, NARROW, PARSED
 from keystroke.analysis.audit.memory.sizes import size_of
 from keystroke.analysis.audit.source import ir
 
+# Functions that look for something, and give NULL where there is none.
+_FINDS = frozenset(
+    {"strchr", "strrchr", "strstr", "strpbrk", "memchr", "wcschr", "wcsstr", "gethostbyname", "getpwnam"}
+    | {"getpwuid", "getgrnam", "getgrgid", "localtime", "gmtime", "strcasestr", "bsearch", "getservbyname"}
+)
+_READS = {"read": 2, "recv": 2, "recvfrom": 2, "pread": 2, "_read": 2}  # where each takes its count
+_ABOVE = "the index is checked from above only; a negative one reaches memory before the buffer"
 _LENGTH = "the length of "  # no text in memory is so long that sums with its length wrap around
 
 
@@ -34,7 +44,10 @@ class MemoryMatcher(Lifetimes):
         if stmt.size is not None and self.flow is not None:
             if stmt.pointer:
                 unit = 8
-            count = self.flow.eval_quiet(stmt.size).const
+            asked = self.flow.eval_quiet(stmt.size)
+            count = asked.const
+            if asked.level >= REMOTE and asked.numeric and not asked.bounded and asked.high is None:
+                self.detected("allocation-size", stmt.node, origin=asked.origin)
             capacity: int | None = count * unit if isinstance(count, int) else None
             length: int | None = None
             if isinstance(value.const, str):
@@ -60,6 +73,9 @@ class MemoryMatcher(Lifetimes):
             size = len(value.const)
             return replace(value, memory=Memory(size * unit + unit, unit, size * unit))
         self.fitted(stmt, value)
+        wide = value.numeric and not value.known and not value.bounded and value.high is None
+        if wide and stmt.type in NARROW and (value.origin.startswith(_LENGTH) or _foreign(value)):
+            self.detected("truncation", stmt.node, origin=value.origin)
         if value.numeric and (
             "unsigned" in stmt.type or "size_t" in stmt.type or stmt.type.startswith("uint")
         ):
@@ -95,10 +111,10 @@ class MemoryMatcher(Lifetimes):
                 return event.kwargs["place"]
         if name in ALLOC or name in DUPLICATES or name == "new":
             return self.allocate(event, name)
+        self.raced(event, name)
         if name in OPENS:
             return self.opened(event)
         self.lent(event, name)
-        self.raced(event, name)
         if name in FORMATS:
             self.directed(event, FORMATS[name])
         if name in FREE and args:
@@ -113,6 +129,21 @@ class MemoryMatcher(Lifetimes):
             self.appended(event)
         elif name in SCANS:
             self.scanned(event, name)
+        if name in _FINDS:
+            return self.found(event, name)
+        if name in _READS and len(args) > _READS[name]:
+            count = args[_READS[name]]
+            top = count.const if isinstance(count.const, int) else count.high
+            if top is not None:  # no more than was asked for
+                return Value(
+                    level=REMOTE,
+                    numeric=True,
+                    path=f"{name}()",
+                    origin=f"{name}()",
+                    low=0,
+                    high=top,
+                    bounded=True,
+                )
         if name in ("strlen", "wcslen") and args:
             memory = args[0].memory
             high = (
@@ -130,6 +161,14 @@ class MemoryMatcher(Lifetimes):
                 high=high,
             )
         return None
+
+    def found(self, event: CallEvent, name: str) -> Value:
+        """A place in a text, or an entry of a table, that need not be there."""
+        level = event.args[0].level if event.args and name.startswith(("str", "mem", "wcs")) else LOCAL
+        origin = event.args[0].origin if level > LOCAL else ""
+        roots = event.args[0].roots if level > LOCAL else NONE
+        memory = Memory(nullable=True, kind="found")
+        return Value(level=level, path=f"{name}()", origin=origin, roots=roots, memory=memory)
 
     def sizeof(self, event: CallEvent) -> Value:
         if not event.args:
@@ -192,6 +231,10 @@ class MemoryMatcher(Lifetimes):
                 f"index {lowest} is before the start of the buffer",
             )
             return
+        if key.level == PARAMETER and key.path in SIGNED and memory.array and key.low is None:
+            if place == count - 1:
+                self.detected("unchecked-index", node, _ABOVE, key.origin)
+            return
         if key.level >= REMOTE and key.numeric:
             if place is None and not key.bounded:
                 self.detected("unchecked-index", node, origin=key.origin)
@@ -199,7 +242,7 @@ class MemoryMatcher(Lifetimes):
                 self.detected(
                     "unchecked-index",
                     node,
-                    "the index is checked from above only; a negative one reaches memory before the buffer",
+                    _ABOVE,
                     key.origin,
                 )
 
@@ -257,6 +300,10 @@ class MemoryMatcher(Lifetimes):
             and "string" not in function.returns
         ):
             self.detected("stack-return", node)
+
+
+def _foreign(value: Value) -> bool:
+    return value.level >= REMOTE and PARSED.search(value.origin) is not None
 
 
 def _number_source(origin: str) -> bool:

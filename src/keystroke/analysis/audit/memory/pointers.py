@@ -20,8 +20,8 @@ from keystroke.analysis.audit.memory.sizes import size_of
 from keystroke.analysis.audit.source import ir
 
 MAX_VISITS = 24  # per walk: more calls of helpers than a person writes into one function
-_NARROW = ("char", "short", "int8_t", "int16_t", "unsigned char", "unsigned short", "uint8_t", "uint16_t")
-_PARSED = re.compile(r"ato[il]|strto|scanf|rand|RAND|argv|fgets")
+NARROW = ("char", "short", "int8_t", "int16_t", "unsigned char", "unsigned short", "uint8_t", "uint16_t")
+PARSED = re.compile(r"ato[il]|strto|scanf|rand|RAND|argv|fgets")
 LIMITS = {
     "CHAR_MAX": 127,
     "CHAR_MIN": -128,
@@ -198,6 +198,10 @@ class Pointers(Flow):
                 continue
             if inner.memory.block == known.memory.block:
                 self.env[key] = inner
+        for arg in call.args:  # what was written to a variable whose address was given
+            place = key_of(arg) if isinstance(arg, ir.Op) and arg.op == "&" else None
+            if place is not None and place in after and place in self.env:
+                self.env[place] = after[place]
         for param, arg in zip(function.params, call.args, strict=False):
             name = key_of(arg) if "&" in param.type else None
             if name is not None and param.name in after:
@@ -208,7 +212,7 @@ class Pointers(Flow):
         if expr.type in ("float", "double") and value.level >= REMOTE:
             return replace(value, bounded=True)  # it does not wrap around
         open_ended = value.numeric and not value.bounded and value.high is None
-        if expr.type in _NARROW and value.level >= REMOTE and open_ended and _PARSED.search(value.origin):
+        if expr.type in NARROW and value.level >= REMOTE and open_ended and PARSED.search(value.origin):
             if not self.quiet:
                 self.hear.remark("truncation", expr.node)
             value = replace(value, bounded=True)
@@ -321,6 +325,11 @@ class Pointers(Flow):
                 self.env[name] = replace(known, level=level, origin=origin, memory=changed)
 
     def effects(self, expr: ir.Call, path: str, receiver: Value | None, args: list[Value]) -> None:
+        if path in ("swap", "std.swap", "std::swap") and len(expr.args) == 2:
+            keys = [key_of(arg) for arg in expr.args]
+            if all(isinstance(arg, ir.Name) for arg in expr.args) and keys[0] and keys[1]:
+                self.env[keys[0]], self.env[keys[1]] = args[1], args[0]
+                return
         exprs = [self.pointed(arg) for arg in expr.args]
         super().effects(replace(expr, args=exprs), path, receiver, args)
         for place, arg in zip(exprs, args, strict=True):

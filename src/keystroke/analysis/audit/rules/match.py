@@ -168,7 +168,8 @@ class Matcher(Listener):
             if when.ast is None or self.present.isdisjoint(when.needs):
                 continue
             for node in root.find_all({"rule": when.ast}):
-                self.add(rule, when, node, None, None, [])
+                if when.unless is None or not when.unless.search(_around(node).text()):
+                    self.add(rule, when, node, None, None, [])
 
     def detected(
         self,
@@ -343,3 +344,18 @@ class Snapshot:
 
 
 __all__ = ["Index", "Match", "Matcher", "index_of", "key_of", "satisfies"]
+
+
+def _around(node: ir.Syntax) -> ir.Syntax:
+    """The function a node stands in; outside of all, the whole text."""
+    at = node
+    while (parent := at.parent()) is not None:
+        at = parent
+        if at.kind() in _FUNCTIONS:
+            break
+    return at
+
+
+_FUNCTIONS = frozenset(
+    {"function_declaration", "method_declaration", "function_definition", "method_definition", "func_literal"}
+)
