@@ -276,6 +276,24 @@ def test_a_browser_is_told_that_an_allowed_page_may_ask_and_another_is_not() -> 
         assert http.get("/v1/models", headers={"Origin": "https://evil.example"}).status_code == 403
 
 
+def test_tasks_are_for_programs_and_for_pages_of_the_server_or_allowed_by_name() -> None:
+    with serving(scripted_model(echo), server=ServerSettings(origins=("https://ok.example",))) as running:
+        own = f"http://127.0.0.1:{running.port}"
+        statuses = {
+            origin: httpx.get(
+                f"{running.url}/v1/tasks", headers={"Origin": origin} if origin else {}
+            ).status_code
+            for origin in ("", own, "https://ok.example", "http://localhost:3000", "http://[")
+        }
+    assert statuses == {
+        "": 200,
+        own: 200,
+        "https://ok.example": 200,
+        "http://localhost:3000": 403,
+        "http://[": 403,
+    }
+
+
 def test_health_tells_strangers_that_it_runs_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEYSTROKE_API_KEY", "secret")
     with serving(scripted_model(echo)) as running, httpx.Client(base_url=running.url) as http:

@@ -187,7 +187,7 @@ class Gateway:
             Route("/health", e.health, methods=["GET"]),
             Route("/metrics", e.metrics, methods=["GET"]),
             Route("/openapi.json", e.openapi, methods=["GET"]),
-            *TaskEndpoints(self.tasks, e.admit, self.settings.server.max_frame_bytes).routes(),
+            *TaskEndpoints(self.tasks, e.admit_to_files, self.settings.server.max_frame_bytes).routes(),
         ]
         handlers = {KeystrokeError: e.failed, HTTPException: _http_failed, Exception: _crashed}
         return Starlette(

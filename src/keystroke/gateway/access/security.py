@@ -105,6 +105,21 @@ def check_origin(origin: str | None, host: str | None, allowed: Iterable[str] = 
     raise Forbidden(f"Pages from {origin:.100} may not use this server; start it with --allow-origin.")
 
 
+def check_page(origin: str | None, host: str | None, allowed: Iterable[str] = ()) -> None:
+    """Refuse what changes files to any page but the server's own, an editor's, and those allowed by name:
+    another program's page on this machine may use models, no more. Raises Forbidden."""
+    if origin is None or origin in allowed or "*" in allowed or scheme_of(origin) in EDITORS:
+        return
+    try:
+        own = bool(host) and urlsplit(origin).netloc == host
+    except ValueError:
+        own = False
+    if not own:
+        raise Forbidden(
+            f"Pages from {origin:.100} may not work on files; start the server with --allow-origin."
+        )
+
+
 def _same_site(origin: str, host: str | None) -> bool:
     try:
         parts = urlsplit(origin)

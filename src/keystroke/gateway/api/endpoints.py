@@ -16,7 +16,7 @@ from starlette.responses import StreamingResponse
 
 from keystroke.errors import InputError, KeystrokeError
 from keystroke.gateway.access.keys import Caller, KeyRing
-from keystroke.gateway.access.security import bearer_offered, check_host, check_origin
+from keystroke.gateway.access.security import bearer_offered, check_host, check_origin, check_page
 from keystroke.gateway.api.completions import TextRun, Texts
 from keystroke.gateway.api.infill import infill_body, infill_request
 from keystroke.gateway.api.models import catalog
@@ -59,6 +59,12 @@ class Endpoints:
         check_host(host, self._host, self._origins)
         check_origin(headers.get("origin"), host, self._origins)
         return self.keys.check(headers.get("authorization") or bearer_offered(subprotocols))
+
+    def admit_to_files(self, headers: Any) -> Caller:
+        """`admit`, for what reads and changes files of this machine."""
+        caller = self.admit(headers)
+        check_page(headers.get("origin"), headers.get("host"), self._origins)
+        return caller
 
     # Responses
 
