@@ -79,16 +79,19 @@ class Load:
     client does that comes back after a broken connection."""
 
     url: str
-    key: str | None = None
+    keys: list[str]  # each conversation has its own, so that no budget is in its way
     answered: dict[str, str] = field(default_factory=dict)  # what was asked, by the response that answered it
     terminal: dict[str, int] = field(default_factory=dict)  # terminal events seen, by what was asked
     failures: list[str] = field(default_factory=list)  # answers with an error in them
     again: int = 0  # turns asked for again because the connection broke
     stop: bool = False
 
-    @property
-    def headers(self) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self.key}"} if self.key else {}
+    def headers(self, who: int) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.keys[who % len(self.keys)]}"}
+
+    def owner(self, asked: str) -> dict[str, str]:
+        """The headers of whoever asked."""
+        return self.headers(int(asked.partition("-")[0]))
 
     async def converse(self, who: int, words: int = 4) -> None:
         """Over HTTP, or over a socket that stays open where `who` is odd."""
@@ -96,7 +99,7 @@ class Load:
             await self._converse_by_socket(who, words)
             return
         turn = 0
-        async with httpx.AsyncClient(base_url=self.url, headers=self.headers, timeout=60) as client:
+        async with httpx.AsyncClient(base_url=self.url, headers=self.headers(who), timeout=60) as client:
             while not self.stop:
                 turn += 1
                 asked = f"{who}-{turn} " + "word " * words
@@ -114,7 +117,7 @@ class Load:
         turn, asked = 0, ""
         while not self.stop or asked:
             try:
-                async with connect(url, additional_headers=self.headers) as socket:
+                async with connect(url, additional_headers=self.headers(who)) as socket:
                     while not self.stop or asked:
                         if not asked:
                             turn += 1

@@ -22,6 +22,7 @@ pytest.importorskip("ray", reason="the [scale] extra is not installed")
 from scale_support import Load, kill, replica_pids, settings_for, until, with_table
 
 from keystroke.config import NamedModel, Settings
+from keystroke.gateway.access.keys import Key, make_key
 from keystroke.gateway.record.store import Store, default_url
 from keystroke.scale.application import ECHO, NAME, EchoLoad, application
 from keystroke.scale.cluster import deploy, ray_for
@@ -33,12 +34,18 @@ LONG = pytest.mark.skipif("TEST_SCALE" not in os.environ, reason="takes half a m
 
 
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+def keys() -> list[tuple[Key, str]]:
+    return [make_key(f"developer {at}") for at in range(9)]
+
+
+@pytest.fixture(scope="module")
+def settings(keys: list[tuple[Key, str]], tmp_path_factory: pytest.TempPathFactory) -> Settings:
     folder = tmp_path_factory.mktemp("scale")
     traces = str(folder / "traces")
     made = settings_for(folder, scale__gateways=3, scale__replicas=4, scale__traces=traces)
-    with closing(Store(default_url(folder))):
-        pass  # the tables
+    with closing(Store(default_url(folder))) as store:
+        for key, _ in keys:
+            store.add_key(key)
     return with_table(made, ECHO, NamedModel(requests_per_minute=LIMIT))
 
 
@@ -86,8 +93,10 @@ async def test_turns_of_a_conversation_find_their_prefix_on_the_replica_that_hol
                 before, previous = receipt["input_tokens"], told["id"]
 
 
-async def test_losing_an_engine_and_a_gateway_under_load_loses_no_turn(url: str, settings: Settings) -> None:
-    load = Load(url)
+async def test_losing_an_engine_and_a_gateway_under_load_loses_no_turn(
+    url: str, settings: Settings, keys: list[tuple[Key, str]]
+) -> None:
+    load = Load(url, [token for _, token in keys[:8]])
     talking = [asyncio.create_task(load.converse(who)) for who in range(8)]
     await asyncio.sleep(1.0)
     kill(replica_pids("engine-echo")[0])
@@ -101,7 +110,7 @@ async def test_losing_an_engine_and_a_gateway_under_load_loses_no_turn(url: str,
     assert set(load.terminal.values()) == {1}
     async with httpx.AsyncClient(base_url=url, timeout=60) as client:
         for name, asked in load.answered.items():
-            stored = (await client.get(f"/v1/responses/{name}")).json()
+            stored = (await client.get(f"/v1/responses/{name}", headers=load.owner(asked))).json()
             assert stored["output"][0]["content"][0]["text"] == f"You said: {asked}"
     with until(60, "a whole set of replicas") as wait:
         wait(lambda: len(replica_pids("engine-echo")) == 4 and len(replica_pids("gateway")) == 3)
@@ -125,9 +134,11 @@ def test_spans_of_gateway_router_and_engine_belong_together(url: str, settings: 
 
 
 @LONG
-async def test_a_rolling_update_under_load_drops_no_turn(url: str, serve: Any, settings: Settings) -> None:
+async def test_a_rolling_update_under_load_drops_no_turn(
+    url: str, serve: Any, settings: Settings, keys: list[tuple[Key, str]]
+) -> None:
     old = set(replica_pids("engine-echo") + replica_pids("gateway"))
-    load = Load(url)
+    load = Load(url, [token for _, token in keys[:8]])
     talking = [asyncio.create_task(load.converse(who, words=40)) for who in range(6)]
     await asyncio.sleep(0.5)
     made = application(settings, echo=EchoLoad(step_cost=0.004))
@@ -141,14 +152,8 @@ async def test_a_rolling_update_under_load_drops_no_turn(url: str, serve: Any, s
         wait(lambda: not old & set(replica_pids("engine-echo") + replica_pids("gateway")))
 
 
-async def test_three_gateways_admit_exactly_one_quota(url: str, settings: Settings) -> None:
-    store = Store(default_url(settings.paths.state))
-    with closing(store):
-        from keystroke.gateway.access.keys import make_key
-
-        key, token = make_key("quota")
-        store.add_key(key)
-    await asyncio.sleep(2.5)  # gateways look for new keys every two seconds
+async def test_three_gateways_admit_exactly_one_quota(url: str, keys: list[tuple[Key, str]]) -> None:
+    token = keys[8][1]
     pids = set(replica_pids("gateway"))
     assert len(pids) == 3
 
