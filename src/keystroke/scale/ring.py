@@ -38,10 +38,10 @@ class Ring:
 
 def bound(loads: Mapping[str, int], factor: float, slots: int = 1) -> int:
     """How much work a member may have and still take more: `factor` times the average with this one more,
-    and never less than `slots`, which an engine does at once, and a quarter more. To wait behind so little
-    costs less than to read a prefix again."""
+    and never less than `slots`, which an engine does at once, and a few more. To wait behind so little costs
+    less than to read a prefix again; and ghost text, which cannot wait, goes before all of it."""
     average = (sum(loads.values()) + 1) / max(1, len(loads))
-    return max(slots + math.ceil(slots / 4), math.ceil(factor * average))
+    return max(slots + max(2, slots // 4), math.ceil(factor * average))
 
 
 def place(ring: Ring, key: str, loads: Mapping[str, int], factor: float, slots: int = 1) -> list[str]:
