@@ -1,4 +1,5 @@
 // Two models on the same prompt, side by side: who speaks first, who is done first, how many tokens a second.
+// One model against itself (with drafts, without) takes turns: each has the engine alone.
 // A model that converses gets a turn; one that only completes gets the prompt as the beginning of a file.
 
 import { ask, streamed } from "./access";
@@ -135,12 +136,13 @@ export class Race {
     need("race-stop").hidden = false;
     const converses = (pane: Pane) => this.models.find((m) => m.name === pane.model.value)?.chat ?? true;
     const both = converses(this.left) && converses(this.right);
-    let won: Pane | null = null;
-    const finished = (pane: Pane) => () => { if (!pane.failed) won ??= pane; };
-    await Promise.all([this.left, this.right].map((pane) => pane.run(prompt, both, LONGEST).then(finished(pane))));
+    const panes = [this.left, this.right];
+    if (this.left.model.value === this.right.model.value) // one engine: side by side they would wait for each other
+      for (const pane of panes) await pane.run(prompt, both, LONGEST);
+    else await Promise.all(panes.map((pane) => pane.run(prompt, both, LONGEST)));
     this.running = false;
     need("race-stop").hidden = true;
-    const first = won as Pane | null;
+    const first = panes.filter((pane) => !pane.failed).sort((a, b) => a.seconds - b.seconds).at(0);
     first?.mark("first");
     announce(first ? `${first.model.value} was first: ${first.seconds.toFixed(1)} seconds, ${first.tokens} tokens.` : "Nobody finished.");
   }
