@@ -171,7 +171,7 @@ def _as_stored(checkpoint: Checkpoint, settings: Settings, progress: Progress) -
     """The graph that runs a model's matrices as they are stored, and what it is completed with where our own
     operators can be had. Raises ConfigError for matrices of other types."""
     from keystroke.engine.onnx.convert import kept_as_stored
-    from keystroke.engine.onnx.native import library
+    from keystroke.engine.onnx.native import library, must_compile
     from keystroke.engine.onnx.stored import (
         TYPES,
         Stored,
@@ -187,7 +187,13 @@ def _as_stored(checkpoint: Checkpoint, settings: Settings, progress: Progress) -
             f"{spec.name} has matrices that are not stored as {', '.join(TYPES)}; "
             "set model.precision to int8 or int4, which converts them"
         )
-    own = library(cache) if settings.engine.kernels == "auto" and suits_operators(checkpoint) else None
+    own = None
+    if settings.engine.kernels == "auto" and suits_operators(checkpoint):
+        if compiling := must_compile(cache):
+            progress("compiling operators for this processor", 0, 1)
+        own = library(cache)
+        if compiling:
+            progress("compiling operators for this processor", 1, 1)
     tables = stored_tables(checkpoint) if own is not None else {}
     _check_memory(
         spec,

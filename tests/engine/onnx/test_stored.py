@@ -203,9 +203,12 @@ def test_heads_that_our_operators_do_not_take_are_left_to_the_runtime(tmp_path: 
 
 
 def test_operators_are_compiled_once_for_a_processor(tmp_path: Path) -> None:
+    announced = native.must_compile(tmp_path)
     first = native.library(tmp_path)
     if first is None:
         pytest.skip("no C compiler here, or no AVX2")
+    assert announced
+    assert not native.must_compile(tmp_path)
     made = first.stat().st_mtime_ns
     native.library.cache_clear()
     assert native.library(tmp_path) == first

@@ -39,6 +39,11 @@ def library(cache: Path) -> Path | None:
         return None
 
 
+def must_compile(cache: Path) -> bool:
+    """Whether `library` is about to compile for the first time here, which takes seconds."""
+    return _compiler() is not None and not any((cache / "native").glob("operators-*.so"))
+
+
 def why_not(cache: Path) -> str | None:
     """Why there is no library, in half a sentence; None where there is one. Never raises."""
     try:
