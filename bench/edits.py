@@ -78,21 +78,28 @@ class Recorder:
             raise LookupError("an answer was not recorded; name a model")
         began = time.perf_counter()
         pieces: list[str] = []
+        cut = False
         try:
             for piece in self._writer.write(messages, prediction):
                 pieces.append(piece)
                 yield piece
+        except KeyboardInterrupt:
+            cut = True  # half an answer is none
+            raise
         finally:
             spent = time.perf_counter() - began
             tokens = self._writer.last.stats.tokens if self._writer.last is not None else 0
             self.seconds += spent
             self.tokens += tokens
-            entry = {"key": key, "answer": "".join(pieces), "seconds": spent, "tokens": tokens}
-            self._known[key] = entry
-            if self._path is not None:
-                kept = {**entry, "prompt": list(messages)}
-                with self._path.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(kept) + "\n")
+            if not cut:
+                entry = {"key": key, "answer": "".join(pieces), "seconds": spent, "tokens": tokens}
+                self._keep(entry, messages)
+
+    def _keep(self, entry: dict[str, Any], messages: Messages) -> None:
+        self._known[entry["key"]] = entry
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({**entry, "prompt": list(messages)}) + "\n")
 
 
 def chosen_by_hand(case: Case) -> Region | None:

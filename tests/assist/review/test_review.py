@@ -212,6 +212,17 @@ def test_a_models_remarks_are_read_line_by_line_and_doubtful_ones_dropped(reposi
     assert "+    2     return n / 0" in model.asked[0]
 
 
+def test_a_remark_may_be_written_over_several_lines_and_what_never_ends_is_none(repository: Path) -> None:
+    committed(repository, "a.py", "def half(n):\n    return n / 2\n", "def half(n):\n    return n / 0\n")
+    model = Confirming(
+        "n / 0",
+        "```json\n{ this is no JSON\n",
+        '{\n  "line": 2,\n  "severity": "high",\n  "message": "Division ',
+        'by zero."\n}\n```\n{"line": 2, "message": "cut',
+    )
+    assert [item.message for item in of_model(repository, model)] == ["Division by zero."]
+
+
 @pytest.mark.parametrize("answer", ["A", "B", "both", "neither", "I cannot tell."])
 def test_a_remark_that_the_model_contradicts_when_asked_the_other_way_is_no_finding(
     repository: Path, answer: str

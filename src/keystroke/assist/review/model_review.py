@@ -1,12 +1,13 @@
 """A model's remarks on a change: the prompt that asks for them and the parser that reads them.
 
-Law: one remark is one JSON line. What names a line that did not change is dropped, and so is what the model
+Law: one remark is one JSON object. What names a line that did not change is dropped, and so is what the model
 does not confirm; a replacement is a fix only if the file parses with it and has no new error. Model output
 is data.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from keystroke.text import Document, Edit, apply_edits
 MAX_LINES = 400  # changed lines of one file that are shown; a person would not review more at once
 MAX_REMARKS = 5
 AROUND = 15
+_LONGEST = 4000  # characters of one remark
 
 _SYSTEM = """You review a change of a source file. Report only defects: wrong results, crashes, races, leaks,
 security holes, broken callers. No praise, no style. Lines that are new begin with "+".
@@ -44,14 +46,10 @@ def remarks(file: Changed, root: Path, writer: Writer, rules: str = "") -> Itera
     messages = [{"role": "system", "content": system}, {"role": "user", "content": _shown(file)}]
     document = Document(file.text)
     told: list[Finding] = []
-    line = ""
-    for piece in _ended(writer.write(messages, None)):
-        line += piece
-        while "\n" in line and len(told) < MAX_REMARKS:
-            whole, _, line = line.partition("\n")
-            finding = _read(whole, file, document, root)
-            if finding is not None and finding.line not in {other.line for other in told}:
-                told.append(finding)
+    for text in _objects(writer.write(messages, None)):
+        finding = _read(text, file, document, root)
+        if finding is not None and finding.line not in {other.line for other in told}:
+            told.append(finding)
         if len(told) >= MAX_REMARKS:
             break
     for finding in told:
@@ -60,9 +58,28 @@ def remarks(file: Changed, root: Path, writer: Writer, rules: str = "") -> Itera
             yield finding
 
 
-def _ended(pieces: Iterator[str]) -> Iterator[str]:
-    yield from pieces
-    yield "\n"
+def _objects(pieces: Iterator[str]) -> Iterator[str]:
+    """The JSON objects of an answer as they are complete: one a line, as was asked, or over several lines."""
+    line = pending = ""
+    for piece in itertools.chain(pieces, ("\n",)):
+        *lines, line = (line + piece).split("\n")
+        for text in lines:
+            bare = text.strip().strip("`").strip()
+            if bare == "{" or (bare.startswith("{") and '"line"' in bare):
+                pending = ""  # another one begins
+            pending = f"{pending}{bare} " if pending or bare.startswith("{") else ""
+            if _whole(whole := pending.rstrip(" ,")):
+                yield whole
+                pending = ""
+            elif len(pending) > _LONGEST:
+                pending = ""
+
+
+def _whole(text: str) -> bool:
+    try:
+        return isinstance(msgspec.json.decode(text), dict) if text else False
+    except msgspec.DecodeError:
+        return False
 
 
 def _shown(file: Changed) -> str:
@@ -78,11 +95,8 @@ def _shown(file: Changed) -> str:
 
 
 def _read(text: str, file: Changed, document: Document, root: Path) -> Finding | None:
-    text = text.strip().strip("`").strip()
-    if not text.startswith("{"):
-        return None
     try:
-        remark = msgspec.json.decode(text.rstrip(","), type=_Remark)
+        remark = msgspec.json.decode(text, type=_Remark)
     except msgspec.DecodeError:
         return None
     message = " ".join("".join(c if c.isprintable() else " " for c in remark.message).split())[:300]
