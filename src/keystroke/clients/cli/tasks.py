@@ -64,8 +64,8 @@ def show(ctx: typer.Context, task: Which = "", json: options.Json = False) -> No
                     run.console.line(msgspec.json.encode(event).decode())
                 else:
                     _shown(run, event)
-                asks = isinstance(event, wire.TaskAsked)
-                if asks and (await client.get(known.id)).question == event.question:
+                asked = event.question if isinstance(event, wire.TaskAsked) else None
+                if asked is not None and (await client.get(known.id)).question == asked:
                     return
 
     with_client(run, follow)
