@@ -57,10 +57,8 @@ class BatchSession(EchoSession):
 class Batching(EchoEngine):
     """The deterministic engine, stepping several together as a GPU does, with an answer a seed."""
 
-    max_batch = 4
-
     def __init__(self, answers: Sequence[str], pace: float = 0.0) -> None:
-        super().__init__(lambda prompt: "")
+        super().__init__(lambda prompt: "", max_batch=4)
         self.answers, self.pace = answers, pace
         self.widths: list[int] = []
         self.prompts: list[str] = []

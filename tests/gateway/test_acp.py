@@ -15,8 +15,9 @@ from acp.client.connection import ClientSideConnection
 from acp.schema import AllowedOutcome, DeniedOutcome, RequestPermissionResponse
 from gateway_support import RunningServer, scripted_model, serving
 
-BROKEN = "def add(a, b):\n    return a - b\n\n\nlast = 1\n"
-FIXED = "def add(a, b):\n    return a + b\n\n\nlast = 1\n"
+BROKEN = "def add(a, b):\n    return a - b\n"
+FIXED = "def add(a, b):\n    return a + b\n"
+FURTHER = "def add(a, b):\n    return a + b + 1\n"
 
 
 class Editor:
@@ -80,7 +81,7 @@ def server(tmp_path: Path) -> Iterator[RunningServer]:
     def script(prompt: str) -> str:
         if "forever" in prompt.rsplit("[user]", 1)[-1]:
             return "x" * 100_000
-        return f"{FIXED.replace('last = 1', 'last = 2') if 'last must be 2' in prompt else FIXED}```\n"
+        return f"{FURTHER if 'one more' in prompt else FIXED}```\n"
 
     with serving(scripted_model(script, "worker", step_cost=0.0005), folder=tmp_path / "state") as running:
         yield running
@@ -103,9 +104,11 @@ async def test_a_prompt_is_a_task_whose_change_the_editor_asks_about(
         assert "tool_call" in editor.kinds()
         assert "change calc.py in 1 place" in editor.said()
         # The next prompt of the session goes on with the same task.
-        answer = await agent.prompt(session_id=session, prompt=[text_block("in calc.py last must be 2")])
+        answer = await agent.prompt(
+            session_id=session, prompt=[text_block("add in calc.py must add one more")]
+        )
         assert answer.stop_reason == "end_turn"
-        assert (root / "calc.py").read_text() == FIXED.replace("last = 1", "last = 2")
+        assert (root / "calc.py").read_text() == FURTHER
         assert len(server.gateway.tasks._runs) == 1
 
 

@@ -8,7 +8,8 @@ refuses is raised as the error it is.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Any
 
 import httpx
@@ -55,16 +56,18 @@ class TaskClient:
         """steer, approve, reject, cancel, apply, undo or resume."""
         return msgspec.json.decode(await self._asked("POST", f"{_PATH}/{task}/{what}", fields), type=Task)
 
-    async def events(self, task: str, after: int = 0) -> AsyncIterator[TaskEvent]:
-        """Its events after a number, up to its end. Raises Unavailable where the gateway stays away."""
+    async def events(self, task: str, after: int = 0) -> AsyncGenerator[TaskEvent, None]:
+        """Its events after a number, up to its end; close it where you leave before. Raises Unavailable where
+        the gateway stays away."""
         failures = 0
         while True:
             try:
-                async for event in self._stream(task, after):
-                    after, failures = event.sequence_number, 0
-                    yield event
-                    if isinstance(event, TaskEnded):
-                        return
+                async with aclosing(self._stream(task, after)) as stream:
+                    async for event in stream:
+                        after, failures = event.sequence_number, 0
+                        yield event
+                        if isinstance(event, TaskEnded):
+                            return
                 return
             except (httpx.HTTPError, Unavailable) as error:
                 if failures == len(_AGAIN):
@@ -72,7 +75,7 @@ class TaskClient:
             await asyncio.sleep(_AGAIN[failures])
             failures += 1
 
-    async def _stream(self, task: str, after: int) -> AsyncIterator[TaskEvent]:
+    async def _stream(self, task: str, after: int) -> AsyncGenerator[TaskEvent, None]:
         place = await self._locate()
         url = f"{place.url}{_PATH}/{task}/events"
         async with self._http.stream("GET", url, params={"after": after}, headers=_key(place)) as answer:

@@ -46,8 +46,8 @@ class TaskRecord(msgspec.Struct, frozen=True):
 
     @property
     def under_way(self) -> bool:
-        """Whether some process works on it, as far as can be told."""
-        if self.status != "working" or not self.pid:
+        """Whether another process works on it, as far as can be told; what this one does it knows itself."""
+        if self.status != "working" or self.pid in (0, os.getpid()):
             return False
         try:
             os.kill(self.pid, 0)

@@ -133,13 +133,14 @@ class TaskAgent:
     async def _followed(self, session_id: str, session: Session, task: str, after: int) -> wire.Task | None:
         assert self._editor is not None
         updates = Updates(lambda path: str(Path(session.cwd) / path))
-        async for event in self._client.events(task, after):
-            for update in updates.of(event):
-                await self._editor.session_update(session_id, update)
-            if isinstance(event, wire.TaskAsked):
-                await self._ask(session_id, session, task, event.question, updates)
-            elif isinstance(event, wire.TaskEnded):
-                return event.task
+        async with contextlib.aclosing(self._client.events(task, after)) as events:
+            async for event in events:
+                for update in updates.of(event):
+                    await self._editor.session_update(session_id, update)
+                if isinstance(event, wire.TaskAsked):
+                    await self._ask(session_id, session, task, event.question, updates)
+                elif isinstance(event, wire.TaskEnded):
+                    return event.task
         return None
 
     async def _ask(

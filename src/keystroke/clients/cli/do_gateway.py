@@ -79,15 +79,16 @@ class GatewayTask:
         raise NotFound("there is no task in this workspace to go on with; say what to do")
 
     async def _followed(self, client: TaskClient, task: str, after: int) -> Ended:
-        async for event in client.events(task, after):
-            if isinstance(event, wire.TaskAsked):
-                await self._answered(client, task, event.question)
-            elif isinstance(event, wire.TaskEnded):
-                ended = _ended(event.task)
-                self._view.sink(ended)
-                return ended
-            elif (told := _told(task, event)) is not None:
-                self._view.sink(told)
+        async with contextlib.aclosing(client.events(task, after)) as events:
+            async for event in events:
+                if isinstance(event, wire.TaskAsked):
+                    await self._answered(client, task, event.question)
+                elif isinstance(event, wire.TaskEnded):
+                    ended = _ended(event.task)
+                    self._view.sink(ended)
+                    return ended
+                elif (told := _told(task, event)) is not None:
+                    self._view.sink(told)
         raise Unavailable("The gateway lost the task; `keystroke tasks` says what became of it.")
 
     async def _answered(self, client: TaskClient, task: str, asked: wire.TaskQuestion) -> None:

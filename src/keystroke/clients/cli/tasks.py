@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -57,13 +58,15 @@ def show(ctx: typer.Context, task: Which = "", json: options.Json = False) -> No
 
     async def follow(client: TaskClient) -> None:
         known = await _found(client, task)
-        async for event in client.events(known.id):
-            if run.wants_json(json):
-                run.console.line(msgspec.json.encode(event).decode())
-            else:
-                _shown(run, event)
-            if isinstance(event, wire.TaskAsked) and (await client.get(known.id)).question == event.question:
-                return
+        async with aclosing(client.events(known.id)) as events:
+            async for event in events:
+                if run.wants_json(json):
+                    run.console.line(msgspec.json.encode(event).decode())
+                else:
+                    _shown(run, event)
+                asked = event.question if isinstance(event, wire.TaskAsked) else None
+                if asked is not None and (await client.get(known.id)).question == asked:
+                    return
 
     with_client(run, follow)
 
