@@ -61,13 +61,23 @@ def undeclared(files: Iterator[Path], known: set[str]) -> dict[str, Path]:
     }
 
 
-def part(*folders: str) -> Iterator[Path]:
-    return (path for folder in folders for path in (SOURCE / folder).rglob("*.py"))
+def part(extra: str) -> Iterator[Path]:
+    for place in (SOURCE / name for name in EXTRAS[extra]):
+        yield from [place] if place.is_file() else place.rglob("*.py")
+
+
+EXTRAS = {
+    "acp": ["clients/acp", "clients/cli/acp.py"],
+    "cuda": ["engine/cuda"],
+    "mcp": ["agent/tools/mcp.py"],
+    "scale": ["scale"],
+    "train": ["train"],
+}
 
 
 def base() -> Iterator[Path]:
-    extra = {SOURCE / "train", SOURCE / "engine" / "cuda"}
-    return (path for path in SOURCE.rglob("*.py") if not extra & set(path.parents))
+    extra = {SOURCE / place for places in EXTRAS.values() for place in places}
+    return (path for path in SOURCE.rglob("*.py") if not extra & {path, *path.parents})
 
 
 def test_the_base_install_has_all_that_the_base_imports() -> None:
@@ -75,9 +85,9 @@ def test_the_base_install_has_all_that_the_base_imports() -> None:
     assert undeclared(base(), declared() | gpu) == {}
 
 
-@pytest.mark.parametrize(("extra", "folder"), [("train", "train"), ("cuda", "engine/cuda")])
-def test_an_extra_has_all_that_its_part_imports(extra: str, folder: str) -> None:
-    assert undeclared(part(folder), declared(extra)) == {}
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_an_extra_has_all_that_its_part_imports(extra: str) -> None:
+    assert undeclared(part(extra), declared(extra)) == {}
 
 
 def test_the_development_tools_have_all_that_tests_and_benchmarks_import() -> None:
