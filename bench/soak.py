@@ -44,6 +44,7 @@ from keystroke.gateway.record.store import Store, default_url
 from keystroke.gateway.transport.socket import SocketLimits
 from keystroke.gateway.work.registry import Registry, local_entry
 
+POOL = 5  # connections to the database that stay open
 TERMINAL = {"response.completed", "response.incomplete", "response.failed", "response.cancelled"}
 GARBAGE = [
     "{",
@@ -145,9 +146,9 @@ class Soak:
         self.url = f"http://127.0.0.1:{port}"
         self.ws = f"ws://127.0.0.1:{port}/v1/responses"
         await self._play(min(3.0, self.seconds / 5))
-        await asyncio.gather(
-            *(self.store.response("none") for _ in range(8))
-        )  # its threads, each with a connection
+        held = [self.store._engine.connect() for _ in range(POOL)]  # all that its pool keeps open
+        for connection in held:
+            connection.close()
         calm_collector()  # as a server does once it is up
         before = await self._settle()
         samples = [before["rss_mb"]]
