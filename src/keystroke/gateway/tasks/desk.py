@@ -40,7 +40,7 @@ from keystroke.protocol.faults import TaskNotFound
 
 _AT_ONCE = 8  # tasks that work (or ask) at a time
 _WAITING = 64
-_KEPT = 200  # ended tasks whose events are kept in memory
+_KEPT = 50  # ended tasks whose events are kept in memory
 
 
 class Tasks:
