@@ -246,6 +246,7 @@ def test_a_terminal_that_cannot_draw_still_takes_lines(remote_home: Home, server
         screen.expect("you said first. more")
         screen.type("other\n")
         assert "\x1b7" not in screen.expect(r"you said other\. done")
+        screen.expect("> ")
         screen.type("\x04")
         screen.leave()
 

@@ -15,6 +15,7 @@ from keystroke.clients.connection import RemoteError, Restarted
 from keystroke.clients.socket import Socket
 from keystroke.errors import Unauthorized, Unavailable, UsageError
 from keystroke.protocol import events
+from keystroke.protocol.requests import ResponseCancel
 from keystroke.protocol.response import Response
 
 
@@ -75,6 +76,14 @@ async def test_a_stream_is_cancelled_and_another_steered(server: RunningServer) 
                 sent = True
                 await steered.steer("do something else")
         assert words(steered.response) == "You said: do something else"
+
+
+async def test_a_cancel_that_comes_too_late_is_no_fault_of_the_next_stream(server: RunningServer) -> None:
+    async with Client(server.url) as client:
+        stream = await client.respond("hello")
+        await stream.result()
+        client._send(ResponseCancel(response_id=stream.id))
+        assert words(await client.ask("again")) == "You said: again"
 
 
 async def test_what_had_said_nothing_is_asked_again_unseen() -> None:

@@ -242,8 +242,6 @@ async def test_a_redirect_keeps_what_was_generated_and_goes_on() -> None:
 class BatchingEngine(EchoEngine):
     """Counts the sessions of each joint step."""
 
-    max_batch = 4
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.batches: list[int] = []
@@ -255,7 +253,7 @@ class BatchingEngine(EchoEngine):
 
 async def test_an_engine_that_batches_steps_its_sessions_together_with_the_same_text() -> None:
     plain = scripted_model()
-    engine = BatchingEngine()
+    engine = BatchingEngine(max_batch=4)
     model = Model("echo", engine, plain.tokenizer, plain.chat, plain.fim)
     prompts = ["one", "two", "three", "four", "five"]
     async with scheduling(model) as s:

@@ -293,6 +293,8 @@ class Client:
         except (ProtocolError, UsageError):
             return  # an event of a newer server; everything it depends on comes in events we know
         stream_id = getattr(event, "stream_id", UNSET)
+        if isinstance(event, events.ErrorEvent) and stream_id is UNSET and event.error.param == "response_id":
+            return  # a cancel that came after the end: nobody waits for it, least of all the next stream
         stream = self._streams.get(stream_id) if isinstance(stream_id, str) else self._alone()
         if stream is not None:
             stream._receive(event)

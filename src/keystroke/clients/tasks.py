@@ -20,6 +20,7 @@ from keystroke.clients.place import Place
 from keystroke.errors import KeystrokeError, ProtocolError, Unavailable
 from keystroke.protocol.codec import decode_task_event
 from keystroke.protocol.response import ErrorBody
+from keystroke.protocol.status import Status
 from keystroke.protocol.tasks import Task, TaskDiff, TaskEnded, TaskEvent, TaskList
 
 _CONNECT = httpx.Timeout(5.0, read=60.0, pool=None)  # signs of life come every quarter of a minute
@@ -28,14 +29,17 @@ _PATH = "/v1/tasks"
 
 
 class TaskClient:
-    """`locate` says where the gateway is, each time it is asked."""
+    """`gateway`: its place, or who says each time it is asked where the gateway is."""
 
-    def __init__(self, locate: Callable[[], Awaitable[Place]]) -> None:
-        self._locate = locate
+    def __init__(self, gateway: Place | Callable[[], Awaitable[Place]]) -> None:
+        self._gateway = gateway
         self._http = httpx.AsyncClient(timeout=_CONNECT, trust_env=False)
 
     async def close(self) -> None:
         await self._http.aclose()
+
+    async def status(self) -> Status:
+        return msgspec.json.decode(await self._asked("GET", "/v1/status"), type=Status)
 
     async def create(self, workspace: str, instruction: str, **options: Any) -> Task:
         """Give a task; `options` are fields of TaskCreate."""
@@ -84,6 +88,9 @@ class TaskClient:
             async for line in answer.aiter_lines():
                 if line.startswith("data: "):
                     yield decode_task_event(line[6:])
+
+    async def _locate(self) -> Place:
+        return self._gateway if isinstance(self._gateway, Place) else await self._gateway()
 
     async def _asked(
         self, method: str, path: str, body: dict[str, Any] | None = None, params: dict[str, str] | None = None

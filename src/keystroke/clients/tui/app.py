@@ -20,11 +20,11 @@ from textual.widget import Widget
 from textual.widgets import Footer, Input
 
 from keystroke.clients.place import Place
+from keystroke.clients.tasks import TaskClient
 from keystroke.clients.tui.chat import ChatClient, speed
 from keystroke.clients.tui.rewind import rewind
 from keystroke.clients.tui.screens import Choice
 from keystroke.clients.tui.session import Entry, Session, Sessions
-from keystroke.clients.tui.task_client import TaskClient
 from keystroke.clients.tui.task_view import TaskView
 from keystroke.clients.tui.widgets import Question, Said, StatusBar
 from keystroke.errors import KeystrokeError

@@ -6,8 +6,8 @@ the file since) nothing older is touched, and the conversation is kept up to and
 
 from __future__ import annotations
 
+from keystroke.clients.tasks import TaskClient
 from keystroke.clients.tui.session import Entry, Session
-from keystroke.clients.tui.task_client import TaskClient
 from keystroke.errors import KeystrokeError
 
 
