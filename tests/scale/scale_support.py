@@ -93,6 +93,11 @@ class Load:
         """The headers of whoever asked."""
         return self.headers(int(asked.partition("-")[0]))
 
+    async def reaches(self, turns: int) -> None:
+        """Wait until that many turns were answered, or one failed."""
+        while len(self.answered) < turns and not self.failures:  # noqa: ASYNC110 - turns end in many places
+            await asyncio.sleep(0.05)
+
     async def converse(self, who: int, words: int = 4) -> None:
         """Over HTTP, or over a socket that stays open where `who` is odd."""
         if who % 2:

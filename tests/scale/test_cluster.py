@@ -98,21 +98,21 @@ async def test_losing_an_engine_and_a_gateway_under_load_loses_no_turn(
 ) -> None:
     load = Load(url, [token for _, token in keys[:8]])
     talking = [asyncio.create_task(load.converse(who)) for who in range(8)]
-    await asyncio.sleep(1.0)
-    kill(replica_pids("engine-echo")[0])
-    await asyncio.sleep(1.5)
-    kill(replica_pids("gateway")[0])
-    await asyncio.sleep(1.5)
+    async with asyncio.timeout(120):
+        await load.reaches(10)
+        kill(replica_pids("engine-echo")[0])
+        await load.reaches(20)
+        kill(replica_pids("gateway")[0])
+        await load.reaches(35)
     load.stop = True
     await asyncio.gather(*talking)
     assert not load.failures
-    assert len(load.answered) > 30
     assert set(load.terminal.values()) == {1}
     async with httpx.AsyncClient(base_url=url, timeout=60) as client:
         for name, asked in load.answered.items():
             stored = (await client.get(f"/v1/responses/{name}", headers=load.owner(asked))).json()
             assert stored["output"][0]["content"][0]["text"] == f"You said: {asked}"
-    with until(60, "a whole set of replicas") as wait:
+    with until(120, "a whole set of replicas") as wait:
         wait(lambda: len(replica_pids("engine-echo")) == 4 and len(replica_pids("gateway")) == 3)
 
 
@@ -154,9 +154,8 @@ async def test_a_rolling_update_under_load_drops_no_turn(
 
 async def test_three_gateways_admit_exactly_one_quota(url: str, keys: list[tuple[Key, str]]) -> None:
     token = keys[8][1]
-    pids = set(replica_pids("gateway"))
-    assert len(pids) == 3
-
+    with until(120, "three gateways") as wait:
+        wait(lambda: len(replica_pids("gateway")) == 3)
     loop = asyncio.get_running_loop()
     began = loop.time()
     # A connection each: the system deals them out to all three.
