@@ -12,8 +12,12 @@ part has a process of its own, so one that fails or hangs costs its own rows onl
 what failed or was left out; the exit code is 1 if anything was.
 
     python -m bench.cuda                   every part; bench/cuda_rows holds them
-    python -m bench.cuda 135m 7b-int4      some of: 135m 1.5b 7b 7b-int8 7b-int4 120k serve-135m ... edit
-        --model PATH    a folder or GGUF file with real weights, for the edit
+    python -m bench.cuda 135m 7b-int4      some of: 135m 1.5b 7b 7b-int8 7b-stored 120k serve-135m ... edit
+        --model PATH    a folder or GGUF file with real weights, for the edit, coder-new, coder-repeat and
+                        coder-quality (what fewer bits, drafts, 8-bit keys and sparse attention cost)
+        --head PATH     a draft head for them (auto: where it lies beside the model or in models/)
+        --precision P   of coder-new and coder-repeat: bf16, int8, int4 or stored
+        --only PART     the same as naming parts
         --no-peer       leaves transformers out
         --minutes N     leaves out what does not fit
         --compile       only compiles, so that a later run need not
@@ -38,6 +42,8 @@ from pathlib import Path
 
 import torch
 
+from bench.cuda_rows.coder_quality import quality_kernels
+from bench.cuda_rows.cuda_coder import CODER
 from bench.cuda_rows.cuda_parts import (
     CONTEXT,
     DEVICE,
@@ -68,7 +74,9 @@ QUOTED = {
     ("Qwen2.5-7B", "int4", CONTEXT): ("llama.cpp Q4_0", 353.0),
     ("Qwen2.5-1.5B", "bf16", LONG): ("llama.cpp F16", 247.0),
 }
-EVERY = (*PARTS, EDIT, *SERVED)
+QUALITY = "coder-quality"
+REAL = (EDIT, *CODER, QUALITY)  # parts that need real weights
+EVERY = (*PARTS, *REAL, *SERVED)
 COMMON = ("shape", "precision", "context", "mode", "tok_s", "fraction_of_limit", "peer_tok_s")
 
 
@@ -173,7 +181,7 @@ class Report:
         self.add({"part": part, "error": f"{type(error).__name__}: {error}"[:300]})
 
     def end(self) -> None:
-        print(f"\n{'shape':14} {'bits':5} {'context':>8}  {'mode':24} {'tok/s':>10} of limit  peer")
+        print(f"\n{'shape':14} {'bits':6} {'context':>8}  {'mode':24} {'tok/s':>10} of limit  peer")
         print("\n".join(map(line, self.rows)))
         about = {
             "bench": "cuda",
@@ -189,7 +197,8 @@ class Report:
 def line(row: Json) -> str:
     shape, precision, context, mode, tok_s, fraction, peer = (row[name] for name in COMMON)
     more = ", ".join(f"{k} {v}" for k, v in row.items() if k not in COMMON)
-    columns = f"{shape:14} {precision:5} {context:>8,}  {mode:24} {tok_s:10,.1f}"
+    rate = "-" if tok_s is None else f"{tok_s:,.1f}"
+    columns = f"{shape:14} {precision:6} {context:>8,}  {mode:24} {rate:>10}"
     return f"{columns} {'-' if fraction is None else fraction:>7} {'-' if peer is None else peer:>8}  {more}"
 
 
@@ -204,27 +213,42 @@ def bandwidth() -> float:
 def kernels(names: list[str], model: Path | None) -> list[dict[str, str]]:
     wanted = [macros for name in names if name in PARTS for macros in PARTS[name].kernels()]
     specs = [SERVED[name] for name in names if name in SERVED]
-    if EDIT in names and model is not None:
+    if model is not None and any(name in REAL for name in names):
         with open_checkpoint(model) as checkpoint:
             specs.append(checkpoint.spec)
+    if QUALITY in names and model is not None:
+        with open_checkpoint(model) as checkpoint:
+            wanted += quality_kernels(checkpoint, blocks())
     for spec in specs:  # these draft, so their steps have all widths
         wanted += [Plan(spec, "bf16", blocks()).macros(tiles) for tiles in (1, 2, 4)]
     return wanted
 
 
-def command(name: str, model: Path | None) -> tuple[str, ...]:
+def command(name: str, model: Path | None, coder: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """`coder`: precision and draft head of the rows with a code model."""
+    if name in CODER:
+        return "-m", "bench.cuda_rows.cuda_coder", name, str(model), *coder
     if name in SERVED:
         return "-m", "bench.cuda_rows.cuda_serve", name
+    if name == QUALITY:
+        return "-m", "bench.cuda_rows.coder_quality", str(model), "--part"
     parts = ("-m", "bench.cuda_rows.cuda_parts", name)
     return (*parts, str(model)) if name == EDIT else parts
 
 
-def measure(report: Report, names: list[str], model: Path | None, peers: list[str], deadline: float) -> None:
-    parts = {name: Worker(*command(name, model)) for name in names}
+def measure(
+    report: Report,
+    names: list[str],
+    model: Path | None,
+    peers: list[str],
+    deadline: float,
+    coder: tuple[str, ...] = (),
+) -> None:
+    parts = {name: Worker(*command(name, model, coder)) for name in names}
     beside = {name: Worker("-m", "bench.cuda_rows.cuda_peer", name) for name in peers}
 
-    def limit_of_part() -> float:
-        return min(deadline, time.monotonic() + LONGEST)
+    def limit_of_part(name: str = "") -> float:
+        return min(deadline, time.monotonic() + LONGEST * (4 if name == QUALITY else 1))
 
     try:
         report.progress(f"compiling kernels, and transformers for {', '.join(peers) or 'nothing'}")
@@ -247,7 +271,7 @@ def measure(report: Report, names: list[str], model: Path | None, peers: list[st
                 report.skipped.append(name)
                 continue
             try:
-                for row in worker.run(report.limit, limit_of_part()):
+                for row in worker.run(report.limit, limit_of_part(name)):
                     report.add(row)
             except Exception as error:
                 report.fail(name, error)
@@ -272,18 +296,24 @@ def main() -> None:
         description=(__doc__ or "").split("\n", 1)[0], formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"some of: {' '.join(EVERY)}")
-    parser.add_argument("--model", type=Path, help="real weights, for the edit")
+    parser.add_argument("--model", type=Path, help=f"real weights, for {' '.join(REAL)}")
+    parser.add_argument("--head", default="auto", help="a draft head for the model: its folder, auto, off")
+    parser.add_argument(
+        "--precision", default="bf16", choices=("bf16", "int8", "int4", "stored"), help="of the coder rows"
+    )
     parser.add_argument("--no-peer", action="store_true", help="leave transformers out")
     parser.add_argument("--minutes", type=float, default=20.0, help="leave out what does not fit")
     parser.add_argument("--compile", action="store_true", help="only compile")
+    parser.add_argument("--only", action="append", default=[], metavar="PART", help="as naming it")
     given = parser.parse_args()
+    given.parts += given.only
     unknown = [name for name in given.parts if name not in EVERY]
     if unknown:
         parser.error(f"there is no part {unknown[0]}; there are {' '.join(EVERY)}")
-    if EDIT in given.parts and given.model is None:
-        parser.error("the edit needs a real model: --model PATH")
+    if given.model is None and (real := [name for name in given.parts if name in REAL]):
+        parser.error(f"{real[0]} needs a real model: --model PATH")
     report = Report()
-    names = given.parts or [name for name in EVERY if name != EDIT or given.model is not None]
+    names = given.parts or [name for name in EVERY if name not in REAL or given.model is not None]
     try:
         hopper()
         peers = [] if given.no_peer else [name for name in names if name in PARTS and PARTS[name].peer]
@@ -295,7 +325,8 @@ def main() -> None:
                 worker.stop()
             return
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and say what was measured
-        measure(report, names, given.model, peers, report.began + 60 * given.minutes)
+        deadline = report.began + 60 * given.minutes
+        measure(report, names, given.model, peers, deadline, (given.precision, given.head))
     except KeystrokeError as error:
         sys.exit(str(error))
     sys.exit(1 if report.failed or report.skipped else 0)

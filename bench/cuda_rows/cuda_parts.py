@@ -33,6 +33,7 @@ from keystroke.engine.cuda.engine import CudaEngine, load_cuda
 from keystroke.engine.cuda.plan import KvPrecision, Plan, Precision
 from keystroke.engine.cuda.session import CudaSession
 from keystroke.engine.cuda.sparse import BUDGET, SPARSE_FROM, Sparse
+from keystroke.engine.cuda.stored import usual_formats
 from keystroke.engine.cuda.weights import random_weights
 from keystroke.engine.generation import Generation, GenerationParams
 from keystroke.engine.model import Model
@@ -388,7 +389,8 @@ class Part:
     peer: bool = False  # transformers runs the same
 
     def kernels(self) -> list[dict[str, str]]:
-        plan = Plan(self.spec, self.precision, blocks(), self.kv_precision)
+        stored = usual_formats(self.spec) if self.precision == "stored" else None
+        plan = Plan(self.spec, self.precision, blocks(), self.kv_precision, stored)
         sparse = [plan.macros(1, True)] if self.sparse != "off" else []
         return [plan.macros(1), plan.macros(2), *sparse]
 
@@ -407,6 +409,7 @@ PARTS = {
     "7b": Part(QWEN_7B, (decode, verify), peer=True),
     "7b-int8": Part(QWEN_7B, (decode, verify), "int8"),
     "7b-int4": Part(QWEN_7B, (decode, verify), "int4"),
+    "7b-stored": Part(QWEN_7B, (decode, verify), "stored"),  # as files of Q4_K_M are made
     "120k": Part(
         extended(QWEN_1_5B, 131_072),
         (partial(prefill, context=WHOLE, rounds=1), partial(decode, context=LONG), sparse_decode),

@@ -25,39 +25,45 @@ class Interrupt:
     """A one-way switch another thread may throw. Backends look at it between steps and prefill
     chunks, and may register a callback that ends a run already under way."""
 
-    __slots__ = ("_callbacks", "_event", "_lock")
+    __slots__ = ("_callbacks", "_event", "_lock", "is_set")
 
     def __init__(self) -> None:
-        self._event = threading.Event()
+        self.is_set = False  # looked at several times a token: a plain value
+        self._event: threading.Event | None = (
+            None  # made by whoever waits; most switches are never waited for
+        )
         self._lock = threading.Lock()
         self._callbacks: list[Callable[[], None]] = []
 
     def set(self) -> None:
         with self._lock:
-            if self._event.is_set():
+            if self.is_set:
                 return
-            self._event.set()
+            self.is_set = True
+            if self._event is not None:
+                self._event.set()
             callbacks = tuple(self._callbacks)
         for callback in callbacks:
             callback()
 
-    @property
-    def is_set(self) -> bool:
-        return self._event.is_set()
-
     def wait(self, seconds: float) -> bool:
         """Sleep until the switch is thrown or the time is over; True if it was thrown."""
+        with self._lock:
+            if self.is_set:
+                return True
+            if self._event is None:
+                self._event = threading.Event()
         return self._event.wait(seconds)
 
     def check(self) -> None:
         """Raise Interrupted if the switch was thrown."""
-        if self._event.is_set():
+        if self.is_set:
             raise Interrupted("stopped on request")
 
     def add_callback(self, callback: Callable[[], None]) -> None:
         """Call `callback` once when the switch is thrown; at once if it already was."""
         with self._lock:
-            if not self._event.is_set():
+            if not self.is_set:
                 self._callbacks.append(callback)
                 return
         callback()
@@ -236,6 +242,16 @@ class Session(ABC):
 
 
 @dataclass(frozen=True, slots=True)
+class Guess:
+    """Tokens that an engine itself takes for likely to follow, how likely each is right together with all
+    before it, and whether the engine is verifying them already: another draft then costs a step more."""
+
+    tokens: tuple[int, ...]
+    chances: tuple[float, ...]
+    ahead: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class StepRequest:
     """One session's part in a step taken together with others."""
 
@@ -259,6 +275,14 @@ class Engine(ABC):
     def step_many(self, requests: Sequence[StepRequest]) -> list[Step]:
         """Step several sessions; engines that batch override this. Results do not depend on the company."""
         return [r.session.step(r.draft, r.sampling, None, r.allowed) for r in requests]
+
+    drafts: bool = False  # whether `guess` ever has an answer
+
+    def guess(self, tokens: Sequence[int], *, wanted: bool = True) -> Guess | None:
+        """What the engine takes for likely to follow `tokens`, which must be those of a session just as its
+        last step left them; None where it has no opinion. Asking is what makes it think ahead at the next
+        step; who does not want an answer this time asks all the same."""
+        return None
 
     @abstractmethod
     def stats(self) -> EngineStats: ...

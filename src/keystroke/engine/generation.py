@@ -133,6 +133,8 @@ class Generation:
         self._decoder = StreamDecoder(model.tokenizer)
         self._stops = StopStrings(self.params.stop)
         self._matcher = self._new_matcher()
+        self._trusting = False  # whether the step under way was asked for without the grammar's mask
+        self._doubted = False  # whether the last such step was taken back, so that the next has one
         self._opened = False  # the grammar's own beginning has been appended
         begin = self.params.begin if self._matcher is None else ""  # a grammar holds to it by itself
         self._healing = TokenHealing(begin, model.tokenizer)
@@ -226,8 +228,11 @@ class Generation:
             self.stats.draft_seconds += time.perf_counter() - started
         if self._matcher is None:
             return StepRequest(self.session, draft, sampling)
+        # In free text the likeliest token is nearly always one that is allowed, and then it is the one that
+        # would have been chosen: no mask, so that an engine may run ahead. What is not allowed is taken back.
+        self._trusting = not self._doubted and _picks_alone(sampling) and self._matcher.calm
         draft, self._own = self._matcher.admit(draft, min(room - 1, MAX_DRAFT))
-        return StepRequest(self.session, draft, sampling, self._matcher)
+        return StepRequest(self.session, draft, sampling, None if self._trusting else self._matcher)
 
     def take(self, step: Step, seconds: float, drafted: int = 0) -> Chunk:
         """Turn a step's tokens into a chunk, ending the answer where it ends."""
@@ -238,6 +243,9 @@ class Generation:
         stats.accepted += step.accepted
         if self._held:
             step = self._begun(step)
+        self._doubted = False
+        if self._trusting and self._matcher is not None:
+            step = self._proved(self._matcher, step)
         tokens, text, finish = self._read(step.tokens)
         if len(tokens) < len(step.tokens):
             self.session.rollback(self.session.length - len(step.tokens) + len(tokens))
@@ -265,6 +273,16 @@ class Generation:
             tokens, self._carried_tokens = self._carried_tokens + tokens, ()
         self._parts.append(text)
         return Chunk(text, tokens, step.logprobs[: len(tokens)], finish)
+
+    def _proved(self, matcher: Matcher, step: Step) -> Step:
+        """A step that was made without a mask, up to the first token that is not allowed; that place is asked
+        about again with one."""
+        taken = matcher.takes(step.tokens)
+        if taken == len(step.tokens):
+            return step
+        self._doubted = True
+        self.session.rollback(self.session.length - len(step.tokens) + taken)
+        return replace(step, tokens=step.tokens[:taken], accepted=min(step.accepted, taken))
 
     def stop(self) -> Chunk:
         """End the answer here, at a token boundary, with what it has."""
@@ -429,3 +447,10 @@ class StopStrings:
             if any(stop.startswith(end) for stop in self._stops):
                 return size
         return 0
+
+
+def _picks_alone(sampling: Sampling) -> bool:
+    """Whether a token is chosen by its own score alone, so that those that are not allowed only matter where
+    one of them is chosen; also, that nobody asks for the scores."""
+    whole = sampling.top_k == 0 and sampling.top_p == 1.0 and sampling.min_p == 0.0
+    return sampling.logprobs is None and (sampling.temperature == 0.0 or whole)

@@ -9,17 +9,19 @@ from __future__ import annotations
 import functools
 import importlib.util
 import platform
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
 from keystroke.config import Settings, load_settings
+from keystroke.engine.adapter import AdapterFile, read_adapter
 from keystroke.engine.base import Engine
 from keystroke.engine.card import card_languages
 from keystroke.engine.checkpoint import Checkpoint, ModelSpec, extended, open_checkpoint
 from keystroke.engine.checkpoint.digest import quick_digest
 from keystroke.engine.checkpoint.gguf_header import held_header
 from keystroke.engine.library import Progress, silent
-from keystroke.engine.locate import resolve
+from keystroke.engine.locate import adapter_path, resolve, shipped_folders
 from keystroke.engine.memory import available_bytes
 from keystroke.engine.model import Model
 from keystroke.engine.templates import detect_chat, detect_fim
@@ -35,12 +37,15 @@ if TYPE_CHECKING:
 # A model that is not stored in blocks is rounded. Below this, four bits cost more quality than they save
 # time; above, memory traffic decides.
 FOUR_BITS_FROM = 3_000_000_000
-# A GPU reads 16-bit weights fast enough for what fits its memory; fewer bits are a choice.
-GPU_PRECISIONS: dict[str, Literal["bf16", "int8", "int4"]] = {
-    "auto": "bf16",
+# A GPU keeps files of four bits as they are stored and reads other weights in 16 bits, fast enough for what
+# fits its memory; fewer bits are a choice.
+GpuPrecision = Literal["auto", "bf16", "int8", "int4", "stored"]
+GPU_PRECISIONS: dict[str, GpuPrecision] = {
+    "auto": "auto",
     "fp16": "bf16",
     "int8": "int8",
     "int4": "int4",
+    "stored": "stored",
 }
 
 
@@ -55,17 +60,27 @@ def load_model(model: str | Path, settings: Settings | None = None, progress: Pr
         named.precision if named is not None and named.precision != "auto" else settings.model.precision
     )
     backend = _backend(kind)
+    adapter = _adapter(model, settings) if isinstance(model, str) else None
     with held_header(path):  # read once for all who ask
         # The tokenizer first: converting takes time, and is in vain without one.
         tokenizer = _tokenizer(path, settings.paths.cache / "tokenizers")
         if backend == "cuda":
-            engine = _cuda(path, precision, settings)
+            engine = _cuda(path, precision, settings, adapter=adapter)
         else:
-            engine = _onnx(path, precision, settings, progress)
+            engine = _onnx(path, precision, settings, progress, adapter)
         name = model if isinstance(model, str) else engine.info.name
         chat, fim = detect_chat(path), detect_fim(tokenizer, path)
+    if adapter is not None and fim is not None and adapter.facts.get("fim_order") in ("psm", "spm"):
+        fim = replace(fim, order=cast("Literal['psm', 'spm']", adapter.facts["fim_order"]))
     draft = _draft(engine, tokenizer, backend, settings, progress)
-    return Model(name, engine, tokenizer, chat, fim, path, draft, card_languages(path))
+    learned = adapter.facts if adapter is not None else {}
+    return Model(name, engine, tokenizer, chat, fim, path, draft, card_languages(path), learned)
+
+
+def _adapter(model: str, settings: Settings) -> AdapterFile | None:
+    """The adapter that a model is to be run with. Raises InputError or ModelDamaged."""
+    path = adapter_path(model, settings)
+    return read_adapter(path) if path is not None else None
 
 
 def _draft(
@@ -129,30 +144,43 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def _onnx(path: Path, precision: str, settings: Settings, progress: Progress) -> Engine:
+def _onnx(
+    path: Path,
+    precision: str,
+    settings: Settings,
+    progress: Progress,
+    adapter: AdapterFile | None = None,
+) -> Engine:
     from keystroke.engine.onnx.convert import converted, stored_bytes
     from keystroke.engine.onnx.engine import OnnxEngine
     from keystroke.engine.onnx.precision import PRECISIONS
-    from keystroke.engine.onnx.stored import keeps_weights
+    from keystroke.engine.onnx.stored import Stored, keeps_weights
 
     stored = None
     with open_checkpoint(path) as checkpoint:
         if settings.engine.context > checkpoint.spec.context_length:
             checkpoint.spec = extended(checkpoint.spec, settings.engine.context)
         spec = checkpoint.spec
+        if adapter is not None:
+            adapter.check(spec)
         if precision == "auto":
             smaller = "int4" if spec.parameters >= FOUR_BITS_FROM else "int8"
             precision = "stored" if keeps_weights(checkpoint) else smaller
         if precision == "stored":
-            model, stored = _as_stored(checkpoint, settings, progress)
+            model, stored = _as_stored(checkpoint, settings, progress, adapted=adapter is not None)
         else:
             _check_memory(spec, stored_bytes(spec, PRECISIONS[precision]), precision)
+            own = None if precision == "fp32" else _operators(checkpoint, settings, progress)
+            stored = Stored(own, {}) if own is not None else None
             model = converted(
                 checkpoint,
                 precision=precision,
+                native=own is not None,
                 progress=lambda done, total: progress(f"converting {spec.name} to {precision}", done, total),
                 cache=settings.paths.cache,
+                adapted=adapter is not None,
             )
+    made = f"{precision}/{stored is not None}" + (f"/{adapter.digest}" if adapter is not None else "")
     return OnnxEngine(
         model,
         spec,
@@ -163,23 +191,18 @@ def _onnx(path: Path, precision: str, settings: Settings, progress: Progress) ->
         exact=settings.engine.exact,
         stored=stored,
         free_memory=available_bytes if settings.engine.kv_budget_mb is None else lambda: None,
-        kept=_kept_prefixes(path, f"{precision}/{stored is not None}", settings),
+        kept=_kept_prefixes(path, made, settings),
+        adapter=adapter,
     )
 
 
-def _as_stored(checkpoint: Checkpoint, settings: Settings, progress: Progress) -> tuple[Path, Stored | None]:
+def _as_stored(
+    checkpoint: Checkpoint, settings: Settings, progress: Progress, *, adapted: bool = False
+) -> tuple[Path, Stored | None]:
     """The graph that runs a model's matrices as they are stored, and what it is completed with where our own
     operators can be had. Raises ConfigError for matrices of other types."""
     from keystroke.engine.onnx.convert import kept_as_stored
-    from keystroke.engine.onnx.native import library, must_compile
-    from keystroke.engine.onnx.stored import (
-        TYPES,
-        Stored,
-        keeps_weights,
-        portable_bytes,
-        stored_tables,
-        suits_operators,
-    )
+    from keystroke.engine.onnx.stored import TYPES, Stored, keeps_weights, portable_bytes, stored_tables
 
     spec, cache = checkpoint.spec, settings.paths.cache
     if not keeps_weights(checkpoint):
@@ -187,13 +210,7 @@ def _as_stored(checkpoint: Checkpoint, settings: Settings, progress: Progress) -
             f"{spec.name} has matrices that are not stored as {', '.join(TYPES)}; "
             "set model.precision to int8 or int4, which converts them"
         )
-    own = None
-    if settings.engine.kernels == "auto" and suits_operators(checkpoint):
-        if compiling := must_compile(cache):
-            progress("compiling operators for this processor", 0, 1)
-        own = library(cache)
-        if compiling:
-            progress("compiling operators for this processor", 1, 1)
+    own = _operators(checkpoint, settings, progress)
     tables = stored_tables(checkpoint) if own is not None else {}
     _check_memory(
         spec,
@@ -205,8 +222,25 @@ def _as_stored(checkpoint: Checkpoint, settings: Settings, progress: Progress) -
         native=own is not None,
         progress=lambda done, total: progress(f"laying out {spec.name}", done, total),
         cache=cache,
+        adapted=adapted,
     )
     return model, Stored(own, tables) if own is not None else None
+
+
+def _operators(checkpoint: Checkpoint, settings: Settings, progress: Progress) -> Path | None:
+    """Our own operators, compiled for this machine; None where there can be none, or none are wanted."""
+    from keystroke.engine.onnx.native import library, must_compile
+    from keystroke.engine.onnx.stored import suits_operators
+
+    cache = settings.paths.cache
+    if settings.engine.kernels != "auto" or not suits_operators(checkpoint):
+        return None
+    if compiling := must_compile(cache):
+        progress("compiling operators for this processor", 0, 1)
+    own = library(cache)
+    if compiling:
+        progress("compiling operators for this processor", 1, 1)
+    return own
 
 
 def kv_budget(settings: Settings) -> int:
@@ -242,7 +276,13 @@ def _check_memory(spec: ModelSpec, need: int, precision: str) -> None:
         )
 
 
-def _cuda(path: Path, precision: str, settings: Settings, kv_tokens: int | None = None) -> Engine:
+def _cuda(
+    path: Path,
+    precision: str,
+    settings: Settings,
+    kv_tokens: int | None = None,
+    adapter: AdapterFile | None = None,
+) -> Engine:
     check_cuda()
     from keystroke.engine.cuda.engine import load_cuda
 
@@ -256,7 +296,17 @@ def _cuda(path: Path, precision: str, settings: Settings, kv_tokens: int | None 
         kv_tokens=kv_tokens,
         sparse=cast("Sparse", settings.engine.sparse),  # the settings know the same words
         kv_precision=cast("KvPrecision", settings.engine.kv_precision),
+        draft_head=lambda spec: _draft_head(path, spec, settings),
+        adapter=adapter,
     )
+
+
+def _draft_head(path: Path, spec: ModelSpec, settings: Settings) -> Path | None:
+    if not settings.speculation.enabled:
+        return None
+    from keystroke.engine.speculative.find_head import find_head
+
+    return find_head(settings.speculation.draft_head, path, spec, (settings.paths.models, *shipped_folders()))
 
 
 def check_cuda() -> None:
@@ -276,16 +326,18 @@ def gpu_verdict(model: str, settings: Settings) -> tuple[bool, str]:
         named = settings.models.get(model)
         wanted = named.precision if named is not None else "auto"
         precision = _gpu_precision(wanted if wanted != "auto" else settings.model.precision)
+        from keystroke.engine.cuda.gpu import gpu_report
+        from keystroke.engine.cuda.stored import chosen
+
         with open_checkpoint(path) as checkpoint:
             spec = checkpoint.spec
+            meant, stored = chosen(checkpoint, precision)
     except KeystrokeError as error:
         return False, str(error)
-    from keystroke.engine.cuda.gpu import gpu_report
-
-    return gpu_report(spec, precision, cast("KvPrecision", settings.engine.kv_precision))
+    return gpu_report(spec, meant, cast("KvPrecision", settings.engine.kv_precision), stored)
 
 
-def _gpu_precision(precision: str) -> Literal["bf16", "int8", "int4"]:
+def _gpu_precision(precision: str) -> GpuPrecision:
     chosen = GPU_PRECISIONS.get(precision)
     if chosen is None:
         known = ", ".join(GPU_PRECISIONS)

@@ -15,10 +15,13 @@ from keystroke.engine import builtin
 from keystroke.engine.library import EMBEDDED, Library, Progress, existing, silent
 from keystroke.errors import ConfigError, ModelDamaged, NotFound
 
+EDIT = ":edit"  # behind a model's name: the same model with the adapter that has learned edits
+
 
 def resolve(model: str, settings: Settings, progress: Progress = silent) -> Path:
     """The GGUF file or folder that `model` stands for: a `[models.NAME]` table, "embedded", a name in the
-    library, a built-in name (fetched the first time), or a path. NotFound says what was looked for."""
+    library, a built-in name (fetched the first time), or a path; NAME:edit stands for NAME with an adapter.
+    NotFound says what was looked for."""
     library = Library(settings.paths.models)
     named = settings.models.get(model)
     if named is not None and named.path is not None:
@@ -31,6 +34,8 @@ def resolve(model: str, settings: Settings, progress: Progress = silent) -> Path
                 param="model",
             )
         return resolve(named.model, settings, progress)
+    if (base := _base(model)) is not None:
+        return resolve(base, settings, progress)
     if model == EMBEDDED:
         return shipped() or _provided(library, builtin.SMOLLM2, progress)
     if model in builtin.BUILT_IN:
@@ -45,6 +50,30 @@ def resolve(model: str, settings: Settings, progress: Progress = silent) -> Path
     raise NotFound(f"there is no model called {model:.80}; {hint}", param="model")
 
 
+def adapter_path(model: str, settings: Settings) -> Path | None:
+    """The adapter that `model` is to be run with: what its `[models.NAME]` table names, or for NAME:edit the
+    one that is shipped. None: none. Raises NotFound where it is not there."""
+    named = settings.models.get(model)
+    if named is not None and named.adapter is not None:
+        return existing(named.adapter)
+    if _base(model) is None:
+        return None
+    for place in shipped_folders():
+        for file in sorted((place / "coder-edit").glob("*.safetensors")):
+            return file
+    raise NotFound(
+        f"this installation brings no adapter, so there is no {model:.80}; name a file as adapter in "
+        "[models.NAME]",
+        param="model",
+    )
+
+
+def _base(model: str) -> str | None:
+    """What stands before `:edit` in a name; None in any other."""
+    base = model.removesuffix(EDIT)
+    return base if base and base != model else None
+
+
 def _provided(library: Library, model: builtin.BuiltIn, progress: Progress) -> Path:
     if model.name in library.names():
         with suppress(ModelDamaged):
@@ -54,13 +83,18 @@ def _provided(library: Library, model: builtin.BuiltIn, progress: Progress) -> P
     return provide(library, model, progress)
 
 
-def shipped() -> Path | None:
-    """Weights of our own: inside the installed package, or in the checkout it runs from."""
+def shipped_folders() -> list[Path]:
+    """Where this installation may hold weights: inside the package, or in the checkout it runs from."""
     package = Path(__file__).resolve().parents[1]
     places = [package / "models"]
     if (package.parents[1] / "pyproject.toml").is_file():
         places.append(package.parents[1] / "models")
-    for place in places:
+    return places
+
+
+def shipped() -> Path | None:
+    """Weights of our own."""
+    for place in shipped_folders():
         for folder in sorted(place.glob("keystroke-*")):
             if (folder / "config.json").is_file() and any(folder.glob("*.safetensors")):
                 return folder

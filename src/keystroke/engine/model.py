@@ -6,7 +6,8 @@ nowhere is the text of a special token taken for the token itself unless the cal
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ class Model:
     path: Path | None = None  # where it lies; what else it has learned is said there
     draft: Engine | None = None  # a smaller model of the same vocabulary, which drafts for `engine`
     languages: frozenset[str] | None = None  # those it has learned, as its card says; None: it does not say
+    learned: Mapping[str, str] = field(default_factory=dict)  # what an adapter adds: see `engine.adapter`
 
     def knows(self, language: str | None) -> bool:
         """Whether the model has learned a language; a text of no known language is taken to be one it has."""

@@ -10,6 +10,7 @@ import ctypes
 import hashlib
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ import torch
 from torch import Tensor
 
 from installed import program
-from keystroke.engine.cuda.driver import kernel_source
+from keystroke.engine.cuda.draft import DraftParameters, HeadPlan
+from keystroke.engine.cuda.driver import DECODE_PARTS, DRAFT_PARTS, kernel_source
 from keystroke.engine.cuda.plan import SHARED_BYTES, Bucket, Plan
 from keystroke.engine.cuda.step import Parameters
 
@@ -45,6 +47,9 @@ class EmulatedLauncher:
         assert fault != 1, "the kernel's threads wait for each other"
         assert fault != 2, "the kernel ended before what it had asked for was there"
 
+    def drafting(self, plan: HeadPlan) -> EmulatedDraftLauncher:
+        return EmulatedDraftLauncher(plan)
+
     def check(self) -> None:
         raise AssertionError("the kernel ended without a result")
 
@@ -52,8 +57,21 @@ class EmulatedLauncher:
         return torch.zeros(words, dtype=torch.int32)
 
 
-def _build(macros: dict[str, str]) -> ctypes.CDLL:
-    source = kernel_source((_HERE / "emulator.hpp").read_text()) + (_HERE / "emulator_main.hpp").read_text()
+class EmulatedDraftLauncher:
+    def __init__(self, plan: HeadPlan) -> None:
+        self._blocks = plan.target.blocks
+        self._kernel = _build({**plan.macros, "ENTRY": "draft_step"}, DRAFT_PARTS)
+        assert plan.ring_offset + plan.stages * plan.stage_bytes <= SHARED_BYTES
+
+    def launch(self, parameters: DraftParameters) -> None:
+        fault = self._kernel.launch(ctypes.byref(parameters), self._blocks, SHARED_BYTES)
+        assert fault != 1, "the kernel's threads wait for each other"
+        assert fault != 2, "the kernel ended before what it had asked for was there"
+
+
+def _build(macros: dict[str, str], parts: Sequence[str] = DECODE_PARTS) -> ctypes.CDLL:
+    source = kernel_source((_HERE / "emulator.hpp").read_text(), parts)
+    source += (_HERE / "emulator_main.hpp").read_text()
     flags = ["-std=c++17", "-O2", "-fPIC", "-shared", "-ffp-contract=off", "-w"]
     flags += [f"-D{name}={value}" for name, value in macros.items()]
     name = hashlib.sha256("\0".join([source, *flags]).encode()).hexdigest()[:24]

@@ -1,13 +1,19 @@
-// Runs decode_step over a grid of fibres. Returns 0, or 1 if all threads wait for each other, or 2 if copies nobody waited
+// Runs ENTRY over a grid of fibres. Returns 0, or 1 if all threads wait for each other, or 2 if copies nobody waited
 // for were under way at the end: a GPU would write them into another step's memory.
-static const Parameters* launched;
+#ifndef ENTRY
+#define ENTRY decode_step
+typedef Parameters Given;
+#else
+typedef DraftParameters Given;
+#endif
+static const Given* launched;
 static void enter() {
-  decode_step(*launched);
+  ENTRY(*launched);
   emulator::me->done = true;
   ++emulator::progress;
   emulator::leave();
 }
-extern "C" int launch(const Parameters* parameters, int blocks, int shared_bytes) {
+extern "C" int launch(const Given* parameters, int blocks, int shared_bytes) {
   using namespace emulator;
   const int threads = 288, stack = 96 << 10;
   launched = parameters;

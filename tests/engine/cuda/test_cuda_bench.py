@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 from bench import cuda
-from bench.cuda_rows import cuda_parts
+from bench.cuda_rows import cuda_coder, cuda_parts
 from cuda_models import tiny_engine, tiny_spec
 
 from keystroke.engine.base import Sampling
@@ -144,3 +145,18 @@ def test_a_report_sets_the_peer_beside_its_row_and_keeps_failures(
     assert [(row["peer_tok_s"], row.get("times_peer")) for row in report.rows] == [(4.0, 2.5), (None, None)]
     assert [row["row"] for row in report.failed] == ["prefill"]
     assert "times_one_row 1.2" in capsys.readouterr().out
+
+
+def test_a_coders_row_reports_its_columns_and_whether_texts_are_the_same(
+    run: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module: Any = cuda_coder
+    monkeypatch.setattr(module, "MOST", 3)
+    monkeypatch.setattr(module, "prompts", lambda *_: [[5, 17, 99, 3], [44, 120, 7, 8]])
+    monkeypatch.setattr(module, "measure_verify_cost", lambda *_: (0.0, *([1.0] * 33)))
+    model = Model("tiny", run.engine, ByteTokenizer({}, eos=250, vocab_size=256))
+    module.measure(run, model, "coder-new", Sampling(), 2)
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["mode"] for row in rows] == ["coder-new greedy, plain", "coder-new greedy, prompt lookup"]
+    assert all(set(row) >= COMMON | {"tokens_a_step", "drafted", "accepted"} for row in rows)
+    assert [row["same_text"] for row in rows] == ["2 of 2"] * 2

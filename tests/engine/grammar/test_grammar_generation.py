@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from grammar_languages import Language, described, described_languages, languages
 from grammar_models import PROMPT, RandomDrafter, answered, bpe_tokenizer, noise, params
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from keystroke.assist.tool_calls.forms import HERMES
+from keystroke.assist.tool_calls.grammar import calls_constraint
+from keystroke.assist.tool_calls.tools import Offered, whole_toolset
 from keystroke.engine.base import Interrupt, Sampling
 from keystroke.engine.generation import Finish, Generation, GenerationParams
 from keystroke.engine.grammar.constraint import choice, json_schema, lark, regex
@@ -32,6 +37,36 @@ def test_an_answer_that_ends_is_of_the_language(language: Language, sampling: Sa
     else:
         assert generation.finish is Finish.LENGTH
         assert len(generation.tokens) == 60
+
+
+CALLS = calls_constraint(
+    whole_toolset([Offered("name", parameters={"properties": {"count": {"type": "integer"}}})]),
+    HERMES,
+    bpe_tokenizer(),
+)
+
+
+@settings(max_examples=120)
+@given(samplings, st.integers(0, 10**6), st.booleans())
+def test_free_text_that_is_asked_for_without_masks_is_the_text_with_them(
+    sampling: Sampling, seed: int, drafts: bool
+) -> None:
+    masked, _ = answered(noise(seed), params(replace(CALLS, free=None), 60, sampling))
+    drafter = RandomDrafter([*masked.tokens, 1, 2], seed, bpe_tokenizer().vocab_size) if drafts else None
+    trusting, _ = answered(noise(seed), params(CALLS, 60, sampling), drafter)
+    assert trusting.tokens == masked.tokens
+    assert (trusting.text, trusting.finish) == (masked.text, masked.finish)
+
+
+def test_a_token_that_free_text_may_not_hold_is_taken_back() -> None:
+    forbidden = bpe_tokenizer().special("<call>")
+    assert forbidden is not None
+    liked = Sampling(logit_bias={forbidden: 3.0})  # noise of one: liked best at some places, not at all
+    masked, _ = answered(noise(1), params(replace(CALLS, free=None), 60, liked))
+    trusting, _ = answered(noise(1), params(CALLS, 60, liked))
+    assert trusting.tokens == masked.tokens
+    assert forbidden not in trusting.tokens
+    assert trusting.stats.steps > masked.stats.steps  # some were made again, with a mask
 
 
 @settings(max_examples=150)

@@ -17,8 +17,10 @@ from keystroke.engine.checkpoint import open_checkpoint
 from keystroke.engine.load import load_model
 from keystroke.engine.locate import resolve
 from keystroke.engine.model import Model
+from keystroke.engine.onnx import native
 from keystroke.engine.onnx.convert import converted
 from keystroke.engine.onnx.engine import PREFILL_CHUNK, OnnxEngine
+from keystroke.engine.onnx.stored import Stored
 from keystroke.errors import ContextOverflow, Interrupted, ModelDamaged, NotEnoughMemory, SessionClosed
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "checkpoint"))
@@ -37,8 +39,13 @@ def made(folder: Path, family: str, precision: str, **options: object) -> OnnxEn
     saved(
         folder, family, max_position_embeddings=CONTEXT, hidden_size=128, num_attention_heads=4, head_dim=32
     )
+    precision, _, ours = precision.partition("+")  # attention by our own operator, where it can be had
+    own = native.library(load_settings().paths.cache) if ours else None
+    if ours and own is None:
+        pytest.skip("no C compiler here, or no AVX2")
+    options["stored"] = None if own is None else Stored(own, {})
     with open_checkpoint(folder) as checkpoint:
-        model = converted(checkpoint, precision=precision, cache=folder / "cache")
+        model = converted(checkpoint, precision=precision, native=bool(ours), cache=folder / "cache")
         return OnnxEngine(model, checkpoint.spec, precision=precision, threads=2, **options)  # type: ignore[arg-type]
 
 
@@ -46,6 +53,8 @@ ENGINES = [
     ("llama", "int8"),
     ("qwen2", "int4"),
     ("qwen3", "int8"),
+    ("llama", "int8+ours"),
+    ("qwen3", "int4+ours"),
     ("qwen2", "native"),
     ("llama", "native"),
     ("qwen3", "portable"),

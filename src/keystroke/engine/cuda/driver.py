@@ -6,12 +6,13 @@ library or an unsuitable GPU is one sentence that says what to do.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import os
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 from pathlib import Path
@@ -19,13 +20,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from keystroke.engine.cuda.draft import DraftParameters, HeadPlan
 from keystroke.engine.cuda.plan import SHARED_BYTES, Bucket, Plan
 from keystroke.engine.cuda.step import Parameters
 from keystroke.errors import EngineError, ModelError
 
 _THREADS = 288  # of a block: eight warps that compute, one that streams
 _DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-_PARTS = (  # in the order in which they build on each other
+DECODE_PARTS = (  # in the order in which they build on each other
     "layout.cuh",
     "worker.cuh",
     "multiply.cuh",
@@ -35,8 +37,11 @@ _PARTS = (  # in the order in which they build on each other
     "combine.cuh",
     "filter.cuh",
     "choice.cuh",
+    "features.cuh",
     "decode.cu",
 )
+_DRAFT_OWN = ("draft.cuh", "draft_layer.cuh", "draft_choice.cuh", "draft.cu")
+DRAFT_PARTS = (*DECODE_PARTS[: DECODE_PARTS.index("features.cuh")], *_DRAFT_OWN)
 _PREFILL_PARTS = ("prefill.cu",)
 _NVRTC_NAMES = ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so")
 
@@ -115,6 +120,9 @@ class GpuLauncher:
             self._functions[tiles_n, sparse] = function
             return function
 
+    def drafting(self, plan: HeadPlan) -> GpuDraftLauncher:
+        return GpuDraftLauncher(self._gpu, plan)
+
     def check(self) -> None:
         try:
             torch.cuda.current_stream(self._gpu.device).query()
@@ -125,6 +133,20 @@ class GpuLauncher:
 
     def host_buffer(self, words: int) -> Tensor:
         return torch.zeros(words, dtype=torch.int32).pin_memory()
+
+
+class GpuDraftLauncher:
+    """Compiles the drafting kernel for one head, when it is made."""
+
+    def __init__(self, gpu: Gpu, plan: HeadPlan) -> None:
+        self._gpu, self._blocks = gpu, plan.target.blocks
+        module = gpu.load(compiled(plan.macros, DRAFT_PARTS))
+        self._function = gpu.function(module, "draft_step", SHARED_BYTES)
+
+    def launch(self, parameters: DraftParameters) -> None:
+        stream = self._gpu.enter()
+        sizes = (self._blocks, 1, 1, _THREADS, 1, 1, SHARED_BYTES)
+        self._gpu.call("cuLaunchCooperativeKernel", self._function, *sizes, stream, _only(parameters))
 
 
 class Stretches:
@@ -153,7 +175,7 @@ def _only(parameters: ctypes.Structure) -> ctypes.Array[ctypes.c_void_p]:
     return (ctypes.c_void_p * 1)(ctypes.addressof(parameters))
 
 
-def kernel_source(instructions: str | None = None, parts: Sequence[str] = _PARTS) -> str:
+def kernel_source(instructions: str | None = None, parts: Sequence[str] = DECODE_PARTS) -> str:
     """A kernel as one text, over the GPU's instructions or a stand-in for them."""
     folder = resources.files("keystroke.engine.cuda") / "kernels"
     if instructions is None:
@@ -161,7 +183,7 @@ def kernel_source(instructions: str | None = None, parts: Sequence[str] = _PARTS
     return "\n".join([instructions, *((folder / name).read_text() for name in parts)])
 
 
-def compiled(macros: dict[str, str], parts: Sequence[str] = _PARTS) -> bytes:
+def compiled(macros: dict[str, str], parts: Sequence[str] = DECODE_PARTS) -> bytes:
     """The machine code for these macros, from the cache on disk or made now (some seconds)."""
     options = ["--gpu-architecture=sm_90", "--std=c++17", "-default-device"]
     options += [f"-D{name}={value}" for name, value in sorted(macros.items())]
@@ -187,6 +209,22 @@ def compile_together(wanted: Iterable[dict[str, str]]) -> None:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for done in [pool.submit(compiled, macros) for macros in distinct.values()]:
             done.result()
+
+
+@contextlib.contextmanager
+def compiling(plan: Plan, *, sparse: bool = False, head: HeadPlan | None = None) -> Iterator[None]:
+    """Meanwhile, in threads of their own, the kernels that such a model's first answers need: for one row and
+    for a tail of several, prefill's, and that of its draft head. All are there at the end. What does not
+    compile is said by whoever launches it."""
+    kinds = [(tiles, each) for tiles in (1, 2) for each in ((False, True) if sparse else (False,))]
+    with ThreadPoolExecutor(len(kinds) + 3) as pool:
+        if head is not None:
+            pool.submit(compiled, head.macros, DRAFT_PARTS)
+        for tiles, each in kinds:
+            pool.submit(compiled, plan.macros(tiles, each))
+        for kv_bytes in {2, plan.kv_bytes}:
+            pool.submit(compiled, plan.prefill_macros(kv_bytes), _PREFILL_PARTS)
+        yield
 
 
 def cache_folder() -> Path:

@@ -6,19 +6,22 @@ one on the device, before the host has seen its token; if the caller does otherw
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from keystroke.engine.base import Engine, EngineStats, ModelInfo, Sampling, Step, StepRequest
+from keystroke.engine.adapter import AdaptedCheckpoint, AdapterFile
+from keystroke.engine.base import Engine, EngineStats, Guess, ModelInfo, Sampling, Step, StepRequest
 from keystroke.engine.checkpoint import extended, open_checkpoint, within_window
-from keystroke.engine.cuda.driver import GpuLauncher
+from keystroke.engine.checkpoint.spec import ModelSpec
+from keystroke.engine.cuda.draft import DraftHead, DraftHost, HeadPlan, head_bytes_per_token
+from keystroke.engine.cuda.driver import GpuLauncher, compiling
 from keystroke.engine.cuda.gpu import SPARE_BYTES, gpu_report, hopper
 from keystroke.engine.cuda.pages import PagePool, PageTable
-from keystroke.engine.cuda.plan import PAGE, KvPrecision, Precision
+from keystroke.engine.cuda.plan import PAGE, KvPrecision
 from keystroke.engine.cuda.prefill import Prefill
 from keystroke.engine.cuda.scales import measure_steps
 from keystroke.engine.cuda.session import CudaSession
@@ -31,9 +34,11 @@ from keystroke.engine.cuda.sparse import (
     Sparse,
     usable,
 )
-from keystroke.engine.cuda.step import Launch, Launcher, Outcome, SequenceRows, Stepper
-from keystroke.engine.cuda.weights import Weights, build_weights, load_weights
+from keystroke.engine.cuda.step import Launch, Outcome, SequenceRows, Stepper
+from keystroke.engine.cuda.stored import Wanted
+from keystroke.engine.cuda.weights import Weights, build_weights, load_weights, plan_of
 from keystroke.engine.sampler import verify
+from keystroke.engine.speculative.head_file import HeadWeights, open_head
 from keystroke.errors import NotEnoughMemory, SessionClosed, UsageError
 
 __all__ = ["CudaEngine", "build_weights", "gpu_report", "load_cuda"]
@@ -41,6 +46,10 @@ __all__ = ["CudaEngine", "build_weights", "gpu_report", "load_cuda"]
 _BATCH = 16
 _SLOTS = 256  # sessions at once
 _AHEAD = 3  # positions kept writable past a plain step: its own and two that may follow
+_DEPTH = 6  # tokens that a draft head drafts at most: more rarely come true
+_LEAST = 0.3  # the chance of a whole draft below which going on costs more than it brings
+_LEAST_SAMPLED = 0.1  # two draws with the same noise agree more often than their chances say
+_AGREED = 2  # steps that took the guess as it was, after which the device goes on without the host
 
 
 @dataclass(frozen=True)
@@ -51,6 +60,26 @@ class _Follower:
     key: tuple[
         tuple[CudaSession, Sampling, int, int], ...
     ]  # session, sampling, budget, length it goes on from
+    guessed: bool = False  # whether it verifies what the draft head guesses
+
+
+@dataclass
+class _Behind:
+    """The last step of one session, as a draft head may go on from it."""
+
+    launch: Launch
+    session: CudaSession
+    sampling: Sampling
+    ticket: int = 0  # of the draft behind it; 0: none was started
+    length: int = 0  # of the session after it
+    last: int = -1  # the token it ended with
+    guess: Guess | None = None
+
+    @property
+    def current(self) -> bool:
+        """Whether nothing has happened to the session since."""
+        tokens = self.session.tokens
+        return len(tokens) == self.length and tokens[-1] == self.last
 
 
 class CudaEngine(Engine):
@@ -59,8 +88,15 @@ class CudaEngine(Engine):
     tail = 16  # a keystroke's worth of tokens joins the next step instead of costing a run of its own
 
     def __init__(
-        self, weights: Weights, launcher: Launcher, kv_tokens: int, *, sparse: Sparse = "off"
+        self,
+        weights: Weights,
+        launcher: DraftHost,
+        kv_tokens: int,
+        *,
+        sparse: Sparse = "off",
+        draft_head: HeadWeights | None = None,
     ) -> None:
+        """Raises NotEnoughMemory, and UsageError for a draft head of another model."""
         plan, spec = weights.plan, weights.plan.spec
         device = weights.embedding.device
         kind = torch.bfloat16
@@ -105,6 +141,11 @@ class CudaEngine(Engine):
         self._follower: _Follower | None = None
         self._last_key: tuple[object, ...] = ()
         self._closed = False
+        self.head: DraftHead | None = None
+        self._behind: _Behind | None = None
+        if draft_head is not None:
+            self.head = DraftHead(draft_head, weights, self._stepper, self.pool.pages, launcher)
+            self.drafts = True
 
     # The contract
 
@@ -124,6 +165,22 @@ class CudaEngine(Engine):
             steps += self._step_group(group, sole=len(group) == len(requests))
         return steps
 
+    def guess(self, tokens: Sequence[int], *, wanted: bool = True) -> Guess | None:
+        """What the draft head gives after the last step, if `tokens` are a session's own just as that left
+        them. The head drafts behind every step of a session that was asked about since the step before."""
+        behind = self._behind
+        if self.head is None or behind is None or behind.session.tokens is not tokens:
+            self._notice(tokens)
+            return None
+        behind.session.asked = True
+        if not behind.current or not wanted:
+            return None
+        if behind.guess is None:
+            if not behind.ticket:
+                behind.ticket = self._draft(behind.launch, behind.sampling)
+            behind.guess = self.head.finish(behind.ticket)
+        return replace(behind.guess, ahead=self._follower is not None and self._follower.guessed)
+
     def stats(self) -> EngineStats:
         page_bytes = PAGE * self.info.kv_bytes_per_token
         return EngineStats(
@@ -139,7 +196,9 @@ class CudaEngine(Engine):
         for session in tuple(self._sessions):
             session.close()
         self.settle()
+        self.catch_up()  # the draft head may still be at work
         self._closed = True
+        self.head = self._behind = None
         del self._stepper, self._prefill, self._keys, self._values, self._tables, self._bounds
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -161,9 +220,14 @@ class CudaEngine(Engine):
         self._sessions.discard(session)
         self._free_slots.append(session.slot)
 
-    def prefill(self, tokens: Sequence[int], start: int, pages: Sequence[int]) -> None:
+    def prefill(self, tokens: Sequence[int], start: int, pages: Sequence[int], after: Sequence[int]) -> None:
+        """Compute KV of `tokens`; `after` is the token behind them, where that is known."""
         try:
-            self._prefill.run(tokens, start, pages)
+            if self.head is None or not after:
+                self._prefill.run(tokens, start, pages)
+            else:
+                features = self._prefill.run(tokens, start, pages, self.head.kept)
+                self.head.read(features, [*tokens[1:], *after], start, pages)
         except torch.cuda.OutOfMemoryError as error:
             raise NotEnoughMemory(
                 "the GPU has no room left to read the prompt; give the engine less KV memory"
@@ -182,6 +246,8 @@ class CudaEngine(Engine):
     def copy_page(self, old: int, new: int) -> None:
         self._keys[:, new] = self._keys[:, old]
         self._values[:, new] = self._values[:, old]
+        if self.head is not None:
+            self.head.copy_page(old, new)
 
     def changes(self, pages: Sequence[int]) -> None:
         """A session is about to write to these pages."""
@@ -221,6 +287,7 @@ class CudaEngine(Engine):
 
     def _step_group(self, group: list[StepRequest], *, sole: bool) -> list[Step]:
         sessions = [self._own(request) for request in group]
+        guesses = self._guesses(group) if sole else False
         plain = sole and all(
             not request.draft
             and request.allowed is None
@@ -233,42 +300,95 @@ class CudaEngine(Engine):
             (session, request.sampling, budget)
             for request, session, budget in zip(group, sessions, budgets, strict=True)
         )
-        key = _with_lengths(familiar)
-        launch = None
-        if plain and self._follower is not None and self._follower.key == key:
-            launch, self._follower = self._follower.launch, None
-        else:
-            self.settle()
         parts = [
             session.rows(request.draft, self._stepper.plan.max_rows)
             for request, session in zip(group, sessions, strict=True)
         ]
+        launch = self._taken(_with_lengths(familiar), plain, group)
         if launch is None:
+            self.settle()
+            self._take_in()
             launch = self._start(group, sessions, parts, budgets)
+        behind = self._think_ahead(launch, group[0], sessions[0]) if guesses else None
         follower = None
-        if (
-            plain
-            and self._last_key == familiar
-            and all(s.length + 2 < self.info.context_length for s in sessions)
-        ):
+        if behind is not None:
+            if behind.ticket and behind.session.agreed >= _AGREED:
+                follower = self._follow(launch, sessions, budgets, len(parts[0][1]), 1 + _DEPTH)
+        elif plain and self._last_key == familiar:
             follower = self._follow(launch, sessions, budgets)
         self._last_key = familiar if plain else ()
         outcome = self._stepper.finish(launch)
         if outcome is None:  # stopped before it began, by a settle that came in between
             launch = self._start(group, sessions, parts, budgets)
+            behind = self._think_ahead(launch, group[0], sessions[0]) if guesses else None
             follower, outcome = None, self._stepper.finish(launch)
             assert outcome is not None
         self.sparse_steps += any(budgets)
         if any(outcome.doubtful):
             outcome, follower = self._retake(group, sessions, parts, outcome, follower), None
+            behind = None
         steps = self._steps(group, parts, outcome)
-        row = 0
         for session, step, (pending, draft) in zip(sessions, steps, parts, strict=True):
             session.absorb([*pending, *draft], step.tokens, step.accepted)
-            row += len(pending) + len(draft)
+            session.asked = False
+        if behind is not None:
+            behind.length, behind.last = sessions[0].length, steps[0].tokens[-1]
+        self._behind = behind
         if follower is not None:
-            self._follower = _Follower(follower, _with_lengths(familiar))
+            self._follower = _Follower(follower, _with_lengths(familiar), behind is not None)
         return steps
+
+    def _taken(
+        self, key: tuple[tuple[CudaSession, Sampling, int, int], ...], plain: bool, group: list[StepRequest]
+    ) -> Launch | None:
+        """The step that the device already works on, if it is the one that is asked for."""
+        follower, behind = self._follower, self._behind
+        if follower is None or follower.key != key:
+            return None
+        if follower.guessed:
+            guess = behind.guess if behind is not None else None
+            fits = guess is not None and guess.tokens == tuple(group[0].draft) and group[0].allowed is None
+        else:
+            fits = plain
+        if not fits:
+            return None
+        self._follower = None
+        return follower.launch
+
+    # Drafting
+
+    def _guesses(self, group: list[StepRequest]) -> bool:
+        """Whether the draft head is to go on from this step: of one session, whose caller wants guesses."""
+        if self.head is None or len(group) != 1 or not _on_device(group[0].sampling):
+            return False
+        session = self._own(group[0])
+        guess = None if self._behind is None or self._behind.session is not session else self._behind.guess
+        same = guess is not None and guess.tokens == tuple(group[0].draft)
+        session.agreed = session.agreed + 1 if same else 0
+        return session.asked
+
+    def _think_ahead(self, launch: Launch, request: StepRequest, session: CudaSession) -> _Behind:
+        """A draft behind the step, at once; but not behind a long draft of somebody else, who is likelier to
+        be heard again: then only if it is asked for."""
+        behind = _Behind(launch, session, request.sampling)
+        if len(request.draft) <= _DEPTH:
+            behind.ticket = self._draft(launch, request.sampling)
+        return behind
+
+    def _draft(self, launch: Launch, sampling: Sampling, depth: int = _DEPTH) -> int:
+        assert self.head is not None
+        return self.head.start(launch, depth, _LEAST_SAMPLED if sampling.temperature > 0 else _LEAST)
+
+    def _take_in(self) -> None:
+        """What the last step computed goes into the head's memory before another step writes over it."""
+        behind, self._behind = self._behind, None
+        if behind is not None and not behind.ticket and behind.current:
+            self._draft(behind.launch, behind.sampling, 0)
+
+    def _notice(self, tokens: Sequence[int]) -> None:
+        for session in self._sessions:
+            if session.tokens is tokens:
+                session.asked = True
 
     def _budget(self, session: CudaSession) -> int:
         """How many chunks of keys a row of `session` attends to; 0: all."""
@@ -308,7 +428,8 @@ class CudaEngine(Engine):
             start = session.resident
             if budget and self._bounds is not None:
                 self._bounds.ensure(session.fresh_pages())
-            session.reserve(start, start + len(pending) + len(draft) + _AHEAD - 1)
+            ahead = _AHEAD if self.head is None else _DEPTH + 1
+            session.reserve(start, start + len(pending) + len(draft) + ahead - 1)
             rows.append(
                 SequenceRows(
                     session.slot,
@@ -322,15 +443,21 @@ class CudaEngine(Engine):
             )
         return self._stepper.start(rows)
 
-    def _follow(self, launch: Launch, sessions: list[CudaSession], budgets: list[int]) -> Launch | None:
+    def _follow(
+        self, launch: Launch, sessions: list[CudaSession], budgets: list[int], drafted: int = 0, rows: int = 0
+    ) -> Launch | None:
+        """The next step, already: of a token each, or of one session's guess, in so many `rows` at most."""
+        ahead = _AHEAD if not rows else drafted + rows + _DEPTH + 1
+        if any(session.length + ahead > self.info.context_length for session in sessions):
+            return None
         try:
             for session, budget in zip(sessions, budgets, strict=True):
-                session.reserve(session.length, session.length + _AHEAD)
+                session.reserve(session.length, session.length + ahead)
                 if budget and self._bounds is not None:
                     self._bounds.ensure(session.fresh_pages())
         except NotEnoughMemory:
             return None  # the step itself has room; running ahead is a luxury
-        return self._stepper.follow(launch)
+        return self._stepper.follow(launch, rows or launch.sequences)
 
     def _steps(
         self, group: list[StepRequest], parts: list[tuple[list[int], list[int]]], outcome: Outcome
@@ -369,23 +496,37 @@ def _for_device(sampling: Sampling) -> Sampling:
 def load_cuda(
     path: Path,
     *,
-    precision: Precision = "bf16",
+    precision: Wanted = "bf16",
     context: int | None = None,
     kv_tokens: int | None = None,
     sparse: Sparse = "off",
     kv_precision: KvPrecision = "bf16",
+    draft_head: Callable[[ModelSpec], Path | None] | Path | None = None,
+    adapter: AdapterFile | None = None,
 ) -> CudaEngine:
     """Load a Hugging Face folder or GGUF file onto the first GPU. `context` beyond what the model was trained
-    on stretches it by YaRN; `kv_tokens` defaults to the memory that is left (int8 KV holds twice as many)."""
+    on stretches it by YaRN; `kv_tokens` defaults to the memory that is left (int8 KV holds twice as many).
+    `draft_head` is the folder of a head trained for this model, or who knows it by the model's sizes. An
+    `adapter` is put into the weights on their way: the model is then a second one in memory."""
     device = hopper()
     blocks = torch.cuda.get_device_properties(device).multi_processor_count
     with open_checkpoint(path) as checkpoint:
         if context is not None:
             checkpoint.spec = extended(checkpoint.spec, context)
         checkpoint.spec = within_window(checkpoint.spec)
-        weights = load_weights(checkpoint, precision, device, blocks, kv_precision)
+        folder = draft_head(checkpoint.spec) if callable(draft_head) else draft_head
+        head = None if folder is None else open_head(folder)
+        if precision == "auto" and head is not None:
+            precision = "bf16"  # the pair that was measured, and faster than stored weights without a head
+        source = checkpoint if adapter is None else AdaptedCheckpoint(checkpoint, adapter)
+        plan = plan_of(source, precision, blocks, kv_precision)
+        drafting = None if head is None else HeadPlan(head.config, plan)
+        with compiling(plan, sparse=sparse != "off", head=drafting):  # where the cache has them not
+            weights = load_weights(source, plan, device)
     if kv_tokens is None:
         free, _ = torch.cuda.mem_get_info(device)
-        kv_tokens = max(int((free - SPARE_BYTES) * 0.9) // weights.plan.kv_bytes_per_token, PAGE * 2)
+        each = weights.plan.kv_bytes_per_token + (0 if head is None else head_bytes_per_token(head.config))
+        kv_tokens = max(int((free - SPARE_BYTES) * 0.9) // each, PAGE * 2)
         kv_tokens = min(kv_tokens, 16 * weights.plan.spec.context_length)
-    return CudaEngine(weights, GpuLauncher(weights.plan, device), kv_tokens, sparse=sparse)
+    launcher = GpuLauncher(weights.plan, device)
+    return CudaEngine(weights, launcher, kv_tokens, sparse=sparse, draft_head=head)

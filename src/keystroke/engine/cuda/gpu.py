@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from keystroke.engine.checkpoint.spec import ModelSpec, within_window
-from keystroke.engine.cuda.plan import KvPrecision, Plan, Precision
+from keystroke.engine.cuda.plan import Formats, KvPrecision, Plan, Precision
 from keystroke.errors import ModelError
 
 SPARE_BYTES = 4 << 30  # left to prefill and to others when KV memory takes the rest
@@ -36,13 +36,17 @@ def hopper() -> torch.device:
 
 
 def gpu_report(
-    spec: ModelSpec, precision: Precision = "bf16", kv_precision: KvPrecision = "bf16"
+    spec: ModelSpec,
+    precision: Precision = "bf16",
+    kv_precision: KvPrecision = "bf16",
+    stored: Formats | None = None,
 ) -> tuple[bool, str]:
-    """Whether this machine's GPU suits a model, and one sentence about it."""
+    """Whether this machine's GPU suits a model, and one sentence about it. `stored`: what its matrices are
+    kept in, where they are kept as stored."""
     try:
         device = hopper()
         blocks = torch.cuda.get_device_properties(device).multi_processor_count
-        plan = Plan(within_window(spec), precision, blocks, kv_precision)
+        plan = Plan(within_window(spec), precision, blocks, kv_precision, stored)
     except ModelError as error:
         return False, str(error)
     free, total = torch.cuda.mem_get_info(device)

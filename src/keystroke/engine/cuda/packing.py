@@ -9,18 +9,24 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from keystroke.engine.cuda.plan import BLOCK_BYTES, TAIL_BYTES, Matrix
+from keystroke.engine.cuda.code_packing import packed_codes, stored_values
+from keystroke.engine.cuda.plan import BLOCK_BYTES, FOUR, TAIL_BYTES, Matrix
 from keystroke.engine.cuda.quantisation import grouped_int4, rowwise_int8
+from keystroke.engine.cuda.stored import Codes
 
 _UNSCALED = 64.0  # quantised weights meet activations that were divided by this
 
 
-def pack(weight: Tensor, bias: Tensor | None, order: Tensor, matrix: Matrix) -> Tensor:
+def pack(weight: Tensor | Codes, bias: Tensor | None, order: Tensor, matrix: Matrix) -> Tensor:
     """`weight` [rows, columns] as uint8 bytes. `order` [tiles * 16] names the row at each place of each tile;
     -1 is a row of zeros."""
-    rows = _gathered(weight, order)
-    units = rows.view(matrix.tiles, 16, matrix.split, matrix.inner).permute(2, 0, 1, 3)
-    units = units.reshape(matrix.units, 16, matrix.inner)
+    if isinstance(weight, Codes):
+        codes, scales, offsets = (
+            _units(part, order, matrix) for part in (weight.codes, weight.scales, weight.offsets)
+        )
+        body, scale = packed_codes(Codes(codes, scales, offsets, weight.zero), matrix)
+        return _with_tails(body, scale * _UNSCALED, bias, order, matrix)
+    units = _units(weight, order, matrix)
     scale = torch.ones(matrix.units, 16, device=weight.device)
     match matrix.format:
         case 0:
@@ -33,6 +39,17 @@ def pack(weight: Tensor, bias: Tensor | None, order: Tensor, matrix: Matrix) -> 
             values, zeros, scales = grouped_int4(units)
             body, scale = _nibbles(values, zeros, scales)
             scale = scale * _UNSCALED
+    return _with_tails(body, scale, bias, order, matrix)
+
+
+def _units(rows: Tensor, order: Tensor, matrix: Matrix) -> Tensor:
+    """Rows in units [units, 16, inner]; scales of groups of columns likewise."""
+    rows = _gathered(rows, order)
+    units = rows.view(matrix.tiles, 16, matrix.split, -1).permute(2, 0, 1, 3)
+    return units.reshape(matrix.units, 16, -1)
+
+
+def _with_tails(body: Tensor, scale: Tensor, bias: Tensor | None, order: Tensor, matrix: Matrix) -> Tensor:
     biases = torch.zeros_like(scale)
     if bias is not None:
         biases[: matrix.tiles] = _gathered(bias[:, None], order).view(matrix.tiles, 16).float()
@@ -58,7 +75,8 @@ def unpack(
             whole = _rows(body.view(torch.int16), matrix, together=True).view(torch.uint8)
             values = torch.add(whole, -128.0, out=torch.empty_like(whole, dtype=torch.bfloat16))  # exact
         else:
-            values = _from_nibbles(body.reshape(matrix.units, -1), matrix)
+            opened = stored_values if matrix.format >= FOUR else _from_nibbles
+            values = opened(body.reshape(matrix.units, -1), matrix)
             values = values.view(matrix.split, matrix.tiles, 16, -1).permute(1, 2, 0, 3)
         values = values.view(matrix.tiles, 16, matrix.split, matrix.inner)
         table = torch.mul(

@@ -6,19 +6,25 @@ touches a device. A model the kernel cannot run is refused here, in one sentence
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
 from keystroke.engine.checkpoint.spec import ModelSpec
 from keystroke.errors import UnsupportedModel
 
-Precision = Literal["bf16", "int8", "int4"]
+Precision = Literal["bf16", "int8", "int4", "stored"]
 KvPrecision = Literal["bf16", "int8"]
 
-FORMATS: dict[Precision, int] = {"bf16": 0, "int8": 1, "int4": 2}
-BLOCK_K = (32, 32, 64)  # inner dimension of one packed block, by format
-BLOCK_BYTES = (1024, 512, 576)
+# Of packed blocks. From FOUR on as files store weights: codes of so many bits; a scale, and in every second
+# format an offset, for each group of columns.
+BF16, INT8, INT4, FOUR, SIX, SIX_OFFSET, EIGHT, EIGHT_OFFSET = range(8)
+BLOCK_K = (32, 32, 64, 64, 64, 64, 64, 64)  # inner dimension of one packed block, by format
+BLOCK_BYTES = (1024, 512, 576, 640, 896, 1024, 1152, 1280)
+CODE_BITS = {FOUR: 4, SIX: 6, SIX_OFFSET: 6, EIGHT: 8, EIGHT_OFFSET: 8}
+GROUP_K = {FOUR: 32, SIX: 16, SIX_OFFSET: 16, EIGHT: 16, EIGHT_OFFSET: 16}
+WITH_OFFSETS = frozenset({FOUR, SIX_OFFSET, EIGHT_OFFSET})
 TAIL_BYTES = 128  # 16 scales and 16 biases end every unit
 MAX_ROWS = 32
 PAGE = 64
@@ -69,6 +75,36 @@ class Matrix:
 
 
 @dataclass(frozen=True)
+class Formats:
+    """What each matrix of a model is packed as. The down projection may have another format in some layers:
+    files often give it more bits there."""
+
+    query_key: int
+    value: int
+    output: int
+    gate_up: int
+    down: int
+    head: int
+    wide: int  # of the down projection in `wide_layers`
+    wide_layers: frozenset[int] = frozenset()
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest block."""
+        used = (self.query_key, self.value, self.output, self.gate_up, self.down, self.head, self.wide)
+        return max(BLOCK_BYTES[each] for each in used)
+
+
+# The head decides the token: it is never below 8 bits unless the file has it so.
+FORMATS: dict[Precision, Formats] = {
+    "bf16": Formats(BF16, BF16, BF16, BF16, BF16, BF16, BF16),
+    "int8": Formats(INT8, INT8, INT8, INT8, INT8, INT8, INT8),
+    "int4": Formats(INT4, INT4, INT4, INT4, INT4, INT8, INT4),
+}
+MOST_LAYERS = 128  # of a model with two formats
+
+
+@dataclass(frozen=True)
 class Bucket:
     """One size of step: how many rows fit and how shared memory is divided for them."""
 
@@ -85,9 +121,14 @@ class Plan:
     precision: Precision
     blocks: int  # multiprocessors, one block each
     kv_precision: KvPrecision = "bf16"
+    stored: Formats | None = None  # of precision "stored": what the file's types fit in
 
     def __post_init__(self) -> None:
         spec = self.spec
+        if (self.precision == "stored") != (self.stored is not None):
+            raise UnsupportedModel(f"{spec.name} has no matrices that can be kept as stored; choose bf16")
+        if self.formats.wide_layers and spec.layers > MOST_LAYERS:
+            raise UnsupportedModel(f"{spec.name} has more layers than stored weights may have; choose int8")
         wrong = [
             name
             for name, value, multiple in (
@@ -111,40 +152,65 @@ class Plan:
             )
 
     @property
-    def format(self) -> int:
-        return FORMATS[self.precision]
+    def formats(self) -> Formats:
+        return self.stored or FORMATS[self.precision]
 
     @property
-    def head_format(self) -> int:
-        return min(self.format, 1)  # the head decides the token: it is never below 8 bits
+    def format(self) -> int:
+        """That of the most weights."""
+        return self.formats.gate_up
 
     @cached_property
-    def qkv(self) -> Matrix:
+    def query_key(self) -> Matrix:
         spec = self.spec
-        return Matrix((spec.heads + 2 * spec.kv_heads) * spec.head_dim // 16, 1, spec.hidden, self.format)
+        rows = (spec.heads + spec.kv_heads) * spec.head_dim
+        return Matrix(rows // 16, 1, spec.hidden, self.formats.query_key)
+
+    @cached_property
+    def value(self) -> Matrix:
+        spec = self.spec
+        return Matrix(spec.kv_heads * spec.head_dim // 16, 1, spec.hidden, self.formats.value)
 
     @cached_property
     def output(self) -> Matrix:
         width = self.spec.heads * self.spec.head_dim
         split = self._head_split()
-        return Matrix(self.spec.hidden // 16, split, width // split, self.format)
+        return Matrix(self.spec.hidden // 16, split, width // split, self.formats.output)
 
     @cached_property
     def gate_up(self) -> Matrix:
-        return Matrix(self.spec.intermediate // 8, 1, self.spec.hidden, self.format)
+        return Matrix(self.spec.intermediate // 8, 1, self.spec.hidden, self.formats.gate_up)
 
     @cached_property
     def down(self) -> Matrix:
         split = self._split(self.spec.intermediate, 64)
-        return Matrix(self.spec.hidden // 16, split, self.spec.intermediate // split, self.format)
+        return Matrix(self.spec.hidden // 16, split, self.spec.intermediate // split, self.formats.down)
 
     @cached_property
     def head(self) -> Matrix:
-        return Matrix((self.spec.vocab_size + 15) // 16, 1, self.spec.hidden, self.head_format)
+        return Matrix((self.spec.vocab_size + 15) // 16, 1, self.spec.hidden, self.formats.head)
+
+    def layer(self, index: int) -> dict[str, Matrix]:
+        """The matrices of a layer, in the order in which they lie and are read."""
+        wide = index in self.formats.wide_layers
+        return {
+            "query_key": self.query_key,
+            "value": self.value,
+            "output": self.output,
+            "gate_up": self.gate_up,
+            "down": replace(self.down, format=self.formats.wide) if wide else self.down,
+        }
+
+    @cached_property
+    def layer_offsets(self) -> tuple[int, ...]:
+        """Where each layer begins among the packed ones, and where the last ends."""
+        sizes = (sum(m.bytes for m in self.layer(i).values()) for i in range(self.spec.layers))
+        return tuple(itertools.accumulate(sizes, initial=0))
 
     @property
     def layer_bytes(self) -> int:
-        return self.qkv.bytes + self.output.bytes + self.gate_up.bytes + self.down.bytes
+        """On average."""
+        return self.layer_offsets[-1] // self.spec.layers
 
     def stage_bytes(self, tiles_n: int) -> int:
         """Of the ring: a whole unit of the largest matrix, or the largest even part of it for every warp of
@@ -153,12 +219,15 @@ class Plan:
         few. The kernel's sums do not depend on any of it."""
         matrix, block = self.gate_up, BLOCK_BYTES[self.format]
         page = PAGE * self.spec.head_dim * 2 + TAIL_BYTES
-        grain = WARPS * block * (2 if self.format == 2 else 1)
+        turns = WARPS * (1 if self.format < INT4 else 2)
+        grain = turns * block
         grains = -(-matrix.blocks * block // grain)
         whole = _up(matrix.unit_bytes)
-        if self.format == 2 and tiles_n == 1 and whole <= _LARGEST_STAGE:
+        if self.stored is not None:  # other matrices may have larger blocks
+            page = max(page, turns * self.formats.largest + TAIL_BYTES)
+        if self.format >= INT4 and tiles_n == 1 and whole <= self._largest_whole():
             return max(whole, page)
-        room = SHARED_BYTES - self._operand_at(16) - 16 * self._stride(16) * 2
+        room = SHARED_BYTES - self.operand_at(16) - 16 * self._stride(16) * 2
         parts = [-(-grains // chunks) * grain + TAIL_BYTES for chunks in range(1, grains + 1)]
         sizes = [max(_up(min(part, matrix.unit_bytes)), page) for part in parts]
         fit = [size for size in sizes if size <= _LARGEST_STAGE and size * _ENOUGH_STAGES <= room]
@@ -168,6 +237,13 @@ class Plan:
             return fit[0]
         large = [size for size in fit if size >= _SMALL_STAGE] or fit
         return max(large, key=lambda size: (room // size * size, size))
+
+    def _largest_whole(self) -> int:
+        """Of a unit that a stage holds whole. Stored ones are larger than those of four bits a weight, and
+        parts of them cost more than stages do: as many must be left as a ring needs, beside eight rows."""
+        if self.stored is None:
+            return _LARGEST_STAGE
+        return (SHARED_BYTES - self.operand_at(8) - 8 * self._stride(8) * 2) // FEWEST_STAGES
 
     def lent_stages(self, tiles_n: int) -> int:
         """Of the ring, for chosen pages of keys and values: room for half a page for every warp, as far
@@ -188,12 +264,12 @@ class Plan:
         which every byte in flight lengthens."""
         if self.layer_bytes > _LARGE_LAYER * self.blocks:
             return 66_048
-        return max(49_536, 2 * self.stage_bytes(1))
+        return max(49_536, (2 if self.stored is None else 3) * self.stage_bytes(1))
 
     @property
     def streamed_bytes(self) -> int:
         """Weight bytes that one step reads."""
-        return self.spec.layers * self.layer_bytes + self.head.bytes
+        return self.layer_offsets[-1] + self.head.bytes
 
     @property
     def kv_bytes(self) -> int:
@@ -228,6 +304,7 @@ class Plan:
 
     def macros(self, tiles_n: int, sparse: bool = False) -> dict[str, str]:
         spec = self.spec
+        wide = sum(1 << layer for layer in self.formats.wide_layers)
         return {
             "HIDDEN": str(spec.hidden),
             "HEADS": str(spec.heads),
@@ -238,8 +315,15 @@ class Plan:
             "LAYERS": str(spec.layers),
             "TILES_N": str(tiles_n),
             "STAGE_BYTES": str(self.stage_bytes(tiles_n)),
-            "FORMAT": str(self.format),
-            "HEAD_FORMAT": str(self.head_format),
+            "FORMAT": str(self.formats.query_key),
+            "VALUE_FORMAT": str(self.formats.value),
+            "OUTPUT_FORMAT": str(self.formats.output),
+            "GATE_UP_FORMAT": str(self.formats.gate_up),
+            "DOWN_FORMAT": str(self.formats.down),
+            "WIDE_FORMAT": str(self.formats.wide),
+            "WIDE_LOW": f"{wide % (1 << 64)}ULL",
+            "WIDE_HIGH": f"{wide >> 64}ULL",
+            "HEAD_FORMAT": str(self.formats.head),
             "O_SPLIT": str(self.output.split),
             "O_ALONE": str(int(self._output_alone())),
             "DOWN_SPLIT": str(self.down.split),
@@ -286,7 +370,7 @@ class Plan:
     def _split(self, width: int, grain: int) -> int:
         """Into how many parts the inner dimension of a matrix that adds to the residual stream is cut, in
         multiples of `grain`: the blocks' shares should be even, and a block should do few units."""
-        tiles = self.spec.hidden // 16
+        tiles, kind = self.spec.hidden // 16, self.formats.down
         best, lowest = width // grain, float("inf")
         for split in range(1, width // grain + 1):
             inner = width // split
@@ -295,19 +379,20 @@ class Plan:
             rounds = -(-tiles * split // self.blocks)
             # In cycles: a unit's own overhead, its share of arithmetic, and half of its time on the bus (the
             # other half is hidden by what was streamed ahead).
-            each = 350 + inner / 256 * 55 + inner / BLOCK_K[self.format] * BLOCK_BYTES[self.format] / 18.5 / 2
+            each = 350 + inner / 256 * 55 + inner / BLOCK_K[kind] * BLOCK_BYTES[kind] / 18.5 / 2
             if rounds * each < lowest:
                 best, lowest = split, rounds * each
         return best
 
     def _bucket(self, rows: int) -> Bucket:
         stride = self._stride(rows)
-        ring_offset = _up(self._operand_at(rows) + rows * stride * 2)
+        ring_offset = _up(self.operand_at(rows) + rows * stride * 2)
         tiles_n = _tiles(rows)
         stages = min(16, (SHARED_BYTES - ring_offset) // self.stage_bytes(tiles_n))
         return Bucket(rows, tiles_n, stride, ring_offset, stages)
 
-    def _operand_at(self, rows: int) -> int:
+    def operand_at(self, rows: int) -> int:
+        """Where in shared memory the rows of a step of this size begin."""
         columns = 8 * _tiles(rows)
         rope_at = _up(CONTROL_WORDS * 4) + 128 + 256 + 640 + _SHARES_BYTES
         scratch_at = rope_at + columns * self.spec.head_dim // 2 * 8

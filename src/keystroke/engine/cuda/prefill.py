@@ -6,7 +6,7 @@ and writes the same pages. One call is one portion: the caller looks at its inte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -41,8 +41,12 @@ class Prefill:
         self._between: Between = (Kernels if keys.is_cuda else Library)(weights, keys, values)
 
     @torch.inference_mode()
-    def run(self, tokens: Sequence[int], start: int, pages: Sequence[int]) -> None:
-        """Compute KV of `tokens` at positions start, start + 1, ... over what `pages` hold before them."""
+    def run(
+        self, tokens: Sequence[int], start: int, pages: Sequence[int], kept: Mapping[int, int] | None = None
+    ) -> list[Tensor]:
+        """Compute KV of `tokens` at positions start, start + 1, ... over what `pages` hold before them.
+        Returns the residual stream behind as many layers as each key of `kept` says, of so many tokens."""
+        found: list[Tensor] = []
         weights, spec, between = self._weights, self._weights.plan.spec, self._between
         device = weights.embedding.device
         end, behind = start + len(tokens), pieces(start, len(tokens))
@@ -54,6 +58,8 @@ class Prefill:
         for layer in range(spec.layers):
             dense, biases = weights.dense(layer), weights.biases[layer]
             h = between.normalise(x, down, down_bias, weights.norms[2 * layer])
+            if kept is not None and layer in kept:
+                found.append(x[-kept[layer] :].clone())
             q, k, v = between.heads(_product(h, dense.qkv), biases.get("qkv"), layer)
             if layer == spec.layers - 1:
                 break  # nothing reads the last layer's output: only its KV is wanted
@@ -67,6 +73,7 @@ class Prefill:
             h = between.normalise(x, output, biases.get("output"), weights.norms[2 * layer + 1])
             wide = between.activate(_product(h, dense.gate_up), biases.get("gate_up"))
             down, down_bias = _product(wide, dense.down), biases.get("down")
+        return found
 
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:

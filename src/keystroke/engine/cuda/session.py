@@ -40,7 +40,9 @@ class SessionHost(Protocol):
     tail: int
 
     def settle(self) -> None: ...
-    def prefill(self, tokens: Sequence[int], start: int, pages: Sequence[int]) -> None: ...
+    def prefill(
+        self, tokens: Sequence[int], start: int, pages: Sequence[int], after: Sequence[int]
+    ) -> None: ...
     def catch_up(self) -> None: ...
     def upload(self, slot: int, pages: Sequence[int], first: int) -> None: ...
     def copy_page(self, old: int, new: int) -> None: ...
@@ -57,6 +59,8 @@ class CudaSession(HostSession):
         self._table = table
         self.slot = slot
         self.dense_until = 0  # tokens before which sparse attention is not tried again
+        self.asked = False  # whether somebody wanted a guess since the last step
+        self.agreed = 0  # steps in a row that verified exactly what was guessed
         self._bounded = 0  # leading pages whose bounds were asked for and whose content has not changed since
 
     # What HostSession asks of a backend
@@ -65,8 +69,10 @@ class CudaSession(HostSession):
         self, tokens: Sequence[int], start: int, rows: int, interrupt: Interrupt | None
     ) -> np.ndarray:
         self._engine.settle()
-        self.reserve(start, start + len(tokens))
-        self._engine.prefill(tokens, start, self._table.pages)
+        end = start + len(tokens)
+        after = self._tokens[end : end + 1]  # a draft head has an entry for it already
+        self.reserve(start, end + len(after))
+        self._engine.prefill(tokens, start, self._table.pages, after)
         return np.empty((0, 0), np.float32)
 
     def _catch_up(self) -> None:

@@ -85,6 +85,9 @@ class Parameters(ctypes.Structure):
         ("bound_layer_stride", ctypes.c_int64),
         *((name, ctypes.c_int) for name in _NUMBERS),
         ("most_omitted", ctypes.c_float),
+        ("features", ctypes.c_void_p),
+        ("feature_count", ctypes.c_int),
+        ("feature_layers", ctypes.c_int * 4),
     ]
 
 
@@ -272,6 +275,23 @@ class Stepper:
         self._parameters.direct_rows = direct_rows
         self._parameters.fused_rows = fused_rows
 
+    def export(self, features: Tensor, layers: Sequence[int]) -> None:
+        """From now on every step leaves in `features` what a draft head reads: [rows, layers, hidden]
+        float16, the residual stream behind so many layers of the target."""
+        p = self._parameters
+        self._buffers["features"] = features
+        p.features, p.feature_count = features.data_ptr(), len(layers)
+        for i in range(len(p.feature_layers)):
+            p.feature_layers[i] = layers[i] if i < len(layers) else -1
+
+    def shared_parameters(self) -> Parameters:
+        """A copy of what every launch is given."""
+        return Parameters.from_buffer_copy(self._parameters)
+
+    def controls_of(self, launch: Launch) -> tuple[int, int]:
+        """Where the device has the rows of `launch`, and those of the step after it."""
+        return self._control_at[launch.slot], self._control_at[(launch.slot + 1) % _SLOTS]
+
     def allow_omission(self, share: float) -> None:
         """The largest part of a row's attention that sparse attention may leave out without doubt."""
         self._parameters.most_omitted = float(np.log2(share / (1.0 - share))) if share < 1.0 else float("inf")
@@ -294,9 +314,10 @@ class Stepper:
                 raise
         return launch
 
-    def follow(self, launch: Launch) -> Launch:
-        """The step after `launch`: every sequence goes on from the token that `launch` chooses."""
-        return self._launch(self._ticket % _SLOTS, launch.sequences, launch.sequences, launch.sparse)
+    def follow(self, launch: Launch, rows: int) -> Launch:
+        """The step after `launch`: every sequence goes on from the token that `launch` chooses, and one alone
+        from what a draft head puts behind it, `rows` in all at most."""
+        return self._launch(self._ticket % _SLOTS, rows, launch.sequences, launch.sparse)
 
     def stop(self) -> None:
         """Let followers that have not begun end without work."""

@@ -6,7 +6,7 @@ they lie. It computes nothing with them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,12 +16,22 @@ from torch import Tensor
 from keystroke.engine.base import ModelInfo
 from keystroke.engine.checkpoint.rope import rope_tables
 from keystroke.engine.checkpoint.spec import EMBEDDING, FINAL_NORM, HEAD, Checkpoint, ModelSpec
+from keystroke.engine.cuda.code_packing import fitted, joined
 from keystroke.engine.cuda.packing import gate_up_order, pack, places_of, plain_order, qkv_order, unpack
 from keystroke.engine.cuda.plan import TAIL_BYTES, KvPrecision, Matrix, Plan, Precision
+from keystroke.engine.cuda.stored import (
+    GROUP,
+    STORED_TYPES,
+    Codes,
+    Wanted,
+    chosen,
+    codes_of,
+    usual_formats,
+)
 from keystroke.errors import NotEnoughMemory
 
 _DENSE_SHARE = 16  # of the memory that is free: so much a second copy of the layers may take
-Source = Callable[[str, tuple[int, ...]], Tensor]  # a tensor by its Hugging Face name, on the device
+Source = Callable[[str, tuple[int, ...]], Tensor | Codes]  # a tensor by its Hugging Face name, on the device
 
 
 @dataclass(frozen=True)
@@ -60,15 +70,11 @@ class Weights:
         spec, device = self.plan.spec, self.layers.device
         self.kv_steps: KvSteps | None = None
         self.kernel_norms = self.qk_norms  # as the kernel multiplies with them
-        self._folded: list[Tensor] = []  # what each layer's Q, K and V rows were multiplied by in the kernel
-        self._orders = {
-            "qkv": qkv_order(spec.heads, spec.kv_heads, spec.head_dim).to(device),
-            "output": plain_order(spec.hidden).to(device),
-            "gate_up": gate_up_order(spec.intermediate).to(device),
-            "down": plain_order(spec.hidden).to(device),
-        }
+        self._folded: list[dict[str, Tensor]] = []  # what Q, K and V rows were multiplied by in the kernel
+        self._orders = {name: order.to(device) for name, order in _orders(spec).items()}
         self._rows = {
-            "qkv": (spec.heads + 2 * spec.kv_heads) * spec.head_dim,
+            "query_key": (spec.heads + spec.kv_heads) * spec.head_dim,
+            "value": spec.kv_heads * spec.head_dim,
             "output": spec.hidden,
             "gate_up": 2 * spec.intermediate,
             "down": spec.hidden,
@@ -88,15 +94,15 @@ class Weights:
         """The matrices of one layer, unpacked. Costs one pass over its bytes, unless they are kept."""
         if self._kept:
             return self._kept[layer]
-        at = layer * self.plan.layer_bytes
+        at = self.plan.layer_offsets[layer]
         found = {}
-        for name, count in self._rows.items():
-            matrix: Matrix = getattr(self.plan, name)
-            folded = self._folded[layer] if name == "qkv" and self._folded else None
+        for name, matrix in self.plan.layer(layer).items():
+            folded = self._folded[layer].get(name) if self._folded else None
             packed = self.layers[at : at + matrix.bytes]
-            found[name] = unpack(packed, self._places[name], matrix, count, folded)
+            found[name] = unpack(packed, self._places[name], matrix, self._rows[name], folded)
             at += matrix.bytes
-        return DenseLayer(**found)
+        qkv = torch.cat((found.pop("query_key"), found.pop("value")))
+        return DenseLayer(qkv, **found)
 
     def fold(self, steps: KvSteps) -> None:
         """From now on the kernel's projection gives keys and values in these steps, and queries in their
@@ -110,11 +116,16 @@ class Weights:
         ):  # a norm comes behind the projection: its weights carry the factors, one for all heads
             self.kernel_norms = self.qk_norms * torch.stack((steps.keys[:, 0], 1 / steps.keys[:, 0]), 1)
             rows[:, : spec.heads + spec.kv_heads] = 1
-        self._folded = [row.reshape(-1)[self._orders["qkv"]].view(-1, 16) for row in rows]
-        for layer, factors in enumerate(self._folded):
-            at = layer * plan.layer_bytes
-            units = self.layers[at : at + plan.qkv.bytes].view(plan.qkv.units, plan.qkv.unit_bytes)
-            units[:, -TAIL_BYTES:].view(torch.float32).view(-1, 2, 16).mul_(factors[:, None])
+        for layer, row in enumerate(rows):
+            queries_keys, values = row[: -spec.kv_heads].reshape(-1), row[-spec.kv_heads :].reshape(-1)
+            folded = {"query_key": queries_keys, "value": values}
+            self._folded.append({k: v[self._orders[k]].view(-1, 16) for k, v in folded.items()})
+            at = plan.layer_offsets[layer]
+            for name, factors in self._folded[-1].items():
+                matrix = plan.layer(layer)[name]
+                units = self.layers[at : at + matrix.bytes].view(matrix.units, matrix.unit_bytes)
+                units[:, -TAIL_BYTES:].view(torch.float32).view(-1, 2, 16).mul_(factors[:, None])
+                at += matrix.bytes
 
     @property
     def nbytes(self) -> int:
@@ -138,24 +149,32 @@ class Weights:
         )
 
 
-def load_weights(
-    checkpoint: Checkpoint,
-    precision: Precision,
-    device: torch.device,
-    blocks: int,
-    kv_precision: KvPrecision = "bf16",
-) -> Weights:
-    """Read, convert and pack every tensor of `checkpoint`, one at a time."""
+def plan_of(
+    checkpoint: Checkpoint, precision: Wanted, blocks: int, kv_precision: KvPrecision = "bf16"
+) -> Plan:
+    """How this model runs on so many multiprocessors. Raises UnsupportedModel where the kernel cannot, or
+    where weights are to be kept as stored and some are not of a type that can be."""
+    meant, stored = chosen(checkpoint, precision)
+    return Plan(checkpoint.spec, meant, blocks, kv_precision, stored)
 
-    def source(name: str, shape: tuple[int, ...]) -> Tensor:
+
+def load_weights(checkpoint: Checkpoint, plan: Plan, device: torch.device) -> Weights:
+    """Read, convert and pack every tensor of `checkpoint`, one at a time. Bytes go to the device as they are
+    stored, and are widened there."""
+
+    def source(name: str, shape: tuple[int, ...]) -> Tensor | Codes:
         array, kind = checkpoint.raw(name)
+        if kind in STORED_TYPES:
+            codes = codes_of(torch.from_numpy(np.array(array)).to(device), kind)
+            return codes if plan.stored is not None else codes.weights()
         if kind == "BF16":
             return (
                 torch.from_numpy(np.array(array).view(np.int16)).view(torch.bfloat16).to(device).view(shape)
             )
-        return torch.from_numpy(np.array(checkpoint.tensor(name))).to(device).view(shape)
+        wide = array if array.dtype == np.float32 else checkpoint.tensor(name)
+        return torch.from_numpy(np.array(wide)).to(device).view(shape)
 
-    return build_weights(Plan(checkpoint.spec, precision, blocks, kv_precision), source, device)
+    return build_weights(plan, source, device)
 
 
 def random_weights(
@@ -168,8 +187,24 @@ def random_weights(
 ) -> Weights:
     """A model of this shape whose weights mean nothing: speed does not depend on them."""
     generator = torch.Generator(device=device).manual_seed(seed)
-    plan = Plan(spec, precision, blocks, kv_precision)
-    return build_weights(plan, lambda name, shape: random_tensor(name, shape, generator), device)
+    stored = usual_formats(spec) if precision == "stored" else None
+    plan = Plan(spec, precision, blocks, kv_precision, stored)
+
+    def source(name: str, shape: tuple[int, ...]) -> Tensor | Codes:
+        if stored is not None and len(shape) == 2:
+            return random_codes(shape, generator)
+        return random_tensor(name, shape, generator)
+
+    return build_weights(plan, source, device)
+
+
+def random_codes(shape: tuple[int, int], generator: torch.Generator) -> Codes:
+    """A matrix of codes of four bits that mean nothing, as large as trained weights are."""
+    device = generator.device
+    codes = torch.randint(0, 16, shape, generator=generator, device=device, dtype=torch.uint8)
+    scales = torch.rand(shape[0], shape[1] // GROUP // 2, generator=generator, device=device)
+    scales = ((scales + 0.5) * (shape[1] ** -0.5 / 4.6)).repeat_interleave(2, 1)
+    return Codes(codes, scales, -8 * scales, 8)
 
 
 def random_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -195,26 +230,22 @@ def build_weights(plan: Plan, source: Source, device: torch.device) -> Weights:
 
 def _build(plan: Plan, source: Source, device: torch.device) -> Weights:
     spec = plan.spec
-    embedding = source(EMBEDDING, (spec.vocab_size, spec.hidden)).to(torch.bfloat16)
-    layers = torch.empty(spec.layers * plan.layer_bytes, dtype=torch.uint8, device=device)
+    table = source(EMBEDDING, (spec.vocab_size, spec.hidden))
+    embedding = _plain(table).to(torch.bfloat16)
+    layers = torch.empty(plan.layer_offsets[-1], dtype=torch.uint8, device=device)
     norms = torch.empty(2 * spec.layers + 1, spec.hidden, device=device)
     qk_norms = torch.ones(spec.layers, 2, spec.head_dim, device=device)
-    orders = {
-        "qkv": qkv_order(spec.heads, spec.kv_heads, spec.head_dim),
-        "output": plain_order(spec.hidden),
-        "gate_up": gate_up_order(spec.intermediate),
-        "down": plain_order(spec.hidden),
-    }
+    orders = _orders(spec)
     queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     all_biases = []
     for layer in range(spec.layers):
         at = f"model.layers.{layer}"
         parts: dict[str, tuple[tuple[str, int, int], ...]] = {
-            "qkv": (
+            "query_key": (
                 (f"{at}.self_attn.q_proj", queries, spec.hidden),
                 (f"{at}.self_attn.k_proj", keys, spec.hidden),
-                (f"{at}.self_attn.v_proj", keys, spec.hidden),
             ),
+            "value": ((f"{at}.self_attn.v_proj", keys, spec.hidden),),
             "output": ((f"{at}.self_attn.o_proj", spec.hidden, queries),),
             "gate_up": (
                 (f"{at}.mlp.gate_proj", spec.intermediate, spec.hidden),
@@ -223,31 +254,64 @@ def _build(plan: Plan, source: Source, device: torch.device) -> Weights:
             "down": ((f"{at}.mlp.down_proj", spec.hidden, spec.intermediate),),
         }
         biased = {
-            "qkv": spec.qkv_bias,
+            "query_key": spec.qkv_bias,
+            "value": spec.qkv_bias,
             "output": spec.o_bias,
             "gate_up": spec.mlp_bias,
             "down": spec.mlp_bias,
         }
         biases: dict[str, Tensor] = {}
-        offset = layer * plan.layer_bytes
-        for name, members in parts.items():
-            matrix: Matrix = getattr(plan, name)
-            weight = torch.cat([source(f"{m}.weight", (rows, columns)) for m, rows, columns in members])
+        offset = plan.layer_offsets[layer]
+        for name, matrix in plan.layer(layer).items():
+            members = parts[name]
+            weight = _stacked(
+                [source(f"{m}.weight", (rows, columns)) for m, rows, columns in members], matrix
+            )
             bias = None
             if biased[name]:
-                bias = torch.cat([source(f"{m}.bias", (rows,)).float() for m, rows, _ in members])
+                bias = torch.cat([_plain(source(f"{m}.bias", (rows,))).float() for m, rows, _ in members])
                 biases[name] = bias
             layers[offset : offset + matrix.bytes] = pack(weight, bias, orders[name], matrix)
             offset += matrix.bytes
+        if spec.qkv_bias:
+            biases["qkv"] = torch.cat((biases.pop("query_key"), biases.pop("value")))
         all_biases.append(biases)
-        norms[2 * layer] = source(f"{at}.input_layernorm.weight", (spec.hidden,)).float()
-        norms[2 * layer + 1] = source(f"{at}.post_attention_layernorm.weight", (spec.hidden,)).float()
+
+        def vector(name: str, size: int) -> Tensor:
+            return _plain(source(name, (size,))).float()
+
+        norms[2 * layer] = vector(f"{at}.input_layernorm.weight", spec.hidden)
+        norms[2 * layer + 1] = vector(f"{at}.post_attention_layernorm.weight", spec.hidden)
         if spec.qk_norm:
-            qk_norms[layer, 0] = source(f"{at}.self_attn.q_norm.weight", (spec.head_dim,)).float()
-            qk_norms[layer, 1] = source(f"{at}.self_attn.k_norm.weight", (spec.head_dim,)).float()
-    norms[-1] = source(FINAL_NORM, (spec.hidden,)).float()
-    head = embedding if spec.tied else source(HEAD, (spec.vocab_size, spec.hidden))
+            qk_norms[layer, 0] = vector(f"{at}.self_attn.q_norm.weight", spec.head_dim)
+            qk_norms[layer, 1] = vector(f"{at}.self_attn.k_norm.weight", spec.head_dim)
+    norms[-1] = _plain(source(FINAL_NORM, (spec.hidden,))).float()
+    tied = table if plan.stored is not None else embedding
+    head = _stacked([tied if spec.tied else source(HEAD, (spec.vocab_size, spec.hidden))], plan.head)
     cosines, sines = rope_tables(spec, spec.context_length)
     rope = torch.from_numpy(np.stack((cosines, sines), 2)).contiguous().to(device)
     packed_head = pack(head, None, plain_order(spec.vocab_size), plan.head)
     return Weights(plan, layers, packed_head, embedding, norms, qk_norms, all_biases, rope)
+
+
+def _orders(spec: ModelSpec) -> dict[str, Tensor]:
+    """The row of the model's matrix at each place of the packed one."""
+    rotated = (spec.heads + spec.kv_heads) * spec.head_dim
+    return {
+        "query_key": qkv_order(spec.heads, spec.kv_heads, spec.head_dim)[:rotated],
+        "value": plain_order(spec.kv_heads * spec.head_dim),
+        "output": plain_order(spec.hidden),
+        "gate_up": gate_up_order(spec.intermediate),
+        "down": plain_order(spec.hidden),
+    }
+
+
+def _stacked(parts: Sequence[Tensor | Codes], matrix: Matrix) -> Tensor | Codes:
+    codes = [fitted(part, matrix.format) for part in parts if isinstance(part, Codes)]
+    plain = [part for part in parts if not isinstance(part, Codes)]
+    assert not (codes and plain), "a matrix is stored whole or not at all"
+    return joined(codes) if codes else torch.cat(plain)
+
+
+def _plain(tensor: Tensor | Codes) -> Tensor:
+    return tensor.weights() if isinstance(tensor, Codes) else tensor

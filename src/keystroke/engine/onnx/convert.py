@@ -12,7 +12,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import platformdirs
 
 from keystroke.engine.checkpoint import Checkpoint, ModelSpec, tensor_shapes
@@ -31,9 +30,17 @@ Progress = Callable[[int, int], None]
 
 
 def converted(
-    checkpoint: Checkpoint, *, precision: str, progress: Progress | None = None, cache: Path | None = None
+    checkpoint: Checkpoint,
+    *,
+    precision: str,
+    native: bool = False,
+    progress: Progress | None = None,
+    cache: Path | None = None,
+    adapted: bool = False,
 ) -> Path:
-    """The ONNX model of this checkpoint at this precision ("int4", "int8", "fp16", "fp32").
+    """The ONNX model of this checkpoint at this precision ("int4", "int8", "fp16", "fp32"), its attention by
+    our own operator (`native`) or by the runtime's. `adapted`: one that takes an adapter's matrices beside
+    its own.
 
     `progress(done, total)` counts parameters and is called only when the model has to be built. Raises
     ModelError if the cache folder has no room or cannot be written."""
@@ -45,17 +52,24 @@ def converted(
         )
 
     def build(sink: DataFile) -> onnx.ModelProto:
-        from keystroke.engine.onnx.graph import Builder  # here: a converted model is run without `onnx`
+        # Here: a converted model is run without `onnx`.
+        from keystroke.engine.onnx.graph import Builder
+        from keystroke.engine.onnx.half_attention import HalfBuilder
 
-        return Builder(checkpoint, chosen, sink, progress).model()
+        made = HalfBuilder if native else Builder
+        return made(checkpoint, chosen, sink, progress, adapted=adapted).model()
 
-    kv = np.dtype(chosen.kv).name  # differs between machines, which may share a home folder
-    settings = {"precision": asdict(chosen), "kv": kv}
+    settings = {"precision": asdict(chosen), "operators": OPERATORS if native else 0, **_adapted(adapted)}
     return _kept(checkpoint, chosen.name, settings, build, stored_bytes(checkpoint.spec, chosen), cache)
 
 
 def kept_as_stored(
-    checkpoint: Checkpoint, *, native: bool, progress: Progress | None = None, cache: Path | None = None
+    checkpoint: Checkpoint,
+    *,
+    native: bool,
+    progress: Progress | None = None,
+    cache: Path | None = None,
+    adapted: bool = False,
 ) -> Path:
     """The ONNX model that runs this checkpoint's matrices as they are stored: a graph alone with our own
     operators (`native`), a graph and a copy of the matrices in another order with the runtime's. The
@@ -65,18 +79,19 @@ def kept_as_stored(
         if native:
             from keystroke.engine.onnx.stored_graph import StoredBuilder
 
-            return StoredBuilder(checkpoint, STORED, sink, progress).model()
+            return StoredBuilder(checkpoint, STORED, sink, progress, adapted=adapted).model()
         from keystroke.engine.onnx.portable_graph import PortableBuilder
 
-        return PortableBuilder(checkpoint, STORED, sink, progress).model()
+        return PortableBuilder(checkpoint, STORED, sink, progress, adapted=adapted).model()
 
-    settings = {
-        "precision": "stored",
-        "operators": OPERATORS if native else 0,
-        "kv": np.dtype(STORED.kv).name,
-    }
+    settings = {"precision": "stored", "operators": OPERATORS if native else 0, **_adapted(adapted)}
     room = small_bytes(checkpoint) + (0 if native else portable_bytes(checkpoint))
     return _kept(checkpoint, "stored" if native else "portable", settings, build, room, cache)
+
+
+def _adapted(adapted: bool) -> dict[str, object]:
+    """Of an entry's key: graphs without an adapter keep the keys they had before there were any."""
+    return {"adapted": 1} if adapted else {}
 
 
 def _kept(

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 
+from keystroke.engine.adapter import AdapterFile
 from keystroke.engine.base import Engine, EngineStats, Interrupt, ModelInfo
 from keystroke.engine.checkpoint import ModelSpec
 from keystroke.engine.host import HostSession
@@ -44,15 +45,19 @@ class OnnxEngine(Engine):
         stored: Stored | None = None,
         free_memory: Callable[[], int | None] = lambda: None,
         kept: KeptPrefixes | None = None,
+        adapter: AdapterFile | None = None,
     ) -> None:
         """`stored` completes a graph that was built without its weights. `free_memory`: what the machine can
         still give; where that becomes short, kept prefixes go, oldest first. `kept`: prefixes on disk, read
-        when they are of use and written at the end. Raises ModelDamaged."""
+        when they are of use and written at the end. `adapter`: for a graph that was built for one. Raises
+        ModelDamaged."""
         self.spec = spec
         self.kept = kept
         self._free_memory = free_memory
         self.exact = exact
-        tables = stored.tables if stored is not None else {}
+        tables: dict[str, np.ndarray] = dict(stored.tables) if stored is not None else {}
+        if adapter is not None:
+            tables |= _matrices(adapter)
         self._tables = {name: ort.OrtValue.ortvalue_from_numpy(table) for name, table in tables.items()}
         self._runtime = _open(model, threads, stored)
         kinds = {each.name: each.type for each in self._runtime.get_inputs()}
@@ -353,6 +358,15 @@ class _Rows:
             indices = np.arange(count - rows, count, dtype=np.int64)
             value = self._asked[rows] = ort.OrtValue.ortvalue_from_numpy(indices)
         return value
+
+
+def _matrices(adapter: AdapterFile) -> dict[str, np.ndarray]:
+    """An adapter's matrices under the names of the graph's inputs, turned as its products take them."""
+    found: dict[str, np.ndarray] = {}
+    for (layer, product), (down, up) in adapter.pairs.items():
+        found[f"adapter.{layer}.{product}.down"] = np.ascontiguousarray(down.T)
+        found[f"adapter.{layer}.{product}.up"] = np.ascontiguousarray(up.T)
+    return found
 
 
 def _open(model: Path, threads: int, stored: Stored | None) -> ort.InferenceSession:

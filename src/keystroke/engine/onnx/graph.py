@@ -8,6 +8,7 @@ Inputs   input_ids int64 [1, rows] · logit_rows int64 [n] (indices into the row
          pad [1, p, qkv width] (p rows of zeros that only attention sees: see MIN_ATTENTION_ROWS)
          last int32 [1] (position of the last row, padding included) · total int32 [1] (last + 1)
          key.i / value.i [1, kv_heads, capacity, head_dim]
+         adapter.i.PRODUCT.down [in, rank] / .up [rank, out], in a graph built for an adapter
 Outputs  logits float32 [n, vocab] · new_key.i / new_value.i, to be bound to the input's own memory
 """
 
@@ -21,6 +22,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from keystroke.engine.adapter import PRODUCTS, AdapterShape, product_sizes
 from keystroke.engine.checkpoint import Checkpoint, ModelSpec, rope_tables
 from keystroke.engine.onnx.precision import MIN_ATTENTION_ROWS, Precision
 from keystroke.engine.onnx.quantise import quantise
@@ -46,9 +48,18 @@ class Builder:
     padding = MIN_ATTENTION_ROWS  # positions that attention may see behind the context
 
     def __init__(
-        self, checkpoint: Checkpoint, precision: Precision, sink: WeightSink, progress: Progress | None
+        self,
+        checkpoint: Checkpoint,
+        precision: Precision,
+        sink: WeightSink,
+        progress: Progress | None,
+        *,
+        adapted: bool = False,
     ) -> None:
+        """`adapted`: every product of a layer is followed by an adapter's, whose matrices are inputs."""
         self.checkpoint = checkpoint
+        self.adapted = adapted
+        self._adapter: list[onnx.ValueInfoProto] = []
         self.spec: ModelSpec = checkpoint.spec
         self.precision = precision
         self.sink = sink
@@ -133,10 +144,12 @@ class Builder:
         spec, name = self.spec, f"l{layer}.attn"
         projections = [f"{prefix}.self_attn.{p}_proj" for p in "qkv"]
         qkv = self._linear(f"{name}.qkv", x, projections, bias=spec.qkv_bias)
+        qkv = self._corrected(layer, "qkv", x, qkv)
         if spec.qk_norm:
             qkv = self._normed_heads(name, prefix, qkv)
         out = self._attend(layer, name, qkv)
-        return self._linear(f"{name}.o", out, [f"{prefix}.self_attn.o_proj"], bias=spec.o_bias)
+        mixed = self._linear(f"{name}.o", out, [f"{prefix}.self_attn.o_proj"], bias=spec.o_bias)
+        return self._corrected(layer, "output", out, mixed)
 
     def _attend(self, layer: int, name: str, qkv: str) -> str:
         spec, half = self.spec, self.kv is np.float16
@@ -181,9 +194,23 @@ class Builder:
         name = f"l{layer}.mlp"
         bias = self.spec.mlp_bias
         both = self._linear(f"{name}.in", x, [f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj"], bias=bias)
+        both = self._corrected(layer, "gate_up", x, both)
         gate, up = self._node("Split", [both], [f"{name}.gate", f"{name}.up"], axis=-1, num_outputs=2)
         hidden = self._gated(name, gate, up)
-        return self._linear(f"{name}.down", hidden, [f"{prefix}.mlp.down_proj"], bias=bias)
+        narrow = self._linear(f"{name}.down", hidden, [f"{prefix}.mlp.down_proj"], bias=bias)
+        return self._corrected(layer, "down", hidden, narrow)
+
+    def _corrected(self, layer: int, product: str, x: str, y: str) -> str:
+        """`y`, a product of `x`, with what an adapter adds to it; `y` itself in a graph without one."""
+        if not self.adapted:
+            return y
+        name, spec = f"adapter.{layer}.{product}", self.spec
+        rows, columns = product_sizes(AdapterShape.of(spec, 1))[PRODUCTS.index(product)]
+        for side, shape in (("down", [columns, "rank"]), ("up", ["rank", rows])):
+            self._adapter.append(helper.make_tensor_value_info(f"{name}.{side}", TensorProto.FLOAT, shape))
+        (thin,) = self._node("MatMul", [x, f"{name}.down"], [f"{name}.thin"])
+        (added,) = self._node("MatMul", [thin, f"{name}.up"], [f"{name}.added"])
+        return self._node("Add", [y, added], [f"{name}.y"])[0]
 
     def _gated(self, name: str, gate: str, up: str) -> str:
         if self.spec.activation == "gelu":
@@ -312,6 +339,7 @@ class Builder:
             helper.make_tensor_value_info("logit_rows", TensorProto.INT64, ["asked"]),
             helper.make_tensor_value_info("last", TensorProto.INT32, [1]),
             *self._further_inputs(),
+            *self._adapter,
         ]
         outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["asked", spec.vocab_size])]
         for layer in range(spec.layers):

@@ -18,9 +18,15 @@ from keystroke.engine.onnx.precision import Precision
 
 class PortableBuilder(Builder):
     def __init__(
-        self, checkpoint: Checkpoint, precision: Precision, sink: WeightSink, progress: Progress | None
+        self,
+        checkpoint: Checkpoint,
+        precision: Precision,
+        sink: WeightSink,
+        progress: Progress | None,
+        *,
+        adapted: bool = False,
     ) -> None:
-        super().__init__(checkpoint, precision, sink, progress)
+        super().__init__(checkpoint, precision, sink, progress, adapted=adapted)
         self._sums: dict[str, str] = {}  # of an input, which may serve several products
         self._constant("last.axis", [3])  # not -1, which the runtime mistakes where there are no rows
 
@@ -50,6 +56,8 @@ class PortableBuilder(Builder):
         return self._node("Reshape", [added, "embed.whole"], ["embed"])[0]
 
     def _mlp(self, layer: int, prefix: str, x: str) -> str:
+        if self.adapted:
+            return super()._mlp(layer, prefix, x)
         name, bias = f"l{layer}.mlp", self.spec.mlp_bias
         gate = self._linear(f"{name}.gate", x, [f"{prefix}.mlp.gate_proj"], bias=bias)
         up = self._linear(f"{name}.up", x, [f"{prefix}.mlp.up_proj"], bias=bias)

@@ -6,21 +6,15 @@ converted runs without the `onnx` package ever being loaded.
 
 from __future__ import annotations
 
-import platform
 from dataclasses import dataclass
 
 import numpy as np
 
-# Half-precision attention has kernels of its own on 64-bit ARM: half the memory and twice as fast. Elsewhere
-# the operator would convert to single precision and back at every step.
-KV_DTYPE: type[np.float16] | type[np.float32] = (
-    np.float16 if platform.machine() in ("aarch64", "arm64") else np.float32
-)
 # Attention kernels choose their order of summation by the number of rows. With at least three, a row's result
 # does not depend on its company, so a token's KV and logits are a function of the tokens before it alone:
 # speculation, prefix reuse and forks give the very text of plain decoding. Fewer are padded, for attention.
 MIN_ATTENTION_ROWS = 3
-FORMAT = 2  # part of the cache key: raise it whenever the graph changes
+FORMAT = 3  # part of the cache key: raise it whenever the graph changes
 OPERATORS = 2  # likewise for graphs of our own operators: raise it with what those ask for
 
 
@@ -38,8 +32,8 @@ class Precision:
 
     @property
     def kv(self) -> type[np.float16] | type[np.float32]:
-        """What keys and values are kept in. The reference precisions keep everything."""
-        return KV_DTYPE if self.body_bits else np.float32
+        """What keys and values are kept in. The reference keeps everything."""
+        return np.float32 if self.name == "fp32" else np.float16
 
 
 # The matrices of a GGUF file as they are, in whatever types they are stored.

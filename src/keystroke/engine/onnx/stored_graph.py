@@ -14,31 +14,24 @@ import onnx
 from onnx import TensorProto, helper
 
 from keystroke.engine.checkpoint import EMBEDDING, Checkpoint
-from keystroke.engine.onnx.graph import MICROSOFT, Builder, Progress, WeightSink
+from keystroke.engine.onnx.graph import Progress, WeightSink
+from keystroke.engine.onnx.half_attention import OURS, HalfBuilder
 from keystroke.engine.onnx.precision import Precision
 from keystroke.engine.onnx.stored import TYPES
 
-OURS = "keystroke"
 
-
-class StoredBuilder(Builder):
-    domains = (MICROSOFT, OURS)
-    returns_kv = False
-    padding = 0
-
+class StoredBuilder(HalfBuilder):
     def __init__(
-        self, checkpoint: Checkpoint, precision: Precision, sink: WeightSink, progress: Progress | None
+        self,
+        checkpoint: Checkpoint,
+        precision: Precision,
+        sink: WeightSink,
+        progress: Progress | None,
+        *,
+        adapted: bool = False,
     ) -> None:
-        super().__init__(checkpoint, precision, sink, progress)
+        super().__init__(checkpoint, precision, sink, progress, adapted=adapted)
         self._matrices: dict[str, onnx.ValueInfoProto] = {}
-
-    @property
-    def kv(self) -> type[np.float16]:
-        return np.float16
-
-    @property
-    def rotation(self) -> type[np.float32]:
-        return np.float32
 
     def _embed(self, ids: str) -> str:
         table, kind = self._stored(EMBEDDING)
@@ -46,24 +39,12 @@ class StoredBuilder(Builder):
             "StoredRows", [ids, table], ["embed"], domain=OURS, type=kind, width=self.spec.hidden
         )[0]
 
-    def _attend(self, layer: int, name: str, qkv: str) -> str:
-        spec = self.spec
-        return self._node(
-            "HalfAttention",
-            [qkv, *self._rope(layer), f"key.{layer}", f"value.{layer}", "last"],
-            [f"{name}.out"],
-            domain=OURS,
-            heads=spec.heads,
-            kv_heads=spec.kv_heads,
-            scale=spec.query_scale,
-            window=spec.window if layer in spec.windowed else 0,
-        )[0]
-
     def _further_inputs(self) -> list[onnx.ValueInfoProto]:
         return list(self._matrices.values())
 
     def _mlp(self, layer: int, prefix: str, x: str) -> str:
-        if self.spec.activation != "silu":
+        # An adapter adds to both halves before they are multiplied, so they cannot be one operator.
+        if self.spec.activation != "silu" or self.adapted:
             return super()._mlp(layer, prefix, x)
         name, bias = f"l{layer}.mlp", self.spec.mlp_bias
         sources = [f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj"]

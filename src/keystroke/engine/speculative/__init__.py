@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keystroke.engine.speculative.adaptive import AdaptiveDrafter, drafter_for
+from keystroke.engine.speculative.adaptive import AdaptiveDrafter, drafter_for, guesses_of
 from keystroke.engine.speculative.base import MAX_DRAFT, Drafter
 from keystroke.engine.speculative.combined import CombinedDrafter
 from keystroke.engine.speculative.cost import cost_table, measure_verify_cost, verify_cost
@@ -22,6 +22,7 @@ __all__ = [
     "SuffixDrafter",
     "cost_table",
     "drafter_for",
+    "guesses_of",
     "measure_verify_cost",
     "verify_cost",
 ]

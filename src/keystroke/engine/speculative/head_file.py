@@ -95,7 +95,7 @@ class HeadWeights:
 
 def open_head(folder: Path) -> HeadWeights:
     """Read and check a head. Raises NotFound or ModelDamaged."""
-    config = _config(folder / CONFIG)
+    config = read_config(folder)
     file = SafetensorsFile(folder / WEIGHTS)
 
     def stored(name: str, kind: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
@@ -120,7 +120,9 @@ def open_head(folder: Path) -> HeadWeights:
     return HeadWeights(config, matrices, norms, vocabulary)
 
 
-def _config(path: Path) -> HeadConfig:
+def read_config(folder: Path) -> HeadConfig:
+    """What a head says about itself. Raises NotFound or ModelDamaged."""
+    path = folder / CONFIG
     try:
         said = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:

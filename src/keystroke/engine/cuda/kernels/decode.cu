@@ -32,6 +32,7 @@ DEVICE void compute(Worker& w) {
     refresh(w);
     mark(w);
     normalise(w, layer * 2, sums, QKV);
+    export_features(w, layer, sums);
     mark(w);
     project_qkv(w, layer);
     mark(w);
@@ -60,7 +61,8 @@ DEVICE void compute(Worker& w) {
     if (tags_activations(w)) arrive_early(w);
     else arrive(w);
     refresh(w);
-    project_down(w);
+    if (wide_down(layer)) project_down<WideDown>(w);
+    else project_down<Down>(w);
     arrive_early(w);
   }
   mark(w);
@@ -102,7 +104,7 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
   }
   Span* spans = (Span*)(memory + SPANS_AT);
   if (thread == 32) {
-    spans[QKV] = share(Qkv::units, QKV);
+    spans[QKV] = share(QKV_UNITS, QKV);
     spans[OUTPUT] = share(Output::units, OUTPUT);
     spans[GATE_UP] = share(GateUp::units, GATE_UP);
     spans[DOWN] = share(Down::units, DOWN);
@@ -139,16 +141,26 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
       s.in_flight = p.in_flight;
       s.policy = streaming_policy();
       const int lent = lent_stages(listed);
+      const u8* at = p.layers;
       for (int layer = 0; layer < LAYERS; ++layer) {
-        const u8* at = p.layers + layer * LAYER_BYTES;
-        stream<Qkv>(s, at, QKV);
+        stream<Qkv>(s, at, until(spans[QKV], QK_UNITS));
+        at += Qkv::bytes;
+        if constexpr (VALUES_APART) {
+          stream<ValueRows>(s, at, beyond(spans[QKV], QK_UNITS));
+          at += ValueRows::bytes;
+        }
         if (!SPARSE) stream_pages(s, p, *control, layer, listed);
         for (int i = 0; i < lent; ++i) lend(s);
-        stream<Output>(s, at + Qkv::bytes, OUTPUT);
-        stream<GateUp>(s, at + Qkv::bytes + Output::bytes, GATE_UP);
-        stream<Down>(s, at + Qkv::bytes + Output::bytes + GateUp::bytes, DOWN);
+        stream<Output>(s, at, spans[OUTPUT]);
+        at += Output::bytes;
+        stream<GateUp>(s, at, spans[GATE_UP]);
+        at += GateUp::bytes;
+        const bool wide = wide_down(layer);
+        if (wide) stream<WideDown>(s, at, spans[DOWN]);
+        else stream<Down>(s, at, spans[DOWN]);
+        at += wide ? WideDown::bytes : Down::bytes;
       }
-      stream<Head>(s, p.head, HEAD);
+      stream<Head>(s, p.head, spans[HEAD]);
     }
   } else {
     Worker w;

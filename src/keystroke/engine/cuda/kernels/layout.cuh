@@ -1,8 +1,8 @@
 // Sizes and structures: what the host and the kernel agree on, and how shared memory is divided.
 // Law: constants and layouts only. plan.py and step.py say the same in Python; change both or neither.
 
-// Sizes come as macros (plan.py): HIDDEN HEADS KV_HEADS HEAD_DIM INTERMEDIATE VOCAB LAYERS TILES_N FORMAT
-// HEAD_FORMAT O_SPLIT O_ALONE DOWN_SPLIT ACTIVATION_TAGS QUERY_TAGS QK_NORM NORM_EPS SPARSE
+// Sizes come as macros (plan.py): HIDDEN HEADS KV_HEADS HEAD_DIM INTERMEDIATE VOCAB LAYERS TILES_N FORMAT VALUE_FORMAT
+// OUTPUT_FORMAT GATE_UP_FORMAT DOWN_FORMAT WIDE_FORMAT WIDE_LOW WIDE_HIGH HEAD_FORMAT O_SPLIT O_ALONE DOWN_SPLIT ACTIVATION_TAGS QUERY_TAGS QK_NORM NORM_EPS SPARSE
 // STAGE_BYTES KV_BYTES LENT VALUE_PARTS.
 
 constexpr int WARPS = 8;
@@ -32,12 +32,21 @@ constexpr float ACTIVATION_SCALE = HALF ? 0.015625f : 1.0f;  // keeps float16 fa
 // bytes lie in the order in which a warp's registers want them, then 16 scales and 16 biases.
 constexpr int TAIL = 128;
 constexpr int STAGE = STAGE_BYTES;  // of the ring
-constexpr int block_k(int format) { return format == 2 ? 64 : 32; }
-constexpr int block_bytes(int format) { return format == 0 ? 1024 : format == 1 ? 512 : 576; }
+// Formats: 0 bf16; 1 bytes, a scale a row; 2 nibbles, scale and zero of 64 columns. From 3 on as files store them: codes of
+// so many bits, each group of columns with a scale and, if the format has minima, an offset of its own.
+constexpr bool stored(int format) { return format >= 3; }
+constexpr int code_bits(int format) { return format == 3 ? 4 : format <= 5 ? 6 : 8; }
+constexpr bool minima(int format) { return format % 2; }
+constexpr int group_k(int format) { return format == 3 ? 32 : 16; }
+constexpr int grid_bytes(int format) { return 64 / group_k(format) * 16 * (minima(format) ? 4 : 2); }
+constexpr int block_k(int format) { return format >= 2 ? 64 : 32; }
+constexpr int block_bytes(int format) {
+  return format == 0 ? 1024 : format == 1 ? 512 : format == 2 ? 576 : 128 * code_bits(format) + grid_bytes(format);
+}
 
-// Blocks that a chunk holds a multiple of. At four bits every warp has an even number of turns: the loop over chunks then
+// Blocks that a chunk holds a multiple of. Of 64 columns every warp has an even number of turns: the loop over chunks then
 // need not be unrolled (multiply.cuh).
-constexpr int GRAIN = FORMAT == 2 ? 2 * WARPS : WARPS;
+constexpr int GRAIN = FORMAT >= 2 ? 2 * WARPS : WARPS;
 
 template <int UNITS, int INNER, int FMT>
 struct Matrix {
@@ -53,13 +62,21 @@ struct Matrix {
   static constexpr int per_chunk = together ? blocks : even;
   static constexpr s64 bytes = unit_bytes * UNITS;
 };
-typedef Matrix<QKV_ROWS / 16, HIDDEN, FORMAT> Qkv;
-typedef Matrix<HIDDEN / 16 * O_SPLIT, QUERY_WIDTH / O_SPLIT, FORMAT> Output;
-typedef Matrix<INTERMEDIATE / 8, HIDDEN, FORMAT> GateUp;  // 8 rows of gate, then the same 8 of up
-typedef Matrix<HIDDEN / 16 * DOWN_SPLIT, INTERMEDIATE / DOWN_SPLIT, FORMAT> Down;
+// Queries, keys and values are one matrix; where values are stored in another format, they are the second part of it.
+constexpr bool VALUES_APART = VALUE_FORMAT != FORMAT;
+constexpr int QKV_UNITS = QKV_ROWS / 16, QK_UNITS = VALUES_APART ? (HEADS + KV_HEADS) * HEAD_DIM / 16 : QKV_UNITS;
+typedef Matrix<QK_UNITS, HIDDEN, FORMAT> Qkv;
+typedef Matrix<QKV_UNITS - QK_UNITS, HIDDEN, VALUE_FORMAT> ValueRows;
+typedef Matrix<HIDDEN / 16 * O_SPLIT, QUERY_WIDTH / O_SPLIT, OUTPUT_FORMAT> Output;
+typedef Matrix<INTERMEDIATE / 8, HIDDEN, GATE_UP_FORMAT> GateUp;  // 8 rows of gate, then the same 8 of up
+typedef Matrix<HIDDEN / 16 * DOWN_SPLIT, INTERMEDIATE / DOWN_SPLIT, DOWN_FORMAT> Down;
+typedef Matrix<HIDDEN / 16 * DOWN_SPLIT, INTERMEDIATE / DOWN_SPLIT, WIDE_FORMAT> WideDown;  // of some layers
 typedef Matrix<(VOCAB + 15) / 16, HIDDEN, HEAD_FORMAT> Head;
 constexpr int NORMED = 32;  // in `barrier`: not in its first line
-constexpr s64 LAYER_BYTES = Qkv::bytes + Output::bytes + GateUp::bytes + Down::bytes;
+// Whether a layer's down projection has the wide format: a bit for each.
+DEVICE bool wide_down(int layer) {
+  return DOWN_FORMAT != WIDE_FORMAT && ((LAYERS > 64 && layer >= 64 ? WIDE_HIGH : WIDE_LOW) >> (layer % 64) & 1);
+}
 
 // Keys and values in pages: bf16, or bytes of 128 + v in steps of their dimension's own size (scales.py). Queries then come in
 // the inverse of those sizes, and both meet as float16, in which bytes are exact.
@@ -83,6 +100,8 @@ struct Control {
 };
 constexpr int CONTROL_WORDS = sizeof(Control) / 4;
 constexpr int MASK_WORDS = (VOCAB + 31) / 32;
+
+constexpr int FEATURE_LAYERS = 4;  // at most
 
 struct Parameters {
   const u8* layers;
@@ -130,6 +149,8 @@ struct Parameters {
   int direct_rows;   // up to this many rows every block normalises for itself
   int fused_rows;    // up to this many rows every block combines partial results for itself
   float most_omitted;  // log2 of the largest ratio of weight left out to weight taken that raises no doubt
+  u16* features;       // [MAX_ROWS][feature_count][HIDDEN] for a draft head (features.cuh), if there is one
+  int feature_count, feature_layers[FEATURE_LAYERS];  // behind how many layers each is taken
 };
 
 // Shared memory, in this order: control, page of each row, barriers, rotary table, scratch, operand, ring.

@@ -1,6 +1,69 @@
 // Packed weights times the rows in the operand, on tensor cores, in every format.
 // Law: knows blocks and units (packing.py), not what a matrix is for; `finish` is the caller's.
 
+// Weights as a file stores them, 16 rows by 64 columns: code times scale plus offset. A code alone in the low bits of a
+// float16 is the number code * 2**-24, exactly; scales are kept 2**24 times as large, so one multiply-add makes the weight,
+// rounded once, to 11 bits. Rows g + 8 have codes of less than 8 bits sixteen times as large, and scales as much smaller.
+template <int F>
+DEVICE void stored_weights(const u8* block, int lane, u32 (&a)[16]) {
+  constexpr int BITS = code_bits(F);
+  const u8* grid = block + 128 * BITS + (group_k(F) == 32 ? lane >> 2 : lane >> 1) * (minima(F) ? 16 : 8);
+  u32 scale[4], offset[4];  // of rows g and g + 8 in the first 32 columns, then in the others
+  if (minima(F)) {
+    const uint4 v = *(const uint4*)grid;
+    const u32 pairs[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      scale[i] = permute_bytes(pairs[i], 0, 0x1010);
+      offset[i] = permute_bytes(pairs[i], 0, 0x3232);
+    }
+  } else {  // zero is the middle of the range: 32 or 128, times 2**-24
+    const uint2 v = *(const uint2*)grid;
+    const u32 pairs[2] = {v.x, v.y};
+    const u32 low = BITS == 8 ? 0x80808080u : 0x80208020u, high = BITS == 8 ? low : 0x82008200u;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      scale[2 * i] = permute_bytes(pairs[i], 0, 0x1010);
+      scale[2 * i + 1] = permute_bytes(pairs[i], 0, 0x3232);
+      offset[2 * i] = fma_f16x2(scale[2 * i], low, 0x80008000u);
+      offset[2 * i + 1] = fma_f16x2(scale[2 * i + 1], high, 0x80008000u);
+    }
+  }
+  if (BITS == 8) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint4 q = *(const uint4*)(block + half * 512 + lane * 16);
+      const u32 words[4] = {q.x, q.y, q.z, q.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        a[half * 8 + 2 * i] = fma_f16x2(permute_bytes(words[i], 0, 0x4140u), scale[2 * half], offset[2 * half]);
+        a[half * 8 + 2 * i + 1] = fma_f16x2(permute_bytes(words[i], 0, 0x4342u), scale[2 * half + 1], offset[2 * half + 1]);
+      }
+    }
+    return;
+  }
+  const uint4 q = *(const uint4*)(block + lane * 16);
+  const u32 words[4] = {q.x, q.y, q.z, q.w};
+  uint2 upper = make_uint2(0, 0);
+  if (BITS == 6) upper = *(const uint2*)(block + 512 + lane * 8);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const u32 two = half ? upper.y : upper.x;  // the fifth and sixth bits of the 16 codes of this half
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {  // step, r
+      const u32 word = i % 2 ? words[half * 2 + i / 2] >> 8 : words[half * 2 + i / 2];
+      u32 low = word & 0x000f000fu, high = word & 0x00f000f0u;
+      if (BITS == 6) {
+        const u32 bits = i == 0 ? two << 4 : i == 1 ? two << 2 : i == 2 ? two >> 4 : two >> 6;
+        low = and_or(bits, 0x00300030u, low);
+        high = and_or(bits, 0x03000300u, high);
+      }
+      a[half * 8 + 2 * i] = fma_f16x2(low, scale[2 * half], offset[2 * half]);
+      a[half * 8 + 2 * i + 1] = fma_f16x2(high, scale[2 * half + 1], offset[2 * half + 1]);
+    }
+  }
+}
+
 // One block of packed weights against the operand: acc[16 x COLUMNS] += W[16 x k] x[k x COLUMNS].
 template <int F>
 DEVICE void multiply_block(const u8* block, const u16* const (&x)[TILES_N], int k, int lane, float (&acc)[TILES_N][4]) {
@@ -28,6 +91,18 @@ DEVICE void multiply_block(const u8* block, const u16* const (&x)[TILES_N], int 
       mma_weights(acc[n], a[0], a[1], a[2], a[3], v.x, v.y);
       mma_weights(acc[n], a[4], a[5], a[6], a[7], v.z, v.w);
     }
+  } else if (stored(F)) {
+    u32 a[16];
+    stored_weights<F>(block, lane, a);
+#pragma unroll
+    for (int n = 0; n < TILES_N; ++n)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint4 v = *(const uint4*)(x[n] + k + half * 32);
+        const u32* m = a + half * 8;
+        mma_weights(acc[n], m[0], m[1], m[2], m[3], v.x, v.y);
+        mma_weights(acc[n], m[4], m[5], m[6], m[7], v.z, v.w);
+      }
   } else {
     const uint4 q = *(const uint4*)(block + lane * 16);
     const uint2 grid = *(const uint2*)(block + 512 + (lane >> 2) * 8);  // scale, zero of row g; of row g + 8

@@ -124,15 +124,20 @@ DEVICE void send(Worker& w, int m, int at, float v) { w.p->sent[m * QKV_ROWS + a
 DEVICE void project_qkv(Worker& w, int layer) {
   const Span span = w.spans[QKV];
   compute_sync();  // the operand is there
-  multiply<Qkv>(w, span.low, span.high, [](int) { return 0; }, [&](int unit, int, int g, int m, float low, float high) {
+  const auto whole = [](int) { return 0; };
+  const auto value = [&](int unit, int, int g, int m, float low, float high) {
     const int head = unit / (HEAD_DIM / 16), tile = unit % (HEAD_DIM / 16);
-    if (head >= HEADS + KV_HEADS) {
-      if (tags_queries(w)) {
-        send(w, m, unit * 16 + g, low);
-        send(w, m, unit * 16 + g + 8, high);
-      }
-      store_value(w, layer, m, head - HEADS - KV_HEADS, tile * 16 + g, low);
-      store_value(w, layer, m, head - HEADS - KV_HEADS, tile * 16 + g + 8, high);
+    if (tags_queries(w)) {
+      send(w, m, (HEADS + KV_HEADS) * HEAD_DIM + unit * 16 + g, low);
+      send(w, m, (HEADS + KV_HEADS) * HEAD_DIM + unit * 16 + g + 8, high);
+    }
+    store_value(w, layer, m, head, tile * 16 + g, low);
+    store_value(w, layer, m, head, tile * 16 + g + 8, high);
+  };
+  const auto finish = [&](int unit, int i, int g, int m, float low, float high) {
+    const int head = unit / (HEAD_DIM / 16), tile = unit % (HEAD_DIM / 16);
+    if (!VALUES_APART && head >= HEADS + KV_HEADS) {
+      value(unit - (HEADS + KV_HEADS) * HEAD_DIM / 16, i, g, m, low, high);
       return;
     }
     const int d = tile * 8 + g;  // a tile of Q or K holds eight dimensions and their rotary partners
@@ -156,7 +161,13 @@ DEVICE void project_qkv(Worker& w, int layer) {
       store_key(w, layer, m, head - HEADS, d, v.x);
       store_key(w, layer, m, head - HEADS, d + HEAD_DIM / 2, v.y);
     }
-  });
+  };
+  const Span first = until(span, QK_UNITS);
+  multiply<Qkv>(w, first.low, first.high, whole, finish);
+  if constexpr (VALUES_APART) {
+    const Span second = beyond(span, QK_UNITS);
+    multiply<ValueRows>(w, second.low, second.high, whole, value);
+  }
 }
 
 // Models that normalise each head of Q and K: one warp per head, between the projection and attention.
@@ -264,7 +275,8 @@ DEVICE void load_activated(Worker& w, int first, int parts) {
         }
     }
 }
-// Waits for the previous phase.
+// Waits for the previous phase. M is what the layer's matrix is stored as; its share and its splits are those of any.
+template <class M>
 DEVICE void project_down(Worker& w) {
   constexpr int TILES = HIDDEN / 16;
   const Span span = w.spans[DOWN];
@@ -281,7 +293,7 @@ DEVICE void project_down(Worker& w) {
     if (from > span.low) compute_sync();  // the operand is no longer needed
     if (!direct) load_rows(w, w.p->activated + at, INTERMEDIATE, whole ? at : 0, parts * Down::inner, [](int) {});
     compute_sync();
-    multiply<Down>(w, from, end, [&](int unit) { return whole ? unit / TILES * Down::inner : 0; }, finish);
+    multiply<M>(w, from, end, [&](int unit) { return whole ? unit / TILES * Down::inner : 0; }, finish);
     from = end;
   }
 }

@@ -12,6 +12,14 @@ DEVICE Span share(int units, int matrix) {
   return s;
 }
 
+// The parts of a share of the QKV matrix that lie before and behind its unit `middle`.
+DEVICE Span until(const Span& s, int middle) {
+  return Span{s.low < middle ? s.low : middle, s.high < middle ? s.high : middle};
+}
+DEVICE Span beyond(const Span& s, int middle) {
+  return Span{s.low > middle ? s.low - middle : 0, s.high > middle ? s.high - middle : 0};
+}
+
 // The ring between the streaming warp and the computing ones.
 struct Place {
   int stage;
@@ -70,8 +78,7 @@ DEVICE void lend(Streamer& s) {
 }
 
 template <class M>
-DEVICE void stream(Streamer& s, const u8* matrix, int which) {
-  const Span span = s.spans[which];
+DEVICE void stream(Streamer& s, const u8* matrix, const Span& span) {
   if (M::together > 1) {
     for (int unit = span.low; unit < span.high; unit += M::together) {
       const int units = span.high - unit < M::together ? span.high - unit : M::together;

@@ -1,0 +1,232 @@
+"""An adapter file: low-rank corrections of a model's linear layers, without the model.
+
+Law: knows the file and its numbers, no engine and no torch. The file is a safetensors file whose metadata say
+which base it belongs to, what it has learned and how large it is; `up` holds the scale already, so that a
+weight's correction is up @ down. Damage and a wrong base are errors that say what to do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from keystroke.engine.checkpoint.spec import Checkpoint, ModelSpec, Progress
+from keystroke.errors import InputError, ModelDamaged
+
+PRODUCTS = ("qkv", "output", "gate_up", "down")  # of a layer; each joined as the engines join it
+_LARGEST_HEADER = 4 << 20
+# Where a weight stands in its product; the rows of one product follow each other in this order.
+_PARTS = {
+    "self_attn.q_proj": "qkv", "self_attn.k_proj": "qkv", "self_attn.v_proj": "qkv",
+    "self_attn.o_proj": "output", "mlp.gate_proj": "gate_up", "mlp.up_proj": "gate_up",
+    "mlp.down_proj": "down",
+}  # fmt: skip
+Array = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterShape:
+    layers: int
+    hidden: int
+    queries: int  # rows of the joined query, key and value weight
+    attended: int  # columns of the output weight
+    intermediate: int
+    rank: int
+    scale: float = 1.0
+
+    @classmethod
+    def of(cls, spec: ModelSpec, rank: int, scale: float = 2.0) -> AdapterShape:
+        attended = spec.heads * spec.head_dim
+        queries = attended + 2 * spec.kv_heads * spec.head_dim
+        return cls(spec.layers, spec.hidden, queries, attended, spec.intermediate, rank, scale)
+
+
+def product_sizes(shape: AdapterShape) -> tuple[tuple[int, int], ...]:
+    """Rows and columns of each product's weight, in the order of `PRODUCTS`."""
+    return (
+        (shape.queries, shape.hidden),
+        (shape.hidden, shape.attended),
+        (2 * shape.intermediate, shape.hidden),
+        (shape.hidden, shape.intermediate),
+    )
+
+
+@dataclass(frozen=True)
+class AdapterFile:
+    """`pairs`: (down [rank, in], up [out, rank]) by layer and product. `facts`: what the file says of
+    itself: `base`, `next_edit`, `fim_order`."""
+
+    shape: AdapterShape
+    pairs: Mapping[tuple[int, str], tuple[Array, Array]]
+    facts: Mapping[str, str]
+    digest: str = ""
+
+    def delta(self, layer: int, product: str) -> Array:
+        """What the product's weight is changed by."""
+        down, up = self.pairs[layer, product]
+        return up @ down
+
+    def check(self, spec: ModelSpec) -> None:
+        """Raises InputError where it is not made for a model of this shape."""
+        wanted = AdapterShape.of(spec, self.shape.rank, self.shape.scale)
+        if wanted != self.shape:
+            raise InputError(
+                f"the adapter is made for {self.facts.get('base', 'another model')}, which {spec.name} is "
+                "not; give it the model it belongs to"
+            )
+
+
+def write_adapter(
+    path: Path,
+    shape: AdapterShape,
+    pairs: Mapping[tuple[int, str], tuple[Array, Array]],
+    facts: Mapping[str, str],
+) -> int:
+    """Write the file in float16, the scale taken into `up`; its size in bytes."""
+    tensors: dict[str, npt.NDArray[np.float16]] = {}
+    for layer in range(shape.layers):
+        for product in PRODUCTS:
+            down, up = pairs[layer, product]
+            tensors[f"layers.{layer}.{product}.down"] = down.astype(np.float16)
+            tensors[f"layers.{layer}.{product}.up"] = (up * shape.scale).astype(np.float16)
+    header: dict[str, object] = {
+        "__metadata__": {**facts, "format": "keystroke-adapter-1", "rank": str(shape.rank)}
+    }
+    at = 0
+    for name, tensor in tensors.items():
+        header[name] = {
+            "dtype": "F16",
+            "shape": list(tensor.shape),
+            "data_offsets": [at, at + tensor.nbytes],
+        }
+        at += tensor.nbytes
+    packed = json.dumps(header).encode()
+    packed += b" " * (-len(packed) % 8)
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as stream:
+        stream.write(struct.pack("<Q", len(packed)) + packed)
+        for tensor in tensors.values():
+            stream.write(tensor.tobytes())
+    os.replace(partial, path)
+    return path.stat().st_size
+
+
+def read_adapter(path: Path) -> AdapterFile:
+    """Raises InputError where there is no such file, ModelDamaged where it is no adapter or cut short."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"the adapter {path} cannot be read ({error.strerror}); check its path") from error
+    try:
+        (size,) = struct.unpack_from("<Q", data)
+        if size > min(_LARGEST_HEADER, len(data) - 8):
+            raise ValueError("its header is longer than the file")
+        header = json.loads(data[8 : 8 + size])
+        facts = {str(k): str(v) for k, v in header.pop("__metadata__").items()}
+        if facts.get("format") != "keystroke-adapter-1":
+            raise ValueError("it does not say that it is one")
+        tensors = {name: _tensor(data, 8 + size, entry) for name, entry in header.items()}
+        return _assembled(tensors, facts, hashlib.sha256(data).hexdigest())
+    except (ValueError, KeyError, TypeError, IndexError, struct.error, AttributeError) as error:
+        raise ModelDamaged(
+            f"{path} is not an adapter of ours or is cut short ({error}); get it again"
+        ) from error
+
+
+def _tensor(data: bytes, start: int, entry: Mapping[str, object]) -> Array:
+    if entry["dtype"] != "F16":
+        raise ValueError("a tensor is not in 16 bits")
+    first, last = (int(x) for x in entry["data_offsets"])  # type: ignore[attr-defined]
+    rows, columns = (int(x) for x in entry["shape"])  # type: ignore[attr-defined]
+    if not 0 <= first <= last <= len(data) - start or last - first != 2 * rows * columns:
+        raise ValueError("a tensor lies outside the file")
+    flat = np.frombuffer(data, np.float16, rows * columns, start + first)
+    if not np.isfinite(flat).all():
+        raise ValueError("a tensor holds what is no number")
+    return flat.reshape(rows, columns).astype(np.float32)
+
+
+def _assembled(tensors: Mapping[str, Array], facts: Mapping[str, str], digest: str) -> AdapterFile:
+    layers = len(tensors) // (2 * len(PRODUCTS))
+    pairs = {
+        (layer, product): (
+            tensors[f"layers.{layer}.{product}.down"],
+            tensors[f"layers.{layer}.{product}.up"],
+        )
+        for layer in range(layers)
+        for product in PRODUCTS
+    }
+    (qkv_down, qkv_up), (out_down, _), (_, wide_up) = (pairs[0, name] for name in PRODUCTS[:3])
+    shape = AdapterShape(
+        layers, qkv_down.shape[1], len(qkv_up), out_down.shape[1], len(wide_up) // 2, len(qkv_down), 2.0
+    )
+    sizes = product_sizes(shape)
+    for (layer, product), (down, up) in pairs.items():
+        rows, columns = sizes[PRODUCTS.index(product)]
+        if down.shape != (shape.rank, columns) or up.shape != (rows, shape.rank):
+            raise ValueError(f"layer {layer}'s {product} does not fit the others")
+    return AdapterFile(shape, pairs, facts, digest)
+
+
+class AdaptedCheckpoint(Checkpoint):
+    """A model with an adapter in its weights, for an engine that keeps weights of its own in memory: nothing
+    is written. Costs what a second model costs there."""
+
+    def __init__(self, base: Checkpoint, adapter: AdapterFile) -> None:
+        """Raises InputError where the adapter is not made for the base."""
+        adapter.check(base.spec)
+        self.spec, self._base, self._adapter = base.spec, base, adapter
+
+    def tensor(self, name: str) -> Array:
+        delta = self._delta(name)
+        plain = self._base.tensor(name)
+        return plain if delta is None else plain + delta
+
+    def raw(self, name: str) -> tuple[npt.NDArray[np.generic], str]:
+        delta = self._delta(name)
+        return self._base.raw(name) if delta is None else (self._base.tensor(name) + delta, "F32")
+
+    def storage(self, name: str) -> str:
+        return self._base.storage(name) if self._product(name) is None else "F32"
+
+    def fingerprint(self) -> str:
+        return hashlib.sha256((self._base.fingerprint() + self._adapter.digest).encode()).hexdigest()
+
+    def verify(self, progress: Progress | None = None) -> str:
+        return self._base.verify(progress)
+
+    def close(self) -> None:
+        self._base.close()
+
+    @staticmethod
+    def _product(name: str) -> str | None:
+        """The product of a layer that a weight belongs to; None where the adapter adds nothing to it."""
+        parts = name.split(".")
+        inside = parts[:2] == ["model", "layers"] and parts[-1] == "weight"
+        return _PARTS.get(".".join(parts[3:-1])) if inside else None
+
+    def _delta(self, name: str) -> Array | None:
+        """What the adapter adds to a weight; None where that is nothing."""
+        product = self._product(name)
+        if product is None:
+            return None
+        parts = name.split(".")
+        part = ".".join(parts[3:-1])
+        spec = self.spec
+        keys, queries = spec.kv_heads * spec.head_dim, spec.heads * spec.head_dim
+        sizes = {"self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": keys}
+        rows = {
+            "qkv": sizes,
+            "gate_up": {"mlp.gate_proj": spec.intermediate, "mlp.up_proj": spec.intermediate},
+        }.get(product, {part: spec.hidden})
+        first = sum(size for other, size in rows.items() if list(rows).index(other) < list(rows).index(part))
+        down, up = self._adapter.pairs[int(parts[2]), product]
+        return up[first : first + rows[part]] @ down

@@ -1,0 +1,217 @@
+"""Weights of a GGUF file as codes, scales and offsets, read on the device, without rounding any of them.
+
+Law: bytes in, tensors out; knows GGUF's block types and which packed format holds which, no kernel and no
+model. A weight is `scale * code + offset`; where a type has no minima the offset is `-zero * scale` for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from keystroke.engine.checkpoint.ggml_types import STORAGE_TYPES
+from keystroke.engine.checkpoint.spec import EMBEDDING, HEAD, Checkpoint, ModelSpec
+from keystroke.engine.cuda.plan import (
+    BLOCK_BYTES,
+    EIGHT,
+    EIGHT_OFFSET,
+    FOUR,
+    SIX,
+    SIX_OFFSET,
+    Formats,
+    Precision,
+)
+from keystroke.errors import UnsupportedModel
+
+Wanted = Precision | Literal["auto"]
+GROUP = 16  # columns to a scale, however many a type has
+
+
+@dataclass(frozen=True)
+class Codes:
+    """Rows of one matrix: uint8 `codes` [rows, columns], float32 `scales` and `offsets` [rows, columns / 16];
+    `zero` is the code that stands for 0 where a type has no offsets of its own."""
+
+    codes: Tensor
+    scales: Tensor
+    offsets: Tensor
+    zero: int | None
+
+    def weights(self) -> Tensor:
+        """float32 [rows, columns]: what the blocks stand for."""
+        grouped = self.codes.view(*self.scales.shape, GROUP).float()
+        return (grouped * self.scales[..., None] + self.offsets[..., None]).view(self.codes.shape)
+
+
+# Types, and the narrowest codes that hold each: SIX and EIGHT only where zero is a code.
+_FITS: dict[int, frozenset[str]] = {
+    FOUR: frozenset({"Q4_0", "Q4_1", "Q4_K"}),
+    SIX: frozenset({"Q4_0", "Q5_0", "Q6_K"}),
+    SIX_OFFSET: frozenset({"Q4_0", "Q4_1", "Q4_K", "Q5_0", "Q5_1", "Q5_K", "Q6_K"}),
+    EIGHT: frozenset({"Q4_0", "Q5_0", "Q6_K", "Q8_0"}),
+    EIGHT_OFFSET: frozenset({"Q4_0", "Q4_1", "Q4_K", "Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0"}),
+}
+STORED_TYPES = _FITS[EIGHT_OFFSET]
+
+
+def format_for(types: Collection[str]) -> int | None:
+    """The smallest packed format that holds matrices of all these types; None where one is not kept as it is
+    stored."""
+    fitting = [each for each, held in _FITS.items() if held >= set(types)]
+    return min(fitting, key=lambda each: BLOCK_BYTES[each], default=None)
+
+
+def stored_formats(checkpoint: Checkpoint) -> Formats | None:
+    """How a model's matrices are kept as stored; None where some matrix is not of such a type."""
+    spec = checkpoint.spec
+
+    def types(name: str) -> list[str]:
+        return [checkpoint.storage(f"model.layers.{n}.{name}.weight") for n in range(spec.layers)]
+
+    down = types("mlp.down_proj")
+    query_key = format_for([*types("self_attn.q_proj"), *types("self_attn.k_proj")])
+    value = format_for(types("self_attn.v_proj"))
+    output = format_for(types("self_attn.o_proj"))
+    gate_up = format_for([*types("mlp.gate_proj"), *types("mlp.up_proj")])
+    head = format_for([checkpoint.storage(EMBEDDING if spec.tied else HEAD)])
+    if query_key is None or value is None or output is None or gate_up is None or head is None:
+        return None
+    if format_for(down) is None or format_for([checkpoint.storage(EMBEDDING)]) is None:
+        return None
+    # The narrowest format of any layer, and one that holds all layers that do not fit in it.
+    narrow = min((format_for([each]) or EIGHT_OFFSET for each in down), key=lambda each: BLOCK_BYTES[each])
+    wide_layers = frozenset(layer for layer, each in enumerate(down) if each not in _FITS[narrow])
+    wide = (format_for([down[layer] for layer in wide_layers]) if wide_layers else None) or narrow
+    return Formats(query_key, value, output, gate_up, narrow, head, wide, wide_layers)
+
+
+def chosen(checkpoint: Checkpoint, wanted: Wanted) -> tuple[Precision, Formats | None]:
+    """The precision that is meant by `wanted`, and what stored matrices are packed as. "auto" keeps files of
+    four bits as they are stored, which costs nothing and reads a third of the bytes; others run in 16 bits.
+    Raises UnsupportedModel where matrices are to be kept as stored and some cannot be."""
+    if wanted != "auto" and wanted != "stored":
+        return wanted, None
+    formats = stored_formats(checkpoint)
+    if formats is not None and (wanted == "stored" or formats.gate_up == FOUR):
+        return "stored", formats
+    if wanted == "stored":
+        raise UnsupportedModel(
+            f"{checkpoint.spec.name} has matrices that are not of a stored type "
+            f"({', '.join(sorted(STORED_TYPES))}); set model.precision to int8, or to auto for 16 bits"
+        )
+    return "bf16", None
+
+
+def usual_formats(spec: ModelSpec) -> Formats:
+    """Those of a file of four bits as they are usually made (Q4_K_M): six bits for the head and, in half of
+    the layers, for values and the down projection."""
+    layers = frozenset(range(0, spec.layers, 2))
+    return Formats(FOUR, SIX_OFFSET, FOUR, FOUR, FOUR, SIX, wide=SIX, wide_layers=layers)
+
+
+def codes_of(stored: Tensor, kind: str) -> Codes:
+    """The rows of one matrix, `stored` [rows, bytes] of GGUF's type `kind`."""
+    codes, scales, offsets, zero = _READERS[kind](stored.view(stored.shape[0], -1, _SIZES[kind]))
+    rows, columns = stored.shape[0], codes[0].numel()
+
+    def grouped(each: Tensor) -> Tensor:
+        each = each.reshape(rows, -1)
+        return each.repeat_interleave(columns // GROUP // each.shape[1], 1)
+
+    scales = grouped(scales)
+    offsets = -zero * scales if zero is not None else grouped(offsets)
+    return Codes(codes.reshape(rows, columns), scales, offsets, zero)
+
+
+_Read = tuple[Tensor, Tensor, Tensor, int | None]
+
+
+def _q4_0(block: Tensor) -> _Read:
+    scale = _half(block, 0)
+    return _lower_then_upper(block[..., 2:]), scale, scale, 8
+
+
+def _q4_1(block: Tensor) -> _Read:
+    return _lower_then_upper(block[..., 4:]), _half(block, 0), _half(block, 2), None
+
+
+def _q5_0(block: Tensor) -> _Read:
+    scale = _half(block, 0)
+    return _with_fifth_bits(block[..., 6:], block[..., 2:6]), scale, scale, 16
+
+
+def _q5_1(block: Tensor) -> _Read:
+    return _with_fifth_bits(block[..., 8:], block[..., 4:8]), _half(block, 0), _half(block, 2), None
+
+
+def _q8_0(block: Tensor) -> _Read:
+    scale = _half(block, 0)
+    return block[..., 2:] ^ 0x80, scale, scale, 128
+
+
+def _q4_k(unit: Tensor) -> _Read:
+    scale, minimum = _six_bit_scales(unit)
+    return _pairs_of_blocks(unit[..., 16:]), scale, -minimum, None
+
+
+def _q5_k(unit: Tensor) -> _Read:
+    scale, minimum = _six_bit_scales(unit)
+    places = torch.arange(8, dtype=torch.uint8, device=unit.device)[:, None]
+    fifth = (unit[..., None, 16:48] >> places) & 1
+    return _pairs_of_blocks(unit[..., 48:]) | (fifth << 4), scale, -minimum, None
+
+
+def _q6_k(unit: Tensor) -> _Read:
+    low = unit[..., :128].reshape(*unit.shape[:-1], 2, 2, 32)  # half, piece, weight
+    high = unit[..., 128:192].reshape(*unit.shape[:-1], 2, 1, 32)
+    four = torch.cat((low & 15, low >> 4), -2)
+    places = torch.tensor([[0], [2], [4], [6]], dtype=torch.uint8, device=unit.device)
+    two = (high >> places) & 3
+    scale = _half(unit, 208) * unit[..., 192:208].contiguous().view(torch.int8).float()
+    return four | (two << 4), scale, scale, 32
+
+
+_READERS: dict[str, Callable[[Tensor], _Read]] = {
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+}
+_SIZES = {known.name: known.block_bytes for known in STORAGE_TYPES.values()}
+
+
+def _half(block: Tensor, at: int) -> Tensor:
+    """The half-precision number at byte `at` of every block, [rows, blocks, 1]."""
+    return block[..., at : at + 2].contiguous().view(torch.float16).float()
+
+
+def _lower_then_upper(codes: Tensor) -> Tensor:
+    return torch.cat((codes & 15, codes >> 4), -1)
+
+
+def _with_fifth_bits(codes: Tensor, fifth: Tensor) -> Tensor:
+    places = torch.arange(8, dtype=torch.uint8, device=codes.device)
+    bits = ((fifth[..., None] >> places) & 1).flatten(-2)
+    return _lower_then_upper(codes) | (bits << 4)
+
+
+def _pairs_of_blocks(codes: Tensor) -> Tensor:
+    """Eight blocks of 32 from 128 bytes: each 32 hold one in their lower and one in their upper halves."""
+    pairs = codes.reshape(*codes.shape[:-1], 4, 1, 32)
+    return torch.cat((pairs & 15, pairs >> 4), -2).reshape(*codes.shape[:-1], 8, 32)
+
+
+def _six_bit_scales(unit: Tensor) -> tuple[Tensor, Tensor]:
+    """Scale and minimum of each of a unit's eight blocks: 6-bit multiples of two half-precision numbers."""
+    a, b, c = unit[..., 4:8], unit[..., 8:12], unit[..., 12:16]
+    scales = torch.cat((a & 63, (c & 15) | (a >> 6) << 4), -1)
+    minima = torch.cat((b & 63, (c >> 4) | (b >> 6) << 4), -1)
+    return _half(unit, 0) * scales.float(), _half(unit, 2) * minima.float()

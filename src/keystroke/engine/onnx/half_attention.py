@@ -1,0 +1,46 @@
+"""Attention by our own operator, over keys and values in half precision.
+
+Law: knows one operator and what a graph asks for because of it, nothing of how matrices are stored. Keys and
+values are appended in place, and a row's result depends on nothing but the tokens before it: no padding.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+
+from keystroke.engine.onnx.graph import MICROSOFT, Builder
+
+OURS = "keystroke"
+
+
+class HalfBuilder(Builder):
+    """Converted matrices, read by the runtime's operators; attention by ours."""
+
+    domains = (MICROSOFT, OURS)
+    returns_kv = False
+    padding = 0
+
+    @property
+    def kv(self) -> type[np.float16]:
+        return np.float16
+
+    @property
+    def rotation(self) -> type[np.float32]:
+        return np.float32
+
+    def _attend(self, layer: int, name: str, qkv: str) -> str:
+        spec = self.spec
+        return self._node(
+            "HalfAttention",
+            [qkv, *self._rope(layer), f"key.{layer}", f"value.{layer}", "last"],
+            [f"{name}.out"],
+            domain=OURS,
+            heads=spec.heads,
+            kv_heads=spec.kv_heads,
+            scale=spec.query_scale,
+            window=spec.window if layer in spec.windowed else 0,
+        )[0]
+
+    def _further_inputs(self) -> list[onnx.ValueInfoProto]:
+        return []

@@ -1,0 +1,191 @@
+"""Weights as a file stores them, multiplied by the kernel: against float64 of those very weights."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from cuda_emulator import EmulatedLauncher
+from cuda_models import CPU, tiny_spec, tiny_tensors
+from torch import Tensor
+
+from keystroke.engine.base import Sampling
+from keystroke.engine.checkpoint.spec import EMBEDDING, HEAD, ModelSpec, tensor_shapes
+from keystroke.engine.cuda.code_packing import fitted
+from keystroke.engine.cuda.engine import CudaEngine
+from keystroke.engine.cuda.packing import pack, plain_order, unpack
+from keystroke.engine.cuda.plan import (
+    EIGHT,
+    EIGHT_OFFSET,
+    FOUR,
+    SHARED_BYTES,
+    SIX,
+    SIX_OFFSET,
+    Formats,
+    Matrix,
+    Plan,
+)
+from keystroke.engine.cuda.reference import forward
+from keystroke.engine.cuda.stored import Codes, chosen, codes_of, format_for, usual_formats
+from keystroke.engine.cuda.weights import build_weights, random_weights
+from keystroke.errors import UnsupportedModel
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "checkpoint"))
+from stored_models import KINDS, random_blocks, widened
+
+PROBE = Sampling(logprobs=0)
+Choice = Callable[[str], str]  # the type of a matrix by its name
+
+
+def in_file(spec: ModelSpec, kind_of: Choice) -> tuple[dict[str, Tensor], dict[str, Tensor | Codes]]:
+    """A tiny model whose matrices are random blocks: what they stand for, and what a source gives."""
+    truth: dict[str, Tensor] = {}
+    given: dict[str, Tensor | Codes] = {}
+    for seed, (name, shape) in enumerate(tensor_shapes(spec).items()):
+        if len(shape) != 2:
+            truth[name] = given[name] = tiny_tensors(spec)[name].float()
+            continue
+        kind = kind_of(name)
+        blocks = random_blocks(kind, *shape, deviation=shape[1] ** -0.5, seed=seed)
+        truth[name] = torch.from_numpy(widened(kind, blocks))
+        given[name] = codes_of(torch.from_numpy(blocks), kind)
+    truth[EMBEDDING] = truth[EMBEDDING].to(torch.bfloat16).double()  # what is looked up, the engine keeps so
+    return truth, given
+
+
+def mixed(name: str) -> str:
+    """As files of four bits are made: more bits for the head and, in some layers, for V and down."""
+    more = name == HEAD or (".1." in name and ("v_proj" in name or "down_proj" in name))
+    return "Q6_K" if more else "Q4_K"
+
+
+MIXED = Formats(FOUR, SIX_OFFSET, FOUR, FOUR, FOUR, SIX, wide=SIX, wide_layers=frozenset({1}))
+
+
+def engine_of(spec: ModelSpec, formats: Formats, given: dict[str, Tensor | Codes]) -> CudaEngine:
+    weights = build_weights(Plan(spec, "stored", 2, stored=formats), lambda name, _: given[name], CPU)
+    return CudaEngine(weights, EmulatedLauncher(weights.plan), 2048)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_codes_stand_for_what_the_file_means(kind: str) -> None:
+    blocks = random_blocks(kind, 5, 512)
+    assert torch.equal(
+        codes_of(torch.from_numpy(blocks), kind).weights().double(), torch.from_numpy(widened(kind, blocks))
+    )
+
+
+@pytest.mark.parametrize("split", [1, 2])
+@pytest.mark.parametrize(
+    ("kind", "packed"),
+    [
+        *((kind, format_for({kind})) for kind in KINDS),
+        ("Q4_K", SIX_OFFSET),
+        ("Q6_K", EIGHT),
+        ("Q5_K", EIGHT_OFFSET),
+    ],
+)
+def test_packed_codes_come_back_rounded_once(kind: str, packed: int, split: int) -> None:
+    blocks = random_blocks(kind, 32, 512)
+    truth = torch.from_numpy(widened(kind, blocks)).float()
+    matrix = Matrix(2, split, 512 // split, packed)
+    body = pack(fitted(codes_of(torch.from_numpy(blocks), kind), packed), None, plain_order(32), matrix)
+    assert body.numel() == matrix.bytes
+    found = unpack(body, None, matrix, 32)
+    assert found.dtype == torch.bfloat16
+    # bf16 alone may be off by 2**-8 of a weight; the kernel's 11 bits add 2**-9 of the group's largest.
+    room = truth.abs() * 2**-8 + truth.abs().view(32, -1, 16).amax(2).repeat_interleave(16, 1) * 2**-9
+    assert bool(((found.float() - truth).abs() <= room).all())
+
+
+def test_logits_are_those_of_the_stored_weights() -> None:
+    spec = replace(tiny_spec("qwen2", tied=False), hidden=256, intermediate=512, vocab_size=72)
+    truth, given = in_file(spec, mixed)
+    prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    with engine_of(spec, MIXED, given) as engine:
+        with engine.session() as session:
+            session.extend(prompt)
+            session.step(sampling=PROBE)
+            together = engine._stepper.logits[8].clone()
+        with engine.session() as session:
+            session.extend(prompt[:8])
+            session.step(sampling=PROBE)
+            session.extend(prompt)
+            session.step(sampling=PROBE)
+            alone = engine._stepper.logits[0].clone()
+    assert torch.equal(alone, together)
+    exact = forward(spec, truth.__getitem__, prompt, torch.float64)[-1]
+    assert (alone - exact).norm() / exact.norm() < 0.006  # bf16 keys and values are most of it
+
+
+def test_every_format_is_multiplied_as_stored() -> None:
+    spec = replace(tiny_spec("llama", layers=1, tied=False), hidden=256, intermediate=512, vocab_size=72)
+    kinds = {"q_proj": "Q5_K", "k_proj": "Q6_K", "v_proj": "Q4_1", "o_proj": "Q8_0", "down_proj": "Q5_0"}
+    truth, given = in_file(spec, lambda name: kinds.get(name.split(".")[-2], "Q5_1"))
+    formats = Formats(SIX_OFFSET, EIGHT_OFFSET, EIGHT, SIX_OFFSET, SIX, EIGHT_OFFSET, wide=SIX)
+    with engine_of(spec, formats, given) as engine, engine.session() as session:
+        session.extend([1, 2, 3])
+        session.step(sampling=PROBE)
+        logits = engine._stepper.logits[2].clone()
+    exact = forward(spec, truth.__getitem__, [1, 2, 3], torch.float64)[-1]
+    assert (logits - exact).norm() / exact.norm() < 0.006
+
+
+def test_types_choose_the_narrowest_format_that_holds_them() -> None:
+    assert format_for({"Q4_K"}) == FOUR
+    assert format_for({"Q6_K"}) == SIX
+    assert format_for({"Q4_K", "Q6_K"}) == SIX_OFFSET
+    assert format_for({"Q8_0", "Q6_K"}) == EIGHT
+    assert format_for({"Q8_0", "Q4_K"}) == EIGHT_OFFSET
+    assert format_for({"Q4_K", "F16"}) is None
+
+
+class Stored:
+    """A checkpoint that says only what its matrices are stored as."""
+
+    def __init__(self, kind_of: Choice, layers: int = 2) -> None:
+        self.spec = tiny_spec("qwen2", layers=layers, tied=False)
+        self.storage = kind_of
+
+
+def test_auto_keeps_files_of_four_bits_and_widens_others() -> None:
+    assert chosen(Stored(mixed), "auto") == ("stored", MIXED)  # type: ignore[arg-type]
+    assert chosen(Stored(lambda _: "Q8_0"), "auto") == ("bf16", None)  # type: ignore[arg-type]
+    assert chosen(Stored(lambda _: "F16"), "auto") == ("bf16", None)  # type: ignore[arg-type]
+    assert chosen(Stored(mixed), "int8") == ("int8", None)  # type: ignore[arg-type]
+    with pytest.raises(UnsupportedModel, match=r"set model\.precision to int8"):
+        chosen(Stored(lambda _: "BF16"), "stored")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("hidden", "heads", "kv_heads", "intermediate"), [(1536, 12, 2, 8960), (3584, 28, 4, 18944)]
+)
+def test_plans_of_stored_weights_fit_shared_memory(
+    hidden: int, heads: int, kv_heads: int, intermediate: int
+) -> None:
+    spec = replace(
+        tiny_spec(layers=28),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=128,
+        intermediate=intermediate,
+    )
+    plan = Plan(spec, "stored", 132, stored=usual_formats(spec))
+    assert plan.max_rows >= 16
+    assert plan.stage_bytes(1) >= plan.gate_up.unit_bytes  # parts of it cost more than stages
+    for bucket in plan.buckets:
+        assert bucket.ring_offset + bucket.stages * plan.stage_bytes(bucket.tiles_n) <= SHARED_BYTES
+
+
+def test_random_codes_of_the_usual_formats_make_a_model() -> None:
+    spec = replace(tiny_spec("qwen2", tied=True), hidden=256, intermediate=512, vocab_size=72)
+    weights = random_weights(spec, "stored", CPU, 2)
+    assert weights.plan.layer(0)["down"].format == SIX
+    for layer in range(spec.layers):
+        down = weights.dense(layer).down.float()
+        assert 0.5 < float(down.std()) * 512**0.5 < 2
