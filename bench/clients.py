@@ -1,14 +1,14 @@
 """The real Codex CLI, opencode and aider over a small model: how much of what they ask is done.
 
 Regime: twenty small tasks of our own (fix, rename, add, delete, create; `client_rows/tasks.py`), each in a
-fresh folder, each client unchanged and in its usual mode, one task at a time, greedy. A task is done when its
-files and tests say so. A turn is one answer of the model; of those that call a tool, or try to, the
-well-formed ones became a call that the client could read. aider calls no tools: its turns are well formed
-when it found an edit to apply. The ceiling is the model: one of 1.5 billion parameters fails some tasks
-however it is held.
+fresh folder, each client unchanged and in its usual mode, greedy, `--parallel` tasks at a time over one
+server. A task is done when its files and tests say so. A turn is one answer of the model; of those that call
+a tool, or try to, the well-formed ones became a whole call that the client could read. aider calls no tools:
+its turns are well formed when it found an edit to apply. The ceiling is the model: one of 1.5 billion
+parameters fails some tasks however it is held.
 
     python -m bench.clients --model coder.gguf                       # on this machine's engine
-    python -m bench.clients --model coder.gguf --engine cuda         # on a GPU
+    python -m bench.clients --model coder.gguf --engine cuda --parallel 12 --save results.jsonl
     python -m bench.clients --model coder.gguf --clients codex --tasks 3 --declarations full
 """
 
@@ -21,9 +21,13 @@ import shutil
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +42,8 @@ from keystroke.gateway.app import Gateway, uvicorn_config
 from keystroke.gateway.work.registry import Registry, local_entry
 from keystroke.protocol.items import CustomToolCall, FunctionCall, Message
 
+_PART = "/bench-task/"  # of a path: whose request it is
+_WHOSE: ContextVar[str] = ContextVar("whose", default="")
 _TRIED = ("<tool_call>", '"arguments"', "*** Begin Patch", "<function=")  # text that was meant as a call
 
 
@@ -45,14 +51,18 @@ _TRIED = ("<tool_call>", '"arguments"', "*** Begin Patch", "<function=")  # text
 class Turn:
     """One answer of the model."""
 
-    calls: int
+    calls: list[tuple[str, str]]  # each by its name and what it was called with
     text: str
     seconds: float
     tokens: int
+    read: int  # tokens of the prompt
+    ended: str  # how, and why
 
     @property
     def tried(self) -> bool:
-        return self.calls > 0 or any(mark in self.text for mark in _TRIED)
+        """Whether it was meant as a call; one that the client broke off says nothing."""
+        meant = bool(self.calls) or any(mark in self.text for mark in _TRIED)
+        return meant and not self.ended.startswith("cancelled")
 
 
 @dataclass
@@ -63,37 +73,71 @@ class Result:
     seconds: float
     turns: list[Turn] = field(default_factory=list)
     applied: bool = False
+    said: str = ""
+    left: dict[str, str] = field(default_factory=dict)  # the files as they are afterwards
 
 
 class Listener:
-    """Hears every answer of the gateway, at the place where it is written for a client."""
+    """Hears every answer of the gateway, at the place where it is written for a client; tells tasks apart by
+    the path that their client was given."""
 
     def __init__(self) -> None:
-        self.turns: list[Turn] = []
-        responses, chats = ResponseSerializer.ended, ChatSerializer.ended
+        self.turns: defaultdict[str, list[Turn]] = defaultdict(list)
+        self._owner: dict[str, str] = {}  # of an answer, by its id
+        for kind in (ResponseSerializer, ChatSerializer):
+            self._hear(kind)
 
-        def ended(serializer: ResponseSerializer, outcome: Any) -> list[Any]:
-            events = responses(serializer, outcome)
-            output = serializer.response.output
-            calls = sum(isinstance(item, FunctionCall | CustomToolCall) for item in output)
-            text = "".join(p.text for item in output if isinstance(item, Message) for p in item.content)
-            self._heard(calls, text, outcome)
+    def _hear(self, kind: type[Any]) -> None:
+        begin, end = kind.__init__, kind.ended
+
+        def begun(serializer: Any, *given: Any, **named: Any) -> None:
+            begin(serializer, *given, **named)
+            self._owner[serializer.id] = _WHOSE.get()
+
+        def ended(serializer: Any, outcome: Any) -> Any:
+            events = end(serializer, outcome)
+            calls, text = _answer(serializer)
+            paid = outcome.receipt
+            why = f"{outcome.status} {outcome.finish} {outcome.error or ''}".strip()
+            turn = Turn(calls, text, paid.total_ms / 1e3, paid.output_tokens, paid.input_tokens, why)
+            self.turns[self._owner.pop(serializer.id, "")].append(turn)
             return events
 
-        def chat_ended(serializer: ChatSerializer, outcome: Any) -> list[Any]:
-            events = chats(serializer, outcome)
-            assert serializer.body is not None
-            message = serializer.body.choices[0].message
-            calls = message.tool_calls if isinstance(message.tool_calls, list) else []
-            self._heard(len(calls), message.content or "", outcome)
-            return events
+        kind.__init__, kind.ended = begun, ended
 
-        ResponseSerializer.ended = ended  # type: ignore[method-assign, assignment]
-        ChatSerializer.ended = chat_ended  # type: ignore[method-assign, assignment]
 
-    def _heard(self, calls: int, text: str, outcome: Any) -> None:
-        paid = outcome.receipt
-        self.turns.append(Turn(calls, text, paid.total_ms / 1e3, paid.output_tokens))
+def _answer(serializer: ResponseSerializer | ChatSerializer) -> tuple[list[tuple[str, str]], str]:
+    """What a whole answer calls, and what it says."""
+    calls: list[tuple[str, str]] = []
+    if isinstance(serializer, ChatSerializer):
+        assert serializer.body is not None
+        message = serializer.body.choices[0].message
+        asked = message.tool_calls if isinstance(message.tool_calls, list) else []
+        calls += [(call.function.name or "", call.function.arguments) for call in asked]
+        return calls, message.content or ""
+    text = ""
+    for item in serializer.response.output:
+        if isinstance(item, FunctionCall):
+            calls.append((item.name, item.arguments))
+        elif isinstance(item, CustomToolCall):
+            calls.append((item.name, item.input))
+        elif isinstance(item, Message):
+            text += "".join(part.text for part in item.content)
+    return calls, text
+
+
+def parted(app: Any) -> Any:
+    """The gateway, under as many paths as there are tasks."""
+
+    async def asked(scope: Any, receive: Any, send: Any) -> None:
+        path = scope.get("path", "")
+        if path.startswith(_PART):
+            whose, _, rest = path[len(_PART) :].partition("/")
+            _WHOSE.set(whose)
+            scope = {**scope, "path": f"/{rest}", "raw_path": f"/{rest}".encode()}
+        await app(scope, receive, send)
+
+    return asked
 
 
 @contextmanager
@@ -102,6 +146,7 @@ def serving(model: Path, settings: Settings) -> Iterator[str]:
     loaded = load_model(model, settings)
     gateway = Gateway(Registry([local_entry("small", loaded)]), settings)
     config = uvicorn_config(gateway)
+    config.app = parted(config.app)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
     thread.start()
@@ -114,18 +159,27 @@ def serving(model: Path, settings: Settings) -> Iterator[str]:
         thread.join(30)
 
 
+_NUMBERS = count(1)
+
+
 def attempt(program: Program, task: Task, url: str, listener: Listener, limit: float) -> Result:
     folder = Path(tempfile.mkdtemp(prefix="keystroke-task-"))
+    whose = str(next(_NUMBERS))
     try:
         for path, text in task.files.items():
             (folder / path).write_text(text)
-        listener.turns = []
         began = time.perf_counter()
-        ran = program.do(url, folder, task.prompt, limit)
+        ran = program.do(f"{url}{_PART}{whose}", folder, task.prompt, limit)
         seconds = time.perf_counter() - began
+        left = {
+            str(path.relative_to(folder)): path.read_text(errors="replace")[:2000]
+            for path in sorted(folder.rglob("*"))
+            if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+        }
         done = _holds(task, folder)
         applied = "Applied edit" in ran.said
-        return Result(task, done, ran.in_time, seconds, listener.turns, applied)
+        turns = listener.turns.pop(whose, [])
+        return Result(task, done, ran.in_time, seconds, turns, applied, ran.said, left)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -142,7 +196,7 @@ def well_formed(program: str, results: Sequence[Result]) -> tuple[int, int]:
     if program == "aider":
         return len(results), sum(r.applied for r in results)
     turns = [turn for result in results for turn in result.turns if turn.tried]
-    return len(turns), sum(turn.calls > 0 for turn in turns)
+    return len(turns), sum(bool(turn.calls) and turn.ended.startswith("completed") for turn in turns)
 
 
 def main() -> None:
@@ -155,6 +209,8 @@ def main() -> None:
     parser.add_argument("--clients", nargs="*", default=list(PROGRAMS), choices=list(PROGRAMS))
     parser.add_argument("--tasks", type=int, default=len(TASKS), help="how many of them")
     parser.add_argument("--only", nargs="*", help="tasks by name")
+    parser.add_argument("--parallel", type=int, default=1, help="tasks at a time")
+    parser.add_argument("--save", type=Path, help="a file for what was asked, called, said and left")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds for one task")
     parser.add_argument("--declarations", default="auto", choices=("auto", "full", "short"))
     for name in PROGRAMS:
@@ -172,29 +228,53 @@ def main() -> None:
     tasks = [t for t in TASKS if not asked.only or t.name in asked.only][: asked.tasks]
     listener = Listener()
     figures: dict[str, Any] = {"tasks": len(tasks), "declarations": asked.declarations}
-    with serving(asked.model, settings) as url:
+    with serving(asked.model, settings) as url, ThreadPoolExecutor(asked.parallel) as pool:
         for name in asked.clients:
             program = PROGRAMS[name](getattr(asked, name))
-            results = []
-            for task in tasks:
+
+            def one(task: Task, program: Program = program, name: str = name) -> Result:
                 result = attempt(program, task, url, listener, asked.limit)
-                results.append(result)
                 _show(name, result, asked.verbose)
+                if asked.save is not None:
+                    _save(asked.save, name, result)
+                return result
+
+            began = time.perf_counter()
+            results = list(pool.map(one, tasks))
             tried, formed = well_formed(name, results)
             figures[f"{name}_tasks_done"] = sum(r.done for r in results) / len(results)
             figures[f"{name}_well_formed"] = formed / tried if tried else None
             figures[f"{name}_turns"] = sum(len(r.turns) for r in results)
+            figures[f"{name}_seconds"] = time.perf_counter() - began
+            print(json.dumps({key: value for key, value in figures.items() if key.startswith(name)}))
     print(json.dumps(figures))
 
 
 def _show(name: str, result: Result, verbose: bool) -> None:
-    turns, calls = len(result.turns), sum(t.calls for t in result.turns)
+    turns, calls = len(result.turns), sum(len(t.calls) for t in result.turns)
     state = "done" if result.done else "not done" if result.in_time else "out of time"
     task, spent = result.task, f"{result.seconds:7.1f} s"
-    print(f"{name:9} {task.kind:7} {task.name:18} {state:12} {turns:3} turns {calls:3} calls {spent}")
+    counted = f"{turns:3} turns {calls:3} calls {spent}"
+    print(f"{name:9} {task.kind:7} {task.name:18} {state:12} {counted}", flush=True)
     if verbose:
         for turn in result.turns:
-            print(f"    {turn.calls} calls, {turn.tokens} tokens, {turn.seconds:.1f} s: {turn.text[:300]!r}")
+            spent = f"{turn.tokens} tokens, {turn.seconds:.1f} s"
+            print(f"    {turn.calls} {spent}: {turn.text[:300]!r}")
+
+
+def _save(path: Path, name: str, result: Result) -> None:
+    row = {
+        "client": name,
+        "task": result.task.name,
+        "done": result.done,
+        "in_time": result.in_time,
+        "seconds": round(result.seconds, 2),
+        "turns": [asdict(turn) for turn in result.turns],
+        "left": result.left,
+        "said": "" if result.done else result.said[-6000:],
+    }
+    with path.open("a") as file:  # one write, so that lines of parallel tasks do not mix
+        file.write(json.dumps(row) + "\n")
 
 
 if __name__ == "__main__":

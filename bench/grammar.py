@@ -37,6 +37,7 @@ import numpy as np
 from keystroke.assist.tool_calls.forms import call_form
 from keystroke.assist.tool_calls.grammar import calls_constraint
 from keystroke.assist.tool_calls.tools import Offered, short_toolset, whole_toolset
+from keystroke.assist.tool_calls.usable import Bounds
 from keystroke.config import load_settings
 from keystroke.engine.base import Engine, EngineStats, Interrupt, Mask, ModelInfo, Sampling, Session
 from keystroke.engine.checkpoint.huggingface import configured_spec
@@ -119,21 +120,21 @@ def rows(model: Model) -> list[Row]:
             fix,
             tools,
             calls_constraint(
-                tools, form, model.tokenizer, required=True, only={"apply_patch"}, parallel=False
+                tools, form, model.tokenizer, Bounds({"apply_patch"}), required=True, parallel=False
             ),
         ),
         (
             "edit of lines read",
             fix,
             edits,
-            calls_constraint(edits, form, model.tokenizer, required=True, parallel=False, seen=seen),
+            calls_constraint(edits, form, model.tokenizer, Bounds(seen=seen), required=True, parallel=False),
         ),
         (
             "tool call",
             "Run the tests with pytest.",
             tools,
             calls_constraint(
-                tools, form, model.tokenizer, required=True, only={"exec_command"}, parallel=False
+                tools, form, model.tokenizer, Bounds({"exec_command"}), required=True, parallel=False
             ),
         ),
     ]
@@ -146,7 +147,11 @@ def rows(model: Model) -> list[Row]:
             prompt = model.chat.tokens(model.tokenizer, [{"role": "user", "content": text}], tools=specs)
         made.append(Row(name, prompt, constraint))
     free = calls_constraint(tools, form, model.tokenizer)
-    prompt = model.prompt("def fibonacci(n):\n") if model.chat is None else made[0].prompt
+    prompt = model.prompt("def fibonacci(n):\n")
+    if model.chat is not None:
+        asked = [{"role": "user", "content": "Explain what a binary search does, in five sentences."}]
+        prompt = model.chat.tokens(model.tokenizer, asked)
+        made.append(Row("tool call by choice", made[-1].prompt, free))
     made.append(Row("free text, tools on offer", prompt, free))
     return made
 
@@ -157,7 +162,8 @@ def random_model(folder: Path, precision: str) -> Model:
     from bench.cuda_rows.cuda_parts import Part
     from keystroke.engine.load import GPU_PRECISIONS
 
-    engine = Part(configured_spec(folder), (), GPU_PRECISIONS[precision]).engine()
+    chosen = GPU_PRECISIONS[precision]
+    engine = Part(configured_spec(folder), (), "bf16" if chosen == "auto" else chosen).engine()
     return Model(folder.name, engine, load_tokenizer(folder), detect_chat(folder))
 
 

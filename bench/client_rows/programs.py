@@ -45,7 +45,8 @@ class Program:
         home.mkdir(parents=True)
         try:
             command, environment = self._command(url, folder, prompt, home)
-            return _run(command, folder, {**os.environ, **environment}, limit)
+            # PWD as a shell would set it: opencode takes it for the folder it works in.
+            return _run(command, folder, {**os.environ, "PWD": str(folder), **environment}, limit)
         finally:
             shutil.rmtree(home, ignore_errors=True)
 

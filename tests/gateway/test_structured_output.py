@@ -12,7 +12,7 @@ import openai
 import pytest
 from gateway_support import RunningServer, last_user, scripted_model, serving
 
-from keystroke.config import NamedModel, Settings
+from keystroke.config import AssistSettings, NamedModel, Settings
 from keystroke.gateway.api.answer_form import AnswerForm, offered_tools, text_format, tool_choice
 from keystroke.gateway.work.registry import Registry, remote_entry
 from keystroke.protocol.items import Tool
@@ -282,6 +282,31 @@ def test_a_tool_whose_schema_cannot_be_enforced_is_still_offered(http: httpx.Cli
 
 
 # Values
+
+
+def test_both_apis_say_what_a_small_model_was_not_shown() -> None:
+    tools = [
+        {"name": name, "parameters": SCHEMA} for name in ("run_command", "read_file", "edit", "web_goal")
+    ]
+    short = AssistSettings(tool_declarations="short")
+    with (
+        serving(scripted_model(script, context_length=4000), assist=short) as running,
+        httpx.Client(base_url=running.url, timeout=30) as http,
+    ):
+        flat = [{"type": "function", **tool} for tool in tools]
+        nested = [{"type": "function", "function": tool} for tool in tools]
+        said = [{"role": "user", "content": "hello"}]
+        response = post(http, "/v1/responses", input="hello", tools=flat)
+        whole = post(http, "/v1/chat/completions", messages=said, tools=nested)
+        body = {"messages": said, "tools": nested, "stream": True}
+        with http.stream("POST", "/v1/chat/completions", json=body) as stream:
+            lines = [line[6:] for line in stream.iter_lines() if line.startswith("data: {")]
+        chunks = [json.loads(line) for line in lines]
+        plain = post(http, "/v1/chat/completions", messages=said)
+    wanted = {"tools": ["web_goal"], "blocks": []}
+    assert [response["shortened"], whole["shortened"], chunks[0]["shortened"]] == [wanted] * 3
+    assert not any("shortened" in chunk for chunk in chunks[1:])
+    assert "shortened" not in plain
 
 
 def test_tools_are_offered_flat_with_all_that_holds_them() -> None:

@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from keystroke.assist.tool_calls.forms import SPACE, CallForm, call_head
 from keystroke.assist.tool_calls.seen import within_quotes
 from keystroke.assist.tool_calls.tools import Shown, Toolset
-from keystroke.engine.grammar.constraint import Constraint, json_schema, regex_as_lark
+from keystroke.assist.tool_calls.usable import Bounds, must_look, usable_tools
+from keystroke.engine.grammar.constraint import Constraint, FreeText, json_schema, regex_as_lark
 from keystroke.engine.grammar.json_strings import in_json_string
 from keystroke.engine.tokenizer import Tokenizer
 
-_DELETES = re.compile(r"\b(delet|remov|eras|drop|rm\b|get rid)", re.IGNORECASE)
 _KEY = rf'/{SPACE},{SPACE}"(arguments|parameters)"{SPACE}:{SPACE}/'
+# In free text: all of it may yet be a bare call; its end may yet be the head of one.
+_OPENING = rf"{SPACE}`{{0,2}}(?:```[json]{{0,4}}{SPACE})?(?:\{{.*)?"
+_PENDING = rf'\{{{SPACE}(?:"(?:n(?:a(?:m(?:e(?:".*)?)?)?)?)?)?\Z'
 _BARE = rf'/{SPACE}(```(json)?{SPACE})?\{{{SPACE}"name"{SPACE}:{SPACE}"/'
 
 
@@ -29,65 +32,45 @@ def calls_constraint(
     toolset: Toolset,
     form: CallForm,
     tokenizer: Tokenizer,
+    bounds: Bounds = Bounds(),  # noqa: B008 - immutable
     *,
     required: bool = False,
     parallel: bool = True,
-    only: Collection[str] | None = None,
-    seen: Sequence[str] = (),
-    asked: str = "",
-    spent: Collection[str] = (),
     answer: Constraint | None = None,
 ) -> Constraint:
-    """What an answer may be, given the tools. `required`: nothing but calls. `only`: of these tools, by the
-    names they were offered under. `seen`: lines that grounded parameters may quote. `spent`: tools that led
-    nowhere. `answer`: what text that is no call must be. Raises GrammarError where a schema or a tool's own
-    grammar cannot be enforced."""
-    writer = _Writer(form, tokenizer, tuple(seen))
-    for shown in usable_tools(toolset, only=only, seen=seen, asked=asked, spent=spent).shown:
+    """What an answer may be, given the tools. `bounds`: what the conversation says of them. `required`:
+    nothing but calls. `answer`: what text that is no call must be. Raises GrammarError where a schema or a
+    tool's own grammar cannot be enforced."""
+    writer = _Writer(form, tokenizer, bounds)
+    look = must_look(toolset, bounds)
+    usable = usable_tools(toolset, replace(bounds, closed=bounds.closed and not required))
+    for shown in usable.shown:
         writer.add(shown)
-    if required or answer is not None:
-        writer.calls_alone(parallel, answer, required)
+    if not usable.shown:
+        return answer if answer is not None else writer.words_alone()
+    if required or look or answer is not None:
+        writer.calls_alone(parallel and not look, answer, required or look)
     else:
         writer.calls_in_text(parallel)
     return writer.constraint()
 
 
-def usable_tools(
-    toolset: Toolset,
-    *,
-    only: Collection[str] | None = None,
-    seen: Sequence[str] = (),
-    asked: str = "",
-    spent: Collection[str] = (),
-) -> Toolset:
-    """Of the tools that a model is shown, those that the constraint with the same arguments lets it call."""
-    allowed = tuple(s for s in toolset.shown if only is None or s.tool.name in only)
-    usable = tuple(s for s in allowed if _usable(s, seen, asked))
-    fresh = tuple(s for s in usable if s.tool.name not in spent)
-    return replace(toolset, shown=fresh or usable or allowed)
-
-
-def _usable(shown: Shown, seen: Sequence[str], asked: str) -> bool:
-    """Lines nobody has read cannot be replaced; a file is deleted where the user speaks of that."""
-    if shown.grounded and not seen:
-        return False
-    return not (shown.is_edit and shown.name == "delete_file") or bool(_DELETES.search(asked))
-
-
 class _Writer:
     """Writes the rules. `arguments_N` is what the Nth tool takes."""
 
-    def __init__(self, form: CallForm, tokenizer: Tokenizer, seen: tuple[str, ...]) -> None:
+    def __init__(self, form: CallForm, tokenizer: Tokenizer, bounds: Bounds) -> None:
         self._form = form
         self._tokenizer = tokenizer
-        self._seen = seen
+        self._seen = tuple(bounds.seen)
+        self._written = tuple(bounds.written)
         self._names: list[str] = []
         self._rules: list[str] = []
         self._parts: list[dict[str, Any]] = []
+        self._free: FreeText | None = None
 
     def constraint(self) -> Constraint:
         top = {"name": "answer", "lark_grammar": "\n".join(["%llguidance {}", *self._rules, ""])}
-        return Constraint(tuple(map(json.dumps, [top, *self._parts])), "tools")
+        return Constraint(tuple(map(json.dumps, [top, *self._parts])), "tools", self._free)
 
     # Tools
 
@@ -104,24 +87,33 @@ class _Writer:
             self._parts.append({"name": f"input_{number}", "lark_grammar": inside})
             return f"{_text('{' + json.dumps('input') + ': ' + QUOTE)} @input_{number} {_text(QUOTE + '}')}"
         if shown.grounded and self._seen:
-            return self._grounded(shown, number)
+            return self._in_order(shown, number)
+        if shown.is_edit and self._written:
+            return self._in_order(shown, number)
         # Arguments are an object, whatever a schema forgets to say.
         return self._schema(
             {**shown.parameters, "type": "object"}, f"schema_{number}", tool.strict, tool.name
         )
 
-    def _grounded(self, shown: Shown, number: int) -> str:
-        """Parameters in order, those that quote made of lines that were seen."""
+    def _in_order(self, shown: Shown, number: int) -> str:
+        """Parameters in order, those that quote made of lines that were seen, an edit's path not one that was
+        written."""
         terms: list[str] = []
         for place, (name, schema) in enumerate(shown.parameters["properties"].items()):
             lead = ("{" if place == 0 else ", ") + json.dumps(name) + ": "
             if name in shown.grounded:
                 terms.append(f"{_text(lead + QUOTE)} SEEN {_text(QUOTE)}")
+            elif name == "path" and shown.is_edit and self._written:
+                terms.append(f"{_text(lead + QUOTE)} FRESH {_text(QUOTE)}")
             else:
                 inner = self._schema(schema, f"schema_{number}_{place}", False, shown.name)
                 terms.append(f"{_text(lead)} {inner}")
-        if not any(rule.startswith("SEEN:") for rule in self._rules):
-            self._rules += [f"LINES: {within_quotes(self._seen)}", r"SEEN: LINES & /(?s:.+)/"]
+        if shown.grounded and not any(rule.startswith("SEEN:") for rule in self._rules):
+            # Blank lines alone say no place.
+            self._rules += [f"LINES: {within_quotes(self._seen)}", r"SEEN: LINES & ~/(\\[nrt]| )*/"]
+        if self._written and not any(rule.startswith("FRESH:") for rule in self._rules):
+            barred = "|".join(_same_file(path) for path in self._written)
+            self._rules.append(rf'FRESH: /[^"\\\x00-\x1f]+/ & ~/{barred}/')
         return " ".join([*terms, _text("}")])
 
     def _schema(self, schema: Mapping[str, Any], name: str, strict: bool, tool: str) -> str:
@@ -130,6 +122,12 @@ class _Writer:
         return f"@{name}"
 
     # Answers
+
+    def words_alone(self) -> Constraint:
+        """A sentence or two, on one line: a model that may call nothing more writes its calls down as
+        examples if it is let."""
+        self._rules.append(r"start: /[^\s{}`<>\[\]][^\n{}`<>]{0,300}/")
+        return self.constraint()
 
     def calls_alone(self, parallel: bool, answer: Constraint | None, required: bool) -> None:
         """Nothing but calls; or, with `answer` and not `required`, a text of its language."""
@@ -174,6 +172,10 @@ class _Writer:
             f"END: /{SPACE}(```)?{SPACE}/",
             r"TEXT: /(?s:.*)/",
         ]
+        mark = self._form.before.strip()
+        kind = (self._form.name, str(parallel), str(self._tokenizer.special(mark)), *self._names)
+        pending = f"{_PENDING}|{_beginnings(mark)}" if mark else _PENDING
+        self._free = FreeText(kind, _OPENING, pending, b'"name')  # no token holds a whole head and more
         alone = "unmarked END | piece END | TEXT"
         self._rules.append("start: unmarked? piece* TEXT" if parallel else f"start: {alone}")
 
@@ -203,6 +205,21 @@ QUOTE, LINE = '"', "\n"
 
 def _text(text: str) -> str:
     return json.dumps(text)
+
+
+def _beginnings(mark: str) -> str:
+    """The pattern of a text's end that may be the beginning of `mark`, or all of it and more."""
+    parts = [re.escape(mark[:length]) for length in range(1, len(mark))]
+    return rf"(?:{'|'.join(reversed(parts))})\Z|{re.escape(mark)}.*\Z"
+
+
+def _same_file(path: str) -> str:
+    """The pattern of the ways to name a file that was named so once."""
+    named = _pattern(path.removeprefix("./"))
+    if not path.startswith("/"):
+        return rf"(.*\/)?{named}"
+    parts = path.strip("/").split("/")
+    return "|".join([named, *(rf"(\.\/)?{_pattern('/'.join(parts[n:]))}" for n in range(1, len(parts)))])
 
 
 def _pattern(text: str) -> str:

@@ -35,6 +35,11 @@ def seen_lines(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def within_quotes(lines: Iterable[str]) -> str:
-    """A Lark term: consecutive lines, perhaps none, as they stand inside a JSON string."""
-    chunks = [json.dumps(line, ensure_ascii=False)[1:-1] for line in lines]
+    """A Lark term: consecutive lines, perhaps none, as they stand inside a JSON string; the end of the last
+    may be left out."""
+    chunks: list[str] = []
+    for line in lines:
+        text = line.removesuffix("\n")
+        chunks += [json.dumps(text, ensure_ascii=False)[1:-1]] if text else []
+        chunks += [r"\n"] if line.endswith("\n") else []
     return f"%regex {json.dumps({'substring_chunks': chunks})}"

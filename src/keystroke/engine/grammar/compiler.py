@@ -41,7 +41,7 @@ def matcher_for(
     """A matcher at the beginning of `constraint`'s language. Compiles what is not kept, which takes
     milliseconds, and a second more for a tokenizer's first. Raises GrammarError or UnsupportedModel."""
     vocabulary = vocabulary_of(tokenizer, info.eos)
-    return Matcher(_compiled(constraint, vocabulary), vocabulary, may_end=may_end)
+    return Matcher(_compiled(constraint, vocabulary), vocabulary, may_end=may_end, free=constraint.free)
 
 
 def prepare(constraint: Constraint | None, tokenizer: Tokenizer, info: ModelInfo) -> None:

@@ -10,8 +10,10 @@ is still JSON, and it leaves keys and punctuation no choice, so that they need n
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from keystroke.errors import GrammarError
@@ -26,12 +28,49 @@ _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator":
 
 
 @dataclass(frozen=True, slots=True)
+class FreeText:
+    """What is known of a language whose texts are free until something begins, a call perhaps: where in free
+    text it stands depends on the end of that text alone. `opening` matches a whole text that may still be the
+    beginning of something else, `pending` the end of one that may begin something; both must match at least
+    that, as bytes. Languages of one `kind` allow the same tokens there, as long as the place does not hold
+    `begun`: from there a token may reach into what only one of them says."""
+
+    kind: tuple[str, ...]
+    opening: str
+    pending: str
+    begun: bytes
+
+    def place(self, text: bytes) -> bytes | None:
+        """A name for where the free text `text` (all of it, or its last hundreds of tokens) ends; None where
+        that is not known. Two texts of one name are followed by the same tokens."""
+        if _patterned(self.opening).fullmatch(text):
+            found = b"^" + text
+        elif _patterned(_BLANKS).search(text):
+            return None  # what is pending may have begun before
+        else:
+            match = _patterned(self.pending).search(text)
+            found = b"" if match is None else match[0]
+        return found if len(found) <= _LONGEST_PLACE else None
+
+
+_BLANKS = r"[ \t\r\n]{32}"
+_LONGEST_PLACE = 200  # bytes
+
+
+@cache
+def _patterned(pattern: str) -> re.Pattern[bytes]:
+    return re.compile(pattern.encode(), re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
 class Constraint:
     """A language. `parts` are the compiler's grammars as JSON, the first of which is the whole.
-    `origin` is what the caller calls it ("text.format.schema"); errors name it."""
+    `origin` is what the caller calls it ("text.format.schema"); errors name it. `free`: what masks in free
+    text may be remembered by."""
 
     parts: tuple[str, ...]
     origin: str = field(default="grammar", compare=False)
+    free: FreeText | None = field(default=None, compare=False)
 
     @property
     def grammar(self) -> str:

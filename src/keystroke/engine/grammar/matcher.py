@@ -14,9 +14,11 @@ import numpy as np
 from llguidance import LLMatcher
 
 from keystroke.engine.base import Mask
-from keystroke.engine.grammar.vocabulary import Vocabulary
+from keystroke.engine.grammar.constraint import FreeText
+from keystroke.engine.grammar.vocabulary import MaskCache, Vocabulary
 
 Run = tuple[int, ...]
+_TAIL = 256  # tokens that say where free text ends
 _IDLE = 4  # automata kept for the answers to come
 
 
@@ -25,6 +27,7 @@ class Compiled:
 
     def __init__(self, fresh: LLMatcher) -> None:
         self._fresh = fresh  # never consumes
+        self.masks = MaskCache(32)
         self._idle: list[LLMatcher] = []
 
     def automaton(self) -> LLMatcher:
@@ -47,7 +50,9 @@ class Matcher:
         "_automaton",
         "_closed",
         "_draft",
+        "_free",
         "_grammar",
+        "_held_from",
         "_mask",
         "_past",
         "_reached",
@@ -59,7 +64,14 @@ class Matcher:
         "may_end",
     )
 
-    def __init__(self, grammar: Compiled, vocabulary: Vocabulary, *, may_end: bool = True) -> None:
+    def __init__(
+        self,
+        grammar: Compiled,
+        vocabulary: Vocabulary,
+        *,
+        may_end: bool = True,
+        free: FreeText | None = None,
+    ) -> None:
         self._grammar = grammar
         self._automaton = grammar.automaton()
         self._vocabulary = vocabulary
@@ -70,6 +82,8 @@ class Matcher:
         self._draft: Sequence[int] = ()
         self._walked = 0  # drafted tokens consumed so far
         self._mask: Mask = np.zeros(vocabulary.words, dtype=np.uint32)
+        self._free = free
+        self._held_from: int | None = None  # tokens before the first place that was not free text
         self.may_end = may_end
         self.failure: str | None = None
         self._closed = False
@@ -96,7 +110,34 @@ class Matcher:
             if not self.finished:
                 self._run = tuple(self._automaton.compute_ff_tokens())
                 self._note_failure()
+                if self._run and self._held_from is None:
+                    self._held_from = len(self._tokens)
         return () if self.failed else self._run[self._reached :]
+
+    @property
+    def calm(self) -> bool:
+        """Whether text is free here and nothing is beginning: nearly every token may follow, so that one may
+        be chosen first and asked about afterwards (`takes`)."""
+        if not self.may_end or self.failed:
+            return False
+        self._rewind(0)
+        return not self.forced() and not self.finished and self._place() == b""
+
+    def takes(self, tokens: Sequence[int]) -> int:
+        """How many of `tokens`, from the first on, may follow here."""
+        self._rewind(0)
+        taken = 0
+        for token in tokens:
+            must = self.forced()
+            if self.finished or (must and token != must[0]) or not (must or self._takes(token)):
+                break
+            taken += 1
+            if token in self._vocabulary.ends:
+                break
+            self._consume(token)
+            self._walked += 1
+        self._rewind(0)
+        return taken
 
     def admit(self, draft: Sequence[int], limit: int) -> tuple[list[int], int]:
         """At most `limit` tokens to verify: `draft` as far as the grammar allows it, forced tokens in their
@@ -145,7 +186,8 @@ class Matcher:
     def fork(self) -> Matcher:
         """One of its own that stands at the same place."""
         self._rewind(0)
-        other = Matcher(self._grammar, self._vocabulary, may_end=self.may_end)
+        other = Matcher(self._grammar, self._vocabulary, may_end=self.may_end, free=self._free)
+        other._held_from = self._held_from
         other._automaton = self._automaton.deep_copy()
         other._tokens, other._past = list(self._tokens), list(self._past)
         other._run, other._reached = self._run, self._reached
@@ -185,13 +227,39 @@ class Matcher:
         elif self.finished:
             self._only_ends()
         else:
-            self._automaton.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-            self._note_failure()
+            self._compute()
             if self.failure is not None:
                 self._only_ends()
             elif not self.may_end and self._automaton.is_accepting():
                 self._keep_going()
         return mask
+
+    def _compute(self) -> None:
+        """The mask of this place. A place in free text is known by the text's end: computed once for all
+        answers, since it takes longer than a step where the vocabulary is large."""
+        place = self._place()
+        # What has begun may be followed by a token that reaches into what this grammar alone says.
+        shared = place is not None and self._free is not None and self._free.begun not in place
+        masks = self._vocabulary.masks if shared else self._grammar.masks
+        key = (self._free.kind if shared and self._free is not None else (), place)
+        known = None if place is None else masks.find(key)
+        if known is not None:
+            self._mask[:] = known
+            return
+        self._automaton.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+        self._note_failure()
+        if place is not None and self.failure is None:
+            masks.keep(key, self._mask)
+
+    def _place(self) -> bytes | None:
+        """Where free text stands; None elsewhere."""
+        if self._free is None or self._held_from is not None:
+            return None
+        if not self._automaton.is_accepting():
+            self._held_from = len(self._tokens)
+            return None
+        pieces = self._vocabulary.bytes
+        return self._free.place(b"".join([pieces[token] for token in self._tokens[-_TAIL:]]))
 
     def _only_ends(self) -> None:
         self._mask[:] = 0
@@ -218,6 +286,8 @@ class Matcher:
         kept = len(self._tokens) - count
         ended = sum(1 for t in self._tokens[kept:] if t in self._vocabulary.ends)
         self._run, self._reached = self._past[kept]
+        if self._held_from is not None and kept < self._held_from:
+            self._held_from = None
         del self._past[kept:], self._tokens[kept:]
         if self.failure is None and not ended and self._automaton.rollback(count):
             return

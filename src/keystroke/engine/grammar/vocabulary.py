@@ -7,15 +7,40 @@ is. Building it reads the whole vocabulary (about a second for 150,000 tokens): 
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
+from collections.abc import Hashable
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 from llguidance import LLTokenizer
 
+from keystroke.engine.base import Mask
 from keystroke.engine.tokenizer import Tokenizer
 from keystroke.errors import UnsupportedModel
 
 _MARK = b"\xff"  # before the name of a control token: no text has this byte
+
+
+class MaskCache:
+    """Masks that were computed once, by what they depend on; the oldest go first."""
+
+    def __init__(self, most: int = 256) -> None:  # 5 MB with 150,000 tokens
+        self._most = most
+        self._masks: OrderedDict[Hashable, Mask] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def find(self, key: Hashable) -> Mask | None:
+        with self._lock:
+            found = self._masks.get(key)
+            if found is not None:
+                self._masks.move_to_end(key)
+            return found
+
+    def keep(self, key: Hashable, mask: Mask) -> None:
+        with self._lock:
+            self._masks[key] = mask.copy()
+            while len(self._masks) > self._most:
+                self._masks.popitem(last=False)
 
 
 class Vocabulary:
@@ -30,6 +55,8 @@ class Vocabulary:
         self.words = (self.size + 31) // 32  # of a mask
         wrapped: Any = _Wrapped(tokenizer, self.ends[0])  # known to the library by its attributes
         self.library = LLTokenizer(wrapped, eos_token=list(self.ends))
+        self.bytes: list[bytes] = wrapped.tokens
+        self.masks = MaskCache()
 
 
 class _Wrapped:

@@ -15,17 +15,18 @@ from typing import Any
 import msgspec
 
 from keystroke.assist.tool_calls.forms import call_form
-from keystroke.assist.tool_calls.grammar import calls_constraint, usable_tools
+from keystroke.assist.tool_calls.grammar import calls_constraint
 from keystroke.assist.tool_calls.parser import AnswerParser
 from keystroke.assist.tool_calls.seen import seen_lines
 from keystroke.assist.tool_calls.tools import Offered, Toolset, short_toolset, whole_toolset
+from keystroke.assist.tool_calls.usable import Bounds, usable_tools
 from keystroke.engine.generation import GenerationParams
 from keystroke.engine.grammar import constraint as languages
 from keystroke.engine.grammar.constraint import Constraint
 from keystroke.engine.grammar.validate import unmet_text
 from keystroke.engine.model import Model
 from keystroke.errors import EngineError, GrammarError, InputError, KeystrokeError
-from keystroke.gateway.api.conversation import asked, spent_tools, texts_read
+from keystroke.gateway.api.conversation import asked, calls_made, spent_tools, texts_read, written
 from keystroke.protocol.items import Item, Tool
 
 SMALL = 4_000_000_000  # parameters below which a model is shown short declarations
@@ -94,10 +95,10 @@ class AnswerForm:
             self.toolset,
             call_form(model.chat.source if model.chat is not None else ""),
             model.tokenizer,
+            self._bounds(items),
             required=self.choice.mode == "required",
             parallel=self.parallel,
             answer=answer,
-            **self._bounds(items),
         )
 
     def parser(self, *, local: bool) -> AnswerParser:
@@ -114,17 +115,24 @@ class AnswerForm:
         """With the tools that the constraint for `items` lets a model call."""
         if not self.toolset:
             return self
-        return replace(self, usable=usable_tools(self.toolset, **self._bounds(items)))
+        return replace(self, usable=usable_tools(self.toolset, self._bounds(items)))
 
-    def _bounds(self, items: Sequence[Item]) -> dict[str, Any]:
+    def _bounds(self, items: Sequence[Item]) -> Bounds:
         """What the conversation says of the tools: a small model quotes what it has read."""
-        short = self.toolset.short
-        return {
-            "only": self.choice.only,
-            "seen": seen_lines(texts_read(items, self.toolset)) if short else (),
-            "asked": asked(items) if short else "",
-            "spent": spent_tools(items, self.toolset) if short else frozenset(),
-        }
+        if not self.toolset.short:
+            return Bounds(self.choice.only)
+        own = written(items, self.toolset)
+        seen = seen_lines(texts_read(items, self.toolset))
+        others = tuple(line for line in seen if line.removesuffix("\n") not in own.lines)
+        return Bounds(
+            only=self.choice.only,
+            seen=others if any(map(str.strip, others)) else (),
+            asked=asked(items),
+            spent=spent_tools(items, self.toolset),
+            written=tuple(sorted(own.paths)),
+            acted=bool(calls_made(items)),
+            closed=self.choice.mode != "required",
+        )
 
 
 # Tools

@@ -1,0 +1,128 @@
+"""Which of its tools a small model may call next, and with what.
+
+Law: decides from what was asked, read, written and tried; changes no tool's meaning, only leaves out. A model
+of one or two billion parameters acts before it looks, undoes what it did and repeats itself: so it first
+reads a file that the user names, creates and deletes files where the user speaks of that, and leaves alone
+what it wrote. Larger models are shown their tools whole and come through here unchanged.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from keystroke.assist.tool_calls.tools import Shown, Toolset
+
+LONGEST_COMMAND = 600  # characters of a command by a small model: one that goes on repeats itself
+
+_FILE = r"[\w./-]*\w\.[A-Za-z]\w{0,7}"
+_NAMED = re.compile(rf"(?<![\w@:/.-])(?!e\.g\b|i\.e\b){_FILE}(?![\w(/]|\.\w)")
+_OBJECT = rf"(?:(?!in\b|to\b|from\b|of\b|into\b)\w+\s+){{0,3}}?[`'\"]?(?:files?\b|{_FILE})"
+_DELETES = re.compile(rf"\b(?:delet|remov|eras|drop|unlink|rm\b|get rid of)\w*\s+{_OBJECT}", re.IGNORECASE)
+_CREATES = re.compile(rf"\b(?:creat|writ|generat|sav|mak|new\b)\w*\s+{_OBJECT}", re.IGNORECASE)
+_READS = frozenset(("read", "view", "cat", "open"))
+_COMMAND = ("cmd", "command")
+_SAID = frozenset(("pattern", "maxLength", "enum", "const"))  # of a command, by whoever offers the tool
+# A command that only looks: no other command after it, nothing written.
+_LOOKING = r"^(cat|head|tail|ls|grep|nl|wc)( [^;&|<>`$\n\\\"]{1,200})?$"
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a conversation says of the tools. `only`: of these, by the names they were offered under. `seen`:
+    lines that may be quoted. `asked`: the user's last words. `spent`: tools that led nowhere. `written`: the
+    files that this turn wrote. `acted`: whether the turn has called anything. `closed`: whether, with all of
+    them spent, no tool is left; else those spent are open again."""
+
+    only: Collection[str] | None = None
+    seen: Sequence[str] = ()
+    asked: str = ""
+    spent: Collection[str] = ()
+    written: Sequence[str] = ()
+    acted: bool = True
+    closed: bool = False
+
+
+def usable_tools(toolset: Toolset, bounds: Bounds) -> Toolset:
+    """Of the tools that a model is shown, those that it may call now; none where all led nowhere and the
+    bounds are `closed`."""
+    allowed = tuple(s for s in toolset.shown if bounds.only is None or s.tool.name in bounds.only)
+    if must_look(toolset, bounds):
+        return replace(toolset, shown=_readers(allowed))
+    if toolset.short:
+        allowed = tuple(map(_bounded, allowed))
+    usable = tuple(s for s in allowed if _usable(s, bounds))
+    fresh = tuple(s for s in usable if s.tool.name not in bounds.spent)
+    if bounds.closed and bounds.spent and allowed:
+        return replace(toolset, shown=fresh)
+    return replace(toolset, shown=fresh or usable or allowed)
+
+
+def must_look(toolset: Toolset, bounds: Bounds) -> bool:
+    """Whether the next answer must read a file: the user names one, and nobody has looked."""
+    if not toolset.short or bounds.acted or bounds.seen or not named_files(bounds.asked):
+        return False
+    if _CREATES.search(bounds.asked) or _DELETES.search(bounds.asked):
+        return False
+    return bool(_readers([s for s in toolset.shown if bounds.only is None or s.tool.name in bounds.only]))
+
+
+def named_files(asked: str) -> list[str]:
+    """The files that a request names: words with a short ending behind a dot."""
+    return [m[0] for m in _NAMED.finditer(asked)]
+
+
+def _usable(shown: Shown, bounds: Bounds) -> bool:
+    """Lines nobody has read cannot be replaced, nor files be edited once all that the user names were; a file
+    is deleted where the user speaks of that, and created
+    where the user does, or names no file, or one was read: else it is written over by one who has not
+    looked."""
+    if shown.grounded and not bounds.seen:
+        return False
+    if shown.is_edit and bounds.written and _all_written(bounds):
+        return False
+    if shown.is_edit and shown.name == "delete_file":
+        return bool(_DELETES.search(bounds.asked))
+    if shown.is_edit and shown.name == "create_file":
+        asked = bounds.asked
+        wanted = not named_files(asked) or bool(_CREATES.search(asked))
+        return wanted or bool(bounds.seen and not bounds.written)
+    return True
+
+
+def _all_written(bounds: Bounds) -> bool:
+    """Whether the request names files, and each of them was written."""
+    named = named_files(bounds.asked)
+    return bool(named) and all(
+        any(f"/{path}".endswith(f"/{name.removeprefix('./')}") for path in bounds.written) for name in named
+    )
+
+
+def _readers(shown: Sequence[Shown]) -> tuple[Shown, ...]:
+    """Those made for reading files; where there are none, those that run commands, held to such as read."""
+    made = tuple(s for s in shown if not s.tool.custom and _READS & set(_words(s.name)))
+    return made or tuple(r for s in shown if (r := _commanded(s, {"pattern": _LOOKING})) is not None)
+
+
+def _words(name: str) -> list[str]:
+    return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)]
+
+
+def _bounded(shown: Shown) -> Shown:
+    """The tool with commands of a bounded length."""
+    return _commanded(shown, {"maxLength": LONGEST_COMMAND}) or shown
+
+
+def _commanded(shown: Shown, held: Mapping[str, Any]) -> Shown | None:
+    """The tool with its command held to a schema; None where it takes none, or one that says more already."""
+    properties = shown.parameters.get("properties")
+    if not isinstance(properties, Mapping):
+        return None
+    for name in _COMMAND:
+        schema = properties.get(name)
+        if isinstance(schema, Mapping) and schema.get("type") == "string" and not schema.keys() & _SAID:
+            changed = {**properties, name: {**schema, **held}}
+            return replace(shown, parameters={**shown.parameters, "properties": changed})
+    return None

@@ -1,0 +1,123 @@
+"""Which tools a small model may call next: it looks before it acts, and stops where all led nowhere."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from keystroke.assist.tool_calls.forms import HERMES
+from keystroke.assist.tool_calls.grammar import calls_constraint
+from keystroke.assist.tool_calls.tools import Offered, short_toolset, whole_toolset
+from keystroke.assist.tool_calls.usable import LONGEST_COMMAND, Bounds, must_look, named_files, usable_tools
+from keystroke.engine.echo import EOS, SPECIAL, EchoEngine
+from keystroke.engine.grammar.compiler import matcher_for
+from keystroke.engine.grammar.constraint import Constraint
+from keystroke.engine.tokenizer import ByteTokenizer
+
+PLAIN = ByteTokenizer(SPECIAL, eos=EOS, vocab_size=320)
+TEXT = {"type": "string"}
+RUN = Offered("exec_command", parameters={"properties": {"cmd": TEXT}, "required": ["cmd"]})
+READ = Offered("read", parameters={"properties": {"filePath": TEXT}, "required": ["filePath"]})
+WRITE = Offered("write", parameters={"properties": {"filePath": TEXT}, "required": ["filePath"]})
+PATCH = Offered("apply_patch", custom=True, grammar=("lark", 'start: "*** Begin Patch"'))
+CODEX, OPENCODE = short_toolset([RUN, PATCH]), short_toolset([RUN, READ, WRITE])
+
+
+def accepts(constraint: Constraint, text: str) -> bool:
+    held = matcher_for(constraint, PLAIN, EchoEngine().info)
+    tokens = PLAIN.encode(text, special=True)
+    return held.advance(tokens) == len(tokens) and held.accepting
+
+
+def command(cmd: str) -> str:
+    call = {"name": "exec_command", "arguments": {"cmd": cmd}}
+    return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+
+
+def names(bounds: Bounds) -> list[str]:
+    return [shown.name for shown in usable_tools(CODEX, bounds).shown]
+
+
+@pytest.mark.parametrize(
+    ("asked", "files"),
+    [
+        ("In src/calc.py the function add subtracts.", ["src/calc.py"]),
+        ("Fix a.py, then b.test.js.", ["a.py", "b.test.js"]),
+        ("Run the tests with pytest.", []),
+        ("Ask me@example.com about https://example.com/a.html", []),
+        ("Call os.path.join(a, b) e.g. twice; version 1.5 of it.", []),
+    ],
+)
+def test_files_are_known_by_their_endings(asked: str, files: list[str]) -> None:
+    assert named_files(asked) == files
+
+
+@pytest.mark.parametrize(
+    ("asked", "look", "tools"),
+    [
+        ("In calc.py, add subtracts. Make it return a + b.", True, ["exec_command"]),
+        ("Remove the function unused from calc.py.", True, ["exec_command"]),
+        ("Add a docstring to the function area in area.py.", True, ["exec_command"]),
+        ("Write a test for area in area.py.", True, ["exec_command"]),
+        ("Create a file square.py with a function.", False, ["exec_command", "create_file"]),
+        ("Make a script run.sh that prints 1.", False, ["exec_command", "create_file"]),
+        ("Delete the file old.py.", False, ["exec_command", "delete_file"]),
+        ("Run the tests with pytest.", False, ["exec_command", "create_file"]),
+    ],
+)
+def test_a_small_model_looks_before_it_changes_a_file(asked: str, look: bool, tools: list[str]) -> None:
+    bounds = Bounds(asked=asked, acted=False)
+    assert must_look(CODEX, bounds) is look
+    assert names(bounds) == tools
+    assert not must_look(whole_toolset([RUN, PATCH]), bounds)
+
+
+def test_looking_is_a_call_that_changes_nothing() -> None:
+    held = calls_constraint(CODEX, HERMES, PLAIN, Bounds(asked="Fix a.py.", acted=False))
+    for cmd in ("cat a.py", "ls", "grep -n 'def' a.py", "head -20 /w/a.py"):
+        assert accepts(held, command(cmd))
+    for cmd in (
+        "rm a.py",
+        "cat a.py > b.py",
+        "cat a.py; rm a.py",
+        "ls && rm a.py",
+        "cat $(rm a.py)",
+        "catx",
+        "find . -delete",
+    ):
+        assert not accepts(held, command(cmd))
+    assert not accepts(held, "The file is fine.")
+    readers = usable_tools(OPENCODE, Bounds(asked="Fix a.py.", acted=False)).shown
+    assert [shown.name for shown in readers] == ["read"]
+
+
+def test_files_are_edited_until_all_that_the_user_names_were() -> None:
+    def open_after(*written: str) -> bool:
+        bounds = Bounds(seen=["x\n"], asked="Rename f in a.py and lib/b.py.", written=written)
+        return "replace_lines" in names(bounds)
+
+    assert [open_after(), open_after("/w/a.py"), open_after("/w/a.py", "lib/b.py")] == [True, True, False]
+    assert "replace_lines" in names(Bounds(seen=["x\n"], asked="Rename f everywhere.", written=["a.py"]))
+
+
+def test_where_every_tool_led_nowhere_words_are_left() -> None:
+    bounds = Bounds(asked="go", spent={"exec_command", "apply_patch"}, closed=True)
+    assert names(bounds) == []
+    held = calls_constraint(CODEX, HERMES, PLAIN, bounds)
+    assert accepts(held, "It is done.")
+    assert not accepts(held, 'Use replace_lines: {"name": "replace_lines", "arguments": {}}')
+    assert not accepts(held, command("ls"))
+    assert not accepts(held, command("ls").splitlines()[1])
+    assert accepts(calls_constraint(CODEX, HERMES, PLAIN, bounds, required=True), command("ls"))
+
+
+def test_a_small_models_command_has_an_end() -> None:
+    held = calls_constraint(CODEX, HERMES, PLAIN, Bounds(asked="go"))
+    assert accepts(held, command("x" * LONGEST_COMMAND))
+    assert not accepts(held, command("x" * (LONGEST_COMMAND + 1)))
+    whole = calls_constraint(whole_toolset([RUN, PATCH]), HERMES, PLAIN)
+    assert accepts(whole, command("x" * (LONGEST_COMMAND + 1)))
+    shown = json.dumps(CODEX.specs)
+    assert not re.search("maxLength|pattern", shown)  # the model is not bothered with it
