@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from keystroke.assist.next_edit.places import ANSWER_TOKENS, PlacesFormat, PlacesPrompt, learned_places
+from keystroke.assist.next_edit.places_question import PLACE
 from keystroke.assist.next_edit.prompt import Change, EditFormat, EditPrompt, Region, detect
 from keystroke.engine.base import Sampling
 from keystroke.engine.model import Model
 from keystroke.train.cases import read_rows, write_rows
 from keystroke.train.corpus.trajectories import FileEdit
-from keystroke.train.edits import quiet_line, situation, steps
+from keystroke.train.edits import Frame, quiet_line, situation, steps
 from keystroke.train.evaluate import Share
 
 PLACES = 6
@@ -47,7 +49,7 @@ class EditCase:
         return form.build(self.history, self.path, self.lines, self.places[place], self.cursor)
 
 
-def make_edit_cases(edits: Sequence[FileEdit], form: EditFormat, count: int, seed: int = 0) -> list[EditCase]:
+def make_edit_cases(edits: Sequence[FileEdit], form: Frame, count: int, seed: int = 0) -> list[EditCase]:
     """`count` cases, two in three with a change left to make."""
     rng = random.Random(seed)
     pool = steps(edits)
@@ -59,19 +61,21 @@ def make_edit_cases(edits: Sequence[FileEdit], form: EditFormat, count: int, see
         step = rng.choice(pool)
         if used.get(step[0].project, 0) >= _PER_PROJECT:
             continue
-        case = _case(step, form, rng, positive=len(found) % 3 != 2)
+        case = edit_case(step, form, rng, positive=len(found) % 3 != 2)
         if case is not None:
             found.append(case)
             used[case.project] = used.get(case.project, 0) + 1
     return found
 
 
-def _case(
-    step: Sequence[FileEdit], form: EditFormat, rng: random.Random, *, positive: bool
+def edit_case(
+    step: Sequence[FileEdit], form: Frame, rng: random.Random, *, positive: bool, largest: int = _LARGEST
 ) -> EditCase | None:
+    """A moment of a release step with places framed by `form`; None where the draw makes no clear case or
+    the file has more than `largest` characters."""
     moment = situation(step, rng, positive=positive)
     # The change asked for is in the file just edited: from elsewhere nobody could say which file is next.
-    if moment is None or moment.cursor is None or len("\n".join(moment.state.lines)) > _LARGEST:
+    if moment is None or moment.cursor is None or len("\n".join(moment.state.lines)) > largest:
         return None
     places: list[Region] = []
     answer: tuple[str, ...] | None = None
@@ -187,6 +191,46 @@ def _ahead(draft: Sequence[int], said: Sequence[int], most: int = 12) -> Sequenc
     return ()
 
 
+class PlacesJudge:
+    """A model that is shown all places at once. One session is kept: a case's prompt is read once."""
+
+    def __init__(self, model: Model, form: PlacesFormat) -> None:
+        self.form = form
+        self._session = model.engine.session()
+
+    def chances(self, case: EditCase) -> list[float]:
+        prompt = self._prompt(case)
+        self._session.extend(prompt.tokens)
+        first = self._session.step((), Sampling(logprobs=20)).logprobs[0]
+        found = dict(((first.token, first.logprob), *first.top))
+        numbers = [self._number(prompt, place) for place in case.places]
+        return [math.exp(found.get(number, -math.inf)) for number in numbers]
+
+    def rewrite(self, case: EditCase, place: int) -> list[str] | None:
+        prompt = self._prompt(case)
+        number = self._number(prompt, case.places[place])
+        old = prompt.lines[prompt.places.index(case.places[place])]
+        draft = [token for line in old for token in self.form.encode(f"{line}\n")]
+        self._session.extend([*prompt.tokens, number])
+        said: list[int] = []
+        while prompt.end not in said and len(said) < ANSWER_TOKENS:
+            said += self._session.step(_ahead(draft, said), Sampling()).tokens
+        try:
+            answer = self.form.parse(prompt, [number, *said])
+        except ValueError:
+            return None
+        return None if answer is None or answer.lines == old else list(answer.lines)
+
+    def close(self) -> None:
+        self._session.close()
+
+    def _prompt(self, case: EditCase) -> PlacesPrompt:
+        return self.form.build(case.history, case.path, case.lines, case.places, case.cursor)
+
+    def _number(self, prompt: PlacesPrompt, place: Region) -> int:
+        return self.form.marks.numbers[1 + prompt.places.index(place)]
+
+
 class WordJudge:
     """The baseline without a model: a place that holds more of the names that went is likelier."""
 
@@ -264,11 +308,18 @@ def edit_summary(report: EditReport) -> dict[str, float | list[float] | int]:
 
 def scored_edits(model: Model, path: Path, cases: Sequence[EditCase]) -> dict[str, float | list[float] | int]:
     """The scores of a model; nothing where it has not learned edits or there are no cases."""
-    form = detect(model.tokenizer, path)
-    if form is None or not cases:
+    if not cases:
         return {}
-    judge = ModelJudge(model, form)
+    places, form = learned_places(model.tokenizer, model.learned), detect(model.tokenizer, path)
+    judge: ModelJudge | PlacesJudge
+    sure = SURE
+    if places is not None:
+        judge, sure = PlacesJudge(model, places), PLACE["balanced"]
+    elif form is not None:
+        judge = ModelJudge(model, form)
+    else:
+        return {}
     try:
-        return edit_summary(evaluate_edits(judge, cases))
+        return edit_summary(evaluate_edits(judge, cases, sure))
     finally:
         judge.close()

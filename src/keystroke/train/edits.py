@@ -12,7 +12,7 @@ import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from keystroke.assist.next_edit.prompt import (
     CHANGES,
@@ -44,6 +44,12 @@ RELATED = 0.85  # share of places that share a changed name with the history, wh
 CURSOR = 0.7  # share of questions that say where the cursor is
 _MOST = 24  # questions about one release step
 _WORD = re.compile(r"[A-Za-z_]\w{2,}")
+
+
+class Frame(Protocol):
+    """A format that says which lines are shown where one may have to change."""
+
+    def region(self, lines: Sequence[str], line: int) -> Region: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +121,7 @@ class Situation:
     def history(self) -> tuple[Change, ...]:
         return tuple(_change(self.step[file], hunk) for file, hunk in self.made[-CHANGES:])
 
-    def region(self, form: EditFormat, line: int) -> Region:
+    def region(self, form: Frame, line: int) -> Region:
         return form.region(self.state.lines, min(max(0, line), len(self.state.lines) - 1))
 
 

@@ -29,6 +29,7 @@ from keystroke.train.draft_head.model import DraftHead
 from keystroke.train.draft_head.shape import HeadShape
 from keystroke.train.draft_head.target import Target
 from keystroke.train.muon import Muon
+from keystroke.train.run_log import tell
 from keystroke.train.schedule import Schedule
 
 
@@ -161,13 +162,7 @@ class Trainer:
                     "tokens": self.tokens,
                     "tokens_per_second": round((self.tokens - tokens) / max(1e-9, time.monotonic() - began)),
                 }
-                self._log(row)
-                if report is not None:
-                    report(row)
-                if value != value:
-                    raise ModelDamaged(
-                        f"the loss is no number at step {self.step}; start again with a lower learning rate"
-                    )
+                tell(self.run, row, report)
             if time.monotonic() - saved > recipe.checkpoint_seconds:
                 self.checkpoint()
                 saved = time.monotonic()
@@ -193,10 +188,6 @@ class Trainer:
         self.step += 1
         self.tokens += lesson.tokens.numel()
         return loss.detach(), shares
-
-    def _log(self, row: dict[str, Any]) -> None:
-        with (self.run / "log.jsonl").open("a") as stream:
-            stream.write(json.dumps(row) + "\n")
 
     def _facts(self) -> dict[str, Any]:
         return {

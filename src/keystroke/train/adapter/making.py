@@ -1,0 +1,127 @@
+"""Lessons from what lies on disk: collected edits, the base's own answers, the cases to keep out.
+
+Law: a base's tokenizer and templates in, one file of lessons out; needs no torch. It knows where things lie
+and in which order; what a lesson is stands in `lessons`, how many there are of each kind in `course`.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from keystroke.assist.next_edit.places import places_format
+from keystroke.engine.templates import detect_fim
+from keystroke.engine.tokenizer import Tokenizer, load_tokenizer
+from keystroke.errors import InputError, NotFound
+from keystroke.train.adapter.course import course
+from keystroke.train.adapter.lessons import OWN, Forms
+from keystroke.train.corpus.dedup import Deduplicator
+from keystroke.train.corpus.edit_pieces import selected
+from keystroke.train.corpus.overlap import Evaluated
+from keystroke.train.corpus.trajectories import FileEdit, read_edits
+from keystroke.train.draft_head.texts import Text, read_texts, write_texts
+
+Progress = Callable[[str, int, int], None]
+_LONGEST_OWN = 900  # tokens
+_KEPT = 1 << 17  # encoded lines: a file's lines come again in every lesson about it
+
+
+def make_lessons(
+    model: Path,
+    edits: Sequence[Path],
+    own: Sequence[Path],
+    out: Path,
+    *,
+    without: Sequence[Path] = (),
+    tokens: int = 16_000_000,
+    seed: int = 0,
+    report: Progress = lambda *_: None,
+) -> dict[str, Any]:
+    """Write lessons to `out`; tokens and texts by kind. `own`: files of texts that the base wrote. `without`:
+    evaluation cases whose files are kept out. Raises InputError for a base of another family, NotFound where
+    there are no edits."""
+    forms = forms_of(model)
+    paths = [path for folder in edits for path in folder.glob("*.jsonl.gz")]
+    if not paths:
+        raise NotFound("the folders given hold no collected edits; collect some with `keystroke train edits`")
+    paths.sort(key=lambda path: hashlib.blake2b(path.name.encode(), digest_size=8).digest())
+    left_out: Counter[str] = Counter()
+    made = list(
+        course(
+            _projects(paths, Evaluated.of(without), left_out),
+            _own(own, forms.end),
+            forms,
+            tokens,
+            seed=seed,
+            report=lambda done, of: report("lessons", min(done, of), of),
+        )
+    )
+    write_texts(out, made)
+    sizes: Counter[str] = Counter()
+    for text in made:
+        sizes[text.kind] += len(text.tokens)
+    return {
+        "tokens": dict(sizes),
+        "texts": dict(Counter(text.kind for text in made)),
+        "left_out": dict(left_out),
+    }
+
+
+def forms_of(model: Path) -> Forms:
+    """How the base at `model` is asked. Raises InputError unless it is of the ChatML family with fill-in
+    tokens."""
+    tokenizer = load_tokenizer(model)
+    places, fim = places_format(tokenizer), detect_fim(tokenizer, model)
+    if places is None or fim is None:
+        raise InputError(
+            f"{model.name} has no ChatML or no fill-in tokens; an adapter for edits needs a base with both"
+        )
+    encode = functools.lru_cache(_KEPT)(tokenizer.encode)
+    return Forms(
+        tokenizer,
+        replace(places, encode=encode),
+        fim,
+        chat_ml(tokenizer, places.marks.start),
+        places.marks.end,
+    )
+
+
+def chat_ml(tokenizer: Tokenizer, start: int) -> Callable[[Sequence[Mapping[str, str]]], list[int]]:
+    """ChatML as tokens. The templates of this family say the same; thousands of lessons are quicker so."""
+    end = tokenizer.special("<|im_end|>")
+    assert end is not None  # places_format found it
+
+    def tokens(messages: Sequence[Mapping[str, str]]) -> list[int]:
+        found: list[int] = []
+        for message in messages:
+            said = f"{message['role']}\n{message['content']}"
+            found += [start, *tokenizer.encode(said), end, *tokenizer.encode("\n")]
+        return [*found, start, *tokenizer.encode("assistant\n")]
+
+    return tokens
+
+
+def _projects(
+    paths: Sequence[Path], evaluated: Evaluated, left_out: Counter[str]
+) -> Iterator[list[FileEdit]]:
+    seen = Deduplicator()
+    for path in paths:
+        every = read_edits(path)
+        unseen = [e for e in every if not any(map(evaluated.holds, (e.before, e.after())))]
+        left_out["evaluated"] += len(every) - len(unseen)
+        kept = selected(unseen, seen, left_out)
+        if kept:
+            yield kept
+
+
+def _own(paths: Sequence[Path], end: int) -> Iterator[Text]:
+    """Answers that came to their end."""
+    for path in paths:
+        for text in read_texts(path):
+            if len(text.tokens) <= _LONGEST_OWN and text.given and int(text.tokens[-1]) == end:
+                yield replace(text, kind=OWN)

@@ -1,0 +1,135 @@
+"""An adapter learns what its lessons say, changes nothing before it has, and is what is written to disk."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from keystroke.engine.adapter import read_adapter
+from keystroke.errors import InputError, ModelDamaged
+from keystroke.train.adapter.evaluation import choices, counted, foreseen
+from keystroke.train.adapter.lora import Adapted, Adapter, merge
+from keystroke.train.adapter.training import Recipe, Trainer, batch_of, export, shape_for
+from keystroke.train.draft_head.target import Target
+from keystroke.train.draft_head.texts import Text
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "draft_head"))
+from tiny_target import tiny_target
+
+NUMBERS = (10, 11, 12, 13)  # silence, and three places
+END = 1
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def lessons(count: int, seed: int) -> list[Text]:
+    """The answer begins with the number that the prompt's last token asks for."""
+    dice = random.Random(seed)
+    made = []
+    for _ in range(count):
+        which = dice.randrange(len(NUMBERS))
+        prompt = [dice.randrange(20, 200) for _ in range(dice.randrange(4, 24))] + [220 + which]
+        answer = [NUMBERS[which], *([] if which == 0 else [30, 31]), END]
+        kind = "quiet" if which == 0 else "next"
+        made.append(Text(np.array([*prompt, *answer], np.int32), len(prompt), kind))
+    return made
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Target, Adapter, Trainer]:
+    target = tiny_target()
+    adapter = Adapter(shape_for(target, 8))
+    recipe = Recipe(passes=20.0, rate=0.02, batch=1024, together=1, report_every=5)
+    trainer = Trainer(tmp_path_factory.mktemp("run"), target, adapter, recipe)
+    trainer.train(lessons(200, 0))
+    return target, adapter, trainer
+
+
+def test_a_new_adapter_changes_nothing() -> None:
+    target = tiny_target()
+    adapted = Adapted(target, Adapter(shape_for(target, 4)))
+    tokens = torch.randint(2, 256, (3 * 64,))
+    plain, _ = target.read(tokens.view(3, 64), (1,))
+    assert torch.allclose(adapted.last(tokens, 3, 64), plain.flatten(0, 1), atol=1e-5)
+
+
+def test_filling_behind_a_rectangle_changes_no_row_of_it() -> None:
+    target = tiny_target()
+    adapted = Adapted(target, Adapter(shape_for(target, 4)))
+    tokens = torch.randint(2, 256, (2 * 64,))
+    longer = torch.cat((tokens, torch.zeros(40, dtype=torch.int64)))
+    assert torch.allclose(adapted.last(longer, 2, 64)[:128], adapted.last(tokens, 2, 64), atol=1e-5)
+
+
+def test_only_answers_count_and_the_choice_of_a_place_most() -> None:
+    text = Text(np.array([5, 6, 7, 11, 30, 31, 40, END], np.int32), 3, "next")
+    batch = batch_of([text], Recipe(batch=64, choice=4.0, lines=2.0), torch.device("cpu"))
+    assert batch.weights[:8].tolist() == [0, 0, 4, 2, 2, 1, 1, 0]
+    assert not batch.weights[8:].any()
+
+
+def test_training_teaches_places_and_silence_and_merging_keeps_what_was_learned(
+    trained: tuple[Target, Adapter, Trainer],
+) -> None:
+    target, adapter, _ = trained
+    cases = lessons(60, 1)
+    before = counted(cases, foreseen(target, cases, NUMBERS, longest=6, ends=frozenset({END})), NUMBERS, 0.5)
+    merge(target, adapter)
+    try:
+        found = foreseen(target, cases, NUMBERS, longest=6, ends=frozenset({END}))
+    finally:
+        merge(target, adapter, -1.0)
+    after = counted(cases, found, NUMBERS, 0.5)
+    assert before["place"] < 0.7
+    assert min(after["place"], after["text"], after["quiet"]) > 0.9
+
+
+def test_what_is_exported_is_what_was_trained(
+    trained: tuple[Target, Adapter, Trainer], tmp_path: Path
+) -> None:
+    _, adapter, _ = trained
+    size = export(adapter, tmp_path / "a.safetensors", {"base": "tiny"})
+    held = read_adapter(tmp_path / "a.safetensors")
+    assert size == (tmp_path / "a.safetensors").stat().st_size
+    for layer, product, delta in adapter.deltas():
+        assert np.allclose(held.delta(layer, product), delta.detach().numpy(), atol=2e-3)
+
+
+def test_a_stopped_run_goes_on_and_refuses_another_shapes_checkpoint(tmp_path: Path) -> None:
+    target = tiny_target()
+    recipe = Recipe(passes=1.0, batch=1024, together=1)
+    first = Trainer(tmp_path, target, Adapter(shape_for(target, 4)), recipe)
+    first.train(lessons(40, 0))
+    first.checkpoint()
+    again = Trainer(tmp_path, target, Adapter(shape_for(target, 4), seed=9), recipe)
+    assert again.step == first.step
+    assert all(
+        torch.equal(a, b) for a, b in zip(first.adapter.parameters(), again.adapter.parameters(), strict=True)
+    )
+    with pytest.raises(ModelDamaged, match="delete it"):
+        Trainer(tmp_path, target, Adapter(shape_for(target, 2)), recipe)
+
+
+def test_a_run_without_lessons_says_so(tmp_path: Path) -> None:
+    target = tiny_target()
+    with pytest.raises(InputError, match="no lesson"):
+        Trainer(tmp_path, target, Adapter(shape_for(target, 4)), Recipe()).train([])
+
+
+def test_choices_do_not_depend_on_who_is_read_together() -> None:
+    target = tiny_target()
+    prompts = [text.tokens[: text.given].tolist() for text in lessons(12, 2)]
+    alone = np.concatenate([choices(target, [prompt], NUMBERS) for prompt in prompts])
+    assert np.allclose(choices(target, prompts, NUMBERS), alone, atol=1e-5)
