@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from keystroke.assist.next_edit.burst import Burst, burst_between
+from keystroke.assist.next_edit.places_question import PlacesQuestion
 from keystroke.assist.next_edit.question import Found, Question, Said, Unfit
 from keystroke.assist.next_edit.tracker import Cause, Intent, NextEdits, Other, Placed, Proposal, foreseen
 
@@ -14,6 +15,7 @@ __all__ = [
     "NextEdits",
     "Other",
     "Placed",
+    "PlacesQuestion",
     "Proposal",
     "Question",
     "Said",

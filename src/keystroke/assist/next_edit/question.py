@@ -13,11 +13,19 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from enum import StrEnum
+from typing import Generic, TypeVar
 
 from keystroke.analysis.syntax import LANGUAGES, error_count, region
 from keystroke.assist.next_edit.burst import Burst
 from keystroke.assist.next_edit.candidates import MOST, candidates
-from keystroke.assist.next_edit.prompt import REGION, Change, EditFormat, EditPrompt, changes_between
+from keystroke.assist.next_edit.prompt import (
+    REGION,
+    Change,
+    EditFormat,
+    EditPrompt,
+    Region,
+    changes_between,
+)
 from keystroke.engine.base import Sampling, TokenLogprob
 from keystroke.engine.generation import GenerationParams
 from keystroke.engine.speculative import Drafter, FileDrafter
@@ -65,11 +73,15 @@ class Found:
     confidence: float
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """`change` is the last one, `history` what came before it, in this file and others."""
+Form = TypeVar("Form")
 
-    format: EditFormat
+
+@dataclass(frozen=True, slots=True)
+class Asked(Generic[Form]):
+    """A moment at which a model is asked, in its own format. `change` is the last one, `history` what came
+    before it, in this file and others."""
+
+    format: Form
     path: str
     language: str | None
     change: Burst
@@ -84,6 +96,52 @@ class Question:
     @property
     def text(self) -> str:
         return self.change.after
+
+    @property
+    def lines(self) -> list[str]:
+        return [line.removesuffix("\r") for line in self.text.split("\n")]
+
+    @property
+    def at(self) -> int | None:
+        """The line of the cursor."""
+        return None if self.cursor is None else self.text.count("\n", 0, self.cursor)
+
+    def edits(self, place: Region, new_lines: Sequence[str]) -> list[Edit]:
+        """The smallest edits that make `place` read `new_lines`."""
+        start, end = _span(self.text, place.first, place.last)
+        old = self.text[start:end]
+        newline = "\r\n" if "\r\n" in old else "\n"
+        new = "".join(f"{line}{newline}" for line in new_lines)
+        if end == len(self.text):
+            new = new.removesuffix(newline)  # the last line of a text has no end
+        return [shifted(edit, start) for edit in merged(old, new)]
+
+    def objection(self, edits: Sequence[Edit]) -> Unfit | None:
+        """What speaks against offering `edits`."""
+        change, text = self.change, self.text
+        for edit in edits:
+            inside = edit.start < change.new_end and edit.end > change.start
+            back = edit.start == change.start and edit.text and edit.text.strip() == change.old.strip()
+            if inside or back:
+                return Unfit.UNDOES
+        if any((text[e.start : e.end].strip(), e.text.strip()) in self.dismissed for e in edits):
+            return Unfit.DISMISSED
+        if self.max_line is not None and any(_grows_past(text, edit, self.max_line) for edit in edits):
+            return Unfit.TOO_LONG
+        if self.language in LANGUAGES:
+            after = apply_edits(text, edits)
+            first, last = region(text, edits[0].start, edits[-1].end)
+            grown = len(after) - len(text)
+            was = error_count(text[first:last], self.language)
+            if error_count(after[first : last + grown], self.language) > was:
+                return Unfit.BREAKS
+        return None
+
+
+class Question(Asked[EditFormat]):
+    """Each place is a question of its own."""
+
+    __slots__ = ()
 
     async def answered(self, run: Run) -> Found | Unfit:
         """Ask about each place, then have the best one written."""
@@ -108,64 +166,37 @@ class Question:
         changes = changes_of(self.change, self.path)
         if not changes:
             return []
-        lines = [line.removesuffix("\r") for line in self.text.split("\n")]
+        lines = self.lines
         history = [*self.history, *changes]
-        at = None if self.cursor is None else self.text.count("\n", 0, self.cursor)
         spots = candidates(self.change, self.problems, apart=REGION // 2, most=self.most)
         regions = dict.fromkeys(self.format.region(lines, spot.line) for spot in spots)
-        return [self.format.build(history, self.path, lines, area, at) for area in regions]
+        return [self.format.build(history, self.path, lines, area, self.at) for area in regions]
 
     def read(self, prompt: EditPrompt, said: Said, moves: float) -> Found | Unfit:
         """What the answer means for the buffer. `moves`: how likely the place is to change at all."""
         new_lines = self.format.parse(prompt, said.tokens)
         if new_lines is None:
             return Unfit.UNUSABLE
-        start, end = _span(self.text, prompt.region.first, prompt.region.last)
-        old = self.text[start:end]
-        newline = "\r\n" if "\r\n" in old else "\n"
-        new = "".join(f"{line}{newline}" for line in new_lines)
-        if end == len(self.text):
-            new = new.removesuffix(newline)  # the last line of a text has no end
-        edits = [shifted(edit, start) for edit in merged(old, new)]
+        edits = self.edits(prompt.region, new_lines)
         if not edits:
             return Unfit.LEFT
         sure = moves * _sureness(prompt, said)
         if sure < THRESHOLDS[self.eagerness]:
             return Unfit.UNSURE
-        reason = self._objection(edits)
+        reason = self.objection(edits)
         return reason if reason is not None else Found(tuple(edits), sure)
 
     async def _moves(self, prompt: EditPrompt, run: Run) -> float:
         """How likely it is that the place does not stay as it is."""
-        said = await run(prompt.tokens, _PROBE, None)
+        said = await run(prompt.tokens, PROBE, None)
         if not said.logprobs:
             return 0.0
         first = said.logprobs[0]
         chances = dict([(first.token, first.logprob), *first.top])
         return 1.0 - math.exp(chances.get(prompt.keep, -math.inf))
 
-    def _objection(self, edits: Sequence[Edit]) -> Unfit | None:
-        change, text = self.change, self.text
-        for edit in edits:
-            inside = edit.start < change.new_end and edit.end > change.start
-            back = edit.start == change.start and edit.text and edit.text.strip() == change.old.strip()
-            if inside or back:
-                return Unfit.UNDOES
-        if any((text[e.start : e.end].strip(), e.text.strip()) in self.dismissed for e in edits):
-            return Unfit.DISMISSED
-        if self.max_line is not None and any(_grows_past(text, edit, self.max_line) for edit in edits):
-            return Unfit.TOO_LONG
-        if self.language in LANGUAGES:
-            after = apply_edits(text, edits)
-            first, last = region(text, edits[0].start, edits[-1].end)
-            grown = len(after) - len(text)
-            was = error_count(text[first:last], self.language)
-            if error_count(after[first : last + grown], self.language) > was:
-                return Unfit.BREAKS
-        return None
 
-
-_PROBE = GenerationParams(max_tokens=1, sampling=Sampling(logprobs=_RIVALS), ignore_eos=True)
+PROBE = GenerationParams(max_tokens=1, sampling=Sampling(logprobs=_RIVALS), ignore_eos=True)
 
 
 def _writing(prompt: EditPrompt) -> GenerationParams:

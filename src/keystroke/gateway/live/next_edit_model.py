@@ -1,6 +1,6 @@
 """The model's own next edit for one live buffer: its questions, put through the model's queue.
 
-Law: asks only a model that has learned the format, below ghost text in priority, one short job after
+Law: asks only a model that has learned a format, below ghost text in priority, one short job after
 another; cancelling the awaiting task cancels the job under way. It decides nothing: what an answer is worth
 is judged where the question was made.
 """
@@ -8,28 +8,36 @@ is judged where the question was made.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Callable
 from pathlib import PurePath
 
 from keystroke.analysis.check import check
 from keystroke.analysis.rules import ProjectRules
-from keystroke.assist.next_edit import Found, Intent, Question, Said, Unfit
+from keystroke.assist.next_edit import Found, Intent, PlacesQuestion, Question, Unfit
 from keystroke.assist.next_edit.candidates import MOST
+from keystroke.assist.next_edit.places import PlacesFormat
 from keystroke.config import AssistSettings
-from keystroke.engine.base import TokenLogprob
-from keystroke.engine.generation import Chunk, GenerationParams
-from keystroke.engine.speculative import Drafter
 from keystroke.errors import KeystrokeError
 from keystroke.gateway.access.keys import Caller
-from keystroke.gateway.work.priority import Priority
-from keystroke.gateway.work.registry import ServedModel
-from keystroke.gateway.work.scheduler import Job
+from keystroke.gateway.work.asker import Asker
+from keystroke.gateway.work.registry import Registry, ServedModel
 from keystroke.gateway.work.service import Service
 
 SECONDS = 1.5  # that all questions about one change may take
+QUICK = 400  # tokens a second that a model must read to be asked about all places at once
 _QUESTION = 300  # tokens that one place costs, the history apart
 _LARGEST_CHECK = 60_000  # characters; checking more takes longer than a pause
+
+
+def editor(registry: Registry, own: ServedModel) -> ServedModel:
+    """Who is asked for the next edits of a buffer that `own` completes: a loaded model whose adapter has
+    learned them, as long as it is quick enough here, else `own` itself."""
+    for entry in registry.entries.values():
+        if isinstance(entry.edits, PlacesFormat):
+            rate = entry.scheduler.prefill_rate
+            if rate is None or rate >= QUICK:
+                return entry
+    return own
 
 
 class NextEditModel:
@@ -50,10 +58,11 @@ class NextEditModel:
 
     async def ask(self, intent: Intent, cursor: int) -> Found | Unfit:
         """Raises KeystrokeError where the queue or the engine refuses."""
-        form = self._entry.edits
-        assert form is not None
-        question = Question(
-            form,
+        entry = editor(self._service.registry, self._entry)
+        form = entry.edits
+        if form is None:
+            return Unfit.NOWHERE  # the model that knew has gone
+        asked = (
             self._path,
             self._language,
             intent.change,
@@ -63,13 +72,16 @@ class NextEditModel:
             intent.dismissed,
             self._rules().max_line,
             self._settings.eagerness,
-            self._places(),
+            self._places(entry),
         )
-        return await question.answered(self._run)
+        ask = Asker(self._service, entry, self._caller, f"live/{self._path}")
+        if isinstance(form, PlacesFormat):
+            return await PlacesQuestion(form, *asked).answered(ask)
+        return await Question(form, *asked).answered(ask)
 
-    def _places(self) -> int:
+    def _places(self, entry: ServedModel) -> int:
         """As many places as this machine looks at in the time allowed."""
-        rate = self._entry.scheduler.prefill_rate
+        rate = entry.scheduler.prefill_rate
         return MOST if rate is None else max(2, min(MOST, int(rate * SECONDS / _QUESTION)))
 
     def _problems(self, text: str) -> tuple[int, ...]:
@@ -79,17 +91,3 @@ class NextEditModel:
             return tuple(item.start for item in check(text, PurePath(self._path).name, fixes=False))
         except KeystrokeError:
             return ()
-
-    async def _run(self, tokens: Sequence[int], params: GenerationParams, drafter: Drafter | None) -> Said:
-        entry, service = self._entry, self._service
-        job = Job(tokens, params, drafter if service.speculation else None, affinity=f"live/{self._path}")
-        permit = await service.admitted(entry, job, self._caller)
-        work = service.submit(entry, job, self._caller, priority=Priority.NEXT_EDIT, live=True, permit=permit)
-        said: list[int] = []
-        chances: list[TokenLogprob] = []
-        async with aclosing(work.items()) as items:
-            async for item in items:
-                if isinstance(item, Chunk):
-                    said += item.tokens
-                    chances += item.logprobs
-        return Said(tuple(said), tuple(chances))

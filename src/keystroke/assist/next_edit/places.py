@@ -1,0 +1,223 @@
+"""The next edit as one question about several places: where, and to what, in one short answer.
+
+Law: one builder for training and for live use, over lines and an encoder alone; it knows no buffers and no
+engine. For a model of the ChatML family with an adapter that has learned this format. History comes first,
+newest last, so that what was typed before keeps its KV.
+
+    <|im_start|>user\\nTASK
+    <|file_sep|>PATH\\n-OLD\\n+NEW\\n                                     each change, oldest first
+    <|file_sep|>PATH\\n                                                 the file asked about, then each place:
+    1\\nENCLOSING ALINE\\nBLINE\\n...M\\n<|im_end|>\\n<|im_start|>assistant\\n
+    the answer: 0 (nothing is left to do), or PLACE FROM TO \\n NEW; then <|im_end|>
+
+A place is at most twelve lines, each behind a letter that is a token of its own; the letter after its last
+line stands for its end. Lines FROM up to TO of the place become NEW. So the first token of an answer is a
+choice among all places and silence at once, and three tokens say where; nothing that stays is written.
+`<|fim_pad|>` stands before the cursor's line. Lines that enclose a place (by indentation) are shown above
+it without a letter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from keystroke.assist.next_edit.prompt import Change, Decode, Encode, Region, joined, region_at
+from keystroke.engine.tokenizer import Tokenizer
+
+VERSION = 3  # of the format; an adapter says which one it has learned
+MOST_PLACES = 6
+REGION = 12  # lines of a place
+REGION_TOKENS = 240
+HISTORY_TOKENS, CHANGE_TOKENS, CHANGES = 480, 120, 8
+ANSWER_TOKENS = 384  # a longer answer is none
+_ENCLOSING = 2  # lines shown above a place
+_PATH_CHARACTERS = 80
+_LETTERS = "ABCDEFGHIJKLM"
+_TASK = (
+    "Below are changes just made, oldest first, and then numbered places of a file. Which place has to "
+    "change next? Answer with its number, the letter of the first line to replace, the letter after the "
+    "last one, and the new lines; or 0 if nothing is left to do.\n"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceMarks:
+    """The ids of the tokens that hold the parts apart."""
+
+    start: int  # <|im_start|>
+    end: int  # <|im_end|>
+    file: int
+    cursor: int
+    numbers: tuple[int, ...]  # "0" (nothing), "1" ...
+    letters: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacesPrompt:
+    """`places` in the order in which they are numbered, `lines` what stands in each. `shared`: how many
+    tokens come before the places."""
+
+    tokens: tuple[int, ...]
+    shared: int
+    places: tuple[Region, ...]
+    lines: tuple[tuple[str, ...], ...]
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlacesAnswer:
+    """Place `place` of a prompt becomes `lines`."""
+
+    place: int
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacesFormat:
+    """A model's way with places. `encode` must make no special tokens from text."""
+
+    encode: Encode
+    decode: Decode
+    marks: PlaceMarks
+
+    def build(
+        self,
+        history: Sequence[Change],
+        path: str,
+        lines: Sequence[str],
+        places: Sequence[Region],
+        cursor: int | None = None,
+    ) -> PlacesPrompt:
+        """The question which of `places` of `lines` changes after `history` (oldest first). `cursor`: the
+        line it stands in. Places come out in the order of the file, at most as many as there are numbers."""
+        marks = self.marks
+        ordered = tuple(sorted(places, key=lambda place: (place.first, place.last))[: len(marks.numbers) - 1])
+        front = [
+            marks.start, *self.encode("user\n" + _TASK), *self._history(history),
+            marks.file, *self.encode(_short(path) + "\n"),
+        ]  # fmt: skip
+        newline = list(self.encode("\n"))
+        body: list[int] = []
+        for number, place in enumerate(ordered, start=1):
+            body += [marks.numbers[number], *newline]
+            body += self.encode(joined(enclosing(lines, place.first)))
+            inside = lines[place.first : place.last]
+            for letter, line in zip(marks.letters, inside, strict=False):
+                at_cursor = [marks.cursor] if cursor == place.first + marks.letters.index(letter) else []
+                body += [letter, *at_cursor, *self.encode(f"{line}\n")]
+            body += [marks.letters[len(inside)], *newline]
+        tail = [marks.end, *newline, marks.start, *self.encode("assistant\n")]
+        return PlacesPrompt(
+            (*front, *body, *tail),
+            len(front),
+            ordered,
+            tuple(tuple(lines[place.first : place.last]) for place in ordered),
+            marks.end,
+        )
+
+    def region(self, lines: Sequence[str], line: int) -> Region:
+        """What to show when `line` may have to change: fewer lines where they are long."""
+        size = REGION
+        region = region_at(lines, line, size)
+        while size > 1 and self._cost(lines[region.first : region.last]) > REGION_TOKENS:
+            size //= 2
+            region = region_at(lines, line, size)
+        return region
+
+    def answer(self, prompt: PlacesPrompt, said: PlacesAnswer | None) -> list[int]:
+        """What the model should say: the smallest run of lines that differs; None, or no difference, is
+        silence."""
+        if said is None or said.lines == prompt.lines[said.place]:
+            return [self.marks.numbers[0], self.marks.end]
+        old, new = prompt.lines[said.place], said.lines
+        least = min(len(old), len(new))
+        first = next((i for i in range(least) if old[i] != new[i]), least)
+        same = next((i for i in range(least - first) if old[-1 - i] != new[-1 - i]), least - first)
+        marks = self.marks
+        place = [marks.numbers[said.place + 1], marks.letters[first], marks.letters[len(old) - same]]
+        text = joined(new[first : len(new) - same])
+        return [*place, *self.encode("\n"), *self.encode(text), marks.end]
+
+    def parse(self, prompt: PlacesPrompt, tokens: Sequence[int]) -> PlacesAnswer | None:
+        """What the answer makes of a place, or silence as None; raises ValueError where it is neither (no
+        end, no such place, lines out of order)."""
+        marks = self.marks
+        if prompt.end not in tokens:
+            raise ValueError("the answer does not end")
+        said = list(tokens[: list(tokens).index(prompt.end)])
+        if said == [marks.numbers[0]]:
+            return None
+        numbers = marks.numbers[1 : len(prompt.places) + 1]
+        if len(said) < 3 or said[0] not in numbers:
+            raise ValueError("the answer names no place")
+        place = numbers.index(said[0])
+        old = prompt.lines[place]
+        letters = marks.letters[: len(old) + 1]
+        if said[1] not in letters or said[2] not in letters:
+            raise ValueError("the answer names no lines")
+        first, last = letters.index(said[1]), letters.index(said[2])
+        text = self.decode(said[3:])
+        if last < first or (text and not text.startswith("\n")):
+            raise ValueError("the answer's lines are out of order")
+        text = text.removeprefix("\n")
+        new = text.removesuffix("\n").split("\n") if text else []
+        return PlacesAnswer(place, (*old[:first], *new, *old[last:]))
+
+    def _cost(self, lines: Sequence[str]) -> int:
+        return sum(len(self.encode(f"{line}\n")) for line in lines)
+
+    def _history(self, history: Sequence[Change]) -> list[int]:
+        kept: list[list[int]] = []
+        room = HISTORY_TOKENS
+        for change in reversed(history[-CHANGES:]):
+            gone = list(self.encode(_signed("-", change.before)))[:CHANGE_TOKENS]
+            came = list(self.encode(_signed("+", change.after)))[:CHANGE_TOKENS]
+            tokens = [self.marks.file, *self.encode(_short(change.path) + "\n"), *gone, *came]
+            room -= len(tokens)
+            if room < 0 and kept:
+                break
+            kept.append(tokens)
+        return [t for tokens in reversed(kept) for t in tokens]
+
+
+def _signed(sign: str, text: str) -> str:
+    return "".join(f"{sign}{line}\n" for line in text.removesuffix("\n").split("\n")) if text else ""
+
+
+def enclosing(lines: Sequence[str], first: int) -> list[str]:
+    """The lines above `first` that the line there is indented under, the outermost of them first."""
+    if first >= len(lines):
+        return []
+    inside = next((line for line in lines[first:] if line.strip()), "")
+    depth = len(inside) - len(inside.lstrip())
+    found: list[str] = []
+    for line in reversed(lines[max(0, first - 400) : first]):
+        indent = len(line) - len(line.lstrip())
+        if line.strip() and indent < depth and line.strip() not in ("{", "}", ")", "):", "]"):
+            found.append(line[:120])
+            depth = indent
+            if not depth or len(found) == _ENCLOSING:
+                break
+    return found[::-1]
+
+
+def places_format(tokenizer: Tokenizer) -> PlacesFormat | None:
+    """The format over a tokenizer of the ChatML family; None for any other."""
+    special = [tokenizer.special(n) for n in ("<|im_start|>", "<|im_end|>", "<|file_sep|>", "<|fim_pad|>")]
+    plain = [tokenizer.encode(sign) for sign in ("0123456"[: MOST_PLACES + 1] + _LETTERS)]
+    if any(i is None for i in special) or any(len(ids) != 1 for ids in plain):
+        return None
+    start, end, file, cursor = (i for i in special if i is not None)
+    ids = tuple(one for (one,) in plain)
+    marks = PlaceMarks(start, end, file, cursor, ids[: MOST_PLACES + 1], ids[MOST_PLACES + 1 :])
+    return PlacesFormat(tokenizer.encode, tokenizer.decode, marks)
+
+
+def learned_places(tokenizer: Tokenizer, learned: Mapping[str, str]) -> PlacesFormat | None:
+    """The format of a model whose adapter says that it has learned this version; None of any other."""
+    return places_format(tokenizer) if learned.get("next_edit") == str(VERSION) else None
+
+
+def _short(path: str) -> str:
+    return path if len(path) <= _PATH_CHARACTERS else path[-_PATH_CHARACTERS:]
