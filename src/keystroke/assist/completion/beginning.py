@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 from keystroke.assist.completion.cache import Kept
+from keystroke.assist.completion.tuning import moved
 
 # The least chance that all of a beginning is right, by eagerness. At 150 random places of late files the
 # shipped model showed 57 lines whole, 37 of them right, with 648 wrong characters; with beginnings, and with
@@ -21,10 +22,10 @@ _OPEN, _CLOSE = "([{", ")]}"
 _DANGLING = "([{.,=+-*/%<>&|^~!?:;\\@ \t"
 
 
-def confident_beginning(kept: Kept, typed: int, eagerness: str) -> tuple[str, float]:
+def confident_beginning(kept: Kept, typed: int, eagerness: str, shift: float = 0.0) -> tuple[str, float]:
     """The part of `kept.text` after `typed` that may be shown, and how sure it is (the mean over its tokens);
     empty where nothing is sure enough. Text whose tokens told no chances has no beginning."""
-    chance = 0.0
+    chance, least = 0.0, moved(LEAST[eagerness], shift)
     best = typed
     count = 0
     told: list[float] = []
@@ -32,7 +33,7 @@ def confident_beginning(kept: Kept, typed: int, eagerness: str) -> tuple[str, fl
         if end <= typed:
             continue
         chance += logprob
-        if math.exp(chance) < LEAST[eagerness] or "\n" in kept.text[typed:end]:
+        if math.exp(chance) < least or "\n" in kept.text[typed:end]:
             break
         told.append(logprob)
         if end < len(kept.text) and not _between_words(kept.text, end):
@@ -62,10 +63,10 @@ def confident_lines(kept: Kept, typed: int, least: float) -> tuple[str, float]:
     return kept.text[typed:best], mean
 
 
-def doubtful(kept: Kept, typed: int, eagerness: str) -> bool:
+def doubtful(kept: Kept, typed: int, eagerness: str, shift: float = 0.0) -> bool:
     """Whether a line is too unlikely as a whole, however sure its tokens are in the mean."""
     told = kept.sureness(typed)
-    return bool(told) and math.exp(sum(told)) < WHOLE[eagerness]
+    return bool(told) and math.exp(sum(told)) < moved(WHOLE[eagerness], shift)
 
 
 def _between_words(text: str, at: int) -> bool:

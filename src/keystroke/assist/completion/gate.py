@@ -12,6 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from keystroke.assist.completion.reasons import Hidden
+from keystroke.assist.completion.tuning import moved
 from keystroke.text.repetition import loop_start
 
 # Geometric mean probability of the tokens that is sure enough, and how much surer in a burst of keys. Of the
@@ -85,8 +86,8 @@ def before_computing(text: str, cursor: int, *, invoked: bool) -> Hidden | None:
     return None
 
 
-def judge(candidate: Candidate, eagerness: str, dismissed: Dismissed) -> Hidden | None:
-    """None: show it."""
+def judge(candidate: Candidate, eagerness: str, dismissed: Dismissed, shift: float = 0.0) -> Hidden | None:
+    """None: show it. `shift`: how much stricter than usual to be (`tuning.moved`)."""
     c = candidate
     if not c.inserted.strip():
         return Hidden.EMPTY
@@ -101,7 +102,7 @@ def judge(candidate: Candidate, eagerness: str, dismissed: Dismissed) -> Hidden 
             return Hidden.WOULD_INDENT
         if (line, c.inserted) in dismissed:
             return Hidden.DISMISSED
-        least = 0.0 if c.followed else THRESHOLDS[eagerness]
+        least = 0.0 if c.followed else moved(THRESHOLDS[eagerness], shift)
         if c.confidence < least:
             return Hidden.LOW_CONFIDENCE
         if c.fast and not c.followed and c.confidence < min(least + BURST, 0.95):

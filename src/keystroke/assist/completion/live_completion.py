@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
 from keystroke.analysis.rules import ProjectRules
@@ -20,6 +20,7 @@ from keystroke.assist.completion.cache import Kept, TypeThrough
 from keystroke.assist.completion.extent import Extent, body_floor, ending_for, extent_at, line_at
 from keystroke.assist.completion.reasons import Hidden
 from keystroke.assist.completion.stream import Stream
+from keystroke.assist.completion.tuning import moved
 from keystroke.assist.completion.window import PromptWindow, TextWindow, Window
 from keystroke.config import AssistSettings
 from keystroke.engine.model import Model
@@ -53,12 +54,14 @@ class Offer:
     confidence: float
     typed: int = 0
     done: bool = True
+    begun: bool = False  # the confident beginning of something longer
 
 
 @dataclass(frozen=True, slots=True)
 class Withheld:
     reason: Hidden
     text: str = ""
+    confidence: float = field(default=0.0, compare=False)  # of the text, for who learns from it
 
 
 class LiveCompletion:
@@ -83,6 +86,7 @@ class LiveCompletion:
         self.rhythm = gate.Rhythm()
         self.dismissed = gate.Dismissed()
         self.cache = TypeThrough()
+        self.shift = 0.0  # how much stricter than the settings say: learned from what was taken before
         self._name = PurePath(path).name if path else ""
 
     def grow(self, budget: int) -> bool:
@@ -188,9 +192,9 @@ class LiveCompletion:
             # Editors indent the first line of a body by themselves: there Tab need not.
             indented=kept.extent == Extent.BLOCK and self._indented(text, cursor),
         )
-        reason = gate.judge(candidate, self.settings.eagerness, self.dismissed)
+        reason = gate.judge(candidate, self.settings.eagerness, self.dismissed, self.shift)
         alone = not invoked and not followed and kept.extent != Extent.BLOCK
-        if reason is None and alone and doubtful(kept, typed, self.settings.eagerness):
+        if reason is None and alone and doubtful(kept, typed, self.settings.eagerness, self.shift):
             reason = Hidden.LOW_CONFIDENCE
         if reason in _WHOLE_LINE and (offer := self._begun(text, cursor, kept, typed, candidate, reason)):
             return offer
@@ -200,7 +204,7 @@ class LiveCompletion:
                 kept.broken = self._breaks(text, cursor, rest)
             reason = Hidden.BREAKS_SYNTAX if kept.broken else None
         if reason is not None:
-            return Withheld(reason, rest)
+            return Withheld(reason, rest, sure)
         kept.shown = True
         return Offer(rest, Extent(kept.extent), sure, typed)
 
@@ -218,9 +222,10 @@ class LiveCompletion:
         eagerness = "calm" if reason is Hidden.TYPING_FAST else self.settings.eagerness
         begun, chance = "", 0.0
         if kept.extent == Extent.BLOCK:
-            begun, chance = confident_lines(kept, typed, min(gate.THRESHOLDS[eagerness] + LINES_SURER, 0.95))
+            least = moved(gate.THRESHOLDS[eagerness], self.shift)
+            begun, chance = confident_lines(kept, typed, min(least + LINES_SURER, max(least, 0.95)))
         if not begun:
-            begun, chance = confident_beginning(kept, typed, eagerness)
+            begun, chance = confident_beginning(kept, typed, eagerness, self.shift)
         if 0 < typed < kept.begun and len(begun) < kept.begun - typed:
             begun, chance = kept.text[typed : kept.begun], gate.confidence(kept.sureness(typed))
         if not begun:
@@ -229,7 +234,7 @@ class LiveCompletion:
         if gate.judge(sure, eagerness, self.dismissed) is not None or self._breaks(text, cursor, begun):
             return None
         kept.begun = typed + len(begun)
-        return Offer(begun, Extent.BLOCK if "\n" in begun else Extent.REST, chance, typed)
+        return Offer(begun, Extent.BLOCK if "\n" in begun else Extent.REST, chance, typed, begun=True)
 
     def _breaks(self, text: str, cursor: int, inserted: str) -> bool:
         return self.language is not None and breaks(text, cursor, inserted, self.language)

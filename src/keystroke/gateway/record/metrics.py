@@ -48,19 +48,13 @@ class Metrics:
         self.running = Gauge("keystroke_running", "Responses running", ["model"], registry=registry)
         self.sessions = Gauge("keystroke_sessions", "Engine sessions open", ["model"], registry=registry)
         self.kv_bytes = Gauge("keystroke_kv_bytes", "KV cache bytes", ["model", "kind"], registry=registry)
+        self._series: dict[tuple[str, str], _Series] = {}
 
     def ended(self, paid: Receipt, status: str) -> None:
-        model, priority = paid.model, paid.priority
-        self.responses.labels(model, priority, status).inc()
-        self.tokens.labels(model, "input").inc(paid.computed_tokens)
-        self.tokens.labels(model, "reused").inc(paid.reused_tokens)
-        self.tokens.labels(model, "output").inc(paid.output_tokens)
-        self.tokens.labels(model, "drafted").inc(paid.drafted_tokens)
-        self.tokens.labels(model, "accepted").inc(paid.accepted_tokens)
-        self.queue.labels(model).observe(paid.queue_ms / 1e3)
-        if paid.first_token_ms:
-            self.first_token.labels(model, priority).observe(paid.first_token_ms / 1e3)
-            self.token_gap.labels(model).observe(paid.token_p99_ms / 1e3)
+        series = self._series.get((paid.model, paid.priority))
+        if series is None:
+            series = self._series[paid.model, paid.priority] = _Series(self, paid.model, paid.priority)
+        series.ended(paid, status)
 
     def sample(self, model: str, waiting: int, running: int, stats: EngineStats | None) -> None:
         """Gauges are read when asked for, not kept up to date."""
@@ -73,3 +67,33 @@ class Metrics:
 
     def render(self) -> bytes:
         return generate_latest(self.registry)
+
+
+class _Series:
+    """What one model counts at one priority. Looked up once: finding them by their labels costs more than
+    counting."""
+
+    def __init__(self, metrics: Metrics, model: str, priority: str) -> None:
+        tokens = metrics.tokens
+        self._responses, self._names = metrics.responses, (model, priority)
+        self._statuses: dict[str, Counter] = {}
+        self._input, self._reused = tokens.labels(model, "input"), tokens.labels(model, "reused")
+        self._output = tokens.labels(model, "output")
+        self._drafted, self._accepted = tokens.labels(model, "drafted"), tokens.labels(model, "accepted")
+        self._queue, self._gap = metrics.queue.labels(model), metrics.token_gap.labels(model)
+        self._first = metrics.first_token.labels(model, priority)
+
+    def ended(self, paid: Receipt, status: str) -> None:
+        if status not in self._statuses:
+            self._statuses[status] = self._responses.labels(*self._names, status)
+        self._statuses[status].inc()
+        self._input.inc(paid.computed_tokens)
+        self._reused.inc(paid.reused_tokens)
+        self._output.inc(paid.output_tokens)
+        if paid.drafted_tokens:
+            self._drafted.inc(paid.drafted_tokens)
+            self._accepted.inc(paid.accepted_tokens)
+        self._queue.observe(paid.queue_ms / 1e3)
+        if paid.first_token_ms:
+            self._first.observe(paid.first_token_ms / 1e3)
+            self._gap.observe(paid.token_p99_ms / 1e3)

@@ -81,7 +81,7 @@ def open_database(url: str) -> sa.Engine:
         parsed = sa.make_url(url)
         sqlite = parsed.get_backend_name() == "sqlite"
         if sqlite and parsed.database:
-            _keep_private(Path(parsed.database))
+            keep_private(Path(parsed.database), "server.database")
         if parsed.drivername == "postgresql":
             parsed = parsed.set(drivername="postgresql+psycopg")
         engine = sa.create_engine(parsed, pool_pre_ping=True)
@@ -99,16 +99,15 @@ def open_database(url: str) -> sa.Engine:
     return engine
 
 
-def _keep_private(file: Path) -> None:
+def keep_private(file: Path, what: str) -> None:
     """The file, for its owner alone; SQLite gives its companions the same mode. Raises ConfigError where
-    others may replace it."""
+    others may replace it, OSError where it cannot be made. `what`: the setting that names it."""
     folder = file.parent
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     mode = folder.stat().st_mode
     if os.name == "posix" and mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
         raise ConfigError(
-            f"server.database lies in {folder}, which everybody may write to; "
-            "`chmod o-w` it or choose another"
+            f"{what} lies in {folder}, which everybody may write to; `chmod o-w` it or choose another"
         )
     os.close(os.open(file, os.O_RDWR | os.O_CREAT, 0o600))
     if stat.S_IMODE(file.stat().st_mode) & 0o077:
