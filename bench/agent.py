@@ -25,6 +25,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from keystroke.agent.attempts import EngineDecoder, Race, samplings
@@ -34,6 +35,7 @@ from keystroke.agent.evaluation.folder_solver import FolderSolver
 from keystroke.agent.evaluation.function_solver import FunctionSolver
 from keystroke.agent.evaluation.functions import CLOSE, FunctionJudge, messages, prompt_tokens
 from keystroke.agent.evaluation.plot import plotted
+from keystroke.agent.evaluation.programs import standby
 from keystroke.agent.evaluation.record import Head, Record
 from keystroke.agent.evaluation.report import HEADINGS, Summary, summarised, table
 from keystroke.agent.evaluation.sets import chosen, load_set
@@ -99,9 +101,9 @@ def functions(
         Way(f"x{number}", model.name, number, max_tokens=options.max_tokens, temperature=options.temperature)
         for number in numbers
     ]
-    solver = FunctionSolver(model, sandbox, seed=options.seed)
-    _warm(solver, tasks, ways)
-    summaries = _done(name, tasks, ways, solver, options)
+    with closing(FunctionSolver(model, sandbox, seed=options.seed)) as solver:
+        _warm(solver, tasks, ways)
+        summaries = _done(name, tasks, ways, solver, options)
     prefix = "" if name == "humaneval" else f"{name}_"
     keys: dict[str, object] = {f"{prefix}tasks": len(tasks)}
     for number in sorted(numbers):
@@ -175,6 +177,7 @@ def reactions(model: Model, sandbox: Sandbox, rounds: int = 5) -> dict[str, obje
     task = FunctionTask("probe", "def f(a):\n    '''Anything, at great length.'''\n", "f", "")
     prompt = prompt_tokens(model, messages(task))
     waits = []
+    ready = standby(sandbox, 1)
     for number in range(rounds):
         interrupt, thrown = Interrupt(), [0.0]
 
@@ -186,7 +189,7 @@ def reactions(model: Model, sandbox: Sandbox, rounds: int = 5) -> dict[str, obje
             EngineDecoder(model, GenerationParams(4000, ignore_eos=True, stop=(CLOSE * 9,))),
             prompt,
             samplings(16, temperature=1.5, seed=number),
-            FunctionJudge(sandbox, task),
+            FunctionJudge(ready, task),
             interrupt=interrupt,
         )
         timer = threading.Timer(0.3 + 0.07 * number, throw)
@@ -196,6 +199,7 @@ def reactions(model: Model, sandbox: Sandbox, rounds: int = 5) -> dict[str, obje
         except Interrupted:
             waits.append(1e3 * (time.perf_counter() - thrown[0]))
         timer.join()
+    ready.close()
     with model.engine.session() as session:
         session.extend(prompt)
         for _ in range(48):

@@ -6,8 +6,10 @@ import gzip
 import io
 import json
 import tarfile
+import threading
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -24,7 +26,7 @@ from keystroke.agent.evaluation.function_sets import function_tasks
 from keystroke.agent.evaluation.function_solver import FunctionSolver
 from keystroke.agent.evaluation.functions import FunctionJudge, code_of, score
 from keystroke.agent.evaluation.plot import plotted
-from keystroke.agent.evaluation.programs import run_examples, run_program
+from keystroke.agent.evaluation.programs import run_examples, run_program, standby
 from keystroke.agent.evaluation.record import Head, Record
 from keystroke.agent.evaluation.releases import (
     ReleaseTask,
@@ -35,12 +37,21 @@ from keystroke.agent.evaluation.releases import (
 )
 from keystroke.agent.evaluation.report import summarised, table
 from keystroke.agent.evaluation.sets import chosen, load_set
+from keystroke.agent.evaluation.standby import Standby
 from keystroke.agent.evaluation.tasks import Done, FolderTask, FunctionTask, Status, Task
 from keystroke.agent.sandbox import find_sandbox
 from keystroke.engine.base import Interrupt
 from keystroke.errors import EngineError, InputError, Interrupted, NotFound
 
 SANDBOX = find_sandbox()
+
+
+@pytest.fixture(scope="module")
+def ready() -> Iterator[Standby]:
+    with standby(SANDBOX, 1) as waiting:
+        yield waiting
+
+
 pytestmark = pytest.mark.skipif(not SANDBOX.confines, reason="no sandbox holds on this machine")
 
 DOUBLE = {
@@ -177,25 +188,53 @@ def test_tasks_are_chosen_by_name_and_spread_evenly() -> None:
 # ── programs and judges ───────────────────────────────────────────────────────────────────────
 
 
-def test_code_that_prints_or_exits_cannot_pass_for_code_that_is_right() -> None:
+def test_code_that_prints_or_exits_cannot_pass_for_code_that_is_right(ready: Standby) -> None:
     assert run_program(SANDBOX, "x = 1", 10)[0]
     for cheat in ("import sys; sys.exit(0)", "import os; os._exit(0)", "print('ok'); raise SystemExit"):
         assert not run_program(SANDBOX, cheat, 10)[0]
-    assert run_examples(SANDBOX, "import os; os._exit(0)", ["assert f(1) == 1"], 10).score == 0.0
+    assert run_examples(ready, "import os; os._exit(0)", ["assert f(1) == 1"], 10).score == 0.0
 
 
-def test_examples_say_how_many_hold_and_which_does_not() -> None:
-    verdict = run_examples(SANDBOX, "def f(n): return n", ["assert f(1) == 1", "assert f(2) == 3"], 10)
+def test_examples_say_how_many_hold_and_which_does_not(ready: Standby) -> None:
+    verdict = run_examples(ready, "def f(n): return n", ["assert f(1) == 1", "assert f(2) == 3"], 10)
     assert verdict.score == 0.5
     assert verdict.message == "f(2) == 3 does not hold"
-    raised = run_examples(SANDBOX, "def f(n): return 1 / 0", ["assert f(1) == 1"], 10)
+    raised = run_examples(ready, "def f(n): return 1 / 0", ["assert f(1) == 1"], 10)
     assert "ZeroDivisionError" in raised.message
-    assert run_examples(SANDBOX, "def f(n): return n", ["assert f(1) == 1"], 10).passed
-    assert "did not end" in run_examples(SANDBOX, "while True: pass", ["assert f(1) == 1"], 0.5).message
+    assert run_examples(ready, "def f(n): return n", ["assert f(1) == 1"], 10).passed
+    assert "did not end" in run_examples(ready, "while True: pass", ["assert f(1) == 1"], 0.5).message
 
 
-def test_an_answer_is_watched_as_it_grows() -> None:
-    judge = FunctionJudge(SANDBOX, FunctionTask("t", "", "f", ""))
+def test_each_program_has_an_interpreter_and_a_folder_of_its_own(ready: Standby) -> None:
+    """What one leaves behind, in memory or on disk, the next does not find."""
+    leaves = "import builtins; builtins.f = lambda n: n; open('left.py', 'w').write('f = abs')"
+    assert run_examples(ready, leaves, ["assert f(1) == 1"], 10).passed
+    for finds in ("", "from left import f"):
+        assert not run_examples(ready, finds, ["assert f(1) == 1"], 10).passed
+
+
+def test_an_interpreter_that_died_waiting_is_replaced() -> None:
+    with standby(SANDBOX, 1) as ready:
+        ready._ready[0].stop.set()
+        ready._ready[0].ended.result()
+        assert run_examples(ready, "def f(n): return n", ["assert f(1) == 1"], 10).passed
+
+
+def test_an_interrupted_check_says_so_and_nothing_outlives_the_end() -> None:
+    with standby(SANDBOX, 2) as ready:
+        waiting = list(ready._ready)
+        interrupt = Interrupt()
+        threading.Timer(0.3, interrupt.set).start()
+        with pytest.raises(Interrupted):
+            run_examples(ready, "while True: pass", ["assert True"], 30, interrupt)
+        waiting += ready._ready
+    assert all(one.ended.done() and not Path(one.folder.name).exists() for one in waiting)
+    with pytest.raises(RuntimeError, match="after close"):
+        ready.run("", 1)
+
+
+def test_an_answer_is_watched_as_it_grows(ready: Standby) -> None:
+    judge = FunctionJudge(ready, FunctionTask("t", "", "f", ""))
     watch = judge.watch()
     assert watch("def f(a):\n    return (a +\n        1)\n").go is Go.ON
     assert judge.watch()("def f(a)\n    return a\nx = 1\n").go is Go.HOPELESS
@@ -204,9 +243,9 @@ def test_an_answer_is_watched_as_it_grows() -> None:
     assert judge.watch()(fine).go is Go.ON
 
 
-def test_the_judge_never_sees_the_tests_that_score() -> None:
+def test_the_judge_never_sees_the_tests_that_score(ready: Standby) -> None:
     task = FunctionTask("t", "def f(n):\n", "f", "assert f(1) == 99\n", examples=("assert f(1) == 1",))
-    judge = FunctionJudge(SANDBOX, task)
+    judge = FunctionJudge(ready, task)
     verdict = judge.check("def f(n):\n    return n\n", Interrupt())
     assert verdict is not None
     assert verdict.passed
@@ -236,6 +275,8 @@ class Scripted:
 
     def score(self, task: Task, solved: Solved, interrupt: Interrupt) -> tuple[bool, str]:
         return task.id in self.right, ""
+
+    def close(self) -> None: ...
 
 
 TASKS: list[Task] = [FunctionTask(f"t{n}", "", "", "") for n in range(4)]
@@ -308,11 +349,12 @@ def test_functions_are_solved_by_attempts_that_the_examples_judge(tmp_path: Path
     wrong, right = "def double(n):\n    return n\n```", "def double(n):\n    return 2 * n\n```"
     chat = scripted(in_turn(wrong, right), small=True)
     record = Record(None, Head("own", 1))
-    solver = FunctionSolver(chat.model, SANDBOX)
-    evaluate(tasks, [Way("one", "m", 1)], solver, record)
+    with closing(FunctionSolver(chat.model, SANDBOX)) as solver:
+        evaluate(tasks, [Way("one", "m", 1)], solver, record)
     assert record.rows[0].status is Status.FAILED
     chat = scripted(in_turn(wrong, right), small=True)
-    evaluate(tasks, [Way("many", "m", 4, Policy.FIRST)], FunctionSolver(chat.model, SANDBOX), record)
+    with closing(FunctionSolver(chat.model, SANDBOX)) as solver:
+        evaluate(tasks, [Way("many", "m", 4, Policy.FIRST)], solver, record)
     done = record.rows[-1]
     assert (done.status, done.attempts, done.checked) == (Status.PASSED, 2, True)
 

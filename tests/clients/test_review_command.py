@@ -84,12 +84,29 @@ def test_a_configured_model_reviews_too_and_can_be_left_out(
     remark = chat('{"line": 6, "severity": "low", "message": "Says nothing."}')
     server.on("/chat/completions", remark, chat("A"), chat("B"))  # the new version, whichever comes first
     (repository.root / "a.py").write_text(CODE + "print()\n")
-    assert "low model/remark: Says nothing." in repository.keystroke("review", code=1).stdout
+    told = repository.keystroke("review")
+    assert "a.py:6: the model suspects, and no example shows: Says nothing." in told.stderr
+    assert "0 findings" in told.stdout
     assert len(server.bodies) == 3
-    repository.keystroke("review", "--no-model")
+    assert "suspects" not in repository.keystroke("review", "--no-model").stderr
     assert len(server.bodies) == 3
     server.on("/chat/completions", remark, chat("A"))  # by position, not by what it reads
-    assert "0 findings" in repository.keystroke("review").stdout
+    assert "suspects" not in repository.keystroke("review").stderr
+
+
+def test_what_a_model_says_of_a_shown_fault_is_a_finding(
+    repository: Home, remote_home: Home, server: OpenAIServer
+) -> None:
+    safe = "def share(total: int, count: int):\n    return total // count if count else 0\n"
+    (repository.root / "b.py").write_text(safe)
+    git(repository, "add", ".")
+    git(repository, "commit", "-qm", "second")
+    (repository.root / "b.py").write_text(safe.replace(" if count else 0", ""))
+    remark = chat('{"line": 2, "severity": "low", "message": "None may share."}')
+    server.on("/chat/completions", remark, chat("A"), chat("B"))
+    found = repository.keystroke("review", code=1).stdout
+    assert "high example/regression: share(" in found
+    assert "low model/remark: None may share." in found
 
 
 def test_examples_show_what_fails_now_unless_nothing_may_be_run(repository: Home) -> None:

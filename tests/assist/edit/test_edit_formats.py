@@ -341,3 +341,13 @@ def test_a_fence_is_longer_than_any_inside(text: str) -> None:
     wrapped = fenced(text)
     fence = wrapped.split("\n")[0]
     assert fence not in text
+
+
+def test_empty_functions_are_asked_for_by_name_and_others_are_left_alone() -> None:
+    stub, written = "def half(n):\n    pass\n", "def half(n):\n    return n / 2\n"
+    asked = rewrite_messages(Region("a.py"), stub, "Half of n.")
+    assert "Still empty: half." in asked[1]["content"]
+    assert "change nothing else" not in asked[0]["content"]
+    plain = rewrite_messages(Region("a.py"), written, "Half of n.")
+    assert "Still empty" not in plain[1]["content"]
+    assert "change nothing else" in plain[0]["content"]

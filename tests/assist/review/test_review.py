@@ -238,6 +238,17 @@ def test_a_remark_that_the_model_contradicts_when_asked_the_other_way_is_no_find
     assert of_model(repository, Habit(*REMARKS)) == []
 
 
+def test_a_remark_that_no_example_shows_is_a_suspicion_and_no_finding(repository: Path) -> None:
+    before, after = (
+        "import os\n\ndef here():\n    return os.getcwd()\n",
+        "import os\n\ndef here():\n    return os.sep\n",
+    )
+    committed(repository, "a.py", before, after)
+    model = Confirming("os.sep", '{"line": 4, "message": "It is not where we are."}')
+    told = list(review(files(repository), repository, model))
+    assert told == ["a.py:4: the model suspects, and no example shows: It is not where we are."]
+
+
 def test_a_remark_on_a_file_that_has_no_earlier_text_cannot_be_confirmed(repository: Path) -> None:
     (repository / "new.py").write_text("def half(n):\n    return n / 0\n")
     assert of_model(repository, Confirming("n / 0", *REMARKS)) == []

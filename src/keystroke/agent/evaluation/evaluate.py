@@ -58,6 +58,10 @@ class Solver(Protocol):
 
     def score(self, task: Task, solved: Solved, interrupt: Interrupt) -> tuple[bool, str]: ...
 
+    def close(self) -> None:
+        """Give back what is held. Idempotent."""
+        ...
+
 
 def missing(task: Task) -> str:
     """What this machine lacks to score a task; empty where nothing."""

@@ -69,6 +69,9 @@ class FolderSolver:
     def score(self, task: Task, solved: Solved, interrupt: Interrupt) -> tuple[bool, str]:
         return bool(solved.verdict), ""
 
+    def close(self) -> None:
+        """Nothing is held: the chat is its owner's."""
+
     def _agent(self, task: FolderTask, way: Way, root: Path, state: Path, interrupt: Interrupt) -> AgentTask:
         workspace = Workspace(root)
         options = TaskOptions(

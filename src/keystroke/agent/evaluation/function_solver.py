@@ -18,6 +18,7 @@ from keystroke.agent.evaluation.functions import (
     retry_tokens,
     score,
 )
+from keystroke.agent.evaluation.programs import standby
 from keystroke.agent.evaluation.tasks import FunctionTask, Task
 from keystroke.agent.sandbox import Sandbox
 from keystroke.engine.base import Interrupt
@@ -33,6 +34,11 @@ class FunctionSolver:
         # Few at a time: the answers that ended first are the likeliest, and every further interpreter that
         # starts beside theirs makes their verdict later.
         self._workers = workers or max(2, (os.cpu_count() or 2) // 4)
+        self._ready = standby(sandbox, self._workers)
+
+    def close(self) -> None:
+        """End what stands ready to check answers. Idempotent."""
+        self._ready.close()
 
     def solve(self, task: Task, way: Way, interrupt: Interrupt) -> Solved:
         if not isinstance(task, FunctionTask):
@@ -48,7 +54,7 @@ class FunctionSolver:
             decoder,
             prompt_tokens(model, messages(task)),
             samplings(way.attempts, temperature=way.temperature, seed=self._seed),
-            FunctionJudge(self._sandbox, task),
+            FunctionJudge(self._ready, task),
             workers=self._workers,
             policy=way.policy,
             interrupt=interrupt,

@@ -14,6 +14,7 @@ from typing import Any
 from keystroke.agent.attempts import Attempt, Go, Sign, Verdict, normalised
 from keystroke.agent.attempts.judge import ON, Watch
 from keystroke.agent.evaluation.programs import run_examples, run_program
+from keystroke.agent.evaluation.standby import Standby
 from keystroke.agent.evaluation.tasks import FunctionTask
 from keystroke.agent.sandbox import Sandbox
 from keystroke.engine.base import Interrupt
@@ -74,8 +75,8 @@ def code_of(task: FunctionTask, text: str) -> str:
 class FunctionJudge:
     """Judges by the examples of the description; parses while an answer grows."""
 
-    def __init__(self, sandbox: Sandbox, task: FunctionTask) -> None:
-        self._sandbox, self._task = sandbox, task
+    def __init__(self, ready: Standby, task: FunctionTask) -> None:
+        self._ready, self._task = ready, task
 
     def watch(self) -> Watch:
         return _Growing().heard
@@ -93,7 +94,7 @@ class FunctionJudge:
             return Verdict(0.0, f"it does not define {self._task.entry}")
         if not self._task.examples:
             return None
-        return run_examples(self._sandbox, code, self._task.examples, _SECONDS, interrupt)
+        return run_examples(self._ready, code, self._task.examples, _SECONDS, interrupt)
 
     def key(self, text: str) -> str:
         return normalised(code_of(self._task, text), "python")

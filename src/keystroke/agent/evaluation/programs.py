@@ -10,15 +10,17 @@ import secrets
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from keystroke.agent.attempts import Verdict
+from keystroke.agent.evaluation.standby import Standby
 from keystroke.agent.sandbox import Ended, Ending, Limits, Place, Sandbox
 from keystroke.engine.base import Interrupt
 from keystroke.errors import Interrupted
 
-_MEMORY = 2 << 30
+_LIMITS = Limits(memory=2 << 30, output=4 << 20, processes=128)
 _MESSAGE = 600  # characters of what went wrong
 _CHECK = """
 def _try(passed, failed, check, source):
@@ -63,39 +65,50 @@ def run_program(
     seconds: float,
     interrupt: Interrupt | None = None,
     files: Mapping[str, str] | None = None,
-    *,
-    quick: bool = False,
 ) -> tuple[bool, Ended]:
-    """Run a program to its end: whether it reached it, and what was printed. `quick`: without what Python
-    does for itself before (`site`), which takes longer than most programs. Interrupted."""
+    """Run a program to its end: whether it reached it, and what was printed. Interrupted."""
     word = secrets.token_hex(8)
     with tempfile.TemporaryDirectory(prefix="keystroke-", ignore_cleanup_errors=True) as folder:
         root = Path(folder)
         for name, text in (files or {}).items():
             (root / name).write_text(text)
-        (root / "program.py").write_text(
-            f"{program}\nprint()\nprint({word!r})\n", encoding="utf-8", errors="surrogatepass"
+        (root / "program.py").write_text(_telling(program, word), encoding="utf-8", errors="surrogatepass")
+        ended = sandbox.run(
+            [sys.executable, "-I", "-B", "program.py"],
+            Place(root),
+            replace(_LIMITS, seconds=seconds),
+            interrupt,
         )
-        limits = Limits(seconds=seconds, memory=_MEMORY, output=4 << 20, processes=128)
-        how = ["-S", "-c", _QUICK.format(path=_packages())] if quick else ["program.py"]
-        argv = [sys.executable, "-I", "-B", *how]
-        ended = sandbox.run(argv, Place(root), limits, interrupt)
+    return _reached(ended, word), ended
+
+
+def standby(sandbox: Sandbox, size: int) -> Standby:
+    """Interpreters ready for small programs, without what Python does for itself before one (`site`)."""
+    return Standby(sandbox, _QUICK.format(path=_packages()), _LIMITS, size)
+
+
+def _telling(program: str, word: str) -> str:
+    return f"{program}\nprint()\nprint({word!r})\n"
+
+
+def _reached(ended: Ended, word: str) -> bool:
     if ended.ending is Ending.INTERRUPTED:
         raise Interrupted("stopped on request")
-    return ended.ok and ended.output.rstrip().endswith(word), ended
+    return ended.ok and ended.output.rstrip().endswith(word)
 
 
 def run_examples(
-    sandbox: Sandbox, code: str, examples: Sequence[str], seconds: float, interrupt: Interrupt | None = None
+    ready: Standby, code: str, examples: Sequence[str], seconds: float, interrupt: Interrupt | None = None
 ) -> Verdict:
-    """How many of some assertions hold after `code`."""
+    """How many of some assertions hold after `code`. Interrupted."""
     checks = []
     for number, example in enumerate(examples):
         checks.append(f"def _check{number}():\n    {example}\n")
         checks.append(f"_try(_passed, _failed, _check{number}, {_shown(example)!r})\n")
     program = "\n".join([code, _CHECK, *checks, _TOLD])
-    reached, ended = run_program(sandbox, program, seconds, interrupt, quick=True)
-    if reached:
+    word = secrets.token_hex(8)
+    ended = ready.run(_telling(program, word), seconds, interrupt)
+    if _reached(ended, word):
         return Verdict(1.0)
     if ended.ending is Ending.TIMEOUT:
         return Verdict(0.0, f"it did not end within {seconds:g} seconds")

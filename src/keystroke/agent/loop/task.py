@@ -8,8 +8,6 @@ says how far it came, the copies are removed, and one `Ended` event is the last.
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +26,7 @@ from keystroke.agent.sandbox import Limits, Sandbox
 from keystroke.agent.tools import Runner
 from keystroke.agent.tools.mcp import McpServer, McpTools
 from keystroke.agent.workspace import Overlay, Replicas
+from keystroke.agent.workspace.scratch import task_folder
 from keystroke.analysis.rules import project_rules
 from keystroke.assist.edit import Journal, Workspace
 from keystroke.engine.base import Interrupt
@@ -83,25 +82,24 @@ class AgentTask:
         if not instruction.strip() and previous is None:
             raise InputError("the task is empty; say what to do")
         began = time.perf_counter()
-        folder = Path(tempfile.mkdtemp(prefix="keystroke-task-", dir=self._scratch))
-        copies = Replicas(
-            self._workspace.root,
-            folder,
-            self._sandbox,
-            exclude=self._exclude,
-            most=max(1, self._options.workers),
-        )
-        try:
-            task = self._working(instruction, copies, previous)
-            self._sink(Began(self._id, task.instruction, self._chat.name, str(self._sandbox.kind)))
-            return self._guarded(task, began)
-        finally:
-            if self._mcp is not None:
-                self._mcp.close()
-            copies.close()
-            if self._deep is not None:
-                self._deep.close()
-            shutil.rmtree(folder, ignore_errors=True)
+        with task_folder(self._scratch) as folder:
+            copies = Replicas(
+                self._workspace.root,
+                folder,
+                self._sandbox,
+                exclude=self._exclude,
+                most=max(1, self._options.workers),
+            )
+            try:
+                task = self._working(instruction, copies, previous)
+                self._sink(Began(self._id, task.instruction, self._chat.name, str(self._sandbox.kind)))
+                return self._guarded(task, began)
+            finally:
+                if self._mcp is not None:
+                    self._mcp.close()
+                copies.close()
+                if self._deep is not None:
+                    self._deep.close()
 
     def _guarded(self, task: Working, began: float) -> Ended:
         try:

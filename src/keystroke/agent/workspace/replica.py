@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import stat
 import threading
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from pathlib import Path
 from keystroke.agent.sandbox import Place, Sandbox, secret_files, secrets
 from keystroke.agent.workspace.listing import unwanted
 from keystroke.agent.workspace.overlay import Overlay
+from keystroke.agent.workspace.scratch import remove
 from keystroke.errors import InputError
 
 MOST_BYTES = 1 << 30
@@ -77,7 +77,7 @@ class Replica:
         return {name: (self.folder / name).read_bytes() if name in now else None for name in sorted(kept)}
 
     def close(self) -> None:
-        shutil.rmtree(self.folder, onerror=_writable)
+        remove(self.folder)
 
     # ── how ───────────────────────────────────────────────────────────────────────────────────
 
@@ -160,7 +160,7 @@ class Replica:
             if inside and (parent.is_symlink() or parent.is_file()):
                 parent.unlink()
         if target.is_dir() and not target.is_symlink():
-            shutil.rmtree(target, onerror=_writable)
+            remove(target)
         else:
             target.unlink(missing_ok=True)
 
@@ -241,11 +241,3 @@ def _poured(source: int, target: int, size: int) -> None:
         left -= moved
     while data := os.read(source, 1 << 20):
         os.write(target, data)
-
-
-def _writable(act: object, path: str, _error: object) -> None:
-    """A folder that a command made read-only is removed all the same."""
-    with contextlib.suppress(OSError):
-        os.chmod(os.path.dirname(path), 0o700)
-        os.chmod(path, 0o700)
-        (os.rmdir if os.path.isdir(path) and not os.path.islink(path) else os.unlink)(path)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from keystroke.analysis.stubs import stubs
 from keystroke.analysis.syntax import language_of
 from keystroke.assist.edit.blocks import Message, fenced
 from keystroke.assist.edit.border import mended
@@ -21,6 +22,12 @@ _SYSTEM = (
     "You edit source files. You do exactly what the task says and change nothing else: every other line "
     "stays as it is, with its comments and its layout. You answer with one block of code between ``` lines "
     "and nothing else."
+)
+
+# Told to change nothing else, small models leave empty functions empty.
+_AUTHOR = (
+    "You are a careful programmer. You write complete code that works, and keep the names and parameters "
+    "that are given. You answer with one block of code between ``` lines and nothing else."
 )
 
 _FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})")
@@ -55,8 +62,11 @@ def rewrite_messages(
     """The conversation that asks for a region. `shown` are the texts to show around it, by path: the file
     itself where none is given. They come first: their KV serves every instruction."""
     before, inside, after = region.parts(text)
-    system = f"{_SYSTEM}\n\nThe project's rules:\n{rules.strip()}" if rules.strip() else _SYSTEM
     tag = language_of(region.path) or ""
+    empty = stubs(inside) if tag == "python" else []
+    system = _AUTHOR if empty else _SYSTEM
+    if rules.strip():
+        system += f"\n\nThe project's rules:\n{rules.strip()}"
     part = before.strip() or after.strip()
     parts = [
         f"{path}\n{fenced(context, language_of(path) or '')}"
@@ -70,6 +80,9 @@ def rewrite_messages(
         )
     else:
         how = f"Write the whole file {region.path} with the change, complete."
+    if empty:
+        named = ", ".join(dict.fromkeys(empty))
+        how += f"\n\nStill empty: {named}. Write the code that the task asks for, without placeholders."
     return [
         {"role": "system", "content": system},
         {"role": "user", "content": "\n\n".join([*parts, task, how])},

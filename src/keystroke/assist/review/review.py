@@ -2,7 +2,8 @@
 
 Law: only what changed is reviewed, and each fault is said once, by whoever says it first (checks before the
 audit, the audit before the linter, then what examples show, the model last). What a model says is a finding
-only after it has survived a check. A reviewer that fails is a remark, not the end.
+only where an example shows that something went wrong; else it is told as a suspicion. A reviewer that fails
+is a remark, not the end.
 """
 
 from __future__ import annotations
@@ -39,11 +40,12 @@ def review(
     run: bool = True,
     remark: bool = True,
 ) -> Iterator[Finding | str]:
-    """Findings as they are found; a text between them says what could not be reviewed. `run`: definitions
-    that only compute may be run, old and new, on examples. `remark`: the model is asked for remarks of its
-    own, and not only about examples."""
+    """Findings as they are found; a text between them says what could not be reviewed, or what a model
+    suspects. `run`: definitions that only compute may be run, old and new, on examples. `remark`: the model
+    is asked for remarks of its own, and not only about examples."""
     program = ruff_of(root)
     project = Project(root)
+    shown: dict[str, set[int]] = {}  # lines of definitions that an example has shown to go wrong
     for file in files:
         seen: set[tuple[str, int, str]] = set()
         audited: set[int] = set()
@@ -63,14 +65,18 @@ def review(
             yield finding
         if run:
             try:
-                yield from _demonstrated(file, writer, wrong)
+                for finding, lines in _demonstrated(file, writer, wrong):
+                    shown.setdefault(file.path, set()).update(lines)
+                    yield finding
             except Interrupted:
                 raise
             except KeystrokeError as error:
                 yield f"the model did not judge the examples of {file.path}: {error}"
     for file in files if writer is not None and remark else ():
         try:
-            yield from remarks(file, root, writer, rules)  # type: ignore[arg-type]
+            for finding in remarks(file, root, writer, rules):  # type: ignore[arg-type]
+                known = finding.line in shown.get(file.path, ())
+                yield finding if known else _suspicion(finding)
         except Interrupted:
             raise
         except KeystrokeError as error:
@@ -145,9 +151,16 @@ def _placed(
     )
 
 
-def _demonstrated(file: Changed, writer: Writer | None, wrong: Set[int]) -> Iterator[Finding]:
+def _suspicion(finding: Finding) -> str:
+    return f"{finding.path}:{finding.line}: the model suspects, and no example shows: {finding.message}"
+
+
+def _demonstrated(
+    file: Changed, writer: Writer | None, wrong: Set[int]
+) -> Iterator[tuple[Finding, Iterable[int]]]:
     """Calls that fail now and did not before; and, if a model says that the old result was the right one,
-    calls that give something else. Definitions with `wrong` lines are known not to run."""
+    calls that give something else; each with the lines of its definition. Definitions with `wrong` lines are
+    known not to run."""
     if file.before is None or not is_python(file.path):
         return
     document = Document(file.text)
@@ -164,7 +177,7 @@ def _demonstrated(file: Changed, writer: Writer | None, wrong: Set[int]) -> Iter
             continue
         severity = Severity.HIGH if found.broken else Severity.MEDIUM
         text = " ".join(message.split())[:400]
-        yield Finding("example", "regression", severity, text, file.path, line, 1, start, end)
+        yield Finding("example", "regression", severity, text, file.path, line, 1, start, end), found.lines
 
 
 def ranked(findings: Iterable[Finding]) -> list[Finding]:

@@ -1,0 +1,169 @@
+"""The folder of a task's copies: gone with its task, also with one that was killed; a full disk is one
+sentence."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from keystroke.agent.workspace.scratch import PREFIX, _writable, remove_abandoned, task_folder
+
+_HOLDS = """
+import sys
+from pathlib import Path
+from keystroke.agent.workspace.scratch import task_folder
+with task_folder(Path(sys.argv[1])) as folder:
+    (folder / "copy0").mkdir()
+    (folder / "copy0" / "file").write_text("x")
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def holder(place: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """Another process with a task's folder."""
+    command = [sys.executable, "-c", _HOLDS, str(place)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process, Path(process.stdout.readline().strip())
+        finally:
+            process.kill()
+
+
+def test_what_a_killed_task_left_goes_at_the_next_start_and_a_running_one_keeps_its_own(
+    tmp_path: Path,
+) -> None:
+    strangers = tmp_path / f"{PREFIX}stranger"  # nobody's lock: not ours to judge
+    strangers.mkdir()
+    (tmp_path / f"{PREFIX}link").symlink_to(strangers)
+    with holder(tmp_path) as (_, alive), holder(tmp_path) as (killed, left):
+        assert (left / "copy0" / "file").exists()
+        killed.send_signal(signal.SIGKILL)
+        killed.wait()
+        assert left.exists()
+        with task_folder(tmp_path) as mine:
+            assert not left.exists()
+            assert {mine, alive, strangers} < set(tmp_path.iterdir())
+            assert remove_abandoned(tmp_path) == []  # mine is held too
+        assert not mine.exists()
+        assert (alive / "copy0" / "file").exists()
+    assert strangers.exists()
+
+
+def test_removing_a_folder_changes_nothing_behind_its_links(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("mine")
+    outside.chmod(0o640)
+    inside = tmp_path / "folder" / "link"
+    inside.parent.mkdir()
+    inside.symlink_to(outside)
+    _writable(os.unlink, str(inside), None)
+    assert not inside.is_symlink()
+    assert outside.stat().st_mode & 0o777 == 0o640
+
+
+# ── a disk that is really full ────────────────────────────────────────────────────────────────
+
+_FULL = r'''
+import os, sys
+from pathlib import Path
+
+from test_task import CHECK, FIXED, Desk, call, in_turn, scripted
+from keystroke.agent.loop import Records, Status
+from keystroke.assist.edit import Journal
+from keystroke.errors import InputError
+
+small, large = Path(sys.argv[1]), Path(sys.argv[2])  # a file system of one megabyte, and one with room
+
+
+def fill() -> Path:
+    """Take all that is left."""
+    ballast = small / "ballast"
+    with open(ballast, "wb", buffering=0) as file:
+        try:
+            while file.write(bytes(4096)):
+                pass
+        except OSError:
+            pass
+    return ballast
+
+
+def refused(task, words, records=None):
+    try:
+        task.run(words, records)
+    except InputError as error:
+        assert "No space left on device" in str(error), error
+        return str(error)
+    raise AssertionError("a full disk was not told")
+
+
+long = call("edit", path="more.py", old="", new="x = 1\n" * 200)
+
+# The copies have no room: the workspace is larger than the disk they go to.
+(large / "a").mkdir()
+desk = Desk(large / "a")
+(desk.project.root / "data.bin").write_bytes(os.urandom(3 << 20))
+task = desk.task(scripted(in_turn(call("run", command="true"), "Done."), small=False), check=CHECK)
+task._scratch = small
+before = {p: p.read_bytes() for p in desk.project.root.rglob("*") if p.is_file()}
+print(refused(task, "fix add"))
+assert before == {p: p.read_bytes() for p in desk.project.root.rglob("*") if p.is_file()}
+assert list(small.iterdir()) == [], "what was copied so far is gone"
+assert desk.records.newest().status == "failed"
+
+# The workspace has no room for the change, the records have: nothing lands, and it lands once there is room.
+desk = Desk(small)
+desk.records = Records(large / "state", desk.project.root)
+desk.project.journal = Journal(large / "journal", desk.project.workspace)
+task = desk.task(scripted(in_turn(long, "Done."), small=False))
+task._scratch = large
+ballast = fill()
+before = desk.project.tree()
+print(refused(task, "add more.py"))
+assert desk.project.tree() == before
+ballast.unlink()
+again = desk.task(scripted(lambda prompt: "Done.", small=False))
+again._scratch = large
+assert again.run("", desk.records.newest()).status is Status.DONE
+assert desk.project.tree()["more.py"] == "x = 1\n" * 200
+
+# Everything on one full disk: a sentence, and the workspace is as it was.
+(small / "project" / "more.py").unlink()
+desk = Desk.__new__(Desk)
+for path in small.iterdir():
+    os.system(f"rm -rf '{path}'")
+desk.__init__(small)
+task = desk.task(scripted(in_turn(long, "Done."), small=False))
+ballast = fill()
+before = desk.project.tree()
+print(refused(task, "add more.py"))
+assert desk.project.tree() == before
+print("held")
+'''
+
+
+def test_on_a_full_disk_a_task_says_so_and_changes_nothing(tmp_path: Path) -> None:
+    small, large = tmp_path / "small", tmp_path / "large"
+    small.mkdir()
+    large.mkdir()
+    mount = f"mount -t tmpfs -o size=1m tmpfs '{small}'"
+    if subprocess.run(["unshare", "-rm", "sh", "-c", mount], capture_output=True).returncode:
+        pytest.skip("a small file system cannot be mounted here (needs unshare and user namespaces)")
+    script = f'{mount} && exec "$0" -c "$1" "{small}" "{large}"'
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", script, sys.executable, _FULL],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "held"

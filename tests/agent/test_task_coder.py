@@ -1,0 +1,41 @@
+"""A task done by a real small model: its place, its edit, its check, its undo."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from test_task import CHECK, Desk
+
+from coder_model import needed_coder
+from keystroke.agent.chat import LocalChat
+from keystroke.agent.loop import Status
+from keystroke.config import load_settings
+from keystroke.engine.load import load_model
+
+pytestmark = [pytest.mark.coder, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def chat() -> Iterator[LocalChat]:
+    settings = load_settings({"engine.kind": "onnx", "engine.context": 4096})
+    model = load_model(needed_coder(), settings)
+    with model.engine:
+        yield LocalChat(model)
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_a_wrong_sum_is_mended_checked_and_taken_back(tmp_path: Path, chat: LocalChat, attempts: int) -> None:
+    desk = Desk(tmp_path)
+    before = desk.project.tree()
+    task = desk.task(chat, check=CHECK, attempts=attempts, max_tokens=200)
+    ended = task.run("add in calc.py must give the sum of its two numbers")
+    assert ended.status is Status.DONE  # only what passes the check lands
+    changed = {name for name, text in desk.project.tree().items() if before.get(name) != text}
+    assert changed == {"calc.py"}
+    assert "-    return a - b\n" in ended.diff
+    assert sum(receipt.tokens for receipt in ended.receipts) > 0
+    desk.project.journal.undo()
+    assert desk.project.tree() == before
+    assert not desk.left_behind()
