@@ -6,7 +6,8 @@ process. Every client counts what it asked and what ended it. From time to time 
 of answers and the database cannot be written. The ceiling: `lost` 0 (requests without a terminal event while
 their connection lived or could be taken up again, and responses acknowledged as stored that are not there),
 `doubled` 0 (a second terminal event), memory and handles flat, and no callback of the loop that takes long
-(`worst_stall_ms`, in time of this thread, so that a busy machine is not counted).
+(`worst_stall_ms`, in time of this thread, so that a busy machine is not counted; the garbage collector's
+longest look at server and clients together is `worst_collection_ms`).
 
 `make bench-soak ARGS="--seconds 600 --clients 12"`; last line JSON with `requests`, `lost`, `doubled`,
 `rss_growth_mb`, `worst_stall_ms`; exit code 1 where one of the first three is wrong or something was left
@@ -83,26 +84,50 @@ class FaultyEngine(EchoEngine):
 
 class Stalls:
     """The longest time one callback kept the loop, in time of its thread: waiting for a core is not
-    counted."""
+    counted, nor what the clients here do for themselves."""
 
     def __init__(self) -> None:
         self.worst, self.what = 0.0, ""
+        self.collection = 0.0  # the longest look of the garbage collector, which belongs to no callback
+        self._collecting, self._collected = 0.0, 0.0
         self.watching = False  # not while it starts, nor while the soak itself counts what is held
         self._run: Callable[[asyncio.Handle], None] = asyncio.Handle._run
 
     def __enter__(self) -> Stalls:
         def timed(handle: asyncio.Handle) -> None:
+            self._collected = 0.0
             began = time.thread_time()
             self._run(handle)
             spent = time.thread_time() - began
-            if self.watching and spent > self.worst:
-                self.worst, self.what = spent, repr(handle)[:300]
+            if not self.watching:
+                return
+            self.collection = max(self.collection, self._collected)
+            own = spent - self._collected
+            if own > self.worst and not (who := _who(handle)).startswith("Soak."):
+                self.worst, self.what = own, who
 
         setattr(asyncio.Handle, "_run", timed)  # noqa: B010 - there is no public way to look
+        gc.callbacks.append(self._collector)
         return self
 
     def __exit__(self, *_: object) -> None:
         setattr(asyncio.Handle, "_run", self._run)  # noqa: B010
+        gc.callbacks.remove(self._collector)
+
+    def _collector(self, phase: str, _about: object) -> None:
+        if phase == "start":
+            self._collecting = time.thread_time()
+        else:
+            self._collected += time.thread_time() - self._collecting
+
+
+def _who(handle: asyncio.Handle) -> str:
+    """What a handle ran: the coroutine of a task, or the callback."""
+    ran = getattr(handle, "_callback", None)
+    task = getattr(ran, "__self__", None)
+    if isinstance(task, asyncio.Task):
+        return f"{task.get_coro().__qualname__} ({task.get_name()})"  # type: ignore[union-attr]
+    return repr(ran)[:300]
 
 
 class Soak:
@@ -133,6 +158,7 @@ class Soak:
             result = await self._run()
         result["worst_stall_ms"] = round(self.stalls.worst * 1e3, 1)
         result["worst_stall"] = self.stalls.what
+        result["worst_collection_ms"] = round(self.stalls.collection * 1e3, 1)
         self._temporary.cleanup()
         return result
 
@@ -248,6 +274,7 @@ class Soak:
             "faults": self.tally.faults,
             "before": {k: round(v, 1) for k, v in before.items()},
             "after": {k: round(v, 1) for k, v in after.items()},
+            "rss_mb": [round(each) for each in samples],
         }
 
     # Clients

@@ -13,7 +13,15 @@ from typing import Any
 
 import uvicorn
 
-from keystroke.config import NamedModel, PathSettings, ServerSettings, Settings, SpeculationSettings
+from keystroke.config import (
+    AssistSettings,
+    LearnSettings,
+    NamedModel,
+    PathSettings,
+    ServerSettings,
+    Settings,
+    SpeculationSettings,
+)
 from keystroke.engine.echo import END_OF_TURN, EOS, SPECIAL, EchoEngine, Script
 from keystroke.engine.model import Model
 from keystroke.engine.templates import ChatTemplate, FimTemplate
@@ -88,12 +96,16 @@ def serving(
     speculation: bool = False,
     port: int = 0,
     registry: Registry | None = None,
+    learn: LearnSettings | None = None,
+    assist: AssistSettings | None = None,
 ) -> Iterator[RunningServer]:
     """A real server on a free port, in a thread with a loop of its own; for `models`, or a whole registry."""
     settings = Settings(
         server=replace(server or ServerSettings(), port=port, drain_s=0.2),
         paths=PathSettings(state=folder) if folder else PathSettings(),
         speculation=SpeculationSettings(enabled=speculation),  # off: a step is a token
+        learn=learn or LearnSettings(),
+        assist=assist or AssistSettings(),
     )
     entries = [
         local_entry(

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from postgres_server import postgres_server
 
 from keystroke.errors import InputError
 from keystroke.gateway.access.keys import make_key
@@ -19,6 +18,7 @@ from keystroke.gateway.record.store import Store, default_url
 from keystroke.gateway.record.tables import KEYS, RESPONSES, USAGE
 from keystroke.protocol.items import Item, Message, OutputText
 from keystroke.protocol.response import Receipt, Response
+from postgres_server import postgres_server
 
 
 def filled(store: Store, count: int = 1200) -> None:

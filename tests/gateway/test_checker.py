@@ -14,11 +14,13 @@ from keystroke.analysis.audit import LiveAudit
 from keystroke.analysis.check import check
 from keystroke.clients.live_connection import LiveClient
 from keystroke.errors import InputError, Interrupted
-from keystroke.gateway.live import checker
 from keystroke.gateway.live.audit import BufferAudit
-from keystroke.gateway.live.checker import Checker, checker_of
+from keystroke.gateway.live.auditor import LARGE
+from keystroke.gateway.live.checker import Checker
+from keystroke.gateway.live.refactorer import Refactorer
 from keystroke.isolation import Isolated
 from keystroke.protocol import live_messages as live
+from keystroke.text import Edit, apply_edits
 
 DIGITS = "x = " + "1" * 50_000 + "\n"
 
@@ -28,34 +30,68 @@ def test_a_literal_of_fifty_thousand_digits_is_checked_and_offered_no_fix() -> N
     assert (problem.code, problem.fixes) == ("syntax-error", ())
 
 
-def test_a_check_elsewhere_finds_what_it_finds_here() -> None:
+async def test_a_check_elsewhere_finds_what_it_finds_here() -> None:
     text = "import oss\nprint(undefined_name)\ndef f(:\n"
-    assert Checker().problems(text, None, None) == check(text)
+    assert await Checker().asked(text, None, None) == check(text)
     text = "import os\nprnt(1)\n"
-    assert Checker().problems(text, None, None) == check(text) != ()
+    assert await Checker().asked(text, None, None) == check(text) != ()
 
 
-def test_a_text_that_takes_too_long_is_an_error_and_the_next_is_checked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    slow = Checker()
-    slow._elsewhere = Isolated("time:sleep", seconds=0.2, memory=64 << 20)
-    monkeypatch.setattr(slow._elsewhere, "call", lambda *_: Isolated.call(slow._elsewhere, 30))
+def sleeper(seconds: float) -> Isolated:
+    """A process that would do anything for half a minute."""
+    made = Isolated("time:sleep", seconds=seconds, memory=64 << 20)
+    made.call = lambda *_: Isolated.call(made, 30)  # type: ignore[method-assign]
+    return made
+
+
+async def test_a_text_that_takes_too_long_is_an_error_and_the_next_is_checked() -> None:
     with pytest.raises(InputError, match="could not be checked"):
-        slow.problems("x", None, None)
-    assert Checker().problems("x = 1\n", None, None) == ()
+        await Checker(sleeper(0.2)).asked("x", None, None)
+    assert await Checker().asked("x = 1\n", None, None) == ()
 
 
-def test_each_key_has_a_process_of_its_own_which_goes_with_its_last_connection() -> None:
-    one, same, other = checker_of("a"), checker_of("a"), checker_of("b")
+async def test_each_key_has_a_process_of_its_own_which_goes_with_its_last_connection() -> None:
+    one, same, other = Checker.of("a"), Checker.of("a"), Checker.of("b")
     assert one is same
     assert one is not other
-    one.problems("x = 1\n", None, None)
+    assert type(Refactorer.of("a")) is Refactorer
+    await one.asked("x = 1\n", None, None)
     process = one._elsewhere._process
     assert process is not None
     del one, same
     assert process.wait(10) != 0
-    assert "a" not in checker._checkers
+    assert "a" not in Checker._known
+
+
+SOURCE = "def f(x):\n    return x\n"
+RENAME = live.RefactorAsk(id="r", buffer="b", version=1, kind="rename", start=6, end=6, name="y")
+
+
+async def test_a_refactoring_that_takes_too_long_is_an_error_and_holds_up_only_its_own_key() -> None:
+    slow, other = Refactorer(sleeper(0.5)), Refactorer.of("other")
+    before = threading.active_count()
+    many = [asyncio.ensure_future(slow.asked(RENAME, None, None, SOURCE, {})) for _ in range(50)]
+    done = await other.asked(RENAME, None, None, SOURCE, {})
+    assert [(d.start, d.end, d.text) for d in done.files[0].edits] == [(6, 7, "y"), (21, 22, "y")]
+    assert threading.active_count() <= before + 2  # one for each key, however many ask
+    with pytest.raises(InputError, match="was stopped; nothing was changed"):
+        await many[0]
+    for waiting in many[2:]:
+        waiting.cancel()
+
+
+async def test_a_refactoring_ends_with_the_last_connection_of_its_key() -> None:
+    elsewhere = sleeper(30)
+    mine = Refactorer(elsewhere)
+    asked = asyncio.ensure_future(mine.asked(RENAME, None, None, SOURCE, {}))
+    while elsewhere._process is None:  # noqa: ASYNC110 - a thread makes it
+        await asyncio.sleep(0.01)
+    thread = mine._thread
+    asked.cancel()
+    await asyncio.wait([asked])
+    del mine, asked
+    thread.shutdown(wait=True)  # returns: nobody is left to wait half a minute for
+    assert elsewhere._process is None
 
 
 def test_an_audit_that_nobody_waits_for_ends_before_its_next_unit() -> None:
@@ -85,6 +121,35 @@ async def test_audits_of_clients_that_left_are_ended_and_take_no_other_thread() 
             break
         await asyncio.sleep(0.01)
     assert heard, "audits of the departed still run"
+
+
+async def test_a_large_text_is_audited_elsewhere_with_the_same_findings_after_every_edit() -> None:
+    unit = "def f(a):\n    return eval(a)\n\n"
+    text = "import os\n" + unit * (LARGE // len(unit) + 1)
+    heard: list[live.LiveEvent] = []
+    audit = BufferAudit("b", "python", heard.append, "large")
+
+    async def told() -> live.Diagnostics:
+        while not heard:  # noqa: ASYNC110 - it is told from a task of its own
+            await asyncio.sleep(0.01)
+        event = heard.pop()
+        assert isinstance(event, live.Diagnostics)
+        return event
+
+    audit.follow(text, 1, ())
+    assert [f.start for f in (await told()).findings] == [f.start for f in LiveAudit("python", text).findings]
+    edit = Edit(len(text), len(text), "os.system(input())\n")
+    grown = apply_edits(text, (edit,))
+    audit.follow(grown, 2, (edit,))
+    event = await told()
+    assert event.version == 2
+    assert [f.rule for f in event.findings] == [f.rule for f in LiveAudit("python", grown).findings]
+    assert audit._audit is None  # nothing of it was parsed here
+    small = "import os\nos.system(input())\n"
+    audit.follow(small, 3, (Edit(0, len(grown), small),))
+    assert [f.start for f in (await told()).findings] == [
+        f.start for f in LiveAudit("python", small).findings
+    ]
 
 
 class Watchdog:

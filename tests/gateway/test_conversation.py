@@ -7,9 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from keystroke.assist.tool_calls.grammar import usable_tools
 from keystroke.assist.tool_calls.tools import Offered, short_toolset
-from keystroke.gateway.api.conversation import asked, spent_tools, texts_read
+from keystroke.assist.tool_calls.usable import Bounds, usable_tools
+from keystroke.gateway.api.answer_form import AnswerForm
+from keystroke.gateway.api.conversation import Written, asked, spent_tools, texts_read, written
 from keystroke.protocol.items import Item
 
 RUN = Offered("exec_command", parameters={"properties": {"cmd": {"type": "string"}}, "required": ["cmd"]})
@@ -63,6 +64,12 @@ def test_what_tools_print_is_read_and_what_reports_their_running_is_not() -> Non
         (patch("p", "Success. Updated the following files:\nM a.py"), set()),
         (patch("p", "apply_patch verification failed: Failed to find expected lines"), {"apply_patch"}),
         (patch("p", "failed") + run("cat a.py", "x = 1"), set()),
+        (run("ls", "a") + run("cat a", "x", 2) + run("ls", "a", 3), {"exec_command"}),
+        (run("ls", "a") + patch("p", "Success") + run("ls", "a", 2), set()),
+        (
+            patch("p", "failed") + run("ls", "a") + patch("p", "failed", 2) + run("cat b", "", 2),
+            {"apply_patch"},
+        ),
     ],
 )
 def test_what_led_nowhere_is_not_open_in_the_next_turn(turns: list[dict[str, Any]], spent: set[str]) -> None:
@@ -71,7 +78,49 @@ def test_what_led_nowhere_is_not_open_in_the_next_turn(turns: list[dict[str, Any
 
 
 def test_some_tool_is_always_left() -> None:
-    names = [s.name for s in usable_tools(SHOWN, seen=["x\n"], spent={"apply_patch"}).shown]
+    names = [s.name for s in usable_tools(SHOWN, Bounds(seen=["x\n"], spent={"apply_patch"})).shown]
     assert names == ["exec_command"]
-    assert usable_tools(SHOWN, seen=["x\n"], spent={"apply_patch", "exec_command"}).shown
-    assert [s.name for s in usable_tools(SHOWN).shown] == ["exec_command", "create_file"]
+    assert usable_tools(SHOWN, Bounds(seen=["x\n"], spent={"apply_patch", "exec_command"})).shown
+    assert [s.name for s in usable_tools(SHOWN, Bounds()).shown] == ["exec_command", "create_file"]
+
+
+CREATED = "*** Begin Patch\n*** Add File: /w/a.py\n+print('hello')\n*** End Patch\n"
+CHANGED = "*** Begin Patch\n*** Update File: b.py\n@@\n keep\n-old\n+new\n*** End Patch\n"
+
+
+def test_what_was_written_this_turn_is_known_by_its_lines_and_files() -> None:
+    work = written(items(user("fix"), *patch(CREATED, "Success"), *patch(CHANGED, "Success", 2)), SHOWN)
+    assert work == Written({"print('hello')", "new"}, {"/w/a.py", "b.py"})
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        patch(CREATED, "apply_patch verification failed"),
+        patch(CREATED, "Success") + run("pytest", "1 failed"),
+        patch(CREATED, "Success") + run("python a.py", "Exit code: 1\nOutput:\n"),
+        [*patch(CREATED, "Success"), user("now change it back")],
+    ],
+)
+def test_work_that_failed_or_is_asked_about_again_may_be_changed(turns: list[dict[str, Any]]) -> None:
+    assert written(items(user("fix"), *turns), SHOWN) == Written()
+
+
+def test_a_small_model_is_not_let_undo_its_own_edit() -> None:
+    form = AnswerForm(SHOWN)
+    turns = [*patch(CREATED, "Success"), *run("cat /w/a.py", "Output:\nprint('hello')\n", 2)]
+    names = [s.name for s in form.narrowed(items(user("In a.py and b.py, say hello."), *turns)).usable.shown]  # type: ignore[union-attr]
+    assert names == ["exec_command"]
+    more = items(
+        user("In a.py and b.py, say hello."), *turns, *run("cat b.py", "Output:\nprint('other')\n", 3)
+    )
+    assert "replace_lines" in [s.name for s in form.narrowed(more).usable.shown]  # type: ignore[union-attr]
+
+
+def test_no_file_is_written_over_by_one_who_has_not_looked() -> None:
+    def usable(text: str, *turns: dict[str, Any]) -> list[str]:
+        return [s.name for s in AnswerForm(SHOWN).narrowed(items(user(text), *turns)).usable.shown]  # type: ignore[union-attr]
+
+    assert usable("In a.py, say hello.") == ["exec_command"]
+    assert usable("Create a.py that says hello.") == ["exec_command", "create_file"]
+    assert "create_file" in usable("In a.py, say hello.", *run("cat a.py", "print('hi')"))

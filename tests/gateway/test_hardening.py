@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 import websockets
-from gateway_support import RunningServer, echo, scripted_model, serving
+from gateway_support import RunningServer, echo, last_user, scripted_model, serving
 from test_websocket_conformance import Wire
 
 from keystroke.config import NamedModel, ServerSettings
@@ -109,6 +109,18 @@ def test_a_second_request_on_a_kept_connection_is_served_and_half_of_a_third_is_
         assert (answer.status, bool(answer.read())) == (200, True)
     connection.sendall(b"GET /hea")
     assert left(connection)
+
+
+async def test_a_websocket_that_is_silent_for_long_is_kept(quick: RunningServer) -> None:
+    """A prompt may be read for minutes and an editor may rest: only half a request has a time to end in."""
+    for path, asked, answered in (
+        ("/v1/responses", {"type": "response.create", "input": "there?"}, "response.created"),
+        ("/v1/live", {"type": "buffer.open", "buffer": "b", "text": "", "version": 1}, "ready"),
+    ):
+        async with websockets.connect(f"ws://127.0.0.1:{quick.port}{path}") as socket:
+            await asyncio.sleep(3 * max(QUICK.headers, QUICK.body))
+            await socket.send(json.dumps(asked))
+            assert json.loads(await socket.recv())["type"] == answered
 
 
 def test_open_connections_are_counted_and_no_more_are_taken_than_there_is_room_for(
@@ -240,6 +252,36 @@ async def test_keys_take_turns_and_none_takes_the_whole_queue() -> None:
         async for _item in ticket:
             pass
     await scheduler.stop()
+
+
+async def test_keys_take_turns_at_a_server_elsewhere_too() -> None:
+    from keystroke.engine.generation import GenerationParams
+    from keystroke.engine.remote import Endpoint, RemoteModel
+    from keystroke.gateway.work.remote import RemoteJob, RemoteScheduler
+
+    order: list[str] = []
+
+    def heard(prompt: str) -> str:
+        order.append(last_user(prompt))
+        return "yes"
+
+    with serving(scripted_model(heard, "elsewhere")) as server:
+        model = RemoteModel(Endpoint(f"{server.url}/v1"), "elsewhere")
+        scheduler = RemoteScheduler(model, "far", concurrent=1, max_queue=8)
+
+        def ask(key: str, number: int) -> Any:
+            said = [{"role": "user", "content": f"{key}{number}"}]
+            return scheduler.submit(RemoteJob(GenerationParams(), messages=said), key=key)
+
+        tickets = [ask("a", number) for number in range(4)]
+        with pytest.raises(QueueFull, match="of this key"):
+            ask("a", 4)
+        tickets += [ask("b", number) for number in range(2)]
+        for ticket in tickets:
+            async for _item in ticket:
+                pass
+        await scheduler.stop()
+    assert order == ["a0", "b0", "a1", "b1", "a2", "a3"]
 
 
 async def test_more_ghost_text_than_one_types_waits_like_chats() -> None:

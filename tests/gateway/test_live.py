@@ -671,3 +671,14 @@ async def test_a_change_that_would_hold_up_everybody_is_refused_and_the_buffer_o
             await wire.type("y", 0, 2)  # one edit of it is taken all the same
             await wire.send(kind="complete", id="c", buffer="a.py", version=2, cursor=1)
             await wire.until("not_shown", id="c")
+
+
+async def test_changes_do_not_grow_buffers_beyond_what_may_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("keystroke.gateway.live.connection.CHARACTERS", 1000)
+    with serving(scripted_model()) as server:
+        async with wired(server) as wire:
+            await wire.open("x = 1\n" * 100, version=1)
+            more = [{"start": 0, "end": 0, "text": "y" * 500}]
+            await wire.send(kind="buffer.change", buffer="a.py", base=1, version=2, edits=more)
+            assert "more than 1,000 characters" in (await wire.until("error"))["error"]["message"]
+            assert (await wire.until("resync"))["have"] == 1

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from postgres_server import postgres_server
 
 from keystroke.errors import RateLimited
 from keystroke.gateway.access.limits import Budget
 from keystroke.gateway.record.shared_limits import BUDGETS, LEASES, SharedLimits
 from keystroke.gateway.record.store import Store, default_url
+from postgres_server import postgres_server
 
 
 @pytest.fixture(scope="module")

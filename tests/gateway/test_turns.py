@@ -91,6 +91,8 @@ class Turns(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
+        self.unheeded: list[str] = []  # what failed where nobody looked
+        self.loop.set_exception_handler(lambda _, about: self.unheeded.append(repr(about)))
         self.client = Client()
         self.run(self.client.start())
         self.gone = False
@@ -116,6 +118,13 @@ class Turns(RuleBasedStateMachine):
         elif warm:
             more["generate"] = False
         self.run(self.client.say(kind="response.create", input=text, **more))
+        self.client.created[stream] += 1
+
+    @rule(stream=st.sampled_from(["", "a", "b"]))
+    def create_what_is_refused(self, stream: str) -> None:
+        """The next of its stream begins while this one is still being refused."""
+        more: dict[str, Any] = {"stream_id": stream} if stream else {}
+        self.run(self.client.say(kind="response.create", input="x", previous_response_id="resp_none", **more))
         self.client.created[stream] += 1
 
     @rule(back=st.integers(0, 3))
@@ -173,6 +182,7 @@ class Turns(RuleBasedStateMachine):
         finally:
             self.run(client.stop())
             self.loop.close()
+        assert self.unheeded == []
 
 
 Turns.TestCase.settings = settings(
@@ -182,6 +192,24 @@ Turns.TestCase.settings = settings(
     suppress_health_check=[HealthCheck.too_slow],
 )
 TestTurns = Turns.TestCase
+
+
+async def test_a_request_behind_a_refused_one_can_be_cancelled() -> None:
+    client = Client()
+    unheeded: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, about: unheeded.append(about))
+    await client.say(kind="response.create", input="x", previous_response_id="resp_none")
+    await client.say(kind="response.create", input="long " + LARGE)
+    await client.start()
+    for _ in range(2000):
+        if any(event["type"] == "error" for event in client.heard):
+            break
+        await asyncio.sleep(0.001)
+    await client.say(kind="response.cancel")  # while the prompt of the second is being made, or after
+    await client.quiet()
+    await client.stop()
+    assert unheeded == []
+    assert [e["type"] for e in client.heard if e["type"] in TERMINAL] == ["response.cancelled"]
 
 
 async def test_sixty_background_requests_at_once_are_all_answered() -> None:

@@ -37,6 +37,7 @@ from keystroke.gateway.api.endpoints import Endpoints
 from keystroke.gateway.api.responses_socket import Connection
 from keystroke.gateway.api.tasks import TaskEndpoints
 from keystroke.gateway.live.connection import LiveConnection
+from keystroke.gateway.record.learned import Learned, open_learned
 from keystroke.gateway.record.shared_limits import SharedLimits
 from keystroke.gateway.record.store import Store
 from keystroke.gateway.tasks.desk import Tasks
@@ -80,7 +81,12 @@ class Gateway:
         if store is not None:
             self.keys.replace(store.keys())
         self.endpoints = Endpoints(
-            self.service, self.keys, host=server.host, origins=server.origins, max_body=server.max_frame_bytes
+            self.service,
+            self.keys,
+            host=server.host,
+            origins=server.origins,
+            max_body=server.max_frame_bytes,
+            assist=self.settings.assist,
         )
         loopback = is_loopback(server.host)
         self.tasks = Tasks(
@@ -90,6 +96,7 @@ class Gateway:
             "/v1/responses": self._serve_socket,
             "/v1/live": self._serve_live,
         }
+        self.learned = self._learned() if self.settings.learn.enabled else None
         self.visit: Callable[[Scope], AbstractContextManager[None]] = lambda _scope: nullcontext()
         self._socket_limits = socket_limits or SocketLimits(max_frame_bytes=server.max_frame_bytes)
         self._connections: dict[Socket, Caller] = {}
@@ -108,6 +115,19 @@ class Gateway:
                 return
             await handler(scope, receive, send)
 
+    def _learned(self) -> Learned | None:
+        """Where what becomes of suggestions is kept. Beyond this machine it would be other people's."""
+        if not is_loopback(self.settings.server.host):
+            log.warning(
+                "learn.enabled is for one's own machine: nothing is kept on %s", self.settings.server.host
+            )
+            return None
+        try:
+            return open_learned(self.settings)
+        except ConfigError as error:
+            log.warning("%s", error)
+            return None
+
     # Sockets
 
     async def _serve_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -122,7 +142,7 @@ class Gateway:
             receive,
             send,
             lambda caller, socket: LiveConnection(
-                self.service, self.settings.assist, caller, socket, files=files
+                self.service, self.settings.assist, caller, socket, files=files, learned=self.learned
             ),
         )
 
@@ -228,6 +248,8 @@ class Gateway:
             await self.service.registry.stop()
             if self.service.shared is not None:
                 await asyncio.to_thread(self.service.shared.close)
+            if self.learned is not None:
+                await asyncio.to_thread(self.learned.close)
             if self.store is not None:
                 await asyncio.to_thread(self.store.close)
 

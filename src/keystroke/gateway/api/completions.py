@@ -12,21 +12,25 @@ from typing import Any
 
 from keystroke.assist.completion import Ending
 from keystroke.assist.completion.run import Decision, question
+from keystroke.assist.next_edit.foreign import recognised
+from keystroke.config import AssistSettings
 from keystroke.engine.model import Model
 from keystroke.errors import KeystrokeError, UnsupportedModel
 from keystroke.gateway.access.keys import Caller
 from keystroke.gateway.api import prompts
 from keystroke.gateway.api.answer import Answer, Sink
 from keystroke.gateway.api.answer_form import AnswerForm, TextFormat, answer_form, hold, text_format
+from keystroke.gateway.api.foreign_edits import ForeignEdits, speaks_it
 from keystroke.gateway.api.serializers import ChatSerializer, CompletionSerializer, Serializer
 from keystroke.gateway.work.priority import Priority, Tier
-from keystroke.gateway.work.registry import ServedModel
+from keystroke.gateway.work.registry import AUTO, ServedModel
 from keystroke.gateway.work.remote import RemoteJob
 from keystroke.gateway.work.routing import Task
 from keystroke.gateway.work.scheduler import Job
 from keystroke.gateway.work.service import Service, Wish, new_id
 from keystroke.gateway.work.ticket import Ended, Steered
 from keystroke.gateway.work.work import Outcome
+from keystroke.protocol.chat import TextCompletion
 from keystroke.protocol.items import Item, Part, Tool, text_of
 from keystroke.protocol.requests import ChatMessage, ChatRequest, CompletionRequest
 from keystroke.protocol.response import Routing
@@ -68,8 +72,9 @@ class Plan:
 
 
 class Texts:
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, assist: AssistSettings | None = None) -> None:
         self.service = service
+        self._edits = ForeignEdits(service, assist or AssistSettings())
 
     async def chat(self, request: ChatRequest, caller: Caller, sink: Sink) -> TextRun:
         service, wanted = self.service, _format(request)
@@ -122,10 +127,31 @@ class Texts:
             messages = prompts.messages_of(None, said, toolset=form.toolset, words=words)
             job = RemoteJob(params, messages, specs or None, form.remote, form.check)
         serializer = ChatSerializer(
-            new_id("chatcmpl"), entry.name, routing, include_usage=_wants_usage(request.stream_options)
+            new_id("chatcmpl"),
+            entry.name,
+            routing,
+            include_usage=_wants_usage(request.stream_options),
+            shortened=prompts.shortened(items, form.toolset),
         )
         plan = Plan(entry, job, serializer, routing, priority, tier, request.buffer, form)
         return await self._run(plan, caller, sink)
+
+    async def foreign(self, request: CompletionRequest, caller: Caller) -> TextCompletion | None:
+        """The answer to a prompt made for Zeta 2 or Sweep's models; None where it is none, or the model
+        was made for such prompts. Such a client's name for its model means whatever is here."""
+        prompt = request.prompt if isinstance(request.prompt, str) else "".join(request.prompt)
+        if request.suffix is not None or request.literal or request.context is not None:
+            return None
+        asked = recognised(prompt)
+        if asked is None:
+            return None
+        known = request.model in self.service.registry.entries
+        entry, routing = await self.service.route(
+            request.model if known else AUTO, lambda: Task(Priority.GHOST, here=True)
+        )
+        if speaks_it(entry):
+            return None
+        return await self._edits.answer(asked, request, entry, routing, caller)
 
     async def complete(
         self,

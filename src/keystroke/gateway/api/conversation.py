@@ -4,15 +4,17 @@ what has just led nowhere.
 Law: reads items, changes none. A line counts as read where a tool's result or a fenced block of the user's
 shows it; an instruction is no line of a file. A model of one or two billion parameters repeats itself: a call
 made twice in vain, or an edit that failed, is not open to it in the next turn, so that it reads, does
-something else, or says that it is done.
+something else, or says that it is done. Nor does it undo its own work, unless something failed since.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from keystroke.assist.tool_calls.patches import calls_of
 from keystroke.assist.tool_calls.tools import Toolset
 from keystroke.protocol.items import Item, text_of
 
@@ -23,6 +25,19 @@ _REPORT = re.compile(
     r"\A(?:[A-Z][\w ]*:[^\n]*\n|Process [^\n]*\n)*Output:\n"
 )  # what Codex puts before a result
 _FAILED = re.compile(r"\b(fail|error|not found|no such|could not|cannot|invalid)", re.IGNORECASE)
+_STATUS = re.compile(r"\bexit(?:ed with)? code:? ?[1-9]", re.IGNORECASE)
+
+
+@dataclass(slots=True)
+class Written:
+    """What edits of this turn wrote."""
+
+    lines: set[str] = field(default_factory=set)
+    paths: set[str] = field(default_factory=set)
+
+    def clear(self) -> None:
+        self.lines.clear()
+        self.paths.clear()
 
 
 def asked(items: Sequence[Item]) -> str:
@@ -43,24 +58,64 @@ def texts_read(items: Sequence[Item], toolset: Toolset) -> list[str]:
     return texts
 
 
-def spent_tools(items: Sequence[Item], toolset: Toolset) -> frozenset[str]:
-    """The tools, by the names they were offered under, that the next turn does without."""
+def calls_made(items: Sequence[Item]) -> list[Item]:
+    """The calls since the user's last words."""
     calls: list[Item] = []
-    last = ""
     for item in items:
         if item.type == "message" and item.role == "user":
             calls.clear()
         elif item.type in _CALLS:
             calls.append(item)
-        elif item.type in _OUTPUTS:
-            last = _output(item)
+    return calls
+
+
+def spent_tools(items: Sequence[Item], toolset: Toolset) -> frozenset[str]:
+    """The tools, by the names they were offered under, that the next turn does without: an edit that has just
+    failed, and whatever was called twice in the same way since something was last written."""
+    calls = calls_made(items)
     if not calls:
         return frozenset()
-    name = calls[-1].name or ""
+    outputs = {item.call_id: _output(item) for item in items if item.type in _OUTPUTS}
     quoting = {shown.tool.name for shown in toolset.shown if shown.is_edit or shown.grounded}
-    twice = len(calls) > 1 and _said(calls[-1]) == _said(calls[-2])
-    in_vain = name in quoting and _FAILED.search(last) is not None
-    return frozenset({name}) if twice or in_vain else frozenset()
+    spent: set[str] = set()
+    tried: set[tuple[Any, ...]] = set()
+    for call in calls:
+        name, failed = call.name or "", _FAILED.search(outputs.get(call.call_id, "")) is not None
+        if _said(call) in tried:
+            spent.add(name)
+        elif name in quoting and not failed:
+            spent.discard(name)
+            tried = {one for one in tried if one[1] in quoting}  # a command may now say something else
+            spent &= quoting
+        tried.add(_said(call))
+    if calls[-1].name in quoting and _FAILED.search(outputs.get(calls[-1].call_id, "")):
+        spent.add(calls[-1].name or "")
+    return frozenset(spent)
+
+
+def written(items: Sequence[Item], toolset: Toolset) -> Written:
+    """What the edits since the user's last word wrote, where nothing failed after them: a small model that
+    reads its own work takes it for what it was asked to change, and changes it back."""
+    names = {shown.tool.name for shown in toolset.shown if shown.is_edit}
+    edits: dict[str | None, list[tuple[str, dict[str, str]]]] = {}
+    work = Written()
+    for item in items:
+        if item.type == "message" and item.role == "user":
+            work.clear()
+        elif item.type in _CALLS and item.name in names:
+            edits[item.call_id] = calls_of(item.input or "") or []
+        elif item.type in _OUTPUTS:
+            failed = _FAILED.search(_output(item)) is not None
+            if item.call_id not in edits:
+                if failed or _STATUS.search(_output(item)):
+                    work.clear()  # what was written may be at fault
+            elif not failed:
+                for _, arguments in edits[item.call_id]:
+                    new = arguments.get("new", arguments.get("content", "")).split("\n")
+                    old = set(arguments.get("old", "").split("\n"))
+                    work.lines |= {line for line in new if line.strip() and line not in old}
+                    work.paths.add(arguments["path"])
+    return work
 
 
 def _said(call: Item) -> tuple[Any, ...]:

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 from starlette.responses import StreamingResponse
 
+from keystroke.config import AssistSettings
 from keystroke.errors import InputError, KeystrokeError
 from keystroke.gateway.access.keys import Caller, KeyRing
 from keystroke.gateway.access.security import bearer_offered, check_host, check_origin, check_page
@@ -33,6 +34,7 @@ from keystroke.gateway.transport.http import (
     error_response,
     json_response,
     read_body,
+    text_response,
 )
 from keystroke.gateway.work.priority import Priority
 from keystroke.gateway.work.routing import Task
@@ -42,12 +44,19 @@ from keystroke.protocol import codec
 
 class Endpoints:
     def __init__(
-        self, service: Service, keys: KeyRing, *, host: str, origins: tuple[str, ...], max_body: int
+        self,
+        service: Service,
+        keys: KeyRing,
+        *,
+        host: str,
+        origins: tuple[str, ...],
+        max_body: int,
+        assist: AssistSettings | None = None,
     ) -> None:
         self.service = service
         self.keys = keys
         self.responses = Responses(service)
-        self.texts = Texts(service)
+        self.texts = Texts(service, assist)
         self._host = host
         self._origins = origins
         self._max_body = max_body
@@ -135,6 +144,9 @@ class Endpoints:
     async def completions(self, request: Request) -> HttpResponse:
         caller = self.admit(request.headers)
         wanted = codec.decode_completion(await read_body(request, self._max_body))
+        edit = await Answering(request).whole(self.texts.foreign(wanted, caller))
+        if edit is not None:
+            return text_response(edit, stream=bool(wanted.stream))
         if wanted.stream:
             stream = EventStream(named=False, progress=PROGRESS in request.headers)
             return await self._stream(stream, self.texts.complete(wanted, caller, stream.sink), caller)

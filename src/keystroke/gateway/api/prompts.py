@@ -15,6 +15,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from keystroke.assist.tool_calls.forms import CALL
 from keystroke.assist.tool_calls.patches import calls_of
@@ -24,6 +25,7 @@ from keystroke.engine.templates import ChatTemplate
 from keystroke.errors import InputError, ModelDamaged
 from keystroke.protocol.faults import NoSuitableModel
 from keystroke.protocol.items import Item, Part, Tool, text_of
+from keystroke.protocol.response import Shortened
 
 Message = dict[str, Any]
 
@@ -84,12 +86,17 @@ def length(items: Sequence[Item]) -> int:
 def affinity(instructions: str | None, items: Sequence[Item]) -> str:
     """What a conversation is known by: its content up to the first thing the user said, which every later
     turn begins with. Turns with the same affinity find each other's prefix on one engine."""
-    digest = hashlib.sha256((instructions or "").encode("utf-8", "surrogatepass"))
+    digest = hashlib.sha256(_ends(instructions or "").encode("utf-8", "surrogatepass"))
     for item in items:
-        digest.update(f"\0{item.role}\0{text_of(item.content)}".encode("utf-8", "surrogatepass"))
+        digest.update(f"\0{item.role}\0{_ends(text_of(item.content))}".encode("utf-8", "surrogatepass"))
         if item.type == "message" and (item.role or "user") == "user":
             break
     return digest.hexdigest()[:32]
+
+
+def _ends(text: str) -> str:
+    """Enough to tell one long text from another, without reading all of it at every turn."""
+    return text if len(text) <= 8192 else f"{text[:4096]}\0{len(text)}\0{text[-4096:]}"
 
 
 def messages_of(
@@ -148,10 +155,12 @@ def messages_of(
     return [*({"role": "system", "content": part} for part in parts), *messages]
 
 
-def spared_blocks(items: Sequence[Item]) -> list[str]:
-    """Blocks of text that a small model is not shown: how to use what it has not got."""
+def shortened(items: Sequence[Item], toolset: Toolset) -> Shortened | UnsetType:
+    """What a small model is not shown: tools, and blocks of text on how to use what it has not got."""
+    if not toolset.short:
+        return UNSET
     found = [m[1] for i in items if i.type == "message" for m in _SPARED.finditer(text_of(i.content))]
-    return list(dict.fromkeys(found))
+    return Shortened(list(toolset.left_out), list(dict.fromkeys(found)))
 
 
 def _calls(item: Item, toolset: Toolset) -> list[tuple[str, Any]]:

@@ -50,13 +50,16 @@ class Replay:
 
     def put(self, messages: list[Any]) -> None:
         """Keep, and hand on to whoever reads."""
+        said, size = self._said, _EVENT * len(messages)
         for message in messages:
-            if type(message) is Created:
+            kind = type(message)
+            if kind is TextDelta:
+                size += len(message.delta)
+            elif kind is Created:
                 self._current = message.response.id
                 self._keep.know(self._current, self)
-            size = _EVENT + (len(message.delta) if type(message) is TextDelta else 0)
-            self._said.append((self._current, message.sequence_number, message))
-            self._grow(size)
+            said.append((self._current, message.sequence_number, message))
+        self._grow(size)
         if self.bytes > BYTES:
             self._forget_half()
         if self._sink is not None:

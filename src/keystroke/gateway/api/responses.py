@@ -30,7 +30,7 @@ from keystroke.gateway.work.service import Service, Wish, new_id
 from keystroke.protocol.faults import PreviousResponseNotFound, ResponseNotFound
 from keystroke.protocol.items import Item, text_of
 from keystroke.protocol.requests import CreateRequest, ResponseCreate
-from keystroke.protocol.response import Response, Shortened, Usage
+from keystroke.protocol.response import Response, Usage
 
 Recall = Callable[[str], Turn | None]
 
@@ -160,9 +160,7 @@ class Responses:
             messages = prompts.messages_of(request.instructions, run.items, toolset=form.toolset)
             job = RemoteJob(params, messages, form.toolset.specs or None, form.remote, form.check)
         response = _response(run, tier.label, kept=self._keeps(request))
-        if form.toolset.short:
-            left_out = list(form.toolset.left_out)
-            response.shortened = Shortened(left_out, prompts.spared_blocks(run.items))
+        response.shortened = prompts.shortened(run.items, form.toolset)
         run.serializer = ResponseSerializer(response, run.stream_id)
         permit = await service.admitted(entry, job, run.caller)
         if warm:

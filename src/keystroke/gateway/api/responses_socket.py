@@ -38,6 +38,12 @@ RESTARTS = "this gateway restarts; connect again"
 _Turns = list[tuple[str, Turn | None]]  # the responses of a run that ended
 
 
+class _Starting:
+    """A request whose prompt is being made, and whether it was cancelled meanwhile."""
+
+    cancelled = False
+
+
 class Connection:
     def __init__(self, responses: Responses, caller: Caller, socket: Socket) -> None:
         self._responses = responses
@@ -45,7 +51,7 @@ class Connection:
         self._socket = socket
         self._session = ConnectionSession()
         self._runs: dict[str, ResponseRun] = {}
-        self._starting: dict[str, bool] = {}  # streams whose prompt is being made; True: cancelled meanwhile
+        self._starting: set[_Starting] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._sinks: dict[ResponseRun, Sink] = {}  # of runs that can be taken up again
         self._leaving = self._gone = False
@@ -117,8 +123,9 @@ class Connection:
     def _act(self, actions: list[Action]) -> None:
         for action in actions:
             if isinstance(action, Start):
-                self._starting[action.stream] = False  # now: the next frame may be a cancel
-                task = asyncio.create_task(self._start(action))
+                starting = _Starting()
+                self._starting.add(starting)  # now: the next frame may be a cancel
+                task = asyncio.create_task(self._start(action, starting))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
             elif isinstance(action, Send):
@@ -176,7 +183,7 @@ class Connection:
         if self._leaving:
             self.leave()
 
-    async def _start(self, action: Start) -> None:
+    async def _start(self, action: Start, starting: _Starting) -> None:
         request, stream = action.request, action.stream
         turns, owner = _Turns(), list[ResponseRun]()
         sink = self._sink(owner)
@@ -207,13 +214,13 @@ class Connection:
             self._say([error_event(failure, request.stream_id)])
             self._act(self._session.ended(stream, None, None))
             return
-        finally:
-            cancelled = self._starting.pop(stream)
+        finally:  # its own: the stream may have begun its next by now
+            self._starting.discard(starting)
         if not run.over.is_set():
             self._runs[run.id] = run
             if run.replay is not None:
                 self._sinks[run] = sink
-        if cancelled or (self._socket.closed and not request.background and run.replay is None):
+        if starting.cancelled or (self._socket.closed and not request.background and run.replay is None):
             run.cancel()
         elif self._socket.closed and run.replay is not None:
             run.replay.let_go(sink)
@@ -241,8 +248,8 @@ class Connection:
         runs = [r for r in self._runs.values() if wanted is None or r.id == wanted]
         for run in runs:
             run.cancel()
-        if wanted is None:
-            self._starting = dict.fromkeys(self._starting, True)
+        for starting in self._starting if wanted is None else ():
+            starting.cancelled = True
         if wanted is not None and not runs:
             missing = ResponseNotFound(
                 f"No response {wanted:.80} runs on this connection.", param="response_id"

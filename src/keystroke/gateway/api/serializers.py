@@ -11,13 +11,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec import UNSET, UnsetType
+
 from keystroke.assist.tool_calls.tools import Offered
 from keystroke.gateway.work.receipts import usage
 from keystroke.gateway.work.work import Outcome
 from keystroke.protocol import chat
 from keystroke.protocol.faults import detail
 from keystroke.protocol.items import ChosenToken
-from keystroke.protocol.response import ErrorBody, Incomplete, Receipt, Response, Routing
+from keystroke.protocol.response import ErrorBody, Incomplete, Receipt, Response, Routing, Shortened
 from keystroke.protocol.stream import ResponseStream
 
 
@@ -118,10 +120,19 @@ def chat_usage(paid: Receipt) -> chat.ChatUsage:
 class ChatSerializer(Serializer):
     """chat.completion.chunk objects; `body` is the whole once it ended."""
 
-    def __init__(self, identity: str, model: str, routing: Routing, *, include_usage: bool) -> None:
+    def __init__(
+        self,
+        identity: str,
+        model: str,
+        routing: Routing,
+        *,
+        include_usage: bool,
+        shortened: Shortened | UnsetType = UNSET,
+    ) -> None:
         self.id = identity
         self.model = model
         self.routing = routing
+        self.shortened = shortened
         self.body: chat.ChatCompletion | None = None
         self._created = int(time.time())
         self._include_usage = include_usage
@@ -131,7 +142,9 @@ class ChatSerializer(Serializer):
         self._logprobs: list[ChosenToken] = []
 
     def began(self) -> list[Any]:
-        return [self._chunk(chat.Delta(role="assistant", content=""))]
+        first = self._chunk(chat.Delta(role="assistant", content=""))
+        first.shortened = self.shortened
+        return [first]
 
     def text(self, delta: str, logprobs: Sequence[ChosenToken]) -> list[Any]:
         self._text.append(delta)
@@ -180,6 +193,7 @@ class ChatSerializer(Serializer):
             service_tier=outcome.receipt.service_tier,
             receipt=outcome.receipt,
             routing=self.routing,
+            shortened=self.shortened,
         )
         if outcome.error is not None:
             return [ErrorBody(detail(outcome.error))]

@@ -1,17 +1,16 @@
 """What a live client asks for by name: problems, refactorings, edits by instruction.
 
 Law: each ask is one task and ends in exactly one answer: what was asked for, an error, or `not_shown` when it
-was cancelled. It reads the mirrored texts and changes nothing: changes are the client's to make. Slow
-thinking runs in a thread, a model's behind its queue; neither holds up a key.
+was cancelled. It reads the mirrored texts and changes nothing: changes are the client's to make. Checks and
+refactorings run in processes of the key's own, a model's thinking behind its queue; none holds up a key.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -24,7 +23,8 @@ from keystroke.engine.generation import Chunk, GenerationParams
 from keystroke.engine.speculative.file_draft import FileDrafter
 from keystroke.errors import Forbidden, InputError, KeystrokeError, UsageError
 from keystroke.gateway.access.keys import Caller
-from keystroke.gateway.live.checker import checker_of
+from keystroke.gateway.live.checker import Checker
+from keystroke.gateway.live.refactorer import Refactorer, deltas
 from keystroke.gateway.work.priority import Priority
 from keystroke.gateway.work.registry import AUTO, ServedModel
 from keystroke.gateway.work.remote import RemoteJob
@@ -36,7 +36,6 @@ from keystroke.protocol.faults import detail
 from keystroke.text import Edit
 
 if TYPE_CHECKING:
-    from keystroke.analysis.refactor import Refactored, Refactoring
     from keystroke.assist.edit.ladder import Steps
 
 log = logging.getLogger("keystroke.live")
@@ -87,7 +86,7 @@ class LiveActions:
         self._places: dict[str, Where] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._checking: dict[str, str] = {}  # buffer -> the ask that looks for its problems
-        self._checker = checker_of(caller.id)
+        self._checker, self._refactorer = Checker.of(caller.id), Refactorer.of(caller.id)
 
     # From the connection
 
@@ -170,7 +169,7 @@ class LiveActions:
         found: tuple[Diagnostic, ...] = ()
         if buffer.language == "python":
             where = self._place(buffer)
-            found = await asyncio.to_thread(self._checker.problems, buffer.text, where.path, where.root)
+            found = await self._checker.asked(buffer.text, where.path, where.root)
         return live.Problems(
             id=request.id,
             buffer=request.buffer,
@@ -199,7 +198,7 @@ class LiveActions:
             buffer=request.buffer,
             version=request.version,
             title=request.instruction[:80],
-            files=[live.FileEdits(buffer=request.buffer, edits=_deltas(_only(proposal, path)))],
+            files=[live.FileEdits(buffer=request.buffer, edits=deltas(_only(proposal, path)))],
         )
 
     def _rules(self, buffer: Mirrored) -> str:
@@ -263,8 +262,7 @@ class LiveActions:
             for mirror in self._around.mirrors()
             if (place := self._place(mirror)).path is not None and mirror.language == "python"
         }
-        text = buffer.text
-        return await asyncio.to_thread(_refactor, request, where, text, overlay)
+        return await self._refactorer.asked(request, where.path, where.root, buffer.text, overlay)
 
     # Places
 
@@ -285,70 +283,6 @@ class LiveActions:
         if where.root is not None and where.path.is_relative_to(where.root):
             return where.path.relative_to(where.root).as_posix()
         return where.path.name
-
-
-def _refactor(
-    request: live.RefactorAsk, where: Where, text: str, open_files: Mapping[Path, tuple[str, str]]
-) -> live.Changes:
-    """Plan a refactoring in the buffer's workspace; a buffer without a file is a workspace of its own."""
-    from keystroke.analysis.refactor import Refactoring
-
-    with tempfile.TemporaryDirectory(prefix="keystroke-") as alone:
-        if where.path is None or not where.path.is_file():
-            root = Path(alone).resolve()
-            path = root / "untitled.py"
-            path.write_bytes(b"")
-            open_files = {path: (request.buffer, text)}
-        else:
-            path = where.path.resolve()
-            root = where.root.resolve() if where.root is not None else path.parent
-            if not path.is_relative_to(root):
-                root = path.parent
-        names = {
-            file.resolve().relative_to(root).as_posix(): opened
-            for file, opened in open_files.items()
-            if file.resolve().is_relative_to(root)
-        }
-        name = path.relative_to(root).as_posix()
-        work = Refactoring(root, {known: held for known, (_, held) in names.items()})
-        try:
-            plan = _planned(work, request, name)
-        finally:
-            work.close()
-        if plan.moves:
-            raise InputError(
-                "That would rename files, which an editor must do itself; rename the file there."
-            )
-        files = [
-            live.FileEdits(
-                edits=_deltas(edits),
-                buffer=names[known][0] if known in names else None,
-                path=None if known in names else str(root / known),
-            )
-            for known, edits in plan.edits.items()
-        ]
-    return live.Changes(
-        id=request.id, buffer=request.buffer, version=request.version, title=plan.title, files=files
-    )
-
-
-def _planned(work: Refactoring, request: live.RefactorAsk, path: str) -> Refactored:
-    start, end, name = request.start, request.end, request.name
-    match request.kind:
-        case "rename":
-            return work.rename(path, start, name)
-        case "extract_function":
-            return work.extract_function(path, start, end, name)
-        case "extract_variable":
-            return work.extract_variable(path, start, end, name)
-        case "inline":
-            return work.inline(path, start)
-        case "move":
-            return work.move(path, start, name)
-        case "change_signature":
-            return work.change_signature(path, start, name)
-        case "organise_imports":
-            return work.organise_imports(path)
 
 
 def _next(steps: Steps, answer: str | None) -> Question | Proposal:
@@ -376,9 +310,5 @@ def _problem(found: Diagnostic) -> live.Problem:
         message=found.message,
         start=found.start,
         end=found.end,
-        fixes=[live.LiveFix(title=fix.title, edits=_deltas(fix.edits)) for fix in found.fixes],
+        fixes=[live.LiveFix(title=fix.title, edits=deltas(fix.edits)) for fix in found.fixes],
     )
-
-
-def _deltas(edits: tuple[Edit, ...]) -> list[live.Delta]:
-    return [live.Delta(edit.start, edit.end, edit.text) for edit in edits]

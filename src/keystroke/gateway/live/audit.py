@@ -2,33 +2,49 @@
 
 Law: one audit at a time; keys that come while it works are taken together by the next. A text that cannot be
 audited (binary, far too large) is left alone from then on. Audits have threads of their own, so that many of
-them hold up nothing else, and one whose client has left ends before its next function.
+them hold up nothing else, and one whose client has left ends before its next function. Large texts are
+audited in another process.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from keystroke.analysis.audit import LANGUAGES, Finding, Fix, LiveAudit
+from keystroke.analysis.audit.plain import TOGETHER
 from keystroke.errors import Interrupted, KeystrokeError
+from keystroke.gateway.live.auditor import LARGE, Auditor
 from keystroke.protocol import live_messages as live
 from keystroke.text import Edit
 
 log = logging.getLogger("keystroke.live")
 
 PAUSE = 0.02  # seconds: keys that come together are audited together
-TOGETHER = 32  # edits at once from which looking at the whole text anew is cheaper than at each
+MOST = 2000  # findings that are told of one buffer: telling more would hold up everybody else
 
+_numbers = itertools.count()
 _threads = ThreadPoolExecutor(2, thread_name_prefix="audit")
 
 
 class BufferAudit:
-    def __init__(self, buffer: str, language: str | None, say: Callable[[live.LiveEvent], None]) -> None:
-        self._buffer, self._language, self._say = buffer, language, say
+    """`key`: whose buffer it is."""
+
+    def __init__(
+        self,
+        buffer: str,
+        language: str | None,
+        say: Callable[[live.LiveEvent], None],
+        key: str = "local",
+    ) -> None:
+        self._buffer, self._language, self._say, self._key = buffer, language, say, key
+        self._name = f"{next(_numbers)}"
+        self._auditor: Auditor | None = None  # where the text is large
+        self._audited = False
         self._wanted = language in LANGUAGES
         self._text, self._version = "", 0
         self._edits: list[Edit] = []
@@ -50,14 +66,14 @@ class BufferAudit:
             self._task.cancel()
 
     async def _keep(self) -> None:
-        loop = asyncio.get_running_loop()
-        while self._wanted and (self._audit is None or self._edits):
+        while self._wanted and (not self._audited or self._edits):
             await asyncio.sleep(PAUSE)
             edits, self._edits = self._edits, []
             text, version = self._text, self._version
             began = time.perf_counter()
             try:
-                findings = await loop.run_in_executor(_threads, self._look, text, edits)
+                findings = await self._findings(text, edits)
+                self._audited = True
             except Interrupted:
                 return
             except KeystrokeError as error:
@@ -70,9 +86,21 @@ class BufferAudit:
                 return
             spent = round((time.perf_counter() - began) * 1e3, 3)
             event = live.Diagnostics(
-                buffer=self._buffer, version=version, findings=[_wire(f) for f in findings], elapsed_ms=spent
+                buffer=self._buffer,
+                version=version,
+                findings=[_wire(f) for f in findings[:MOST]],
+                elapsed_ms=spent,
             )
             self._say(event)
+
+    async def _findings(self, text: str, edits: Sequence[Edit]) -> tuple[Finding, ...]:
+        assert self._language is not None
+        if len(text) < LARGE:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(_threads, self._look, text, edits)
+        self._audit = None
+        self._auditor = self._auditor or Auditor.of(self._key)
+        return await self._auditor.look(self._name, self._language, text, edits)
 
     def _look(self, text: str, edits: Sequence[Edit]) -> tuple[Finding, ...]:
         if self._audit is None:

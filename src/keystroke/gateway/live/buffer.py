@@ -35,7 +35,8 @@ from keystroke.gateway.access.keys import Caller
 from keystroke.gateway.access.limits import Settles
 from keystroke.gateway.live.audit import BufferAudit
 from keystroke.gateway.live.next_edit import BufferNextEdit
-from keystroke.gateway.live.next_edit_model import NextEditModel
+from keystroke.gateway.live.next_edit_model import NextEditModel, editor
+from keystroke.gateway.live.outcomes import BufferOutcomes
 from keystroke.gateway.live.second_mind import Place, SecondMind
 from keystroke.gateway.work.priority import Priority
 from keystroke.gateway.work.registry import ServedModel
@@ -111,6 +112,7 @@ class LiveBuffer:
         audit: bool,
         next_edit: bool,
         scope: str,
+        outcomes: BufferOutcomes | None = None,
     ) -> None:
         self.name = opened.buffer
         self.path = path
@@ -132,7 +134,7 @@ class LiveBuffer:
         self._shown: OrderedDict[str, tuple[str, str]] = OrderedDict()  # id: the line, and what was offered
         self._key = 0.0  # when the last key arrived, perf_counter
         self._idle: asyncio.TimerHandle | None = None
-        self._audit = BufferAudit(self.name, language, self._say) if audit else None
+        self._audit = BufferAudit(self.name, language, self._say, caller.id) if audit else None
         self._next: BufferNextEdit | None = None
         if next_edit:
             # What is changed in a file that may hold secrets is nobody else's business either.
@@ -158,6 +160,7 @@ class LiveBuffer:
                 path=path,
                 language=language,
             )
+        self._outcomes = outcomes  # None: nobody asked that anything be learned
         self._closed = False
 
     # From the connection
@@ -176,6 +179,8 @@ class LiveBuffer:
             self._warm(announce=True)
         if self._audit is not None:
             self._audit.follow(self.text, self.version, ())
+        if self._outcomes is not None:
+            self._outcomes.tune()
 
     def obey(self, rules: ProjectRules) -> None:
         """What is inserted from now on follows the project's rules."""
@@ -193,6 +198,8 @@ class LiveBuffer:
             self._audit.follow(text, version, edits)
         if self._next is not None:
             self._next.follow(before, edits, text, version, self.cursor, self._around.others(self))
+        if self._outcomes is not None:
+            self._outcomes.follow(edits, text)
         self.completion.window.follow(edits)
         self.completion.rhythm.key(self.touched)
         if self._ask is not None:
@@ -255,6 +262,8 @@ class LiveBuffer:
         return True
 
     def feedback(self, said: live.Feedback) -> None:
+        if self._outcomes is not None:
+            self._outcomes.told(said)
         if self._next is not None and self._next.feedback(said, self.text):
             return
         shown = self._shown.get(said.id)
@@ -276,7 +285,7 @@ class LiveBuffer:
         self._stop_run()
         if self._idle is not None:
             self._idle.cancel()
-        for part in (self._audit, self._next, self._second):
+        for part in (self._audit, self._next, self._second, self._outcomes):
             if part is not None:
                 part.close()
         self._closed = True
@@ -413,6 +422,8 @@ class LiveBuffer:
         ask, self._ask = self._ask, None
         assert ask is not None
         self._reconsider(ask, answer)
+        if self._outcomes is not None and ask.selected is None and ask.text == self.text:
+            self._outcomes.answered(ask.id, ask.text, ask.cursor, answer)
         if isinstance(answer, Withheld):
             paid = self._paid(ask, run, "none" if run is None else "computed")
             self._say(
@@ -454,6 +465,8 @@ class LiveBuffer:
             place.text[place.text.rfind("\n", 0, place.cursor) + 1 : place.cursor],
             opinion.text,
         )
+        if self._outcomes is not None:
+            self._outcomes.revised(place.id, opinion.text, paid.model)
         total = (time.perf_counter() - place.arrived) * 1e3
         self._say(
             live.SuggestionRevised(
@@ -554,8 +567,9 @@ class LiveBuffer:
             self._warm()
 
     def _asker(self, path: str) -> NextEditModel | None:
-        """The way to ask the model for edits; None where it has not learned them or may not see the file."""
-        if self._entry.edits is None or self.completion.refusal(self.text) is not None:
+        """The way to ask a model for edits; None where none has learned them or may see the file."""
+        known = editor(self._service.registry, self._entry).edits
+        if known is None or self.completion.refusal(self.text) is not None:
             return None
         return NextEditModel(
             self._service,
@@ -568,8 +582,11 @@ class LiveBuffer:
         )
 
     def _say(self, event: live.LiveEvent) -> None:
-        if not self._closed:
-            self._around.say(event)
+        if self._closed:
+            return
+        if self._outcomes is not None and isinstance(event, live.NextEdit):
+            self._outcomes.offered(event)
+        self._around.say(event)
 
     def _ready(self, **how: Any) -> None:
         self._say(live.Ready(buffer=self.name, version=self.version, model=self._entry.name, **how))

@@ -17,7 +17,7 @@ from typing import Any
 
 from keystroke.analysis.rules import project_rules
 from keystroke.analysis.syntax import language_of
-from keystroke.assist.completion import LiveCompletion, context_budget
+from keystroke.assist.completion import Hidden, LiveCompletion, context_budget
 from keystroke.assist.completion.context import RecentEdit, gather
 from keystroke.assist.completion.window import ContextFile
 from keystroke.assist.next_edit import Other
@@ -27,6 +27,8 @@ from keystroke.errors import InputError, KeystrokeError, UsageError
 from keystroke.gateway.access.keys import Caller
 from keystroke.gateway.live.actions import LiveActions
 from keystroke.gateway.live.buffer import LiveBuffer
+from keystroke.gateway.live.outcomes import BufferOutcomes
+from keystroke.gateway.record.learned import Learned
 from keystroke.gateway.transport.socket import Socket
 from keystroke.gateway.work.priority import Priority
 from keystroke.gateway.work.registry import AUTO, ServedModel
@@ -56,10 +58,12 @@ class LiveConnection:
         socket: Socket,
         *,
         files: Callable[[str], bool] = lambda _path: True,
+        learned: Learned | None = None,
     ) -> None:
         self._service, self._settings, self._caller = service, settings, caller
         self._socket = socket
         self._files = files  # which paths may be read for this client; it knows its buffers without any
+        self._learned = learned  # None: what becomes of suggestions is nobody's business
         self._scope = secrets.token_hex(4)
         self._buffers: dict[str, LiveBuffer] = {}
         self._roots: dict[str, str | None] = {}
@@ -191,6 +195,7 @@ class LiveConnection:
             audit=self._settings.audit,
             next_edit=self._settings.next_edit and len(request.text) <= self._settings.max_file_kb * 1024,
             scope=self._scope,
+            outcomes=self._outcomes(request, completion, path, entry.name),
         )
         self._buffers[request.buffer] = buffer
         self._roots[request.buffer] = request.root
@@ -199,6 +204,16 @@ class LiveConnection:
             self._reading(self._open_with_rules(buffer, request, language))
         else:
             buffer.opened()
+
+    def _outcomes(
+        self, request: live.BufferOpen, completion: LiveCompletion, path: str | None, model: str
+    ) -> BufferOutcomes | None:
+        """Who watches what becomes of suggestions; None where that is off, or the file gets none."""
+        if self._learned is None or completion.refusal(request.text) is Hidden.EXCLUDED:
+            return None
+        return BufferOutcomes(
+            self._learned, completion, root=request.root, path=path, language=completion.language, model=model
+        )
 
     def _readable(self, request: live.BufferOpen) -> bool:
         """Whether the files around a buffer may be looked at."""

@@ -58,6 +58,7 @@ class AbortableHttp(H11Protocol):
         self._limits = limits
         self._awaited: asyncio.TimerHandle | None = None  # until more of a request must have come
         self._stalled: asyncio.TimerHandle | None = None  # until the client must have read something
+        self._upgraded = False  # the connection is a WebSocket now, and no longer ours to time
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -73,10 +74,16 @@ class AbortableHttp(H11Protocol):
             return
         self._expect(self._limits.headers)
 
+    def handle_websocket_upgrade(self, event: Any) -> None:
+        self._upgraded = True
+        super().handle_websocket_upgrade(event)
+
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         state = self.conn.their_state
-        if state is h11.IDLE:
+        if self._upgraded:  # h11 was never told the end of that request, and would wait for a body
+            self._cease()
+        elif state is h11.IDLE:
             if self._awaited is None:
                 self._expect(self._limits.headers)  # not anew for each byte of them
         elif state is h11.SEND_BODY:

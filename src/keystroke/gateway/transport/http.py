@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
@@ -24,6 +24,7 @@ from keystroke.protocol.faults import SlowClient, TooLarge, detail
 from keystroke.protocol.response import ErrorBody
 from keystroke.protocol.status import Waiting
 
+Made = TypeVar("Made")
 JSON = "application/json"
 PROGRESS = "x-keystroke-progress"  # the header by which a client asks for signs of life before the first word
 SIGN = 0.25  # seconds between them
@@ -32,6 +33,13 @@ PATIENCE = 30.0  # seconds a client may read nothing while an answer waits for i
 
 def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> HttpResponse:
     return HttpResponse(encode(body), status, dict(headers or {}), JSON)
+
+
+def text_response(body: Any, *, stream: bool) -> HttpResponse:
+    """A whole text completion, as one body or as the one event of a stream."""
+    if not stream:
+        return json_response(body)
+    return HttpResponse(encode_data(body) + SSE_DONE, 200, {"cache-control": "no-store"}, "text/event-stream")
 
 
 def error_response(error: KeystrokeError) -> HttpResponse:
@@ -76,6 +84,21 @@ class Answering:
         finally:
             gone.cancel()
             done.cancel()
+
+    async def whole(self, making: Coroutine[Any, Any, Made]) -> Made:
+        """What `making` makes; the client hanging up cancels it. Raises what it raises."""
+        task, over = asyncio.ensure_future(making), asyncio.Event()
+        task.add_done_callback(lambda _task: over.set())
+        await asyncio.sleep(0)  # most prompts are none of these: no need to listen for a hang-up
+
+        def stop(_reason: KeystrokeError) -> None:
+            task.cancel()
+
+        if not task.done():
+            await self.until(over, stop)
+        if task.cancelled():
+            raise Interrupted("The client went away.")
+        return task.result()
 
     async def _gone(self) -> None:
         while (await self._request.receive())["type"] != "http.disconnect":

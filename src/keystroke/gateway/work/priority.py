@@ -32,6 +32,9 @@ class Tier(IntEnum):
         return self.name.lower()
 
 
+_TIERS = len(Tier)
+
+
 def priority_named(name: str | None, default: Priority) -> Priority:
     return default if name is None else Priority[name.upper()]
 
@@ -42,4 +45,4 @@ def tier_named(name: str | None) -> Tier:
 
 def rank(priority: Priority, tier: Tier) -> int:
     """Lower goes first."""
-    return priority * len(Tier) + tier
+    return priority * _TIERS + tier

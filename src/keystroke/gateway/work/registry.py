@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from keystroke.assist.next_edit.places import PlacesFormat, learned_places
 from keystroke.assist.next_edit.prompt import EditFormat, detect
 from keystroke.config import NamedModel, Settings
 from keystroke.engine.base import EngineStats
@@ -47,7 +48,7 @@ class ServedModel:
     model: Model | None
     budget: Budget
     price: Price
-    edits: EditFormat | None = None
+    edits: EditFormat | PlacesFormat | None = None
 
     @property
     def candidate(self) -> Candidate:
@@ -238,8 +239,16 @@ def local_entry(
         model=model,
         budget=budget_of(named),
         price=price_of(named),
-        edits=detect(model.tokenizer, model.path) if model.path is not None else None,
+        edits=_edits(model),
     )
+
+
+def _edits(model: Model) -> EditFormat | PlacesFormat | None:
+    """How the model is asked for next edits: as its adapter has learned it, else as the model itself has."""
+    learned = learned_places(model.tokenizer, model.learned)
+    if learned is not None or model.path is None:
+        return learned
+    return detect(model.tokenizer, model.path)
 
 
 def from_settings(

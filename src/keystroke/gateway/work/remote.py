@@ -18,6 +18,7 @@ from keystroke.engine.generation import Chunk, Finish, GenerationParams
 from keystroke.engine.remote.remote_model import RemoteModel
 from keystroke.engine.remote.wire import StreamItem, Usage
 from keystroke.errors import EngineError, KeystrokeError, QueueFull, Unavailable
+from keystroke.gateway.work.fairness import check_share, put_in
 from keystroke.gateway.work.priority import Priority, Tier
 from keystroke.gateway.work.ticket import Ended, Item, Moved, Started, Superseded, Ticket
 
@@ -88,12 +89,11 @@ class RemoteScheduler:
                 f"{len(self._waiting)} requests already wait for {self.name}; try again shortly.",
                 retry_after=1.0,
             )
+        check_share(key, self._waiting, self.max_queue, self.name)
         ticket = Ticket(job, priority, tier, key, supersedes)
-        loop = asyncio.get_running_loop()
         ticket.wake = self._wake
-        self._waiting.append(ticket)
-        self._waiting.sort(key=lambda t: t.rank)
-        loop.call_soon(self._sweep)
+        put_in(self._waiting, ticket, self._tasks)
+        asyncio.get_running_loop().call_soon(self._sweep)
         return ticket
 
     @property

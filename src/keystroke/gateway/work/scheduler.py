@@ -21,6 +21,7 @@ from keystroke.engine.generation import Generation, GenerationParams, Generation
 from keystroke.engine.model import Model
 from keystroke.engine.speculative.base import Drafter
 from keystroke.errors import EngineError, Interrupted, KeystrokeError, QueueFull, Unavailable
+from keystroke.gateway.work.fairness import check_share, put_in
 from keystroke.gateway.work.priority import Priority, Tier
 from keystroke.gateway.work.ticket import Ended, Item, Moved, Reading, Started, Steered, Superseded, Ticket
 
@@ -130,12 +131,8 @@ class Scheduler:
                     f"{len(self._waiting)} requests already wait for {self.model.name}; try again shortly.",
                     retry_after=1.0,
                 )
-            self._check_share(ticket)
-            ticket.round = self._next_round(ticket)
-            at, place = len(self._waiting), (ticket.rank, ticket.round)
-            while at and (self._waiting[at - 1].rank, self._waiting[at - 1].round) > place:
-                at -= 1
-            self._waiting.insert(at, ticket)
+            check_share(key, self._waiting, self.max_queue, self.model.name)
+            at = put_in(self._waiting, ticket, (r.ticket for r in self._running))
             if at or not self._has_room(ticket):
                 self._tell_positions()
             if self._prefilling is not None and self._prefilling.rank > ticket.rank:
@@ -152,25 +149,6 @@ class Scheduler:
         return len(self._running)
 
     # Under the lock
-
-    def _check_share(self, ticket: Ticket) -> None:
-        """One key takes at most half the queue. Whoever needs no key (`local`) shares it with nobody."""
-        if ticket.key == "local" or len(self._waiting) < self.max_queue // 2:
-            return
-        held = sum(other.key == ticket.key for other in self._waiting)
-        if held >= max(1, self.max_queue // 2):
-            raise QueueFull(
-                f"{held} requests of this key already wait for {self.model.name}; wait for one to end.",
-                retry_after=1.0,
-            )
-
-    def _next_round(self, ticket: Ticket) -> int:
-        """Equals take turns by key: a key's first goes before another's second. Of one key the order
-        stays."""
-        mine = [t.round for t in self._waiting if t.key == ticket.key and t.rank == ticket.rank]
-        if mine:
-            return max(mine) + 1
-        return sum(r.ticket.key == ticket.key and r.ticket.rank == ticket.rank for r in self._running)
 
     def _supersede(self, buffer: str) -> None:
         for ticket in (*self._waiting, *(r.ticket for r in self._running)):

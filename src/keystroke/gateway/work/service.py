@@ -17,7 +17,7 @@ from keystroke.config import GenerationSettings
 from keystroke.engine.base import Sampling
 from keystroke.engine.generation import GenerationParams
 from keystroke.engine.model import Model
-from keystroke.engine.speculative import Drafter, FileDrafter, drafter_for
+from keystroke.engine.speculative import Drafter, FileDrafter, drafter_for, guesses_of
 from keystroke.errors import ContextOverflow, Forbidden, KeystrokeError, NotEnoughMemory, Unavailable
 from keystroke.gateway.access.keys import Caller
 from keystroke.gateway.access.limits import Limits, Settles
@@ -154,12 +154,13 @@ class Service:
         self, model: Model, prediction: Prediction | None, length: int, wanted: bool | None = None
     ) -> Drafter | None:
         """Predicted output becomes the draft, and so does what was seen before where the prompt is short
-        enough to be learnt in no time. A draft never changes the text; `wanted` False: none is made."""
+        enough to be learnt in no time; an engine's own guesses need no learning. A draft never changes the
+        text; `wanted` False: none is made."""
         if not self.speculation or wanted is False:
             return None
         source = model.tokenizer.encode(text_of(prediction.content)) if prediction is not None else []
         if length > _LEARNT:
-            return FileDrafter(source) if source else None
+            return FileDrafter(source) if source else guesses_of(model.engine)
         return drafter_for(model.engine, source, draft=model.draft)
 
     # Queueing

@@ -70,6 +70,33 @@ FORMAT_MARKS = (
 )
 
 
+# Forms that a text may hold a secret in, whatever its language: a literal given to a name (also one that is
+# still being typed), a line of a settings file, a login in an address or a header, a signed token.
+_LITERAL = re.compile(
+    r"([A-Za-z_][\w.\-]{0,80})[\"']?\]?\s*(?::[^=\n\"'`]{0,60})?(?:[=:!]=?|=>)\s*[bruf]{0,2}[\"'`]([^\"'`\n]{3,400})"
+)
+_SETTING = re.compile(
+    r"(?m)^[\s\-]*(?:export\s+)?([A-Za-z_][\w.\-]{0,80})\s*[=:]\s*([^\s\"'`()\[\]{};,]{6,400})\s*$"
+)
+_LOGIN = re.compile(
+    r"\w://[^\s/:@\"'`]{0,80}:(?!\$|\{|<|%)[^\s/@\"'`]{3,200}@|(?i:bearer|basic)\s+[\w\-.=+/]{16,}"
+)
+_SIGNED = re.compile(r"(?<![\w\-])eyJ[\w\-]{14,}\.[\w\-]{10,}\.[\w\-]{8,}")
+_DRAWN = re.compile(r"[\"'`]([A-Za-z0-9+/=_\-]{32,400})[\"'`]")
+
+
+def holds_secret(text: str) -> bool:
+    """Whether a piece of any text has something in it that looks like a secret. In doubt it has: this is for
+    deciding what not to keep, where the audit decides what to report."""
+    if FORMATS.search(text) or _LOGIN.search(text) or _SIGNED.search(text):
+        return True
+    if any(is_secret(name, value) for name, value in _LITERAL.findall(text)):
+        return True
+    if any(_RANDOM.fullmatch(value) and entropy(value) >= 4.0 for value in _DRAWN.findall(text)):
+        return True
+    return any(re.search(r"\d", v) and "." not in v and is_secret(n, v) for n, v in _SETTING.findall(text))
+
+
 def entropy(text: str) -> float:
     """Shannon entropy in bits per character."""
     counts = Counter(text)

@@ -1,0 +1,95 @@
+"""Refactorings of open buffers, planned in a process that can be ended.
+
+Law: nothing is written. A refactoring that takes too long is an error in one sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from keystroke.errors import InputError
+from keystroke.gateway.live.key_process import KeyProcess
+from keystroke.isolation import Isolated, OverLimit
+from keystroke.protocol import live_messages as live
+from keystroke.text import Edit
+
+SECONDS = 60.0  # renaming through a hundred thousand lines takes some ten
+MEMORY = 2 << 30
+_REFACTOR = "keystroke.analysis.refactor.plain:refactor_plain"
+
+
+class Refactorer(KeyProcess):
+    def __init__(self, elsewhere: Isolated | None = None) -> None:
+        super().__init__(elsewhere or Isolated(_REFACTOR, seconds=SECONDS, memory=MEMORY))
+
+    async def asked(
+        self,
+        request: live.RefactorAsk,
+        path: Path | None,
+        root: Path | None,
+        text: str,
+        open_files: Mapping[Path, tuple[str, str]],
+    ) -> live.Changes:
+        """The plan. `open_files`: name and text of buffers by their path. Raises InputError for what cannot
+        be done, or not in time."""
+        return await self._run(_plan, request, path, root, text, open_files)
+
+
+def _plan(
+    elsewhere: Isolated,
+    request: live.RefactorAsk,
+    path: Path | None,
+    root: Path | None,
+    text: str,
+    open_files: Mapping[Path, tuple[str, str]],
+) -> live.Changes:
+    from keystroke.analysis.refactor.plain import UNTITLED, refactored
+
+    home, name, names = None, UNTITLED, {UNTITLED: (request.buffer, text)}
+    if path is not None and path.is_file():
+        home, name = _placed(path, root)
+        names = {
+            file.resolve().relative_to(home).as_posix(): opened
+            for file, opened in open_files.items()
+            if file.resolve().is_relative_to(home)
+        }
+    texts = {known: held for known, (_, held) in names.items()}
+    asked = (request.kind, None if home is None else str(home), texts, name)
+    try:
+        kind, said = elsewhere.call(*asked, request.start, request.end, request.name)
+    except OverLimit:
+        raise InputError(
+            f"The refactoring took more than {SECONDS:g} s or {MEMORY >> 30} GB and was stopped; nothing "
+            "was changed. Open a smaller folder."
+        ) from None
+    if kind == "refused":
+        raise InputError(said)
+    plan = refactored(said)
+    if plan.moves:
+        raise InputError("That would rename files, which an editor must do itself; rename the file there.")
+    files = [
+        live.FileEdits(
+            edits=deltas(edits),
+            buffer=names[known][0] if known in names else None,
+            path=None if known in names or home is None else str(home / known),
+        )
+        for known, edits in plan.edits.items()
+    ]
+    return live.Changes(
+        id=request.id, buffer=request.buffer, version=request.version, title=plan.title, files=files
+    )
+
+
+def _placed(path: Path, root: Path | None) -> tuple[Path, str]:
+    """The workspace a file is refactored in, and the file's name there."""
+    path = path.resolve()
+    home = root.resolve() if root is not None else path.parent
+    if not path.is_relative_to(home):
+        home = path.parent
+    return home, path.relative_to(home).as_posix()
+
+
+def deltas(edits: tuple[Edit, ...]) -> list[live.Delta]:
+    """Edits as the wire has them."""
+    return [live.Delta(edit.start, edit.end, edit.text) for edit in edits]
