@@ -64,7 +64,10 @@ GROUP = shape(
 SPECS = {
     "RayCluster": shape(
         {"rayVersion": TEXT, "headGroupSpec": HEAD, "workerGroupSpecs": {"type": "array", "items": GROUP}},
-        {"enableInTreeAutoscaling": {"type": "boolean"}},
+        {
+            "enableInTreeAutoscaling": {"type": "boolean"},
+            "authOptions": shape({"mode": {"enum": ["disabled", "token"]}}),
+        },
     ),
     "RayJob": shape(
         {"entrypoint": TEXT, "clusterSelector": LABELS},
@@ -103,6 +106,23 @@ def test_every_document_is_of_a_shape_its_operator_reads(settings: Settings) -> 
         jsonschema.validate(document["metadata"], NAMED)
         if document["kind"] in SPECS:
             jsonschema.validate(document["spec"], SPECS[document["kind"]])
+
+
+def test_only_pods_of_the_cluster_and_its_operator_reach_ray(settings: Settings) -> None:
+    made = {d["kind"]: d for d in documents(settings, "keystroke:1")}
+    assert made["RayCluster"]["spec"]["authOptions"] == {"mode": "token"}
+    ours, operator, anybody = made["NetworkPolicy"]["spec"]["ingress"]
+    assert operator["ports"] == [{"port": 8265, "protocol": "TCP"}]
+    assert anybody == {"ports": [{"port": "http", "protocol": "TCP"}]}
+    allowed = ours["from"][0]["podSelector"]["matchLabels"].items()
+    submitter = made["RayJob"]["spec"]["submitterPodTemplate"]
+    groups = made["RayCluster"]["spec"]["workerGroupSpecs"]
+    pods = [
+        submitter,
+        made["RayCluster"]["spec"]["headGroupSpec"]["template"],
+        *(g["template"] for g in groups),
+    ]
+    assert all(allowed <= pod["metadata"]["labels"].items() for pod in pods)
 
 
 def test_the_shipped_file_is_what_the_command_prints() -> None:

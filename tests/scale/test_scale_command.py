@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from keystroke.scale.loopback import prepare
+
 
 def keystroke(folder: Path, *arguments: str, without: str = "") -> subprocess.CompletedProcess[str]:
     """The program, in an environment of its own; `without`: a package that is not installed there."""
@@ -63,3 +65,25 @@ def test_a_store_is_copied_and_brought_back_by_command(tmp_path: Path) -> None:
     refused = keystroke(two, "store", "restore", str(tmp_path / "nothing.gz"))
     assert refused.returncode == 2
     assert "Traceback" not in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("environ", "mode"),
+    [
+        ({}, None),
+        ({"RAY_AUTH_TOKEN": "t"}, "token"),
+        ({"RAY_AUTH_TOKEN": "t", "RAY_AUTH_MODE": "disabled"}, "disabled"),
+        ({"RAY_AUTH_TOKEN_PATH": "FOLDER/token"}, "token"),
+        ({"RAY_AUTH_TOKEN_PATH": "FOLDER/none"}, None),
+        ({"HOME": "FOLDER"}, "token"),
+    ],
+)
+def test_who_joins_a_cluster_says_that_they_have_its_token(
+    tmp_path: Path, environ: dict[str, str], mode: str | None
+) -> None:
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("t")
+    (tmp_path / "token").write_text("t")
+    given = {name: value.replace("FOLDER", str(tmp_path)) for name, value in environ.items()}
+    prepare(given, local=False)
+    assert given.get("RAY_AUTH_MODE") == mode

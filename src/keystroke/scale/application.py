@@ -23,6 +23,8 @@ from keystroke.scale.tables import replicas_of, tables_of
 NAME = "keystroke"
 ECHO = "echo"
 _CALLS = 4096  # at a time in one replica: its own queue decides, not Serve's, which knows no priorities
+RISE = 5.0  # seconds of too much work before a replica is added: people wait
+FALL = 300.0  # and of too little before one goes: a cache that took an hour to fill outlasts a lull
 _ROOM = 20.0  # seconds between the time answers have to end and the time a replica has to stop
 
 
@@ -111,8 +113,8 @@ def _engines(
             max_replicas=table.max_replicas,
             initial_replicas=replicas,
             target_ongoing_requests=slots,
-            upscale_delay_s=5.0,  # people wait
-            downscale_delay_s=300.0,  # a cache that took an hour to fill is not thrown away for a lull
+            upscale_delay_s=RISE,
+            downscale_delay_s=FALL,
         )
         many = {"num_replicas": None, "autoscaling_config": scaling}
     router = RequestRouterConfig(

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from keystroke.assist.next_edit.places import PlacesFormat
 from keystroke.assist.next_edit.prompt import EditFormat
 from keystroke.engine.base import ModelInfo
 from keystroke.engine.generation import GenerationParams, GenerationStats
@@ -75,7 +76,7 @@ class TextSide:
     chat: ChatTemplate | None
     fim: FimTemplate | None
     languages: frozenset[str] | None
-    edits: EditFormat | None
+    edits: EditFormat | PlacesFormat | None
     costs: tuple[float, ...]  # of verifying drafts, as measured on the replica
     slots: int  # sessions that one replica steps together
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
@@ -21,14 +22,16 @@ _OBJECTS = 96 << 20  # bytes of Ray's object store: calls do not go through it
 
 
 @contextmanager
-def ray_for(settings: Settings) -> Iterator[Any]:
-    """Ray, started on this machine or joined where `scale.address` says, with Serve ready for deployments.
-    Yields the `serve` module. Raises ConfigError where Ray is not installed or cannot be reached."""
+def ray_for(settings: Settings, *, deploys: bool = True) -> Iterator[Any]:
+    """Ray, started on this machine or joined where `scale.address` says; where it `deploys`, with Serve
+    started there. Yields the `serve` module. Raises ConfigError where Ray is not installed or cannot be
+    reached."""
     address = settings.scale.address
     prepare(local=address is None)
     try:
         import ray
         from ray import serve
+        from ray.exceptions import AuthenticationError
     except ImportError as error:
         raise ConfigError(
             f"`keystroke scale` needs {error.name or 'ray'}, which is not installed; "
@@ -49,12 +52,19 @@ def ray_for(settings: Settings) -> Iterator[Any]:
                 **quiet,
             )
         else:
+            _knock(address)
             ray.init(address=address, **quiet)
-    except (ConnectionError, ValueError, RuntimeError, OSError) as error:
-        where = f"the Ray cluster at {address}" if address else "a local Ray"
-        raise ConfigError(f"{where} could not be started or reached: {error}; check scale.address") from None
+    except (ConnectionError, ValueError, RuntimeError, OSError, AuthenticationError) as error:
+        if address is None:
+            raise ConfigError(f"a local Ray could not be started: {error}; see /tmp/ray") from None
+        raise ConfigError(
+            f"the Ray cluster at {address} is there but does not let us in; its token must be in "
+            "RAY_AUTH_TOKEN or ~/.ray/auth_token (`ray get-auth-token` on its head shows it), and its Ray be "
+            f"{ray.__version__}"
+        ) from None
     try:
-        serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
+        if deploys:
+            serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
         yield serve
     finally:
         # Ray tells the terminal of every call that its own controller's end cuts off.
@@ -64,6 +74,19 @@ def ray_for(settings: Settings) -> Iterator[Any]:
                     serve.shutdown()
             finally:
                 ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Raises ConfigError where nobody listens at `host:port`: Ray itself would try for minutes. An address of
+    another form (`auto`, `ray://...`) is left to Ray."""
+    host, colon, port = address.rpartition(":")
+    if not colon or "/" in address or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+    except OSError as error:
+        why = error.strerror or error
+        raise ConfigError(f"no Ray cluster was reached at {address}: {why}; check scale.address") from None
 
 
 def _cores(settings: Settings) -> int:

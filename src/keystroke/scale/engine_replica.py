@@ -121,9 +121,11 @@ class EngineReplica:
         )
 
     def _drafter(self, sent: Drafter | None) -> Drafter | None:
-        """The gateway's drafter; with the model that drafts here, where there is one."""
-        if isinstance(sent, AdaptiveDrafter) and self._model.draft is not None:
-            return drafter_for(self._model.engine, draft=self._model.draft)
+        """The gateway's drafter; with the model, or the engine, that drafts here, where there is one."""
+        if isinstance(sent, AdaptiveDrafter):
+            if self._model.draft is not None:
+                return drafter_for(self._model.engine, draft=self._model.draft)
+            sent.hear(self._model.engine)
         return sent
 
 

@@ -18,6 +18,7 @@ from keystroke.config import NamedModel, Settings
 RESOURCE = "keystroke_gateway"  # one a gateway pod, so that every gateway has a port to itself
 _RAY = "2.60.0"
 _CLAIM = "keystroke-models"
+_DASHBOARD = 8265  # where the operator and its jobs ask Ray
 _LABEL = "keystroke.dev/part"
 
 
@@ -61,8 +62,9 @@ def documents(settings: Settings, image: str) -> list[dict[str, Any]]:
         "spec": {
             "rayVersion": _RAY,
             "enableInTreeAutoscaling": True,
+            "authOptions": {"mode": "token"},  # the operator makes one and gives it to every pod
             "headGroupSpec": {
-                "rayStartParams": {"num-cpus": "0", "dashboard-host": "127.0.0.1"},
+                "rayStartParams": {"num-cpus": "0"},
                 "template": _pod("head", image, {"cpu": "2", "memory": "4Gi"}),
             },
             "workerGroupSpecs": groups,
@@ -200,10 +202,11 @@ def _job(image: str) -> dict[str, Any]:
             "entrypoint": "keystroke scale up --address auto",
             "clusterSelector": {"ray.io/cluster": "keystroke"},
             "submitterPodTemplate": {
+                "metadata": {"labels": {"app.kubernetes.io/name": "keystroke", _LABEL: "submit"}},
                 "spec": {
                     "restartPolicy": "Never",
                     "containers": [{"name": "submit", "image": image}],
-                }
+                },
             },
         },
     }
@@ -231,8 +234,13 @@ def _disruption() -> dict[str, Any]:
 
 
 def _policy() -> dict[str, Any]:
-    """Pods of this cluster talk to each other; from outside only the gateways' port is reached."""
+    """Pods of this cluster talk to each other; the operator reaches the head, which it asks how the job is;
+    from outside only the gateways' port is reached."""
     ours = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": "keystroke"}}}
+    operator = {
+        "namespaceSelector": {},
+        "podSelector": {"matchLabels": {"app.kubernetes.io/name": "kuberay-operator"}},
+    }
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -240,7 +248,11 @@ def _policy() -> dict[str, Any]:
         "spec": {
             "podSelector": {"matchLabels": {"app.kubernetes.io/name": "keystroke"}},
             "policyTypes": ["Ingress"],
-            "ingress": [{"from": [ours]}, {"ports": [{"port": "http", "protocol": "TCP"}]}],
+            "ingress": [
+                {"from": [ours]},
+                {"from": [operator], "ports": [{"port": _DASHBOARD, "protocol": "TCP"}]},
+                {"ports": [{"port": "http", "protocol": "TCP"}]},
+            ],
         },
     }
 

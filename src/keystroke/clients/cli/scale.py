@@ -108,6 +108,8 @@ def down(ctx: typer.Context, address: Address = None) -> None:
     with _joined(_settings(run, {"scale.address": address})) as serve:
         from keystroke.scale.application import NAME
 
+        if NAME not in serve.status().applications:
+            raise ConfigError("Keystroke does not run on this cluster, so there is nothing to take off")
         serve.delete(NAME)
     run.console.note("the application has been taken off")
 
@@ -161,7 +163,7 @@ def _joined(settings: Settings) -> Any:
 
     if settings.scale.address is None:
         raise ConfigError("name the cluster with --address; a local one goes with its `keystroke scale up`")
-    return ray_for(settings)
+    return ray_for(settings, deploys=False)
 
 
 def _with_port(settings: Settings) -> tuple[Settings, socket.socket]:
