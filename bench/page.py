@@ -10,9 +10,13 @@ paint of a fresh profile, from the address being entered.
 
   key_to_paint_p50_ms, _p95_ms   keys whose ghost text had to be computed
   lsp_p50_ms, lsp_p95_ms         the same typist's keys over the language server
-  over_lsp_ms                    difference of the medians; the aim is at most 15
-  over_server_p50_ms             of computed keys, what is not the server's: network, script, drawing, frame;
-                                 comparable between runs on machines that are not idle
+  same_keys                      keys that both computed, with the same answer; over these, medians of:
+  over_lsp_ms                      page less language server; the aim is at most 15
+  computing_over_lsp_ms            of that, the gateway's own time: a browser draws on its cores
+  own_ms, lsp_own_ms               what is not the gateway's, in the page and over the language server
+  input_p50_ms                   from the key to the change on the wire
+  network_p50_ms                 there and back, less the server's own time
+  script_p50_ms, frame_p50_ms    from the answer to the changed document; on to after its frame
   kept_p50_ms                    keys that agree with what is shown: only drawing lies between
   bundle_kb, packed_kb           what a browser loads, plain and as it travels (gzip)
 
@@ -38,22 +42,26 @@ from bench.browser import FLAGS, chromium, reason_why_not
 from bench.keystroke import CASES, Measured, Typist, quantile, rounded
 from bench.typing_editors import Answer, LspTransport, gateway
 from keystroke.text import Edit
-from keystroke.train.cases import Case, read_cases
+from keystroke.train.cases import read_cases
 
+PARTS = ("input_ms", "network", "script_ms", "frame_ms")
+Kept = dict[tuple[str, int], tuple[Answer, float]]
 PAGE = Path(__file__).parents[1] / "src" / "keystroke" / "gateway" / "page"
-_ANSWERED = """count => new Promise((resolve, reject) => {
-  const began = performance.now();
-  const look = () => {
-    const all = [...performance.getEntriesByName("key-to-paint"), ...performance.getEntriesByName("key-to-silence")];
-    if (all.length > count) {
-      const last = all.reduce((a, b) => a.startTime + a.duration > b.startTime + b.duration ? a : b);
-      const ghost = [...document.querySelectorAll(".ghost")].map((e) => e.textContent).join("\\n");
-      resolve({ ms: last.duration, shown: last.name === "key-to-paint", ghost, count: all.length, ...last.detail });
-    } else if (performance.now() - began > 4000) resolve(null);
-    else setTimeout(look, 4);
-  };
-  look();
-})"""  # noqa: E501
+# The page's own measures are waited for, not polled: what looks every few milliseconds is itself in the way.
+_LISTEN = """() => {
+  const told = [], waiting = [];
+  window.nextMeasure = () => told.length ? Promise.resolve(told.shift())
+    : new Promise((resolve) => { waiting.push(resolve); setTimeout(() => resolve(null), 4000); });
+  new PerformanceObserver((list) => {
+    for (const e of list.getEntries()) {
+      if (!e.name.startsWith("key-to-")) continue;
+      const ghost = [...document.querySelectorAll(".ghost")].map((g) => g.textContent).join("\\n");
+      const one = { ms: e.duration, shown: e.name === "key-to-paint", ghost, ...e.detail };
+      const next = waiting.shift();
+      if (next) next(one); else told.push(one);
+    }
+  }).observe({ entryTypes: ["measure"] });
+}"""
 
 
 class PageTransport:
@@ -61,9 +69,13 @@ class PageTransport:
 
     def __init__(self, page: Any) -> None:
         self._page = page
-        self._count = 0
         self.ms = 0.0
-        self.over_server: list[float] = []
+        self.parts: dict[str, list[float]] = {part: [] for part in PARTS}
+
+    async def start(self, url: str) -> None:
+        await self._page.goto(url)
+        await self._page.wait_for_selector("#state[data-state=open]")
+        await self._page.evaluate(_LISTEN)
 
     async def open(self, name: str, text: str, cursor: int) -> None:
         page = self._page
@@ -78,17 +90,18 @@ class PageTransport:
             await self._page.keyboard.type(edit.text)
         else:
             await self._page.keyboard.insert_text(edit.text)
-        told = await self._page.evaluate(_ANSWERED, self._count)
+        told = await self._page.evaluate("nextMeasure()")
         if told is None:
             self.ms = 0.0
             return Answer("", "", "no answer within 4 s")
-        self._count, self.ms = told["count"], told["ms"]
+        self.ms = told["ms"]
         source = "typed_through" if told["source"] == "kept" else told["source"]
-        if told["shown"] and source in ("computed", "continued"):
-            self.over_server.append(told["network"] + told["render"])
-        if told["shown"]:
-            return Answer(told["ghost"], source, "", 1, 0)
-        return Answer("", source, "held back", 1, 0)
+        if not told["shown"]:
+            return Answer("", source, "held back", 1, 0)
+        if source in ("computed", "continued"):
+            for part in PARTS:
+                self.parts[part].append(told[part])
+        return Answer(told["ghost"], source, "", 1, 0, told["server_ms"])
 
     async def told(self, name: str, answer: Answer) -> Answer:
         return answer
@@ -97,7 +110,20 @@ class PageTransport:
         """The next file takes its place."""
 
 
-class PageTypist(Typist):
+class KeptTypist(Typist):
+    """Remembers what each key came to, by its place, so that the same key can be compared."""
+
+    kept: dict[tuple[str, int], tuple[Answer, float]]
+
+    async def _next(self, asked: asyncio.Task[tuple[Answer, float]], at: int) -> str:
+        answer, ms = await asked
+        answer = await self._transport.told(self._name, answer)
+        if answer.text and answer.source in ("computed", "continued"):
+            self.kept[self._name, at] = (answer, ms)
+        return await super()._next(asked, at)
+
+
+class PageTypist(KeptTypist):
     """Types in the page; the page's own clock counts."""
 
     async def _ask(self, at: int, piece: str) -> tuple[Answer, float]:
@@ -128,37 +154,59 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
     cases = [c for c in read_cases(CASES) if c.kind == "block" and len(c.middle) >= 80]
     random.Random(options.seed).shuffle(cases)
     in_page, over_lsp = Measured(), Measured()
+    ours: Kept = {}
+    theirs: Kept = {}
     async with gateway(options.model) as url, async_playwright() as driver:
         browser = await driver.chromium.launch(executable_path=chromium(), args=FLAGS)
         lsp = LspTransport(url, Path.cwd())
         await lsp.start()
         try:
             painted = await first_paint(browser, url)
-            page = await browser.new_page()
-            await page.goto(url)
-            await page.wait_for_selector("#state[data-state=open]")
-            transport = PageTransport(page)
+            transport = PageTransport(await browser.new_page())
+            await transport.start(url)
             until = time.monotonic() + options.seconds
             for number, case in enumerate(cases):
                 if time.monotonic() >= until:
                     break
                 share = (until - time.monotonic()) / 2
-                await _typed(Typist(lsp, case, number, over_lsp, False), case, min(share, 15.0))
-                await _typed(PageTypist(transport, case, number, in_page, False), case, min(share, 15.0))
+                for typist, kept in (
+                    (KeptTypist(lsp, case, number, over_lsp, False), theirs),
+                    (PageTypist(transport, case, number, in_page, False), ours),
+                ):
+                    typist.kept = kept
+                    await _typed(typist, min(share, 15.0))
         finally:
             await lsp.stop()
             await browser.close()
-    return figures(in_page, over_lsp, painted, transport.over_server)
+    return {**figures(in_page, over_lsp, painted), **compared(ours, theirs), **parts(transport.parts)}
 
 
-async def _typed(typist: Typist, case: Case, seconds: float) -> None:
+async def _typed(typist: Typist, seconds: float) -> None:
     typist.after = ""  # in the page the cursor is at the end; so it is in both
     await typist.type(time.monotonic() + seconds)
 
 
-def figures(
-    in_page: Measured, over_lsp: Measured, painted: float, over_server: list[float]
-) -> dict[str, Any]:
+def compared(ours: Kept, theirs: Kept) -> dict[str, Any]:
+    """The same keys with the same answers, in the page and over the language server."""
+    same = [key for key in ours if key in theirs and ours[key][0].text == theirs[key][0].text]
+    over = [ours[key][1] - theirs[key][1] for key in same]
+    computing = [ours[key][0].server_ms - theirs[key][0].server_ms for key in same]
+    own = [ours[key][1] - ours[key][0].server_ms for key in same]
+    own_lsp = [theirs[key][1] - theirs[key][0].server_ms for key in same]
+    return {
+        "same_keys": len(same),
+        "over_lsp_ms": rounded(quantile(over, 0.5)),
+        "computing_over_lsp_ms": rounded(quantile(computing, 0.5)),
+        "own_ms": rounded(quantile(own, 0.5)),
+        "lsp_own_ms": rounded(quantile(own_lsp, 0.5)),
+    }
+
+
+def parts(spent: dict[str, list[float]]) -> dict[str, Any]:
+    return {f"{part.removesuffix('_ms')}_p50_ms": rounded(quantile(spent[part], 0.5)) for part in PARTS}
+
+
+def figures(in_page: Measured, over_lsp: Measured, painted: float) -> dict[str, Any]:
     bodies = [(PAGE / name).read_bytes() for name in ("index.html", "app.css", "app.js")]
     ours, theirs = quantile(in_page.computed, 0.5), quantile(over_lsp.computed, 0.5)
     return {
@@ -171,8 +219,6 @@ def figures(
         "lsp_p50_ms": rounded(theirs),
         "lsp_p95_ms": rounded(quantile(over_lsp.computed, 0.95)),
         "lsp_typed_through_p50_ms": rounded(quantile(over_lsp.through, 0.5)),
-        "over_lsp_ms": rounded(ours - theirs) if ours is not None and theirs is not None else None,
-        "over_server_p50_ms": rounded(quantile(over_server, 0.5)),
         "first_paint_ms": rounded(painted, 0),
         "bundle_kb": rounded(sum(map(len, bodies)) / 1024, 1),
         "packed_kb": rounded(sum(len(gzip.compress(body)) for body in bodies) / 1024, 1),

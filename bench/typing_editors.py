@@ -38,6 +38,7 @@ class Answer:
     reason: str = ""
     prompt: int = 0
     reused: int = 0
+    server_ms: float = 0.0  # of it, from the request's arrival at the gateway to its answer
 
 
 class Transport(Protocol):
@@ -154,7 +155,7 @@ class LspTransport:
         if not paid:
             return answer
         prompt, reused = paid["prompt_tokens"], paid["reused_tokens"]
-        return Answer(answer.text, paid["source"], paid["reason"], prompt, reused)
+        return Answer(answer.text, paid["source"], paid["reason"], prompt, reused, paid["total_ms"])
 
     async def close(self, name: str) -> None:
         self._tell("textDocument/didClose", {"textDocument": {"uri": self._uri(name)}})

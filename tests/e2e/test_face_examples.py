@@ -32,6 +32,13 @@ def test_live_ghost_text_prints_one_line_a_key() -> None:
     assert all("ms" in line for line in lines)
 
 
+def test_an_editor_over_the_language_server_prints_one_line_a_key() -> None:
+    with serving(scripted_model(lambda prompt: " second\n")) as server:
+        lines = ran("lsp_ghost_text.py", server.url).splitlines()
+    assert [line[:3] for line in lines] == ["' '", "'s'", "'e'", "'c'"]
+    assert any("econd" in line for line in lines)
+
+
 def test_a_followed_task_shows_its_change_and_makes_none(tmp_path: Path) -> None:
     root = tmp_path / "project"
     root.mkdir()

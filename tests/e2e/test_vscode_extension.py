@@ -12,24 +12,33 @@ from typing import Any
 import pytest
 
 from installed import program
-from keystroke.clients.lsp.commands import EDIT, RECONNECT, REFACTOR, STATUS, SUPPRESS
+from keystroke.clients.lsp.commands import COMMANDS
 
 EXTENSION = Path(__file__).parents[2] / "editors" / "vscode"
-SOURCE = (EXTENSION / "src" / "extension.ts").read_text()
+SOURCE = "".join(file.read_text() for file in sorted((EXTENSION / "src").glob("*.ts")))
 MANIFEST: dict[str, Any] = json.loads((EXTENSION / "package.json").read_text())
 
 
 def test_every_declared_command_and_key_is_registered() -> None:
     declared = {command["command"] for command in MANIFEST["contributes"]["commands"]}
-    registered = set(re.findall(r'(?:registerCommand|alias)\("([^"]+)"', SOURCE))
+    registered = set(re.findall(r'\bcommand\("([^"]+)"', SOURCE))
     assert declared == registered
+    assert not declared & set(COMMANDS)  # those of the server the language client registers by itself
     assert {key["command"] for key in MANIFEST["contributes"]["keybindings"]} <= declared
+
+
+def test_every_setting_is_read_and_every_one_read_is_declared() -> None:
+    declared = {
+        name.removeprefix("keystroke.") for name in MANIFEST["contributes"]["configuration"]["properties"]
+    }
+    read = set(re.findall(r'\.get<[^>]+>\("([^"]+)"', SOURCE)) | set(re.findall(r'wanted\("([^"]+)"', SOURCE))
+    assert read == declared
 
 
 def test_what_it_asks_of_the_server_the_server_has() -> None:
     asked = set(re.findall(r'run\("([^"]+)"', SOURCE))
     assert asked
-    assert asked <= {EDIT, REFACTOR, SUPPRESS, RECONNECT, STATUS}
+    assert asked <= set(COMMANDS)
 
 
 @pytest.mark.slow

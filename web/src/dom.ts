@@ -23,6 +23,11 @@ export function need<T extends HTMLElement>(id: string): T {
   return found as T;
 }
 
+/** Say it in this element; what says so already is left alone, since replacing it costs a layout. */
+export function set(element: HTMLElement, text: string): void {
+  if (element.textContent !== text) element.textContent = text;
+}
+
 let saying = 0;
 /** Tell a screen reader, politely; the last of several in a short while. */
 export function announce(text: string, wait = 0): void {

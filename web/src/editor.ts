@@ -3,17 +3,19 @@
 import { defaultKeymap, history, historyKeymap, indentLess, indentMore } from "@codemirror/commands";
 import { bracketMatching, indentOnInput, indentUnit, syntaxHighlighting } from "@codemirror/language";
 import { search, searchKeymap } from "@codemirror/search";
-import { Compartment, EditorState, type Extension, Prec, type TransactionSpec } from "@codemirror/state";
+import { Compartment, EditorState, type Extension, Prec, type Transaction, type TransactionSpec } from "@codemirror/state";
 import {
-  type Command, EditorView, drawSelection, highlightActiveLine, highlightSpecialChars, keymap, lineNumbers,
+  type Command, EditorView, drawSelection, highlightSpecialChars, keymap, lineNumbers,
 } from "@codemirror/view";
 import { classHighlighter } from "@lezer/highlight";
+import { blinking } from "./cursor";
 import { type Taken, accept, dismiss, ghostText } from "./ghost";
 import { colours } from "./languages";
 import { marks } from "./marks";
 
 export interface Keys { jump: Command; fix: Command; nextFinding: Command; instruct: Command; invoke: Command; chat: Command }
-export interface Reports { taken: Taken; update: Parameters<typeof EditorView.updateListener.of>[0] }
+/** `typed` is told before anything is drawn, so that the server computes while the key is being painted. */
+export interface Reports { taken: Taken; typed(transaction: Transaction): void; update: Parameters<typeof EditorView.updateListener.of>[0] }
 
 const LARGE = 1_000_000; // characters from which a file is not coloured: typing stays quick
 
@@ -34,7 +36,7 @@ function extensions(name: string, size: number, keys: Keys, reports: Reports): E
       { key: "Mod-Alt-j", run: keys.chat },
     ])),
     keymap.of([...searchKeymap, ...historyKeymap, ...defaultKeymap]),
-    lineNumbers(), history(), drawSelection(), highlightSpecialChars(), highlightActiveLine(), indentOnInput(), bracketMatching(),
+    lineNumbers(), history(), drawSelection({ cursorBlinkRate: 0 }), blinking, highlightSpecialChars(), indentOnInput(), bracketMatching(),
     search({ top: true }), syntaxHighlighting(classHighlighter), indentUnit.of("    "), EditorState.tabSize.of(4),
     EditorView.contentAttributes.of({ "aria-label": "Code; Escape, then Tab, leaves the editor", spellcheck: "false", autocapitalize: "off", autocorrect: "off" }),
     EditorView.cspNonce.of(document.querySelector<HTMLMetaElement>("meta[name=style-nonce]")?.content ?? ""),
@@ -43,7 +45,13 @@ function extensions(name: string, size: number, keys: Keys, reports: Reports): E
 }
 
 export function makeEditor(parent: HTMLElement, doc: string, name: string, keys: Keys, reports: Reports): EditorView {
-  return new EditorView({ parent, state: EditorState.create({ doc, extensions: extensions(name, doc.length, keys, reports) }) });
+  return new EditorView({
+    parent, state: EditorState.create({ doc, extensions: extensions(name, doc.length, keys, reports) }),
+    dispatchTransactions: (transactions, view) => {
+      for (const transaction of transactions) if (transaction.docChanged) reports.typed(transaction);
+      view.update(transactions);
+    },
+  });
 }
 
 export function freshState(doc: string, name: string, keys: Keys, reports: Reports): EditorState {

@@ -3,11 +3,12 @@
 
 import type { ChangeSet, Text } from "@codemirror/state";
 import { Offsets, hasPairs, pairs } from "./offsets";
-import type { Delta, Finding, Fix, LiveEvent, Receipt } from "./protocol";
+import type { Delta, Finding, Fix, LiveEvent, Receipt, Verdict } from "./protocol";
 import { Socket, type State } from "./socket";
 
 export interface Suggested { id: string; from: number; to: number; text: string; done: boolean }
 export interface Stamp { key: number; sent: number; received: number; receipt: Receipt; reason: string }
+export interface Revised { id: string; at: number; to: number; text: string; verdict: Verdict; model: string }
 export interface Jump { id: string; title: string; from: number; to: number; text: string; others: number }
 export interface Span extends Omit<Finding, "start" | "end" | "fixes" | "suggestions"> {
   from: number; to: number; fixes: { title: string; edits: Delta[]; sure: boolean }[];
@@ -18,6 +19,7 @@ export interface Watcher {
   ready(model: string, warm: boolean, note: string): void;
   suggested(what: Suggested, stamp: Stamp): void;
   silent(stamp: Stamp): void;
+  revised(what: Revised): void;
   jump(what: Jump): void;
   noJump(id: string): void;
   findings(kind: "audit" | "problems", found: Span[]): void;
@@ -155,6 +157,12 @@ export class Live {
       case "resync": this.reopen(); return;
       case "suggestion":
       case "not_shown": this.answered(event, received); return;
+      case "suggestion.revised": {
+        if (event.version !== this.version) return;
+        const at = this.offsets, { id, text, verdict, receipt } = event;
+        this.watcher.revised({ id, text, verdict, at: at.fromWire(event.start), to: at.fromWire(event.end), model: receipt.model });
+        return;
+      }
       case "next_edit": {
         if (event.version !== this.version || event.change.buffer !== this.buffer) return;
         const at = this.offsets, { start, end, text } = event.change;

@@ -4,13 +4,13 @@ import { EditorSelection, type Text } from "@codemirror/state";
 import { type Command, type EditorView, type ViewUpdate } from "@codemirror/view";
 import { ask, key, setKey, takeKeyFromAddress } from "./access";
 import { Chat } from "./chat";
-import { announce, h, need, painted } from "./dom";
+import { announce, h, need, painted, set } from "./dom";
 import { Instructed } from "./edit";
 import { type Keys, type Reports, freshState, makeEditor, recolour } from "./editor";
 import { Findings } from "./findings";
-import { type Ghost, ghostOf, setGhost } from "./ghost";
+import { type Ghost, ghostOf, revised, setGhost } from "./ghost";
 import { languageOf } from "./languages";
-import { Live, type Stamp, type Suggested } from "./live";
+import { Live, type Revised, type Stamp, type Suggested } from "./live";
 import { jump, setJump } from "./marks";
 import { Race } from "./race";
 import { Receipts } from "./receipts";
@@ -74,15 +74,15 @@ const keys: Keys = {
 };
 const reports: Reports = {
   taken: (ghost: Ghost, outcome, length) => { live.feedback(ghost.id, outcome, length); if (outcome === "accepted") announce("Taken."); },
+  typed: (transaction) => { live.changed(transaction.changes, transaction.newDoc, transaction.newSelection.main.head, pressed || performance.now()); },
   update,
 };
 
 function update(change: ViewUpdate): void {
   const cursor = change.state.selection.main.head;
   if (change.docChanged) {
-    const key = pressed || performance.now();
-    live.changed(change.changes, change.state.doc, cursor, key);
-    if (ghostOf(change.state)) painted((now) => { kept.clear(); kept.set(key, now); });
+    const key = pressed;
+    if (key && ghostOf(change.state)) painted((now) => { kept.clear(); kept.set(key, now); });
     instructed.follow(change.changes);
     findings.follow(change.changes);
   } else if (change.selectionSet) live.moved(cursor);
@@ -115,18 +115,30 @@ function suggested(what: Suggested, stamp: Stamp): void {
   const text = what.text.slice(before.length), shown = ghostOf(state);
   const stands = shown?.text === text && shown.at === head;
   if (text && !stands) view.dispatch({ effects: setGhost.of({ id: what.id, at: head, to: what.to, text }) });
+  const drawn = performance.now();
   live.feedback(what.id, "shown");
-  silence.textContent = "";
+  set(silence, "");
   announce(`Suggestion: ${text.slice(0, 200)}`, 900);
-  painted((now) => { receipts.add(stamp, (stands && kept.get(stamp.key)) || now); });
+  painted((now) => { receipts.add(stamp, (stands && kept.get(stamp.key)) || now, drawn); });
 }
 
 function silent(stamp: Stamp): void {
   if (stamp.reason !== "superseded" && stamp.reason !== "stale_version") {
     if (ghostOf(view.state)) view.dispatch({ effects: setGhost.of(null) });
-    silence.textContent = stamp.reason.replaceAll("_", " ");
+    set(silence, stamp.reason.replaceAll("_", " "));
     receipts.add(stamp, performance.now());
   }
+}
+
+/** A larger model has read the same text in a pause of the keys: what it is sure of stands there a shade firmer,
+ * what it changes fades in; the cursor, the lines and what was typed stay where they are. */
+function secondMind(what: Revised): void {
+  const ghost = revised(view.state, what, performance.now());
+  if (!ghost) return;
+  view.dispatch({ effects: setGhost.of(ghost) });
+  if (what.verdict === "offered") live.feedback(what.id, "shown");
+  silence.textContent = `${what.verdict} by ${what.model}`;
+  if (what.verdict !== "confirmed") announce(`Suggestion: ${what.text.slice(0, 200)}`, 900);
 }
 
 addEventListener("keydown", (event) => { pressed = event.timeStamp; }, true);
@@ -143,7 +155,7 @@ live = new Live(view.state.doc, {
     if (state === "refused") openKey();
   },
   ready: (model, _warm, note) => { need("model").textContent = model; silence.textContent = note.replaceAll("_", " "); },
-  suggested, silent,
+  suggested, silent, revised: secondMind,
   jump: (target) => { view.dispatch({ effects: setJump.of(target) }); announce(`Next edit: ${target.title}. Tab goes there.`, 900); },
   noJump: (id) => { if (view.state.field(jump)?.id === id) view.dispatch({ effects: setJump.of(null) }); },
   findings: (kind, found) => { findings.set(kind, found); },

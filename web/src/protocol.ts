@@ -20,6 +20,8 @@ export interface Receipt {
   accepted_tokens?: number;
 }
 
+export type Verdict = "confirmed" | "lengthened" | "replaced" | "offered";
+
 export interface Fix { title: string; edits: Delta[] }
 export interface Finding {
   rule?: string; code?: string; cwe?: number; severity: string; message: string;
@@ -32,6 +34,7 @@ export type LiveEvent =
   | { type: "ready"; buffer: string; version: number; model: string; warm: boolean; note: string; receipt: Receipt }
   | { type: "resync"; buffer: string; reason: string }
   | { type: "suggestion"; id: string; buffer: string; version: number; start: number; end: number; text: string; done: boolean; receipt: Receipt }
+  | { type: "suggestion.revised"; id: string; buffer: string; version: number; verdict: Verdict; start: number; end: number; text: string; receipt: Receipt }
   | { type: "not_shown"; id: string; buffer: string; version: number; reason: string; receipt: Receipt }
   | { type: "next_edit"; id: string; buffer: string; version: number; cause: string; title: string; change: Change; others: Change[] }
   | { type: "next_edit.dropped"; id: string; buffer: string; reason: string }

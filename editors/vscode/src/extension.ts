@@ -1,22 +1,49 @@
 // The editor's side of Keystroke: starts the language server and asks the user where the protocol cannot.
 //
-// Law: everything intelligent is the server's. This file knows commands, keys and one status item.
+// Law: everything intelligent is the server's. This file puts the parts together and knows the commands; what stands
+// in the status bar is status.ts, tasks are tasks.ts, the next edit is nextEdit.ts.
 
 import * as vscode from "vscode";
-import { LanguageClient, State, TransportKind } from "vscode-languageclient/node";
+import {
+  ClientCapabilities,
+  LanguageClient,
+  type Middleware,
+  type ServerOptions,
+  State,
+  TransportKind,
+} from "vscode-languageclient/node";
 import { NextEdits } from "./nextEdit";
+import { Status } from "./status";
+import { Tasks } from "./tasks";
 
 let client: LanguageClient | undefined;
+let program: Program & ServerOptions; // the client reads it at each start
 
 export async function activate(context: vscode.ExtensionContext): Promise<void> {
-  const settings = vscode.workspace.getConfiguration("keystroke");
-  const program = {
-    command: settings.get<string>("command", "keystroke"),
-    args: ["lsp", ...settings.get<string[]>("arguments", [])],
-    transport: TransportKind.stdio,
+  program = serverProgram();
+  let status: Status | undefined;
+  const middleware: Middleware = {
+    provideInlineCompletionItems: async (document, position, about, token, next) => {
+      if (!wanted("ghostText", document)) {
+        status?.off(document);
+        return undefined;
+      }
+      const items = await next(document, position, about, token);
+      void status?.answered(document);
+      return items;
+    },
   };
   client = new LanguageClient("keystroke", "Keystroke", program, {
     documentSelector: [{ scheme: "file" }, { scheme: "untitled" }],
+    middleware,
+  });
+  client.registerFeature({
+    fillClientCapabilities: (capabilities: ClientCapabilities) => {
+      capabilities.experimental = { ...(capabilities.experimental as object), keystrokeTasks: true };
+    },
+    initialize: () => undefined,
+    getState: () => ({ kind: "static" }),
+    clear: () => undefined,
   });
   // A larger model has something better to show than what stands there: the editor asks again.
   client.onNotification("keystroke/suggestionRevised", (revised: { uri: string }) => {
@@ -25,21 +52,75 @@ export async function activate(context: vscode.ExtensionContext): Promise<void> 
       void vscode.commands.executeCommand("editor.action.inlineSuggest.trigger");
     }
   });
-  const status = new Status(client);
-  const nextEdits = new NextEdits(client);
+  status = new Status(client, run);
+  const tasks = new Tasks(client, run);
+  const nextEdits = new NextEdits(client, (document) => wanted("nextEdit", document));
+  const command = (name: string, does: (...args: never[]) => unknown): vscode.Disposable =>
+    vscode.commands.registerCommand(name, does);
   context.subscriptions.push(
     status,
+    tasks,
     nextEdits,
-    vscode.commands.registerCommand("keystroke.editByInstruction", editByInstruction),
-    vscode.commands.registerCommand("keystroke.suppressHere", suppressHere),
-    vscode.commands.registerCommand("keystroke.nextEdit", () => nextEdits.take()),
+    command("keystroke.editByInstruction", editByInstruction),
+    command("keystroke.suppressHere", suppressHere),
+    command("keystroke.nextEdit", () => nextEdits.take()),
     // The editor itself can take part of a suggestion; the server hears of it as the typing it is.
-    alias("keystroke.acceptWord", "editor.action.inlineSuggest.acceptNextWord"),
-    alias("keystroke.acceptLine", "editor.action.inlineSuggest.acceptNextLine"),
-    vscode.commands.registerCommand("keystroke.showStatus", () => status.ask()),
+    command("keystroke.acceptWord", () => vscode.commands.executeCommand("editor.action.inlineSuggest.acceptNextWord")),
+    command("keystroke.acceptLine", () => vscode.commands.executeCommand("editor.action.inlineSuggest.acceptNextLine")),
+    command("keystroke.showStatus", () => status.menu()),
+    command("keystroke.toggleGhostText", toggleGhostText),
+    command("keystroke.restart", () => restart()),
+    command("keystroke.newTask", () => tasks.give()),
+    command("keystroke.refreshTasks", () => tasks.look()),
+    command("keystroke.showTaskChange", tasks.shown),
+    command("keystroke.approveTask", tasks.approve),
+    command("keystroke.rejectTask", tasks.reject),
+    command("keystroke.steerTask", tasks.steer),
+    command("keystroke.stopTask", tasks.stop),
+    command("keystroke.applyTask", tasks.apply),
+    command("keystroke.undoTask", tasks.undo),
+    vscode.workspace.onDidChangeConfiguration(async (event) => {
+      const starts = ["command", "arguments", "model", "gateway"].some((name) =>
+        event.affectsConfiguration(`keystroke.${name}`),
+      );
+      if (starts) {
+        await restart();
+      }
+    }),
   );
+  await start();
+  void tasks.look();
+}
+
+export async function deactivate(): Promise<void> {
+  await client?.stop();
+}
+
+interface Program {
+  command: string;
+  args: string[];
+  transport: TransportKind;
+}
+
+function serverProgram(): Program & ServerOptions {
+  const settings = vscode.workspace.getConfiguration("keystroke");
+  const model = settings.get<string>("model", "").trim();
+  const gateway = settings.get<string>("gateway", "").trim();
+  return {
+    command: settings.get<string>("command", "keystroke"),
+    args: [
+      "lsp",
+      ...(model ? ["--model", model] : []),
+      ...(gateway ? ["--gateway", gateway] : []),
+      ...settings.get<string[]>("arguments", []),
+    ],
+    transport: TransportKind.stdio,
+  };
+}
+
+async function start(): Promise<void> {
   try {
-    await client.start();
+    await client?.start();
   } catch {
     const choice = await vscode.window.showErrorMessage(
       `Keystroke could not start "${program.command}". Install it, or set keystroke.command.`,
@@ -51,12 +132,22 @@ export async function activate(context: vscode.ExtensionContext): Promise<void> 
   }
 }
 
-export async function deactivate(): Promise<void> {
-  await client?.stop();
+/** With the settings as they are now. */
+async function restart(): Promise<void> {
+  Object.assign(program, serverProgram());
+  await client?.stop().catch(() => undefined);
+  await start();
 }
 
-function alias(name: string, command: string): vscode.Disposable {
-  return vscode.commands.registerCommand(name, () => vscode.commands.executeCommand(command));
+/** Whether the user wants this here: switched on, and not off for the language. */
+function wanted(feature: "ghostText" | "nextEdit", document: vscode.TextDocument): boolean {
+  const settings = vscode.workspace.getConfiguration("keystroke", document);
+  return settings.get<boolean>(feature, true) && !settings.get<string[]>("offForLanguages", []).includes(document.languageId);
+}
+
+async function toggleGhostText(): Promise<void> {
+  const settings = vscode.workspace.getConfiguration("keystroke");
+  await settings.update("ghostText", !settings.get<boolean>("ghostText", true), vscode.ConfigurationTarget.Global);
 }
 
 function run(command: string, ...args: unknown[]): Promise<unknown> {
@@ -101,43 +192,5 @@ async function suppressHere(): Promise<void> {
   const place = found.find((d) => String(d.code) === rule);
   if (reason?.trim() && place !== undefined) {
     await run("keystroke.suppress", editor.document.uri.toString(), place.range.start.line, rule, reason);
-  }
-}
-
-class Status implements vscode.Disposable {
-  private readonly item = vscode.window.createStatusBarItem("keystroke", vscode.StatusBarAlignment.Right, 100);
-  private readonly timer: NodeJS.Timeout;
-
-  constructor(private readonly server: LanguageClient) {
-    this.item.name = "Keystroke";
-    this.item.command = "keystroke.showStatus";
-    this.show(false);
-    this.item.show();
-    this.timer = setInterval(() => void this.look(), 5000);
-    server.onDidChangeState(() => void this.look());
-  }
-
-  async ask(): Promise<void> {
-    if (!(await this.look())) {
-      await run("keystroke.reconnect").catch(() => undefined);
-      this.server.outputChannel.show(true);
-    }
-  }
-
-  dispose(): void {
-    clearInterval(this.timer);
-    this.item.dispose();
-  }
-
-  private async look(): Promise<boolean> {
-    const answer = await run("keystroke.status").catch(() => undefined);
-    const connected = (answer as { connected?: boolean } | undefined)?.connected === true;
-    this.show(connected);
-    return connected;
-  }
-
-  private show(connected: boolean): void {
-    this.item.text = connected ? "$(zap) Keystroke" : "$(debug-disconnect) Keystroke";
-    this.item.tooltip = connected ? "Keystroke is connected" : "No gateway; click to connect again";
   }
 }

@@ -29,14 +29,19 @@ export class NextEdits implements vscode.Disposable {
   private asking: vscode.CancellationTokenSource | undefined;
   private timer: NodeJS.Timeout | undefined;
 
-  constructor(private readonly client: LanguageClient) {
+  constructor(
+    private readonly client: LanguageClient,
+    private readonly wanted: (document: vscode.TextDocument) => boolean,
+  ) {
     this.parts = [
       this.added,
       this.removed,
       vscode.workspace.onDidChangeTextDocument((event) => {
         if (event.contentChanges.length > 0 && event.document === vscode.window.activeTextEditor?.document) {
           this.letGo();
-          this.timer = setTimeout(() => void this.ask(), PAUSE);
+          if (this.wanted(event.document)) {
+            this.timer = setTimeout(() => void this.ask(), PAUSE);
+          }
         }
       }),
       vscode.window.onDidChangeActiveTextEditor(() => this.mark()),
