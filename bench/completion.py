@@ -15,7 +15,13 @@ is ranked first (chance 1/6); `edit_text`: what it became, to the letter; `edit_
 offered (likely enough to change, and written differently), how many were right; `edit_alarms`: something was
 offered where nothing was left to do. The baseline ranks by the names that went, and repeats the last change.
 
-    python bench/completion.py [--cases N] [--context N] [--typed N] [--bytes N] [--edits N] [--model M ...]
+By language (`--each N` cases of each kind and language; `bench/data/languages.jsonl.xz` holds those that are
+not Python): `rest_em`, `line_em`, `fim_rest_em`, `fim_line_em` and `p50_ms`, from the question to the whole
+answer, nothing warm. `SMALL>LARGE` as a model is the cascade of both: the larger one is asked where the
+smaller would show nothing. `--plot` draws exactness with the text below in view against milliseconds.
+
+    python -m bench.completion [--cases N] [--context N] [--typed N] [--bytes N] [--edits N] [--model M ...]
+                               [--each N] [--language L ...] [--task T ...] [--plot FILE.svg]
 """
 
 from __future__ import annotations
@@ -27,6 +33,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bench.exactness import TASKS, Cascade, by_language, exactness, whole
+from bench.plot import Point, plot
 from keystroke.config import load_settings
 from keystroke.engine.load import load_model
 from keystroke.engine.locate import resolve
@@ -44,6 +52,7 @@ from keystroke.train.evaluate import ModelSuggester, NgramSuggester, evaluate, l
 from keystroke.train.fim import Cut
 
 CASES = Path(__file__).parent / "data" / "completion.jsonl.xz"
+LANGUAGES = Path(__file__).parent / "data" / "languages.jsonl.xz"
 EDITS = Path(__file__).parent / "data" / "edits.jsonl.xz"
 COLUMNS = (
     "rest_of_line_em", "line_em", "fim_rest_of_line_em", "fim_line_em", "fim_block_em",
@@ -71,8 +80,9 @@ def measure(
     if name == "ngram":
         words = edit_summary(evaluate_edits(WordJudge(), edits, sure=0.3)) if edits else {}
         return {**summary(evaluate(NgramSuggester(), cases, typed_lines=typed)), **words}
-    path = resolve(name, load_settings({}, Path.cwd()))
-    model = load_model(path)
+    settings = load_settings({}, Path.cwd())
+    path = resolve(name, settings)
+    model = load_model(name, settings)
     suggester = ModelSuggester(model, context)
     try:
         report = evaluate(suggester, cases, typed_lines=typed)
@@ -85,8 +95,76 @@ def measure(
     return {**summary(report), **foreseen}
 
 
+def measured_languages(
+    name: str, chosen: dict[str, list[Case]], tasks: list[str], context: int
+) -> dict[str, Any]:
+    """The rows of one model, or of a cascade of two, by language; `all` holds them together."""
+    settings = load_settings({}, Path.cwd())
+    models = [load_model(part, settings) for part in name.split(">")]
+    asked = [ModelSuggester(model, context) for model in models]
+    suggester = asked[0] if len(asked) == 1 else Cascade(*asked[:2])
+    rows: dict[str, Any] = {}
+    try:
+        for language, cases in chosen.items():
+            rows[language] = exactness(suggester, cases, tasks)
+            print(f"{name} {language}: {rows[language]}", file=sys.stderr, flush=True)
+    finally:
+        for one, model in zip(asked, models, strict=True):
+            one.close()
+            model.engine.close()
+    return {**rows, "all": whole(rows, tasks)}
+
+
+def languages_table(results: dict[str, dict[str, Any]], tasks: list[str]) -> None:
+    print(f"{'model':<28} {'language':<12}", *(f"{task:>24}" for task in tasks), f"{'p50_ms':>9}")
+    for name, rows in results.items():
+        for language, row in rows.items():
+            cells = (
+                f"{row[t]:.3f} [{row[f'{t}_95'][0]:.2f}, {row[f'{t}_95'][1]:.2f}]" if t in row else "-"
+                for t in tasks
+            )
+            print(
+                f"{name[-28:]:<28} {language:<12}",
+                *(f"{cell:>24}" for cell in cells),
+                f"{row['p50_ms']!s:>9}",
+            )
+
+
+def drawn(results: dict[str, dict[str, Any]]) -> str:
+    """One point a model: the rest of a line with the text below in view, all languages together."""
+    points = []
+    for name, rows in results.items():
+        task = next((t for t in ("fim_rest_em", "rest_em") if t in rows["all"]), None)
+        if task is not None and rows["all"]["p50_ms"]:
+            label = ">".join(Path(part).stem for part in name.split(">"))
+            points.append(Point(label, rows["all"]["p50_ms"], rows["all"][task], *rows["all"][f"{task}_95"]))
+    return plot(points, "Rest of a line right to the letter, all languages")
+
+
 def shown(value: object) -> str:
     return "-" if value is None else f"{value:.3f}" if isinstance(value, float) and value < 10 else f"{value}"
+
+
+def by_languages(given: argparse.Namespace) -> int:
+    chosen = by_language([*read_cases(CASES), *read_cases(LANGUAGES)], given.each)
+    chosen = {name: cases for name, cases in chosen.items() if not given.language or name in given.language}
+    tasks = given.task or list(TASKS)
+    results: dict[str, dict[str, Any]] = {}
+    for name in given.model or ["embedded", "smollm2"]:
+        try:
+            results[name] = measured_languages(name, chosen, tasks, given.context)
+        except KeystrokeError as error:
+            print(f"{name}: {error}", file=sys.stderr)
+    languages_table(results, tasks)
+    if given.plot:
+        given.plot.write_text(drawn(results), encoding="utf-8")
+    line = json.dumps(
+        {"bench": "completion", "each": given.each, "context": given.context, "languages": results}
+    )
+    print(line)
+    if given.out:
+        given.out.write_text(line + "\n")
+    return 0 if results else 1
 
 
 def main() -> int:
@@ -97,8 +175,16 @@ def main() -> int:
     parser.add_argument("--bytes", type=int, default=12, help="texts for bits per byte")
     parser.add_argument("--edits", type=int, default=30, help="cases of next edits")
     parser.add_argument("--model", action="append", help="a model by name or path; may be repeated")
+    parser.add_argument(
+        "--each", type=int, default=0, help="by language: cases of each kind; 0 leaves it out"
+    )
+    parser.add_argument("--language", action="append", help="only these languages")
+    parser.add_argument("--task", action="append", choices=list(TASKS), help="only these, by language")
+    parser.add_argument("--plot", type=Path, help="write exactness against time as an SVG")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
+    if given.each:
+        return by_languages(given)
     cases = limited(read_cases(CASES), given.cases)
     edits = read_edit_cases(EDITS)[: given.edits]
     results: dict[str, Any] = {}

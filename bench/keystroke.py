@@ -342,14 +342,16 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 async def confirm(options: argparse.Namespace) -> dict[str, Any]:
-    """The small model with a larger one beside it."""
+    """The small model with a larger one beside it, then the larger one alone at the same places."""
     settings = load_settings({}, Path.cwd())
     larger = resolve(options.confirm, settings)
     cases = [c for c in read_cases(CASES) if c.kind == "rest_of_line" and len(c.middle.strip()) >= 4]
     random.Random(options.seed).shuffle(cases)
     async with gateway(options.model, larger) as url:
-        measured = await TwoMinds(url, "larger").measure(cases, options.seconds)
-    found = measured.summary()
+        measured = await TwoMinds(url, "larger").measure(cases, 0.7 * options.seconds)
+    async with gateway(str(larger)) as url:
+        alone = await TwoMinds(url, None).measure(cases[: len(measured.exact)], 0.3 * options.seconds)
+    found = {**measured.summary(), **alone.alone()}
     for key, value in found.items():
         print(f"  {key:20}{value}")
     return {"model": options.model or "embedded", "larger": larger.stem, "transport": "live", **found}

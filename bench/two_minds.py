@@ -9,6 +9,8 @@ write a line; on two cores that is seconds for 1.5 billion parameters, on a GPU 
   confirmed_p50_ms   key to the larger one's say: confirmed, lengthened, replaced or offered
   small_em, confirmed_em   share of places where the line stands there to the letter, before and after it
   chars_saved_small, chars_saved_both   share of the missing characters that right ghost text brings
+  larger_p50_ms, larger_em, chars_saved_larger   the larger one alone at the same places, as many as there is
+                     time for (`larger_places`)
 """
 
 from __future__ import annotations
@@ -50,6 +52,16 @@ class Figures:
         self.saved += _saved(wanted, shown)
         self.saved_after += _saved(wanted, final)
 
+    def alone(self) -> dict[str, Any]:
+        """Of a larger model that answers by itself."""
+        places = len(self.exact)
+        return {
+            "larger_places": places,
+            "larger_p50_ms": round(median(self.first_ms), 1) if self.first_ms else None,
+            "larger_em": round(sum(self.exact) / places, 4) if places else None,
+            "chars_saved_larger": round(self.saved / self.characters, 4) if places else None,
+        }
+
     def summary(self) -> dict[str, Any]:
         places = len(self.exact)
         return {
@@ -72,7 +84,9 @@ def _saved(wanted: str, text: str) -> int:
 
 
 class TwoMinds:
-    def __init__(self, url: str, larger: str) -> None:
+    """`larger` is the model that has a say; without one the model that answers is alone."""
+
+    def __init__(self, url: str, larger: str | None) -> None:
         self._url, self._larger = url, larger
         self._ready: dict[str, asyncio.Event] = {}
         self._revised: dict[str, tuple[float, live.SuggestionRevised]] = {}
@@ -101,7 +115,8 @@ class TwoMinds:
         answer = await self._client.complete(name, len(before) + 1)
         figures.first_ms.append((time.perf_counter() - began) * 1e3)
         shown = answer.text if isinstance(answer, live.Suggestion) else ""
-        await self._silence(name)
+        if self._larger is not None:
+            await self._silence(name)
         final, verdict = shown, "nothing said"
         if name in self._revised:
             when, event = self._revised[name]

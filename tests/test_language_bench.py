@@ -1,0 +1,88 @@
+"""The benchmark by language: every language has its cases, shares are counted, the picture is well formed."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from xml.etree import ElementTree
+
+import pytest
+from bench.completion import CASES, LANGUAGES, drawn
+from bench.exactness import Cascade, by_language, exactness, language, whole
+from bench.plot import HEIGHT, WIDTH, Point, plot
+
+from keystroke.analysis.audit.rules.secrets import holds_secret
+from keystroke.train.cases import Case, read_cases
+from keystroke.train.evaluate import Suggestion
+
+PERMISSIVE = re.compile(r"MIT|Apache|BSD|ISC|0BSD|Unlicense|zlib|PSF|CC0|BSL|Zero|ZPL", re.I)
+
+
+class Fixed:
+    """Says one text; as sure as it is told."""
+
+    fills = True
+
+    def __init__(self, text: str, confidence: float = 1.0) -> None:
+        self.name, self.text, self.confidence = text, text, confidence
+        self.asked = 0
+
+    def line(self, prefix: str, suffix: str | None) -> Suggestion:
+        self.asked += 1
+        return Suggestion(self.text, self.confidence)
+
+    block = line
+
+
+def case(kind: str, middle: str, path: str = "a.go") -> Case:
+    return Case(kind, "p", "1", "MIT", path, "x := ", middle, "\n")
+
+
+def test_every_language_has_cases_with_their_licence() -> None:
+    cases = read_cases(LANGUAGES)
+    counted = Counter(language(c) for c in cases)
+    assert {"javascript", "typescript", "go", "rust", "java", "c"} <= set(counted)
+    for c in cases:
+        assert c.kind in ("rest_of_line", "line")
+        assert PERMISSIVE.search(c.licence), c.licence
+        assert c.middle.strip() and c.prefix and c.project and c.version  # noqa: PT018
+    assert not [c for c in cases if holds_secret(c.middle)]
+    assert max(Counter((c.project, c.kind, language(c)) for c in cases).values()) <= 4
+
+
+def test_cases_are_limited_by_kind_and_language() -> None:
+    chosen = by_language([*read_cases(CASES), *read_cases(LANGUAGES)], 2)
+    for name, cases in chosen.items():
+        assert set(Counter(c.kind for c in cases).values()) <= {1, 2}, name
+    assert "python" in chosen
+
+
+def test_shares_have_intervals_and_all_languages_are_added_up() -> None:
+    cases = [case("rest_of_line", "1"), case("rest_of_line", "2"), case("line", "1")]
+    row = exactness(Fixed("1 "), cases, ["rest_em", "line_em", "fim_rest_em"])
+    assert (row["rest_em"], row["line_em"], row["fim_rest_em"]) == (0.5, 1.0, 0.5)
+    assert row["rest_em_95"][0] < 0.5 < row["rest_em_95"][1]
+    assert row["p50_ms"] >= 0
+    together = whole({"go": row, "c": {**row, "rest_em": 1.0}}, ["rest_em"])
+    assert (together["rest_em"], together["rest_em_of"]) == (0.75, 4)
+    assert exactness(Fixed("1"), [], ["rest_em"]) == {"p50_ms": None}
+
+
+@pytest.mark.parametrize(("sure", "said", "asked"), [(0.95, "small", 0), (0.2, "large", 1)])
+def test_a_cascade_asks_the_larger_where_the_smaller_is_unsure(sure: float, said: str, asked: int) -> None:
+    large = Fixed("large")
+    assert Cascade(Fixed("small", sure), large).line("", "").text == said
+    assert large.asked == asked
+
+
+def test_the_picture_is_well_formed_and_every_point_lies_in_it() -> None:
+    points = [Point("a<b>&\"'", 3.0, 0.2, 0.1, 0.35), Point("slow", 4000.0, 1.0, 0.97, 1.0)]
+    root = ElementTree.fromstring(plot(points, "x < y"))
+    circles = [e for e in root.iter() if e.tag.endswith("circle")]
+    assert len(circles) == len(points)
+    for circle in circles:
+        assert 0 < float(circle.attrib["cx"]) < WIDTH
+        assert 0 < float(circle.attrib["cy"]) < HEIGHT
+    ElementTree.fromstring(plot([], "nothing"))
+    row = {"fim_rest_em": 0.4, "fim_rest_em_95": [0.3, 0.5], "fim_rest_em_of": 9, "p50_ms": 12.0}
+    assert "coder" in drawn({"/m/coder.gguf": {"all": row}})
