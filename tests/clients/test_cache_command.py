@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
 from tiny_model import write_tiny_model
 
 AGAIN = {"converted", "tokenizers", "prefixes", "probes", "kernels", "benchmarks", "gateways"}
-KEPT = {"models", "undo", "tasks", "history", "database", "settings"}
+KEPT = {"models", "undo", "tasks", "history", "learned", "database", "settings"}
 
 
 def converted(folder: Path) -> None:
@@ -35,7 +35,12 @@ def full(home: Home) -> Home:
     places = [cache / "tokenizers" / "t", shared / "cuda" / "k", shared / "bench-audit" / "deep" / "b"]
     places += [state / "gateways" / "old.log", state / "undo" / "w" / "1.json", state / "chat_history"]
     places += [cache / "prefixes" / "p.kv", cache / "probes.json", state / "tasks" / "w" / "1.json"]
-    places += [state / "gateway.db", state / "gateway.db-wal", home.root / "keystroke.toml"]
+    places += [
+        state / "learned.db",
+        state / "gateway.db",
+        state / "gateway.db-wal",
+        home.root / "keystroke.toml",
+    ]
     for place in places:
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text("# kept\n")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -80,6 +81,16 @@ def test_reports_count_tokens_and_find_what_was_read_before(shared: Home) -> Non
     assert first["prompt_tokens"] == second["prompt_tokens"] > 20
     assert second["reused_tokens"] > 20
     assert first["completion"] == second["completion"]
+
+
+def test_a_completion_says_how_long_it_took(shared: Home) -> None:
+    told = [line for line in shared.keystroke("demo").stderr.splitlines() if "tokens in" in line]
+    assert len(told) == 3
+    for line in told:
+        tokens, milliseconds, rate = map(int, re.findall(r"[\d]+", line))
+        assert tokens > 0
+        assert milliseconds > 0
+        assert rate > 0
 
 
 def test_doctor_says_what_is_loaded_where(shared: Home) -> None:

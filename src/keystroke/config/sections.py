@@ -114,6 +114,10 @@ class SpeculationSettings:
     draft_model: str | None = option(
         None, "a smaller model with the same vocabulary, which drafts", guarded=True
     )
+    # auto: a head that lies on this machine for the model at hand only makes it faster. Guarded: it is read.
+    draft_head: str = option(
+        "auto", "a GPU drafts with a head trained for the model: auto, off, or its folder", guarded=True
+    )
 
 
 def _data_path(*parts: str) -> Callable[[], Path]:
@@ -242,6 +246,29 @@ class AssistSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LearnSettings:
+    # Off: what somebody takes and turns down is theirs, and kept only when they say so. All guarded: a
+    # project must not decide it.
+    enabled: bool = option(
+        False,
+        "keep what became of suggestions on this machine, and tune how readily they show",
+        guarded=True,
+    )
+    # Hashed: a list of projects says where somebody works.
+    projects: str = option(
+        "hashed", "how projects are called in what is kept", choices=("hashed", "named"), guarded=True
+    )
+    # On: without the code around a suggestion there is nothing to export.
+    text: bool = option(
+        True, "keep the code around suggestions too, for `keystroke learn export`", guarded=True
+    )
+    # Some ten thousand suggestions with their code.
+    max_mb: int = option(
+        32, "disk space for it, in MB; the oldest make room", least=1, most=4096, guarded=True
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NamedModel:
     """One `[models.NAME]` table. Limits of one model never count against another's."""
 
@@ -257,6 +284,7 @@ class NamedModel:
         guarded=True,
     )
     precision: str = option("auto", "weights are converted to this", choices=PRECISIONS, guarded=True)
+    adapter: Path | None = option(None, "adapter file to run it with", guarded=True)
     # No limits by default: on one's own machine the queue is limit enough.
     requests_per_minute: int = option(0, "per key; 0 means no limit", least=0, guarded=True)
     tokens_per_minute: int = option(0, "per key; 0 means no limit", least=0, guarded=True)
@@ -328,6 +356,7 @@ SECTIONS: dict[str, type] = {
     "remote": RemoteSettings,
     "server": ServerSettings,
     "assist": AssistSettings,
+    "learn": LearnSettings,
     "sharing": SharingSettings,
     "scale": ScaleSettings,
 }

@@ -20,6 +20,7 @@ from keystroke.config.sections import (
     AssistSettings,
     EngineSettings,
     GenerationSettings,
+    LearnSettings,
     ModelSettings,
     NamedModel,
     PathSettings,
@@ -79,6 +80,7 @@ class Settings:
     remote: RemoteSettings = field(default_factory=RemoteSettings)
     server: ServerSettings = field(default_factory=ServerSettings)
     assist: AssistSettings = field(default_factory=AssistSettings)
+    learn: LearnSettings = field(default_factory=LearnSettings)
     sharing: SharingSettings = field(default_factory=SharingSettings)
     scale: ScaleSettings = field(default_factory=ScaleSettings)
     models: Mapping[str, NamedModel] = field(default_factory=dict)

@@ -18,8 +18,8 @@ from keystroke.config.settings import find
 from keystroke.errors import ConfigError
 
 
-def write_setting(key: str, value: str | None, environ: Mapping[str, str] | None = None) -> Path:
-    """Set `section.name` to a text, or remove it (None). Returns the file. Raises ConfigError where the key
+def write_setting(key: str, value: str | bool | None, environ: Mapping[str, str] | None = None) -> Path:
+    """Set `section.name` to a value, or remove it (None). Returns the file. Raises ConfigError where the key
     is unknown or the file cannot be read as TOML or written."""
     import tomlkit
     from tomlkit.exceptions import TOMLKitError

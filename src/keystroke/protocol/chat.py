@@ -10,7 +10,7 @@ from typing import Literal
 from msgspec import UNSET, Struct, UnsetType
 
 from keystroke.protocol.items import ChosenToken
-from keystroke.protocol.response import Receipt, Routing
+from keystroke.protocol.response import Receipt, Routing, Shortened
 
 
 class PromptTokenDetails(Struct, frozen=True):
@@ -91,6 +91,7 @@ class ChatCompletion(Struct):
     service_tier: str = "default"
     receipt: Receipt | UnsetType = UNSET
     routing: Routing | UnsetType = UNSET
+    shortened: Shortened | UnsetType = UNSET
 
 
 class ChatChunk(Struct):
@@ -100,6 +101,7 @@ class ChatChunk(Struct):
     choices: list[ChunkChoice]
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     usage: ChatUsage | UnsetType = UNSET
+    shortened: Shortened | UnsetType = UNSET  # in the first of an answer
 
 
 class TextLogprobs(Struct, frozen=True):

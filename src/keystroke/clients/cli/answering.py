@@ -63,21 +63,27 @@ class Answer(ABC):
 
     def __iter__(self) -> Iterator[str]:
         for piece in self.shown(self._pieces()):
-            self._ended = time.perf_counter()
             if piece:
-                if self._first is None:
-                    self._first = self._ended
                 yield piece
 
     def shown(self, pieces: Iterator[T]) -> Iterator[T]:
-        """The same pieces; while the first of them is awaited, how far it is."""
+        """The same pieces, with their times noted; while the first of them is awaited, how far it is."""
         if self.console is not None:
             with self.console.waiting(self.waiting):
                 first = next(pieces, None)
             if first is None:
                 return
+            self._timed(first)
             yield first
-        yield from pieces
+        for piece in pieces:
+            self._timed(piece)
+            yield piece
+
+    def _timed(self, piece: object) -> None:
+        self._ended = time.perf_counter()
+        text = getattr(piece, "text", None)  # of an engine's chunk; else the piece is text itself
+        if self._first is None and (piece if text is None else text):
+            self._first = self._ended
 
     def waiting(self) -> tuple[str, int, int] | None:
         """What the first piece waits for, how much of that is done, and of how much (0: unknown)."""

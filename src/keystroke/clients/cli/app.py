@@ -58,6 +58,7 @@ COMMANDS: dict[str, Command] = {
     "models": Command(f"{_HERE}.models:app", "List, add, check and remove models on this machine."),
     "cache": Command(f"{_HERE}.cache:cache", "Show what is kept on this machine, and clear it."),
     "config": Command(f"{_HERE}.settings:app", "Show where settings come from, and edit them."),
+    "learn": Command(f"{_HERE}.learn:app", "Learn, on this machine only, from which suggestions you take."),
     "doctor": Command(f"{_HERE}.doctor:doctor", "Look at this machine, its model and its speed."),
     "serve": Command(f"{_HERE}.serve:serve", "Serve models to editors, the OpenAI SDK and Codex."),
     "tui": Command(f"{_HERE}.tui:tui", "Chat and tasks on one screen; also `keystroke` alone on a terminal."),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -156,15 +156,16 @@ def _one_model(
             progress(f"{row.way}: {passed['passed']}/{passed['done']} passed, {rate:.1f} s each", done, total)
 
         try:
-            evaluated(
-                tasks,
-                ways,
-                _solver(chat, tasks),
-                record,
-                jobs=jobs or max(1, (os.cpu_count() or 2) // 2),
-                interrupt=interrupt,
-                told=told,
-            )
+            with closing(_solver(chat, tasks)) as solver:
+                evaluated(
+                    tasks,
+                    ways,
+                    solver,
+                    record,
+                    jobs=jobs or max(1, (os.cpu_count() or 2) // 2),
+                    interrupt=interrupt,
+                    told=told,
+                )
         except Interrupted:
             raise KeyboardInterrupt from None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from keystroke.assist.completion import Ending
@@ -93,7 +94,10 @@ class GatewaySpeaker(Speaker):
         text, _ = settle(chunks, Ending.at(prefix, suffix, lines), held=held)
         for _ in chunks:  # the gateway knows as soon as we do; what it counted comes last
             continue
-        return text, answer.report()
+        report = answer.report()
+        # Where a line is held back until it is sure, when its first text came says nothing about the pace.
+        pace = report.tokens / report.seconds if report.seconds > 0 else 0.0
+        return text, replace(report, tokens_per_second=pace)
 
     def check_chat(self) -> None:
         if self.status.chat is False:

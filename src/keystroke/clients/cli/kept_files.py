@@ -75,6 +75,7 @@ def kept(settings: Settings, environ: dict[str, str]) -> list[Kept]:
     shared = platformdirs.user_cache_path("keystroke", appauthor=False)  # settings do not move these
     converted, library = Cache(cache / "onnx"), Library(settings.paths.models)
     database = tuple(state / f"gateway.db{end}" for end in ("", "-wal", "-shm", "-journal"))
+    learned = tuple(state / f"learned.db{end}" for end in ("", "-wal", "-shm", "-journal"))
     return [
         Kept("converted", "models converted for this machine", (converted.folder,), True, converted.clear),
         Kept("tokenizers", "tokenizers, ready to load", (cache / "tokenizers",), True),
@@ -87,6 +88,7 @@ def kept(settings: Settings, environ: dict[str, str]) -> list[Kept]:
         Kept("undo", "what edits replaced", (state / "undo",), False),
         Kept("tasks", "tasks that can be gone on with", (state / "tasks",), False),
         Kept("history", "lines typed into chats", (state / "chat_history",), False),
+        Kept("learned", "what became of suggestions (`keystroke learn`)", learned, False),
         Kept("database", "a server's responses, keys and usage", database, False),
         Kept("settings", "your own settings", (user_file(environ),), False),
     ]

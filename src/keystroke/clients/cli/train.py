@@ -209,6 +209,33 @@ def edits(
         )
 
 
+@app.command("npm-edits")
+def npm_edits(
+    ctx: typer.Context,
+    names: Annotated[Path, typer.Argument(help="A file of package names, one a line.")],
+    out: Annotated[Path, typer.Option(help="Folder for the edits of each package.")],
+    versions: Annotated[int, typer.Option(min=2, max=20, help="Latest versions of each to compare.")] = 4,
+    workers: Annotated[int, typer.Option(min=1, max=16, help="Downloads at a time.")] = 6,
+    json: options.Json = False,
+) -> None:
+    """Collect what changed between versions of JavaScript packages. Goes on where it stopped."""
+    from keystroke.train.corpus.npm_edits import NpmRegistry, collect_packages
+
+    run = of(ctx)
+    try:
+        wanted = names.read_text().split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{names} cannot be read ({error}); give a file of package names") from error
+    registry = NpmRegistry()
+    with _resumable(run) as progress:
+        counts = collect_packages(registry, wanted, out, versions=versions, workers=workers, report=progress)
+        registry.close()
+    if run.wants_json(json):
+        run.console.json(dict(counts))
+    else:
+        run.console.table(("outcome", "packages"), [(name, f"{n:,}") for name, n in counts.items()])
+
+
 @app.command()
 def tokenizer(
     ctx: typer.Context,
@@ -372,6 +399,73 @@ def draft_head(
     invocation.console.table(("what", "measured"), rows)
 
 
+@app.command("adapter-lessons")
+def adapter_lessons(
+    ctx: typer.Context,
+    model: Annotated[str, typer.Argument(help="The base: a model by name or path.")],
+    edits: Annotated[list[Path], typer.Option(help="Folder of collected edits; may be repeated.")],
+    out: Annotated[Path, typer.Option(help="The .npz file to write.")],
+    own: Annotated[
+        list[Path] | None, typer.Option(help="Texts that the base wrote, which keep its skill.")
+    ] = None,
+    without: Without = None,
+    tokens: Annotated[int, typer.Option(min=1000, help="How many to make.")] = 16_000_000,
+    seed: Annotated[int, typer.Option(help="Another one gives other lessons.")] = 0,
+    json: options.Json = False,
+) -> None:
+    """Make lessons for an adapter from collected edits: next edits, silence, rewriting, filling in."""
+    from keystroke.engine.locate import resolve
+    from keystroke.train.adapter.making import make_lessons
+
+    run = of(ctx)
+    with _resumable(run) as progress:
+        path = resolve(model, run.settings)
+        made = make_lessons(
+            path, edits, own or (), out, without=without or (), tokens=tokens, seed=seed, report=progress
+        )
+    if run.wants_json(json):
+        run.console.json(made)
+    else:
+        run.console.table(("kind", "tokens"), [(kind, f"{n:,}") for kind, n in made["tokens"].items()])
+
+
+@app.command()
+def adapter(
+    ctx: typer.Context,
+    model: Annotated[str, typer.Argument(help="The base: a model by name or path.")],
+    lessons: Annotated[list[Path], typer.Option(help="Lessons (.npz); may be repeated.")],
+    run: Annotated[Path, typer.Option(help="Folder of this run; a stopped run goes on.")],
+    minutes: Annotated[float, typer.Option(min=0.0, help="End by the clock; 0: after its passes.")] = 0.0,
+    passes: Annotated[float, typer.Option(min=0.01, help="Over all lessons.")] = 1.0,
+    rank: Annotated[int, typer.Option(min=1, max=256, help="Of each correction.")] = 16,
+    rate: Annotated[float, typer.Option(min=1e-6, help="Learning rate.")] = 4e-4,
+    batch: Annotated[int, typer.Option(min=64, help="Tokens that are read at once.")] = 8192,
+    device: Annotated[str, typer.Option(help="cuda or cpu; the GPU if there is one.")] = "",
+    json: options.Json = False,
+) -> None:
+    """Train an adapter that teaches a base model to edit. The base is not changed."""
+    from keystroke.engine.locate import resolve
+
+    invocation = of(ctx)
+    training = _with_torch("keystroke.train.adapter.training")
+    torch = _with_torch("torch")
+    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if place.startswith("cuda") and not torch.cuda.is_available():
+        raise UsageError("there is no GPU that torch can use; leave --device out or say --device cpu")
+    recipe = training.Recipe(
+        passes=passes, seconds=60 * minutes or float("inf"), rate=rate, batch=batch, report_every=1
+    )
+    with _resumable(invocation) as progress:
+        path = resolve(model, invocation.settings)
+        made = training.train_adapter(path, lessons, run, recipe, rank, place, progress)
+    if invocation.wants_json(json):
+        invocation.console.json(made)
+    else:
+        invocation.console.note(
+            f"wrote {made['adapter']} ({made['bytes']:,} bytes) after {made['steps']} steps"
+        )
+
+
 @app.command()
 def evaluate(
     ctx: typer.Context,
@@ -394,7 +488,7 @@ def evaluate(
     results: dict[str, Any] = {}
     for name in models:
         path = resolve(name, run.settings)
-        model = load_model(path)
+        model = load_model(name, run.settings)
         try:
             results[name] = {**summary(evaluate(ModelSuggester(model), asked))}
             results[name] |= scored_edits(model, path, changes)

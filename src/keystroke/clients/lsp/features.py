@@ -208,7 +208,7 @@ def _commands(server: KeystrokeServer) -> None:
 
     @server.command(STATUS)
     def status(*_arguments: Any) -> dict[str, Any]:
-        return {"connected": server.channel.connected}
+        return {"connected": server.channel.connected, "model": server.model}
 
 
 def _tasks(server: KeystrokeServer) -> None:

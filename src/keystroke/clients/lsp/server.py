@@ -95,6 +95,7 @@ class KeystrokeServer(LanguageServer):
         )
         self.over = asyncio.Event()
         self.exit_code = 1
+        self.model = ""  # the one that completes, once a buffer is ready
         self._locate = locate
         self.channel = Channel(self._located, on_event=self._heard, on_notice=self._notice)
         self.documents = Documents(settings.max_file_kb * 1024)
@@ -285,6 +286,7 @@ class KeystrokeServer(LanguageServer):
                 self.findings.audited(event)
                 self._publish(document)
         elif isinstance(event, live.Ready):
+            self.model = event.model
             document = self.documents.usable(event.buffer)
             if document is not None:
                 self._check_later(document)
