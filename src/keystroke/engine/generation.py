@@ -240,9 +240,9 @@ class Generation:
         return StepRequest(self.session, draft, sampling, self._matcher)
 
     def _may_trust(self, matcher: Matcher, sampling: Sampling) -> bool:
-        """Whether the next step is asked for without a mask and proved afterwards, so that an engine that runs
-        ahead may have begun it. Where nearly every token may follow, the one that is chosen is nearly always
-        allowed, and then it is the one that a mask would have left; else it is taken back."""
+        """Whether the next step is asked for without a mask and proved afterwards, so that an engine that
+        runs ahead may have begun it. Where nearly every token may follow, the one that is chosen is nearly
+        always allowed, and then it is the one that a mask would have left; else it is taken back."""
         if self._wary > 0:
             self._wary -= 1
             return False

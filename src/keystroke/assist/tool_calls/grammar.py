@@ -103,7 +103,7 @@ class _Writer:
             lead = ("{" if place == 0 else ", ") + json.dumps(name) + ": "
             if name in shown.grounded:
                 terms.append(f"{_text(lead + QUOTE)} SEEN {_text(QUOTE)}")
-            elif name == "path" and shown.is_edit and self._written:
+            elif name == "path" and shown.is_edit and self._written and "enum" not in schema:
                 terms.append(f"{_text(lead + QUOTE)} FRESH {_text(QUOTE)}")
             else:
                 inner = self._schema(schema, f"schema_{number}_{place}", False, shown.name)
@@ -126,7 +126,7 @@ class _Writer:
     def words_alone(self) -> Constraint:
         """A sentence or two, on one line: a model that may call nothing more writes its calls down as
         examples if it is let."""
-        self._rules.append(r"start: /[^\s{}`<>\[\]][^\n{}`<>]{0,300}/")
+        self._rules.append(r"start: /[^\s{}`<>*\[\]][^\n{}`<>*]{0,300}/")
         return self.constraint()
 
     def calls_alone(self, parallel: bool, answer: Constraint | None, required: bool) -> None:

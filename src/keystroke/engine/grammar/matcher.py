@@ -127,8 +127,8 @@ class Matcher:
 
     @property
     def in_long_string(self) -> bool:
-        """Whether the last tokens were all chosen out of most of the vocabulary, so that the next is likely to
-        be, too."""
+        """Whether the last tokens were all chosen out of most of the vocabulary, so that the next is likely
+        to be, too."""
         return self._streak >= _LONG and self._open()
 
     def _open(self) -> bool:
