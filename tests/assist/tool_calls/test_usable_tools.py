@@ -25,6 +25,7 @@ from keystroke.engine.grammar.constraint import Constraint
 from keystroke.engine.tokenizer import ByteTokenizer
 
 PLAIN = ByteTokenizer(SPECIAL, eos=EOS, vocab_size=320)
+MARKED = ByteTokenizer({**SPECIAL, "<tool_call>": 270, "</tool_call>": 271}, eos=EOS, vocab_size=320)
 TEXT = {"type": "string"}
 RUN = Offered("exec_command", parameters={"properties": {"cmd": TEXT}, "required": ["cmd"]})
 READ = Offered("read", parameters={"properties": {"filePath": TEXT}, "required": ["filePath"]})
@@ -33,9 +34,9 @@ PATCH = Offered("apply_patch", custom=True, grammar=("lark", 'start: "*** Begin 
 CODEX, OPENCODE = short_toolset([RUN, PATCH]), short_toolset([RUN, READ, WRITE])
 
 
-def accepts(constraint: Constraint, text: str) -> bool:
-    held = matcher_for(constraint, PLAIN, EchoEngine().info)
-    tokens = PLAIN.encode(text, special=True)
+def accepts(constraint: Constraint, text: str, tokenizer: ByteTokenizer = PLAIN) -> bool:
+    held = matcher_for(constraint, tokenizer, EchoEngine().info)
+    tokens = tokenizer.encode(text, special=True)
     return held.advance(tokens) == len(tokens) and held.accepting
 
 
@@ -173,3 +174,27 @@ def test_a_file_that_was_read_is_the_only_one_a_grammar_lets_be_written() -> Non
     assert written("a.py")
     assert not written("b.py")
     assert not written("c.py")
+
+
+@pytest.mark.parametrize("tokenizer", [PLAIN, MARKED], ids=["marks are text", "marks are tokens"])
+def test_a_tool_that_is_closed_is_not_called_in_words_either(tokenizer: ByteTokenizer) -> None:
+    bounds = Bounds(asked="Fix a.py.", seen=["x = 1\n"], short=["a.py"])
+    assert names(bounds) == ["exec_command", "write_file"]
+    held = calls_constraint(CODEX, HERMES, tokenizer, bounds)
+    for text in (
+        'I replace it: {"name": "replace_lines", "arguments": {}}',
+        'Like this:\n```json\n{"name" : "replace_lines"}\n```',
+        '```json\n{"name": "delete_file", "arguments": {"path": "a.py"}}\n```',
+        f'First {command("ls")} then {{"name": "replace_lines", "arguments": {{}}}}',
+        f'{{"name": "replace_lines"}} and {command("ls")}',
+    ):
+        assert not accepts(held, text, tokenizer), text
+    for text in (
+        'Call replace_lines with "name": "replace_lines".',
+        'x = {"name": "y", "arguments": 3}',
+        f"I look. {command('ls')}",
+        'I look. {"name": "exec_command", "arguments": {"cmd": "ls"}}',
+    ):
+        assert accepts(held, text, tokenizer), text
+    spoken = calls_constraint(whole_toolset([RUN, PATCH]), HERMES, tokenizer)
+    assert accepts(spoken, 'I replace it: {"name": "replace_lines", "arguments": {}}', tokenizer)
