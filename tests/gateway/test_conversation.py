@@ -144,6 +144,7 @@ LONG = "".join(f"x{n} = {n}\n" for n in range(SHORT_FILE + 1))
     [
         (run("cat a.py", "x = 1\n"), ("a.py",)),
         (run("cat 'src/a.py'", "Exit code: 0\nWall time: 0.1 seconds\nOutput:\nx = 1\n"), ("src/a.py",)),
+        (run("cat a.py", "from errors import Failure\nx = 1\n"), ("a.py",)),
         (run("cat a.py", LONG), ()),
         (run("cat a.py b.py", "x = 1\ny = 2\n"), ()),
         (run("head -2 a.py", "x = 1\n"), ()),

@@ -70,9 +70,11 @@ def short_files(items: Sequence[Item], toolset: Toolset) -> tuple[str, ...]:
     for call in calls_made(items):
         text = outputs.get(call.call_id)
         path = _file_read(call, toolset)
-        if path is None or text is None or _FAILED.search(text.partition("\n")[0]) or _STATUS.search(text):
+        if path is None or text is None or _STATUS.search(text):
             continue
-        if 0 < len(_REPORT.sub("", text).splitlines()) <= SHORT_FILE:
+        lines = _REPORT.sub("", text).splitlines()
+        refused = len(lines) == 1 and _FAILED.search(lines[0]) is not None  # what reports the failure alone
+        if 0 < len(lines) <= SHORT_FILE and not refused:
             found[path] = None
     return tuple(found)
 
