@@ -20,7 +20,8 @@ from keystroke.assist.tool_calls.tools import Offered, whole_toolset
 from keystroke.engine.base import Mask, Sampling
 from keystroke.engine.cuda.engine import CudaEngine
 from keystroke.engine.generation import Generation, GenerationParams
-from keystroke.engine.grammar.constraint import Constraint, json_schema
+from keystroke.engine.grammar import matcher
+from keystroke.engine.grammar.constraint import Constraint, regex
 from keystroke.engine.grammar.matcher import Matcher
 from keystroke.engine.model import Model
 from keystroke.engine.speculative.engine_draft import EngineDrafter
@@ -81,7 +82,7 @@ class Counts(Counter[str]):
 
 
 def written(
-    engine: CudaEngine, sampling: Sampling, constraint: Constraint | None, *, drafts: bool, count: int = 24
+    engine: CudaEngine, sampling: Sampling, constraint: Constraint | None, *, drafts: bool, count: int = 12
 ) -> tuple[list[int], int, int, int]:
     model = Model("tiny", engine, LETTERS)
     drafter = EngineDrafter(engine) if drafts else None
@@ -106,8 +107,9 @@ def drafting() -> CudaEngine:
     return CudaEngine(weights, EmulatedLauncher(weights.plan), 4096, draft_head=tiny_head())
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-@pytest.mark.parametrize("drafts", [False, True], ids=["steps ahead", "guesses ahead"])
+@pytest.mark.parametrize(
+    ("drafts", "temperature"), [(False, 0.9), (True, 0.0)], ids=["steps ahead", "guesses ahead"]
+)
 def test_free_text_with_tools_on_offer_is_asked_for_as_text_without_tools(
     plain: CudaEngine, drafting: CudaEngine, drafts: bool, temperature: float
 ) -> None:
@@ -146,7 +148,19 @@ def test_nothing_runs_ahead_of_a_step_whose_grammar_decides(drafting: CudaEngine
     assert ran_ahead[1] == 0
 
 
-def test_guesses_change_nothing_of_an_answer_whose_grammar_decides(drafting: CudaEngine) -> None:
-    digits = json_schema({"type": "array", "items": {"type": "integer"}, "minItems": 9})
-    answers = [written(drafting, Sampling(), digits, drafts=drafts)[0] for drafts in (False, True)]
-    assert answers[0] == answers[1]
+@pytest.mark.parametrize("drafts", [False, True], ids=["steps ahead", "guesses ahead"])
+def test_what_ran_ahead_and_is_refused_is_taken_back_without_a_trace(
+    plain: CudaEngine, drafting: CudaEngine, drafts: bool
+) -> None:
+    engine = drafting if drafts else plain
+    printable = regex("[ -~]+")  # one token in six is another
+    answers = []
+    for ahead in (False, True):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(engine, "runs_ahead", ahead)
+            patch.setattr(matcher, "_LONG", 0)  # every step is asked for without its mask
+            counts = Counts(engine, patch)
+            answers.append(written(engine, Sampling(), printable, drafts=drafts, count=14))
+            assert (counts["_taken"] > 0) is ahead
+    assert answers[0][0] == answers[1][0]
+    assert answers[1][1] > answers[0][1] or drafts  # steps that were made again
