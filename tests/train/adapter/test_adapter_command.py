@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
+from unittest.mock import patch
 
+import bench.adapter
 import pytest
 import torch
 
+from keystroke.agent.sandbox import Kind, Sandbox
 from keystroke.clients.cli import main
 from keystroke.config import load_settings
+from keystroke.engine.adapter import read_adapter
 from keystroke.engine.load import load_model
 from keystroke.gateway.work.registry import local_entry
 from keystroke.train import tokenizer as code_tokenizer
+from keystroke.train.adapter.lessons import LEARNED
+from keystroke.train.adapter.making import forms_of, make_lessons
 from keystroke.train.corpus.hunks import Hunk
 from keystroke.train.corpus.trajectories import FileEdit, write_edits
+from keystroke.train.draft_head.texts import read_texts
+from keystroke.train.edit_cases import EditCase, read_edit_cases
 from keystroke.train.export import export_huggingface
 from keystroke.train.transformer import CodeModel, Shape
 
@@ -38,11 +48,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def edits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("edits")
-    for project in range(4):
-        hunks = [Hunk(at, [LINES[at]], [f"value_{at} = changed({at})"]) for at in (3, 20, 40)]
+    for project, word in enumerate(("first", "second", "third", "fourth")):
+        lines = [line.replace("compute", word) for line in LINES]
+        hunks = [Hunk(at, [lines[at]], [f"value_{at} = {word}_changed({at})"]) for at in (3, 20, 40)]
         write_edits(
             folder / f"p{project}.jsonl.gz",
-            [FileEdit(f"p{project}", "MIT", "1", "2", f"f{project}.py", "\n".join(LINES), hunks)],
+            [FileEdit(f"p{project}", "MIT", "1", "2", f"f{project}.py", "\n".join(lines), hunks)],
         )
     return folder
 
@@ -77,6 +88,56 @@ def test_lessons_and_an_adapter_are_made_and_the_adapter_is_asked_in_its_format(
         assert type(local_entry("both", loaded).edits).__name__ == "PlacesFormat"
     finally:
         loaded.engine.close()
+
+
+def test_a_bare_machine_trains_goes_on_and_answers_and_the_answers_are_scored(
+    model: Path, edits: Path, tmp_path: Path
+) -> None:
+    """As `runs/adapter.sh` does it: token files only, and without what a bare machine does not have."""
+    made = make_lessons(model, [edits], [], tmp_path / "lessons.npz", tokens=8000, heldout=1)
+    assert made["heldout"] > 0
+    (tmp_path / "manifest.json").write_text(json.dumps({"learned": LEARNED}))
+    forms = forms_of(model)
+    with patch.object(bench.adapter, "PLACES", 2), patch.object(bench.adapter, "read_edit_cases", few_cases):
+        bench.adapter.prepare(forms, [], tmp_path)
+
+        def bare(*arguments: str) -> list[dict[str, object]]:
+            ran = subprocess.run(
+                [sys.executable, "-P", "-c", BARE, "--model", str(model), "--device", "cpu", *arguments],
+                capture_output=True, text=True, check=False,
+            )  # fmt: skip
+            assert ran.returncode == 0, ran.stderr
+            return [json.loads(line) for line in ran.stdout.splitlines()]
+
+        train = ["train", "--lessons", str(tmp_path / "lessons.npz"), "--run", str(tmp_path / "run")]
+        train += ["--facts", str(tmp_path / "manifest.json"), "--batch", "2048", "--rank", "2", "--plain"]
+        (said,) = bare(*train, "--passes", "0.1")
+        assert read_adapter(Path(str(said["adapter"]))).facts["next_edit"] == LEARNED["next_edit"]
+        asked = ["answer", "--questions", str(tmp_path / "questions.npz"), "--adapter", str(said["adapter"])]
+        asked += ["--heldout", str(tmp_path / "lessons-heldout.npz"), "--out", str(tmp_path)]
+        rows = bare(*asked, "--strength", "0", "--strength", "1", "--most", "6")
+        assert [row["strength"] for row in rows] == [0.0, 1.0]
+        heldout = read_texts(tmp_path / "lessons-heldout.npz")
+        found = bench.adapter.scored(forms, [], tmp_path, heldout, Sandbox(Kind.NONE))
+    assert set(found) == {"0", "1"}
+    assert {"place", "text_em", "quiet", "fim_rest_em", "psm_line_em"} <= set(found["1"])
+    assert found["1"]["place_of"] == 2
+
+
+BARE = """
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"ast_grep_py", "msgspec", "typer", "httpx", "platformdirs", "rich"}:
+            raise ImportError(f"a bare machine has no {name}")
+sys.meta_path.insert(0, Missing())
+from keystroke.train.adapter.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def few_cases(path: Path) -> list[EditCase]:
+    return read_edit_cases(path)[:3]
 
 
 def test_a_folder_without_edits_is_named(
