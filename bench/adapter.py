@@ -74,7 +74,8 @@ def questions(forms: Forms, tasks: Sequence[FunctionTask]) -> list[Text]:
         found.append(Text(np.array(prompt, np.int32), len(prompt), "mbpp"))
     for kind, case in filled_in():
         above, below = list(encode(case.prefix))[-ABOVE:], list(encode(case.suffix))[:BELOW]
-        prompt = replace(forms.fim, order=kind[:3]).assemble(forms.tokenizer, above, below)
+        form = replace(forms.fim, order="spm" if kind.startswith("spm") else "psm")
+        prompt = form.assemble(forms.tokenizer, above, below)
         found.append(Text(np.array(prompt, np.int32), len(prompt), kind))
     return found
 

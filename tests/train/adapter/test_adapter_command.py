@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import bench.adapter
+import httpx
 import pytest
 import torch
 
@@ -19,14 +22,20 @@ from keystroke.engine.adapter import read_adapter
 from keystroke.engine.load import load_model
 from keystroke.gateway.work.registry import local_entry
 from keystroke.train import tokenizer as code_tokenizer
+from keystroke.train.adapter.data import Amounts, make_data
 from keystroke.train.adapter.lessons import LEARNED
 from keystroke.train.adapter.making import forms_of, make_lessons
 from keystroke.train.corpus.hunks import Hunk
-from keystroke.train.corpus.trajectories import FileEdit, write_edits
+from keystroke.train.corpus.index import PackageIndex
+from keystroke.train.corpus.names import package_names, shuffled
+from keystroke.train.corpus.trajectories import FileEdit, read_edits, write_edits
 from keystroke.train.draft_head.texts import read_texts
 from keystroke.train.edit_cases import EditCase, read_edit_cases
 from keystroke.train.export import export_huggingface
 from keystroke.train.transformer import CodeModel, Shape
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from package_index import Server, module
 
 SHAPE = Shape(vocab=320, hidden=64, layers=2, heads=2, kv_heads=1, head_dim=32, intermediate=96, context=2048)
 LINES = [f"value_{i} = compute({i})" for i in range(50)]
@@ -138,6 +147,62 @@ sys.exit(main(sys.argv[1:]))
 
 def few_cases(path: Path) -> list[EditCase]:
     return read_edit_cases(path)[:3]
+
+
+def a_server() -> Server:
+    """Two projects to train on, one of another licence, one too young; a third release comes late."""
+    server = Server()
+    for name, licence, year in (
+        ("one", "MIT", 2015),
+        ("two", "MIT", 2015),
+        ("gpl", "GPL-3.0", 2015),
+        ("young", "MIT", 2026),
+    ):
+        first = module(name, 60)
+        second = first.replace(f"compute_{name}(value, 3)", f"quick_{name}(value, 3)")
+        second = second.replace(f"compute_{name}(value, 30)", f"quick_{name}(value, 30)")
+        late = second.replace(f"compute_{name}(value, 50)", f"late_{name}(value, 50)")
+        late = late.replace(f"compute_{name}(value, 12)", f"late_{name}(value, 12)")
+        server.add(
+            name,
+            {"1.0": {"a.py": first}, "1.1": {"a.py": second}, "1.2": {"a.py": late}},
+            licence=licence,
+            year=year,
+        )
+    return server
+
+
+def test_data_are_made_in_one_step_go_on_where_it_stopped_and_end_on_a_day(
+    model: Path, tmp_path: Path
+) -> None:
+    server = a_server()
+    index = PackageIndex("https://index.test", transport=httpx.MockTransport(server))
+
+    def made(folder: Path, until: datetime = datetime(2015, 2, 15, tzinfo=UTC)) -> dict[str, Any]:
+        names = ["one", "two", "gpl", "young", "nowhere"]
+        amounts = Amounts(tokens=30_000, heldout=0)
+        return make_data(folder, model, index, None, names, [], until=until, amounts=amounts, processes=0)
+
+    first = made(tmp_path / "a")
+    assert first["collected"] == {"python": {"collected": 2, "licence": 1, "held out": 1, "absent": 1}}
+    assert first["licences"] == {"MIT": 2}
+    assert first["learned"] == LEARNED
+    assert json.loads((tmp_path / "a" / "manifest.json").read_text()) == first
+    collected = read_edits(tmp_path / "a" / "collected" / "python" / "one.jsonl.gz")
+    assert [edit.release_to for edit in collected] == ["1.1"]  # the third was not out yet
+    asked = len(server.asked)
+    again = made(tmp_path / "a")
+    assert again["collected"] == {"python": {"there": 5}}
+    assert len(server.asked) == asked
+    assert made(tmp_path / "b")["sha256"] == again["sha256"] == first["sha256"]
+    later = made(tmp_path / "c", datetime(2016, 1, 1, tzinfo=UTC))
+    assert later["sha256"] != first["sha256"]
+
+
+def test_names_come_from_debians_and_fewer_are_a_part_of_more() -> None:
+    assert package_names(["node-left-pad", "node-left-pad-doc", "node-glob"]) == ["left-pad", "glob"]
+    names = [f"n{i}" for i in range(50)]
+    assert shuffled(names, "edits") == shuffled(reversed(names), "edits") != names
 
 
 def test_a_folder_without_edits_is_named(
