@@ -157,7 +157,9 @@ def test_replicas_that_fit_nowhere_are_named_and_waited_for_no_longer_than_told(
     done = cluster.keystroke("scale", "up", "--echo", "--timeout", "8", **told)
     try:
         assert done.returncode != 0
-        assert "still waiting: a replica of gateway takes 1 rack, and a node has at most 0 rack" in done.stderr
+        assert (
+            "still waiting: a replica of gateway takes 1 rack, and a node has at most 0 rack" in done.stderr
+        )
         assert "did not come up within 8 seconds" in done.stderr
         assert "Traceback" not in done.stderr
     finally:

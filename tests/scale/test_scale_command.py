@@ -118,7 +118,7 @@ def test_who_joins_a_cluster_says_that_they_have_its_token(
 
 def test_a_card_that_this_machine_has_not_is_said_at_once(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="the [scale] extra is not installed")
-    (tmp_path / "config.toml").write_text("[models.embedded]\nrole = 'fast'\ngpus = 64\n")
+    (tmp_path / "keystroke.toml").write_text("[models.embedded]\nrole = 'fast'\ngpus = 64\n")
     done = keystroke(tmp_path, "scale", "up", "--port", "0")
     assert done.returncode == 2
     assert "a replica of engine-embedded takes 64 GPU" in done.stderr

@@ -122,7 +122,9 @@ class ReplicaQueue:
             raise QueueFull(
                 f"{self.waiting} requests already wait for {self.name}; try again shortly.", retry_after=1.0
             )
-        check_share(key, [t for t in self._tasks if t not in self._begun and t.reason is None], self._most, self.name)
+        check_share(
+            key, [t for t in self._tasks if t not in self._begun and t.reason is None], self._most, self.name
+        )
         ticket = Ticket(job, priority, tier, key, supersedes)
         turn = self._turns[ticket] = _Turn(list(job.prompt), job)
         self._awake[ticket] = asyncio.Event()

@@ -1,8 +1,8 @@
 """An application on its way up: put there, waited for, and what it lacks said.
 
-Law: Ray waits for ever for a node that would have room; people are told what is missing after a few seconds,
-and get an error when their patience ends. What was put on a cluster stays there: it comes up by itself as soon
-as there is room.
+Law: Ray waits for ever for a node with room; people are told what is missing after a few seconds, and get an
+error when their patience ends. What was put on a cluster stays there: it comes up by itself as soon as there
+is room.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from keystroke.errors import ConfigError, Unavailable
 TELLING = 5.0  # seconds after which a replica without a place is worth a word; free places are taken sooner
 _LOOK = 0.2  # seconds between two looks at the status: two calls to the controller a second are nothing to it
 
-Needs = Mapping[str, Mapping[str, float]]  # what one replica of each deployment takes, by Ray's resource names
+Needs = Mapping[
+    str, Mapping[str, float]
+]  # what one replica of each deployment takes, by Ray's resource names
 
 
 def missing(needs: Needs, nodes: Iterable[Mapping[str, float]]) -> list[str]:
@@ -72,8 +74,8 @@ def deploy(
         waited = time.monotonic() - began
         if patience is not None and waited > patience:
             raise Unavailable(
-                f"The replicas did not come up within {patience:g} seconds: {_waiting(lacks(), state)}. What is "
-                "there is left to come up; `keystroke scale down` takes it off."
+                f"The replicas did not come up within {patience:g} seconds: {_waiting(lacks(), state)}. "
+                "On a cluster they come up as soon as there is room; `keystroke scale down` takes them off."
             )
         if waited > TELLING and not told and (said := lacks()):
             told = True

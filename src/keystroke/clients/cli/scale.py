@@ -50,7 +50,9 @@ def up(
     ] = False,
     timeout: Annotated[
         float | None,
-        typer.Option(min=1, metavar="SECONDS", help="Give up waiting for replicas after this long; none: never."),
+        typer.Option(
+            min=1, metavar="SECONDS", help="Give up waiting for replicas after this long; none: never."
+        ),
     ] = None,
     json: options.Json = False,
 ) -> None:
