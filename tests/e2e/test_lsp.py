@@ -340,6 +340,7 @@ async def test_an_editor_that_answers_nothing_while_it_waits_gets_its_rename(tmp
 
     with serving(scripted_model(lambda prompt: "pass")) as server:
         async with editing(tmp_path, "--gateway", server.url) as editor:
+            editor.client.protocol.fm.features.pop(types.WINDOW_WORK_DONE_PROGRESS_CREATE)
 
             @editor.client.feature(types.WINDOW_WORK_DONE_PROGRESS_CREATE)
             async def later(params: types.WorkDoneProgressCreateParams) -> None:

