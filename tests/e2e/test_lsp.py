@@ -342,11 +342,11 @@ async def test_an_editor_that_answers_nothing_while_it_waits_gets_its_rename(tmp
         async with editing(tmp_path, "--gateway", server.url) as editor:
             editor.client.protocol.fm.features.pop(types.WINDOW_WORK_DONE_PROGRESS_CREATE)
 
-            @editor.client.feature(types.WINDOW_WORK_DONE_PROGRESS_CREATE)
             async def later(params: types.WorkDoneProgressCreateParams) -> None:
                 await answer.wait()
                 editor.client.progress_reports[params.token] = []
 
+            editor.client.feature(types.WINDOW_WORK_DONE_PROGRESS_CREATE)(later)
             text = "def area(side):\n    return side\n\n\nprint(area(2))\n"
             uri = editor.open("shapes.py", text)
             await eventually(editor.connected)
