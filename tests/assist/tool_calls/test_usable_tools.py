@@ -151,7 +151,7 @@ def test_a_tool_that_writes_whole_files_is_held_to_those_that_were_read_or_named
         (writer,) = (s for s in usable_tools(tools, Bounds(asked=asked, **known)).shown if s.name == "write")
         return writer.parameters["properties"]["filePath"].get("enum")
 
-    read = {"seen": ["x\n"], "short": ["/w/a.py"]}
+    read: dict[str, Any] = {"seen": ["x\n"], "short": ["/w/a.py"]}
     assert paths("Fix a.py.", **read) == ["/w/a.py"]
     assert paths("Move f from a.py to lib/b.py.", **read) == ["/w/a.py", "lib/b.py"]
     assert paths("Move f from a.py to lib/b.py.", **read, written=["/w/lib/b.py"]) == ["/w/a.py"]
@@ -159,7 +159,7 @@ def test_a_tool_that_writes_whole_files_is_held_to_those_that_were_read_or_named
     assert paths("Fix a.py.", seen=["x\n"]) is None
     open_to = [s.name for s in usable_tools(tools, Bounds(asked="Fix a.py.", **read)).shown]
     assert open_to == ["exec_command", "read", "write"]
-    many = {"seen": ["x\n"] * (SHORT_FILE + 1), "short": ["/w/a.py"]}
+    many: dict[str, Any] = {"seen": ["x\n"] * (SHORT_FILE + 1), "short": ["/w/a.py"]}
     assert "edit" in [s.name for s in usable_tools(tools, Bounds(asked="Fix a.py.", **many)).shown]
 
 
