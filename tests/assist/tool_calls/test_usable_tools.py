@@ -147,7 +147,7 @@ def test_a_tool_that_writes_whole_files_is_held_to_those_that_were_read_or_named
     )
     tools = short_toolset([RUN, READ, write, edit])
 
-    def paths(asked: str, **known: Any) -> list[str] | None:
+    def paths(asked: str, **known: Any) -> Any:
         (writer,) = (s for s in usable_tools(tools, Bounds(asked=asked, **known)).shown if s.name == "write")
         return writer.parameters["properties"]["filePath"].get("enum")
 
