@@ -7,8 +7,8 @@ opened, a process started, a socket, a name removed.
 """
 
 from __future__ import annotations
-
 import __future__
+
 import ast
 import builtins
 import contextlib
@@ -209,7 +209,9 @@ def shown_value(value: Any) -> str:
     if type(value).__module__ == "example" and "__repr__" not in vars(type(value)):
         return f"{type(value).__name__}({shown_value(_fields(value))})"[:_LONGEST]
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{shown_value(k)}: {shown_value(v)}" for k, v in value.items())[:_LONGEST] + "}"
+        return (
+            "{" + ", ".join(f"{shown_value(k)}: {shown_value(v)}" for k, v in value.items())[:_LONGEST] + "}"
+        )
     if isinstance(value, list | tuple):
         return f"{type(value).__name__}[{', '.join(map(shown_value, value))}]"[:_LONGEST]
     text = repr(value)

@@ -189,7 +189,9 @@ class Maker:
                 return pick([[], [1], [3, 1, 2], [5, 5], [-2, -1]])
             case "texts or ints" | "list":
                 told = self._random.choices(self._words, k=self._random.randint(1, 4)) if self._words else []
-                return pick([[], [1], [3, 1, 2], ["a", "b"], ["x"], list(range(50)), told, told, self._matching])
+                return pick(
+                    [[], [1], [3, 1, 2], ["a", "b"], ["x"], list(range(50)), told, told, self._matching]
+                )
             case _:
                 self.doubtful = True
                 return pick([*_INTS, *_TEXTS[:4], [1, 2, 3], [], None])

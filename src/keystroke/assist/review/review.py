@@ -190,7 +190,10 @@ def _shown_by_running(
 ) -> Iterator[tuple[str, str, Severity]]:
     """The definition, the sentence and the severity of each finding. `told` grows with what is found."""
     before, names = file.before or "", definitions(file.text)
-    said = [*tested_claims(root, file.path, names), *((file.path, c) for c in documented_claims(file.text, names))]
+    said = [
+        *tested_claims(root, file.path, names),
+        *((file.path, c) for c in documented_claims(file.text, names)),
+    ]
     where = {id(claim): path for path, claim in said}
     meant: set[str] = set()  # a test or the documentation went along with the change
     for found in contradicted(before, file.text, [claim for _, claim in said][:CLAIMS]) if changed else ():

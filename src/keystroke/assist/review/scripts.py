@@ -2,7 +2,8 @@
 
 Law: pure; reads syntax and runs nothing. Understood are plain values, calls of the module's own definitions,
 names given to their results, and claims about them. Whatever holds anything else is left out whole, since
-half of it might say something that its author did not.
+half of it might say something that its author did not, and so is whatever asks an object for more than its
+module gave it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import ast
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from keystroke.assist.review.purity import asks_for_values
 
 _TAGGED = {"date": "date", "datetime": "time", "Decimal": "decimal"}
 _MOST = 30  # steps of a plan
@@ -80,7 +83,9 @@ def _claimed(body: Sequence[ast.stmt], names: Collection[str]) -> Iterator[Claim
                 yield steps.claim(node.test)
             elif isinstance(node, ast.With) and len(node.body) == 1:
                 yield steps.raising(node)
-            elif not isinstance(node, ast.Import | ast.ImportFrom | ast.Pass | ast.FunctionDef | ast.ClassDef):
+            elif not isinstance(
+                node, ast.Import | ast.ImportFrom | ast.Pass | ast.FunctionDef | ast.ClassDef
+            ):
                 return
         except (_Unknown, RecursionError):
             if isinstance(node, ast.Assert | ast.With):
@@ -153,6 +158,7 @@ class _Steps:
     def _call(self, node: ast.expr, plan: list[Any]) -> int:
         """A call, a property or a built-in of one, as a step; its number."""
         if isinstance(node, ast.Attribute):
+            self._permit(node.attr)
             plan.append({"on": self._made(node.value, plan), "call": node.attr, "arguments": []})
             return len(plan) - 1
         if not isinstance(node, ast.Call) or any(isinstance(a, ast.Starred) for a in node.args):
@@ -160,7 +166,8 @@ class _Steps:
         if any(word.arg is None for word in node.keywords):
             raise _Unknown
         if isinstance(node.func, ast.Attribute) and not self._is_module(node.func.value):
-            step = {"on": self._made(node.func.value, plan), "call": node.func.attr}
+            self._permit(node.func.attr)
+            step: dict[str, Any] = {"on": self._made(node.func.value, plan), "call": node.func.attr}
         else:
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             if name not in self._names:
@@ -171,6 +178,11 @@ class _Steps:
             step["named"] = {str(word.arg): self._value(word.value, plan) for word in node.keywords}
         plan.append(step)
         return len(plan) - 1
+
+    @staticmethod
+    def _permit(name: str) -> None:
+        if not asks_for_values(name):
+            raise _Unknown
 
     def _is_module(self, node: ast.expr) -> bool:
         return isinstance(node, ast.Name) and node.id not in self._known and node.id not in self._names
