@@ -2,13 +2,14 @@
 
 Regime: 60 labelled diffs (30 bring a defect in, 16 are right changes, 14 keep what the file does), or with
 `--held` 31 others on which nothing was tuned (17 bring a defect in, 4 mend one, 4 change what was meant to
-change, 6 keep what the file does), each reviewed alone, with a model or without. A finding counts as right if its diff brings a defect in and it
-points into what the diff changed; every finding in a harmless diff is a false alarm. Ceiling: precision 1,
-30 defects. Each answer of the model is kept (`--record`), so a run that was cut goes on where it stopped;
-diffs that were not asked about are not counted, and how many were is said.
+change, 6 keep what the file does), each reviewed alone, with a model or without. A finding counts as right if
+its diff brings a defect in and it points into what the diff changed; every finding in a harmless diff is a
+false alarm. Ceiling: precision 1, every defect. Each answer of the model is kept (`--record`), so a run that
+was cut goes on where it stopped; diffs that were not asked about are not counted, and how many were is said.
 
     python -m bench.review --model coder --record answers.jsonl --seconds 240
     python -m bench.review --model none      # checks, rules and examples alone
+    python -m bench.review --model none --held
 """
 
 from __future__ import annotations

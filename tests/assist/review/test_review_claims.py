@@ -101,7 +101,8 @@ def test_a_model_that_does_not_see_the_code_is_believed_where_the_old_version_ag
     "answer",
     [
         "assert Cart().total() == 7",  # wrong about both
-        "cart = Cart()\ncart.add(4)\nassert cart.total() == 4\ncart.add(1)\nassert cart.total() == 1",  # both sides
+        "cart = Cart()\ncart.add(4)\nassert cart.total() == 4\n"
+        "cart.add(1)\nassert cart.total() == 1",  # once for the old version, once for the new one
         "I cannot say.",
     ],
 )

@@ -76,8 +76,9 @@ def share_passed(output: str) -> float:
 
 
 def said(ended: Ended) -> str:
-    """What a failed command has to say to a model: what was expected and what came, or that it never ended."""
+    """What a failed command says to a model: what was expected and what came, or that it never ended."""
     text = telling(ended.output)
     if ended.ending is Ending.TIMEOUT:
-        return f"It did not end within {ended.seconds:.0f} seconds and was stopped: is there an endless loop?\n{text}"
+        waited = f"It did not end within {ended.seconds:.0f} seconds and was stopped"
+        return f"{waited}: is there an endless loop?\n{text}"
     return text

@@ -1,4 +1,4 @@
-"""What a changed definition should give, by those who say so: its documentation, the project's tests, a model.
+"""What a changed definition should give, as its documentation, the project's tests or a model have it.
 
 Law: the code of the definition itself is no witness, and the model is not shown it. Every example is taken
 apart into plain values and calls (`scripts`), so no text of anybody is run. A claim counts against a change
@@ -62,9 +62,9 @@ def model_claims(text: str, name: str, names: Collection[str], writer: Writer) -
         return []
     short = name.rpartition(".")[2]
     question = (
-        f"{fenced(shown, 'python')}\n\nThe code of {name} is hidden behind `...`. Write five short examples of "
-        f"{short} that follow from its name and its documentation, among them the smallest and the empty case. "
-        "Write each as `assert call == value`, with plain values only, and no imports, loops or comments."
+        f"{fenced(shown, 'python')}\n\nThe code of {name} is hidden behind `...`. Write five short examples "
+        f"of {short} that follow from its name and its documentation, among them the smallest and the empty "
+        "case. Write each as `assert call == value`, with plain values only, and no imports, loops or comments."
     )
     messages = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": question}]
     answer = ""
