@@ -25,7 +25,6 @@ from keystroke.assist.review.scripts import Claim
 
 SECONDS = 10.0
 MEMORY = 512 << 20
-_MORE = 12
 MAX_CHANGED = 12  # definitions of one file that are tried
 _RUNNER = Path(__file__).with_name("example_runner.py")
 _SLIPS = ("IndexError", "KeyError", "TypeError", "AttributeError", "ZeroDivisionError", "UnboundLocalError",
@@ -45,7 +44,6 @@ class Difference:
     broken: bool = False
     meant: bool = False
     doubtful: bool = False  # an argument was guessed that nothing in the module speaks for
-    more: tuple[Difference, ...] = ()  # other calls of it that differ, the shortest first
     lost: str = ""  # what all results had in common before, and this one has not
 
 
@@ -98,8 +96,7 @@ def _together(found: Sequence[Difference], lack: tuple[Seen, str] | None) -> Dif
     ranked = sorted(
         found, key=lambda item: (not item.broken, not item.lost, item.doubtful, item.meant, len(item.call))
     )
-    first, *others = dict.fromkeys(ranked)
-    return replace(first, more=tuple(others[:_MORE]))
+    return ranked[0]
 
 
 def contradicted(before: str, after: str, said: Sequence[Claim]) -> list[Contradiction]:

@@ -64,7 +64,7 @@ def model_claims(text: str, name: str, names: Collection[str], writer: Writer) -
     question = (
         f"{fenced(shown, 'python')}\n\nThe code of {name} is hidden behind `...`. Write five short examples "
         f"of {short} that follow from its name and its documentation, among them the smallest and the empty "
-        "case. Write each as `assert call == value`, with plain values only, and no imports, loops or comments."
+        "case. Write each as `assert call == value`, with plain values and no imports, loops or comments."
     )
     messages = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": question}]
     answer = ""

@@ -20,7 +20,6 @@ from keystroke.analysis.check.foreign import foreign_language, remember, slips
 from keystroke.analysis.check.syntax_fixes import parses
 from keystroke.assist.edit import Writer
 from keystroke.assist.review.changes import Changed, committed_text
-from keystroke.assist.review.confirm import old_was_right
 from keystroke.assist.review.demonstrate import (
     changed_definitions,
     contradicted,
@@ -216,8 +215,6 @@ def _shown_by_running(
         elif difference.lost:
             message = f"{call} gives {gives}; before this change it gave {was}, and {difference.lost}"
             yield difference.name, message, Severity.MEDIUM
-        elif writer is not None and not difference.meant and old_was_right(file, difference, writer):
-            yield difference.name, f"{call} gives {gives}; before this change it gave {was}", Severity.MEDIUM
     for name in [name for name in changed if name not in told | meant][:ASKED] if writer is not None else ():
         against = contradicted(before, file.text, model_claims(file.text, name, names, writer))
         if against and not any(found.holds for found in against):
