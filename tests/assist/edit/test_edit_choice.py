@@ -138,7 +138,7 @@ export function shown(ms: number): string {
 SHAPES = (
     "pub enum Shape {\n    Circle(f64),\n}\n\n"
     + "// a line between them\n" * 14
-    + "\npub fn area(shape: &Shape) -> f64 {\n    match shape {\n        Shape::Circle(r) => r * r\n    }\n}\n"
+    + "\npub fn area(shape: &Shape) -> f64 {\n    match shape {\n        Shape::Circle(r) => r\n    }\n}\n"
 )
 GET, PUT = "func (s *Store) Get(at int) string {", "func (s *Store) Put(item string) {"
 

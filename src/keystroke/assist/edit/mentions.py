@@ -93,7 +93,7 @@ def _words(instruction: str) -> Iterator[Mention]:
 
 
 def listed(instruction: str, known: Collection[str]) -> set[str]:
-    """Names of definitions that stand in a list of such: "Get and Total" names two, though "get" is a verb."""
+    """Names of definitions that stand in a list of such: "Get and Total" names two, verb or not."""
     named = "|".join(sorted(map(re.escape, known), key=len, reverse=True))
     if not named:
         return set()

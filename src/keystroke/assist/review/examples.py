@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import random
 import re
-import re._parser as _parser
+import re._parser as _parser  # type: ignore[import-not-found]
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 

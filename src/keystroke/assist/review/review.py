@@ -215,7 +215,9 @@ def _shown_by_running(
         elif difference.lost:
             message = f"{call} gives {gives}; before this change it gave {was}, and {difference.lost}"
             yield difference.name, message, Severity.MEDIUM
-    for name in [name for name in changed if name not in told | meant][:ASKED] if writer is not None else ():
+    if writer is None:
+        return
+    for name in [name for name in changed if name not in told | meant][:ASKED]:
         against = contradicted(before, file.text, model_claims(file.text, name, names, writer))
         if against and not any(found.holds for found in against):
             found = against[0]
