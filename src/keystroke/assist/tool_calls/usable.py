@@ -135,7 +135,7 @@ def _readers(shown: Sequence[Shown], asked: str) -> tuple[Shown, ...]:
 def _looking(files: Sequence[str]) -> str:
     """The pattern of a command that shows one of `files`, or what is in a folder."""
     named = "|".join(re.escape(name).replace("/", r"\/") for name in dict.fromkeys(files))
-    return rf"^(ls( {_WORDS}{{1,200}})?|(cat|head|tail|grep|nl|wc) ({_WORDS}{{0,200}}[ \/'])?({named})'?)$"
+    return rf"^(ls( {_WORDS}{{1,60}})?|(cat|head|tail|grep|nl|wc) ({_WORDS}{{0,60}}[ \/'])?({named})'?)$"
 
 
 def reads_files(shown: Shown) -> bool:
