@@ -17,7 +17,7 @@ typedef struct {
     int8_t *codes;   /* [rows][width] */
     float *scales;   /* [rows][blocks] */
     float *sums;     /* [rows][blocks]: what the codes of a block sum up to, scaled */
-    int32_t *counts; /* [rows][2 * blocks]: less what the codes of each half block sum up to */
+    int32_t *counts; /* [rows][2 * blocks]: NOTHING, less 32 times what the codes of each half block sum up to */
 } Activations;
 
 INLINE size_t activations_bytes(size_t rows, size_t width) { return rows * (width + width / BLOCK * 16 + 64); }
@@ -68,7 +68,8 @@ static void round_row(const float *x, size_t row, const Activations *a) {
         }
         a->scales[row * a->blocks + block] = scale;
         a->sums[row * a->blocks + block] = -scale * (float)(half[0] + half[1]);
-        memcpy(a->counts + (row * a->blocks + block) * 2, half, sizeof half);
+        int32_t *counts = a->counts + (row * a->blocks + block) * 2;
+        counts[0] = NOTHING + 32 * half[0], counts[1] = NOTHING + 32 * half[1];
     }
 }
 
@@ -84,6 +85,27 @@ INLINE Slice slice_of(const Activations *a, size_t row, size_t unit) {
     size_t at = row * a->blocks + unit * BLOCKS;
     return (Slice){a->codes + row * a->width + unit * UNIT, a->scales + at, a->sums + at, a->counts + 2 * at,
                    a->width, a->blocks};
+}
+
+/* How many blocks of a row lie in this unit. */
+INLINE int blocks_in(size_t width, size_t unit) {
+    size_t left_over = (width - unit * UNIT) / BLOCK;
+    return left_over < BLOCKS ? (int)left_over : BLOCKS;
+}
+
+/* Fetch a part of what lies behind these weights while one of their units is met: it comes next, and LANES streams
+ * at once are more than a processor foresees. */
+INLINE void fetch_ahead(Rows weights, size_t width, size_t unit) {
+    size_t portion = LANES * weights.stride * UNIT / width;
+    const uint8_t *next = weights.at + LANES * weights.stride + unit * portion;
+    for (size_t byte = 0; byte < portion; byte += 64) __builtin_prefetch(next + byte, 0, 2);
+}
+
+/* What the products of one half block, or block, start with where the zero of the codes is 2 to the power `zero`. */
+INLINE int32_t start_of(const int32_t *counts, int half, const int zero, const int halves) {
+    if (zero < 0) return NOTHING;
+    if (halves == 2 && zero == 5) return counts[half];
+    return NOTHING + ((counts[0] - NOTHING) + (counts[1] - NOTHING)) / 32 * (1 << zero);
 }
 
 /* The terms of one half block, or block, join the total: this line alone defines what a product is. */

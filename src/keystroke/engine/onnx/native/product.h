@@ -26,8 +26,8 @@ INLINE void meet(const Tile *tile, int blocks, Slice s, const int count, const i
         for (int half = 0; half < halves; half++) {
             ints products[TOGETHER];
             for (int r = 0; r < count; r++) {
-                const int32_t *sums = s.counts + ((size_t)r * s.blocks + (size_t)block) * 2;
-                products[r] = same_int(NOTHING + (zero < 0 ? 0 : (halves == 2 ? sums[half] : sums[0] + sums[1]) * (1 << (zero & 31))));
+                const int32_t *counts = s.counts + ((size_t)r * s.blocks + (size_t)block) * 2;
+                products[r] = same_int(start_of(counts, half, zero, halves));
             }
             int at = block * 8 + half * 4;
             dot_rows(tile->codes + at, 8 / halves, s.codes + 4 * at, s.width, count, wide, products);
@@ -58,25 +58,18 @@ INLINE void meet_rows(const Tile *tile, int blocks, const Activations *a, size_t
         meet(tile, blocks, slice_of(a, row + r, unit), 1, zero, halves, has_minimum, wide, total + r);
 }
 
-/* `rows` rows from `row` on with LANES rows of weights: total [rows][LANES]. What lies behind these weights is
- * fetched meanwhile: it comes next, and LANES streams at once are more than a processor foresees. */
+/* `rows` rows from `row` on with LANES rows of weights: total [rows][LANES]. */
 static void multiply(const Format *format, Rows weights, const Activations *a, size_t row, size_t rows,
                      float (*total)[LANES]) {
+    if (rows <= SINGLES && has_single(format)) {
+        for (size_t r = 0; r < rows; r++) put_floats(total[r], multiply_single(format, weights, a, row + r));
+        return;
+    }
     Tile tile;
-    const uint8_t *next = weights.at + LANES * weights.stride;
-    size_t portion = LANES * weights.stride * UNIT / a->width;
-    int single = rows == 1 && has_single(format);
-    floats one = same(0);
     memset(total, 0, rows * sizeof *total);
     for (size_t unit = 0; unit * UNIT < a->width; unit++) {
-        for (size_t byte = 0; byte < portion; byte += 64) __builtin_prefetch(next + byte, 0, 2);
-        next += portion;
-        size_t left_over = (a->width - unit * UNIT) / BLOCK;
-        int blocks = left_over < BLOCKS ? (int)left_over : BLOCKS;
-        if (single) {
-            one = meet_single(format, weights, unit, blocks, slice_of(a, row, unit), one);
-            continue;
-        }
+        fetch_ahead(weights, a->width, unit);
+        int blocks = blocks_in(a->width, unit);
         format->unpack(weights, unit, blocks, &tile);
         if (format->has_minimum) meet_rows(&tile, blocks, a, row, rows, unit, -1, 1, 1, 0, total);
         else if (format->halves == 2) meet_rows(&tile, blocks, a, row, rows, unit, 5, 2, 0, 0, total);
@@ -84,5 +77,4 @@ static void multiply(const Format *format, Rows weights, const Activations *a, s
         else if (format->zero == 3) meet_rows(&tile, blocks, a, row, rows, unit, 3, 1, 0, 0, total);
         else meet_rows(&tile, blocks, a, row, rows, unit, 4, 1, 0, 0, total);
     }
-    if (single) put_floats(total[0], one);
 }

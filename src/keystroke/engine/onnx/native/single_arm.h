@@ -42,19 +42,16 @@ INLINE ints sixteen_codes(const int type, const uint8_t *at, int block, int part
     return vreinterpretq_s32_u8(codes);
 }
 
-/* The products of 16 bytes, four in each lane; with those of 16 more. A zero that is written next to its use costs
- * nothing; the compilers would rather copy one that they keep. */
-INLINE ints dot_16(ints codes, ints values) {
+/* The products of 16 bytes, four in each lane, and `start` in the first. Loading it next to its use costs next to
+ * nothing; the compilers would rather copy one that they keep, which costs as much as a product. */
+INLINE ints dot_16(const int32_t *start, ints codes, ints values) {
 #if defined(__ARM_FEATURE_DOTPROD)
     ints products;
-    __asm__("movi %0.4s, #0\n\tsdot %0.4s, %1.16b, %2.16b" : "=&w"(products) : "w"(codes), "w"(values));
+    __asm__("ldr %s0, %3\n\tsdot %0.4s, %1.16b, %2.16b" : "=&w"(products) : "w"(codes), "w"(values), "m"(*start));
     return products;
 #else
-    return dot(same_int(0), codes, values);
+    return dot(vsetq_lane_s32(*start, same_int(0), 0), codes, values);
 #endif
-}
-INLINE ints dot_32(const ints codes[2], const ints values[2]) {
-    return dot(dot_16(codes[0], values[0]), codes[1], values[1]);
 }
 
 /* A half-precision number of each row. */
@@ -69,102 +66,127 @@ INLINE floats half_of_rows(Rows rows, size_t at) {
     return vcvt_f32_f16(vreinterpret_f16_u16(halves));
 }
 
-/* 2^23 and byte `index` of every lane. */
-INLINE floats large_byte(ints a, int index) {
-    uint32x4_t place = vaddq_u32(vdupq_n_u32(0xffffff00u + (uint32_t)index), (uint32x4_t){0, 4, 8, 12});
-    uint8x16_t byte = vqtbl1q_u8(vreinterpretq_u8_s32(a), vreinterpretq_u8_u32(place));
-    return as_floats(either(vreinterpretq_s32_u8(byte), same_int(0x4b000000)));
+/* Small integers, one byte for each of four blocks in every lane, and the half-precision numbers that they are
+ * multiples of. A byte becomes a float by lying in the lower bits of 2^23; `less` is what that adds to a product.
+ * (Signed ones lie 8 bits further up, plus 128: so that single precision holds what is to be taken off.) */
+typedef struct {
+    ints bytes[4];
+    floats factor, less;
+} Multiples;
+
+static const int32_t nothing = NOTHING, large[LANES] = {0x4b000000, 0x4b000000, 0x4b000000, 0x4b000000};
+
+INLINE void set_factor(Multiples *m, floats factor, const int is_signed) {
+    m->factor = is_signed ? times(factor, same(0x1p-8f)) : factor;
+    m->less = times(m->factor, same(is_signed ? -0x1p23f - 0x1p15f : -0x1p23f));
 }
 
-/* What the rows of a unit say of its scales: small integers, LANES rows by four blocks each, and what they are
- * multiples of. */
-typedef struct {
-    ints scales[4], minima[2];
-    floats scale, minimum;
-} Heads;
+/* The scales or minima of block `index`: the factor times byte `index` of every lane. What an instruction writes
+ * over is loaded, which costs next to nothing. */
+INLINE floats multiple(const Multiples *m, int index, const int is_signed) {
+    floats number, product;
+    uint32_t place = is_signed ? 0xffff00ffu + (uint32_t)(index % 4 << 8) : 0xffffff00u + (uint32_t)(index % 4);
+    uint32x4_t lanes = {0, 4, 8, 12};
+    uint32x4_t places = vaddq_u32(vdupq_n_u32(place), is_signed ? lanes << 8 : lanes);
+    __asm__("ldr %q0, %3\n\ttbx %0.16b, {%1.16b}, %2.16b"
+            : "=&w"(number) : "w"(m->bytes[index / 4]), "w"(places), "m"(large));
+    __asm__("ldr %q0, %3\n\tfmla %0.4s, %1.4s, %2.4s" : "=&w"(product) : "w"(m->factor), "w"(number), "m"(m->less));
+    return product;
+}
 
-INLINE void read_heads(const int type, Rows rows, size_t at, Heads *h) {
-    if (type == 12 || type == 13) {
-        ints head[4];
-        turned_at(rows, at, head);
-        ints a = head[1], b = head[2], c = head[3];
-        h->scales[0] = masked(a, 0x3f), h->scales[1] = either(masked(c, 0x0f), masked(right(a, 2), 0x30));
-        h->minima[0] = masked(b, 0x3f), h->minima[1] = either(masked(right(c, 4), 0x0f), masked(right(b, 2), 0x30));
-        h->scale = low_halves(head[0]), h->minimum = minus(same(0), low_halves(right(head[0], 16)));
-    } else if (type == 14) {
-        turned_at(rows, at + 192, h->scales);
-        for (int i = 0; i < 4; i++) h->scales[i] = differing(h->scales[i], same_int((int32_t)0x80808080));
-        h->scale = half_of_rows(rows, at + 208);
+INLINE void read_heads(const int type, Rows rows, size_t at, Multiples *scales, Multiples *minima) {
+    if (type == 14) {
+        turned_at(rows, at + 192, scales->bytes);
+        for (int i = 0; i < 4; i++) scales->bytes[i] = differing(scales->bytes[i], same_int((int32_t)0x80808080));
+        set_factor(scales, half_of_rows(rows, at + 208), 1);
+        return;
     }
+    ints head[4];
+    turned_at(rows, at, head);
+    ints a = head[1], b = head[2], c = head[3];
+    scales->bytes[0] = masked(a, 0x3f), scales->bytes[1] = either(masked(c, 0x0f), masked(right(a, 2), 0x30));
+    minima->bytes[0] = masked(b, 0x3f), minima->bytes[1] = either(masked(right(c, 4), 0x0f), masked(right(b, 2), 0x30));
+    set_factor(scales, low_halves(head[0]), 0);
+    set_factor(minima, minus(same(0), low_halves(right(head[0], 16))), 0);
 }
 
 /* Block `block` joins the total. */
-INLINE floats meet_block(const int type, Rows rows, size_t at, const int block, const Heads *h, Slice s, floats total) {
+INLINE floats meet_block(const int type, Rows rows, size_t at, const int block, const Multiples *scales,
+                         const Multiples *minima, Slice s, floats total) {
+    const int has_minimum = type == 12 || type == 13 || type == 3 || type == 7;
     const int halves = type == 14 ? 2 : 1, zero = type == 14 ? 5 : type == 2 ? 3 : type == 6 ? 4 : -1;
-    ints values[2] = {ints_at(s.codes + BLOCK * block), ints_at(s.codes + BLOCK * block + 16)};
+    const ints values[2] = {ints_at(s.codes + BLOCK * block), ints_at(s.codes + BLOCK * block + 16)};
     for (int half = 0; half < halves; half++) {
         ints each[LANES];
+        int32_t computed;
+        const int32_t *start = zero < 0 ? &nothing : s.counts + 2 * block + half;
+        if (zero == 3 || zero == 4) computed = start_of(s.counts + 2 * block, half, zero, halves), start = &computed;
         for (size_t i = 0; i < LANES; i++) {
             const uint8_t *row = rows.at + i * rows.stride + at;
-            ints codes[2] = {sixteen_codes(type, row, block, half)};
-            if (halves == 1) codes[1] = sixteen_codes(type, row, block, 1);
-            each[i] = halves == 1 ? dot_32(codes, values) : dot_16(codes[0], values[half]);
+            ints codes = sixteen_codes(type, row, block, half);
+            each[i] = dot_16(start, codes, values[half]);
+            if (halves == 1) each[i] = dot(each[i], sixteen_codes(type, row, block, 1), values[1]);
         }
         ints products = vpaddq_s32(vpaddq_s32(each[0], each[1]), vpaddq_s32(each[2], each[3]));
-        const int32_t *sums = s.counts + 2 * block;
-        products = plus(products, same_int(NOTHING + (zero < 0 ? 0 : (halves == 2 ? sums[half] : sums[0] + sums[1]) * (1 << (zero & 31)))));
-        floats weight_scale;
-        if (type == 12 || type == 13) {
-            weight_scale = times(h->scale, minus(large_byte(h->scales[block / 4], block % 4), same(0x1p23f)));
-        } else if (type == 14) {
-            floats multiple = large_byte(h->scales[block / 2], 2 * (block % 2) + half);
-            weight_scale = times(h->scale, minus(multiple, same(0x1p23f + 128)));
-        } else weight_scale = half_of_rows(rows, at);
+        floats weight_scale = type >= 12 ? multiple(scales, halves * block + half, type == 14) : half_of_rows(rows, at);
         total = joined(total, products, weight_scale, s.scales[block]);
     }
-    if (type == 12 || type == 13) {
-        floats minimum = times(h->minimum, minus(large_byte(h->minima[block / 4], block % 4), same(0x1p23f)));
+    if (has_minimum) {
+        floats minimum = type >= 12 ? multiple(minima, block, 0) : half_of_rows(rows, at + 2);
         total = times_plus(minimum, same(s.sums[block]), total);
-    } else if (type == 3 || type == 7) total = times_plus(half_of_rows(rows, at + 2), same(s.sums[block]), total);
+    }
     return total;
 }
 
 /* Formats of 256 weights: blocks differ in how they are unpacked, so each is written out. */
 INLINE floats meet_large(const int type, Rows rows, size_t at, Slice s, floats total) {
-    Heads h;
-    read_heads(type, rows, at, &h);
-    total = meet_block(type, rows, at, 0, &h, s, total);
-    total = meet_block(type, rows, at, 1, &h, s, total);
-    total = meet_block(type, rows, at, 2, &h, s, total);
-    total = meet_block(type, rows, at, 3, &h, s, total);
-    total = meet_block(type, rows, at, 4, &h, s, total);
-    total = meet_block(type, rows, at, 5, &h, s, total);
-    total = meet_block(type, rows, at, 6, &h, s, total);
-    return meet_block(type, rows, at, 7, &h, s, total);
+    Multiples scales, minima;
+    read_heads(type, rows, at, &scales, &minima);
+    total = meet_block(type, rows, at, 0, &scales, &minima, s, total);
+    total = meet_block(type, rows, at, 1, &scales, &minima, s, total);
+    total = meet_block(type, rows, at, 2, &scales, &minima, s, total);
+    total = meet_block(type, rows, at, 3, &scales, &minima, s, total);
+    total = meet_block(type, rows, at, 4, &scales, &minima, s, total);
+    total = meet_block(type, rows, at, 5, &scales, &minima, s, total);
+    total = meet_block(type, rows, at, 6, &scales, &minima, s, total);
+    return meet_block(type, rows, at, 7, &scales, &minima, s, total);
 }
 
 /* Formats of 32 weights: every block is the first of what follows. */
 INLINE floats meet_small(const int type, Rows rows, size_t at, size_t bytes, int blocks, Slice s, floats total) {
     for (int block = 0; block < blocks; block++, at += bytes) {
-        total = meet_block(type, rows, at, 0, NULL, s, total);
+        total = meet_block(type, rows, at, 0, NULL, NULL, s, total);
         s.codes += BLOCK, s.scales++, s.sums++, s.counts += 2;
     }
     return total;
 }
 
+enum { SINGLES = 2 }; /* rows for which weights are unpacked anew */
+
 INLINE int has_single(const Format *format) { return (void)format, 1; }
 
-/* One row meets one unit, without a tile in between. */
-INLINE floats meet_single(const Format *format, Rows rows, size_t unit, int blocks, Slice s, floats total) {
-    size_t bytes = (size_t)format->bytes, at = unit * bytes * (size_t)(UNIT / format->values);
+INLINE floats multiply_type(const int type, const size_t bytes, Rows weights, const Activations *a, size_t row) {
+    const int large = type >= 12;
+    floats total = same(0);
+    for (size_t unit = 0; unit * UNIT < a->width; unit++) {
+        Slice s = slice_of(a, row, unit);
+        fetch_ahead(weights, a->width, unit);
+        if (large) total = meet_large(type, weights, unit * bytes, s, total);
+        else total = meet_small(type, weights, unit * BLOCKS * bytes, bytes, blocks_in(a->width, unit), s, total);
+    }
+    return total;
+}
+
+/* Row `row` of the activations with LANES rows of weights. */
+static floats multiply_single(const Format *format, Rows weights, const Activations *a, size_t row) {
     switch (format->type) {
-    case 12: return meet_large(12, rows, at, s, total);
-    case 13: return meet_large(13, rows, at, s, total);
-    case 14: return meet_large(14, rows, at, s, total);
-    case 8: return meet_small(8, rows, at, 34, blocks, s, total);
-    case 2: return meet_small(2, rows, at, 18, blocks, s, total);
-    case 3: return meet_small(3, rows, at, 20, blocks, s, total);
-    case 6: return meet_small(6, rows, at, 22, blocks, s, total);
-    default: return meet_small(7, rows, at, 24, blocks, s, total);
+    case 2: return multiply_type(2, 18, weights, a, row);
+    case 3: return multiply_type(3, 20, weights, a, row);
+    case 6: return multiply_type(6, 22, weights, a, row);
+    case 7: return multiply_type(7, 24, weights, a, row);
+    case 8: return multiply_type(8, 34, weights, a, row);
+    case 12: return multiply_type(12, 144, weights, a, row);
+    case 13: return multiply_type(13, 176, weights, a, row);
+    default: return multiply_type(14, 210, weights, a, row);
     }
 }

@@ -5,11 +5,12 @@
 #pragma once
 #include "activations.h"
 
+enum { SINGLES = 1 }; /* rows for which weights are unpacked anew */
+
 INLINE int has_single(const Format *format) { return format->unpack == unpack_q4_k; }
 
 /* One row meets one unit, without a tile in between: most of decoding is this. */
-INLINE floats meet_single(const Format *format, Rows rows, size_t unit, int blocks, Slice s, floats total) {
-    (void)format, (void)blocks;
+INLINE floats meet_q4_k(Rows rows, size_t unit, Slice s, floats total) {
     size_t at = unit * 144;
     ints head[4];
     turned_at(rows, at, head);
@@ -35,6 +36,17 @@ INLINE floats meet_single(const Format *format, Rows rows, size_t unit, int bloc
             total = joined(total, products[i], weight_scale, s.scales[block]);
             total = times_plus(weight_minimum, same(s.sums[block]), total);
         }
+    }
+    return total;
+}
+
+/* Row `row` of the activations with LANES rows of weights. */
+INLINE floats multiply_single(const Format *format, Rows weights, const Activations *a, size_t row) {
+    (void)format;
+    floats total = same(0);
+    for (size_t unit = 0; unit * UNIT < a->width; unit++) {
+        fetch_ahead(weights, a->width, unit);
+        total = meet_q4_k(weights, unit, slice_of(a, row, unit), total);
     }
     return total;
 }
