@@ -98,7 +98,7 @@ INLINE int blocks_in(size_t width, size_t unit) {
 INLINE void fetch_ahead(Rows weights, size_t width, size_t unit) {
     size_t portion = LANES * weights.stride * UNIT / width;
     const uint8_t *next = weights.at + LANES * weights.stride + unit * portion;
-    for (size_t byte = 0; byte < portion; byte += 64) __builtin_prefetch(next + byte, 0, 2);
+    for (size_t byte = 0; byte < portion; byte += 64) __builtin_prefetch(next + byte, 0, FETCHED);
 }
 
 /* What the products of one half block, or block, start with where the zero of the codes is 2 to the power `zero`. */

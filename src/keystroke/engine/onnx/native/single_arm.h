@@ -24,7 +24,8 @@ INLINE ints sixteen_codes(const int type, const uint8_t *at, int block, int part
         int quarter = block % 4;
         uint8x16_t two = vld1q_u8(at + 64 * (block / 4) + 32 * (quarter % 2) + 16 * part);
         uint8x16_t upper = vld1q_u8(at + 128 + 32 * (block / 4) + 16 * part);
-        upper = (quarter < 2 ? upper << (4 - 2 * quarter) : upper >> (2 * quarter - 4)) & vdupq_n_u8(0x30);
+        upper = quarter < 2 ? upper << (4 - 2 * quarter) : upper >> (2 * quarter - 4);
+        if (quarter < 3) upper &= vdupq_n_u8(0x30);
         codes = quarter < 2 ? vbslq_u8(low, two, upper) : vsriq_n_u8(upper, two, 4);
     } else if (type == 8) {
         codes = vld1q_u8(at + 34 * block + 2 + 16 * part);
