@@ -13,10 +13,8 @@
 #include "single_arm.h"
 #endif
 
-enum {
-    MOST_ROWS = 128,          /* rows that meet a unit of weights while it is unpacked */
-    TOGETHER = REGISTERS / 4, /* rows whose totals stay in registers */
-};
+enum { TOGETHER = REGISTERS / 4 }; /* rows whose totals stay in registers */
+
 /* `count` rows, at most TOGETHER, meet one unit: total [count][LANES] grows by its products. */
 INLINE void meet(const Tile *tile, int blocks, Slice s, const int count, const int zero, const int halves,
                  const int has_minimum, const int wide, float (*total)[LANES]) {

@@ -5,7 +5,7 @@
 #pragma once
 #include <immintrin.h>
 
-enum { NOTHING = 0, WIDE_ZERO = 7, FETCHED = 2 };
+enum { NOTHING = 0, WIDE_ZERO = 7, FETCHED = 2, MOST_ROWS = 128 };
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__) && \
     defined(__AVX512VNNI__)
