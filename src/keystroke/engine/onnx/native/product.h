@@ -13,7 +13,10 @@
 #include "single_arm.h"
 #endif
 
-enum { TOGETHER = REGISTERS / 4 }; /* rows whose totals stay in registers */
+enum {
+    TOGETHER = REGISTERS / 4,                      /* rows whose totals stay in registers */
+    TOGETHER_BY_HALVES = LANES == 4 ? 4 : TOGETHER, /* the same with two scales a block, where more would not */
+};
 
 /* `count` rows, at most TOGETHER, meet one unit: total [count][LANES] grows by its products. */
 INLINE void meet(const Tile *tile, int blocks, Slice s, const int count, const int zero, const int halves,
@@ -47,9 +50,10 @@ INLINE void meet(const Tile *tile, int blocks, Slice s, const int count, const i
 INLINE void meet_rows(const Tile *tile, int blocks, const Activations *a, size_t row, size_t rows, size_t unit,
                       const int zero, const int halves, const int has_minimum, const int wide,
                       float (*total)[LANES]) {
+    const int together = halves == 2 ? TOGETHER_BY_HALVES : TOGETHER;
     size_t r = 0;
-    for (; r + TOGETHER <= rows; r += TOGETHER)
-        meet(tile, blocks, slice_of(a, row + r, unit), TOGETHER, zero, halves, has_minimum, wide, total + r);
+    for (; r + (size_t)together <= rows; r += (size_t)together)
+        meet(tile, blocks, slice_of(a, row + r, unit), together, zero, halves, has_minimum, wide, total + r);
     for (; r + 2 <= rows; r += 2)
         meet(tile, blocks, slice_of(a, row + r, unit), 2, zero, halves, has_minimum, wide, total + r);
     for (; r < rows; r++)
