@@ -85,7 +85,7 @@ def test_a_small_model_looks_before_it_changes_a_file(asked: str, look: bool, to
 
 def test_looking_is_a_call_that_changes_nothing() -> None:
     held = calls_constraint(CODEX, HERMES, PLAIN, Bounds(asked="Fix a.py.", acted=False))
-    for cmd in ("cat a.py", "ls", "grep -n 'def' a.py", "head -20 /w/a.py"):
+    for cmd in ("cat a.py", "ls", "grep -n 'def' a.py", "head -20 /w/a.py", "cat 'a.py'", "ls -la src"):
         assert accepts(held, command(cmd))
     for cmd in (
         "rm a.py",
@@ -95,6 +95,10 @@ def test_looking_is_a_call_that_changes_nothing() -> None:
         "cat $(rm a.py)",
         "catx",
         "find . -delete",
+        "cat",  # waits for what nobody types
+        "head",
+        "cat b.py",
+        "cat ba.py",
     ):
         assert not accepts(held, command(cmd))
     assert not accepts(held, "The file is fine.")
