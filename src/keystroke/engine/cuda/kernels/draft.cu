@@ -113,7 +113,7 @@ KERNEL void draft_step(const __grid_constant__ DraftParameters p) {
   }
   if (thread == 0) {
     for (int i = 0; i < p.base.stages; ++i) {
-      barrier_init(&barriers[i], 1);
+      barrier_init(&barriers[i], ASKERS);
       barrier_init(&barriers[16 + i], WARPS);
     }
     u64* meetings = (u64*)(memory + MEETINGS_AT);
@@ -143,7 +143,7 @@ KERNEL void draft_step(const __grid_constant__ DraftParameters p) {
   ring.at.stage = 0;
   ring.at.phase = 0;
   if (thread >= COMPUTE) {
-    if (thread == COMPUTE) {
+    if (asks(thread - COMPUTE)) {
       Streamer s;
       s.ring = ring;
       s.spans = spans;
