@@ -200,6 +200,9 @@ DEVICE void arrive_behind_copies(u64* b) {
   batches.back().barrier = &emulator::me->block->barriers.at(b);
   if (batches.size() == 1) emulator::copying.push_back(emulator::me);
 }
+DEVICE void wait_for_copies() {
+  while (!emulator::me->batches.empty()) emulator::leave();
+}
 // The same for copies of 16 bytes. A thread arrives when all that it asked for before have landed.
 DEVICE void land_batches(bool needed) {
   auto& fibres = emulator::copying;

@@ -15,6 +15,7 @@ from keystroke.engine.checkpoint.spec import ModelSpec, RopeSpec
 from keystroke.engine.cuda.draft import has_room
 from keystroke.engine.cuda.driver import PREFILL_PARTS, compiled, known_architectures
 from keystroke.engine.cuda.engine import CudaEngine
+from keystroke.engine.cuda.gpu import kv_room
 from keystroke.engine.cuda.plan import BLOCK_BYTES, INT4, TAIL_BYTES, WARPS, Plan, Precision
 from keystroke.engine.cuda.prefill import WORK, portion, work_of
 from keystroke.engine.cuda.reference import forward
@@ -22,7 +23,7 @@ from keystroke.engine.cuda.sparse import Sparse, usable
 from keystroke.engine.cuda.stored import usual_formats
 from keystroke.engine.cuda.target import AMPERE, HOPPER, TARGETS, Target, nearest, target_for
 from keystroke.engine.speculative.head_file import HeadConfig
-from keystroke.errors import ConfigError, Interrupted, ModelError
+from keystroke.errors import ConfigError, Interrupted, ModelError, NotEnoughMemory
 
 PROBE = Sampling(logprobs=0)
 BY_LANES = replace(AMPERE, shared_bytes=HOPPER.shared_bytes)  # everything as on Hopper but the copies
@@ -145,7 +146,7 @@ MULTIPROCESSORS = {"sm_80": 108, "sm_86": 28, "sm_89": 128, "sm_90": 132, "sm_10
 @pytest.mark.parametrize("name", TARGETS)
 def test_every_size_of_model_fits_every_kind_of_gpu(name: str, precision: Precision) -> None:
     target = TARGETS[name]
-    for spec, fewest in ((HALF, 4), (CODER, 8), (THREE, 4), (SEVEN, 4), (FOURTEEN, 2)):
+    for spec, fewest in ((HALF, 8), (CODER, 8), (THREE, 8), (SEVEN, 4), (FOURTEEN, 4)):
         stored = usual_formats(spec) if precision == "stored" else None
         plan = Plan(spec, precision, MULTIPROCESSORS[name], "bf16", stored, target)
         assert plan.max_rows >= fewest
@@ -158,8 +159,8 @@ def test_every_size_of_model_fits_every_kind_of_gpu(name: str, precision: Precis
                 *plan.layer(0).values(),
                 plan.head,
             ):  # whole units, or a part of one for every warp
-                turns = 2 * WARPS if plan.formats.query_key >= INT4 else WARPS
-                part = turns * BLOCK_BYTES[matrix.format] + TAIL_BYTES
+                even = plan.formats.query_key >= INT4 and plan.macros(1)["SMALL_GRAIN"] == "0"
+                part = WARPS * (1 + even) * BLOCK_BYTES[matrix.format] + TAIL_BYTES
                 assert stage >= min(matrix.unit_bytes, part)
         sums = 1 + spec.layers * (plan.output.split + plan.down.split)
         assert sums < 1 << 12  # kernels/layout.cuh counts them in so many bits
@@ -182,9 +183,37 @@ def test_a_draft_head_that_does_not_fit_is_left_out() -> None:
 def test_a_smaller_gpu_reads_prompts_in_smaller_portions() -> None:
     large = Plan(SEVEN, "int4", 132)
     assert work_of(large) == WORK
-    assert portion(SEVEN, 0, 8192, work_of(large)) == 8192
+    assert portion(SEVEN, 0, 8192, work_of(large)) == portion(SEVEN, 0, 8192) == 4096
     small = Plan(SEVEN, "int4", 28, target=GEFORCE)
     assert portion(SEVEN, 0, 8192, work_of(small)) == 512
+
+
+@pytest.mark.parametrize(
+    ("total", "spec", "precision", "tokens"),
+    [
+        (12, CODER, "bf16", 200_000),  # an RTX 3060
+        (12, SEVEN, "int4", 60_000),
+        (24, SEVEN, "bf16", 64_000),  # an RTX 4090
+        (24, FOURTEEN, "int8", 9_000),
+        (80, FOURTEEN, "bf16", 200_000),  # an A100
+    ],
+)
+def test_the_context_takes_what_weights_and_prompts_leave(
+    total: int, spec: ModelSpec, precision: Precision, tokens: int
+) -> None:
+    plan, memory = Plan(spec, precision, 108, target=AMPERE), total << 30
+    left = memory - plan.streamed_bytes - spec.vocab_size * spec.hidden * 2
+    assert kv_room(plan, left, memory, plan.kv_bytes_per_token) >= tokens
+    bytewise = Plan(spec, precision, 108, "int8", target=AMPERE)
+    most = 16 * spec.context_length
+    assert kv_room(bytewise, left, memory, bytewise.kv_bytes_per_token) >= min(2 * tokens, most)
+
+
+def test_a_model_that_leaves_no_room_is_refused_in_a_sentence() -> None:
+    plan, memory = Plan(SEVEN, "bf16", 28, target=GEFORCE), 16 << 30
+    left = memory - plan.streamed_bytes - SEVEN.vocab_size * SEVEN.hidden * 2
+    with pytest.raises(NotEnoughMemory, match=r"bf16 leaves .* 17 GB.*fewer bits \(model\.precision\)"):
+        kv_room(plan, left, memory, plan.kv_bytes_per_token)
 
 
 # Which kind

@@ -19,7 +19,7 @@ from keystroke.engine.checkpoint import extended, open_checkpoint, within_window
 from keystroke.engine.checkpoint.spec import ModelSpec
 from keystroke.engine.cuda.draft import DraftHead, DraftHost, HeadPlan, has_room, head_bytes_per_token
 from keystroke.engine.cuda.driver import GpuLauncher, compiling
-from keystroke.engine.cuda.gpu import gpu_report, gpu_target, multiprocessors, nvidia_gpu, spare_bytes
+from keystroke.engine.cuda.gpu import gpu_report, gpu_target, kv_room, multiprocessors, nvidia_gpu
 from keystroke.engine.cuda.pages import PagePool, PageTable
 from keystroke.engine.cuda.plan import PAGE, KvPrecision
 from keystroke.engine.cuda.prefill import WORK, Prefill, work_of
@@ -539,7 +539,6 @@ def load_cuda(
     if kv_tokens is None:
         free, total = torch.cuda.mem_get_info(device)
         each = weights.plan.kv_bytes_per_token + (0 if head is None else head_bytes_per_token(head.config))
-        kv_tokens = max(int((free - spare_bytes(total)) * 0.9) // each, PAGE * 2)
-        kv_tokens = min(kv_tokens, 16 * weights.plan.spec.context_length)
+        kv_tokens = kv_room(weights.plan, free, total, each)
     launcher = GpuLauncher(weights.plan, device)
     return CudaEngine(weights, launcher, kv_tokens, sparse=sparse, draft_head=head)

@@ -10,14 +10,28 @@ import torch
 from keystroke.engine.checkpoint.spec import ModelSpec, within_window
 from keystroke.engine.cuda.plan import Formats, KvPrecision, Plan, Precision
 from keystroke.engine.cuda.target import INSTEAD, Target, target_for
-from keystroke.errors import KeystrokeError, ModelError
+from keystroke.errors import KeystrokeError, ModelError, NotEnoughMemory
 
 _MOST_SPARE = 4 << 30
+_FEWEST_TOKENS = 1024  # of context, that a model is loaded for at all
 
 
 def spare_bytes(total: int) -> int:
     """Left to prefill and to others when KV memory takes the rest: less where there is less."""
     return min(_MOST_SPARE, total // 6)
+
+
+def kv_room(plan: Plan, free: int, total: int, each: int) -> int:
+    """Tokens whose KV, of `each` bytes, fits beside the weights when so much of the GPU's memory is left.
+    Raises NotEnoughMemory where that is too little to work with."""
+    tokens = int((free - spare_bytes(total)) * 0.9) // each
+    if tokens < _FEWEST_TOKENS:
+        raise NotEnoughMemory(
+            f"{plan.spec.name} in {plan.precision} leaves {max(free, 0) / 1e9:.1f} of the GPU's "
+            f"{total / 1e9:.0f} GB, too little for a context; choose fewer bits (model.precision), "
+            "engine.kv_precision = int8, or a smaller model"
+        )
+    return min(tokens, 16 * plan.spec.context_length)
 
 
 def nvidia_gpu() -> torch.device:

@@ -219,11 +219,27 @@ class Plan:
         which four fit beside 16 rows; and a page of keys always fits (of bytes, two do). Beside more than
         eight rows that part which leaves the least room unused. At four bits a whole unit pays where rows are
         few. The kernel's sums do not depend on any of it."""
-        if self._scarce:
-            return self._small_stage(tiles_n)
+        return max(self._small_stage(tiles_n) if self._scarce else self._stage(tiles_n), self._least_stage)
+
+    @property
+    def _grain(self) -> int:
+        """Blocks of a unit's part, of which every warp has as many."""
+        return WARPS * (1 if self.format < INT4 or self._scarce else 2)
+
+    @cached_property
+    def _least_stage(self) -> int:
+        """Of which every matrix has a whole unit, or a part of one for every warp."""
+        wide = replace(self.down, format=self.formats.wide)
+        return _up(
+            max(
+                min(matrix.unit_bytes, self._grain * BLOCK_BYTES[matrix.format] + TAIL_BYTES)
+                for matrix in (*self.layer(0).values(), wide, self.down, self.head)
+            )
+        )
+
+    def _stage(self, tiles_n: int) -> int:
         matrix, block = self.gate_up, BLOCK_BYTES[self.format]
-        page = self._page_bytes
-        turns = WARPS * (1 if self.format < INT4 else 2)
+        page, turns = self._page_bytes, self._grain
         grain = turns * block
         grains = -(-matrix.blocks * block // grain)
         whole = _up(matrix.unit_bytes)
@@ -246,14 +262,12 @@ class Plan:
         """Where shared memory is smaller than Hopper's: the largest even part of a unit, for every warp, of
         which four fit beside as many rows as leave room for a ring at all. It may be less than a page of
         keys, none of which comes through the ring then; half a page fits always."""
-        block = BLOCK_BYTES[self.format]
-        turns = WARPS * (1 if self.format < INT4 else 2)
-        grains = -(-self.gate_up.blocks // turns)
-        half = PAGE * self.spec.head_dim
-        least = _up(max(turns * max(block, self.formats.largest), half) + TAIL_BYTES)
+        grain = self._grain * BLOCK_BYTES[self.format]
+        grains = -(-self.gate_up.blocks // self._grain)
+        least = max(self._least_stage, _up(PAGE * self.spec.head_dim + TAIL_BYTES))
         rooms = [self._room(rows) for rows in _BUCKETS if _tiles(rows) <= tiles_n]
         room = min((each for each in rooms if each >= self._fewest(least) * least), default=0)
-        parts = [-(-grains // chunks) * turns * block + TAIL_BYTES for chunks in range(1, grains + 1)]
+        parts = [-(-grains // chunks) * grain + TAIL_BYTES for chunks in range(1, grains + 1)]
         sizes = [_up(min(part, self.gate_up.unit_bytes)) for part in parts]
         fit = [n for n in sizes if least <= n <= _LARGEST_STAGE and n * _ENOUGH_STAGES <= room]
         return max(fit, default=least)
@@ -265,7 +279,8 @@ class Plan:
 
     def _fewest(self, stage: int) -> int:
         """Stages without which a ring of this size does not work."""
-        return FEWEST_STAGES if stage >= self._page_bytes else 2
+        holds_pages = stage >= PAGE * self.spec.head_dim * 2
+        return FEWEST_STAGES if holds_pages else 2
 
     def _room(self, rows: int) -> int:
         """For the ring, beside so many rows."""
@@ -358,6 +373,7 @@ class Plan:
             "LAYERS": str(spec.layers),
             "TILES_N": str(tiles_n),
             "STAGE_BYTES": str(self.stage_bytes(tiles_n)),
+            "SMALL_GRAIN": str(int(self._scarce)),
             "FORMAT": str(self.formats.query_key),
             "VALUE_FORMAT": str(self.formats.value),
             "OUTPUT_FORMAT": str(self.formats.output),

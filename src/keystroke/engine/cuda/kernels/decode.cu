@@ -161,6 +161,7 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
         at += wide ? WideDown::bytes : Down::bytes;
       }
       stream<Head>(s, p.head, spans[HEAD]);
+      wait_for_copies();  // a thread stays until what it asked for is there
     }
   } else {
     Worker w;

@@ -108,6 +108,10 @@ DEVICE void arrive_behind_copies(u64* b) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(b)) : "memory");
 }
 
+DEVICE void wait_for_copies() {
+  if constexpr (!BULK) asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
 // Loads that skip the first-level cache: what another block wrote is seen.
 DEVICE uint4 load16(const void* p) { return __ldcg((const uint4*)p); }
 DEVICE float2 load8(const float2* p) { return __ldcg(p); }

@@ -159,13 +159,17 @@ KERNEL void draft_step(const __grid_constant__ DraftParameters p) {
         if (pass) {
           stream<Joined>(s, p.pair, spans[JOINED]);
           barrier_wait(&signal->go, pass - 1 & 1);
-          if (signal->ended) return;
+          if (signal->ended) {
+            wait_for_copies();
+            return;
+          }
         }
         stream<Output>(s, p.output, spans[OUTPUT]);
         stream<GateUp>(s, p.gate_up, spans[GATE_UP]);
         stream<Down>(s, p.down, spans[DOWN]);
         stream<Head>(s, p.out, spans[HEAD]);
       }
+      wait_for_copies();
     }
   } else {
     Worker w;
