@@ -55,7 +55,8 @@ def gpu_target(device: torch.device, wanted: str = "auto") -> Target:
     """What kernels are compiled for on this GPU. Raises ModelError and ConfigError as `target_for` does."""
     properties = torch.cuda.get_device_properties(device)
     capability = (properties.major, properties.minor)
-    return target_for(capability, properties.shared_memory_per_block_optin, wanted)
+    room: int = getattr(properties, "shared_memory_per_block_optin", 0)  # torch's own stubs have it not
+    return target_for(capability, room, wanted)
 
 
 def multiprocessors(device: torch.device) -> int:

@@ -51,9 +51,9 @@ TARGETS = {
 
 
 def target_for(capability: tuple[int, int], shared_bytes: int, wanted: str = "auto") -> Target:
-    """What to compile for on a GPU of this compute capability whose blocks may have so much shared memory;
-    `wanted` names an older kind, to be run as that. Raises ModelError for a GPU before Ampere, and
-    ConfigError where `wanted` is unknown or newer than the GPU."""
+    """What to compile for on a GPU of this compute capability whose blocks may have so much shared memory (0:
+    what is usual); `wanted` names an older kind, to be run as that. Raises ModelError for a GPU before
+    Ampere, and ConfigError where `wanted` is unknown or newer than the GPU."""
     version = "{}.{}".format(*capability)
     older = [target for target in TARGETS.values() if target.capability <= capability]
     if not older:
@@ -72,7 +72,8 @@ def target_for(capability: tuple[int, int], shared_bytes: int, wanted: str = "au
             )
     else:
         raise ConfigError(f"engine.cuda_target {wanted!r} is none of auto, {', '.join(TARGETS)}")
-    room = shared_bytes if wanted == "auto" else min(found.shared_bytes, shared_bytes)
+    room = shared_bytes or found.shared_bytes
+    room = room if wanted == "auto" else min(found.shared_bytes, room)
     return replace(found, shared_bytes=room, portable=found.capability != capability)
 
 
