@@ -19,9 +19,9 @@ from keystroke.engine.cuda.gpu import kv_room
 from keystroke.engine.cuda.plan import BLOCK_BYTES, INT4, TAIL_BYTES, WARPS, Plan, Precision
 from keystroke.engine.cuda.prefill import WORK, portion, work_of
 from keystroke.engine.cuda.reference import forward
-from keystroke.engine.cuda.sparse import Sparse, usable
+from keystroke.engine.cuda.sparse import usable
 from keystroke.engine.cuda.stored import usual_formats
-from keystroke.engine.cuda.target import AMPERE, HOPPER, TARGETS, Target, nearest, target_for
+from keystroke.engine.cuda.target import AMPERE, HOPPER, TARGETS, nearest, target_for
 from keystroke.engine.speculative.head_file import HeadConfig
 from keystroke.errors import ConfigError, Interrupted, ModelError, NotEnoughMemory
 
@@ -258,7 +258,11 @@ def test_an_older_compiler_makes_portable_code_of_what_it_knows() -> None:
 
 # Compiled
 
-VARIANTS: list[tuple[Precision, int, Sparse]] = [("bf16", 1, "off"), ("int4", 1, "always")]
+VARIANTS: list[tuple[str, Precision, bool]] = [
+    *((name, "bf16", False) for name in TARGETS),
+    ("sm_80", "int4", True),
+    ("sm_86", "stored", False),
+]
 
 
 def compiler() -> list[int]:
@@ -268,16 +272,17 @@ def compiler() -> list[int]:
         pytest.skip(str(error))
 
 
-@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+@pytest.mark.parametrize(("name", "precision", "sparse"), VARIANTS)
 def test_kernels_compile_for_every_kind(
-    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, precision: Precision, sparse: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if int(target.name.removeprefix("sm_")) not in compiler():
-        pytest.skip(f"the compiler found here does not know {target.name}")
+    if int(name.removeprefix("sm_")) not in compiler():
+        pytest.skip(f"the compiler found here does not know {name}")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for precision, tiles, sparse in VARIANTS:
-        plan = Plan(CODER, precision, MULTIPROCESSORS[target.name], target=target)
-        assert compiled(plan.macros(tiles, sparse != "off"), target=target).startswith(b"\x7fELF")
+    target = TARGETS[name]
+    stored = usual_formats(CODER) if precision == "stored" else None
+    plan = Plan(CODER, precision, MULTIPROCESSORS[name], stored=stored, target=target)
+    assert compiled(plan.macros(1, sparse), target=target).startswith(b"\x7fELF")
     assert compiled(plan.prefill_macros(2), PREFILL_PARTS, target).startswith(b"\x7fELF")
 
 
