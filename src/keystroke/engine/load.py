@@ -150,10 +150,10 @@ def _has_gpu() -> bool:
 
     if not torch.cuda.is_available():
         return False
-    from keystroke.engine.cuda.gpu import gpu_target
+    from keystroke.engine.cuda.gpu import gpu_target, nvidia_gpu
 
     try:
-        gpu_target(torch.device("cuda", 0))
+        gpu_target(nvidia_gpu())
     except ModelError:
         return False  # too old: `doctor` says so, and so does engine.kind = cuda
     return True
@@ -309,6 +309,7 @@ def _cuda(
         precision=chosen,
         context=settings.engine.context or None,
         kv_tokens=kv_tokens,
+        kv_bytes=settings.engine.kv_budget_mb and settings.engine.kv_budget_mb << 20,
         sparse=cast("Sparse", settings.engine.sparse),  # the settings know the same words
         kv_precision=cast("KvPrecision", settings.engine.kv_precision),
         draft_head=lambda spec: _draft_head(path, spec, settings),

@@ -501,6 +501,7 @@ def load_cuda(
     precision: Wanted = "bf16",
     context: int | None = None,
     kv_tokens: int | None = None,
+    kv_bytes: int | None = None,
     sparse: Sparse = "off",
     kv_precision: KvPrecision = "bf16",
     draft_head: Callable[[ModelSpec], Path | None] | Path | None = None,
@@ -508,7 +509,8 @@ def load_cuda(
     target: str = "auto",
 ) -> CudaEngine:
     """Load a Hugging Face folder or GGUF file onto the first GPU. `context` beyond what the model was trained
-    on stretches it by YaRN; `kv_tokens` defaults to the memory that is left (int8 KV holds twice as many).
+    on stretches it by YaRN; `kv_tokens` defaults to the memory that is left (int8 KV holds twice as many), or to
+    `kv_bytes` of it.
     `draft_head` is the folder of a head trained for this model, or who knows it by the model's sizes. An
     `adapter` is put into the weights on their way: the model is then a second one in memory. `target` names
     an older kind of GPU to run as (target.py). Raises ModelError, NotEnoughMemory and ConfigError, each with
@@ -521,24 +523,19 @@ def load_cuda(
         checkpoint.spec = within_window(checkpoint.spec)
         folder = draft_head(checkpoint.spec) if callable(draft_head) else draft_head
         head = None if folder is None else open_head(folder)
-        if (
-            head is not None
-            and callable(draft_head)
-            and not has_room(head.config, checkpoint.spec, blocks, kind)
-        ):
-            head = None  # found, not asked for: the text is the same without it
+        if head is not None and callable(draft_head):  # found, not asked for: the text is the same without
+            head = head if has_room(head.config, checkpoint.spec, blocks, kind) else None
         if precision == "auto" and head is not None:
             precision = "bf16"  # the pair that was measured, and faster than stored weights without a head
         source = checkpoint if adapter is None else AdaptedCheckpoint(checkpoint, adapter)
         plan = plan_of(source, precision, blocks, kv_precision, kind)
         drafting = None if head is None else HeadPlan(head.config, plan)
-        with compiling(
-            plan, sparse=sparse != "off" and usable(plan), head=drafting
-        ):  # where the cache has them not
+        chooses = sparse != "off" and usable(plan)
+        with compiling(plan, sparse=chooses, head=drafting):  # where the cache has them not
             weights = load_weights(source, plan, device)
     if kv_tokens is None:
         free, total = torch.cuda.mem_get_info(device)
         each = weights.plan.kv_bytes_per_token + (0 if head is None else head_bytes_per_token(head.config))
-        kv_tokens = kv_room(weights.plan, free, total, each)
+        kv_tokens = kv_room(weights.plan, free, total, each, kv_bytes)
     launcher = GpuLauncher(weights.plan, device)
     return CudaEngine(weights, launcher, kv_tokens, sparse=sparse, draft_head=head)

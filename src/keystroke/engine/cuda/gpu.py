@@ -21,17 +21,19 @@ def spare_bytes(total: int) -> int:
     return min(_MOST_SPARE, total // 6)
 
 
-def kv_room(plan: Plan, free: int, total: int, each: int) -> int:
-    """Tokens whose KV, of `each` bytes, fits beside the weights when so much of the GPU's memory is left.
+def kv_room(plan: Plan, free: int, total: int, each: int, most: int | None = None) -> int:
+    """Tokens whose KV, of `each` bytes, fits beside the weights when so much of the GPU's memory is left, or
+    into `most` bytes of it.
     Raises NotEnoughMemory where that is too little to work with."""
     tokens = int((free - spare_bytes(total)) * 0.9) // each
     if tokens < _FEWEST_TOKENS:
         raise NotEnoughMemory(
             f"{plan.spec.name} in {plan.precision} leaves {max(free, 0) / 1e9:.1f} of the GPU's "
-            f"{total / 1e9:.0f} GB, too little for a context; choose fewer bits (model.precision), "
-            "engine.kv_precision = int8, or a smaller model"
+            f"{total / 1e9:.0f} GB, too little for a context; choose fewer bits (model.precision), a "
+            "smaller model, or engine.kv_budget_mb so that models share the memory"
         )
-    return min(tokens, 16 * plan.spec.context_length)
+    wanted = 16 * plan.spec.context_length if most is None else max(most // each, _FEWEST_TOKENS)
+    return min(tokens, wanted)
 
 
 def nvidia_gpu() -> torch.device:

@@ -44,9 +44,8 @@ def _part(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Part:
         return _textbook(q.float(), k.float(), v.float(), scale, causal=causal)
     hopper = torch.cuda.get_device_capability(q.device)[0] == 9
     q, k, v = q[None], k[None], v[None]
-    if (
-        causal or not hopper
-    ):  # flash attention aligns the causal edge with the end of the keys, as needed here
+    # Flash attention aligns the causal edge with the end of the keys, as needed here.
+    if causal or not hopper:
         found = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)
     else:
         found = torch.ops.aten._scaled_dot_product_cudnn_attention(
