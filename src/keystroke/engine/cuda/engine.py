@@ -509,9 +509,8 @@ def load_cuda(
     target: str = "auto",
 ) -> CudaEngine:
     """Load a Hugging Face folder or GGUF file onto the first GPU. `context` beyond what the model was trained
-    on stretches it by YaRN; `kv_tokens` defaults to the memory that is left (int8 KV holds twice as many), or to
-    `kv_bytes` of it.
-    `draft_head` is the folder of a head trained for this model, or who knows it by the model's sizes. An
+    on stretches it by YaRN; `kv_tokens` defaults to the memory that is left (int8 KV holds twice as many), or
+    to `kv_bytes` of it. `draft_head` is the folder of a head trained for this model, or who knows it by the model's sizes. An
     `adapter` is put into the weights on their way: the model is then a second one in memory. `target` names
     an older kind of GPU to run as (target.py). Raises ModelError, NotEnoughMemory and ConfigError, each with
     what to do."""
