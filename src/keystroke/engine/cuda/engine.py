@@ -510,10 +510,10 @@ def load_cuda(
 ) -> CudaEngine:
     """Load a Hugging Face folder or GGUF file onto the first GPU. `context` beyond what the model was trained
     on stretches it by YaRN; `kv_tokens` defaults to the memory that is left (int8 KV holds twice as many), or
-    to `kv_bytes` of it. `draft_head` is the folder of a head trained for this model, or who knows it by the model's sizes. An
-    `adapter` is put into the weights on their way: the model is then a second one in memory. `target` names
-    an older kind of GPU to run as (target.py). Raises ModelError, NotEnoughMemory and ConfigError, each with
-    what to do."""
+    to `kv_bytes` of it. `draft_head` is the folder of a head trained for this model, or who knows it by the
+    model's sizes. An `adapter` is put into the weights on their way: the model is then a second one in
+    memory. `target` names an older kind of GPU to run as (target.py). Raises ModelError, NotEnoughMemory and
+    ConfigError, each with what to do."""
     device = nvidia_gpu()
     kind, blocks = gpu_target(device, target), multiprocessors(device)
     with open_checkpoint(path) as checkpoint:
