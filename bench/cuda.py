@@ -55,6 +55,7 @@ from bench.cuda_rows.cuda_parts import (
     SERVED,
     Json,
     blocks,
+    kind,
     seconds_each,
 )
 from keystroke.engine.checkpoint import open_checkpoint
@@ -221,16 +222,16 @@ def kernels(names: list[str], model: Path | None) -> list[dict[str, str]]:
         with open_checkpoint(model) as checkpoint:
             wanted += quality_kernels(checkpoint, blocks())
     for spec in specs:  # these draft, so their steps have all widths
-        plan = Plan(spec, "bf16", blocks(), target=gpu_target(DEVICE))
+        plan = Plan(spec, "bf16", blocks(), target=kind())
         wanted += [plan.macros(tiles) for tiles in sorted({bucket.tiles_n for bucket in plan.buckets})]
     return wanted
 
 
 def compile_kernels(names: list[str], model: Path | None) -> None:
     other = [name for name in names if name in PARTS and PARTS[name].target != "auto"]
-    compile_together(kernels([name for name in names if name not in other], model), gpu_target(DEVICE))
+    compile_together(kernels([name for name in names if name not in other], model), kind())
     for name in other:
-        compile_together(PARTS[name].kernels(), gpu_target(DEVICE, PARTS[name].target))
+        compile_together(PARTS[name].kernels(), kind(PARTS[name].target))
 
 
 def command(name: str, model: Path | None, coder: tuple[str, ...] = ()) -> tuple[str, ...]:

@@ -35,6 +35,7 @@ from keystroke.engine.cuda.plan import KvPrecision, Plan, Precision
 from keystroke.engine.cuda.session import CudaSession
 from keystroke.engine.cuda.sparse import BUDGET, SPARSE_FROM, Sparse, usable
 from keystroke.engine.cuda.stored import usual_formats
+from keystroke.engine.cuda.target import Target
 from keystroke.engine.cuda.weights import random_weights
 from keystroke.engine.generation import Generation, GenerationParams
 from keystroke.engine.model import Model
@@ -395,14 +396,14 @@ class Part:
 
     def kernels(self) -> list[dict[str, str]]:
         stored = usual_formats(self.spec) if self.precision == "stored" else None
-        target = gpu_target(DEVICE, self.target)
+        target = kind(self.target)
         plan = Plan(self.spec, self.precision, blocks(), self.kv_precision, stored, target)
         sparse = [plan.macros(1, True)] if self.sparse != "off" and usable(plan) else []
         sizes = sorted({bucket.tiles_n for bucket in plan.buckets} & {1, 2})
         return [*(plan.macros(tiles) for tiles in sizes), *sparse]
 
     def engine(self) -> CudaEngine:
-        target = gpu_target(DEVICE, self.target)
+        target = kind(self.target)
         weights = random_weights(
             self.spec, self.precision, DEVICE, blocks(), kv_precision=self.kv_precision, target=target
         )
@@ -440,6 +441,10 @@ PARTS = {
 }
 EDIT = "edit"  # the part that needs a real model
 SERVED = {"serve-135m": SMOLLM2_135M, "serve-1.5b": QWEN_1_5B}  # over a socket, see cuda_serve.py
+
+
+def kind(name: str = "auto") -> Target:
+    return gpu_target(DEVICE, name)
 
 
 def blocks() -> int:
