@@ -100,7 +100,7 @@ def test_the_contract_holds_by_lanes() -> None:
 
     with tiny_engine(spec) as engine:
         expected = say(engine)
-    with tiny_engine(spec, target=GEFORCE) as engine, engine.session() as session:
+    with tiny_engine(spec, target=BY_LANES) as engine, engine.session() as session:
         assert say(engine) == expected
         stopped = Interrupt()
         stopped.set()
