@@ -52,8 +52,8 @@ def rows_of(engine: CudaEngine, length: int, drafted: int) -> Tensor:
 
 @pytest.mark.parametrize(
     ("family", "precision", "length", "drafted"),
-    [("qwen2", "bf16", 200, 3), ("qwen3", "int8", 2500, 2), ("llama", "int4", 130, 12)],
-    ids=["sent queries", "far keys", "many rows"],
+    [("qwen2", "bf16", 200, 3), ("qwen3", "int4", 2500, 2)],
+    ids=["sent queries", "far keys"],
 )
 def test_copies_by_the_lanes_of_a_warp_give_the_bits_of_bulk_copies(
     family: str, precision: Precision, length: int, drafted: int
