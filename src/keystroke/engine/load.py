@@ -20,6 +20,7 @@ from keystroke.engine.card import card_languages
 from keystroke.engine.checkpoint import Checkpoint, ModelSpec, extended, open_checkpoint
 from keystroke.engine.checkpoint.digest import quick_digest
 from keystroke.engine.checkpoint.gguf_header import held_header
+from keystroke.engine.fim import FimTemplate
 from keystroke.engine.library import Progress, silent
 from keystroke.engine.locate import adapter_path, resolve, shipped_folders
 from keystroke.engine.memory import available_bytes
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from keystroke.engine.cuda.sparse import Sparse
     from keystroke.engine.onnx.kept_prefixes import KeptPrefixes
     from keystroke.engine.onnx.stored import Stored
+    from keystroke.engine.speculative.draft_worker import DraftWorker
 
 # A model that is not stored in blocks is rounded. Below this, four bits cost more quality than they save
 # time; above, memory traffic decides.
@@ -47,6 +49,9 @@ GPU_PRECISIONS: dict[str, GpuPrecision] = {
     "int4": "int4",
     "stored": "stored",
 }
+
+# Two models that cut this alike, into vocabularies of one size, share them.
+PROBE = "def f(x):\n\treturn x + 1  # 0123456789 \u00e9\u4e2d\n"
 
 
 def load_model(model: str | Path, settings: Settings | None = None, progress: Progress = silent) -> Model:
@@ -72,7 +77,7 @@ def load_model(model: str | Path, settings: Settings | None = None, progress: Pr
         chat, fim = detect_chat(path), detect_fim(tokenizer, path)
     if adapter is not None and fim is not None and adapter.facts.get("fim_order") in ("psm", "spm"):
         fim = replace(fim, order=cast("Literal['psm', 'spm']", adapter.facts["fim_order"]))
-    draft = _draft(engine, tokenizer, backend, settings, progress)
+    draft = _draft(engine, tokenizer, fim, backend, settings, progress)
     learned = adapter.facts if adapter is not None else {}
     return Model(name, engine, tokenizer, chat, fim, path, draft, card_languages(path), learned)
 
@@ -84,13 +89,21 @@ def _adapter(model: str, settings: Settings) -> AdapterFile | None:
 
 
 def _draft(
-    engine: Engine, tokenizer: Tokenizer, backend: str, settings: Settings, progress: Progress
-) -> Engine | None:
-    """The engine of the smaller model that drafts for `engine`, where the settings name one."""
+    engine: Engine,
+    tokenizer: Tokenizer,
+    fim: FimTemplate | None,
+    backend: str,
+    settings: Settings,
+    progress: Progress,
+) -> Engine | DraftWorker | None:
+    """The engine of the smaller model that drafts for `engine`, or the worker that runs it, where the
+    settings name one."""
     wanted = settings.speculation.draft_model
     if wanted is None or not settings.speculation.enabled:
         return None
     try:
+        if settings.speculation.draft_worker != "off":
+            return _worker(wanted, engine, tokenizer, fim, settings, progress)
         path = resolve(wanted, settings, progress)
         precision = settings.model.precision
         if backend == "cuda":
@@ -99,13 +112,13 @@ def _draft(
             draft = _onnx(path, precision, settings, progress)
         try:
             other = _tokenizer(path, settings.paths.cache / "tokenizers")
-            probe = "def f(x):\n\treturn x + 1  # 0123456789 \u00e9\u4e2d\n"
-            if draft.info.vocab_size != engine.info.vocab_size or other.encode(probe) != tokenizer.encode(
-                probe
+            if draft.info.vocab_size != engine.info.vocab_size or other.encode(PROBE) != tokenizer.encode(
+                PROBE
             ):
                 raise ConfigError(
                     f"{draft.info.name} cannot draft for {engine.info.name}: they do not share a vocabulary; "
-                    "set speculation.draft_model to a smaller model of the same family"
+                    "set speculation.draft_model to a smaller model of the same family, or let a worker "
+                    "draft text (speculation.draft_worker)"
                 )
         except BaseException:
             draft.close()
@@ -114,6 +127,41 @@ def _draft(
         engine.close()
         raise
     return draft
+
+
+def _worker(
+    model: str,
+    engine: Engine,
+    tokenizer: Tokenizer,
+    fim: FimTemplate | None,
+    settings: Settings,
+    progress: Progress,
+) -> DraftWorker:
+    """The model in a process of its own, loaded or asked for. Raises ConfigError."""
+    from keystroke.engine.speculative.cost import measure_verify_cost
+    from keystroke.engine.speculative.draft_worker import DraftWorker
+    from keystroke.engine.speculative.worker_messages import Address, Load
+
+    wanted, named = settings.speculation, settings.models.get(model)
+    if named is not None and named.base_url is not None:
+        load = Load(model, {}, Address(named.base_url, named.model or model, named.api_key_env))
+    else:
+        flags = {
+            "engine.kind": wanted.draft_engine,
+            "engine.threads": wanted.draft_threads,
+            "engine.kernels": settings.engine.kernels,
+            "engine.exact": False,  # a draft may be a little off
+            "engine.kv_budget_mb": 512,
+            "model.precision": "auto",
+            "speculation.enabled": False,
+            "paths.cache": str(settings.paths.cache),
+            "paths.models": str(settings.paths.models),
+        }
+        load = Load(str(resolve(model, settings, progress)), flags)
+    worker = DraftWorker(load, tokenizer, fim, ahead=wanted.draft_worker == "ahead")
+    worker.start(PROBE, engine.info.vocab_size)
+    measure_verify_cost(engine)  # what its drafts are worth depends on it
+    return worker
 
 
 def _tokenizer(path: Path, cache: Path) -> Tokenizer:
