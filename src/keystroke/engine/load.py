@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import platform
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
@@ -27,7 +28,7 @@ from keystroke.engine.memory import available_bytes
 from keystroke.engine.model import Model
 from keystroke.engine.templates import detect_chat, detect_fim
 from keystroke.engine.tokenizer import Tokenizer, load_tokenizer
-from keystroke.errors import ConfigError, KeystrokeError, NotEnoughMemory
+from keystroke.errors import ConfigError, EngineError, KeystrokeError, NotEnoughMemory
 
 if TYPE_CHECKING:
     from keystroke.engine.cuda.plan import KvPrecision
@@ -160,7 +161,8 @@ def _worker(
         load = Load(str(resolve(model, settings, progress)), flags)
     worker = DraftWorker(load, tokenizer, fim, ahead=wanted.draft_worker == "ahead")
     worker.start(PROBE, engine.info.vocab_size)
-    measure_verify_cost(engine)  # what its drafts are worth depends on it
+    with suppress(EngineError):  # what its drafts are worth depends on it; else costs are learned by and by
+        measure_verify_cost(engine)
     return worker
 
 
