@@ -1,7 +1,7 @@
 """A small model that drafts beside a larger one: where two engines in one workload pay, and where not.
 
-Regime: one answer at a time, greedy, short prompts of three kinds: new code asked for in chat, a gap in a
-file to fill in, a file to be written again with a name changed. On a CPU: the target on one thread alone, on
+Regime: one answer at a time, greedy, short prompts for Python of three kinds: new code asked for in chat (the
+answer is begun with a fence), a gap in a file to fill in, a file to be written again with a name changed. On a CPU: the target on one thread alone, on
 all cores alone, on all cores with prompt lookup, on one core less with a worker ahead on that core (`ahead`),
 and on all cores in turns with a worker that has them while the target waits (`turns`); the last two hear
 prompt lookup too, as the product does. With `--engine cuda` the target is on the GPU and the worker on the
@@ -48,7 +48,8 @@ from keystroke.train.cases import read_cases
 DATA = Path(__file__).parent / "data"
 ALONE = "alone"
 ROWS = (1, 2, 3, 5, 9, 17)
-NEAR = 500  # characters before a gap; half of that behind it
+NEAR = 320  # characters before a gap; half of that behind it
+LONG = 480  # characters of a file to be written again
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,15 +144,17 @@ def asked(model: Model, count: int) -> Iterator[tuple[str, list[int]]]:
     """The kinds in turn, so that a run that is cut short has some of each."""
     assert model.chat is not None
     lines = (DATA / "new-code.jsonl").read_text(encoding="utf-8").splitlines()
-    new = [json.loads(line)["prompt"] for line in lines][:: max(len(lines) // count, 1)][:count]
+    known = [row["prompt"] for row in map(json.loads, lines) if row["language"] == "Python"]
+    new = known[:: max(len(known) // count, 1)][:count]
     cuts = [case for case in read_cases(DATA / "completion.jsonl.xz") if case.kind == "block"]
     cuts = cuts[:: max(len(cuts) // count, 1)][:count]
-    files = [case for case in read_edit_cases() if len(next(iter(case.files.values()))) < 1200]
+    files = [case for case in read_edit_cases() if case.language == "python"]
     files = files[:: max(len(files) // count, 1)][:count]
 
     def chat(text: str) -> list[int]:
         assert model.chat is not None
-        return model.chat.tokens(model.tokenizer, [{"role": "user", "content": text}])
+        tokens = model.chat.tokens(model.tokenizer, [{"role": "user", "content": text}])
+        return [*tokens, *model.tokenizer.encode("```python\n")]
 
     for index in range(count):
         yield "new", chat(new[index])
@@ -162,7 +165,7 @@ def asked(model: Model, count: int) -> Iterator[tuple[str, list[int]]]:
                 model.fim.tokens(model.tokenizer, cut.prefix[-NEAR:], cut.suffix[: NEAR // 2]),
             )
         if index < len(files):
-            text = next(iter(files[index].files.values()))[:700]
+            text = next(iter(files[index].files.values()))[:LONG]
             yield "edit", chat(f"Write this again with every `self` or `data` renamed to `it`:\n\n{text}")
 
 

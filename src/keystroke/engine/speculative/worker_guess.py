@@ -19,6 +19,7 @@ from keystroke.engine.remote.blocking import BlockingModel
 from keystroke.engine.remote.wire import StreamItem
 from keystroke.engine.speculative.worker_messages import Piece, Told
 from keystroke.engine.tokenizer.incremental import IncrementalEncoder
+from keystroke.errors import KeystrokeError
 
 ASKED = 32  # tokens that a server is asked for at a time
 UNKNOWN = 0.85  # the chance of a piece whose model does not tell it; what comes true is learned
@@ -193,17 +194,17 @@ class AddressGuess(_Text):
 
     def piece(self, sequence: int, interrupt: Interrupt) -> Piece:
         started = time.perf_counter()
-        text = ""
         if self._stream is None:
             prompt = self._before + self._text.decode("utf-8", "ignore")
             params = GenerationParams(max_tokens=ASKED)
             self._stream = self._model.stream_completion(prompt, self._after, params, interrupt)
-        for item in self._stream:
-            if isinstance(item, Chunk):
-                text, self.ended = item.text, item.finish is not None
-                break
-        else:
-            self.ended = True
+        try:
+            found = next((item for item in self._stream if isinstance(item, Chunk)), None)
+        except KeystrokeError:
+            self.close()
+            raise
+        self.ended = found is None or found.finish is not None
+        text = found.text if found is not None else ""
         if self.ended:  # of what was asked for; there is more to ask once the target has come so far
             self.close()
         return self._guessed(sequence, text.encode(), UNKNOWN, time.perf_counter() - started)
