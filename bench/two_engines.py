@@ -1,13 +1,14 @@
 """A small model that drafts beside a larger one: where two engines in one workload pay, and where not.
 
 Regime: one answer at a time, greedy, short prompts for Python of three kinds: new code asked for in chat (the
-answer is begun with a fence), a gap in a file to fill in, a file to be written again with a name changed. On a CPU: the target on one thread alone, on
-all cores alone, on all cores with prompt lookup, on one core less with a worker ahead on that core (`ahead`),
-and on all cores in turns with a worker that has them while the target waits (`turns`); the last two hear
-prompt lookup too, as the product does. With `--engine cuda` the target is on the GPU and the worker on the
-CPU's cores; beside it the draft head in the kernel. Every prompt is answered in every way before the next,
-the order turning, so that a busy machine disturbs all alike; figures are ratios to `alone`, geometric means
-over prompts with a 95 % interval from resampled prompts. Texts must be the same.
+answer is begun with a fence), a gap in a file to fill in, a file to be written again with a name changed. On
+a CPU: the target on one thread alone, on all cores alone, on all cores with prompt lookup, on one core less
+with a worker ahead on that core (`ahead`), and on all cores in turns with a worker that has them while the
+target waits (`turns`); the last two hear prompt lookup too, as the product does. With `--engine cuda` the
+target is on the GPU and the worker on the CPU's cores; beside it the draft head in the kernel. Every prompt is
+answered in every way before the next, the order turning, so that a busy machine disturbs all alike; figures
+are ratios to `alone`, geometric means over prompts with a 95 % interval from resampled prompts. Texts must be
+the same. Where the target has one thread, row costs are processor seconds, which others disturb less.
 
 Ceiling: with a token right by chance a, k drafted and verified at the cost c(k+1) of plain steps of T
 seconds, and pieces of the worker's that take d seconds, (1 + a + ... + a^k) / c(k+1) ahead, and the same over
@@ -142,7 +143,6 @@ class Costs:
 
 def asked(model: Model, count: int) -> Iterator[tuple[str, list[int]]]:
     """The kinds in turn, so that a run that is cut short has some of each."""
-    assert model.chat is not None
     lines = (DATA / "new-code.jsonl").read_text(encoding="utf-8").splitlines()
     known = [row["prompt"] for row in map(json.loads, lines) if row["language"] == "Python"]
     new = known[:: max(len(known) // count, 1)][:count]
@@ -157,30 +157,31 @@ def asked(model: Model, count: int) -> Iterator[tuple[str, list[int]]]:
         return [*tokens, *model.tokenizer.encode("```python\n")]
 
     for index in range(count):
-        yield "new", chat(new[index])
+        if model.chat is not None:
+            yield "new", chat(new[index])
         if model.fim is not None and index < len(cuts):
             cut = cuts[index]
             yield (
                 "fill-in",
                 model.fim.tokens(model.tokenizer, cut.prefix[-NEAR:], cut.suffix[: NEAR // 2]),
             )
-        if index < len(files):
+        if model.chat is not None and index < len(files):
             text = next(iter(files[index].files.values()))[:LONG]
             yield "edit", chat(f"Write this again with every `self` or `data` renamed to `it`:\n\n{text}")
 
 
-def measured(model: Model, rounds: int = 5) -> Costs:
+def measured(model: Model, threads: int, rounds: int = 5) -> Costs:
     """Steps over several rows, sizes in turn, the quickest of each: what is not disturbed."""
     best: dict[int, float] = {}
     text, engine = model.tokenizer.encode(__doc__ or ""), model.engine
+    clock = time.process_time if threads == 1 else time.perf_counter
     with engine.session() as session:
         session.extend(text[:64])
-        for _ in range(rounds):
-            for rows in ROWS:
-                session.rollback(64)
-                started = time.perf_counter()
-                session.step(text[rows - 1 : 0 : -1])  # backwards: no model goes on so
-                best[rows] = min(best.get(rows, 1e9), time.perf_counter() - started)
+        for rows in [n for _ in range(rounds) for larger in ROWS[1:] for n in (1, larger)]:
+            session.rollback(64)
+            started = clock()
+            session.step(text[rows - 1 : 0 : -1])  # backwards: no model goes on so
+            best[rows] = min(best.get(rows, 1e9), clock() - started)
     table = cost_table(best)
     remember_cost(engine, table)
     return Costs(table, best[1])
@@ -318,7 +319,8 @@ def main() -> int:
                 stack.callback(model.engine.close)
                 if model.draft is not None:
                     stack.callback(model.draft.close)
-                costs[way.flags] = measured(model)
+                threads = dict(way.flags).get("engine.threads", 0)
+                costs[way.flags] = measured(model, threads if given.engine == "onnx" else 0)
         by_name = {way.name: costs[way.flags] for way in chosen}
         table = run(given, {way.name: loaded[way.flags] for way in chosen}, chosen, by_name)
         paces = {
