@@ -5,10 +5,10 @@ answer is begun with a fence), a gap in a file to fill in, a file to be written 
 a CPU: the target on one thread alone, on all cores alone, on all cores with prompt lookup, on one core less
 with a worker ahead on that core (`ahead`), and on all cores in turns with a worker that has them while the
 target waits (`turns`); the last two hear prompt lookup too, as the product does. With `--engine cuda` the
-target is on the GPU and the worker on the CPU's cores; beside it the draft head in the kernel. Every prompt is
-answered in every way before the next, the order turning, so that a busy machine disturbs all alike; figures
-are ratios to `alone`, geometric means over prompts with a 95 % interval from resampled prompts. Texts must be
-the same. Where the target has one thread, row costs are processor seconds, which others disturb less.
+target is on the GPU and the worker on the CPU's cores; beside it the draft head in the kernel. Every prompt
+is answered in every way before the next, the order turning, so that a busy machine disturbs all alike;
+figures are ratios to `alone`, geometric means over prompts with a 95 % interval from resampled prompts. Texts
+must be the same. Where the target has one thread, row costs are processor seconds, which others disturb less.
 
 Ceiling: with a token right by chance a, k drafted and verified at the cost c(k+1) of plain steps of T
 seconds, and pieces of the worker's that take d seconds, (1 + a + ... + a^k) / c(k+1) ahead, and the same over

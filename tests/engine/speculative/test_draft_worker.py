@@ -134,7 +134,7 @@ def test_a_worker_that_is_killed_fails_no_answer_and_comes_back_for_the_next(wor
     for _ in range(LIVES):  # one that keeps dying is left alone
         if worker.pid is not None:
             os.kill(worker.pid, signal.SIGKILL)
-            until(lambda: worker.wait(time.monotonic() + 0.1) or not worker.alive)
+            until(lambda: not worker.wait(time.monotonic() + 0.1) and not worker.alive)
         said(model, drafter_for(model.engine, draft=worker))
     assert not worker.alive
 
