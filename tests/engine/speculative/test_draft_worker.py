@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from openai_server import running, text
 
 from keystroke.config import load_settings
 from keystroke.engine.base import GREEDY, Interrupt, Sampling
@@ -27,7 +26,6 @@ from keystroke.engine.speculative.draft_worker import LIVES, DraftWorker, Record
 from keystroke.engine.speculative.worker_draft import Price, WorkerDrafter
 from keystroke.engine.speculative.worker_guess import Guessing, TextGuess, TokenGuess
 from keystroke.engine.speculative.worker_messages import (
-    Address,
     Begin,
     Frames,
     Load,
@@ -237,28 +235,6 @@ def test_a_worker_ends_with_its_parent_however_that_ends(load: Load) -> None:
 def test_a_draft_model_that_cannot_be_run_is_said_when_the_model_is_loaded(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot be run.*speculation\.draft_worker"):
         DraftWorker(Load(str(tmp_path / "no.gguf"), {}), TOKENIZER).start("x", VOCAB)
-
-
-@pytest.mark.parametrize("ahead", [True, False], ids=["ahead", "turns"])
-def test_a_model_at_an_address_drafts_too_and_may_vanish(ahead: bool) -> None:
-    with running() as server:
-        server.on("/completions", text(*(ANSWER[at : at + 6] for at in range(0, len(ANSWER), 6))))
-        load = Load("there", {}, Address(server.url, "test-model"))
-        worker = DraftWorker(load, TOKENIZER, ahead=ahead)
-        worker.start("x", VOCAB)
-        drafted = said(target(step=0.1), AdaptiveDrafter((), FLAT, None, WorkerDrafter(worker)))
-        assert drafted.text == ANSWER[:MOST]
-        assert drafted.stats.accepted > 0
-        asked = [body["prompt"] for body in server.bodies if "prompt" in body]
-        assert asked[0] == "# arithmetic\n"
-    again = said(target(step=0.01), AdaptiveDrafter((), FLAT, None, WorkerDrafter(worker)))
-    assert again.text == ANSWER[:MOST]
-    worker.close()
-
-
-def test_an_address_where_nobody_answers_is_said_when_the_model_is_loaded() -> None:
-    with pytest.raises(ConfigError, match="cannot be run"):
-        DraftWorker(Load("there", {}, Address("http://127.0.0.1:9", "m")), TOKENIZER).start("x", VOCAB)
 
 
 # What is known without a process
