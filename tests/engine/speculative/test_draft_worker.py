@@ -186,10 +186,10 @@ def test_models_of_one_vocabulary_share_tokens_and_their_noise(load: Load) -> No
     prompt = model.prompt("def fibonacci(n):\n")
     for sampling in (GREEDY, SAMPLED):
         texts = []
-        for drafter in (None, WorkerDrafter(model.draft)):
+        for drafter in (None, _Patient(model.draft)):
             with model.engine.session() as session:
                 params = GenerationParams(max_tokens=24, sampling=sampling, ignore_eos=True)
-                answer = Generation(model, session, prompt, params, drafter and _Patient(drafter))
+                answer = Generation(model, session, prompt, params, drafter)
                 for _ in answer:
                     pass
             texts.append(answer.tokens)
@@ -200,16 +200,11 @@ def test_models_of_one_vocabulary_share_tokens_and_their_noise(load: Load) -> No
     model.engine.close()
 
 
-class _Patient(Drafter):
+class _Patient(WorkerDrafter):
     """Waits for what it asks, however slow the machine."""
 
-    def __init__(self, inner: WorkerDrafter) -> None:
-        self._inner = inner
-        self.choose_by, self.begin = inner.choose_by, inner.begin  # type: ignore[method-assign]
-        self.observe, self.verified = inner.observe, inner.verified  # type: ignore[method-assign]
-
     def propose(self, tokens: Sequence[int], limit: int) -> Sequence[int]:
-        return self._inner.offer(min(limit, 3), 1.0, Price(lambda rows: FLAT[rows], 30.0))
+        return self.offer(min(limit, 3), 1.0, Price(lambda rows: FLAT[rows], 30.0))
 
 
 def test_a_worker_ends_with_its_parent_however_that_ends(load: Load) -> None:

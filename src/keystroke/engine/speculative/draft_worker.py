@@ -199,7 +199,8 @@ class DraftWorker:
             self._end("its pipe is closed")
 
     def _read(self) -> Sequence[Ready | Failed | Piece]:
-        process, found = self._process, list[Ready | Failed | Piece]()
+        process = self._process
+        found: list[Ready | Failed | Piece] = []
         if process is None or process.stdout is None:
             return found
         try:
