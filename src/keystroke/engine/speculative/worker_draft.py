@@ -130,6 +130,7 @@ class WorkerDrafter(Drafter):
         """The guess in the target's tokens, each with its kind, as far as it agrees with what was said."""
         if not self._agrees():
             return []
+        self._trim()
         return self._ready_tokens() if self._worker.tokens else self._ready_text()
 
     def _agrees(self) -> bool:
@@ -140,6 +141,23 @@ class WorkerDrafter(Drafter):
             return self._from <= len(self._tokens) and guessed == said
         text = b"".join([piece.text for piece in self._guess])
         return self._from <= len(self._text) and text.startswith(self._text[self._from :])
+
+    def _trim(self) -> None:
+        """Let go of pieces that have come true: a long answer must not be compared anew at every step."""
+        said, sizes = self._said, [self._size(piece) for piece in self._guess]
+        done = 0
+        while done < len(sizes) and self._from + sizes[done] <= said:
+            self._from += sizes[done]
+            done += 1
+        del self._guess[:done]
+
+    @property
+    def _said(self) -> int:
+        """The length of the answer, in units."""
+        return len(self._tokens) if self._worker.tokens else len(self._text)
+
+    def _size(self, piece: Piece) -> int:
+        return 1 if self._worker.tokens else len(piece.text)
 
     def _ready_tokens(self) -> list[tuple[int, int]]:
         beyond = self._guess[len(self._tokens) - self._from :]
@@ -225,10 +243,9 @@ class WorkerDrafter(Drafter):
     def _exhausted(self) -> bool:
         """Whether the worker has guessed on from what was said as far as it will."""
         at, beyond = self._from, 0
-        said = len(self._tokens) if self._worker.tokens else len(self._text)
         for piece in self._guess:
-            at += 1 if self._worker.tokens else len(piece.text)
-            beyond += at > said
+            at += self._size(piece)
+            beyond += at > self._said
         return bool(self._guess) and self._agrees() and (self._guess[-1].last or beyond >= self._room)
 
     # What is told
