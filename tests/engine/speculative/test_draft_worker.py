@@ -363,12 +363,12 @@ def test_tokens_guessed_go_on_where_they_came_true_and_are_taken_back_where_not(
     said_so = [p.token for p in first if p.token is not None]
     guess.told(Told(1, 8, tokens=said_so[:3]))
     assert (guess.ahead, guess.branch) == (1, 0)
-    guess.told(Told(1, 8, tokens=[99]))
+    guess.told(Told(1, 8, tokens=[300]))
     assert (guess.ahead, guess.branch) == (0, 1)
     (after,) = guessed(guess, 1)
     assert after.at == 4
     with model.engine.session() as session:
-        session.extend([1, 2, 3, *said_so[:3], 99])
+        session.extend([1, 2, 3, *said_so[:3], 300])
         assert session.step().tokens[0] == after.token
 
 
