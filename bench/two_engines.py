@@ -16,7 +16,7 @@ seconds, and pieces of the worker's that take d seconds, (1 + a + ... + a^k) / c
 first: what an idle machine would show.
 
     python -m bench.two_engines [--model M] [--draft M] [--engine onnx|cuda] [--prompts N] [--tokens N]
-                                [--seconds S] [--temperature T] [--threads N]
+                                [--seconds S] [--temperature T] [--threads N] [--precision P]
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class Way:
     drafts: str  # none, lookup, product
 
 
-def ways(engine: str, threads: int, draft: str) -> list[Way]:
+def ways(engine: str, threads: int, draft: str, precision: str) -> list[Way]:
     """Those that share their flags share a loaded model."""
-    base = (("engine.kind", engine), ("engine.context", 2048))
+    base = (("engine.kind", engine), ("engine.context", 2048), ("model.precision", precision))
     worker = (("speculation.draft_model", draft), ("speculation.draft_engine", "onnx"))
     if engine == "cuda":
         plain = (*base, ("speculation.draft_head", "off"))
@@ -303,13 +303,14 @@ def main() -> int:
     parser.add_argument("--model", default="coder")
     parser.add_argument("--draft", default="embedded")
     parser.add_argument("--engine", default="onnx", choices=("onnx", "cuda"))
+    parser.add_argument("--precision", default="auto")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--prompts", type=int, default=12, help="of each kind")
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=1800.0)
     parser.add_argument("--temperature", type=float, default=0.0)
     given = parser.parse_args()
-    chosen = ways(given.engine, given.threads, given.draft)
+    chosen = ways(given.engine, given.threads, given.draft, given.precision)
     with ExitStack() as stack:
         loaded: dict[tuple[tuple[str, Any], ...], Model] = {}
         costs: dict[tuple[tuple[str, Any], ...], Costs] = {}
@@ -336,6 +337,7 @@ def main() -> int:
             "model": given.model,
             "draft": given.draft,
             "engine": given.engine,
+            "precision": given.precision,
             "machine": platform.machine(),
             "threads": given.threads,
             "temperature": given.temperature,

@@ -339,7 +339,7 @@ def test_a_prompt_that_fills_a_gap_is_told_as_text_before_and_behind(
     marks = {"<p>": 300, "<s>": 301, "<m>": 302}
     tokenizer = ByteTokenizer(SPECIAL | marks, bos=BOS, eos=EOS, vocab_size=VOCAB)
     for order in ("psm", "spm"):
-        fim = FimTemplate("<p>", "<s>", "<m>", order=order)  # type: ignore[arg-type]
+        fim = FimTemplate("<p>", "<s>", "<m>", order=order)
         still.tokenizer, still.fim = tokenizer, fim
         pipe = Written(still, monkeypatch)
         WorkerDrafter(still).begin(fim.tokens(tokenizer, "before", "behind"))
@@ -405,7 +405,11 @@ def test_the_sequence_told_of_last_goes_first_and_old_ones_are_let_go() -> None:
 
 
 def test_messages_arrive_whole_however_the_pipe_cuts_them() -> None:
-    sent = [Begin(1, 2, SAMPLED, None, "vor€", None), Told(1, 4, text=b"\xff\x00"), Told(2, 0, tokens=[1, 2])]
+    sent: list[ToWorker] = [
+        Begin(1, 2, SAMPLED, None, "vor€", None),
+        Told(1, 4, text=b"\xff\x00"),
+        Told(2, 0, tokens=[1, 2]),
+    ]
     data = b"".join(framed(message) for message in sent)
     for size in (1, 3, 7, len(data)):
         frames = Frames()
