@@ -31,6 +31,7 @@ from keystroke.engine.speculative.worker_messages import (
     Load,
     Piece,
     Told,
+    ToWorker,
     framed,
     to_worker,
 )
