@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from openai_server import running, text
+from starlette.requests import Request
+from starlette.responses import Response
 
 from keystroke.engine.echo import BOS, EOS, SPECIAL, VOCAB, EchoEngine
 from keystroke.engine.generation import Generation, GenerationParams
@@ -17,13 +21,20 @@ from keystroke.errors import ConfigError
 
 TOKENIZER = ByteTokenizer(SPECIAL, bos=BOS, eos=EOS, vocab_size=VOCAB)
 FLAT = cost_table({1: 1.0, 32: 1.3})
-ANSWER = "def add(a, b):\n    return a + b\n"
+PROMPT, ANSWER = "# arithmetic\n", "def add(a, b):\n    return a + b\n"
+MOST = 20
+
+
+async def goes_on(request: Request, body: dict[str, Any]) -> Response:
+    """From wherever the prompt ends."""
+    rest = ANSWER[len(body["prompt"]) - len(PROMPT) :]
+    return await text(*(rest[at : at + 6] for at in range(0, len(rest), 6)))(request, body)
 
 
 def said(worker: DraftWorker, step: float) -> Generation:
     engine = EchoEngine(lambda _: ANSWER, step_cost=step)
     drafter = AdaptiveDrafter((), FLAT, None, WorkerDrafter(worker))
-    prompt, params = TOKENIZER.encode("# arithmetic\n"), GenerationParams(len(ANSWER) - 1)
+    prompt, params = TOKENIZER.encode(PROMPT), GenerationParams(MOST)
     with engine.session() as session:
         answer = Generation(Model("echo", engine, TOKENIZER), session, prompt, params, drafter)
         for _ in answer:
@@ -34,15 +45,15 @@ def said(worker: DraftWorker, step: float) -> Generation:
 @pytest.mark.parametrize("ahead", [True, False], ids=["ahead", "turns"])
 def test_a_server_drafts_and_may_vanish(ahead: bool) -> None:
     with running() as server:
-        server.on("/completions", text(*(ANSWER[at : at + 6] for at in range(0, len(ANSWER), 6))))
+        server.on("/completions", goes_on)
         worker = DraftWorker(Load("there", {}, Address(server.url, "test-model")), TOKENIZER, ahead=ahead)
         worker.start("x", VOCAB)
-        drafted = said(worker, step=0.1)
-        assert drafted.text == ANSWER[:-1]
+        drafted = said(worker, step=0.4)
+        assert drafted.text == ANSWER[:MOST]
         assert drafted.stats.accepted > 0
         asked = [body["prompt"] for body in server.bodies if "prompt" in body]
-        assert asked[0] == "# arithmetic\n"
-    assert said(worker, step=0.01).text == ANSWER[:-1]
+        assert asked[0] == PROMPT
+    assert said(worker, step=0.01).text == ANSWER[:MOST]
     worker.close()
 
 
