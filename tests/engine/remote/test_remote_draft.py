@@ -52,7 +52,7 @@ def test_a_server_drafts_and_may_vanish(ahead: bool) -> None:
         assert drafted.text == ANSWER[:MOST]
         assert drafted.stats.accepted > 0
         asked = [body["prompt"] for body in server.bodies if "prompt" in body]
-        assert asked[0] == PROMPT
+        assert asked[0].startswith(PROMPT)
     assert said(worker, step=0.01).text == ANSWER[:MOST]
     worker.close()
 
