@@ -237,6 +237,32 @@ def npm_edits(
         run.console.table(("outcome", "packages"), [(name, f"{n:,}") for name, n in counts.items()])
 
 
+@app.command("debian-edits")
+def debian_edits(
+    ctx: typer.Context,
+    out: Annotated[Path, typer.Option(help="Folder for the edits of each package.")],
+    packages: Annotated[int, typer.Option(min=1, help="Source packages to ask for.")] = 1000,
+    workers: Annotated[int, typer.Option(min=1, max=16, help="Downloads at a time.")] = 6,
+    json: options.Json = False,
+) -> None:
+    """Collect what changed in C, C++, Go, Rust and Java between two releases of Debian. Goes on where it
+    stopped."""
+    from keystroke.train.corpus import debian_edits as debian
+    from keystroke.train.corpus.names import shuffled
+
+    run = of(ctx)
+    archive = debian.SourceArchive()
+    with _resumable(run) as progress:
+        releases = [archive.packages(suite) for suite in debian.SUITES]
+        names = shuffled(debian.in_both(releases), "edits")[:packages]
+        counts = debian.collect_sources(archive, releases, names, out, workers=workers, report=progress)
+        archive.close()
+    if run.wants_json(json):
+        run.console.json(dict(counts))
+    else:
+        run.console.table(("outcome", "packages"), [(name, f"{n:,}") for name, n in counts.items()])
+
+
 @app.command()
 def tokenizer(
     ctx: typer.Context,

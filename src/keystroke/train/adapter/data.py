@@ -66,7 +66,8 @@ def make_data(
     report: Progress = lambda *_: None,
 ) -> dict[str, Any]:
     """Collect, then write `lessons.npz`, `lessons-heldout.npz` and `manifest.json` into `folder`; what the
-    manifest says. Without a `registry` there are no edits of npm packages."""
+    manifest says. Without a `registry` there are no edits of npm packages. Edits that lie in further folders
+    of `collected` are taken along."""
     began = time.monotonic()
     found = folder / "collected"
     counts = {
@@ -99,7 +100,7 @@ def make_data(
     collecting = time.monotonic() - began
     made = make_lessons(
         model,
-        [place for place in (found / "python", found / "npm") if place.is_dir()],
+        sorted(place for place in found.iterdir() if place.is_dir()),
         own,
         folder / "lessons.npz",
         without=without,
