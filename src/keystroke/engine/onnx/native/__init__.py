@@ -31,7 +31,7 @@ _VECTORS = (
     frozenset({"__x86_64__", "__AVX2__", "__FMA__", "__F16C__"}),
     frozenset({"__aarch64__", "__ARM_NEON"}),
 )
-_PATIENCE = 60  # seconds; compiling takes three
+_PATIENCE = 240  # seconds; compiling takes five of an idle processor, and a busy one can take a minute
 # In a process of its own: an instruction that the compiler believes in and the machine does not have ends it.
 _CHECK = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).self_check())"
 
