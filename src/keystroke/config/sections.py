@@ -20,6 +20,7 @@ PRECISIONS = ("auto", "stored", "int4", "int8", "fp16", "fp32")
 KERNELS = ("auto", "portable")
 SPARSE = ("off", "auto", "always")
 KV_PRECISIONS = ("bf16", "int8")
+CUDA_TARGETS = ("auto", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 DRAFT_WORKERS = ("off", "turns", "ahead")
 
 
@@ -86,6 +87,8 @@ class EngineSettings:
     kv_precision: str = option(
         "bf16", "how a GPU keeps the context: int8 holds twice as much", choices=KV_PRECISIONS
     )
+    # auto: what the GPU is. Another kind shows on one machine how a model runs on an older one.
+    cuda_target: str = option("auto", "the kind of GPU that kernels are compiled for", choices=CUDA_TARGETS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

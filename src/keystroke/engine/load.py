@@ -22,13 +22,14 @@ from keystroke.engine.checkpoint import Checkpoint, ModelSpec, extended, open_ch
 from keystroke.engine.checkpoint.digest import quick_digest
 from keystroke.engine.checkpoint.gguf_header import held_header
 from keystroke.engine.fim import FimTemplate
+from keystroke.engine.gpu_kind import other_gpu
 from keystroke.engine.library import Progress, silent
 from keystroke.engine.locate import adapter_path, resolve, shipped_folders
 from keystroke.engine.memory import available_bytes
 from keystroke.engine.model import Model
 from keystroke.engine.templates import detect_chat, detect_fim
 from keystroke.engine.tokenizer import Tokenizer, load_tokenizer
-from keystroke.errors import ConfigError, EngineError, KeystrokeError, NotEnoughMemory
+from keystroke.errors import ConfigError, EngineError, KeystrokeError, ModelError, NotEnoughMemory
 
 if TYPE_CHECKING:
     from keystroke.engine.cuda.plan import KvPrecision
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 # A model that is not stored in blocks is rounded. Below this, four bits cost more quality than they save
 # time; above, memory traffic decides.
 FOUR_BITS_FROM = 3_000_000_000
+# Where a driver shows; the second is what Linux inside Windows has.
+_NVIDIA_DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))
 # A GPU keeps files of four bits as they are stored and reads other weights in 16 bits, fast enough for what
 # fits its memory; fewer bits are a choice.
 GpuPrecision = Literal["auto", "bf16", "int8", "int4", "stored"]
@@ -184,14 +187,26 @@ def _backend(kind: str) -> str:
     return kind
 
 
+def _has_driver() -> bool:
+    return any(path.exists() for path in _NVIDIA_DRIVERS)
+
+
 @functools.cache
 def _has_gpu() -> bool:
     """Looks for driver and package first: importing torch takes seconds that a laptop need not spend."""
-    if not Path("/proc/driver/nvidia/version").exists() or importlib.util.find_spec("torch") is None:
+    if not _has_driver() or importlib.util.find_spec("torch") is None:
         return False
     import torch
 
-    return torch.cuda.is_available()
+    if not torch.cuda.is_available():
+        return False
+    from keystroke.engine.cuda.gpu import gpu_target, nvidia_gpu
+
+    try:
+        gpu_target(nvidia_gpu())
+    except ModelError:
+        return False  # too old: `doctor` says so, and so does engine.kind = cuda
+    return True
 
 
 def _onnx(
@@ -344,10 +359,12 @@ def _cuda(
         precision=chosen,
         context=settings.engine.context or None,
         kv_tokens=kv_tokens,
+        kv_bytes=settings.engine.kv_budget_mb and settings.engine.kv_budget_mb << 20,
         sparse=cast("Sparse", settings.engine.sparse),  # the settings know the same words
         kv_precision=cast("KvPrecision", settings.engine.kv_precision),
         draft_head=lambda spec: _draft_head(path, spec, settings),
         adapter=adapter,
+        target=settings.engine.cuda_target,
     )
 
 
@@ -361,11 +378,13 @@ def _draft_head(path: Path, spec: ModelSpec, settings: Settings) -> Path | None:
 
 def check_cuda() -> None:
     """Raises ConfigError or ModelError, saying what to do, unless the CUDA engine runs on this machine."""
+    if not _has_driver() and (other := other_gpu()) is not None:
+        raise ModelError(other)
     if importlib.util.find_spec("torch") is None:
         raise ConfigError("the CUDA engine needs the extra packages: pip install 'keystroke[cuda]'")
-    from keystroke.engine.cuda.gpu import hopper
+    from keystroke.engine.cuda.gpu import gpu_target, nvidia_gpu
 
-    hopper()
+    gpu_target(nvidia_gpu())
 
 
 def gpu_verdict(model: str, settings: Settings) -> tuple[bool, str]:
@@ -384,7 +403,8 @@ def gpu_verdict(model: str, settings: Settings) -> tuple[bool, str]:
             meant, stored = chosen(checkpoint, precision)
     except KeystrokeError as error:
         return False, str(error)
-    return gpu_report(spec, meant, cast("KvPrecision", settings.engine.kv_precision), stored)
+    kv_precision = cast("KvPrecision", settings.engine.kv_precision)
+    return gpu_report(spec, meant, kv_precision, stored, settings.engine.cuda_target)
 
 
 def _gpu_precision(precision: str) -> GpuPrecision:

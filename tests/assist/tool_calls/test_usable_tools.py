@@ -160,7 +160,8 @@ def test_a_tool_that_writes_whole_files_is_held_to_those_that_were_read_or_named
     assert paths("Move f from a.py to lib/b.py.", **read) == ["/w/a.py", "lib/b.py"]
     assert paths("Move f from a.py to lib/b.py.", **read, written=["/w/lib/b.py"]) == ["/w/a.py"]
     assert paths("Create a file c.py from a.py.", **read) is None
-    assert paths("Fix a.py.", seen=["x\n"]) is None
+    assert paths("Fix a.py.", seen=["x\n"]) == ["a.py"]  # not what a command happened to print
+    assert paths("Fix the tests.", seen=["x\n"]) is None
     open_to = [s.name for s in usable_tools(tools, Bounds(asked="Fix a.py.", **read)).shown]
     assert open_to == ["exec_command", "read", "write"]
     many: dict[str, Any] = {"seen": ["x\n"] * (SHORT_FILE + 1), "short": ["/w/a.py"]}

@@ -58,7 +58,7 @@ def usable_tools(toolset: Toolset, bounds: Bounds) -> Toolset:
         return replace(toolset, shown=_readers(allowed, bounds.asked))
     if toolset.short:
         allowed = tuple(map(_bounded, allowed))
-        if bounds.short and not _CREATES.search(bounds.asked):
+        if not _CREATES.search(bounds.asked):
             allowed = tuple(_rewriting(s, bounds) or s for s in allowed)
     whole = bounds.short and len(bounds.seen) <= SHORT_FILE and any(map(_writes_whole, allowed))
     usable = tuple(s for s in allowed if _usable(s, bounds) and not (whole and s.grounded))
@@ -96,7 +96,7 @@ def _usable(shown: Shown, bounds: Bounds) -> bool:
     if shown.is_edit and _writes_whole(shown):
         asked = bounds.asked
         wanted = not named_files(asked) or bool(_CREATES.search(asked))
-        return wanted or bool(bounds.short or (bounds.seen and not bounds.written))
+        return wanted or bool(bounds.short) or (0 < len(bounds.seen) <= SHORT_FILE and not bounds.written)
     return True
 
 
@@ -117,7 +117,7 @@ def _rewriting(shown: Shown, bounds: Bounds) -> Shown | None:
     none is written over by one who has not looked."""
     named = [name for name in named_files(bounds.asked) if not _among(name, bounds.short)]
     files = [*bounds.short, *(name for name in named if not _among(name, bounds.written))]
-    return _held(shown, PATHS, {"enum": files}) if _writes_whole(shown) else None
+    return _held(shown, PATHS, {"enum": files}) if files and _writes_whole(shown) else None
 
 
 def _among(name: str, paths: Sequence[str]) -> bool:
@@ -135,7 +135,7 @@ def _readers(shown: Sequence[Shown], asked: str) -> tuple[Shown, ...]:
 def _looking(files: Sequence[str]) -> str:
     """The pattern of a command that shows one of `files`, or what is in a folder."""
     named = "|".join(re.escape(name).replace("/", r"\/") for name in dict.fromkeys(files))
-    return rf"^(ls( {_WORDS}{{1,200}})?|(cat|head|tail|grep|nl|wc) ({_WORDS}{{0,200}}[ \/'])?({named})'?)$"
+    return rf"^(ls( {_WORDS}{{1,60}})?|(cat|head|tail|grep|nl|wc) ({_WORDS}{{0,60}}[ \/'])?({named})'?)$"
 
 
 def reads_files(shown: Shown) -> bool:
