@@ -81,6 +81,8 @@ def trained(path: Path) -> tuple[Shape, Weights, dict[str, Any]]:
         if not torch.isfinite(tensor.float()).all():
             raise ModelDamaged(f"{path}: {name} has values that are not numbers; the run diverged")
     skills = {**KEYSTROKE, "next_edit": state["next_edit"]} if state.get("next_edit") else {**KEYSTROKE}
+    if state.get("languages"):
+        skills["languages"] = list(state["languages"])
     return shape, {name: weights[name] for name in expected(shape)}, skills
 
 

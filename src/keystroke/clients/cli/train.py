@@ -68,6 +68,9 @@ def corpus(
     young: Annotated[
         bool, typer.Option(help="Harvest projects of the late part where they are among the names.")
     ] = True,
+    every_language: Annotated[
+        bool, typer.Option("--every-language", help="Keep what projects have in other languages, too.")
+    ] = False,
     without: Without = None,
     workers: Annotated[int, typer.Option(min=1, max=16, help="Downloads at a time.")] = 6,
     processes: Processes = 0,
@@ -77,16 +80,19 @@ def corpus(
     ] = False,
     json: options.Json = False,
 ) -> None:
-    """Harvest projects from the package index and build the corpus. Goes on where it stopped."""
+    """Harvest projects from the package index and build the corpus, with what `sources` harvested. Goes on
+    where it stopped."""
     from keystroke.train.corpus import names as lists
     from keystroke.train.corpus.build import build as build_corpus
     from keystroke.train.corpus.build import grow as grow_corpus
     from keystroke.train.corpus.harvest import Limits, ProjectRecord, harvest, read_record
     from keystroke.train.corpus.index import PackageIndex
+    from keystroke.train.corpus.languages import LANGUAGES
     from keystroke.train.corpus.split import LATE
 
     run = of(ctx)
     processes = processes or os.cpu_count() or 1
+    learned = LANGUAGES if every_language else ("python",)
     before = None if young else LATE
     if names is None:
         wanted = lists.project_names(lists.debian_packages())
@@ -115,13 +121,18 @@ def corpus(
             )
             outcomes[what] = dict(counts)
 
-        gather("projects", wanted, Limits(first_released_before=before, characters=cap))
+        gather("projects", wanted, Limits(first_released_before=before, characters=cap, languages=learned))
         if requirements:
             there = list((folder / "projects").glob("*.jsonl.gz"))
             kept = [record for path in there if (record := read_record(path)).outcome == "kept"]
             more = lists.required((r.requires for r in kept), (p.name.split(".")[0] for p in there))
             small = Limits(
-                first_released_before=before, min_files=3, min_releases=3, try_variants=False, characters=cap
+                first_released_before=before,
+                min_files=3,
+                min_releases=3,
+                try_variants=False,
+                characters=cap,
+                languages=learned,
             )
             gather("requirements", more, small)
         if late:
@@ -132,7 +143,7 @@ def corpus(
             gather("late projects", drawn, young_ones)
         index.close()
         if build:
-            places = [folder / "projects", folder / "late-projects"]
+            places = [folder / "projects", folder / "late-projects", folder / "sources"]
             make = grow_corpus if grow else build_corpus
             summary = make(
                 places, folder / "corpus", without=without or (), workers=processes, report=progress
@@ -145,6 +156,62 @@ def corpus(
         run.console.table(
             ("what", "outcome", "number"),
             [(what, name, f"{n:,}") for what, counts in outcomes.items() for name, n in counts.items()],
+        )
+
+
+@app.command()
+def sources(
+    ctx: typer.Context,
+    folder: Folder,
+    millions: Annotated[int, typer.Option(min=1, help="Characters of each language, in millions.")] = 700,
+    minutes: Annotated[float, typer.Option(min=0.0, help="Stop after this long; 0 for never.")] = 0.0,
+    release: Annotated[str, typer.Option(help="Debian's release.")] = "trixie",
+    packages: Annotated[bool, typer.Option(help="Ask npm, too, for what those packages name.")] = True,
+    workers: Annotated[int, typer.Option(min=1, max=32, help="Downloads at a time.")] = 12,
+    processes: Processes = 0,
+    json: options.Json = False,
+) -> None:
+    """Harvest Go, Rust, Java, C, C++, JavaScript and TypeScript from Debian's source packages and from npm;
+    `corpus` builds them in. Goes on where it stopped."""
+    from keystroke.train.corpus.debian import Mirror
+    from keystroke.train.corpus.languages import LANGUAGES
+    from keystroke.train.corpus.npm import Registry
+    from keystroke.train.corpus.sources import Queue, harvest_sources, in_order
+
+    run = of(ctx)
+    mirror = Mirror(connections=workers)
+    registry = Registry(connections=workers) if packages else None
+    queue = Queue({language: millions * 1_000_000 for language in LANGUAGES if language != "python"})
+    with _resumable(run) as progress:
+        progress("Debian's indexes", 0, 1)
+        for wanted in in_order(mirror.packages(release)):
+            queue.add(wanted)
+        progress("Debian's indexes", 1, 1)
+
+        def show(queue: Queue) -> None:
+            reached = (min(queue.characters[name], goal) for name, goal in queue.goals.items())
+            progress("million characters", sum(reached) // 1_000_000, sum(queue.goals.values()) // 1_000_000)
+
+        outcomes = harvest_sources(
+            mirror,
+            registry,
+            queue,
+            folder / "sources",
+            seconds=60 * minutes,
+            workers=workers,
+            processes=processes or os.cpu_count() or 1,
+            report=show,
+        )
+    mirror.close()
+    if registry is not None:
+        registry.close()
+    found = {"packages": dict(outcomes), "characters": dict(queue.characters)}
+    if run.wants_json(json):
+        run.console.json(found)
+    else:
+        run.console.table(
+            ("what", "outcome", "number"),
+            [(what, name, f"{n:,}") for what, counts in found.items() for name, n in counts.items()],
         )
 
 
