@@ -55,7 +55,15 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_of(desk: Path, where: Path, workers: int = 0) -> StretchRun:
     plan = make_plan(desk / "train", None, {"python": 0.7, "go": 0.3, "rust": 0.5})
     return StretchRun(
-        where, SHAPE, RECIPE, plan, (desk / "train",), desk / "tok", device="cpu", workers=workers, round_pieces=2
+        where,
+        SHAPE,
+        RECIPE,
+        plan,
+        (desk / "train",),
+        desk / "tok",
+        device="cpu",
+        workers=workers,
+        round_pieces=2,
     )
 
 
@@ -99,10 +107,10 @@ def test_a_damaged_or_missing_piece_of_a_checkpoint_is_named(
     data = bytearray(pieces[1].read_bytes())
     data[100] ^= 1
     pieces[1].write_bytes(data)
-    with pytest.raises(ModelDamaged, match="state-001.bin is damaged"):
+    with pytest.raises(ModelDamaged, match=r"state-001\.bin is damaged"):
         run_of(desk, tmp_path)
     pieces[1].unlink()
-    with pytest.raises(ModelDamaged, match="state-001.bin is missing"):
+    with pytest.raises(ModelDamaged, match=r"state-001\.bin is missing"):
         packed_state.read(tmp_path / "checkpoint")
     with pytest.raises(InputError, match="no checkpoint"):
         packed_state.read(tmp_path / "elsewhere")
@@ -157,7 +165,9 @@ def test_a_plan_is_read_as_it_was_written(desk: Path, tmp_path: Path) -> None:
         Plan.read(tmp_path / "plan.json")
 
 
-def test_a_place_in_the_data_is_found_again_and_a_foreign_piece_is_refused(desk: Path, tmp_path: Path) -> None:
+def test_a_place_in_the_data_is_found_again_and_a_foreign_piece_is_refused(
+    desk: Path, tmp_path: Path
+) -> None:
     plan = make_plan(desk / "train", None, {"python": 0.7, "go": 0.3})
 
     def rounds(place: Place | None = None, folder: Path = desk / "train") -> Rounds:

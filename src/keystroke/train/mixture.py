@@ -43,7 +43,9 @@ class Plan:
     def __post_init__(self) -> None:
         empty = [stream for stream in self.shares if not any(p.stream == stream for p in self.pieces)]
         if empty or not self.shares:
-            raise NotFound(f"there are no pieces of {', '.join(empty) or 'anything'}; build them or change the shares")
+            raise NotFound(
+                f"there are no pieces of {', '.join(empty) or 'anything'}; build them or change the shares"
+            )
 
     def order(self) -> Iterator[Piece]:
         """Pieces without end; after each the streams have had their shares as nearly as pieces allow."""
@@ -80,7 +82,9 @@ class Plan:
             yield lot
 
     def to_json(self) -> str:
-        return json.dumps({"seed": self.seed, "shares": dict(self.shares), "pieces": [asdict(p) for p in self.pieces]})
+        return json.dumps(
+            {"seed": self.seed, "shares": dict(self.shares), "pieces": [asdict(p) for p in self.pieces]}
+        )
 
     @classmethod
     def read(cls, path: Path) -> Plan:
@@ -88,7 +92,9 @@ class Plan:
             said = json.loads(path.read_text())
             return cls(said["shares"], tuple(Piece(**row) for row in said["pieces"]), said["seed"])
         except (OSError, ValueError, TypeError, KeyError) as error:
-            raise InputError(f"{path} is no plan of a mixture ({error}); make one with `keystroke train plan`") from error
+            raise InputError(
+                f"{path} is no plan of a mixture ({error}); make one with `keystroke train plan`"
+            ) from error
 
 
 def make_plan(code: Path, edits: Path | None, shares: Mapping[str, float], seed: int = 0) -> Plan:

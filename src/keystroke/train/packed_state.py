@@ -169,7 +169,9 @@ def read(folder: Path) -> tuple[Shape, dict[str, Any], dict[str, Packed]]:
         facts: dict[str, Any] = json.loads((folder / FACTS).read_text())
         rows, shape = facts["pieces"], Shape.from_json(facts["shape"])
     except OSError as error:
-        raise InputError(f"{folder} holds no checkpoint ({error}); name the folder that a run wrote") from error
+        raise InputError(
+            f"{folder} holds no checkpoint ({error}); name the folder that a run wrote"
+        ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise ModelDamaged(f"{folder / FACTS} cannot be read ({error}); fetch it again") from error
     parts = []

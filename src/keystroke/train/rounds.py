@@ -101,7 +101,9 @@ class Rounds:
         while len(self._coming) < self._ahead:
             some = islice(self._plan.order(), after, after + self._pieces)
             jobs = [
-                partial(windows_of, self._folders, piece, self._tokenizer, mix, length, self._seed * 1_000_003 + i)
+                partial(
+                    windows_of, self._folders, piece, self._tokenizer, mix, length, self._seed * 1_000_003 + i
+                )
                 for i, piece in enumerate(some, start=after)
             ]
             if self._pool is not None:

@@ -2,8 +2,8 @@
 
 Law: after every stretch of steps the state is packed and gone on from (`packed_state.settle`), and only there
 a run stops; so one that was stopped any number of times learns exactly what one without a stop learns, on a
-device whose arithmetic repeats itself. The rate is constant after its warm-up, for as long as anybody likes; the
-decay is a second command, `finish`, from wherever the run then is.
+device whose arithmetic repeats itself. The rate is constant after its warm-up, for as long as anybody likes;
+the decay is a second command, `finish`, from wherever the run then is.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class Recipe:
         for window in (self.window, self.final_window):
             if self.micro_batch % window or self.batch % self.micro_batch:
                 raise InputError(
-                    f"a batch of {self.batch} tokens is no whole number of micro-batches of {self.micro_batch}, "
-                    f"or those of windows of {window}; choose multiples"
+                    f"a batch of {self.batch} tokens is no whole number of micro-batches of "
+                    f"{self.micro_batch}, or those of windows of {window}; choose multiples"
                 )
         if self.stretch % self.report_every:
             raise InputError("reports must fall on the end of a stretch; choose a stretch that is a multiple")
@@ -103,7 +103,9 @@ class Progress:
             said = dict(facts["progress"])
             return cls(**{**said, "place": Place(**said["place"])})
         except (KeyError, TypeError, ValueError) as error:
-            raise ModelDamaged(f"the checkpoint does not say where its run is ({error}); fetch it again") from error
+            raise ModelDamaged(
+                f"the checkpoint does not say where its run is ({error}); fetch it again"
+            ) from error
 
 
 class StretchRun:
@@ -158,7 +160,9 @@ class StretchRun:
         if (folder / packed_state.FACTS).exists():
             shape, facts, state = packed_state.read(folder)
             if shape != self.shape:
-                raise ModelDamaged(f"{folder} holds a model of another shape ({shape}); use its own run folder")
+                raise ModelDamaged(
+                    f"{folder} holds a model of another shape ({shape}); use its own run folder"
+                )
             packed_state.unpack(state, self.model, self.optimiser)
             self.progress = Progress.of(facts)
         elif start is not None:
@@ -173,8 +177,9 @@ class StretchRun:
         heldout: Mapping[str, NDArray[np.uint16]] | None = None,
         checkpoint_seconds: float = 240.0,
     ) -> None:
-        """Train until the clock, or `steps` more, says so; a run stops at the end of a stretch only. `finish`:
-        begin to decay now, over so many steps, and end there. Leaves a checkpoint, or the finished weights."""
+        """Train until the clock, or `steps` more, says so; a run stops at the end of a stretch only.
+        `finish`: begin to decay now, over so many steps, and end there. Leaves a checkpoint, or the finished
+        weights."""
         if not seconds and not steps and not finish and self.progress.decay_from < 0:
             raise InputError("say how long to train: seconds, steps, or the steps of a decay to finish with")
         if finish and self.progress.decay_from < 0:
@@ -232,14 +237,20 @@ class StretchRun:
 
     def _facts(self) -> dict[str, Any]:
         learned = EDIT_FORMAT if EDITS in self.plan.shares else 0
-        return {"progress": asdict(self.progress), "next_edit": learned, "languages": sorted(set(self.plan.shares) - {EDITS})}
+        return {
+            "progress": asdict(self.progress),
+            "next_edit": learned,
+            "languages": sorted(set(self.plan.shares) - {EDITS}),
+        }
 
     def _checkpoint(self, state: dict[str, packed_state.Packed]) -> None:
         packed_state.write(self.run / "checkpoint", self.shape, self._facts(), state)
 
     def _end(self, heldout: Mapping[str, NDArray[np.uint16]] | None) -> None:
         if self.progress.finished:
-            packed_state.write(self.run / "finished", self.shape, self._facts(), packed_state.pack(self.model, None))
+            packed_state.write(
+                self.run / "finished", self.shape, self._facts(), packed_state.pack(self.model, None)
+            )
         else:
             self._checkpoint(packed_state.pack(self.model, self.optimiser))
         for language, windows in (heldout or {}).items():

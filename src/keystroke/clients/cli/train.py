@@ -310,27 +310,23 @@ def tokenizer(
     out: Annotated[Path, typer.Option(help="Where to write it.")],
     vocabulary: Annotated[int, typer.Option(min=320, max=65_536, help="Tokens.")] = 32_768,
     characters: Annotated[int, typer.Option(help="Characters of the corpus to learn from.")] = 80_000_000,
+    baseline: Annotated[Path | None, typer.Option(help="Another tokenizer to measure beside it.")] = None,
 ) -> None:
-    """Train the tokenizer on the corpus and measure it on held-out code."""
+    """Train the tokenizer on the corpus, every language by its share, and measure it on held-out code."""
     from keystroke.train import tokenizer as code
-    from keystroke.train.pieces import piece_paths, read_piece
+    from keystroke.train.mixture import EDITS, SHARES
+    from keystroke.train.vocabulary import balanced_texts, density
 
     run = of(ctx)
-    texts: list[str] = []
-    size = 0
-    for piece in piece_paths(folder / "corpus" / "train"):
-        for source in read_piece(piece):
-            texts.append(source.text)
-            size += len(source.text)
-        if size >= characters:
-            break
-    if not texts:
+    shares = {language: share for language, share in SHARES.items() if language != EDITS}
+    if not (folder / "corpus" / "train").is_dir():
         raise NotFound(f"{folder} holds no corpus; make one with `keystroke train corpus {folder}`")
-    trained = code.train(texts, vocabulary)
+    trained = code.train(balanced_texts(folder / "corpus" / "train", shares, characters), vocabulary)
     code.save(trained, out)
-    heldout = [s.text for p in piece_paths(folder / "corpus" / "heldout") for s in read_piece(p)][:2000]
-    measured = code.measure(trained, heldout)
-    run.console.json({"vocabulary": vocabulary, "characters_per_token": measured.characters_per_token})
+    measured = {"vocabulary": vocabulary, "bytes_per_token": density(trained, folder / "corpus" / "heldout")}
+    if baseline is not None:
+        measured["baseline"] = density(code.load(baseline), folder / "corpus" / "heldout")
+    run.console.json(measured)
 
 
 @app.command()
@@ -367,6 +363,107 @@ def pretrain(
         start=start,
         edits=edits,
     )
+
+
+@app.command()
+def check(
+    ctx: typer.Context,
+    folder: Folder,
+    without: Annotated[list[Path], typer.Option(help="Evaluation cases that must not be in the corpus.")],
+    processes: Processes = 0,
+) -> None:
+    """Read every training piece and fail if one holds lines, or a project, of an evaluation case."""
+    from keystroke.train.corpus.overlap import contaminated
+    from keystroke.train.pieces import piece_paths
+
+    pieces = list(piece_paths(folder / "corpus" / "train"))
+    if not pieces:
+        raise NotFound(f"{folder} holds no corpus; make one with `keystroke train corpus {folder}`")
+    found = contaminated(pieces, without, processes or os.cpu_count() or 1)
+    if found:
+        raise InputError(
+            f"{len(found)} training files hold evaluation cases, the first {found[0]}; "
+            "build the corpus again with --without"
+        )
+    of(ctx).console.note(f"{len(pieces)} pieces hold nothing of the cases")
+
+
+@app.command()
+def plan(
+    ctx: typer.Context,
+    folder: Folder,
+    out: Annotated[Path, typer.Option(help="The plan to write, a JSON file.")],
+    shares: Annotated[str, typer.Option(help="JSON of what differs from the default shares.")] = "{}",
+    edits: Annotated[bool, typer.Option(help="A share for the edits, where there are any.")] = True,
+    lot: Annotated[int, typer.Option(min=1, help="Megabytes of pieces to send at once.")] = 50,
+    seed: Annotated[int, typer.Option(help="Another one gives another order.")] = 0,
+) -> None:
+    """Write which piece is learned from when, by shares of languages, and the order to send pieces in."""
+    from json import loads
+
+    from keystroke.train.mixture import SHARES, make_plan
+
+    try:
+        wanted = {**SHARES, **{str(name): float(share) for name, share in loads(shares).items()}}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise UsageError(f"the shares are no JSON object of numbers ({error})") from error
+    place = folder / "edits" / "train"
+    made = make_plan(folder / "corpus" / "train", place if edits and place.is_dir() else None, wanted, seed)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(made.to_json() + "\n")
+    lots = [[piece.name for piece in some] for some in made.sendings(lot * 1_000_000)]
+    out.with_suffix(".lots").write_text("".join(" ".join(some) + "\n" for some in lots))
+    total = {s: sum(p.characters for p in made.pieces if p.stream == s) for s in made.shares}
+    of(ctx).console.json({"pieces": len(made.pieces), "lots": len(lots), "about_characters": total})
+
+
+@app.command()
+def stretch(
+    plan: Annotated[Path, typer.Argument(help="The plan that `train plan` wrote.")],
+    data: Annotated[
+        list[Path], typer.Option(help="Folder of pieces; may be repeated, may still be filling.")
+    ],
+    tokenizer: Tokenizer,
+    run: Annotated[Path, typer.Option(help="Folder of this run; a stopped run goes on.")],
+    seconds: Annotated[float, typer.Option(min=0.0, help="Stop before so many seconds are over.")] = 0.0,
+    steps: Annotated[int, typer.Option(min=0, help="Stop after so many steps.")] = 0,
+    finish: Annotated[int, typer.Option(min=0, help="Decay over so many steps and end.")] = 0,
+    shape: Annotated[str, typer.Option(help="JSON of what differs from the default shape.")] = "{}",
+    recipe: Annotated[str, typer.Option(help="JSON of what differs from the default recipe.")] = "{}",
+    heldout: Annotated[Path | None, typer.Option(help="Folder of pieces that are never trained on.")] = None,
+    cases: Annotated[list[Path] | None, typer.Option(help="Cases to complete at the end.")] = None,
+    device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
+    workers: Annotated[int, typer.Option(min=0, help="Processes that prepare data.")] = 8,
+    start: Annotated[Path | None, typer.Option(help="Weights of an earlier run to begin from.")] = None,
+) -> None:
+    """Train for a while on a machine that is lent, and go on another time as if it had never stopped."""
+    _with_torch("keystroke.train.lent").train(
+        plan,
+        data,
+        tokenizer,
+        run,
+        seconds=seconds,
+        steps=steps,
+        finish=finish,
+        shape=_with_torch("keystroke.train.transformer").Shape.from_json(shape),
+        recipe=_with_torch("keystroke.train.stretches").Recipe.from_json(recipe),
+        heldout=heldout,
+        cases=cases or [],
+        device=device,
+        workers=workers,
+        start=start,
+    )
+
+
+@app.command()
+def unpack(
+    ctx: typer.Context,
+    folder: Annotated[Path, typer.Argument(help="`finished` or `checkpoint` of a run in stretches.")],
+    out: Annotated[Path, typer.Option(help="The .pt file to write.")],
+) -> None:
+    """Turn the pieces a run in stretches left into weights that `export` and `--start` read."""
+    _with_torch("keystroke.train.stretches").to_weights(folder, out)
+    of(ctx).console.note(f"wrote {out}")
 
 
 @app.command()

@@ -19,7 +19,12 @@ _PERMISSIVE = re.compile(
     r"|boost(-1\.0)?|cc0(-1\.0)?|public-domain|unlicense|ncsa|psf-2(\.0)?|python-2\.0|postgresql|wtfpl(-2)?|hpnd"
     r"|blueoak-1\.0\.0|upl-1\.0|unicode(-dfs-\d+)?"
 )
-_NAMES = {"expat": "MIT", "apache-2": "Apache-2.0", "bsd-3-clause": "BSD-3-Clause", "bsd-2-clause": "BSD-2-Clause"}
+_NAMES = {
+    "expat": "MIT",
+    "apache-2": "Apache-2.0",
+    "bsd-3-clause": "BSD-3-Clause",
+    "bsd-2-clause": "BSD-2-Clause",
+}
 
 
 def permissive(stated: str) -> str | None:
@@ -27,7 +32,9 @@ def permissive(stated: str) -> str | None:
     alternatives and additions stand in one line every part has to be permissive: what binds what cannot be
     told from the words."""
     text = re.sub(r"\s+with\s+(the\s+)?llvm[-\s]exceptions?", "", " ".join(stated.lower().split()))
-    choices = [re.split(r"\s*,\s*(?:and\s+)?|\s+and\s+", choice) for choice in re.split(r"\s*,?\s+or\s+", text)]
+    choices = [
+        re.split(r"\s*,\s*(?:and\s+)?|\s+and\s+", choice) for choice in re.split(r"\s*,?\s+or\s+", text)
+    ]
     named = [[name for part in choice if (name := part.strip(" ()"))] for choice in choices]
     if len(named) > 1 and any(len(choice) > 1 for choice in named):
         named = [[name for choice in named for name in choice]]

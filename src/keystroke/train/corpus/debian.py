@@ -21,7 +21,9 @@ from keystroke.train.corpus.archives import source_files
 from keystroke.train.corpus.fetching import Fetcher
 
 RELEASE = "trixie"  # frozen before the late part begins, and named so that it stays the same
-LARGEST = 8 << 20  # bytes of an archive: a project's share of the corpus is capped far below what more would give
+LARGEST = (
+    8 << 20
+)  # bytes of an archive: a project's share of the corpus is capped far below what more would give
 _FILE = re.compile(r"^ ([0-9a-f]{64}) (\d+) (\S+)$", re.M)
 _LINE = re.compile(r"^(\S+): (.*)$", re.M)
 _ARCHIVE = re.compile(r"\.(orig\.)?tar\.(gz|xz|bz2)$")
@@ -41,7 +43,10 @@ def configured_mirror() -> str:
     if apt is None:
         raise NotFound("apt-get is not here; Debian's source packages are found through it")
     asked = subprocess.run(
-        [apt, "indextargets", "--format", "$(REPO_URI) $(RELEASE)"], capture_output=True, text=True, check=False
+        [apt, "indextargets", "--format", "$(REPO_URI) $(RELEASE)"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     found = re.search(r"^(https?://\S+?)/? (?!\S*(?:security|updates|backports))", asked.stdout, re.M)
     if found is None:
@@ -134,10 +139,17 @@ def _package(paragraph: str, base: str, binaries: dict[str, list[Archived]]) -> 
 
 
 def _ecosystem(name: str, paragraph: str) -> str:
-    for prefix, kind in (("golang-", "go"), ("rust-", "rust"), ("node-", "javascript"), ("python-", "python")):
+    for prefix, kind in (
+        ("golang-", "go"),
+        ("rust-", "rust"),
+        ("node-", "javascript"),
+        ("python-", "python"),
+    ):
         if name.startswith(prefix):
             return kind
-    built = " ".join(_field(paragraph, f) for f in ("Build-Depends", "Build-Depends-Indep", "Build-Depends-Arch"))
+    built = " ".join(
+        _field(paragraph, f) for f in ("Build-Depends", "Build-Depends-Indep", "Build-Depends-Arch")
+    )
     return next((kind for kind, words in _BUILDERS if re.search(words, built)), "native")
 
 
@@ -150,7 +162,7 @@ def copyright_of(binary: bytes) -> str:
 
 
 def contents_of(binary: bytes) -> bytes:
-    """The packed files of a binary package: the member data.tar.* of an ar archive. b"" where there is none."""
+    """The packed files of a binary package: the member data.tar.* of an ar archive; b"" without one."""
     at = 8
     while binary.startswith(b"!<arch>\n") and at + 60 <= len(binary):
         name, size = binary[at : at + 16].strip(), binary[at + 48 : at + 58].strip()

@@ -79,9 +79,14 @@ _STATEMENT = re.compile(r"^[ \t]*(def|class|import|from|async|if|for|with|@|\w+ 
 # Closing brackets begin a line of most code in braces, so only literals count as data there.
 _LITERAL_LINE = re.compile(r"^[ \t]*[\[({]*[ \t]*(-?\.?\d|0x|['\"`]|\\x)")
 _BRACED = re.compile(r"[;{}]\s*$|^\s*(import|package|use|#include|#define)\b", re.M)
-_BUILT_SCRIPT = re.compile(r"__esModule|sourceMappingURL|webpackBootstrap|regeneratorRuntime|_interopRequire|__webpack_")
+_BUILT_SCRIPT = re.compile(
+    r"__esModule|sourceMappingURL|webpackBootstrap|regeneratorRuntime|_interopRequire|__webpack_"
+)
 # A project's licence does not cover a file that says it is under another one.
-_COPYLEFT = re.compile(r"general public licen[sc]e|\b[al]?gpl\b|mozilla public|\bmpl[- ]?\d|eclipse public|\beupl\b|\bcddl\b", re.I)
+_COPYLEFT = re.compile(
+    r"general public licen[sc]e|\b[al]?gpl\b|mozilla public|\bmpl[- ]?\d|eclipse public|\beupl\b|\bcddl\b",
+    re.I,
+)
 _KEY_BLOCK = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----")
 _TOKENS = re.compile(
     r"(AKIA|ASIA)[0-9A-Z]{16}\b|\bgh[pousr]_[A-Za-z0-9]{36,}|\bxox[abprs]-[A-Za-z0-9-]{10,}|\bAIza[0-9A-Za-z_-]{35}"
@@ -117,7 +122,9 @@ REDACTED = "<redacted>"
 def is_test(path: str) -> bool:
     *folders, name = path.split("/")
     named = name.startswith("test_") or name.endswith("_test.py")
-    return named or not _TEST_PARTS.isdisjoint(folders) or (not name.endswith(".py") and is_foreign_test(path))
+    return (
+        named or not _TEST_PARTS.isdisjoint(folders) or (not name.endswith(".py") and is_foreign_test(path))
+    )
 
 
 def clean(path: str, data: bytes) -> str | Refusal:

@@ -19,14 +19,28 @@ SUFFIXES = {
 LANGUAGES = tuple(dict.fromkeys(SUFFIXES.values()))
 _CPP = re.compile(r"^\s*(class\s+\w|namespace\b|template\s*<|using\s+\w|public:|private:)|\bstd::", re.M)
 _BUILT_FOLDERS = frozenset(
-    ["dist", "build", "umd", "esm", "cjs", "bundle", "bundles", "bower_components", "min", "out", "labextension"]
+    [
+        "dist",
+        "build",
+        "umd",
+        "esm",
+        "cjs",
+        "bundle",
+        "bundles",
+        "bower_components",
+        "min",
+        "out",
+        "labextension",
+    ]
 )
 _GENERATED_NAMES = re.compile(
     r"(?i)\.min\.|bundle\.[cm]?js$|\.d\.[cm]?ts$|\.pb(\.\w+)?\.(go|cc|h)$|_generated\.|\.generated\.|\.gen\.(go|ts)$"
     r"|(^|/)(zz_|bindata|bindings\.rs|parser\.c$|lex\.yy\.|y\.tab\.|moc_|ui_|qrc_|jquery|config\.h$)|_string\.go$"
     r"|-bundle|\.bundle\."
 )
-_TESTS = re.compile(r"(?i)(_test\.(go|cc|cpp|c)$|\.(test|spec)\.[cm]?[jt]sx?$|tests?\.java$|(^|/)test[_-]\w+\.\w+$)")
+_TESTS = re.compile(
+    r"(?i)(_test\.(go|cc|cpp|c)$|\.(test|spec)\.[cm]?[jt]sx?$|tests?\.java$|(^|/)test[_-]\w+\.\w+$)"
+)
 _TEST_FOLDERS = frozenset(["__tests__", "testdata", "spec", "specs", "fixtures", "benches"])
 
 

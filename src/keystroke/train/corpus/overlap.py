@@ -72,7 +72,7 @@ def _within(evaluated: Evaluated, projects: frozenset[str], piece: Path) -> list
     return [
         f"{source.project} {source.path}"
         for source in read_piece(piece)
-        if source.project.rpartition(":")[2] in projects or evaluated.holds(source.text)
+        if source.project in projects or evaluated.holds(source.text)
     ]
 
 

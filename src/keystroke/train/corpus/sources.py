@@ -94,12 +94,16 @@ class Queue:
 
     def reached(self, ecosystem: str) -> float:
         """The share of the goal that the ecosystem's poorest language has."""
-        shares = [self.characters[name] / goal for name in LEARNED[ecosystem] if (goal := self.goals.get(name, 0))]
+        shares = [
+            self.characters[name] / goal for name in LEARNED[ecosystem] if (goal := self.goals.get(name, 0))
+        ]
         return min(shares, default=1.0)
 
     def __iter__(self) -> Iterator[Wanted]:
         while True:
-            poor = [(self.reached(e), e) for e, queue in self.waiting.items() if queue and self.reached(e) < 1]
+            poor = [
+                (self.reached(e), e) for e, queue in self.waiting.items() if queue and self.reached(e) < 1
+            ]
             if not poor:
                 return
             yield self.waiting[min(poor)[1]].popleft()
@@ -139,7 +143,14 @@ def harvest_sources(
             if wanted.debian is not None:
                 return _debian(mirror, wanted.debian, path, crew)
             return _npm(registry, wanted, path, crew)
-        except (KeystrokeError, OSError, ValueError, ArithmeticError, BrokenExecutor, httpx.HTTPError) as error:
+        except (
+            KeystrokeError,
+            OSError,
+            ValueError,
+            ArithmeticError,
+            BrokenExecutor,
+            httpx.HTTPError,
+        ) as error:
             return ProjectRecord(wanted.key, f"failed: {type(error).__name__}")
 
     def allowed() -> Iterator[Wanted]:
@@ -201,7 +212,9 @@ def _store_debian(path: Path, package: SourcePackage, data: bytes, stated: str) 
         elif inside and not inside.startswith("debian/"):
             contents.append((inside, content))
     record = _record(package, "kept")
-    if youngest >= LATE.timestamp() and not crate:  # an update of a frozen release: what is new in it is too young
+    if (
+        youngest >= LATE.timestamp() and not crate
+    ):  # an update of a frozen release: what is new in it is too young
         return _refused(path, replace(record, outcome="too_young"))
     return _stored(path, replace(record, requires=list(needs)), contents, parse(stated).licence)
 
