@@ -75,14 +75,13 @@ def losses(where: Path) -> list[float]:
 def test_a_run_that_stopped_learns_what_one_without_a_stop_learns(desk: Path, tmp_path: Path) -> None:
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
     whole = run_of(desk, straight, workers=1)
-    whole.train(steps=8)
-    whole.train(finish=4)
+    whole.train(steps=8, finish=8)
     whole.close()
-    for asked in ({"steps": 4}, {"steps": 4}, {"finish": 4}):
+    for asked in ({"steps": 4}, {"steps": 4}, {"steps": 0, "finish": 8}):
         part = run_of(desk, stopped)
         part.train(**asked)
         part.close()
-    assert len(losses(straight)) == 12
+    assert len(losses(straight)) == 16
     assert losses(stopped) == losses(straight)
     _, facts, ours = packed_state.read(stopped / "finished")
     _, _, theirs = packed_state.read(straight / "finished")
@@ -92,6 +91,39 @@ def test_a_run_that_stopped_learns_what_one_without_a_stop_learns(desk: Path, tm
     shape, weights, skills = trained(tmp_path / "final.pt")
     assert (shape, skills["languages"]) == (SHAPE, ["go", "python"])
     assert torch.isfinite(weights["model.embed_tokens.weight"].float()).all()
+
+
+def test_a_run_goes_on_at_its_constant_rate_after_it_was_finished(desk: Path, tmp_path: Path) -> None:
+    straight, finished = tmp_path / "straight", tmp_path / "finished"
+    first = run_of(desk, straight)
+    first.train(steps=8)
+    first.close()
+    second = run_of(desk, finished)
+    second.train(steps=4, finish=4)
+    second.close()
+    again = run_of(desk, finished)
+    assert (again.progress.step, again.progress.decay_from) == (4, -1)
+    again.train(steps=4)
+    again.close()
+    assert losses(finished)[8:] == losses(straight)[4:]
+
+
+def test_a_decay_that_was_cut_short_goes_on(desk: Path, tmp_path: Path) -> None:
+    cut = run_of(desk, tmp_path)
+    cut.train(steps=4, finish=8, checkpoint_seconds=0.0)
+    whole = losses(tmp_path)
+    cut.close()
+    again = run_of(desk, tmp_path / "again")
+    again.train(steps=4)
+    again._decay(8)
+    again.train(steps=4)  # stopped in the middle of it
+    again.close()
+    third = run_of(desk, tmp_path / "again")
+    assert third.progress.decay_from == 4
+    third.train()
+    third.close()
+    assert losses(tmp_path / "again") == whole
+    assert not (tmp_path / "again" / "decaying").exists()
 
 
 def test_a_damaged_or_missing_piece_of_a_checkpoint_is_named(

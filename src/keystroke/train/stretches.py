@@ -9,6 +9,7 @@ the decay is a second command, `finish`, from wherever the run then is.
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -108,8 +109,12 @@ class Progress:
             ) from error
 
 
+_STABLE, _DECAYING, _FINISHED = "checkpoint", "decaying", "finished"
+
+
 class StretchRun:
-    """One run in a folder: `checkpoint/`, `finished/` when it is over, `log.jsonl`."""
+    """One run in a folder: `checkpoint/` at the constant rate, `decaying/` while it decays, `finished/` when
+    that is over, `log.jsonl`. A run that was finished can go on from `checkpoint/` as if it had not been."""
 
     def __init__(
         self,
@@ -156,8 +161,8 @@ class StretchRun:
         (run / "recipe.json").write_text(json.dumps(asdict(recipe)) + "\n")
 
     def _resume(self, start: Path | None) -> None:
-        folder = self.run / "checkpoint"
-        if (folder / packed_state.FACTS).exists():
+        folder = next((f for name in (_DECAYING, _STABLE) if (f := self.run / name).is_dir()), None)
+        if folder is not None:
             shape, facts, state = packed_state.read(folder)
             if shape != self.shape:
                 raise ModelDamaged(
@@ -178,14 +183,12 @@ class StretchRun:
         checkpoint_seconds: float = 240.0,
     ) -> None:
         """Train until the clock, or `steps` more, says so; a run stops at the end of a stretch only.
-        `finish`: begin to decay now, over so many steps, and end there. Leaves a checkpoint, or the finished
-        weights."""
+        `finish`: then decay over so many steps and end; at once where no time and no steps are given. Leaves
+        a checkpoint, or the finished weights."""
         if not seconds and not steps and not finish and self.progress.decay_from < 0:
             raise InputError("say how long to train: seconds, steps, or the steps of a decay to finish with")
-        if finish and self.progress.decay_from < 0:
-            self.feed.leave()
-            self.progress.decay_from = self.progress.step
-            self.progress.decay_steps = -(-finish // self.recipe.stretch) * self.recipe.stretch
+        if finish and not seconds and not steps:
+            self._decay(finish)
         began = saved = stretched = told = time.monotonic()
         last, reported = self.progress.step + steps if steps else 0, self.progress.tokens
         while not self.progress.finished:
@@ -200,12 +203,23 @@ class StretchRun:
                 now = time.monotonic()
                 another = now + (now - stretched) <= began + seconds  # as long as the last one took
                 if (last and step >= last) or (seconds and not another):
-                    break
-                if now - saved >= checkpoint_seconds:
+                    if not finish or self.progress.decay_from >= 0:
+                        break
+                    self._checkpoint(state)
+                    self._decay(finish)
+                    seconds, last = 0.0, 0
+                elif now - saved >= checkpoint_seconds:
                     self._checkpoint(state)
                     saved = time.monotonic()
                 stretched = time.monotonic()
         self._end(heldout)
+
+    def _decay(self, steps: int) -> None:
+        """From here on the rate falls, to zero after `steps` (whole stretches of them)."""
+        if self.progress.decay_from < 0:
+            self.feed.leave()
+            self.progress.decay_from = self.progress.step
+            self.progress.decay_steps = -(-steps // self.recipe.stretch) * self.recipe.stretch
 
     def _step(self) -> torch.Tensor:
         recipe, progress = self.recipe, self.progress
@@ -244,13 +258,14 @@ class StretchRun:
         }
 
     def _checkpoint(self, state: dict[str, packed_state.Packed]) -> None:
-        packed_state.write(self.run / "checkpoint", self.shape, self._facts(), state)
+        name = _STABLE if self.progress.decay_from < 0 else _DECAYING
+        packed_state.write(self.run / name, self.shape, self._facts(), state)
 
     def _end(self, heldout: Mapping[str, NDArray[np.uint16]] | None) -> None:
         if self.progress.finished:
-            packed_state.write(
-                self.run / "finished", self.shape, self._facts(), packed_state.pack(self.model, None)
-            )
+            state = packed_state.pack(self.model, None)
+            packed_state.write(self.run / _FINISHED, self.shape, self._facts(), state)
+            shutil.rmtree(self.run / _DECAYING, ignore_errors=True)
         else:
             self._checkpoint(packed_state.pack(self.model, self.optimiser))
         for language, windows in (heldout or {}).items():
