@@ -2,10 +2,11 @@
 
 Regime: candidates with random weights, exported as the shipped model is and run by the embedded engine; a
 prompt of 512 tokens is read and 24 tokens are written, all candidates in turn, round after round, so that a
-busy machine weighs on all alike. Processor seconds and the best time by the clock; the ratio to the shipped
-shape is what to read. The ceiling of a step is the file's size over the machine's memory bandwidth.
+busy machine weighs on all alike; one thread, since threads that wait for each other count what others do.
+Processor seconds and the best time by the clock; the ratio to the shipped shape is what to read. The ceiling
+of a step is the file's size over the machine's memory bandwidth.
 
-    python -m bench.shapes [--rounds N] [--candidate NAME ...]
+    python -m bench.shapes [--rounds N] [--threads N] [--candidate NAME ...]
 """
 
 from __future__ import annotations
@@ -101,6 +102,7 @@ def ask(model: Model, tokens: list[int], costs: Costs) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1, help="0: as many as the engine would take")
     parser.add_argument(
         "--candidate", action="append", choices=list(CANDIDATES), help="only these, and the shipped"
     )
@@ -109,7 +111,7 @@ def main() -> int:
     wanted = [first, *(name for name in given.candidate or list(CANDIDATES)[1:] if name != first)]
     rows: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as place:
-        folder, settings = Path(place), load_settings({}, Path.cwd())
+        folder, settings = Path(place), load_settings({"engine.threads": given.threads}, Path.cwd())
         models, costs = {}, {name: Costs() for name in wanted}
         for name in wanted:
             shape, quantisation = CANDIDATES[name]
@@ -145,7 +147,7 @@ def main() -> int:
             f"{name:<24} {row['parameters'] / 1e6:>6.1f} {row['bytes'] / 1e6:>6.1f} {row['prefill_ms']:>11} "
             f"{row['step_ms']:>8} {row['prefill_ratio']:>10} {row['step_ratio']:>7}"
         )
-    print(json.dumps({"bench": "shapes", "rounds": given.rounds, "models": rows}))
+    print(json.dumps({"bench": "shapes", "rounds": given.rounds, "threads": given.threads, "models": rows}))
     return 0
 
 

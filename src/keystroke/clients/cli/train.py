@@ -489,9 +489,11 @@ def import_(
     ctx: typer.Context,
     model: Annotated[Path, typer.Argument(help="A GGUF file or a folder that was exported.")],
     out: Annotated[Path, typer.Option(help="The .pt file to write.")],
+    layers: Annotated[int, typer.Option(min=0, help="Deeper, by layers that change nothing yet.")] = 0,
+    context: Annotated[int, typer.Option(min=0, help="Longer, in tokens.")] = 0,
 ) -> None:
-    """Turn an exported model back into weights that `pretrain --start` goes on from."""
-    _with_torch("keystroke.train.export").import_weights(model, out)
+    """Turn an exported model back into weights that `--start` goes on from."""
+    _with_torch("keystroke.train.export").import_weights(model, out, layers=layers, context=context)
     of(ctx).console.note(f"wrote {out}")
 
 
