@@ -18,6 +18,7 @@ paint of a fresh profile, from the address being entered.
   network_p50_ms                 there and back, less the server's own time
   script_p50_ms, frame_p50_ms    from the answer to the changed document; on to after its frame
   kept_p50_ms                    keys that agree with what is shown: only drawing lies between
+  browser_cpu_ms                 processor time of the browser, a key: what a model on the same cores lacks
   bundle_kb, packed_kb           what a browser loads, plain and as it travels (gzip)
 
 Ceiling: a display of 60 frames a second shows a change 8 ms after it was made in the mean, 17 at most.
@@ -29,6 +30,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import gzip
 import json
 import random
@@ -37,6 +39,8 @@ import time
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+import psutil
 
 from bench.browser import FLAGS, chromium, reason_why_not
 from bench.keystroke import CASES, Measured, Typist, quantile, rounded
@@ -164,6 +168,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
             painted = await first_paint(browser, url)
             transport = PageTransport(await browser.new_page())
             await transport.start(url)
+            spent = 0.0
             until = time.monotonic() + options.seconds
             for number, case in enumerate(cases):
                 if time.monotonic() >= until:
@@ -174,11 +179,29 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
                     (PageTypist(transport, case, number, in_page, False), ours),
                 ):
                     typist.kept = kept
+                    before = browser_cpu()
                     await _typed(typist, min(share, 15.0))
+                    spent += browser_cpu() - before if kept is ours else 0.0
         finally:
             await lsp.stop()
             await browser.close()
-    return {**figures(in_page, over_lsp, painted), **compared(ours, theirs), **parts(transport.parts)}
+    return {
+        **figures(in_page, over_lsp, painted),
+        **compared(ours, theirs),
+        **parts(transport.parts),
+        "browser_cpu_ms": rounded(spent * 1e3 / max(1, in_page.keys), 1),
+    }
+
+
+def browser_cpu() -> float:
+    """Seconds of processor time that the browser's processes have taken so far."""
+    used = 0.0
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "chrom" in process.name():
+                told = process.cpu_times()
+                used += told.user + told.system
+    return used
 
 
 async def _typed(typist: Typist, seconds: float) -> None:

@@ -45,7 +45,8 @@ import httpx
 
 from keystroke.config import Settings, load_settings
 from keystroke.gateway.record.store import Store, default_url
-from keystroke.scale.cluster import deploy, ray_for
+from keystroke.scale.cluster import ray_for
+from keystroke.scale.rollout import deploy
 
 STEP, TOKENS = 0.025, 8
 QUICK = 0.005  # seconds a step, where the cost of transport is looked for

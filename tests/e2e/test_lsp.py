@@ -325,9 +325,38 @@ async def test_a_rename_reaches_open_buffers_and_files_that_are_not_open(editor:
     assert editor.text(uri) == "def surface(side):\n    return side * side\n"
     assert editor.text(other) == "import shapes\n\nprint('😀', shapes.surface(2))\n"
     assert "area" in (project / "other.py").read_text()  # the server itself writes nothing
+    await eventually(lambda: ["begin", "end"] in shown(editor))
+
+
+def shown(editor: Editor) -> list[list[str]]:
+    """What was told of each piece of work, in order."""
     reports: Any = editor.client.progress_reports
-    shown = [[report.kind for report in told] for told in reports.values()]
-    assert ["begin", "end"] in shown
+    return [[report.kind for report in told] for told in reports.values()]
+
+
+async def test_an_editor_that_answers_nothing_while_it_waits_gets_its_rename(tmp_path: Path) -> None:
+    """Helix blocks on the answer, so that it cannot make the token that work is shown with."""
+    answer = asyncio.Event()
+
+    with serving(scripted_model(lambda prompt: "pass")) as server:
+        async with editing(tmp_path, "--gateway", server.url) as editor:
+            editor.client.protocol.fm.features.pop(types.WINDOW_WORK_DONE_PROGRESS_CREATE)
+
+            async def later(params: types.WorkDoneProgressCreateParams) -> None:
+                await answer.wait()
+                editor.client.progress_reports[params.token] = []
+
+            editor.client.feature(types.WINDOW_WORK_DONE_PROGRESS_CREATE)(later)
+            text = "def area(side):\n    return side\n\n\nprint(area(2))\n"
+            uri = editor.open("shapes.py", text)
+            await eventually(editor.connected)
+            place = editor.place(uri, text.index("area"))
+            params = types.RenameParams(types.TextDocumentIdentifier(uri), place, "surface")
+            editor.make(await editor.client.text_document_rename_async(params))
+            assert editor.text(uri) == text.replace("area", "surface")
+            assert shown(editor) == []
+            answer.set()
+            await eventually(lambda: shown(editor) == [["begin", "end"]])  # what was made is not left open
 
 
 async def test_files_change_only_inside_the_folders_that_are_open(editor: Editor, tmp_path: Path) -> None:

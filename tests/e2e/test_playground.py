@@ -83,6 +83,25 @@ def test_ghost_text_is_taken_by_the_word_and_dismissed(tab: Tab) -> None:
     assert tab.text().endswith("total = total")
 
 
+def test_a_typed_word_is_one_change_whoever_makes_it(tab: Tab) -> None:
+    """A key of a keyboard is taken directly; what is composed, pasted or put in by the system is read back
+    from the page. Both are text like any other."""
+    tab.write("mixed.txt", "start ")
+    tab.page.keyboard.type('plain "quoted" ')
+    tab.page.keyboard.insert_text("dictated ")
+    ime = tab.page.context.new_cdp_session(tab.page)
+    ime.send("Input.imeSetComposition", {"text": "か", "selectionStart": 1, "selectionEnd": 1})
+    ime.send("Input.insertText", {"text": "可"})
+    tab.page.keyboard.type("!")
+    assert tab.text() == 'start plain "quoted" dictated 可!'
+    tab.page.keyboard.press("Shift+ArrowLeft")
+    tab.page.keyboard.type("?")  # takes the place of what is selected
+    assert tab.text() == 'start plain "quoted" dictated 可?'
+    for _ in range(8):
+        tab.page.keyboard.press("Control+z")
+    assert tab.text() == "start "
+
+
 def test_every_key_leaves_a_receipt_and_a_measure(tab: Tab) -> None:
     tab.write("sum.py", "total = 0\n")
     tab.page.keyboard.type("total = ", delay=30)
@@ -184,11 +203,14 @@ def test_a_lost_connection_comes_back_with_the_text(chrome: Browser) -> None:
     def lost(text: str) -> bool:
         return "ERR_CONNECTION" in text or "WebSocket connection" in text or "ERR_EMPTY" in text
 
-    with serving(scripted_model(answers)) as first:
+    with serving(scripted_model(answers, step_cost=0.01)) as first:
         port = first.port
         tab_of = visiting(chrome, first, forgiving=lost)
         tab = tab_of.__enter__()
         tab.connected()
+        tab.page.fill("#chat-line", "a long one")
+        tab.page.keyboard.press("Enter")
+        tab.until("() => document.getElementById('chat-log').textContent.includes('word word')")
         tab.write("kept.py", "total = 0\n")
     tab.page.wait_for_selector("#state[data-state=lost]")
     tab.page.keyboard.type("value =")  # typed while nobody listens
@@ -197,6 +219,12 @@ def test_a_lost_connection_comes_back_with_the_text(chrome: Browser) -> None:
         tab.page.keyboard.type(" ")
         assert tab.ghost() == "total + 1"
         assert tab.text() == "total = 0\nvalue = "
+        # The answer that broke off stands as far as it came, and the conversation goes on.
+        assert "word word" in tab.page.inner_text("#chat-log")
+        tab.until("() => document.getElementById('chat-send').textContent === 'Send'")
+        tab.page.fill("#chat-line", "hello")
+        tab.page.keyboard.press("Enter")
+        tab.until("() => document.getElementById('chat-log').textContent.includes('You said: hello')")
         tab_of.__exit__(None, None, None)
 
 
@@ -211,6 +239,26 @@ def test_two_tabs_do_not_mix(chrome: Browser, server: RunningServer) -> None:
         one.page.keyboard.press("Tab")
         assert one.text() == "# one.py\ntotal = total + 1"
         assert other.text() == "# other.py\nrest = "
+
+
+def test_two_tabs_of_one_profile_do_not_mix(tab: Tab) -> None:
+    tab.write("one.py", "# one.py\n")
+    other = Tab(tab.page.context.new_page())
+    other.page.goto(tab.page.url)
+    other.connected()
+    other.write("other.py", "# other.py\n")
+    other.page.keyboard.type("rest = ")
+    other.ghost()
+    tab.page.bring_to_front()
+    tab.page.locator(".cm-content").focus()
+    tab.page.keyboard.type("total = ")
+    assert tab.ghost() == "total + 1"
+    tab.page.keyboard.press("Tab")
+    assert tab.text() == "# one.py\ntotal = total + 1"
+    assert other.text() == "# other.py\nrest = "
+    other.page.close()
+    tab.page.keyboard.type("\nmore = ")  # the other's end is nothing to this one
+    assert tab.ghost() == "total + 1"
 
 
 @pytest.mark.parametrize(("lines", "shown"), [(3_000, True), (150_000, False)], ids=["100 kB", "5 MB"])
@@ -238,6 +286,37 @@ def test_a_hostile_name_and_content_run_nothing(tab: Tab) -> None:
     tab.until("() => document.getElementById('chat-log').textContent.includes('You said: ')")
     assert tab.page.title() == "Keystroke"
     assert tab.page.locator("main img:not(.cm-widgetBuffer), main script").count() == 0
+
+
+def test_the_browser_runs_and_reaches_only_what_the_policy_allows(
+    chrome: Browser, server: RunningServer
+) -> None:
+    with visiting(chrome, server, forgiving=lambda _text: True) as tab:  # every refusal is a complaint
+        tab.connected()
+        refused = tab.page.evaluate(
+            """async () => {
+              const refused = new Set();
+              addEventListener("securitypolicyviolation", (e) => refused.add(e.effectiveDirective));
+              const tried = (act) => { try { act(); } catch { /* Trusted Types throw */ } };
+              const made = (tag, set) => Object.assign(document.createElement(tag), set);
+              const add = (tag, set) => tried(() => document.body.append(made(tag, set)));
+              add("script", { textContent: "document.title = 'run'" });
+              add("style", { textContent: "body { display: none }" });
+              add("iframe", { src: "data:text/html,hello" });
+              add("base", { href: "http://127.0.0.1:9/" });
+              add("div", { innerHTML: "<img src=x onerror=alert()>" });
+              tried(() => document.body.setAttribute("onclick", "document.title = 'run'"));
+              document.body.click();
+              await import("data:text/javascript,document.title='run'").catch(() => 0);
+              await fetch("http://127.0.0.1:9/").catch(() => 0);
+              await new Promise((done) => setTimeout(done, 100));
+              return [...refused].sort();
+            }"""
+        )
+        assert tab.page.title() == "Keystroke"
+        assert tab.page.locator("#editor").is_visible()
+        wanted = "base-uri connect-src frame-src require-trusted-types-for script-src-elem style-src-elem"
+        assert set(wanted.split()) <= set(refused)
 
 
 def test_characters_beyond_the_basic_plane_keep_their_places(tab: Tab) -> None:

@@ -17,7 +17,8 @@ from scale_support import settings_for, with_table
 from keystroke.config import NamedModel
 from keystroke.scale import application as applications
 from keystroke.scale.application import ECHO, NAME, EchoLoad, application
-from keystroke.scale.cluster import deploy, ray_for
+from keystroke.scale.cluster import ray_for
+from keystroke.scale.rollout import deploy
 
 pytestmark = [
     pytest.mark.slow,

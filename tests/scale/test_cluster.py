@@ -25,7 +25,8 @@ from keystroke.config import NamedModel, Settings
 from keystroke.gateway.access.keys import Key, make_key
 from keystroke.gateway.record.store import Store, default_url
 from keystroke.scale.application import ECHO, NAME, EchoLoad, application
-from keystroke.scale.cluster import deploy, ray_for
+from keystroke.scale.cluster import ray_for
+from keystroke.scale.rollout import deploy
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 

@@ -150,3 +150,17 @@ def test_where_nobody_listens_is_said_at_once(cluster: Cluster) -> None:
     nowhere = Cluster(f"127.0.0.1:{free_port()}", cluster.port, cluster.environ)
     done = nowhere.keystroke("scale", "status")
     assert (done.returncode, "check scale.address" in done.stderr) == (2, True)
+
+
+def test_replicas_that_fit_nowhere_are_named_and_waited_for_no_longer_than_told(cluster: Cluster) -> None:
+    told = {"KEYSTROKE_SCALE_GATEWAY_RESOURCE": "rack"}  # which no node has
+    done = cluster.keystroke("scale", "up", "--echo", "--timeout", "8", **told)
+    try:
+        assert done.returncode != 0
+        assert (
+            "still waiting: a replica of gateway takes 1 rack, and a node has at most 0 rack" in done.stderr
+        )
+        assert "did not come up within 8 seconds" in done.stderr
+        assert "Traceback" not in done.stderr
+    finally:
+        assert cluster.keystroke("scale", "down").returncode == 0

@@ -47,5 +47,7 @@ def test_images_copy_what_there_is_and_do_not_run_as_root(name: str) -> None:
     ]
     assert copied
     assert all((DEPLOY.parent / path).exists() for path in copied)
+    sent = (DEPLOY.parent / ".dockerignore").read_text().splitlines()
+    assert sorted(line[1:] for line in sent if line[:1] == "!") == sorted(copied)  # no more, and no less
     assert [line.split()[1] for line in lines if line.startswith("USER")] == ["1000"]
     assert any("RAY_USAGE_STATS_ENABLED=0" in line for line in lines)

@@ -13,7 +13,7 @@ import pytest
 from keystroke.config import NamedModel
 from keystroke.engine.base import Sampling
 from keystroke.engine.echo import END_OF_TURN, EOS, SPECIAL, EchoEngine
-from keystroke.engine.generation import Chunk, GenerationParams
+from keystroke.engine.generation import Chunk, GenerationParams, GenerationStats
 from keystroke.engine.grammar.constraint import json_schema
 from keystroke.engine.model import Model
 from keystroke.engine.tokenizer.byte_tokens import ByteTokenizer
@@ -199,6 +199,57 @@ async def test_more_than_may_wait_is_refused_with_nothing_left_behind() -> None:
             queue.submit(Job(PROMPT, GenerationParams(2)))
         ended = await asyncio.gather(*map(read, tickets))
         assert [items[-1].error for _, items in ended] == [None, None]
+
+
+async def test_one_key_leaves_half_of_the_places_to_others() -> None:
+    async with queue_over(lambda: entry(step_cost=0.02), waiting_at_most=6) as (queue, _):
+        mine = [queue.submit(Job([*PROMPT, i], GenerationParams(2)), key="busy") for i in range(3)]
+        with pytest.raises(QueueFull, match="3 requests of this key"):
+            queue.submit(Job(PROMPT, GenerationParams(2)), key="busy")
+        others = [queue.submit(Job([*PROMPT, i], GenerationParams(2)), key=f"other{i}") for i in range(3)]
+        ended = await asyncio.gather(*map(read, mine + others))
+        assert [items[-1].error for _, items in ended] == [None] * 6
+        _, items = await read(queue.submit(Job(PROMPT, GenerationParams(2)), key="busy"))
+        assert items[-1].error is None  # its places are free again
+
+
+async def test_keys_take_turns_in_a_replica() -> None:
+    async with queue_over(lambda: entry(step_cost=0.01)) as (queue, pool):
+        del pool.replicas["1"]
+        order: list[str] = []
+
+        async def noted(ticket: Ticket) -> None:
+            await read(ticket)
+            order.append(ticket.key)
+
+        busy = [queue.submit(Job([*PROMPT, i], GenerationParams(3)), key="busy") for i in range(4)]
+        await asyncio.sleep(0)  # they are there first
+        late = queue.submit(Job(PROMPT, GenerationParams(3)), key="late")
+        await asyncio.gather(*map(noted, [*busy, late]))
+        assert order[1] == "late"  # behind the one that runs, before the busy key's others
+
+
+async def test_a_turn_that_was_begun_is_not_refused_by_a_full_replica() -> None:
+    class Crowded(ShakyPool):
+        """The second call finds a replica whose queue is full."""
+
+        async def generate(self, call: Call) -> AsyncGenerator[Reply, None]:
+            if len(self.calls) == 1:
+                self.calls.append(call)
+                yield Reply((Ended(QueueFull("full", retry_after=1.0)),), GenerationStats())
+                return
+            async with aclosing(super().generate(call)) as replies:
+                async for reply in replies:
+                    yield reply
+
+    pool = Crowded(entry, [0])
+    queue = ReplicaQueue(pool, "echo")
+    _, items = await read(queue.submit(Job(PROMPT, GenerationParams(30, ignore_eos=True))))
+    assert items[-1].error is None
+    assert sum(len(i.tokens) for i in items if isinstance(i, Chunk)) == 30
+    assert len(pool.calls) == 3
+    await queue.stop()
+    await pool.close()
 
 
 async def test_a_replica_that_shuts_down_hands_its_turns_over() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from keystroke.scale.loopback import prepare
+from keystroke.scale.rollout import missing
 
 
 def keystroke(folder: Path, *arguments: str, without: str = "") -> subprocess.CompletedProcess[str]:
@@ -53,6 +54,32 @@ def test_what_cannot_work_is_said_in_one_sentence(
     assert "Traceback" not in done.stderr
 
 
+GPU = {"engine-coder": {"CPU": 1.0, "GPU": 1.0}, "gateway": {"CPU": 0.1}}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "said"),
+    [
+        ([{"CPU": 8.0, "GPU": 1.0}], []),
+        ([{"CPU": 8.0}], ["a replica of engine-coder takes 1 GPU, and a node has at most 0 GPU"]),
+        (
+            [{"CPU": 0.5, "GPU": 1.0}, {"CPU": 8.0}],
+            ["a replica of engine-coder takes 1 CPU, 1 GPU, and no node has all of it"],
+        ),
+        (
+            [],
+            [
+                "a replica of engine-coder takes 1 CPU, 1 GPU, and a node has at most 0 CPU, 0 GPU",
+                "a replica of gateway takes 0.1 CPU, and a node has at most 0 CPU",
+            ],
+        ),
+    ],
+    ids=["fits", "no card", "not together", "no node"],
+)
+def test_what_no_node_has_is_named(nodes: list[dict[str, float]], said: list[str]) -> None:
+    assert missing(GPU, nodes) == said
+
+
 def test_a_store_is_copied_and_brought_back_by_command(tmp_path: Path) -> None:
     one, two, file = tmp_path / "one", tmp_path / "two", tmp_path / "backup.gz"
     one.mkdir()
@@ -87,3 +114,12 @@ def test_who_joins_a_cluster_says_that_they_have_its_token(
     given = {name: value.replace("FOLDER", str(tmp_path)) for name, value in environ.items()}
     prepare(given, local=False)
     assert given.get("RAY_AUTH_MODE") == mode
+
+
+def test_a_card_that_this_machine_has_not_is_said_at_once(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="the [scale] extra is not installed")
+    (tmp_path / "keystroke.toml").write_text("[models.embedded]\nrole = 'fast'\ngpus = 64\n")
+    done = keystroke(tmp_path, "scale", "up", "--port", "0")
+    assert done.returncode == 2
+    assert "a replica of engine-embedded takes 64 GPU" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -12,6 +12,7 @@ import { blinking } from "./cursor";
 import { type Taken, accept, dismiss, ghostText } from "./ghost";
 import { colours } from "./languages";
 import { marks } from "./marks";
+import { typing } from "./typing";
 
 export interface Keys { jump: Command; fix: Command; nextFinding: Command; instruct: Command; invoke: Command; chat: Command }
 /** `typed` is told before anything is drawn, so that the server computes while the key is being painted. */
@@ -35,7 +36,7 @@ function extensions(name: string, size: number, keys: Keys, reports: Reports): E
       { key: "Mod-k", run: keys.instruct, preventDefault: true },
       { key: "Mod-Alt-j", run: keys.chat },
     ])),
-    keymap.of([...searchKeymap, ...historyKeymap, ...defaultKeymap]),
+    typing(), keymap.of([...searchKeymap, ...historyKeymap, ...defaultKeymap]),
     lineNumbers(), history(), drawSelection({ cursorBlinkRate: 0 }), blinking, highlightSpecialChars(), indentOnInput(), bracketMatching(),
     search({ top: true }), syntaxHighlighting(classHighlighter), indentUnit.of("    "), EditorState.tabSize.of(4),
     EditorView.contentAttributes.of({ "aria-label": "Code; Escape, then Tab, leaves the editor", spellcheck: "false", autocapitalize: "off", autocorrect: "off" }),

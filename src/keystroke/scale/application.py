@@ -8,7 +8,7 @@ model's table, so the same file describes a laptop and a cluster.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ray import serve
@@ -22,6 +22,8 @@ from keystroke.scale.tables import replicas_of, tables_of
 
 NAME = "keystroke"
 ECHO = "echo"
+GATEWAY = "gateway"
+_GATEWAY_CPU = 0.1  # it waits more than it works
 _CALLS = 4096  # at a time in one replica: its own queue decides, not Serve's, which knows no priorities
 RISE = 5.0  # seconds of too much work before a replica is added: people wait
 FALL = 300.0  # and of too little before one goes: a cache that took an hour to fill outlasts a lull
@@ -78,7 +80,7 @@ class ModelLoad:
 def application(settings: Settings, *, echo: EchoLoad | None = None, spread: bool = False) -> Application:
     """Gateways over pools of engines. `echo`: one pool of echo models instead of what is configured.
     `spread`: calls go round in turn, for comparison."""
-    tables = {ECHO: settings.models.get(ECHO, NamedModel())} if echo is not None else tables_of(settings)
+    tables = _tables(settings, echo is not None)
     pools = {}
     for at, (name, table) in enumerate(tables.items()):
         if table.engine == "remote":
@@ -86,7 +88,7 @@ def application(settings: Settings, *, echo: EchoLoad | None = None, spread: boo
         load: Callable[[], ServedModel] = echo or ModelLoad(name, table, settings)
         pools[f"pool{at}"] = _engines(name, table, settings, load, spread)
     gateways = serve.deployment(
-        name="gateway",
+        name=GATEWAY,
         num_replicas=settings.scale.gateways,
         ray_actor_options=_place(settings),
         max_ongoing_requests=_CALLS,
@@ -95,6 +97,25 @@ def application(settings: Settings, *, echo: EchoLoad | None = None, spread: boo
         health_check_period_s=2,
     )(GatewayDeployment)
     return gateways.bind(settings, tables, **pools)
+
+
+def needs_of(settings: Settings, *, echo: bool = False) -> dict[str, dict[str, float]]:
+    """What one replica of each deployment takes of a node, by Ray's names."""
+    needs = {
+        _pool(name): {"CPU": float(table.cpus), "GPU": float(table.gpus)}
+        for name, table in _tables(settings, echo).items()
+        if table.engine != "remote"
+    }
+    wanted = settings.scale.gateway_resource
+    return {**needs, GATEWAY: {"CPU": _GATEWAY_CPU, **({wanted: 1.0} if wanted else {})}}
+
+
+def _tables(settings: Settings, echo: bool) -> Mapping[str, NamedModel]:
+    return {ECHO: settings.models.get(ECHO, NamedModel())} if echo else tables_of(settings)
+
+
+def _pool(model: str) -> str:
+    return f"engine-{model}"
 
 
 def _engines(
@@ -126,7 +147,7 @@ def _engines(
         },
     )
     engines = serve.deployment(
-        name=f"engine-{name}",
+        name=_pool(name),
         ray_actor_options={"num_cpus": table.cpus, "num_gpus": table.gpus},
         max_ongoing_requests=_CALLS,
         request_router_config=router,
@@ -140,4 +161,4 @@ def _engines(
 
 def _place(settings: Settings) -> dict[str, Any]:
     wanted = settings.scale.gateway_resource
-    return {"num_cpus": 0.1, "resources": {wanted: 1} if wanted else {}}
+    return {"num_cpus": _GATEWAY_CPU, "resources": {wanted: 1} if wanted else {}}

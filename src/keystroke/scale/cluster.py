@@ -15,7 +15,7 @@ from io import StringIO
 from typing import Any
 
 from keystroke.config import Settings
-from keystroke.errors import ConfigError, Unavailable
+from keystroke.errors import ConfigError
 from keystroke.scale.loopback import bind_node, prepare
 
 _OBJECTS = 96 << 20  # bytes of Ray's object store: calls do not go through it
@@ -96,12 +96,3 @@ def _cores(settings: Settings) -> int:
         replicas = max(table.max_replicas, table.replicas) if table is not None else 0
         wanted += round((replicas or settings.scale.replicas) * (table.cpus if table is not None else 1) + 1)
     return wanted * 2  # while a rolling update runs there are two generations
-
-
-def deploy(serve: Any, app: Any, name: str) -> None:
-    """Run the application, replacing an earlier generation of it replica by replica. Raises Unavailable
-    where it does not come up."""
-    try:
-        serve.run(app, name=name, route_prefix=None)
-    except Exception as error:
-        raise Unavailable(f"The replicas did not come up: {error}; see Ray's logs under /tmp/ray.") from None

@@ -2,7 +2,8 @@
 
 Law: one task a ticket, which holds all that was said so far. When its replica is lost the call is made again
 with that, so another goes on at the very next token; the reader sees a pause. It queues nothing: each replica
-has its own queue and priorities, and the router knows their loads. How replicas are reached is not known
+has its own queue, priorities and turns of keys, and the router knows their loads; here one key is only kept
+from taking more than its share of the places. How replicas are reached is not known
 here, only that a stream of replies may break off.
 """
 
@@ -19,6 +20,7 @@ from typing import Protocol
 
 from keystroke.engine.generation import Chunk, GenerationStats
 from keystroke.errors import EngineError, KeystrokeError, QueueFull, Unavailable
+from keystroke.gateway.work.fairness import check_share
 from keystroke.gateway.work.priority import Priority, Tier
 from keystroke.gateway.work.scheduler import Job
 from keystroke.gateway.work.ticket import Ended, Item, Moved, Started, Steered, Superseded, Ticket
@@ -110,7 +112,7 @@ class ReplicaQueue:
         key: str = "local",
         supersedes: str | None = None,
     ) -> Ticket:
-        """Send a job to the replica it belongs to. Raises QueueFull."""
+        """Send a job to the replica it belongs to. Raises QueueFull, also for a key that has its share."""
         if self._stopping:
             raise Unavailable("The server is shutting down; try again shortly.")
         for other in tuple(self._tasks) if supersedes is not None else ():
@@ -120,6 +122,9 @@ class ReplicaQueue:
             raise QueueFull(
                 f"{self.waiting} requests already wait for {self.name}; try again shortly.", retry_after=1.0
             )
+        check_share(
+            key, [t for t in self._tasks if t not in self._begun and t.reason is None], self._most, self.name
+        )
         ticket = Ticket(job, priority, tier, key, supersedes)
         turn = self._turns[ticket] = _Turn(list(job.prompt), job)
         self._awake[ticket] = asyncio.Event()
@@ -284,12 +289,14 @@ class ReplicaQueue:
         """Pass items on, and remember what would be needed to go on elsewhere."""
         passed: list[Item] = []
         ended: Ended | None = None
-        lost = False
+        lost = ""
         for item in reply.items:
             if isinstance(item, Ended):
                 ended = item
                 if isinstance(item.error, Unavailable):
-                    ended, lost = None, True  # it shuts down; others do not
+                    ended, lost = None, "it shuts down"  # others do not
+                elif turn.losses and isinstance(item.error, QueueFull):
+                    ended, lost = None, "it is full"  # what was admitted once is not refused in the middle
             elif isinstance(item, Chunk):
                 turn.said += item.tokens
                 turn.finished = item.finish is not None
@@ -316,7 +323,7 @@ class ReplicaQueue:
         if passed:
             ticket.deliver(passed)
         if lost:
-            raise Lost("it shuts down")
+            raise Lost(lost)
         return ended
 
     def _note_rate(self, stats: GenerationStats) -> None:

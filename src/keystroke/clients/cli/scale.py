@@ -48,6 +48,12 @@ def up(
     echo: Annotated[
         bool, typer.Option("--echo", help="Serve a model that only repeats; to try it without weights.")
     ] = False,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            min=1, metavar="SECONDS", help="Give up waiting for replicas after this long; none: never."
+        ),
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Start the application; on a cluster where it runs already, replace it replica by replica."""
@@ -62,13 +68,21 @@ def up(
     settings = _settings(run, flags)
     settings, held = _with_port(settings)
     with held, _ray(settings) as serve:
-        from keystroke.scale.application import NAME, EchoLoad, application
-        from keystroke.scale.cluster import deploy
+        from keystroke.scale.application import NAME, EchoLoad, application, needs_of
+        from keystroke.scale.rollout import deploy
 
         made = application(settings, echo=EchoLoad() if echo else None)
         if not run.wants_json(json):
             run.console.note("starting replicas; this takes some seconds")
-        deploy(serve, made, NAME)
+        deploy(
+            serve,
+            made,
+            NAME,
+            needs=needs_of(settings, echo=echo),
+            patience=timeout,
+            final=settings.scale.address is None,
+            say=run.console.note,
+        )
         _told(run, settings, json)
         if settings.scale.address is None:
             _until_told()

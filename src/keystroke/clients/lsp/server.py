@@ -319,26 +319,47 @@ class KeystrokeServer(LanguageServer):
 
     @contextlib.asynccontextmanager
     async def working(self, title: str, message: str, token: Any = None) -> AsyncIterator[None]:
-        """Work done shown to the user, who may cancel it. `token`: the one the editor gave, if it did."""
+        """Work done shown to the user, who may cancel it. `token`: the one the editor gave, if it did; else
+        one is asked for, which the work does not wait for: there are editors that answer nothing until they
+        have the edit (Helix, while it renames)."""
         progress, window = self.work_done_progress, self.client_capabilities.window
-        if token is None and window is not None and window.work_done_progress:
-            token = f"keystroke-{self.channel.new_id()}"
-            with contextlib.suppress(JsonRpcException, asyncio.TimeoutError):
-                async with asyncio.timeout(5.0):
-                    await progress.create_async(token)
-        if token is None:
+        asks = token is None
+        if asks and (window is None or not window.work_done_progress):
             yield
             return
+        token = f"keystroke-{self.channel.new_id()}" if asks else token
         task = asyncio.current_task()
-        cancelled = progress.tokens.setdefault(token, Future())
-        if task is not None:
-            cancelled.add_done_callback(lambda future: task.cancel() if future.cancelled() else None)
-        progress.begin(token, types.WorkDoneProgressBegin(title=title, message=message, cancellable=True))
+        begun = over = False
+
+        def begin() -> None:
+            nonlocal begun
+            begun = True
+            cancelled = progress.tokens.setdefault(token, Future())
+            if task is not None and not over:
+                cancelled.add_done_callback(lambda future: task.cancel() if future.cancelled() else None)
+            progress.begin(token, types.WorkDoneProgressBegin(title=title, message=message, cancellable=True))
+
+        def end() -> None:
+            progress.end(token, types.WorkDoneProgressEnd())
+            progress.tokens.pop(token, None)
+
+        async def ask() -> None:
+            with contextlib.suppress(JsonRpcException):
+                await progress.create_async(token)
+                begin()
+                if over:  # the editor made it after all: it is not left open
+                    end()
+
+        if asks:
+            self.spawn(ask())
+        else:
+            begin()
         try:
             yield
         finally:
-            progress.end(token, types.WorkDoneProgressEnd())
-            progress.tokens.pop(token, None)
+            over = True
+            if begun:
+                end()
 
     def spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
