@@ -8,6 +8,7 @@ import json
 import lzma
 import tarfile
 from pathlib import Path
+from typing import Literal
 
 import httpx
 import pytest
@@ -53,9 +54,9 @@ def script(name: str) -> str:
     )
 
 
-def tar(files: dict[str, str], mode: str = "gz", mtime: int = 1_600_000_000) -> bytes:
+def tar(files: dict[str, str], mode: Literal["w:gz", "w:xz"] = "w:gz", mtime: int = 1_600_000_000) -> bytes:
     stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode=f"w:{mode}") as archive:
+    with tarfile.open(fileobj=stream, mode=mode) as archive:
         for path, text in files.items():
             entry = tarfile.TarInfo(path)
             entry.size, entry.mtime = len(text.encode()), mtime
@@ -65,7 +66,7 @@ def tar(files: dict[str, str], mode: str = "gz", mtime: int = 1_600_000_000) -> 
 
 def deb(files: dict[str, str]) -> bytes:
     """A binary package: an ar archive of three members."""
-    data = tar(files, "xz")
+    data = tar(files, "w:xz")
     out = b"!<arch>\n"
     for name, content in (("debian-binary", b"2.0\n"), ("control.tar.xz", b"odd"), ("data.tar.xz", data)):
         out += f"{name:<16}{0:<12}{0:<6}{0:<6}{644:<8}{len(content):<10}`\n".encode() + content

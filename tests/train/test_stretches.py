@@ -77,9 +77,9 @@ def test_a_run_that_stopped_learns_what_one_without_a_stop_learns(desk: Path, tm
     whole = run_of(desk, straight, workers=1)
     whole.train(steps=8, finish=8)
     whole.close()
-    for asked in ({"steps": 4}, {"steps": 4}, {"steps": 0, "finish": 8}):
+    for steps, finish in ((4, 0), (4, 0), (0, 8)):
         part = run_of(desk, stopped)
-        part.train(**asked)
+        part.train(steps=steps, finish=finish)
         part.close()
     assert len(losses(straight)) == 16
     assert losses(stopped) == losses(straight)

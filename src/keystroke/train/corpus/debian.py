@@ -86,9 +86,9 @@ class Mirror:
         """Every source package of a release that may be used, by name."""
         binaries: dict[str, list[Archived]] = {}
         for paragraph in self._index(f"{release}/main/binary-amd64/Packages.xz"):
-            fields = dict(_LINE.findall(paragraph))
+            fields: dict[str, str] = dict(_LINE.findall(paragraph))
             if {"Package", "Filename", "Size", "SHA256"} <= fields.keys():
-                source = fields.get("Source", fields["Package"]).partition(" ")[0]
+                source = (fields.get("Source") or fields["Package"]).partition(" ")[0]
                 file, size = fields["Filename"], int(fields["Size"])
                 archived = Archived(f"{self.base}/{file}", file.rpartition("/")[2], size, fields["SHA256"])
                 binaries.setdefault(source, []).append(archived)
