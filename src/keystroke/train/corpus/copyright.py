@@ -20,11 +20,9 @@ _PERMISSIVE = re.compile(
     r"|blueoak-1\.0\.0|upl-1\.0|unicode(-dfs-\d+)?"
 )
 _NAMES = {
-    "expat": "MIT",
-    "apache-2": "Apache-2.0",
-    "bsd-3-clause": "BSD-3-Clause",
-    "bsd-2-clause": "BSD-2-Clause",
-}
+    "expat": "MIT", "mit": "MIT", "apache-2": "Apache-2.0", "apache-2.0": "Apache-2.0", "isc": "ISC",
+    "bsd-3-clause": "BSD-3-Clause", "bsd-2-clause": "BSD-2-Clause", "zlib": "Zlib", "cc0-1.0": "CC0-1.0",
+}  # fmt: skip
 
 
 def permissive(stated: str) -> str | None:
