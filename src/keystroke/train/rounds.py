@@ -63,7 +63,7 @@ class Rounds:
         *,
         workers: int,
         seed: int = 0,
-        pieces: int = 16,
+        pieces: int = 12,
         ahead: int = 2,
         place: Place | None = None,
     ) -> None:

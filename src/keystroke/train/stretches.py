@@ -127,7 +127,7 @@ class StretchRun:
         *,
         device: str = "cuda",
         workers: int = 12,
-        round_pieces: int = 16,
+        round_pieces: int = 12,  # one for each worker of a lent machine: the first round is there soon
         start: Path | None = None,
         compile_model: bool | None = None,
     ) -> None:
