@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import statistics
 import sys
 import threading
@@ -38,7 +39,7 @@ from keystroke.agent.evaluation.plot import plotted
 from keystroke.agent.evaluation.programs import standby
 from keystroke.agent.evaluation.record import Head, Record
 from keystroke.agent.evaluation.report import HEADINGS, Summary, summarised, table
-from keystroke.agent.evaluation.sets import chosen, load_set
+from keystroke.agent.evaluation.sets import chosen, load_set, timed
 from keystroke.agent.evaluation.tasks import Done, FunctionTask, Task
 from keystroke.agent.sandbox import Kind, Sandbox, find_sandbox
 from keystroke.config import load_settings
@@ -61,7 +62,10 @@ def main() -> None:
     parser.add_argument("--polyglot", type=Path)
     parser.add_argument("--attempts", default="1,4,16")
     parser.add_argument("--limit", type=int, default=0, help="tasks of each set, spread evenly; 0: all")
+    parser.add_argument("--sample", type=int, default=0, help="exercises at random, by --seed; 0: all")
+    parser.add_argument("--test-seconds", type=float, default=0, help="for an exercise's tests; 0: the set's")
     parser.add_argument("--max-tokens", type=int, default=768)
+    parser.add_argument("--exercise-tokens", type=int, default=2048, help="longest answer to an exercise")
     parser.add_argument("--temperature", type=float, default=0.8)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path(".work/agent"))
@@ -128,11 +132,21 @@ def polyglot(
 ) -> dict[str, object]:
     """Two tries, as that benchmark has it; with one attempt a try and with many."""
     _, every = load_set(str(path), options.out)
-    tasks = chosen([task for task in every if not isinstance(task, FunctionTask)], [], options.limit)
+    folders = [task for task in every if not isinstance(task, FunctionTask)]
+    if options.sample:
+        folders = random.Random(options.seed).sample(folders, min(options.sample, len(folders)))
+    tasks = timed(chosen(folders, [], options.limit), options.test_seconds)
     chat = LocalChat(model)
     solver = FolderSolver(chat, sandbox, seed=options.seed, workers=min(8, os.cpu_count() or 2))
     ways = [
-        Way(f"x{number}", model.name, number, max_tokens=2048, temperature=options.temperature, tries=2)
+        Way(
+            f"x{number}",
+            model.name,
+            number,
+            max_tokens=options.exercise_tokens,
+            temperature=options.temperature,
+            tries=2,
+        )
         for number in sorted({1, attempts}, reverse=True)
     ]
     summaries = _done("polyglot", tasks, ways, solver, options)

@@ -21,7 +21,7 @@ answer, nothing warm. `SMALL>LARGE` as a model is the cascade of both: the large
 smaller would show nothing. `--plot` draws exactness with the text below in view against milliseconds.
 
     python -m bench.completion [--cases N] [--context N] [--typed N] [--bytes N] [--edits N] [--model M ...]
-                               [--each N] [--language L ...] [--task T ...] [--plot FILE.svg]
+                               [--each N] [--language L ...] [--task T ...] [--answers DIR] [--plot FILE.svg]
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.exactness import TASKS, Cascade, by_language, exactness, whole
+from bench.exactness import TASKS, Cascade, Kept, by_language, exactness, whole
 from bench.plot import Point, plot
 from keystroke.config import load_settings
 from keystroke.engine.load import load_model
@@ -95,23 +95,52 @@ def measure(
     return {**summary(report), **foreseen}
 
 
+class Voices:
+    """The models asked, each loaded when it is first needed and one at a time; answers are kept."""
+
+    def __init__(self, context: int, folder: Path | None) -> None:
+        self._context, self._folder = context, folder
+        self._kept: dict[str, Kept] = {}
+        self._open: dict[str, ModelSuggester] = {}
+
+    def of(self, name: str) -> Kept | Cascade:
+        """A model by name or path, or `SMALL>LARGE`."""
+        parts = [self._one(part) for part in name.split(">")]
+        return parts[0] if len(parts) == 1 else Cascade(*parts[:2])
+
+    def _one(self, name: str) -> Kept:
+        if name not in self._kept:
+            path = None
+            if self._folder is not None:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                path = self._folder / f"{name.strip('/').replace('/', '+')}-{self._context}.jsonl"
+            self._kept[name] = Kept(lambda: self._loaded(name), path)
+        return self._kept[name]
+
+    def _loaded(self, name: str) -> ModelSuggester:
+        model = load_model(name, load_settings({}, Path.cwd()))
+        self._open[name] = ModelSuggester(model, self._context)
+        return self._open[name]
+
+    def close(self) -> None:
+        for name, suggester in self._open.items():
+            self._kept[name].release()
+            suggester.close()
+            suggester.model.engine.close()
+        self._open.clear()
+
+
 def measured_languages(
-    name: str, chosen: dict[str, list[Case]], tasks: list[str], context: int
+    name: str, chosen: dict[str, list[Case]], tasks: list[str], voices: Voices
 ) -> dict[str, Any]:
     """The rows of one model, or of a cascade of two, by language; `all` holds them together."""
-    settings = load_settings({}, Path.cwd())
-    models = [load_model(part, settings) for part in name.split(">")]
-    asked = [ModelSuggester(model, context) for model in models]
-    suggester = asked[0] if len(asked) == 1 else Cascade(*asked[:2])
     rows: dict[str, Any] = {}
     try:
         for language, cases in chosen.items():
-            rows[language] = exactness(suggester, cases, tasks)
+            rows[language] = exactness(voices.of(name), cases, tasks)
             print(f"{name} {language}: {rows[language]}", file=sys.stderr, flush=True)
     finally:
-        for one, model in zip(asked, models, strict=True):
-            one.close()
-            model.engine.close()
+        voices.close()
     return {**rows, "all": whole(rows, tasks)}
 
 
@@ -149,10 +178,11 @@ def by_languages(given: argparse.Namespace) -> int:
     chosen = by_language([*read_cases(CASES), *read_cases(LANGUAGES)], given.each)
     chosen = {name: cases for name, cases in chosen.items() if not given.language or name in given.language}
     tasks = given.task or list(TASKS)
+    voices = Voices(given.context, given.answers)
     results: dict[str, dict[str, Any]] = {}
     for name in given.model or ["embedded", "smollm2"]:
         try:
-            results[name] = measured_languages(name, chosen, tasks, given.context)
+            results[name] = measured_languages(name, chosen, tasks, voices)
         except KeystrokeError as error:
             print(f"{name}: {error}", file=sys.stderr)
     languages_table(results, tasks)
@@ -180,6 +210,7 @@ def main() -> int:
     )
     parser.add_argument("--language", action="append", help="only these languages")
     parser.add_argument("--task", action="append", choices=list(TASKS), help="only these, by language")
+    parser.add_argument("--answers", type=Path, help="by language: keep answers in this folder, and go on")
     parser.add_argument("--plot", type=Path, help="write exactness against time as an SVG")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()

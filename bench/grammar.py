@@ -3,8 +3,9 @@
 Regime: one stream, greedy, drafts off (and, in rows of their own, on), the same engine and prompt free and
 held, taking turns within one run; medians of the rounds. Free answers get as many tokens as the held one.
 The ceiling of a held token is a free one: a mask is computed while the step runs or after it, in
-microseconds. Where the grammar leaves no choice, tokens are appended without a step of their own: the whole
-may be faster.
+microseconds, and not at all in free text and, on an engine that runs ahead, in long strings (`masks` counts
+them). Where the grammar leaves no choice, tokens are appended without a step of their own: the whole may be
+faster. On a GPU free text with tools on offer must take as long as text without, since it is the same work.
 
 Schemas: each file given by `--schemas` is a JSON Schema, a list of cases of the JSON Schema test suite, or an
 OpenAPI document, whose components are taken one by one; a folder is all of those in it. `--limit` of them are
@@ -95,6 +96,16 @@ COMMAND = Offered(
         "additionalProperties": False,
     },
 )
+CREATE = Offered(
+    "create_file",
+    description="Creates a file.",
+    parameters={
+        "type": "object",
+        "properties": {"path": {"type": "string"}, "content": {"type": "string"}},
+        "required": ["path", "content"],
+        "additionalProperties": False,
+    },
+)
 FILE = "def add(a, b):\n    return a - b\n"
 
 
@@ -110,7 +121,7 @@ class Row:
 def rows(model: Model) -> list[Row]:
     """Prompts as a chat where the model has a template, else as plain text."""
     form = call_form(model.chat.source if model.chat is not None else "")
-    tools, edits = whole_toolset([COMMAND, PATCH]), short_toolset([PATCH])
+    tools, edits, creating = whole_toolset([COMMAND, PATCH]), short_toolset([PATCH]), whole_toolset([CREATE])
     seen = [line + "\n" for line in FILE.splitlines()]
     fix = f"calc.py is:\n{FILE}\nFix add."
     said: list[tuple[str, str, Any, Constraint]] = [
@@ -138,6 +149,15 @@ def rows(model: Model) -> list[Row]:
             ),
         ),
     ]
+    said.insert(
+        3,
+        (
+            "long string",
+            "Write shapes.py: functions for the areas of a circle, a square, a triangle and a trapezoid.",
+            creating,
+            calls_constraint(creating, form, model.tokenizer, required=True, parallel=False),
+        ),
+    )
     made = []
     for name, text, shown, constraint in said:
         if model.chat is None:
@@ -175,6 +195,7 @@ class Timed:
     tokens: int
     steps: int
     forced: int
+    masks: int
     seconds: float
 
     @property
@@ -182,11 +203,40 @@ class Timed:
         return self.seconds / max(self.tokens, 1)
 
 
+class Masks:
+    """Counts the masks that engines ask for, and their microseconds."""
+
+    _one: Masks | None = None
+
+    def __init__(self) -> None:
+        self.spent: list[float] = []
+        row = Matcher.row
+
+        def timed(matcher: Matcher, index: int) -> Mask:
+            began = time.perf_counter()
+            mask = row(matcher, index)
+            self.spent.append((time.perf_counter() - began) * 1e6)
+            return mask
+
+        Matcher.row = timed  # type: ignore[method-assign, assignment]
+
+    @property
+    def count(self) -> int:
+        return len(self.spent)
+
+    @classmethod
+    def counted(cls) -> Masks:
+        cls._one = cls._one or cls()
+        return cls._one
+
+
 def answer(
     model: Model, prompt: Sequence[int], constraint: Constraint | None, count: int, *, drafts: bool = False
 ) -> tuple[Timed, str]:
     params = GenerationParams(count, Sampling(), constraint=constraint, ignore_eos=constraint is None)
     drafter = drafter_for(model.engine) if drafts else None
+    asked = Masks.counted()
+    before = asked.count
     with model.engine.session() as session:
         generation = Generation(model, session, prompt, params, drafter)
         generation.prefill()
@@ -195,12 +245,13 @@ def answer(
             generation.advance()
         seconds = time.perf_counter() - began
     stats = generation.stats
-    return Timed(stats.tokens, stats.steps, stats.forced, seconds), generation.text
+    return Timed(stats.tokens, stats.steps, stats.forced, asked.count - before, seconds), generation.text
 
 
 def speed(model: Model, rounds: int, longest: int, *, drafts: bool) -> dict[str, dict[str, float]]:
     figures: dict[str, dict[str, float]] = {}
-    head = f"{'tokens':>6} {'forced':>6} {'steps':>6} {'held ms':>8} {'free ms':>8} {'ratio':>6} {'tok/s':>7}"
+    head = f"{'tokens':>6} {'forced':>6} {'steps':>6} {'masks':>6} {'held ms':>8} {'free ms':>8} {'ratio':>6}"
+    head += f" {'tok/s':>7}"
     print(f"\n{'answer':28} {head}")
     for row in rows(model):
         answer(model, row.prompt, row.constraint, longest, drafts=drafts)  # compiled, caches warm
@@ -214,32 +265,22 @@ def speed(model: Model, rounds: int, longest: int, *, drafts: bool) -> dict[str,
         figures[row.name] = {
             "ratio": ours / theirs,
             "forced": last.forced / max(last.tokens, 1),
+            "masks": last.masks,
             "tokens_per_second": 1 / ours,
             "free_tokens_per_second": 1 / theirs,
         }
-        counted = f"{row.name:28} {last.tokens:6} {last.forced:6} {last.steps:6}"
+        counted = f"{row.name:28} {last.tokens:6} {last.forced:6} {last.steps:6} {last.masks:6}"
         print(f"{counted} {ours * 1e3:8.2f} {theirs * 1e3:8.2f} {ours / theirs:6.3f} {1 / ours:7.1f}")
     return figures
 
 
 def masks(model: Model, longest: int) -> list[float]:
     """Microseconds of every mask of every kind of answer."""
-    spent: list[float] = []
-    row = Matcher.row
-
-    def timed(matcher: Matcher, index: int) -> Mask:
-        began = time.perf_counter()
-        mask = row(matcher, index)
-        spent.append((time.perf_counter() - began) * 1e6)
-        return mask
-
-    Matcher.row = timed  # type: ignore[method-assign, assignment]
-    try:
-        for each in rows(model):
-            answer(model, each.prompt, each.constraint, longest)
-    finally:
-        Matcher.row = row  # type: ignore[method-assign]
-    return spent
+    asked = Masks.counted()
+    before = asked.count
+    for each in rows(model):
+        answer(model, each.prompt, each.constraint, longest)
+    return asked.spent[before:]
 
 
 # Schemas

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from bench.completion import CASES, LANGUAGES, drawn
-from bench.exactness import Cascade, by_language, exactness, language, whole
+from bench.exactness import Cascade, Kept, by_language, exactness, language, whole
 from bench.plot import HEIGHT, WIDTH, Point, plot
 
 from keystroke.analysis.audit.rules.secrets import holds_secret
@@ -59,20 +60,32 @@ def test_cases_are_limited_by_kind_and_language() -> None:
 
 def test_shares_have_intervals_and_all_languages_are_added_up() -> None:
     cases = [case("rest_of_line", "1"), case("rest_of_line", "2"), case("line", "1")]
-    row = exactness(Fixed("1 "), cases, ["rest_em", "line_em", "fim_rest_em"])
+    row = exactness(Kept(lambda: Fixed("1 ")), cases, ["rest_em", "line_em", "fim_rest_em"])
     assert (row["rest_em"], row["line_em"], row["fim_rest_em"]) == (0.5, 1.0, 0.5)
     assert row["rest_em_95"][0] < 0.5 < row["rest_em_95"][1]
     assert row["p50_ms"] >= 0
     together = whole({"go": row, "c": {**row, "rest_em": 1.0}}, ["rest_em"])
     assert (together["rest_em"], together["rest_em_of"]) == (0.75, 4)
-    assert exactness(Fixed("1"), [], ["rest_em"]) == {"p50_ms": None}
+    assert exactness(Kept(lambda: Fixed("1")), [], ["rest_em"]) == {"p50_ms": None}
 
 
 @pytest.mark.parametrize(("sure", "said", "asked"), [(0.95, "small", 0), (0.2, "large", 1)])
 def test_a_cascade_asks_the_larger_where_the_smaller_is_unsure(sure: float, said: str, asked: int) -> None:
     large = Fixed("large")
-    assert Cascade(Fixed("small", sure), large).line("", "").text == said
+    cascade = Cascade(Kept(lambda: Fixed("small", sure)), Kept(lambda: large))
+    assert cascade.timed("", "")[0].text == said
     assert large.asked == asked
+
+
+def test_an_answer_that_was_kept_is_not_asked_for_again_and_counts_as_it_was(tmp_path: Path) -> None:
+    first = Fixed("1", 0.7)
+    said = Kept(lambda: first, tmp_path / "answers.jsonl").timed("a", None)
+    again = Kept(lambda: Fixed("2"), tmp_path / "answers.jsonl")
+    found = again.timed("a", None)
+    assert (found[0].text, found[0].confidence, first.asked) == ("1", 0.7, 1)
+    assert found[1] == pytest.approx(said[1], abs=1e-4)
+    assert again.fills
+    assert again.timed("a", "b")[0].text == "2"
 
 
 def test_the_picture_is_well_formed_and_every_point_lies_in_it() -> None:

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 from bench.review import right, summary
-from bench.review_cases import Diff, read_diffs
+from bench.review_cases import Diff, read_diffs, read_held
 
 from keystroke.analysis.audit import Severity
 from keystroke.assist.review import Finding
 
 DIFFS = read_diffs()
+HELD = read_held()
 
 
 def test_there_are_sixty_and_half_of_them_bring_a_defect() -> None:
@@ -20,7 +21,14 @@ def test_there_are_sixty_and_half_of_them_bring_a_defect() -> None:
     assert len({diff.id for diff in DIFFS}) == 60
 
 
-@pytest.mark.parametrize("diff", DIFFS, ids=lambda diff: diff.id)
+def test_the_second_set_has_other_files_and_diffs_that_mend_what_others_break() -> None:
+    kinds = Counter(diff.kind for diff in HELD)
+    assert kinds == {"defect": 17, "mend": 4, "change": 4, "refactor": 6}
+    assert not {diff.path for diff in HELD} & {diff.path for diff in DIFFS}
+    assert len({diff.id for diff in HELD}) == len(HELD)
+
+
+@pytest.mark.parametrize("diff", [*DIFFS, *HELD], ids=lambda diff: diff.id)
 def test_each_changes_lines_that_are_there(diff: Diff) -> None:
     changed = diff.changed()
     assert diff.before != diff.after
@@ -45,13 +53,13 @@ def test_a_finding_is_right_only_on_a_changed_line_of_a_diff_that_brings_a_defec
 def test_the_summary_counts_findings_and_diffs_apart() -> None:
     good, bad = {"right": True}, {"right": False}
     rows: list[dict[str, Any]] = [
-        {"kind": "fix", "findings": [good, good, bad]},
-        {"kind": "fix", "findings": []},
-        {"kind": "refactor", "findings": [bad]},
-        {"kind": "change", "findings": []},
+        {"defect": True, "findings": [good, good, bad]},
+        {"defect": True, "findings": []},
+        {"defect": False, "findings": [bad]},
+        {"defect": False, "findings": []},
     ]
     found = summary(rows)
     assert (found["precision"], found["findings"]) == (0.5, 4)
     assert (found["defects_found"], found["defects"]) == (1, 2)
     assert (found["harmless_alarmed"], found["harmless"]) == (1, 2)
-    assert summary([{"kind": "fix", "findings": []}])["precision"] is None
+    assert summary([{"defect": True, "findings": []}])["precision"] is None

@@ -36,7 +36,7 @@ from keystroke.agent.evaluation.releases import (
     unpacked,
 )
 from keystroke.agent.evaluation.report import summarised, table
-from keystroke.agent.evaluation.sets import chosen, load_set
+from keystroke.agent.evaluation.sets import chosen, load_set, timed
 from keystroke.agent.evaluation.standby import Standby
 from keystroke.agent.evaluation.tasks import Done, FolderTask, FunctionTask, Status, Task
 from keystroke.agent.sandbox import find_sandbox
@@ -409,6 +409,39 @@ def test_a_second_try_is_shown_what_the_tests_said(tmp_path: Path) -> None:
     assert FolderSolver(chat, SANDBOX).solve(tasks[0], Way("one", "m", tries=1), Interrupt()).verdict is False
     solved = FolderSolver(chat, SANDBOX).solve(tasks[0], Way("two", "m", tries=2), Interrupt())
     assert solved.verdict is True
+
+
+def test_a_description_that_names_one_of_two_stubs_asks_for_the_whole_file(tmp_path: Path) -> None:
+    folder = exercise(tmp_path) / "python" / "exercises" / "practice" / "double"
+    (folder / "double.py").write_text("def double(n):\n    pass\n\n\ndef halve(n):\n    pass\n")
+    tasks = folder_tasks(tmp_path)
+    assert tasks is not None
+    seen: list[str] = []
+
+    def script(prompt: str) -> str:
+        seen.append(prompt)
+        return "def double(n):\n    return 2 * n\n\n\ndef halve(n):\n    return n // 2\n```\n"
+
+    solved = FolderSolver(scripted(script, small=True), SANDBOX).solve(tasks[0], Way("one", "m"), Interrupt())
+    assert solved.verdict is True
+    assert "Write the whole file double.py" in seen[0]
+    assert "return n // 2" in solved.answer
+
+
+def test_tests_that_never_end_are_cut_short_and_the_second_try_is_told(tmp_path: Path) -> None:
+    every = folder_tasks(exercise(tmp_path))
+    assert every is not None
+    (task,) = timed(every, 6.0)
+    seen: list[str] = []
+
+    def script(prompt: str) -> str:
+        seen.append(prompt)
+        body = "return 2 * n" if "endless loop" in prompt else "while True: pass"
+        return f"def double(n):\n    {body}\n```\n"
+
+    way = Way("two", "m", tries=2)
+    assert FolderSolver(scripted(script, small=True), SANDBOX).solve(task, way, Interrupt()).verdict is True
+    assert "did not end within" in seen[-1]
 
 
 def test_a_container_s_task_is_scored_without_its_container(tmp_path: Path) -> None:

@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 
 from keystroke.engine.base import GREEDY, Sampling
 from keystroke.engine.noise import gumbel
-from keystroke.engine.sampler import Logits, choose, choose_rows, logprob, probabilities, verify
+from keystroke.engine.sampler import (
+    Logits,
+    choose,
+    choose_allowed,
+    choose_rows,
+    logprob,
+    probabilities,
+    verify,
+)
 from keystroke.errors import EngineError, UsageError
 
 samplings = st.builds(
@@ -282,6 +290,9 @@ def test_each_row_of_a_draft_is_verified_under_its_own_mask() -> None:
             self.asked.append(index)
             return _mask(frozenset({index, index + 7}))
 
+        def permits(self, index: int, token: int) -> bool:
+            return False  # not known: the row decides
+
     rows = Rows()
     best = [max((i, i + 7), key=lambda t, i=i: logits[i][t]) for i in range(3)]  # type: ignore[misc]
     assert verify(logits, best[:2], GREEDY, 0, rows).tokens == tuple(best)
@@ -289,3 +300,32 @@ def test_each_row_of_a_draft_is_verified_under_its_own_mask() -> None:
     wrong = [best[0], 39]
     assert verify(logits, wrong, GREEDY, 0, rows).tokens == tuple(best[:2])
     assert rows.asked[3:] == [0, 1]
+
+
+@settings(max_examples=300)
+@given(
+    st.integers(0, 10**6),
+    samplings,
+    st.integers(0, 2**31),
+    st.frozensets(st.integers(0, 39), min_size=1),
+)
+def test_a_mask_that_is_not_asked_for_would_have_changed_nothing(
+    seed: int, sampling: Sampling, position: int, allowed: frozenset[int]
+) -> None:
+    logits = random_logits(seed)[0]
+
+    class Known:
+        asked = 0
+
+        def row(self, index: int) -> npt.NDArray[np.uint32]:
+            self.asked += 1
+            return _mask(allowed)
+
+        def permits(self, index: int, token: int) -> bool:
+            return token in allowed
+
+    known = Known()
+    token = choose_allowed(logits, sampling, position, known, 0)
+    assert token == choose(logits, sampling, position, _mask(allowed))
+    if sampling.temperature == 0.0 and not sampling.logit_bias:
+        assert known.asked == (int(logits.argmax()) not in allowed)

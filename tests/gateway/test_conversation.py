@@ -8,9 +8,16 @@ import msgspec
 import pytest
 
 from keystroke.assist.tool_calls.tools import Offered, short_toolset
-from keystroke.assist.tool_calls.usable import Bounds, usable_tools
+from keystroke.assist.tool_calls.usable import SHORT_FILE, Bounds, usable_tools
 from keystroke.gateway.api.answer_form import AnswerForm
-from keystroke.gateway.api.conversation import Written, asked, spent_tools, texts_read, written
+from keystroke.gateway.api.conversation import (
+    Written,
+    asked,
+    short_files,
+    spent_tools,
+    texts_read,
+    written,
+)
 from keystroke.protocol.items import Item
 
 RUN = Offered("exec_command", parameters={"properties": {"cmd": {"type": "string"}}, "required": ["cmd"]})
@@ -81,7 +88,7 @@ def test_some_tool_is_always_left() -> None:
     names = [s.name for s in usable_tools(SHOWN, Bounds(seen=["x\n"], spent={"apply_patch"})).shown]
     assert names == ["exec_command"]
     assert usable_tools(SHOWN, Bounds(seen=["x\n"], spent={"apply_patch", "exec_command"})).shown
-    assert [s.name for s in usable_tools(SHOWN, Bounds()).shown] == ["exec_command", "create_file"]
+    assert [s.name for s in usable_tools(SHOWN, Bounds()).shown] == ["exec_command", "write_file"]
 
 
 CREATED = "*** Begin Patch\n*** Add File: /w/a.py\n+print('hello')\n*** End Patch\n"
@@ -114,7 +121,10 @@ def test_a_small_model_is_not_let_undo_its_own_edit() -> None:
     more = items(
         user("In a.py and b.py, say hello."), *turns, *run("cat b.py", "Output:\nprint('other')\n", 3)
     )
-    assert "replace_lines" in [s.name for s in form.narrowed(more).usable.shown]  # type: ignore[union-attr]
+    usable = form.narrowed(more).usable
+    assert usable is not None
+    assert [s.name for s in usable.shown] == ["exec_command", "write_file"]
+    assert usable.shown[1].parameters["properties"]["path"]["enum"] == ["b.py"]  # and not a.py again
 
 
 def test_no_file_is_written_over_by_one_who_has_not_looked() -> None:
@@ -122,5 +132,54 @@ def test_no_file_is_written_over_by_one_who_has_not_looked() -> None:
         return [s.name for s in AnswerForm(SHOWN).narrowed(items(user(text), *turns)).usable.shown]  # type: ignore[union-attr]
 
     assert usable("In a.py, say hello.") == ["exec_command"]
-    assert usable("Create a.py that says hello.") == ["exec_command", "create_file"]
-    assert "create_file" in usable("In a.py, say hello.", *run("cat a.py", "print('hi')"))
+    assert usable("Create a.py that says hello.") == ["exec_command", "write_file"]
+    assert "write_file" in usable("In a.py, say hello.", *run("cat a.py", "print('hi')"))
+
+
+LONG = "".join(f"x{n} = {n}\n" for n in range(SHORT_FILE + 1))
+
+
+@pytest.mark.parametrize(
+    ("turns", "files"),
+    [
+        (run("cat a.py", "x = 1\n"), ("a.py",)),
+        (run("cat 'src/a.py'", "Exit code: 0\nWall time: 0.1 seconds\nOutput:\nx = 1\n"), ("src/a.py",)),
+        (run("cat a.py", "from errors import Failure\nx = 1\n"), ("a.py",)),
+        (run("cat a.py", LONG), ()),
+        (run("cat a.py b.py", "x = 1\ny = 2\n"), ()),
+        (run("head -2 a.py", "x = 1\n"), ()),
+        (run("cat a.py", "cat: a.py: No such file or directory"), ()),
+        (run("cat a.py", "Exit code: 1\nOutput:\n"), ()),
+        ([*run("cat a.py", "x = 1\n"), user("and now?")], ()),
+    ],
+)
+def test_a_short_file_that_was_read_whole_is_known(
+    turns: list[dict[str, Any]], files: tuple[str, ...]
+) -> None:
+    assert short_files(items(user("fix"), *turns), SHOWN) == files
+
+
+def test_a_reading_tool_reads_a_file_whole_unless_it_was_told_which_part() -> None:
+    text = {"type": "string"}
+    read = Offered("read", parameters={"properties": {"filePath": text}, "required": ["filePath"]})
+    shown = short_toolset([RUN, read])
+
+    def called(arguments: str) -> tuple[str, ...]:
+        call = {"type": "function_call", "name": "read", "call_id": "1", "arguments": arguments}
+        said = items(user("fix"), call, {"type": "function_call_output", "call_id": "1", "output": "1\tx"})
+        return short_files(said, shown)
+
+    assert called('{"filePath": "/w/a.py"}') == ("/w/a.py",)
+    assert called('{"filePath": "/w/a.py", "offset": 3}') == ()
+    assert called("no JSON") == ()
+
+
+def test_a_short_file_is_written_whole_and_a_long_one_by_lines() -> None:
+    def usable(*turns: dict[str, Any]) -> dict[str, Any]:
+        narrowed = AnswerForm(SHOWN).narrowed(items(user("In a.py, say hello."), *turns)).usable
+        assert narrowed is not None
+        return {s.name: s.parameters["properties"].get("path", {}).get("enum") for s in narrowed.shown}
+
+    assert usable(*run("cat a.py", "print('hi')")) == {"exec_command": None, "write_file": ["a.py"]}
+    assert "replace_lines" in usable(*run("cat a.py", LONG))
+    assert "replace_lines" in usable(*run("head -5 a.py", "print('hi')"))

@@ -102,6 +102,13 @@ class Sampling:
         if self.logprobs is not None and not 0 <= self.logprobs <= 20:
             raise UsageError(f"logprobs must be between 0 and 20, not {self.logprobs}", param="logprobs")
 
+    @property
+    def by_own_score(self) -> bool:
+        """Whether each token's score is its own, whatever others there are: then tokens that are not allowed
+        only matter where one of them is chosen."""
+        whole = self.top_k == 0 and self.top_p == 1.0 and self.min_p == 0.0
+        return self.temperature == 0.0 or whole
+
 
 GREEDY = Sampling()
 
@@ -117,6 +124,10 @@ class Allowed(Protocol):
     def row(self, index: int) -> Mask:
         """The tokens that may follow the first `index` tokens of the step's draft. Has at least one bit set,
         never raises, and is valid until the next call. An engine may ask while it computes the step."""
+
+    def permits(self, index: int, token: int) -> bool:
+        """Whether `row(index)` surely has `token`, told for much less than the row costs. Where it says no,
+        the row decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +288,7 @@ class Engine(ABC):
         return [r.session.step(r.draft, r.sampling, None, r.allowed) for r in requests]
 
     drafts: bool = False  # whether `guess` ever has an answer
+    runs_ahead: bool = False  # whether a step without `allowed` may be under way before it is asked for
 
     def guess(self, tokens: Sequence[int], *, wanted: bool = True) -> Guess | None:
         """What the engine takes for likely to follow `tokens`, which must be those of a session just as its

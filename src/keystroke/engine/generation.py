@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from keystroke.engine.grammar.matcher import Matcher
 
 
+_MOST_CAUTION = 16  # steps
+
+
 class Finish(StrEnum):
     STOP = "stop"  # the model ended its turn
     STOP_STRING = "stop_string"
@@ -134,7 +137,8 @@ class Generation:
         self._stops = StopStrings(self.params.stop)
         self._matcher = self._new_matcher()
         self._trusting = False  # whether the step under way was asked for without the grammar's mask
-        self._doubted = False  # whether the last such step was taken back, so that the next has one
+        self._wary = 0  # steps that are to have one, since such a step was taken back
+        self._caution = 1  # how many they will be next time: a model that insists is asked with masks
         self._opened = False  # the grammar's own beginning has been appended
         begin = self.params.begin if self._matcher is None else ""  # a grammar holds to it by itself
         self._healing = TokenHealing(begin, model.tokenizer)
@@ -228,11 +232,23 @@ class Generation:
             self.stats.draft_seconds += time.perf_counter() - started
         if self._matcher is None:
             return StepRequest(self.session, draft, sampling)
-        # In free text the likeliest token is nearly always one that is allowed, and then it is the one that
-        # would have been chosen: no mask, so that an engine may run ahead. What is not allowed is taken back.
-        self._trusting = not self._doubted and _picks_alone(sampling) and self._matcher.calm
+        self._trusting = self._may_trust(self._matcher, sampling)
+        if self._trusting:  # the very step that an answer without a grammar takes
+            self._own = len(draft)
+            return StepRequest(self.session, draft, sampling)
         draft, self._own = self._matcher.admit(draft, min(room - 1, MAX_DRAFT))
-        return StepRequest(self.session, draft, sampling, None if self._trusting else self._matcher)
+        return StepRequest(self.session, draft, sampling, self._matcher)
+
+    def _may_trust(self, matcher: Matcher, sampling: Sampling) -> bool:
+        """Whether the next step is asked for without a mask and proved afterwards, so that an engine that
+        runs ahead may have begun it. Where nearly every token may follow, the one that is chosen is nearly
+        always allowed, and then it is the one that a mask would have left; else it is taken back."""
+        if self._wary > 0:
+            self._wary -= 1
+            return False
+        if not (self.model.engine.runs_ahead and sampling.by_own_score and sampling.logprobs is None):
+            return False
+        return matcher.in_free_text or (sampling.temperature == 0.0 and matcher.in_long_string)
 
     def take(self, step: Step, seconds: float, drafted: int = 0) -> Chunk:
         """Turn a step's tokens into a chunk, ending the answer where it ends."""
@@ -243,7 +259,6 @@ class Generation:
         stats.accepted += step.accepted
         if self._held:
             step = self._begun(step)
-        self._doubted = False
         if self._trusting and self._matcher is not None:
             step = self._proved(self._matcher, step)
         tokens, text, finish = self._read(step.tokens)
@@ -279,8 +294,9 @@ class Generation:
         about again with one."""
         taken = matcher.takes(step.tokens)
         if taken == len(step.tokens):
+            self._caution = 1
             return step
-        self._doubted = True
+        self._wary, self._caution = self._caution, min(2 * self._caution, _MOST_CAUTION)
         self.session.rollback(self.session.length - len(step.tokens) + taken)
         return replace(step, tokens=step.tokens[:taken], accepted=min(step.accepted, taken))
 
@@ -447,10 +463,3 @@ class StopStrings:
             if any(stop.startswith(end) for stop in self._stops):
                 return size
         return 0
-
-
-def _picks_alone(sampling: Sampling) -> bool:
-    """Whether a token is chosen by its own score alone, so that those that are not allowed only matter where
-    one of them is chosen; also, that nobody asks for the scores."""
-    whole = sampling.top_k == 0 and sampling.top_p == 1.0 and sampling.min_p == 0.0
-    return sampling.logprobs is None and (sampling.temperature == 0.0 or whole)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, overload
 
 import numpy as np
@@ -42,6 +43,23 @@ def choose(logits: Logits, sampling: Sampling = GREEDY, position: int = 0, mask:
     if mask is not None and not (sampling.temperature == 0.0 and _is_allowed(mask, best)):
         logits = _masked(logits, mask)
         best = int(logits.argmax())
+    return _chosen(logits, best, sampling, position)
+
+
+def choose_allowed(logits: Logits, sampling: Sampling, position: int, allowed: Allowed, row: int) -> int:
+    """What `choose` gives with the mask `allowed.row(row)`, which is only computed where it decides."""
+    if sampling.logit_bias:
+        logits, sampling = _biased(logits, sampling), replace(sampling, logit_bias={})
+    if sampling.by_own_score:
+        best = int(logits.argmax())
+        if allowed.permits(row, best):  # then scores, which are against the best, are the same with the mask
+            token = _chosen(logits, best, sampling, position)
+            if token == best or allowed.permits(row, token):
+                return token
+    return choose(logits, sampling, position, allowed.row(row))
+
+
+def _chosen(logits: Logits, best: int, sampling: Sampling, position: int) -> int:
     top: float = logits.item(best)
     if not math.isfinite(top):
         raise EngineError("the model produced logits that are not finite; its weights may be damaged")
@@ -106,13 +124,12 @@ def verify(
         raise UsageError(
             f"a draft of {len(draft)} tokens needs {len(draft) + 1} rows of logits, not {len(logits)}"
         )
-    if not draft and sampling.logprobs is None:  # plain decoding, the commonest step
-        mask = None if allowed is None else allowed.row(0)
-        return Step((choose(logits[0], sampling, first_position, mask),), 0)
     tokens: list[int] = []
     for row in range(len(draft) + 1):
-        mask = None if allowed is None else allowed.row(row)
-        tokens.append(choose(logits[row], sampling, first_position + row, mask))
+        if allowed is None:
+            tokens.append(choose(logits[row], sampling, first_position + row))
+        else:
+            tokens.append(choose_allowed(logits[row], sampling, first_position + row, allowed, row))
         if row < len(draft) and tokens[row] != draft[row]:
             break
     logprobs: tuple[TokenLogprob, ...] = ()

@@ -8,6 +8,7 @@ nothing. Given a random generator, always the same.
 
 from __future__ import annotations
 
+import functools
 import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -252,6 +253,11 @@ class State:
         return _Rewritten([*lines, *self.lines[end : region.last]], count)
 
 
+@functools.lru_cache(1 << 16)
+def _line_words(line: str) -> frozenset[str]:
+    return frozenset(_WORD.findall(line))
+
+
 def quiet_line(found: Situation, rng: random.Random) -> int:
     """A line to ask about where nothing may be left to do: near the last change, near a mention of what
     changed, or anywhere."""
@@ -260,7 +266,7 @@ def quiet_line(found: Situation, rng: random.Random) -> int:
         return found.cursor + rng.randint(-4, 8)
     if drawn < 0.75:
         words = set(_WORD.findall("\n".join(found.last.old)))
-        near = [i for i, line in enumerate(lines) if words & set(_WORD.findall(line))]
+        near = [i for i, line in enumerate(lines) if not words.isdisjoint(_line_words(line))]
         if near:
             return rng.choice(near) + rng.randint(-2, 2)
     return rng.randrange(len(lines))

@@ -3,7 +3,8 @@
 Law: given a file and a random generator, always the same edit; the texts before and after it are both
 plausible, and each of its hunks can be foreseen from the others. Real releases teach what people change;
 there are few of them, and these teach without end that what was done once is done again wherever it
-applies: a name changed, an argument given to every call, a line written in every place like it.
+applies: a name changed, an argument given to every call, a parameter dropped with what calls give for it, an
+import and its uses, a line written in every place like it.
 """
 
 from __future__ import annotations
@@ -159,6 +160,102 @@ def _argument(lines: Lines, rng: random.Random) -> Lines | None:
     return _each(lines, without)
 
 
+def _calls(line: str, name: str) -> list[tuple[int, int]]:
+    """Where the brackets of calls (or the definition) of `name` open and close, if on this line."""
+    found = []
+    for match in re.finditer(rf"(?<![\w]){re.escape(name)}\(", line):
+        depth = 0
+        for at in range(match.end() - 1, len(line)):
+            depth += (line[at] in "([{") - (line[at] in ")]}")
+            if not depth:
+                found.append((match.end() - 1, at))
+                break
+    return found
+
+
+def _listed(inside: str) -> list[str]:
+    """What stands between the commas of a bracket, brackets within it kept whole."""
+    parts, depth, begun = [], 0, 0
+    for at, sign in enumerate(inside):
+        depth += (sign in "([{") - (sign in ")]}")
+        if sign == "," and not depth:
+            parts.append(inside[begun:at])
+            begun = at + 1
+    return [*parts, inside[begun:]] if inside.strip() else []
+
+
+def _called(lines: Lines) -> list[str]:
+    """Names that are called on some of the lines, whole calls only."""
+    where: dict[str, int] = Counter(
+        name
+        for line in lines
+        for name in set(re.findall(r"(?<![\w])([A-Za-z_]\w{2,})\(", line))
+        if _calls(line, name)
+    )
+    return [
+        name for name, n in sorted(where.items()) if PLACES[0] <= n <= PLACES[1] and name not in _TOO_COMMON
+    ]
+
+
+def _signature(lines: Lines, rng: random.Random) -> Lines | None:
+    """A function's last parameter is not there, and no call gives it."""
+    defined = [m[1] for line in lines if (m := re.match(r"\s*(?:async )?def (\w{3,})\(", line))]
+    names = [name for name in _called(lines) if name in defined]
+    if not names:
+        return None
+    name = rng.choice(names)
+    head = next(line for line in lines if re.match(rf"\s*(?:async )?def {name}\(", line))
+    if not (spans := _calls(head, name)):
+        return None
+    taken = [part.strip() for part in _listed(head[spans[0][0] + 1 : spans[0][1]])]
+    own = taken[:1] in (["self"], ["cls"])
+    if len(taken) < 2 + own or taken[-1].startswith("*"):
+        return None
+
+    def without(line: str) -> str:
+        for first, last in reversed(_calls(line, name)):
+            given = _listed(line[first + 1 : last])
+            if len(given) == len(taken) - (own and line != head):
+                line = line[: first + 1] + ",".join(given[:-1]) + line[last:]
+        return line
+
+    return _each(lines, without)
+
+
+def _given(lines: Lines, rng: random.Random) -> Lines | None:
+    """Every call of a function is given one more argument by its name."""
+    names = [name for name in _called(lines) if not any(f"def {name}(" in line for line in lines)]
+    words = sorted({w for line in lines for w in _WORD.findall(line) if w.islower()} - _TOO_COMMON)
+    if not names or not words:
+        return None
+    name, word = rng.choice(names), rng.choice(words)
+    more = f"{word}={rng.choice(('True', 'False', 'None', word, '0', 'self.' + word))}"
+
+    def with_it(line: str) -> str:
+        for first, last in reversed(_calls(line, name)):
+            rest = line[first + 1 : last].rstrip().rstrip(",")
+            line = f"{line[: first + 1]}{rest}{', ' if rest else ''}{more}{line[last:]}"
+        return line
+
+    return _each(lines, with_it)
+
+
+def _imported(lines: Lines, rng: random.Random) -> Lines | None:
+    """What is reached through a module is imported by its own name."""
+    modules = [m[1] for line in lines if (m := re.fullmatch(r"import ([A-Za-z_]\w+)", line))]
+    for module in rng.sample(modules, len(modules)):
+        reached = re.compile(rf"(?<![\w.\"']){module}\.([A-Za-z_]\w*)")
+        names = sorted({m[1] for line in lines for m in reached.finditer(line)})
+        words = {w for line in lines for w in _WORD.findall(reached.sub("", line))}
+        if 1 <= len(names) <= 3 and words.isdisjoint(names):
+            whole = f"from {module} import {', '.join(names)}"
+            return _each(
+                lines,
+                lambda line, m=module, r=reached, w=whole: w if line == f"import {m}" else r.sub(r"\1", line),  # type: ignore[misc]
+            )
+    return None
+
+
 def _repeated(lines: Lines, rng: random.Random) -> Lines | None:
     """A line that stands in several places is not there."""
     where: dict[str, list[int]] = defaultdict(list)
@@ -182,5 +279,8 @@ _WAYS: tuple[Callable[[Lines, random.Random], Lines | None], ...] = (
     _renamed,
     _qualified,
     _argument,
+    _signature,
+    _given,
+    _imported,
     _repeated,
 )

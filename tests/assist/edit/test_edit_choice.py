@@ -95,3 +95,81 @@ def test_line_numbers_of_another_file_do_not_count() -> None:
     assert numbered("see lines 3 to 5", "a.py") == [(2, 5)]
     assert numbered('File "b.py", line 7', "a.py") == []
     assert numbered('File "src/a.py", line 7', "a.py") == [(6, 7)]
+
+
+STORE = """package store
+
+var ErrNone = errors.New("none")
+
+const MOST = 5
+
+type Store struct {
+	items []string
+}
+
+func (s *Store) Get(at int) string {
+	return s.items[at]
+}
+
+func (s *Store) Put(item string) {
+	if len(s.items) > MOST {
+		return
+	}
+	s.items = append(s.items, item)
+}
+"""
+QUEUE = """export interface Job {
+  priority: number;
+  run: () => void;
+}
+
+export class Queue {
+  private jobs: Job[] = [];
+
+  add(job: Job): void {
+    this.jobs.push(job);
+  }
+}
+
+export function shown(ms: number): string {
+  return String(ms);
+}
+"""
+SHAPES = (
+    "pub enum Shape {\n    Circle(f64),\n}\n\n"
+    + "// a line between them\n" * 14
+    + "\npub fn area(shape: &Shape) -> f64 {\n    match shape {\n        Shape::Circle(r) => r\n    }\n}\n"
+)
+GET, PUT = "func (s *Store) Get(at int) string {", "func (s *Store) Put(item string) {"
+
+
+@pytest.mark.parametrize(
+    ("path", "code", "instruction", "heads"),
+    [
+        # A verb in a list of definitions is one of them.
+        ("s.go", STORE, "Get and Put must hold the lock", [GET]),
+        # An error that is to be returned is no place.
+        ("s.go", STORE, "Get panics when there is nothing; return ErrNone", [GET]),
+        # A constant that is spoken of means what uses it, one that is to be another means itself.
+        ("s.go", STORE, "there can be six items although MOST is 5", [PUT]),
+        ("s.go", STORE, "Raise MOST to ten", ["const MOST = 5"]),
+        # Fields have the names of ordinary words.
+        ("q.ts", QUEUE, "the ones with a higher priority should run first", []),
+        # A method goes into the one class that there is.
+        ("q.ts", QUEUE, "Add a clear() method that drops all jobs", ["export class Queue {"]),
+        # A type that is named besides a function is meant, too.
+        (
+            "s.rs",
+            SHAPES,
+            "add a Square variant to Shape and handle it in area",
+            ["pub enum Shape {", "pub fn area(shape: &Shape) -> f64 {"],
+        ),
+    ],
+)
+def test_words_that_name_something_else_do_not_choose_the_region(
+    path: str, code: str, instruction: str, heads: list[str]
+) -> None:
+    regions = choose({path: code}, instruction).regions
+    assert [region.parts(code)[1].split("\n")[0].strip() for region in regions] == heads
+    if instruction.startswith("Get and Put"):
+        assert PUT in regions[0].parts(code)[1]

@@ -93,12 +93,64 @@ def test_what_shows_nothing_is_no_difference(before: str, after: str) -> None:
     assert differences(before, after) == []
 
 
-def test_an_endless_loop_costs_its_time_and_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demonstrate, "SECONDS", 1.0)
-    assert (
-        differences("def f(n: int):\n    return n\n", "def f(n: int):\n    while True:\n        n += 1\n")
-        == []
+def test_a_call_that_no_longer_comes_to_an_end_is_broken() -> None:
+    found = one(
+        "def f(n: int):\n    while n > 1:\n        n -= 1\n    return n\n",
+        "def f(n: int):\n    while n > 1:\n        n += 0\n    return n\n",
     )
+    assert found is not None
+    assert (found.broken, found.after) == (True, "no answer: it does not come to an end")
+
+
+def test_an_endless_loop_that_nothing_can_interrupt_costs_its_time_and_shows_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(demonstrate, "SECONDS", 2.0)
+    stubborn = (
+        "def f(n: int):\n    while True:\n        try:\n            while True:\n                n += 1\n"
+        "        except BaseException:\n            pass\n"
+    )
+    assert differences("def f(n: int):\n    return n\n", stubborn) == []
+
+
+def test_a_dataclass_without_a_text_and_a_definition_that_needs_more_hide_nothing() -> None:
+    before = (
+        "import os\nfrom dataclasses import dataclass\n\n\n@dataclass\nclass Loan:\n    days: int\n\n"
+        "    def fine(self):\n        return max(0, self.days) * 2\n\n\n"
+        "def load(environ=os.environ):\n    return environ\n"
+    )
+    found = one(before, before.replace("max(0, self.days)", "self.days"))
+    assert found is not None
+    assert (found.name, found.call, found.after) == ("Loan.fine", "Loan(-1).fine()", "-2")
+
+
+def test_a_bound_that_every_result_had_and_one_has_not_is_named() -> None:
+    before = "def clamped(n: int, most: int):\n    return max(0, min(n, most))\n"
+    found = one(before, before.replace("max(0, min(n, most))", "min(n, most)"))
+    assert found is not None
+    assert found.lost == "it was never negative"
+    assert one(before, before.replace("min(n, most)", "min(n + 1, most)")).lost == ""  # type: ignore[union-attr]
+
+
+def test_a_second_call_shows_what_the_first_one_hid() -> None:
+    before = (
+        "class Cache:\n    def __init__(self, size: int):\n        self.size, self.data = size, {}\n\n"
+        "    def put(self, key: str, value: int):\n        self.data[key] = value\n"
+        "        if len(self.data) > self.size:\n            del self.data[next(iter(self.data))]\n"
+    )
+    found = one(before, before.replace("next(iter(self.data))", "key"))
+    assert found is not None
+    assert found.name == "Cache.put"
+
+
+def test_texts_are_made_for_the_patterns_of_the_module() -> None:
+    before = (
+        "import re\n\nPART = re.compile(r'(\\d+)([smh])-(?P<x>[^-]+)')\n\n\n"
+        "def read(text):\n    found = PART.match(text)\n    return found and int(found[1])\n"
+    )
+    found = one(before, before.replace("int(found[1])", "found[1]"))
+    assert found is not None
+    assert found.call.startswith("read('")
 
 
 # ── what cannot get out ───────────────────────────────────────────────────────────────────────
@@ -152,7 +204,7 @@ def ran(source: str) -> subprocess.CompletedProcess[bytes]:
 def test_the_runner_answers_for_what_computes() -> None:
     done = ran("def f():\n    return 2 + 2\n")
     assert done.returncode == 0
-    assert json.loads(done.stdout) == [[[["value", "4"]]] * 3]
+    assert json.loads(done.stdout) == [[[], [[["value", "4"]]] * 3]]
 
 
 @pytest.mark.parametrize(

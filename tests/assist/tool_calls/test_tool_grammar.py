@@ -175,7 +175,7 @@ def test_small_models_replace_only_what_they_have_read_and_delete_only_when_aske
     assert accepts(asked, call("delete_file", path="a.py"))
     unread = calls_constraint(shown, HERMES, PLAIN)
     assert not accepts(unread, call("replace_lines", path="a.py", old="def f():\n", new="x\n"))
-    assert accepts(unread, call("create_file", path="a.py", content="x\n"))
+    assert accepts(unread, call("write_file", path="a.py", content="x\n"))
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_a_file_written_this_turn_is_not_created_again(
     held = calls_constraint(shown, HERMES, PLAIN, Bounds(asked="Create files.", written=[written]))
 
     def accepted(path: str) -> bool:
-        call = {"name": "create_file", "arguments": {"path": path, "content": "x\n"}}
+        call = {"name": "write_file", "arguments": {"path": path, "content": "x\n"}}
         return accepts(held, f"<tool_call>\n{json.dumps(call)}\n</tool_call>")
 
     assert [accepted(path) for path in same] == [False] * len(same)

@@ -91,9 +91,9 @@ def test_a_replacement_as_a_patch_removes_the_old_lines_and_adds_the_new(
 
 
 def test_files_are_created_and_deleted_by_patches() -> None:
-    created = edit_call("create_file", {"path": "n.txt", "content": "a\nb\n"})
+    created = edit_call("write_file", {"path": "n.txt", "content": "a\nb\n"})
     assert created == "*** Begin Patch\n*** Add File: n.txt\n+a\n+b\n*** End Patch\n"
-    assert calls_of(created) == [("create_file", {"path": "n.txt", "content": "a\nb\n"})]
+    assert calls_of(created) == [("write_file", {"path": "n.txt", "content": "a\nb\n"})]
     deleted = edit_call("delete_file", {"path": "n.txt"})
     assert deleted == "*** Begin Patch\n*** Delete File: n.txt\n*** End Patch\n"
     assert calls_of(deleted) == [("delete_file", {"path": "n.txt"})]
@@ -105,7 +105,7 @@ def test_arguments_that_are_none_of_the_functions_make_no_patch() -> None:
     assert edit_call("delete_file", {}) is None
     assert edit_call("delete_file", {"path": ""}) is None
     assert edit_call("delete_file", {"path": "a\nb"}) is None
-    assert edit_call("create_file", {"path": "a", "content": 3}) is None
+    assert edit_call("write_file", {"path": "a", "content": 3}) is None
     assert edit_call("replace_lines", ["x"]) is None
 
 

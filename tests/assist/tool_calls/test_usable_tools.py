@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import pytest
 
 from keystroke.assist.tool_calls.forms import HERMES
 from keystroke.assist.tool_calls.grammar import calls_constraint
 from keystroke.assist.tool_calls.tools import Offered, short_toolset, whole_toolset
-from keystroke.assist.tool_calls.usable import LONGEST_COMMAND, Bounds, must_look, named_files, usable_tools
+from keystroke.assist.tool_calls.usable import (
+    LONGEST_COMMAND,
+    SHORT_FILE,
+    Bounds,
+    must_look,
+    named_files,
+    usable_tools,
+)
 from keystroke.engine.echo import EOS, SPECIAL, EchoEngine
 from keystroke.engine.grammar.compiler import matcher_for
 from keystroke.engine.grammar.constraint import Constraint
 from keystroke.engine.tokenizer import ByteTokenizer
 
 PLAIN = ByteTokenizer(SPECIAL, eos=EOS, vocab_size=320)
+MARKED = ByteTokenizer({**SPECIAL, "<tool_call>": 270, "</tool_call>": 271}, eos=EOS, vocab_size=320)
 TEXT = {"type": "string"}
 RUN = Offered("exec_command", parameters={"properties": {"cmd": TEXT}, "required": ["cmd"]})
 READ = Offered("read", parameters={"properties": {"filePath": TEXT}, "required": ["filePath"]})
@@ -25,9 +34,9 @@ PATCH = Offered("apply_patch", custom=True, grammar=("lark", 'start: "*** Begin 
 CODEX, OPENCODE = short_toolset([RUN, PATCH]), short_toolset([RUN, READ, WRITE])
 
 
-def accepts(constraint: Constraint, text: str) -> bool:
-    held = matcher_for(constraint, PLAIN, EchoEngine().info)
-    tokens = PLAIN.encode(text, special=True)
+def accepts(constraint: Constraint, text: str, tokenizer: ByteTokenizer = PLAIN) -> bool:
+    held = matcher_for(constraint, tokenizer, EchoEngine().info)
+    tokens = tokenizer.encode(text, special=True)
     return held.advance(tokens) == len(tokens) and held.accepting
 
 
@@ -61,10 +70,10 @@ def test_files_are_known_by_their_endings(asked: str, files: list[str]) -> None:
         ("Remove the function unused from calc.py.", True, ["exec_command"]),
         ("Add a docstring to the function area in area.py.", True, ["exec_command"]),
         ("Write a test for area in area.py.", True, ["exec_command"]),
-        ("Create a file square.py with a function.", False, ["exec_command", "create_file"]),
-        ("Make a script run.sh that prints 1.", False, ["exec_command", "create_file"]),
+        ("Create a file square.py with a function.", False, ["exec_command", "write_file"]),
+        ("Make a script run.sh that prints 1.", False, ["exec_command", "write_file"]),
         ("Delete the file old.py.", False, ["exec_command", "delete_file"]),
-        ("Run the tests with pytest.", False, ["exec_command", "create_file"]),
+        ("Run the tests with pytest.", False, ["exec_command", "write_file"]),
     ],
 )
 def test_a_small_model_looks_before_it_changes_a_file(asked: str, look: bool, tools: list[str]) -> None:
@@ -109,6 +118,7 @@ def test_where_every_tool_led_nowhere_words_are_left() -> None:
     assert accepts(held, "It is done.")
     assert not accepts(held, 'Use replace_lines: {"name": "replace_lines", "arguments": {}}')
     assert not accepts(held, command("ls"))
+    assert not accepts(held, "Then *** Begin Patch")
     assert not accepts(held, command("ls").splitlines()[1])
     assert accepts(calls_constraint(CODEX, HERMES, PLAIN, bounds, required=True), command("ls"))
 
@@ -121,3 +131,70 @@ def test_a_small_models_command_has_an_end() -> None:
     assert accepts(whole, command("x" * (LONGEST_COMMAND + 1)))
     shown = json.dumps(CODEX.specs)
     assert not re.search("maxLength|pattern", shown)  # the model is not bothered with it
+
+
+def test_a_tool_that_writes_whole_files_is_held_to_those_that_were_read_or_named() -> None:
+    write = Offered(
+        "write",
+        parameters={"properties": {"content": TEXT, "filePath": TEXT}, "required": ["filePath", "content"]},
+    )
+    edit = Offered(
+        "edit",
+        parameters={
+            "properties": {"filePath": TEXT, "oldString": TEXT},
+            "required": ["filePath", "oldString"],
+        },
+    )
+    tools = short_toolset([RUN, READ, write, edit])
+
+    def paths(asked: str, **known: Any) -> Any:
+        (writer,) = (s for s in usable_tools(tools, Bounds(asked=asked, **known)).shown if s.name == "write")
+        return writer.parameters["properties"]["filePath"].get("enum")
+
+    read: dict[str, Any] = {"seen": ["x\n"], "short": ["/w/a.py"]}
+    assert paths("Fix a.py.", **read) == ["/w/a.py"]
+    assert paths("Move f from a.py to lib/b.py.", **read) == ["/w/a.py", "lib/b.py"]
+    assert paths("Move f from a.py to lib/b.py.", **read, written=["/w/lib/b.py"]) == ["/w/a.py"]
+    assert paths("Create a file c.py from a.py.", **read) is None
+    assert paths("Fix a.py.", seen=["x\n"]) is None
+    open_to = [s.name for s in usable_tools(tools, Bounds(asked="Fix a.py.", **read)).shown]
+    assert open_to == ["exec_command", "read", "write"]
+    many: dict[str, Any] = {"seen": ["x\n"] * (SHORT_FILE + 1), "short": ["/w/a.py"]}
+    assert "edit" in [s.name for s in usable_tools(tools, Bounds(asked="Fix a.py.", **many)).shown]
+
+
+def test_a_file_that_was_read_is_the_only_one_a_grammar_lets_be_written() -> None:
+    bounds = Bounds(asked="Fix a.py.", seen=["x = 1\n"], short=["a.py"], written=["b.py"])
+    held = calls_constraint(CODEX, HERMES, PLAIN, bounds, required=True)
+
+    def written(path: str) -> bool:
+        call = {"name": "write_file", "arguments": {"path": path, "content": "x = 2\n"}}
+        return accepts(held, f"<tool_call>\n{json.dumps(call)}\n</tool_call>")
+
+    assert written("a.py")
+    assert not written("b.py")
+    assert not written("c.py")
+
+
+@pytest.mark.parametrize("tokenizer", [PLAIN, MARKED], ids=["marks are text", "marks are tokens"])
+def test_a_tool_that_is_closed_is_not_called_in_words_either(tokenizer: ByteTokenizer) -> None:
+    bounds = Bounds(asked="Fix a.py.", seen=["x = 1\n"], short=["a.py"])
+    assert names(bounds) == ["exec_command", "write_file"]
+    held = calls_constraint(CODEX, HERMES, tokenizer, bounds)
+    for text in (
+        'I replace it: {"name": "replace_lines", "arguments": {}}',
+        'Like this:\n```json\n{"name" : "replace_lines"}\n```',
+        '```json\n{"name": "delete_file", "arguments": {"path": "a.py"}}\n```',
+        f'First {command("ls")} then {{"name": "replace_lines", "arguments": {{}}}}',
+        f'{{"name": "replace_lines"}} and {command("ls")}',
+    ):
+        assert not accepts(held, text, tokenizer), text
+    for text in (
+        'Call replace_lines with "name": "replace_lines".',
+        'x = {"name": "y", "arguments": 3}',
+        f"I look. {command('ls')}",
+        'I look. {"name": "exec_command", "arguments": {"cmd": "ls"}}',
+    ):
+        assert accepts(held, text, tokenizer), text
+    spoken = calls_constraint(whole_toolset([RUN, PATCH]), HERMES, tokenizer)
+    assert accepts(spoken, 'I replace it: {"name": "replace_lines", "arguments": {}}', tokenizer)

@@ -45,6 +45,9 @@ class Rows:
         packed[:26] = np.packbits(bits, bitorder="little")
         return packed.view(np.uint32)
 
+    def permits(self, index: int, token: int) -> bool:
+        return False  # not known: the row decides
+
 
 @pytest.fixture(scope="module")
 def engine() -> CudaEngine:
@@ -128,6 +131,9 @@ def test_masks_that_come_while_the_step_runs_are_waited_for() -> None:
         class Broken:
             def row(self, index: int) -> Mask:
                 raise ValueError("no mask")
+
+            def permits(self, index: int, token: int) -> bool:
+                return False
 
         session.extend(PROMPT)
         with pytest.raises(ValueError, match="no mask"):

@@ -42,11 +42,14 @@ def bpe_tokenizer() -> Tokenizer:
 
 
 class NoiseEngine(Engine):
-    """Logits are noise seeded by the last tokens; `flat` makes all tokens about equally likely."""
+    """Logits are noise seeded by the last tokens; `flat` makes all tokens about equally likely. `ahead`: is
+    asked for steps as an engine that runs ahead is."""
 
-    def __init__(self, seed: int = 0, *, context_length: int = 4096, flat: float = 1.0) -> None:
+    def __init__(
+        self, seed: int = 0, *, context_length: int = 4096, flat: float = 1.0, ahead: bool = False
+    ) -> None:
         tokenizer = bpe_tokenizer()
-        self.seed, self.flat = seed, flat
+        self.seed, self.flat, self.runs_ahead = seed, flat, ahead
         end = tokenizer.special("<end>")
         assert end is not None
         self.info = ModelInfo(
@@ -97,8 +100,9 @@ class NoiseSession(HostSession):
         return logits
 
 
-def noise(seed: int = 0, *, context_length: int = 4096, flat: float = 1.0) -> Model:
-    return Model("noise", NoiseEngine(seed, context_length=context_length, flat=flat), bpe_tokenizer())
+def noise(seed: int = 0, *, context_length: int = 4096, flat: float = 1.0, ahead: bool = False) -> Model:
+    engine = NoiseEngine(seed, context_length=context_length, flat=flat, ahead=ahead)
+    return Model("noise", engine, bpe_tokenizer())
 
 
 class RandomDrafter(Drafter):

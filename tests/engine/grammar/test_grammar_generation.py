@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -15,7 +16,9 @@ from keystroke.assist.tool_calls.grammar import calls_constraint
 from keystroke.assist.tool_calls.tools import Offered, whole_toolset
 from keystroke.engine.base import Interrupt, Sampling
 from keystroke.engine.generation import Finish, Generation, GenerationParams
+from keystroke.engine.grammar import matcher
 from keystroke.engine.grammar.constraint import choice, json_schema, lark, regex
+from keystroke.engine.speculative import Drafter
 
 samplings = st.builds(
     Sampling,
@@ -53,9 +56,23 @@ def test_free_text_that_is_asked_for_without_masks_is_the_text_with_them(
 ) -> None:
     masked, _ = answered(noise(seed), params(replace(CALLS, free=None), 60, sampling))
     drafter = RandomDrafter([*masked.tokens, 1, 2], seed, bpe_tokenizer().vocab_size) if drafts else None
-    trusting, _ = answered(noise(seed), params(CALLS, 60, sampling), drafter)
+    trusting, _ = answered(noise(seed, ahead=True), params(CALLS, 60, sampling), drafter)
     assert trusting.tokens == masked.tokens
     assert (trusting.text, trusting.finish) == (masked.text, masked.finish)
+
+
+@settings(max_examples=150)
+@given(languages, samplings, st.integers(0, 10**6), st.booleans(), st.sampled_from([0, 1, 3]))
+def test_a_step_that_is_proved_afterwards_gives_what_one_with_a_mask_gives(
+    language: Language, sampling: Sampling, seed: int, drafts: bool, long: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(matcher, "_LONG", long)  # 0: every step with a choice is asked for without a mask
+        masked, _ = answered(noise(seed), params(language.constraint, 60, sampling))
+        drafter = RandomDrafter([*masked.tokens, 1, 2], seed, bpe_tokenizer().vocab_size) if drafts else None
+        proved, _ = answered(noise(seed, ahead=True), params(language.constraint, 60, sampling), drafter)
+    assert proved.tokens == masked.tokens
+    assert (proved.text, proved.finish) == (masked.text, masked.finish)
 
 
 def test_a_token_that_free_text_may_not_hold_is_taken_back() -> None:
@@ -63,10 +80,91 @@ def test_a_token_that_free_text_may_not_hold_is_taken_back() -> None:
     assert forbidden is not None
     liked = Sampling(logit_bias={forbidden: 3.0})  # noise of one: liked best at some places, not at all
     masked, _ = answered(noise(1), params(replace(CALLS, free=None), 60, liked))
-    trusting, _ = answered(noise(1), params(CALLS, 60, liked))
+    trusting, _ = answered(noise(1, ahead=True), params(CALLS, 60, liked))
     assert trusting.tokens == masked.tokens
     assert forbidden not in trusting.tokens
     assert trusting.stats.steps > masked.stats.steps  # some were made again, with a mask
+
+
+def test_a_model_that_insists_on_what_is_not_allowed_costs_few_steps_more() -> None:
+    forbidden = bpe_tokenizer().special("<call>")
+    assert forbidden is not None
+    always = Sampling(logit_bias={forbidden: 50.0})
+    masked, _ = answered(noise(1), params(CALLS, 60, always))
+    trusting, _ = answered(noise(1, ahead=True), params(CALLS, 60, always))
+    assert trusting.tokens == masked.tokens
+    assert trusting.stats.steps <= masked.stats.steps + 8  # after 1, 2, 4, 8, 16, 16, ... steps with a mask
+
+
+class Counted(Drafter):
+    """What is offered, and when."""
+
+    def __init__(self, inner: Drafter) -> None:
+        self._inner = inner
+        self.offered: list[tuple[int, ...]] = []
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self._inner.begin(prompt)
+
+    def propose(self, tokens: Sequence[int], limit: int) -> Sequence[int]:
+        self.offered.append(tuple(self._inner.propose(tokens, limit)))
+        return self.offered[-1]
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        self._inner.observe(tokens)
+
+    def verified(self, drafted: int, accepted: int, seconds: float) -> None:
+        self._inner.verified(drafted, accepted, seconds)
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["host", "runs ahead"])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_free_text_with_tools_on_offer_takes_the_steps_and_drafts_of_text_without_and_no_mask(
+    ahead: bool, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of it is measured: masks, steps and drafts are counted."""
+    masks: list[int] = []
+    row = matcher.Matcher.row
+
+    def counted(self: matcher.Matcher, index: int) -> object:
+        masks.append(index)
+        return row(self, index)
+
+    monkeypatch.setattr(matcher.Matcher, "row", counted)
+    pieces = bpe_tokenizer()
+    text = {
+        t for t in range(pieces.vocab_size) if not pieces.is_special(t) and pieces.token_bytes(t).isascii()
+    }
+    unwanted = set(range(noise().engine.info.vocab_size)) - text  # the rest is text that nobody would refuse
+    sampling = Sampling(temperature, logit_bias=dict.fromkeys(unwanted, -99.0))
+    for seed in range(4):
+        rows = []
+        for constraint in (None, CALLS):
+            truth, _ = answered(noise(seed), GenerationParams(50, sampling))
+            drafter = Counted(RandomDrafter(truth.tokens, seed, bpe_tokenizer().vocab_size))
+            wanted = GenerationParams(50, sampling, constraint=constraint)
+            made, _ = answered(noise(seed, ahead=ahead), wanted, drafter)
+            stats = made.stats
+            rows.append((made.tokens, stats.steps, stats.accepted, stats.forced, drafter.offered))
+        assert rows[0] == rows[1]
+    assert not masks
+
+
+def test_in_a_long_string_steps_are_asked_for_without_a_grammar_and_in_a_short_one_with() -> None:
+    quote = Sampling(logit_bias={bpe_tokenizer().encode('"')[0]: -9.0})
+    model, held = noise(2, ahead=True), []
+    with model.engine.session() as session:
+        generation = Generation(model, session, PROMPT, params(regex(r'"[ -~]*";'), 60, quote))
+        generation.prefill()
+        while generation.finish is None:
+            request = generation.next_step()
+            assert request is not None
+            held.append(request.allowed is not None)
+            step = session.step(request.draft, request.sampling, None, request.allowed)
+            generation.take(step, 0.0, len(request.draft))
+    assert len(generation.tokens) == 60
+    assert all(held[:9])  # the quote, out of few, and eight tokens out of most
+    assert not held[9]
 
 
 @settings(max_examples=150)

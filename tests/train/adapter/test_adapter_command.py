@@ -3,20 +3,39 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
+import bench.adapter
+import httpx
 import pytest
 import torch
 
+from keystroke.agent.sandbox import Kind, Sandbox
 from keystroke.clients.cli import main
 from keystroke.config import load_settings
+from keystroke.engine.adapter import read_adapter
 from keystroke.engine.load import load_model
 from keystroke.gateway.work.registry import local_entry
 from keystroke.train import tokenizer as code_tokenizer
+from keystroke.train.adapter.data import Amounts, make_data
+from keystroke.train.adapter.lessons import LEARNED
+from keystroke.train.adapter.making import forms_of, make_lessons
 from keystroke.train.corpus.hunks import Hunk
-from keystroke.train.corpus.trajectories import FileEdit, write_edits
+from keystroke.train.corpus.index import PackageIndex
+from keystroke.train.corpus.names import package_names, shuffled
+from keystroke.train.corpus.trajectories import FileEdit, read_edits, write_edits
+from keystroke.train.draft_head.texts import read_texts
+from keystroke.train.edit_cases import EditCase, read_edit_cases
 from keystroke.train.export import export_huggingface
 from keystroke.train.transformer import CodeModel, Shape
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from package_index import Server, module
 
 SHAPE = Shape(vocab=320, hidden=64, layers=2, heads=2, kv_heads=1, head_dim=32, intermediate=96, context=2048)
 LINES = [f"value_{i} = compute({i})" for i in range(50)]
@@ -38,11 +57,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def edits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("edits")
-    for project in range(4):
-        hunks = [Hunk(at, [LINES[at]], [f"value_{at} = changed({at})"]) for at in (3, 20, 40)]
+    for project, word in enumerate(("first", "second", "third", "fourth")):
+        lines = [line.replace("compute", word) for line in LINES]
+        hunks = [Hunk(at, [lines[at]], [f"value_{at} = {word}_changed({at})"]) for at in (3, 20, 40)]
         write_edits(
             folder / f"p{project}.jsonl.gz",
-            [FileEdit(f"p{project}", "MIT", "1", "2", f"f{project}.py", "\n".join(LINES), hunks)],
+            [FileEdit(f"p{project}", "MIT", "1", "2", f"f{project}.py", "\n".join(lines), hunks)],
         )
     return folder
 
@@ -77,6 +97,112 @@ def test_lessons_and_an_adapter_are_made_and_the_adapter_is_asked_in_its_format(
         assert type(local_entry("both", loaded).edits).__name__ == "PlacesFormat"
     finally:
         loaded.engine.close()
+
+
+def test_a_bare_machine_trains_goes_on_and_answers_and_the_answers_are_scored(
+    model: Path, edits: Path, tmp_path: Path
+) -> None:
+    """As `runs/adapter.sh` does it: token files only, and without what a bare machine does not have."""
+    made = make_lessons(model, [edits], [], tmp_path / "lessons.npz", tokens=8000, heldout=1)
+    assert made["heldout"] > 0
+    (tmp_path / "manifest.json").write_text(json.dumps({"learned": LEARNED}))
+    forms = forms_of(model)
+    with patch.object(bench.adapter, "PLACES", 2), patch.object(bench.adapter, "read_edit_cases", few_cases):
+        bench.adapter.prepare(forms, [], tmp_path)
+
+        def bare(*arguments: str) -> list[dict[str, object]]:
+            ran = subprocess.run(
+                [sys.executable, "-P", "-c", BARE, "--model", str(model), "--device", "cpu", *arguments],
+                capture_output=True, text=True, check=False,
+            )  # fmt: skip
+            assert ran.returncode == 0, ran.stderr
+            return [json.loads(line) for line in ran.stdout.splitlines()]
+
+        train = ["train", "--lessons", str(tmp_path / "lessons.npz"), "--run", str(tmp_path / "run")]
+        train += ["--facts", str(tmp_path / "manifest.json"), "--batch", "2048", "--rank", "2", "--plain"]
+        (said,) = bare(*train, "--passes", "0.1")
+        assert read_adapter(Path(str(said["adapter"]))).facts["next_edit"] == LEARNED["next_edit"]
+        asked = ["answer", "--questions", str(tmp_path / "questions.npz"), "--adapter", str(said["adapter"])]
+        asked += ["--heldout", str(tmp_path / "lessons-heldout.npz"), "--out", str(tmp_path)]
+        rows = bare(*asked, "--strength", "0", "--strength", "1", "--most", "6")
+        assert [row["strength"] for row in rows] == [0.0, 1.0]
+        heldout = read_texts(tmp_path / "lessons-heldout.npz")
+        found = bench.adapter.scored(forms, [], tmp_path, heldout, Sandbox(Kind.NONE))
+    assert set(found) == {"0", "1"}
+    assert {"place", "text_em", "quiet", "fim_rest_em", "psm_line_em"} <= set(found["1"])
+    assert found["1"]["place_of"] == 2
+
+
+BARE = """
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"ast_grep_py", "msgspec", "typer", "httpx", "platformdirs", "rich"}:
+            raise ImportError(f"a bare machine has no {name}")
+sys.meta_path.insert(0, Missing())
+from keystroke.train.adapter.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def few_cases(path: Path) -> list[EditCase]:
+    return read_edit_cases(path)[:3]
+
+
+def a_server() -> Server:
+    """Two projects to train on, one of another licence, one too young; a third release comes late."""
+    server = Server()
+    for name, licence, year in (
+        ("one", "MIT", 2015),
+        ("two", "MIT", 2015),
+        ("gpl", "GPL-3.0", 2015),
+        ("young", "MIT", 2026),
+    ):
+        first = module(name, 60)
+        second = first.replace(f"compute_{name}(value, 3)", f"quick_{name}(value, 3)")
+        second = second.replace(f"compute_{name}(value, 30)", f"quick_{name}(value, 30)")
+        late = second.replace(f"compute_{name}(value, 50)", f"late_{name}(value, 50)")
+        late = late.replace(f"compute_{name}(value, 12)", f"late_{name}(value, 12)")
+        server.add(
+            name,
+            {"1.0": {"a.py": first}, "1.1": {"a.py": second}, "1.2": {"a.py": late}},
+            licence=licence,
+            year=year,
+        )
+    return server
+
+
+def test_data_are_made_in_one_step_go_on_where_it_stopped_and_end_on_a_day(
+    model: Path, tmp_path: Path
+) -> None:
+    server = a_server()
+    index = PackageIndex("https://index.test", transport=httpx.MockTransport(server))
+
+    def made(folder: Path, until: datetime = datetime(2015, 2, 15, tzinfo=UTC)) -> dict[str, Any]:
+        names = ["one", "two", "gpl", "young", "nowhere"]
+        amounts = Amounts(tokens=30_000, heldout=0)
+        return make_data(folder, model, index, None, names, [], until=until, amounts=amounts, processes=0)
+
+    first = made(tmp_path / "a")
+    assert first["collected"] == {"python": {"collected": 2, "licence": 1, "held out": 1, "absent": 1}}
+    assert first["licences"] == {"MIT": 2}
+    assert first["learned"] == LEARNED
+    assert json.loads((tmp_path / "a" / "manifest.json").read_text()) == first
+    collected = read_edits(tmp_path / "a" / "collected" / "python" / "one.jsonl.gz")
+    assert [edit.release_to for edit in collected] == ["1.1"]  # the third was not out yet
+    asked = len(server.asked)
+    again = made(tmp_path / "a")
+    assert again["collected"] == {"python": {"there": 5}}
+    assert len(server.asked) == asked
+    assert made(tmp_path / "b")["sha256"] == again["sha256"] == first["sha256"]
+    later = made(tmp_path / "c", datetime(2016, 1, 1, tzinfo=UTC))
+    assert later["sha256"] != first["sha256"]
+
+
+def test_names_come_from_debians_and_fewer_are_a_part_of_more() -> None:
+    assert package_names(["node-left-pad", "node-left-pad-doc", "node-glob"]) == ["left-pad", "glob"]
+    names = [f"n{i}" for i in range(50)]
+    assert shuffled(names, "edits") == shuffled(reversed(names), "edits") != names
 
 
 def test_a_folder_without_edits_is_named(

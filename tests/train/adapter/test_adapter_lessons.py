@@ -6,6 +6,7 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,9 +14,11 @@ import pytest
 from keystroke.assist.next_edit.places import places_format
 from keystroke.engine.fim import detect_fim
 from keystroke.engine.tokenizer import ByteTokenizer
-from keystroke.train.adapter.course import course
+from keystroke.train.adapter.course import course, project_lessons
 from keystroke.train.adapter.lessons import (
     FILL,
+    KEEP,
+    NEW,
     NEXT,
     OWN,
     QUIET,
@@ -23,6 +26,7 @@ from keystroke.train.adapter.lessons import (
     Forms,
     filling,
     instruction,
+    kept,
     next_edits,
     rewriting,
 )
@@ -63,7 +67,7 @@ def own() -> Iterator[Text]:
 def test_a_next_edit_is_answered_with_a_change_of_the_release_and_silence_with_nothing(forms: Forms) -> None:
     edit, rng = an_edit(), random.Random(1)
     texts = [text for _ in range(20) for text in next_edits([edit], forms, rng)]
-    assert {text.kind for text in texts} == {NEXT, QUIET}
+    assert {text.kind for text in texts} == {NEXT, QUIET}  # every word of the change was shown
     for text in texts:
         answer = TOKENIZER.decode(text.tokens[text.given :].tolist())
         if text.kind == QUIET:
@@ -116,13 +120,36 @@ def test_a_small_change_can_be_told(old: list[str], new: list[str], words: tuple
     assert all(word in told for word in words)
 
 
+def test_an_answer_with_a_word_that_nothing_shows_is_marked_as_not_to_be_foreseen(forms: Forms) -> None:
+    edit = an_edit()
+    invented = replace(edit, hunks=[replace(h, new=[f"unheard_of_{i}()"]) for i, h in enumerate(edit.hunks)])
+    for step, kind in ((edit, NEXT), (invented, NEW)):
+        rng = random.Random(3)
+        found = [text.kind for _ in range(20) for text in next_edits([step], forms, rng)]
+        assert {QUIET, kind} == set(found)
+
+
+def test_what_is_to_be_kept_is_a_function_asked_for_in_chat_or_a_part_of_a_file(forms: Forms) -> None:
+    body = '    """Whether a file is there."""\n    return os.path.exists(path)\n'
+    source = f"import os\n\n\ndef there(path):\n{body}"
+    found = [kept(source, forms, random.Random(seed)) for seed in range(60)]
+    texts = [TOKENIZER.decode(text.tokens.tolist()) for text in found if text is not None]
+    chats = [text for text in texts if "```python\ndef there(path):" in text]
+    assert chats
+    assert all("Whether a file is there." in text.split("assistant")[1] for text in chats)
+    assert any(text in source for text in texts)
+    assert all(text.kind == KEEP for text in found if text is not None)
+    assert kept("x", forms, random.Random(0)) is None
+
+
 def test_a_large_change_is_not_told() -> None:
     assert instruction(Hunk(0, ["a"] * 5, ["b"] * 7), random.Random(0)) is None
 
 
 def test_a_course_keeps_its_shares_and_is_the_same_again(forms: Forms) -> None:
     def made() -> list[Text]:
-        return list(course(([an_edit(i)] for i in range(40)), own(), forms, 150_000, seed=2))
+        projects = (project_lessons([an_edit(i)], forms, f"2:{i}") for i in range(40))
+        return list(course(projects, own(), 150_000))
 
     texts = made()
     sizes: Counter[str] = Counter()
@@ -130,7 +157,8 @@ def test_a_course_keeps_its_shares_and_is_the_same_again(forms: Forms) -> None:
         sizes[text.kind] += len(text.tokens)
     whole = sum(sizes.values())
     shares = {kind: sizes[kind] / whole for kind in sizes}
-    assert 0.04 < shares[REWRITE] < 0.12
-    assert 0.08 < shares[FILL] < 0.18
-    assert 0.05 < shares[OWN] < 0.13
+    assert 0.03 < shares[REWRITE] < 0.09
+    assert 0.08 < shares[FILL] < 0.15
+    assert 0.08 < shares[KEEP] < 0.15
+    assert 0.02 < shares[OWN] < 0.07
     assert all(np.array_equal(a.tokens, b.tokens) for a, b in zip(texts, made(), strict=True))

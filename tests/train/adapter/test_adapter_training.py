@@ -14,7 +14,7 @@ import torch
 from keystroke.engine.adapter import read_adapter
 from keystroke.errors import InputError, ModelDamaged
 from keystroke.train.adapter.evaluation import choices, counted, foreseen
-from keystroke.train.adapter.lora import Adapted, Adapter, merge
+from keystroke.train.adapter.lora import Adapted, Adapter, merge, strengthened
 from keystroke.train.adapter.training import Recipe, Trainer, batch_of, export, shape_for
 from keystroke.train.draft_head.target import Target
 from keystroke.train.draft_head.texts import Text
@@ -78,6 +78,84 @@ def test_only_answers_count_and_the_choice_of_a_place_most() -> None:
     batch = batch_of([text], Recipe(batch=64, choice=4.0, lines=2.0), torch.device("cpu"))
     assert batch.weights[:8].tolist() == [0, 0, 4, 2, 2, 1, 1, 0]
     assert not batch.weights[8:].any()
+
+
+def test_a_long_answer_counts_hardly_more_than_a_short_one_and_an_invented_one_hardly_at_all() -> None:
+    recipe = Recipe(batch=128, answer=10.0, weights={"next": 1.0, "new": 0.1}, lines=0.0, choice=0.0)
+    sums = []
+    for kind, words in (("next", 10), ("next", 40), ("new", 40)):
+        text = Text(np.array([5, 11, 30, 31, *range(40, 40 + words)], np.int32), 1, kind)
+        sums.append(float(batch_of([text], recipe, torch.device("cpu")).weights.sum()))
+    assert sums == pytest.approx([10.0, 10.0, 1.0])
+
+
+def kept_texts(count: int) -> list[Text]:
+    dice = random.Random(7)
+    return [
+        Text(np.array([dice.randrange(2, 256) for _ in range(40)], np.int32), 1, "keep") for _ in range(count)
+    ]
+
+
+def test_what_is_to_be_kept_is_kept_and_costs_little_of_what_is_learned(tmp_path: Path) -> None:
+    target, held = tiny_target(), kept_texts(24)
+    drifts, rights = [], []
+    for keep in (0.0, 4.0):
+        adapter = Adapter(shape_for(target, 8))
+        recipe = Recipe(passes=5.0, rate=0.02, batch=512, together=1, keep=keep)
+        trainer = Trainer(tmp_path / f"{keep}", target, adapter, recipe)
+        trainer.train([*lessons(64, 0), *held])
+        batch = batch_of(held, recipe, torch.device("cpu"))
+        with torch.no_grad():
+            total, _ = trainer.model.drift(batch.tokens, batch.weights, batch.rows, batch.length)
+        drifts.append(float(total / batch.weights.sum()))
+        cases = lessons(60, 1)
+        merge(target, adapter)
+        found = foreseen(target, cases, NUMBERS, longest=6, ends=frozenset({END}))
+        merge(target, adapter, -1.0)
+        rights.append(counted(cases, found, NUMBERS, 0.5)["place"])
+    assert drifts[1] < 0.5 * drifts[0]
+    assert rights[1] > 0.8
+
+
+def test_an_adapter_that_is_nothing_yet_drifts_nowhere() -> None:
+    target = tiny_target()
+    batch = batch_of(kept_texts(6), Recipe(batch=64), torch.device("cpu"))
+    total, same = Adapted(target, Adapter(shape_for(target, 4))).drift(
+        batch.tokens, batch.weights, batch.rows, batch.length
+    )
+    assert batch.kept
+    assert abs(float(total.detach())) < 1e-3
+    assert bool(same.all())
+
+
+def test_texts_to_be_kept_come_evenly_beside_the_lessons(tmp_path: Path) -> None:
+    target = tiny_target()
+    recipe = Recipe(batch=128, together=2)
+    groups = Trainer(tmp_path, target, Adapter(shape_for(target, 2)), recipe)._groups(
+        [*lessons(80, 0), *kept_texts(20)]
+    )
+    kinds = [[texts[0].kind == "keep" for texts in group] for group in groups]
+    assert all(not any(some[:2]) for some in kinds)
+    assert 0 < sum(map(sum, kinds)) <= len(groups) * 2
+    assert {text.kind for group in groups for texts in group for text in texts} == {"next", "quiet", "keep"}
+
+
+def test_half_an_adapter_is_between_the_base_and_the_whole_and_leaves_no_trace(
+    trained: tuple[Target, Adapter, Trainer], tmp_path: Path
+) -> None:
+    target, adapter, _ = trained
+    export(adapter, tmp_path / "a.safetensors", {"base": "tiny"})
+    held = read_adapter(tmp_path / "a.safetensors")
+    cases = lessons(60, 1)
+    prompts = [text.tokens[: text.given].tolist() for text in cases]
+    sure = []
+    for strength in (0.0, 0.5, 1.0):
+        with strengthened(target, held, strength):
+            rows = choices(target, prompts, NUMBERS)
+        first = [NUMBERS.index(int(text.tokens[text.given])) for text in cases]
+        sure.append(float(np.mean([row[at] for row, at in zip(rows, first, strict=True)])))
+    assert sure[0] < sure[1] < sure[2]
+    assert np.array_equal(choices(target, prompts, NUMBERS), choices(tiny_target(), prompts, NUMBERS))
 
 
 def test_training_teaches_places_and_silence_and_merging_keeps_what_was_learned(

@@ -28,6 +28,8 @@ _FILES = re.compile(
     r"([\w/-][\w./-]*\.\w+\b(?:,? +[\w/-][\w./-]*\.\w+\b)*)",
     re.IGNORECASE,
 )
+EXERCISE_SECONDS = 15.0  # for an exercise's tests, which take one; more only makes endless loops dear
+_HANGING = 8  # seconds after which a test that hangs says where
 _PLAIN = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # a task's tests need none of this machine's plugins
 _PROGRAMS = {"go": "go", "rust": "cargo", "javascript": "npm", "java": "javac", "cpp": "cmake"}
 
@@ -106,7 +108,7 @@ def _exercise(folder: Path) -> FolderTask | None:
             texts.append(path.read_text(encoding="utf-8").strip())
     texts.append(
         f"Write {', '.join(stubs)} as described above. Keep the names of functions and classes that are "
-        "there, and use the standard library only."
+        "there, since tests call them, and use the standard library only."
     )
     helpers = [name for name in said["files"].get("editor", ()) if isinstance(name, str)]
     return FolderTask(
@@ -115,8 +117,9 @@ def _exercise(folder: Path) -> FolderTask | None:
         source=folder,
         files=tuple(stubs),
         tests={name: folder / name for name in (*tests, *helpers) if (folder / name).is_file()},
-        command="{python} -m pytest -q -p no:cacheprovider --no-header " + shlex.join(tests),
-        seconds=60.0,
+        command="{python} -m pytest -q -p no:cacheprovider --no-header "
+        f"-o faulthandler_timeout={_HANGING} {shlex.join(tests)}",
+        seconds=EXERCISE_SECONDS,
         needs=("pytest",),
         environment=_PLAIN,
     )

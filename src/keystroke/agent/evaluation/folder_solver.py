@@ -19,13 +19,19 @@ from keystroke.agent.evaluation.evaluate import Solved, Way
 from keystroke.agent.evaluation.folder_sets import offline
 from keystroke.agent.evaluation.tasks import FolderTask, Task
 from keystroke.agent.loop import AgentTask, Approvals, Approve, Status, TaskOptions
-from keystroke.agent.loop.edit_judge import tail
+from keystroke.agent.loop.edit_judge import said
 from keystroke.agent.sandbox import Ended, Limits, Place, Sandbox, secrets
 from keystroke.assist.edit import Journal, Workspace
 from keystroke.engine.base import Interrupt
 from keystroke.errors import KeystrokeError, UsageError
 
-_TESTS_SAID = "\n\nThe tests said of the last try:\n"
+_TESTS_SAID = """
+
+This was written already, and its tests fail:
+```
+{said}
+```
+The tests are right. Find what is wrong with the code, and write it anew, corrected."""
 
 
 class FolderSolver:
@@ -36,7 +42,7 @@ class FolderSolver:
         if not isinstance(task, FolderTask):
             raise UsageError(f"{task.id} is no folder to change")
         seconds, tokens, prompts, attempts, cost = 0.0, 0, 0, 0, 0.0
-        passed, said, diff = False, "", ""
+        passed, failed, diff = False, "", ""
         with tempfile.TemporaryDirectory(prefix="keystroke-eval-", ignore_cleanup_errors=True) as folder:
             place = Path(folder)
             root = place / "work"
@@ -44,13 +50,13 @@ class FolderSolver:
             for _ in range(min(way.tries, task.tries)):
                 began = time.perf_counter()
                 agent = self._agent(task, way, root, place / "state", interrupt)
-                told = f"{task.instruction}{_TESTS_SAID}{said}" if said else task.instruction
+                told = task.instruction + (_TESTS_SAID.format(said=failed) if failed else "")
                 try:
                     ended = agent.run(told)
                 except KeystrokeError as error:
                     if interrupt.is_set:
                         raise
-                    said = str(error)
+                    failed = str(error)
                     seconds += time.perf_counter() - began
                     continue
                 seconds += time.perf_counter() - began
@@ -61,7 +67,7 @@ class FolderSolver:
                 if ended.status is Status.INTERRUPTED:
                     interrupt.check()
                 scored = self.tested(task, root, interrupt)
-                passed, said = scored.ok, tail(scored)
+                passed, failed = scored.ok, said(scored)
                 if passed:
                     break
         return Solved(diff, seconds, tokens, prompts, attempts, cost=cost, verdict=passed)

@@ -13,10 +13,12 @@ from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 
+import msgspec
+
 from keystroke.agent.evaluation.folder_sets import folder_tasks
 from keystroke.agent.evaluation.function_sets import function_tasks
 from keystroke.agent.evaluation.releases import Fetch, prepared, release_tasks
-from keystroke.agent.evaluation.tasks import Task
+from keystroke.agent.evaluation.tasks import FolderTask, Task
 from keystroke.errors import InputError, NotFound
 
 RELEASES = "releases"
@@ -56,6 +58,14 @@ def chosen(tasks: Sequence[Task], only: Sequence[str], limit: int) -> list[Task]
     if limit and len(kept) > limit:
         kept = [kept[number * len(kept) // limit] for number in range(limit)]
     return kept
+
+
+def timed(tasks: Sequence[Task], seconds: float) -> list[Task]:
+    """The tasks with so many seconds for the tests of a folder; 0: as the set has it."""
+    return [
+        msgspec.structs.replace(task, seconds=seconds) if seconds and isinstance(task, FolderTask) else task
+        for task in tasks
+    ]
 
 
 def _unpacked(archive: Path, cache: Path) -> Path:

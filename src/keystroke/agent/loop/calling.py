@@ -11,7 +11,7 @@ from collections import Counter
 
 from keystroke.agent.chat.calls import read_calls
 from keystroke.agent.loop import prompts
-from keystroke.agent.loop.edit_judge import tail
+from keystroke.agent.loop.edit_judge import said
 from keystroke.agent.loop.working import Hands, Working
 from keystroke.agent.tools import Call, Edit, Read, Run, Search, Tool, Toolbox
 from keystroke.engine.generation import Finish
@@ -44,7 +44,7 @@ class Calling(Hands):
             if ended.ok:
                 return True
             task.tries += 1
-            task.failure = tail(ended)
+            task.failure = said(ended)
             if number + 1 < task.options.tries:
                 task.messages.append(prompts.check_failed(task.options.check, task.failure))
                 task.keep()

@@ -11,15 +11,15 @@ import re
 from keystroke.agent.attempts import Verdict, normalised
 from keystroke.agent.attempts.judge import COMPLETE, ON, Sign, Watch
 from keystroke.agent.loop.region_edit import RegionEdit
-from keystroke.agent.sandbox import Ended
+from keystroke.agent.sandbox import Ended, Ending
 from keystroke.agent.tools import Runner
 from keystroke.agent.workspace import Overlay
+from keystroke.analysis.failures.telling import telling
 from keystroke.analysis.syntax import language_of
 from keystroke.assist.edit import Failure
 from keystroke.engine.base import Interrupt
 
 _FITS, _TYPED = 0.1, 0.4  # how far a change got that failed the next question
-_OUTPUT = 1500  # characters of a check's output that a model is shown
 
 
 class EditJudge:
@@ -55,13 +55,13 @@ class EditJudge:
         if self._types:
             typed = self._runner.check(self._types, trial, interrupt)
             if not typed.ok:
-                return Verdict(_FITS, f"the types do not fit:\n{tail(typed)}")
+                return Verdict(_FITS, f"the types do not fit:\n{said(typed)}")
         if not self._check:
             return None
         ended = self._runner.check(self._check, trial, interrupt)
         if ended.ok:
             return Verdict(1.0)
-        return Verdict(_TYPED + 0.5 * share_passed(ended.output), f"`{self._check}` fails:\n{tail(ended)}")
+        return Verdict(_TYPED + 0.5 * share_passed(ended.output), f"`{self._check}` fails:\n{said(ended)}")
 
     def key(self, text: str) -> str:
         new = self._edit.read(text)
@@ -75,7 +75,10 @@ def share_passed(output: str) -> float:
     return passed / (passed + failed) if passed + failed else 0.0
 
 
-def tail(ended: Ended) -> str:
-    """The end of what a command printed: where runners say what failed."""
-    text = ended.output.strip()
-    return text if len(text) <= _OUTPUT else f"…{text[-_OUTPUT:]}"
+def said(ended: Ended) -> str:
+    """What a failed command says to a model: what was expected and what came, or that it never ended."""
+    text = telling(ended.output)
+    if ended.ending is Ending.TIMEOUT:
+        waited = f"It did not end within {ended.seconds:.0f} seconds and was stopped"
+        return f"{waited}: is there an endless loop?\n{text}"
+    return text

@@ -11,13 +11,16 @@ from collections.abc import Sequence
 
 from keystroke.agent.attempts import Attempt, Outcome
 from keystroke.agent.chat import Asked, Message
-from keystroke.agent.loop.edit_judge import EditJudge, tail
+from keystroke.agent.loop.edit_judge import EditJudge, said
 from keystroke.agent.loop.place import about, find_files, find_regions, text_of
 from keystroke.agent.loop.region_edit import RegionEdit
 from keystroke.agent.loop.working import Hands, Working
+from keystroke.analysis.stubs import stubs
 from keystroke.assist.edit import Region
 from keystroke.assist.edit.choice import enclosing, spans
+from keystroke.assist.edit.ladder import WHOLE
 from keystroke.assist.edit.pointing import parse_pointing, parts_of, point_messages
+from keystroke.assist.edit.rewrite import DESCRIBED
 from keystroke.errors import NotFound
 
 
@@ -27,7 +30,7 @@ class Rewriting(Hands):
         answers to the instruction."""
         if task.options.check and not task.failure:
             first = task.check()
-            task.failure = "" if first.ok else tail(first)
+            task.failure = "" if first.ok else said(first)
         regions = self._regions(task)
         for _ in range(task.options.tries):
             if self._round(task, regions):
@@ -47,6 +50,8 @@ class Rewriting(Hands):
                     "it is not clear which file the task is about; name it in the task or with --file"
                 )
         texts = {name: text_of(task.overlay, name) for name in files}
+        if len(files) == 1 and _to_be_written(texts[files[0]], task.instruction):
+            return [Region(files[0])]
         choice = find_regions(task.overlay, files, task.instruction, task.failure)
         if choice.regions and choice.sure:
             return list(choice.regions)
@@ -139,6 +144,12 @@ class Rewriting(Hands):
         answer = {"role": "assistant", "content": edit.opening + winner.text}
         task.messages += [*edit.messages(), answer]
         return True
+
+
+def _to_be_written(text: str, instruction: str) -> bool:
+    """Whether a short file is the task as a whole: a description of a program, or empty functions that it has
+    to fill. Which of its parts the words of a description name is chance."""
+    return text.count("\n") <= WHOLE and (len(instruction) > DESCRIBED or len(stubs(text)) > 1)
 
 
 def _larger(regions: Sequence[Region], texts: dict[str, str]) -> list[Region]:

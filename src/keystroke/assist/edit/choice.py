@@ -10,11 +10,21 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from keystroke.analysis.outline import Kind, Unit, flattened, outline
 from keystroke.analysis.syntax import language_of
-from keystroke.assist.edit.mentions import Mention, adds, numbered, pieces, plain_word, read_mentions, stem
+from keystroke.assist.edit.mentions import (
+    Mention,
+    adds,
+    altered,
+    listed,
+    numbered,
+    pieces,
+    plain_word,
+    read_mentions,
+    stem,
+)
 from keystroke.assist.edit.rewrite import Region
 
 CLASS = 60  # lines of a class that is rewritten whole where several of its members are meant
@@ -22,7 +32,9 @@ CURSOR = 20  # lines above and below a cursor that are meant where nothing else 
 _NEAR = 12  # lines between two regions that are taken together
 _ENOUGH = 2.0  # a part that scores less is not meant
 _SHARE = 0.6  # of the best part's score, for others to be meant too
+_USERS = 2  # parts that use a value, where naming the value means them
 _MOST = 6  # parts; an instruction that means more is about the file
+_MEMBER = re.compile(r"\b(?:method|property|getter|setter|constructor)\b", re.IGNORECASE)
 _TAIL = 12  # lines behind the last definition that belong to a new one: exports, a main part
 
 
@@ -53,11 +65,18 @@ def choose(files: Mapping[str, str], instruction: str, *, near: tuple[str, int] 
     mentions = read_mentions(instruction)
     known = {unit.short for units in outlines.values() for unit in flattened(units)}
     places = [mention for mention in mentions if mention.place]
+    said = {mention.text for mention in places}
+    places += [Mention(name, False) for name in listed(instruction, _functions(outlines)) - said]
     found = [
         _Scored(named, content + _at_cursor(near, path, unit), path, unit)
         for path, units in outlines.items()
         for named, content, unit in _scored(files[path], units, places, numbered(instruction, path))
     ]
+    values = [item for item in found if item.named and _only_referred_to(item.unit, instruction)]
+    found = [item for item in found if item not in values]
+    if values and not any(item.named for item in found):
+        users = [item for item in found if _uses(files[item.path], item, values)]
+        found = [replace(item, named=3.0) for item in users] if 0 < len(users) <= _USERS else found
     sure = any(item.named for item in found)
     if sure:
         found = [item for item in found if item.named]
@@ -70,7 +89,7 @@ def choose(files: Mapping[str, str], instruction: str, *, near: tuple[str, int] 
         # Members that stand beside one that is surely meant are meant by a plain word, too.
         if item.score >= least or (item.named and (item.path, _owner(item.unit)) in owners)
     ]
-    place = _addition(outlines, mentions, files) if adds(instruction, mentions, known) else None
+    place = _addition(outlines, mentions, files, instruction) if adds(instruction, mentions, known) else None
     if place is not None:
         meant = [place, *(pair for pair in meant if sure and pair[1] != place[1])]
     chosen: dict[str, list[Unit]] = {}
@@ -144,15 +163,38 @@ def _scored(
             yield by_name, score, unit
     for unit in every:
         inside = any(name.startswith(f"{unit.name}.") for name in named)
-        if unit.members and unit.name and not named and not inside:
+        if unit.members and unit.name and not inside:
             by_name = sum(_name_score(unit, mention) for mention in mentions)
             if by_name:
                 yield by_name, 0.0, unit
 
 
+def _functions(outlines: Mapping[str, Sequence[Unit]]) -> set[str]:
+    return {
+        unit.short
+        for units in outlines.values()
+        for unit in flattened(units)
+        if unit.kind is Kind.FUNCTION and unit.name
+    }
+
+
+def _only_referred_to(unit: Unit, instruction: str) -> bool:
+    """Whether a part is a constant that the instruction speaks of and does not want to be another one: what
+    is to be changed is what uses it."""
+    constant = unit.kind is Kind.STATEMENT and unit.short.isupper()
+    return constant and not altered(instruction, unit.short)
+
+
+def _uses(text: str, item: _Scored, values: Sequence[_Scored]) -> bool:
+    inside = "\n".join(text.split("\n")[item.unit.start : item.unit.end])
+    return any(re.search(rf"\b{re.escape(value.unit.short)}\b", inside) for value in values)
+
+
 def _name_score(unit: Unit, mention: Mention) -> float:
     if not unit.name or not (unit.name == mention.text or unit.name.endswith(f".{mention.text}")):
         return 0.0
+    if not mention.code and unit.kind is Kind.STATEMENT and "." in unit.name:
+        return 0.0  # fields have the names of ordinary words
     return 10.0 if "." in mention.text else 6.0 if mention.code else 3.0
 
 
@@ -179,10 +221,15 @@ def _around(near: tuple[str, int], text: str, units: Sequence[Unit]) -> Region:
 
 
 def _addition(
-    outlines: Mapping[str, Sequence[Unit]], mentions: Sequence[Mention], files: Mapping[str, str]
+    outlines: Mapping[str, Sequence[Unit]],
+    mentions: Sequence[Mention],
+    files: Mapping[str, str],
+    instruction: str,
 ) -> tuple[str, Unit] | None:
     """Where a new definition goes: into the class that is mentioned, else behind the last definition."""
     names = {name for mention in mentions for name in (mention.text, mention.text.partition(".")[0])}
+    if _MEMBER.search(instruction):
+        names |= _only_class(outlines)  # a method needs no class to be named where there is one
     for path, units in outlines.items():
         for unit in reversed(list(flattened(units))):
             if unit.kind is Kind.CLASS and unit.name and unit.short in names:
@@ -203,6 +250,17 @@ def _addition(
     if last is defined[-1] and end - last.end <= _TAIL:
         return path, Unit(last.kind, last.name, last.start, end, last.header)
     return path, last
+
+
+def _only_class(outlines: Mapping[str, Sequence[Unit]]) -> set[str]:
+    """The name of the one class that has methods, if there is but one."""
+    found = {
+        unit.short
+        for units in outlines.values()
+        for unit in units
+        if unit.kind is Kind.CLASS and any(member.kind is Kind.FUNCTION for member in unit.members)
+    }
+    return found if len(found) == 1 else set()
 
 
 def _spans(path: str, units: Sequence[Unit], every: Sequence[Unit]) -> Iterator[Region]:

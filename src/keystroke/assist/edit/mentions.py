@@ -6,7 +6,7 @@ Law: pure; knows English and no file. "Add a method" means the verb, `add()` the
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 _WORD = re.compile(r"[A-Za-z_]\w*(?:(?:\.|::)[A-Za-z_]\w*)*")
@@ -39,6 +39,7 @@ _GIVING = (
     "extend",
 )  # what follows them is a thing: "give parse a limit"
 _RAISED = ("raise", "raises", "throw", "throws", "raising", "throwing", "instead of")
+_ALTERING = "set|raise|lower|increase|decrease|change|rename|remove|delete|double|reduce|extend|make|turn|add"
 _PLAIN = """
 the a an and or of to in is it be as at by for from with not no if then else when should must that this its
 are was so do does than all any only into on but can will has have which instead there where also return
@@ -75,18 +76,41 @@ def _words(instruction: str) -> Iterator[Mention]:
     before = ""
     for found in _WORD.finditer(instruction):
         text = found[0].replace("::", ".")
-        after = instruction[found.end() : found.end() + 1]
-        shape = bool(re.search(r"_|\.|[a-z][A-Z]|\d", text)) or after == "("
+        called = re.match(r"\(|\s*=", instruction[found.end() :]) is not None  # or assigned
+        shape = bool(re.search(r"_|\.|[a-z][A-Z]|\d", text)) or called or _constant(text)
         following = _NAME.match(instruction, found.end() + 1)
         next_word = following[0].lower() if following is not None else ""
         noun = before.lower() in _NOUNS or next_word in _NOUNS
         verb = next_word in _ARTICLES and text.lower() in _VERBS and not shape
         verb = verb and before.lower() not in _GIVING
-        error = before.lower() in _RAISED or text.endswith(("Error", "Exception"))
+        # "Raise LIMIT to five" raises no error.
+        error = before.lower() in _RAISED and not _constant(text)
+        error = error or text.endswith(("Error", "Exception")) or bool(re.match(r"Err[A-Z]", text))
         code = shape or found[0] in quoted or (noun and not verb and text.lower() not in _DULL)
         if not verb or code:
             yield Mention(text, code, not error)
         before = text
+
+
+def listed(instruction: str, known: Collection[str]) -> set[str]:
+    """Names of definitions that stand in a list of such: "Get and Total" names two, verb or not."""
+    named = "|".join(sorted(map(re.escape, known), key=len, reverse=True))
+    if not named:
+        return set()
+    row = re.compile(rf"\b(?:{named})\b(?:(?:\(\))?(?:,| and| or|, and| &) (?:{named})\b)+")
+    return {name for found in row.findall(instruction) for name in _NAME.findall(found) if name in known}
+
+
+def altered(instruction: str, name: str) -> bool:
+    """Whether it is the value of this name that the instruction wants to be another."""
+    word = rf"`?\b{re.escape(name)}\b`?"
+    before = rf"\b(?:{_ALTERING})\b[\w ]* {word}"
+    after = rf"{word}\s*(?:=|\b(?:to|should|must|needs?|has to|with)\b)"
+    return re.search(f"(?i:{before})|{after}", instruction) is not None
+
+
+def _constant(text: str) -> bool:
+    return len(text) > 2 and text.isupper()
 
 
 def adds(instruction: str, mentions: Sequence[Mention], known: set[str]) -> bool:

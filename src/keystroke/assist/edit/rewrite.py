@@ -30,6 +30,8 @@ _AUTHOR = (
     "that are given. You answer with one block of code between ``` lines and nothing else."
 )
 
+DESCRIBED = 700  # characters of a task that describes a program rather than a change of one
+
 _FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})")
 _ELISION = re.compile(
     r"^[ \t]*(?:#|//|--|/\*|<!--|;|%|\.\.\.|…)[ \t]*(?:\.\.\.|…)?[ \t]*\(?(?:the )?"
@@ -64,7 +66,7 @@ def rewrite_messages(
     before, inside, after = region.parts(text)
     tag = language_of(region.path) or ""
     empty = stubs(inside) if tag == "python" else []
-    system = _AUTHOR if empty else _SYSTEM
+    system = _AUTHOR if empty or len(instruction) > DESCRIBED else _SYSTEM
     if rules.strip():
         system += f"\n\nThe project's rules:\n{rules.strip()}"
     part = before.strip() or after.strip()
@@ -79,7 +81,8 @@ def rewrite_messages(
             f"and leave the rest of the file out:\n{fenced(inside, tag)}"
         )
     else:
-        how = f"Write the whole file {region.path} with the change, complete."
+        what = "" if system.startswith(_AUTHOR) else " with the change"
+        how = f"Write the whole file {region.path}{what}, complete."
     if empty:
         named = ", ".join(dict.fromkeys(empty))
         how += f"\n\nStill empty: {named}. Write the code that the task asks for, without placeholders."

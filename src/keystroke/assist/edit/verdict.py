@@ -15,6 +15,7 @@ from keystroke.analysis.syntax import error_count, language_of
 from keystroke.assist.edit.definitions import doubled, lost, restored
 from keystroke.assist.edit.mentions import read_mentions
 from keystroke.assist.edit.operations import Failure, Reason
+from keystroke.assist.edit.rewrite import DESCRIBED
 from keystroke.text import apply_edits
 from keystroke.text.compare import compare
 
@@ -129,6 +130,8 @@ def _with_imports(old: str, new: str, path: str) -> str | Failure:
 
 def _only_used(old: str, new: str, path: str, instruction: str) -> str | None:
     """What the instruction wants to be added, where the new text uses it and nowhere defines it."""
+    if len(instruction) > DESCRIBED:
+        return None  # prose that speaks of many things, few of which are to be written
     code = {mention.text for mention in read_mentions(instruction) if mention.code}
     for clause in _ADDED.findall(instruction):
         words: list[str] = re.findall(r"[A-Za-z_]\w*", clause)

@@ -116,9 +116,8 @@ class PlacesFormat:
             marks.end,
         )
 
-    def region(self, lines: Sequence[str], line: int) -> Region:
-        """What to show when `line` may have to change: fewer lines where they are long."""
-        size = REGION
+    def region(self, lines: Sequence[str], line: int, size: int = REGION) -> Region:
+        """What to show when `line` may have to change: at most `size` lines, fewer where they are long."""
         region = region_at(lines, line, size)
         while size > 1 and self._cost(lines[region.first : region.last]) > REGION_TOKENS:
             size //= 2

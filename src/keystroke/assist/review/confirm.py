@@ -7,29 +7,18 @@ model that answers by position, or by habit, contradicts itself and confirms not
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 from keystroke.analysis.outline import Kind, flattened, outline
 from keystroke.analysis.syntax import language_of
 from keystroke.assist.edit import Writer
 from keystroke.assist.edit.blocks import fenced
 from keystroke.assist.review.changes import Changed
-from keystroke.assist.review.demonstrate import Difference
 from keystroke.text.compare import compare
 
 _SYSTEM = "You are a careful programmer. You answer with one word."
 _AROUND = 6  # lines shown around a hunk
 _MOST = 60  # lines of a definition that are shown
 _LETTER = re.compile(r"\b(A|B|both|neither|none)\b", re.IGNORECASE)
-
-
-def old_was_right(file: Changed, found: Difference, writer: Writer) -> bool:
-    """Whether the model holds the result before the change for the right one, in either order."""
-    meaning = "\n".join(_meaning(file.before or "", found.name))
-    return all(
-        _asked(writer, _result_question(meaning, found.call, *sides)) == letter
-        for sides, letter in (((found.before, found.after), "a"), ((found.after, found.before), "b"))
-    )
 
 
 def new_has_defect(file: Changed, line: int, claim: str, writer: Writer) -> bool:
@@ -41,13 +30,6 @@ def new_has_defect(file: Changed, line: int, claim: str, writer: Writer) -> bool
     return all(
         _asked(writer, _version_question(file.path, claim, *sides)) == letter
         for sides, letter in (((new, old), "a"), ((old, new), "b"))
-    )
-
-
-def _result_question(meaning: str, call: str, first: str, second: str) -> str:
-    return (
-        f"{meaning}\n\nWhat should {call} give, going by the names and the documentation?\n"
-        f"A: {first}\nB: {second}\nAnswer with A or B."
     )
 
 
@@ -68,37 +50,6 @@ def _asked(writer: Writer, question: str) -> str:
             break
     found = _LETTER.search(answer)
     return found[1].lower() if found is not None else ""
-
-
-def _meaning(text: str, name: str) -> Iterator[str]:
-    """The head of a definition and its docstring: what it promises, not how it does it."""
-    lines = text.split("\n")
-    units = list(flattened(outline(text, "python")))
-    owner = name.rpartition(".")[0]
-    for unit in units:
-        if unit.name in (name, owner) and unit.name and unit.kind in (Kind.FUNCTION, Kind.CLASS):
-            yield from _head(lines[unit.start : unit.end])
-
-
-def _head(lines: list[str]) -> Iterator[str]:
-    quotes = ""
-    for line in lines[:30]:
-        text = line.strip()
-        if quotes:
-            yield line
-            if quotes in text:
-                return
-            continue
-        found = re.match(r"[rRbBuU]*(\"{3}|'{3})", text)
-        if found is not None:
-            yield line
-            if text.count(found[1]) > 1:
-                return
-            quotes = found[1]
-        elif text.startswith(("def ", "async def ", "class ", "@")):
-            yield line
-        elif text and not text.endswith((",", "(", ")", "):", "->")):
-            return
 
 
 def _versions(file: Changed, line: int) -> tuple[str, str] | None:

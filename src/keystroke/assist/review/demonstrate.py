@@ -13,19 +13,22 @@ import itertools
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from keystroke.assist.review.examples import Maker, shown
+from keystroke.assist.review.invariants import Seen, agrees, literal, lost
 from keystroke.assist.review.purity import MODULES, computing_part
+from keystroke.assist.review.scripts import Claim
 
 SECONDS = 10.0
 MEMORY = 512 << 20
 MAX_CHANGED = 12  # definitions of one file that are tried
 _RUNNER = Path(__file__).with_name("example_runner.py")
 _SLIPS = ("IndexError", "KeyError", "TypeError", "AttributeError", "ZeroDivisionError", "UnboundLocalError",
-          "NameError", "RecursionError", "OverflowError", "StopIteration", "RuntimeError")  # fmt: skip
+          "RecursionError", "OverflowError", "StopIteration", "RuntimeError", "ValueError")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,17 @@ class Difference:
     broken: bool = False
     meant: bool = False
     doubtful: bool = False  # an argument was guessed that nothing in the module speaks for
+    lost: str = ""  # what all results had in common before, and this one has not
+
+
+@dataclass(frozen=True, slots=True)
+class Contradiction:
+    """A claim that held for `before` and not for `after`; or, if it `holds` now, the other way round."""
+
+    claim: Claim
+    before: str
+    after: str
+    holds: bool
 
 
 def differences(before: str, after: str) -> list[Difference]:
@@ -59,14 +73,67 @@ def differences(before: str, after: str) -> list[Difference]:
     # One of each in turn: where time runs short, every definition has had some.
     plans = [plan for row in itertools.zip_longest(*tried) for plan in row if plan is not None]
     results = _run(ast.unparse(old), ast.unparse(new), [plan for _, plan, _ in plans])
-    found: dict[str, Difference] = {}
-    for (name, plan, doubtful), outcomes in zip(plans, results, strict=False):
-        difference = _difference(name, changed[name], plan, outcomes)
+    found: dict[str, list[Difference]] = {}
+    seen: dict[str, list[Seen]] = {}
+    for (name, plan, doubtful), (skipped, outcomes) in zip(plans, results, strict=False):
+        call = shown(plan, skipped)
+        difference = _difference(name, changed[name], call, outcomes)
+        if (known := _seen(plan, skipped, call, outcomes)) is not None:
+            seen.setdefault(name, []).append(known)
         if difference is not None and doubtful:
             difference = replace(difference, broken=False, doubtful=True)
-        if difference is not None and (name not in found or (difference.broken and not found[name].broken)):
-            found[name] = difference
-    return sorted(found.values(), key=lambda item: not item.broken)
+        if difference is not None:
+            found.setdefault(name, []).append(difference)
+    together = [_together(of, lost(seen.get(name, ()))) for name, of in found.items()]
+    return sorted(together, key=lambda item: not item.broken)
+
+
+def _together(found: Sequence[Difference], lack: tuple[Seen, str] | None) -> Difference:
+    """What tells most comes first: a failure, a result without what all had, arguments that are no guesses,
+    a short call."""
+    if lack is not None:
+        found = [replace(item, lost=lack[1]) if item.call == lack[0].call else item for item in found]
+    ranked = sorted(
+        found, key=lambda item: (not item.broken, not item.lost, item.doubtful, item.meant, len(item.call))
+    )
+    return ranked[0]
+
+
+def contradicted(before: str, after: str, said: Sequence[Claim]) -> list[Contradiction]:
+    """Claims that held before a change and do not hold after it, each with what was given and is given now;
+    and the other way round, claims that hold only now."""
+    old, new = computing_part(before), computing_part(after)
+    if old is None or new is None or not said:
+        return []
+    results = _run(ast.unparse(old), ast.unparse(new), [list(claim.plan) for claim in said])
+    found = []
+    for claim, (_, (first, again, now)) in zip(said, results, strict=False):
+        if first != again or not first or not now or "broken" in (first[0][0], now[0][0]):
+            continue
+        was, gives = _given(first, len(claim.plan)), _given(now, len(claim.plan))
+        held, holds = agrees(claim.expected, was), agrees(claim.expected, gives)
+        if held is not holds:
+            found.append(Contradiction(claim, was, gives, holds))
+    return found
+
+
+def _given(outcome: list[Any], steps: int) -> str:
+    """What the last step of a plan gave."""
+    last = outcome[min(steps, len(outcome)) - 1]
+    return f"{last[1]}: {last[3]}" if last[0] == "error" else str(last[1]) or "no answer"
+
+
+def definitions(text: str) -> set[str]:
+    """The names that calls can begin with in the part of a module that only computes."""
+    module = computing_part(text)
+    body = module.body if module is not None else []
+    return {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+
+
+def changed_definitions(before: str, after: str) -> dict[str, range]:
+    """The definitions that a change gives another body, with the lines of each."""
+    old, new = computing_part(before), computing_part(after)
+    return {} if old is None or new is None else _changed(old, new)
 
 
 def _changed(old: ast.Module, new: ast.Module) -> dict[str, range]:
@@ -92,27 +159,42 @@ def _definitions(module: ast.Module) -> dict[str, ast.FunctionDef]:
     return found
 
 
-def _difference(name: str, lines: range, plan: list[Any], outcomes: list[Any]) -> Difference | None:
+def _difference(name: str, lines: range, call: str, outcomes: list[Any]) -> Difference | None:
     first, again, now = outcomes
-    if first != again or first == now or not first or first[0][0] == "broken":
+    if first != again or first == now or not first or first[-1][0] in ("broken", "endless"):
         return None
     if any(item[0] == "error" and not item[2] for item in first):
         return None  # it failed before: whatever it does now is no regression
     for was, step in zip(first, [*now, *([["value", "nothing"]] * len(first))], strict=False):
         if was == step:
             continue
-        if step[0] == "broken":
-            return None
+        if step[0] == "broken" or step[:2] == ["error", "NameError"]:
+            return None  # what it needs was left out, or a check says so already
+        if step[0] == "endless":
+            return Difference(name, lines, call, was[1], "no answer: it does not come to an end", broken=True)
         if was[0] == "error":
             if step[0] == "error":
                 return None
-            return Difference(name, lines, shown(plan), f"{was[1]}: {was[3]}", step[1])
+            return Difference(name, lines, call, f"{was[1]}: {was[3]}", step[1])
         if step[0] == "error":
             kind, meant, message = step[1], step[2], step[3]
             slip = not meant and kind in _SLIPS
-            return Difference(name, lines, shown(plan), was[1], f"{kind}: {message}", slip, meant)
-        return Difference(name, lines, shown(plan), was[1], step[1])
+            return Difference(name, lines, call, was[1], f"{kind}: {message}", slip, meant)
+        return Difference(name, lines, call, was[1], step[1])
     return None
+
+
+def _seen(plan: list[Any], skipped: list[int], call: str, outcomes: list[Any]) -> Seen | None:
+    """What the tried call itself gave, in both versions; None where one of them failed before or in it."""
+    target = max(n for n, step in enumerate(plan) if not step.get("before") and not step.get("after"))
+    at = target - sum(number < target for number in skipped)
+    first, again, now = outcomes
+    if first != again or min(len(first), len(now)) <= at:
+        return None
+    if first[at][0] != "value" or now[at][0] != "value":
+        return None
+    plain = tuple(item for item in plan[target]["arguments"] if isinstance(item, int | float | str | list))
+    return Seen(call, plain, literal(first[at][1]), literal(now[at][1]))
 
 
 def _run(before: str, after: str, plans: list[Any]) -> list[Any]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ast
 import random
-from collections.abc import Iterator, Mapping, Sequence
+import re
+import re._parser as _parser  # type: ignore[import-not-found]
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 PLANS = 40  # for each changed definition
@@ -32,10 +34,12 @@ _WORDS = {
     "float": "price rate factor degrees celsius seconds delay weight spread ratio base most angle",
     "date": "today date born taken day when",
     "time": "now created time moment",
-    "function": "fn function handler action callback get clock listener send sleep predicate",
+    "function": "fn function handler action callback get listener send sleep predicate",
+    "clock": "clock timer",
     "dict": "settings mapping options extra environ data entry row d config",
     "bool": "flag reverse strict directed done active invoked",
 }
+_QUOTED = re.compile(r"`([^`\n]{1,40})`|such as ([^\n,.;]{1,40})")
 _KINDS = {name: kind for kind, names in _WORDS.items() for name in names.split()}
 
 
@@ -50,6 +54,8 @@ class Maker:
             n.value for n in ast.walk(module) if isinstance(n, ast.Constant) and isinstance(n.value, str)
         }
         self._words = sorted(word for word in words if 0 < len(word) <= 12 and "\n" not in word)
+        self._matching = [text for node in ast.walk(module) for text in _matching(node, self._random)]
+        self._quoted = sorted({a or b for word in words for a, b in _QUOTED.findall(word)})
         self.doubtful = False  # the last plan has an argument that nothing speaks for
 
     def plans(self, name: str) -> Iterator[list[Any]]:
@@ -69,16 +75,18 @@ class Maker:
             if made is None:
                 return
             if method != "__init__":
-                others = [m for m in self._methods(owner) if m.name != method and not m.name.startswith("_")]
-                for other in self._random.choices(others, k=self._random.randint(0, _WARM)) if others else []:
-                    plan.append(self._call(made, other, plan))
                 target = next((m for m in self._methods(owner) if m.name == method), None)
                 if target is None:
                     return
+                others = [m for m in self._methods(owner) if m.name != method and not m.name.startswith("_")]
+                # What it did before is part of what an object is: a second call may show what the first hid.
+                earlier = [*others, target, target]
+                for other in self._random.choices(earlier, k=self._random.randint(0, _WARM)):
+                    plan.append({**self._call(made, other, plan), "before": True})
                 plan.append(self._call(made, target, plan))
                 reader = self._random.choice(others) if others else None
                 if reader is not None and len(reader.args.args) == 1:
-                    plan.append(self._call(made, reader, plan))
+                    plan.append({**self._call(made, reader, plan), "after": True})
             yield plan
 
     def _call(self, made: int, method: ast.FunctionDef, plan: list[Any]) -> dict[str, Any]:
@@ -152,7 +160,7 @@ class Maker:
         pick = self._random.choice
         match kind:
             case "text" | "str":
-                return pick([*_TEXTS, *self._words])
+                return pick([*_TEXTS, *self._words, *self._quoted, *3 * self._matching])
             case "int":
                 return pick(_INTS)
             case "float":
@@ -165,6 +173,8 @@ class Maker:
                 return {"time": pick(_DATES)}
             case "Decimal":
                 return {"decimal": pick(["0", "1", "10", "2.50", "-1"])}
+            case "clock":
+                return {"function": pick(["zero", "ten"])}
             case "function" | "Callable":
                 return {"function": pick(["nothing", "same", "zero"])}
             case "rows":
@@ -178,7 +188,10 @@ class Maker:
             case "list[int]" | "list[float]":
                 return pick([[], [1], [3, 1, 2], [5, 5], [-2, -1]])
             case "texts or ints" | "list":
-                return pick([[], [1], [3, 1, 2], ["a", "b"], ["x"], list(range(50))])
+                told = self._random.choices(self._words, k=self._random.randint(1, 4)) if self._words else []
+                return pick(
+                    [[], [1], [3, 1, 2], ["a", "b"], ["x"], list(range(50)), told, told, self._matching]
+                )
             case _:
                 self.doubtful = True
                 return pick([*_INTS, *_TEXTS[:4], [1, 2, 3], [], None])
@@ -222,6 +235,69 @@ def _defaulted(default: ast.expr | None) -> str:
     return {ast.List: "list", ast.Tuple: "list", ast.Dict: "dict"}.get(type(default), "")
 
 
+# ── texts that the module itself speaks of ────────────────────────────────────────────────────
+
+
+def _matching(node: ast.AST, chance: random.Random) -> list[str]:
+    """Texts that a pattern of the module matches, where the node is one that is compiled."""
+    if not (isinstance(node, ast.Call) and node.args and isinstance(node.func, ast.Attribute)):
+        return []
+    if ast.unparse(node.func) not in ("re.compile", "re.match", "re.fullmatch", "re.search", "re.findall"):
+        return []
+    pattern = node.args[0]
+    if not isinstance(pattern, ast.Constant) or not isinstance(pattern.value, str):
+        return []
+    try:
+        parsed = _parser.parse(pattern.value)
+        return list(dict.fromkeys(_written(parsed, chance) for _ in range(4)))
+    except (re.error, RecursionError, OverflowError, ValueError):
+        return []
+
+
+def _written(parsed: Any, chance: random.Random) -> str:
+    """A text for a parsed pattern; what looks around it is not obeyed."""
+    out = ""
+    for op, given in parsed:
+        match str(op):
+            case "LITERAL":
+                out += chr(given)
+            case "NOT_LITERAL":
+                out += "x" if given != ord("x") else "y"
+            case "ANY":
+                out += chance.choice("ab1 ")
+            case "IN":
+                out += _one_of(given, chance)
+            case "BRANCH":
+                out += _written(chance.choice(given[1]), chance)
+            case "SUBPATTERN":
+                out += _written(given[3], chance)
+            case "MAX_REPEAT" | "MIN_REPEAT" | "POSSESSIVE_REPEAT":
+                low, high, part = given
+                times = chance.randint(low, max(low, min(int(high), low + 2)))
+                out += "".join(_written(part, chance) for _ in range(times))
+            case "ATOMIC_GROUP":
+                out += _written(given, chance)
+    return out
+
+
+_CLASSES = {"CATEGORY_DIGIT": "0123456789", "CATEGORY_SPACE": " ", "CATEGORY_WORD": "abcxyz019_"}
+
+
+def _one_of(items: Any, chance: random.Random) -> str:
+    letters = ""
+    for op, given in items:
+        if str(op) == "LITERAL":
+            letters += chr(given)
+        elif str(op) == "RANGE":
+            low, high = given
+            letters += chr(low) + chr(high) + chr(chance.randint(low, high))
+        elif str(op) == "CATEGORY":
+            letters += _CLASSES.get(str(given), "x-")
+    if str(items[0][0]) == "NEGATE":
+        letters = next((c for c in "abxyz019" if c not in letters), "~")
+    return chance.choice(letters or "x")
+
+
 def _decorator(node: ast.expr) -> str:
     if isinstance(node, ast.Call):
         node = node.func
@@ -231,10 +307,11 @@ def _decorator(node: ast.expr) -> str:
 # ── as a person would write it ────────────────────────────────────────────────────────────────
 
 
-def shown(plan: Sequence[Any]) -> str:
+def shown(plan: Sequence[Any], skipped: Collection[int] = ()) -> str:
     """A plan as a person would write it: an object that is used once stands where it is used, one that is
-    used again has a name."""
-    users = [[item for item in plan if item is not step and _uses(item, i)] for i, step in enumerate(plan)]
+    used again has a name. `skipped`: steps that were left out."""
+    kept = [item for number, item in enumerate(plan) if number not in skipped]
+    users = [[item for item in kept if item is not step and _uses(item, i)] for i, step in enumerate(plan)]
     names: dict[int, str] = {}
     for i, step in enumerate(plan):
         if len(users[i]) > 1:
@@ -242,6 +319,8 @@ def shown(plan: Sequence[Any]) -> str:
             names[i] = name if name not in names.values() else f"{name}{i}"
     parts = []
     for i, step in enumerate(plan):
+        if i in skipped:
+            continue
         if i in names:
             parts.append(f"{names[i]} = {_step(step, plan, names)}")
         elif not users[i]:
@@ -278,9 +357,16 @@ def _step(item: Any, plan: Sequence[Any], names: Mapping[int, str]) -> str:
         return f"Decimal({item['decimal']!r})"
     if "function" in item:
         return "..."
+    if "tuple" in item:
+        inside = ", ".join(map(of, item["tuple"]))
+        return f"({inside},)" if len(item["tuple"]) == 1 else f"({inside})"
+    if "set" in item:
+        return "{" + ", ".join(map(of, item["set"])) + "}" if item["set"] else "set()"
     if "dict" in item:
         return "{" + ", ".join(f"{of(k)}: {of(v)}" for k, v in item["dict"]) + "}"
-    arguments = ", ".join(map(of, item.get("arguments", ())))
+    arguments = ", ".join(
+        [*map(of, item.get("arguments", ())), *(f"{k}={of(v)}" for k, v in item.get("named", {}).items())]
+    )
     if "on" in item:
         return f"{made(item['on'])}.{item['call']}({arguments})"
     return f"{item['call']}({arguments})"

@@ -78,6 +78,12 @@ def computes(node: ast.AST) -> bool:
     return True
 
 
+def asks_for_values(name: str) -> bool:
+    """Whether an attribute of this name can only be one that the module gave its objects, or a plain value
+    has."""
+    return not name.startswith("_") and name not in _LOADING | _INWARD | _BANNED | {"format", "format_map"}
+
+
 def _computing_import(node: ast.ImportFrom) -> bool:
     inside = not node.level and (node.module or "").partition(".")[0] in MODULES
     return inside and not any(alias.name in _INWARD or alias.name.startswith("_") for alias in node.names)

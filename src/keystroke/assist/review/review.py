@@ -8,7 +8,7 @@ is a remark, not the end.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 
 from keystroke.analysis.audit import Auditor, Severity
@@ -20,15 +20,24 @@ from keystroke.analysis.check.foreign import foreign_language, remember, slips
 from keystroke.analysis.check.syntax_fixes import parses
 from keystroke.assist.edit import Writer
 from keystroke.assist.review.changes import Changed, committed_text
-from keystroke.assist.review.confirm import old_was_right
-from keystroke.assist.review.demonstrate import differences
+from keystroke.assist.review.demonstrate import (
+    changed_definitions,
+    contradicted,
+    definitions,
+    differences,
+)
+from keystroke.assist.review.expect import documented_claims, model_claims, tested_claims
 from keystroke.assist.review.finding import Finding, Fix
 from keystroke.assist.review.linter import lint, ruff_of
 from keystroke.assist.review.model_review import remarks
+from keystroke.assist.review.scripts import Claim
 from keystroke.errors import Interrupted, KeystrokeError
 from keystroke.text import Document, Edit, apply_edits
 
 _SEVERITY = {Level.ERROR: Severity.HIGH, Level.WARNING: Severity.MEDIUM, Level.HINT: Severity.LOW}
+
+CLAIMS = 60  # of tests and documentation that are tried for one file
+ASKED = 3  # definitions of one file that a model is asked about
 
 
 def review(
@@ -65,7 +74,7 @@ def review(
             yield finding
         if run:
             try:
-                for finding, lines in _demonstrated(file, writer, wrong):
+                for finding, lines in _demonstrated(file, root, writer, wrong):
                     shown.setdefault(file.path, set()).update(lines)
                     yield finding
             except Interrupted:
@@ -156,28 +165,73 @@ def _suspicion(finding: Finding) -> str:
 
 
 def _demonstrated(
-    file: Changed, writer: Writer | None, wrong: Set[int]
+    file: Changed, root: Path, writer: Writer | None, wrong: Set[int]
 ) -> Iterator[tuple[Finding, Iterable[int]]]:
-    """Calls that fail now and did not before; and, if a model says that the old result was the right one,
-    calls that give something else; each with the lines of its definition. Definitions with `wrong` lines are
-    known not to run."""
+    """What running both versions shows, each finding with the lines of its definition: what a test or the
+    documentation says and no longer holds; calls that fail now, or whose results lack what all had; and calls
+    that give something else, if a model that does not see the code expects what they gave. Definitions with
+    `wrong` lines are known not to run."""
     if file.before is None or not is_python(file.path):
         return
-    document = Document(file.text)
-    for found in differences(file.before, file.text):
-        if not wrong.isdisjoint(found.lines):
-            continue
-        line = min(file.lines.intersection(found.lines), default=found.lines.start)
-        start, end = document.line_span(line - 1)
-        if found.broken:
-            message = f"{found.call} fails with {found.after}; before this change it gave {found.before}"
-        elif writer is not None and not found.meant and old_was_right(file, found, writer):
-            message = f"{found.call} gives {found.after}; before this change it gave {found.before}"
-        else:
-            continue
-        severity = Severity.HIGH if found.broken else Severity.MEDIUM
+    changed = changed_definitions(file.before, file.text)
+    told: set[str] = {name for name, lines in changed.items() if not wrong.isdisjoint(lines)}
+    for name, message, severity in _shown_by_running(file, root, changed, told, writer):
+        told.add(name)
+        lines = changed[name]
+        line = min(file.lines.intersection(lines), default=lines.start)
+        start, end = Document(file.text).line_span(line - 1)
         text = " ".join(message.split())[:400]
-        yield Finding("example", "regression", severity, text, file.path, line, 1, start, end), found.lines
+        yield Finding("example", "regression", severity, text, file.path, line, 1, start, end), lines
+
+
+def _shown_by_running(
+    file: Changed, root: Path, changed: Mapping[str, range], told: Set[str], writer: Writer | None
+) -> Iterator[tuple[str, str, Severity]]:
+    """The definition, the sentence and the severity of each finding. `told` grows with what is found."""
+    before, names = file.before or "", definitions(file.text)
+    said = [
+        *tested_claims(root, file.path, names),
+        *((file.path, c) for c in documented_claims(file.text, names)),
+    ]
+    where = {id(claim): path for path, claim in said}
+    meant: set[str] = set()  # a test or the documentation went along with the change
+    for found in contradicted(before, file.text, [claim for _, claim in said][:CLAIMS]) if changed else ():
+        name = _concerned(found.claim, changed)
+        if name is None:
+            continue
+        if found.holds:
+            meant.add(name)
+        elif name not in told:
+            place = where[id(found.claim)]
+            by = "its documentation" if place == file.path else f"{place}:{found.claim.line}"
+            yield name, f"{by} says {found.claim.text}; now that is {found.after}", Severity.HIGH
+    for difference in differences(before, file.text) if changed else ():
+        if difference.name in told or difference.name in meant:
+            continue
+        call, was, gives = difference.call, difference.before, difference.after
+        if difference.broken:
+            verb = "gives" if gives.startswith("no answer") else "fails with"
+            yield difference.name, f"{call} {verb} {gives}; before this change it gave {was}", Severity.HIGH
+        elif difference.lost:
+            message = f"{call} gives {gives}; before this change it gave {was}, and {difference.lost}"
+            yield difference.name, message, Severity.MEDIUM
+    if writer is None:
+        return
+    for name in [name for name in changed if name not in told | meant][:ASKED]:
+        against = contradicted(before, file.text, model_claims(file.text, name, names, writer))
+        if against and not any(found.holds for found in against):
+            found = against[0]
+            message = f"{found.claim.text} held before this change; now it gives {found.after}"
+            yield name, message, Severity.MEDIUM
+
+
+def _concerned(claim: Claim, changed: Mapping[str, range]) -> str | None:
+    """The changed definition that a claim is about: the last that it calls."""
+    for step in reversed(claim.plan):
+        for name in changed:
+            if name.rpartition(".")[2] == step["call"]:
+                return name
+    return next(iter(changed), None)
 
 
 def ranked(findings: Iterable[Finding]) -> list[Finding]:

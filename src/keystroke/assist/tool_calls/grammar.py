@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -46,6 +46,8 @@ def calls_constraint(
     usable = usable_tools(toolset, replace(bounds, closed=bounds.closed and not required))
     for shown in usable.shown:
         writer.add(shown)
+    if toolset.short:
+        writer.close([s.name for s in toolset.shown if usable.find(s.name) is None])
     if not usable.shown:
         return answer if answer is not None else writer.words_alone()
     if required or look or answer is not None:
@@ -67,6 +69,7 @@ class _Writer:
         self._rules: list[str] = []
         self._parts: list[dict[str, Any]] = []
         self._free: FreeText | None = None
+        self._but = ""  # what free text may not hold
 
     def constraint(self) -> Constraint:
         top = {"name": "answer", "lark_grammar": "\n".join(["%llguidance {}", *self._rules, ""])}
@@ -77,6 +80,12 @@ class _Writer:
     def add(self, shown: Shown) -> None:
         self._rules.append(f"arguments_{len(self._names)}: {self._arguments(shown)}")
         self._names.append(shown.name)
+
+    def close(self, names: Sequence[str]) -> None:
+        """These may not be called: no text begins a call of them, also where it would only be shown."""
+        if names:
+            closed = "|".join(_pattern(json.dumps(name)) for name in names)
+            self._but = rf" & ~/(?s:.*)\{{{SPACE}\"name\"{SPACE}:{SPACE}({closed})(?s:.*)/"
 
     def _arguments(self, shown: Shown) -> str:
         tool, number = shown.tool, len(self._names)
@@ -103,7 +112,7 @@ class _Writer:
             lead = ("{" if place == 0 else ", ") + json.dumps(name) + ": "
             if name in shown.grounded:
                 terms.append(f"{_text(lead + QUOTE)} SEEN {_text(QUOTE)}")
-            elif name == "path" and shown.is_edit and self._written:
+            elif name == "path" and shown.is_edit and self._written and "enum" not in schema:
                 terms.append(f"{_text(lead + QUOTE)} FRESH {_text(QUOTE)}")
             else:
                 inner = self._schema(schema, f"schema_{number}_{place}", False, shown.name)
@@ -126,7 +135,7 @@ class _Writer:
     def words_alone(self) -> Constraint:
         """A sentence or two, on one line: a model that may call nothing more writes its calls down as
         examples if it is let."""
-        self._rules.append(r"start: /[^\s{}`<>\[\]][^\n{}`<>]{0,300}/")
+        self._rules.append(r"start: /[^\s{}`<>*\[\]][^\n{}`<>*]{0,300}/")
         return self.constraint()
 
     def calls_alone(self, parallel: bool, answer: Constraint | None, required: bool) -> None:
@@ -157,7 +166,8 @@ class _Writer:
         if self._form.before:
             pieces.insert(0, self._marked())
         for number, name in enumerate(self._names):
-            self._rules.append(f"head_{number}[lazy]: /(?s:.*){call_head(_pattern(json.dumps(name)))}/")
+            head = call_head(_pattern(json.dumps(name)))
+            self._rules.append(f"head_{number}[lazy]: /(?s:.*){head}/{self._but}")
             self._rules.append(f"loose_{number}: head_{number} SPACE arguments_{number} BRACE")
         # Bare or fenced JSON at the very beginning is a call: it must name a tool on offer.
         named = [f"({_text(n + QUOTE)} KEY arguments_{i} BRACE)" for i, n in enumerate(self._names)]
@@ -170,7 +180,7 @@ class _Writer:
             f"SPACE: /{SPACE}/",
             rf"BRACE: /{SPACE}\}}/",
             f"END: /{SPACE}(```)?{SPACE}/",
-            r"TEXT: /(?s:.*)/",
+            f"TEXT: /(?s:.*)/{self._but}",
         ]
         mark = self._form.before.strip()
         kind = (self._form.name, str(parallel), str(self._tokenizer.special(mark)), *self._names)
@@ -184,7 +194,7 @@ class _Writer:
         mark, closing = self._form.before.strip(), self._form.after.strip()
         token, closed = self._tokenizer.special(mark), self._tokenizer.special(closing)
         if token is None:
-            self._rules.append(f"marked[lazy]: /(?s:.*){_pattern(mark)}/")
+            self._rules.append(f"marked[lazy]: /(?s:.*){_pattern(mark)}/{self._but}")
         else:
             self._rules.append(f"marked: TEXT <[{token}]>")
         if self._form.listed:

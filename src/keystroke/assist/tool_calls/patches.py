@@ -1,7 +1,8 @@
 """Patches as functions: what a small model can call, and the patch text that its call becomes.
 
 Law: text to text. A patch is the one that Codex's `apply_patch` takes: whole old lines out, whole new lines
-in. A small model copies a patch's example and gets its marks wrong; asked for old and new lines it does well.
+in, or a whole file, which is put where there was one. A small model copies a patch's example and gets its
+marks wrong; asked for old and new lines, or for the whole of a short file, it does well.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ EDITS: dict[str, tuple[str, dict[str, str]]] = {
             "new": "Lines to put in their place.",
         },
     ),
-    "create_file": (
-        "Creates a file.",
-        {"path": "File to create.", "content": "The whole text of the file."},
+    "write_file": (
+        "Writes a file, a new one or a short one anew.",
+        {"path": "File to write.", "content": "The whole text of the file, with all that stays as it is."},
     ),
     "delete_file": ("Deletes a file.", {"path": "File to delete."}),
 }
@@ -39,7 +40,7 @@ def edit_call(name: str, arguments: Any) -> str | None:
         return None
     if name == "delete_file":
         return _patch(f"{_DELETE}{path}")
-    if name == "create_file":
+    if name == "write_file":
         return _patch(f"{_ADD}{path}", *(f"+{line}" for line in _lines(arguments["content"]) or [""]))
     old, new = _lines(arguments["old"]), _lines(arguments["new"])
     # What both begin or end with is context: the patch then says only what changes.
@@ -67,7 +68,7 @@ def calls_of(patch: str) -> list[tuple[str, dict[str, str]]] | None:
             calls.append(("delete_file", {"path": header[len(_DELETE) :]}))
         elif header.startswith(_ADD):
             content = "".join(line[1:] + "\n" for line in body)
-            calls.append(("create_file", {"path": header[len(_ADD) :], "content": content}))
+            calls.append(("write_file", {"path": header[len(_ADD) :], "content": content}))
         elif header.startswith(_UPDATE):
             for hunk in _hunks(body):
                 old = "".join(line[1:] + "\n" for line in hunk if line[:1] in ("-", " "))

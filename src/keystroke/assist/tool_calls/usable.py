@@ -3,7 +3,8 @@
 Law: decides from what was asked, read, written and tried; changes no tool's meaning, only leaves out. A model
 of one or two billion parameters acts before it looks, undoes what it did and repeats itself: so it first
 reads a file that the user names, creates and deletes files where the user speaks of that, and leaves alone
-what it wrote. Larger models are shown their tools whole and come through here unchanged.
+what it wrote. It loses its place among lines to replace: a short file that it has read it writes whole.
+Larger models are shown their tools whole and come through here unchanged.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 from keystroke.assist.tool_calls.tools import Shown, Toolset
 
 LONGEST_COMMAND = 600  # characters of a command by a small model: one that goes on repeats itself
+SHORT_FILE = 60  # lines that a small model writes anew without losing any; more take longer than an edit
 
 _FILE = r"[\w./-]*\w\.[A-Za-z]\w{0,7}"
 _NAMED = re.compile(rf"(?<![\w@:/.-])(?!e\.g\b|i\.e\b){_FILE}(?![\w(/]|\.\w)")
@@ -24,7 +26,9 @@ _DELETES = re.compile(rf"\b(?:delet|remov|eras|drop|unlink|rm\b|get rid of)\w*\s
 _CREATES = re.compile(rf"\b(?:creat|writ|generat|sav|mak|new\b)\w*\s+{_OBJECT}", re.IGNORECASE)
 _READS = frozenset(("read", "view", "cat", "open"))
 _COMMAND = ("cmd", "command")
-_SAID = frozenset(("pattern", "maxLength", "enum", "const"))  # of a command, by whoever offers the tool
+PATHS = ("path", "filePath", "file_path", "file")  # what tools call the file they are about
+_CONTENTS = ("content", "contents", "file_text")
+_SAID = frozenset(("pattern", "maxLength", "enum", "const"))  # of a parameter, by whoever offers the tool
 # A command that only looks: no other command after it, nothing written.
 _LOOKING = r"^(cat|head|tail|ls|grep|nl|wc)( [^;&|<>`$\n\\\"]{1,200})?$"
 
@@ -33,14 +37,16 @@ _LOOKING = r"^(cat|head|tail|ls|grep|nl|wc)( [^;&|<>`$\n\\\"]{1,200})?$"
 class Bounds:
     """What a conversation says of the tools. `only`: of these, by the names they were offered under. `seen`:
     lines that may be quoted. `asked`: the user's last words. `spent`: tools that led nowhere. `written`: the
-    files that this turn wrote. `acted`: whether the turn has called anything. `closed`: whether, with all of
-    them spent, no tool is left; else those spent are open again."""
+    files that this turn wrote. `short`: files that were read whole and are short. `acted`: whether the turn
+    has called anything. `closed`: whether, with all of them spent, no tool is left; else those spent are open
+    again."""
 
     only: Collection[str] | None = None
     seen: Sequence[str] = ()
     asked: str = ""
     spent: Collection[str] = ()
     written: Sequence[str] = ()
+    short: Sequence[str] = ()
     acted: bool = True
     closed: bool = False
 
@@ -53,7 +59,10 @@ def usable_tools(toolset: Toolset, bounds: Bounds) -> Toolset:
         return replace(toolset, shown=_readers(allowed))
     if toolset.short:
         allowed = tuple(map(_bounded, allowed))
-    usable = tuple(s for s in allowed if _usable(s, bounds))
+        if bounds.short and not _CREATES.search(bounds.asked):
+            allowed = tuple(_rewriting(s, bounds) or s for s in allowed)
+    whole = bounds.short and len(bounds.seen) <= SHORT_FILE and any(map(_writes_whole, allowed))
+    usable = tuple(s for s in allowed if _usable(s, bounds) and not (whole and s.grounded))
     fresh = tuple(s for s in usable if s.tool.name not in bounds.spent)
     if bounds.closed and bounds.spent and allowed:
         return replace(toolset, shown=fresh)
@@ -76,34 +85,55 @@ def named_files(asked: str) -> list[str]:
 
 def _usable(shown: Shown, bounds: Bounds) -> bool:
     """Lines nobody has read cannot be replaced, nor files be edited once all that the user names were; a file
-    is deleted where the user speaks of that, and created
-    where the user does, or names no file, or one was read: else it is written over by one who has not
-    looked."""
+    is deleted where the user speaks of that, and written whole where the user speaks of creating, or names no
+    file, or one was read: else it is written over by one who has not looked."""
     if shown.grounded and not bounds.seen:
         return False
     if shown.is_edit and bounds.written and _all_written(bounds):
         return False
     if shown.is_edit and shown.name == "delete_file":
         return bool(_DELETES.search(bounds.asked))
-    if shown.is_edit and shown.name == "create_file":
+    if shown.is_edit and _writes_whole(shown):
         asked = bounds.asked
         wanted = not named_files(asked) or bool(_CREATES.search(asked))
-        return wanted or bool(bounds.seen and not bounds.written)
+        return wanted or bool(bounds.short or (bounds.seen and not bounds.written))
     return True
 
 
 def _all_written(bounds: Bounds) -> bool:
     """Whether the request names files, and each of them was written."""
     named = named_files(bounds.asked)
-    return bool(named) and all(
-        any(f"/{path}".endswith(f"/{name.removeprefix('./')}") for path in bounds.written) for name in named
-    )
+    return bool(named) and all(_among(name, bounds.written) for name in named)
+
+
+def _writes_whole(shown: Shown) -> bool:
+    """Whether its calls give the whole text of a file."""
+    properties = shown.parameters.get("properties", ())
+    return any(name in properties for name in _CONTENTS) and any(name in properties for name in PATHS)
+
+
+def _rewriting(shown: Shown, bounds: Bounds) -> Shown | None:
+    """The tool, if it writes whole files, held to those that were read, and to others that the user names:
+    none is written over by one who has not looked."""
+    named = [name for name in named_files(bounds.asked) if not _among(name, bounds.short)]
+    files = [*bounds.short, *(name for name in named if not _among(name, bounds.written))]
+    return _held(shown, PATHS, {"enum": files}) if _writes_whole(shown) else None
+
+
+def _among(name: str, paths: Sequence[str]) -> bool:
+    """Whether a file that the user names so is one of `paths`."""
+    return any(f"/{path}".endswith(f"/{name.removeprefix('./')}") for path in paths)
 
 
 def _readers(shown: Sequence[Shown]) -> tuple[Shown, ...]:
     """Those made for reading files; where there are none, those that run commands, held to such as read."""
-    made = tuple(s for s in shown if not s.tool.custom and _READS & set(_words(s.name)))
+    made = tuple(filter(reads_files, shown))
     return made or tuple(r for s in shown if (r := _commanded(s, {"pattern": _LOOKING})) is not None)
+
+
+def reads_files(shown: Shown) -> bool:
+    """Whether the tool is made for reading files."""
+    return not shown.tool.custom and bool(_READS & set(_words(shown.name)))
 
 
 def _words(name: str) -> list[str]:
@@ -117,10 +147,16 @@ def _bounded(shown: Shown) -> Shown:
 
 def _commanded(shown: Shown, held: Mapping[str, Any]) -> Shown | None:
     """The tool with its command held to a schema; None where it takes none, or one that says more already."""
+    return _held(shown, _COMMAND, held)
+
+
+def _held(shown: Shown, names: Sequence[str], held: Mapping[str, Any]) -> Shown | None:
+    """The tool with the first of its parameters `names` held to a schema; None where it has none of them, or
+    one that says more already."""
     properties = shown.parameters.get("properties")
     if not isinstance(properties, Mapping):
         return None
-    for name in _COMMAND:
+    for name in names:
         schema = properties.get(name)
         if isinstance(schema, Mapping) and schema.get("type") == "string" and not schema.keys() & _SAID:
             changed = {**properties, name: {**schema, **held}}

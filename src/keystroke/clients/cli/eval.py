@@ -45,6 +45,10 @@ def evaluate(
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=0, help="At most so many tasks, spread evenly.")] = 0,
     tries: Annotated[int, typer.Option("--tries", min=1, max=10, help="Tries of a folder's task.")] = 1,
+    test_seconds: Annotated[
+        float,
+        typer.Option("--test-seconds", min=0, help="Longest run of a folder's tests; 0: the set's own."),
+    ] = 0,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=0, help="Scored at a time; 0: by cores.")] = 0,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=16, help="Longest answer.")] = 1024,
     temperature: Annotated[float, typer.Option("--temperature", min=0.0, max=5.0)] = 0.8,
@@ -59,12 +63,12 @@ def evaluate(
 ) -> None:
     from keystroke.agent.evaluation.record import Head, Record
     from keystroke.agent.evaluation.report import HEADINGS, summarised, table
-    from keystroke.agent.evaluation.sets import chosen, load_set
+    from keystroke.agent.evaluation.sets import chosen, load_set, timed
 
     run = of(ctx)
     as_json = run.wants_json(json)
     name, every = load_set(where, run.settings.paths.cache / "eval", _fetch(run))
-    tasks = chosen(every, only or [], limit)
+    tasks = timed(chosen(every, only or [], limit), test_seconds)
     if listed:
         for task in tasks:
             run.console.line(task.id)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -297,6 +298,32 @@ def npm_edits(
     with _resumable(run) as progress:
         counts = collect_packages(registry, wanted, out, versions=versions, workers=workers, report=progress)
         registry.close()
+    if run.wants_json(json):
+        run.console.json(dict(counts))
+    else:
+        run.console.table(("outcome", "packages"), [(name, f"{n:,}") for name, n in counts.items()])
+
+
+@app.command("debian-edits")
+def debian_edits(
+    ctx: typer.Context,
+    out: Annotated[Path, typer.Option(help="Folder for the edits of each package.")],
+    packages: Annotated[int, typer.Option(min=1, help="Source packages to ask for.")] = 1000,
+    workers: Annotated[int, typer.Option(min=1, max=16, help="Downloads at a time.")] = 6,
+    json: options.Json = False,
+) -> None:
+    """Collect what changed in C, C++, Go, Rust and Java between two releases of Debian. Goes on where it
+    stopped."""
+    from keystroke.train.corpus import debian_edits as debian
+    from keystroke.train.corpus.names import shuffled
+
+    run = of(ctx)
+    archive = debian.SourceArchive()
+    with _resumable(run) as progress:
+        releases = [archive.packages(suite) for suite in debian.SUITES]
+        names = shuffled(debian.in_both(releases), "edits")[:packages]
+        counts = debian.collect_sources(archive, releases, names, out, workers=workers, report=progress)
+        archive.close()
     if run.wants_json(json):
         run.console.json(dict(counts))
     else:
@@ -595,6 +622,61 @@ def adapter_lessons(
         run.console.table(("kind", "tokens"), [(kind, f"{n:,}") for kind, n in made["tokens"].items()])
 
 
+@app.command("adapter-data")
+def adapter_data(
+    ctx: typer.Context,
+    model: Annotated[str, typer.Argument(help="The base: a model by name or path.")],
+    folder: Folder,
+    without: Without = None,
+    own: Annotated[
+        list[Path] | None, typer.Option(help="Texts that the base wrote, which keep its skill.")
+    ] = None,
+    projects: Annotated[int, typer.Option(min=0, help="Names of Python projects to ask for.")] = 4000,
+    packages: Annotated[int, typer.Option(min=0, help="Names of npm packages to ask for.")] = 1000,
+    until: Annotated[datetime, typer.Option(formats=["%Y-%m-%d"], help="Releases before this day.")] = (
+        datetime(2026, 11, 1)
+    ),
+    tokens: Annotated[int, typer.Option(min=1000, help="Of lessons.")] = 40_000_000,
+    seed: Annotated[int, typer.Option(help="Another one gives other lessons.")] = 0,
+    workers: Annotated[int, typer.Option(min=1, max=16, help="Downloads at a time.")] = 8,
+    processes: Processes = 0,
+    json: options.Json = False,
+) -> None:
+    """Collect consecutive releases and make an adapter's lessons of them, in one step. Goes on where it
+    stopped."""
+    from keystroke.engine.locate import resolve
+    from keystroke.train.adapter import data
+    from keystroke.train.corpus.index import PackageIndex
+    from keystroke.train.corpus.npm_edits import NpmRegistry
+
+    run = of(ctx)
+    index, registry = PackageIndex(connections=workers), NpmRegistry() if packages else None
+    with _resumable(run) as progress:
+        made = data.make_data(
+            folder,
+            resolve(model, run.settings),
+            index,
+            registry,
+            data.python_names(projects),
+            data.npm_names(packages) if packages else [],
+            until=until.replace(tzinfo=UTC),
+            amounts=data.Amounts(projects, packages, tokens=tokens),
+            without=without or (),
+            own=own or (),
+            seed=seed,
+            workers=workers,
+            processes=processes or os.cpu_count() or 1,
+            report=progress,
+        )
+        index.close()
+        if registry is not None:
+            registry.close()
+    if run.wants_json(json):
+        run.console.json(made)
+    else:
+        run.console.table(("kind", "tokens"), [(kind, f"{n:,}") for kind, n in made["tokens"].items()])
+
+
 @app.command()
 def adapter(
     ctx: typer.Context,
@@ -604,13 +686,15 @@ def adapter(
     minutes: Annotated[float, typer.Option(min=0.0, help="End by the clock; 0: after its passes.")] = 0.0,
     passes: Annotated[float, typer.Option(min=0.01, help="Over all lessons.")] = 1.0,
     rank: Annotated[int, typer.Option(min=1, max=256, help="Of each correction.")] = 16,
-    rate: Annotated[float, typer.Option(min=1e-6, help="Learning rate.")] = 4e-4,
+    rate: Annotated[float, typer.Option(min=1e-6, help="Learning rate.")] = 2e-4,
+    keep: Annotated[float, typer.Option(min=0.0, help="How dearly the base's own guesses are kept.")] = 2.0,
     batch: Annotated[int, typer.Option(min=64, help="Tokens that are read at once.")] = 8192,
     device: Annotated[str, typer.Option(help="cuda or cpu; the GPU if there is one.")] = "",
     json: options.Json = False,
 ) -> None:
     """Train an adapter that teaches a base model to edit. The base is not changed."""
     from keystroke.engine.locate import resolve
+    from keystroke.train.adapter.lessons import LEARNED
 
     invocation = of(ctx)
     training = _with_torch("keystroke.train.adapter.training")
@@ -619,11 +703,11 @@ def adapter(
     if place.startswith("cuda") and not torch.cuda.is_available():
         raise UsageError("there is no GPU that torch can use; leave --device out or say --device cpu")
     recipe = training.Recipe(
-        passes=passes, seconds=60 * minutes or float("inf"), rate=rate, batch=batch, report_every=1
+        passes=passes, seconds=60 * minutes or float("inf"), rate=rate, keep=keep, batch=batch, report_every=1
     )
     with _resumable(invocation) as progress:
         path = resolve(model, invocation.settings)
-        made = training.train_adapter(path, lessons, run, recipe, rank, place, progress)
+        made = training.train_adapter(path, lessons, run, recipe, rank, place, LEARNED, progress)
     if invocation.wants_json(json):
         invocation.console.json(made)
     else:

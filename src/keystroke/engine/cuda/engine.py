@@ -84,6 +84,7 @@ class _Behind:
 
 class CudaEngine(Engine):
     max_batch = _BATCH
+    runs_ahead = True
     prefill_chunk = 8192  # tokens, at most: long contexts are read in smaller portions
     tail = 16  # a keystroke's worth of tokens joins the next step instead of costing a run of its own
 
@@ -312,7 +313,8 @@ class CudaEngine(Engine):
         behind = self._think_ahead(launch, group[0], sessions[0]) if guesses else None
         follower = None
         if behind is not None:
-            if behind.ticket and behind.session.agreed >= _AGREED:
+            agreed = behind.ticket and behind.session.agreed >= _AGREED
+            if agreed and group[0].allowed is None:  # behind a mask comes another, which nobody knows yet
                 follower = self._follow(launch, sessions, budgets, len(parts[0][1]), 1 + _DEPTH)
         elif plain and self._last_key == familiar:
             follower = self._follow(launch, sessions, budgets)

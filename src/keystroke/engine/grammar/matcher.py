@@ -20,6 +20,7 @@ from keystroke.engine.grammar.vocabulary import MaskCache, Vocabulary
 Run = tuple[int, ...]
 _TAIL = 256  # tokens that say where free text ends
 _IDLE = 4  # automata kept for the answers to come
+_LONG = 8  # tokens in a row, each chosen out of most of the vocabulary, after which the next is thought to be
 
 
 class Compiled:
@@ -57,6 +58,8 @@ class Matcher:
         "_past",
         "_reached",
         "_run",
+        "_streak",
+        "_tight",
         "_tokens",
         "_vocabulary",
         "_walked",
@@ -84,6 +87,8 @@ class Matcher:
         self._mask: Mask = np.zeros(vocabulary.words, dtype=np.uint32)
         self._free = free
         self._held_from: int | None = None  # tokens before the first place that was not free text
+        self._tight: set[int] = set()  # places of this step whose mask leaves out most of the vocabulary
+        self._streak = 0  # tokens chosen since the last such place or forced run
         self.may_end = may_end
         self.failure: str | None = None
         self._closed = False
@@ -115,13 +120,21 @@ class Matcher:
         return () if self.failed else self._run[self._reached :]
 
     @property
-    def calm(self) -> bool:
-        """Whether text is free here and nothing is beginning: nearly every token may follow, so that one may
-        be chosen first and asked about afterwards (`takes`)."""
-        if not self.may_end or self.failed:
-            return False
+    def in_free_text(self) -> bool:
+        """Whether text is free here, so that nearly every token may follow: one may be chosen first and asked
+        about afterwards (`takes`)."""
+        return self._free is not None and self._open() and self._automaton.is_accepting()
+
+    @property
+    def in_long_string(self) -> bool:
+        """Whether the last tokens were all chosen out of most of the vocabulary, so that the next is likely
+        to be, too."""
+        return self._streak >= _LONG and self._open()
+
+    def _open(self) -> bool:
+        """Whether there is a choice here."""
         self._rewind(0)
-        return not self.forced() and not self.finished and self._place() == b""
+        return not self.failed and not self.forced() and not self.finished
 
     def takes(self, tokens: Sequence[int]) -> int:
         """How many of `tokens`, from the first on, may follow here."""
@@ -158,11 +171,13 @@ class Matcher:
         return list(self._draft), min(own, limit)
 
     def row(self, index: int) -> Mask:
-        self._rewind(index)
-        while self._walked < index:
-            self._consume(self._draft[self._walked])
-            self._walked += 1
+        self._walk(index)
         return self._masked()
+
+    def permits(self, index: int, token: int) -> bool:
+        self._walk(index)
+        must = self.forced()
+        return not self.finished and (token == must[0] if must else self._takes(token))
 
     def advance(self, tokens: Sequence[int]) -> int:
         """These were chosen. Returns how many of them belong to the answer: where nothing but the end may
@@ -172,8 +187,11 @@ class Matcher:
         for token in tokens:
             if self.finished:
                 break
+            tight = len(self._tokens) in self._tight or bool(self.forced())
+            self._streak = 0 if tight else self._streak + 1
             self._consume(token)
             taken += 1
+        self._tight.clear()
         self._draft = ()
         return taken
 
@@ -182,6 +200,7 @@ class Matcher:
         self._rewind(0)
         self._draft = ()
         self._undo(count)
+        self._streak = max(self._streak - count, 0)
 
     def fork(self) -> Matcher:
         """One of its own that stands at the same place."""
@@ -191,7 +210,7 @@ class Matcher:
         other._automaton = self._automaton.deep_copy()
         other._tokens, other._past = list(self._tokens), list(self._past)
         other._run, other._reached = self._run, self._reached
-        other.failure = self.failure
+        other.failure, other._streak = self.failure, self._streak
         return other
 
     def close(self) -> None:
@@ -232,6 +251,8 @@ class Matcher:
                 self._only_ends()
             elif not self.may_end and self._automaton.is_accepting():
                 self._keep_going()
+            if 2 * int.from_bytes(mask.tobytes()).bit_count() < self._vocabulary.size:
+                self._tight.add(len(self._tokens))
         return mask
 
     def _compute(self) -> None:
@@ -273,7 +294,14 @@ class Matcher:
         if kept.any():
             self._mask[:] = kept
 
-    # Going back
+    # Back and forth
+
+    def _walk(self, index: int) -> None:
+        """To the place behind the first `index` drafted tokens."""
+        self._rewind(index)
+        while self._walked < index:
+            self._consume(self._draft[self._walked])
+            self._walked += 1
 
     def _rewind(self, walked: int) -> None:
         if self._walked > walked:

@@ -26,7 +26,14 @@ from keystroke.engine.grammar.constraint import Constraint
 from keystroke.engine.grammar.validate import unmet_text
 from keystroke.engine.model import Model
 from keystroke.errors import EngineError, GrammarError, InputError, KeystrokeError
-from keystroke.gateway.api.conversation import asked, calls_made, spent_tools, texts_read, written
+from keystroke.gateway.api.conversation import (
+    asked,
+    calls_made,
+    short_files,
+    spent_tools,
+    texts_read,
+    written,
+)
 from keystroke.protocol.items import Item, Tool
 
 SMALL = 4_000_000_000  # parameters below which a model is shown short declarations
@@ -130,6 +137,7 @@ class AnswerForm:
             asked=asked(items),
             spent=spent_tools(items, self.toolset),
             written=tuple(sorted(own.paths)),
+            short=tuple(path for path in short_files(items, self.toolset) if path not in own.paths),
             acted=bool(calls_made(items)),
             closed=self.choice.mode != "required",
         )

@@ -14,8 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from keystroke.assist.tool_calls.patches import calls_of
 from keystroke.assist.tool_calls.tools import Toolset
+from keystroke.assist.tool_calls.usable import PATHS, SHORT_FILE, reads_files
 from keystroke.protocol.items import Item, text_of
 
 _CALLS = ("function_call", "custom_tool_call")
@@ -25,6 +28,7 @@ _REPORT = re.compile(
     r"\A(?:[A-Z][\w ]*:[^\n]*\n|Process [^\n]*\n)*Output:\n"
 )  # what Codex puts before a result
 _FAILED = re.compile(r"\b(fail|error|not found|no such|could not|cannot|invalid)", re.IGNORECASE)
+_WHOLE = re.compile(r"cat (?:-- )?['\"]?([\w./-]+)['\"]?")
 _STATUS = re.compile(r"\bexit(?:ed with)? code:? ?[1-9]", re.IGNORECASE)
 
 
@@ -56,6 +60,40 @@ def texts_read(items: Sequence[Item], toolset: Toolset) -> list[str]:
         elif item.type == "message" and item.role == "user":
             texts += _FENCED.findall(text_of(item.content))
     return texts
+
+
+def short_files(items: Sequence[Item], toolset: Toolset) -> tuple[str, ...]:
+    """The files, as their paths were written, that were read whole since the user's last words and are short:
+    by a tool made for reading, or by a command that shows one file and nothing else."""
+    outputs = {item.call_id: _output(item) for item in items if item.type in _OUTPUTS}
+    found: dict[str, None] = {}
+    for call in calls_made(items):
+        text = outputs.get(call.call_id)
+        path = _file_read(call, toolset)
+        if path is None or text is None or _STATUS.search(text):
+            continue
+        lines = _REPORT.sub("", text).splitlines()
+        refused = len(lines) == 1 and _FAILED.search(lines[0]) is not None  # what reports the failure alone
+        if 0 < len(lines) <= SHORT_FILE and not refused:
+            found[path] = None
+    return tuple(found)
+
+
+def _file_read(call: Item, toolset: Toolset) -> str | None:
+    shown = toolset.find(call.name or "")
+    try:
+        arguments = msgspec.json.decode(call.arguments or "")
+    except msgspec.DecodeError:
+        return None
+    if shown is None or not isinstance(arguments, dict):
+        return None
+    if reads_files(shown):
+        paths = [arguments[name] for name in PATHS if isinstance(arguments.get(name), str)]
+        return paths[0] if paths and len(arguments) == 1 else None
+    for text in arguments.values():
+        if isinstance(text, str) and (whole := _WHOLE.fullmatch(text.strip())) is not None:
+            return whole[1]
+    return None
 
 
 def calls_made(items: Sequence[Item]) -> list[Item]:

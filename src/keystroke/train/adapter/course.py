@@ -1,8 +1,9 @@
-"""A course: lessons of all kinds in fixed shares of tokens, from collected edits and the base's own answers.
+"""A course: lessons of all kinds in fixed shares of tokens, from collected edits and, if there are any, the
+base's own answers.
 
-Law: project by project in an order of chance, so that any first part is a fair sample; what a project gives
-is bounded. Projects and files that evaluation cases show are left out. The same edits and seed give the same
-course.
+Law: project by project, each with dice of its own, so that projects can be worked on side by side and any
+first part of a course is a fair sample; what a project gives is bounded. The same edits and seed give the
+same course.
 """
 
 from __future__ import annotations
@@ -10,16 +11,14 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 
 from keystroke.train.adapter.lessons import (
     FILL,
-    NEXT,
-    OWN,
-    QUIET,
+    KEEP,
     REWRITE,
     Forms,
     filling,
+    kept,
     made_up,
     next_edits,
     rewriting,
@@ -28,54 +27,64 @@ from keystroke.train.corpus.trajectories import FileEdit
 from keystroke.train.draft_head.texts import Text
 from keystroke.train.edits import steps
 
-MADE_UP = 0.15  # share of next-edit lessons that are carried through a file by rule
-_OF_A_PROJECT = 16_000  # tokens of next edits
+# Of a course's tokens, beside next edits and silence, which are the rest.
+SHARES = {REWRITE: 0.06, FILL: 0.10, KEEP: 0.10}
+OWN_SHARE = 0.04  # of the base's own answers, where there are any
+_MADE_UP = 0.6  # of release steps that are followed by a change carried through one of their files by rule
+_OF_A_PROJECT = 24_000  # tokens of next edits
+_TRIES = 400
 
 
-@dataclass(frozen=True, slots=True)
-class Shares:
-    """Of the course's tokens, beside next edits and silence, which are the rest."""
-
-    of: dict[str, float] = field(default_factory=lambda: {REWRITE: 0.07, FILL: 0.12, OWN: 0.09})
+def project_lessons(edits: Sequence[FileEdit], forms: Forms, seed: str) -> list[Text]:
+    """All lessons of one project."""
+    rng = random.Random(seed)
+    found = list(_of_project(edits, forms, rng))
+    room = sum(len(text.tokens) for text in found) / (1 - sum(SHARES.values()))
+    for kind, share in SHARES.items():
+        made = 0
+        for _ in range(_TRIES):
+            other = _other(kind, rng.choice(edits), forms, rng)
+            if other is None:
+                continue
+            if made + rng.random() * len(other.tokens) > share * room:
+                break  # the last one by chance: so small projects have no more than their share either
+            made += len(other.tokens)
+            found.append(other)
+    return found
 
 
 def course(
-    projects: Iterable[Sequence[FileEdit]],
+    projects: Iterable[Sequence[Text]],
     own: Iterator[Text],
-    forms: Forms,
     tokens: int,
     *,
-    shares: Shares | None = None,
-    seed: int = 0,
     report: Callable[[int, int], None] = lambda done, of: None,
 ) -> Iterator[Text]:
-    """Lessons until `tokens` are made or the projects are used up."""
-    rng = random.Random(seed)
-    wanted = (shares or Shares()).of
-    made: Counter[str] = Counter()
-    for edits in projects:
-        for text in _of_project(edits, forms, rng):
-            made[text.kind] += len(text.tokens)
+    """The projects' lessons, the base's own answers between them, until `tokens` are made or there are no
+    more."""
+    made: Counter[bool] = Counter()
+    for texts in projects:
+        for text in texts:
+            made[False] += len(text.tokens)
             yield text
-        for kind, share in wanted.items():
-            room = share / (1 - sum(wanted.values())) * (made[NEXT] + made[QUIET])
-            for _ in range(400):
-                if made[kind] >= room:
-                    break
-                other = _other(kind, edits, own, forms, rng)
-                if other is not None:
-                    made[kind] += len(other.tokens)
-                    yield other
-        report(sum(made.values()), tokens)
-        if sum(made.values()) >= tokens:
+        while made[True] < OWN_SHARE / (1 - OWN_SHARE) * made[False]:
+            said = next(own, None)
+            if said is None:
+                break
+            made[True] += len(said.tokens)
+            yield said
+        report(made.total(), tokens)
+        if made.total() >= tokens:
             return
 
 
 def _of_project(edits: Sequence[FileEdit], forms: Forms, rng: random.Random) -> Iterator[Text]:
     room = _OF_A_PROJECT
-    for step in steps(edits):
+    every = steps(edits)
+    rng.shuffle(every)  # where a project has more than there is room for, no release is preferred
+    for step in every:
         lessons = list(next_edits(step, forms, rng))
-        if rng.random() < 3 * MADE_UP:
+        if rng.random() < _MADE_UP:
             lessons += made_up(rng.choice(step), forms, rng)
         for text in lessons:
             if room > 0:
@@ -83,12 +92,7 @@ def _of_project(edits: Sequence[FileEdit], forms: Forms, rng: random.Random) -> 
                 yield text
 
 
-def _other(
-    kind: str, edits: Sequence[FileEdit], own: Iterator[Text], forms: Forms, rng: random.Random
-) -> Text | None:
-    if kind == OWN:
-        return next(own, None)
-    if not edits:
-        return None
-    edit = rng.choice(edits)
-    return rewriting(edit, forms, rng) if kind == REWRITE else filling(edit.after(), forms, rng)
+def _other(kind: str, edit: FileEdit, forms: Forms, rng: random.Random) -> Text | None:
+    if kind == REWRITE:
+        return rewriting(edit, forms, rng)
+    return filling(edit.after(), forms, rng) if kind == FILL else kept(edit.after(), forms, rng)

@@ -77,11 +77,20 @@ def written(
 
 
 def foreseen(
-    target: Target, cases: Sequence[Text], numbers: Sequence[int], *, longest: int, ends: frozenset[int]
+    target: Target,
+    cases: Sequence[Text],
+    numbers: Sequence[int],
+    *,
+    longest: int,
+    ends: frozenset[int],
+    write: bool = True,
 ) -> Foreseen:
-    """`numbers`: the first tokens of answers, silence first."""
+    """`numbers`: the first tokens of answers, silence first. Unless told to `write`, only the choice is
+    looked at."""
     prompts = [case.tokens[: case.given].tolist() for case in cases]
     chances = choices(target, prompts, numbers)
+    if not write:
+        return Foreseen(chances, [], [])
     open_cases = [i for i, case in enumerate(cases) if int(case.tokens[case.given]) != numbers[0]]
     best = [numbers[1 + int(row[1:].argmax())] for row in chances]
     asked = [(i, int(cases[i].tokens[cases[i].given])) for i in open_cases]

@@ -2,13 +2,16 @@
 
 Law: every prompt is the one that the program sends (`assist.next_edit.places`, `assist.edit.rewrite`, the
 model's own fill-in tokens with the suffix first), so that what is learned is what is asked. A lesson is a
-text of which the first tokens are given. Given a random generator, always the same.
+text of which the first tokens are given. A next edit whose text nobody could foresee is marked (`NEW`): its
+place is worth learning, its words are not. Given a random generator, always the same.
 """
 
 from __future__ import annotations
 
+import ast
 import random
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,7 +19,8 @@ import numpy as np
 
 from keystroke.assist.edit.rewrite import Region as Rewritten
 from keystroke.assist.edit.rewrite import rewrite_messages
-from keystroke.assist.next_edit.places import PlacesAnswer, PlacesFormat
+from keystroke.assist.next_edit.places import REGION, VERSION, PlacesAnswer, PlacesFormat
+from keystroke.assist.next_edit.prompt import Region
 from keystroke.engine.fim import FimTemplate
 from keystroke.engine.tokenizer import Tokenizer
 from keystroke.train.corpus.hunks import Hunk
@@ -27,14 +31,20 @@ from keystroke.train.edits import State
 from keystroke.train.fim import LIVE_MIX, choose, cut
 from keystroke.train.made_edits import made_edits
 
-NEXT, QUIET, REWRITE, FILL, OWN = "next", "quiet", "rewrite", "fill", "own"
+NEXT, NEW, QUIET = "next", "new", "quiet"
+REWRITE, FILL, KEEP, OWN = "rewrite", "fill", "keep", "own"
+LEARNED = {"next_edit": str(VERSION), "fim_order": "spm"}  # what an adapter says of itself after these
 POSITIVE = 0.7  # share of next-edit lessons with a change left to make
 FEWER = 0.3  # share of them that show fewer places than there are
+NARROW = 0.5  # share of them whose places have fewer lines: more moments for as many tokens
+UNFORESEEN = 0.6  # share kept of those whose text could not be foreseen
 LONGEST = 2048  # tokens of a lesson
 _LARGEST_FILE = 40_000  # characters
 _MOST = 8  # questions about one release step
 _TRIES = 4
+_NARROW = (5, 10)  # lines of a place that is shown narrower
 _AROUND = (200, 3200)  # characters kept before and after what is filled in
+_PARTS = re.compile(r"\w+|[^\w\s]")
 
 Chat = Callable[[Sequence[Mapping[str, str]]], Sequence[int]]  # a conversation up to the assistant's turn
 
@@ -55,13 +65,25 @@ def next_edits(step: Sequence[FileEdit], forms: Forms, rng: random.Random) -> It
     hunks = sum(len(edit.hunks) for edit in step)
     for _ in range(min(_MOST, 1 + hunks // 2)):
         positive = rng.random() < POSITIVE
+        frame = _Narrow(forms.places, rng.randint(*_NARROW) if rng.random() < NARROW else REGION)
         case = None
         for _ in range(_TRIES if positive else 1):  # a change often reaches across the edge of its place
-            case = case or edit_case(step, forms.places, rng, positive=positive, largest=_LARGEST_FILE)
+            case = case or edit_case(step, frame, rng, positive=positive, largest=_LARGEST_FILE)
         if case is not None:
             text = next_edit(_fewer(case, rng) if rng.random() < FEWER else case, forms.places)
-            if len(text.tokens) <= LONGEST:
+            if len(text.tokens) <= LONGEST and (text.kind != NEW or rng.random() < UNFORESEEN):
                 yield text
+
+
+@dataclass(frozen=True, slots=True)
+class _Narrow:
+    """The format's frame with places of at most `size` lines."""
+
+    form: PlacesFormat
+    size: int
+
+    def region(self, lines: Sequence[str], line: int) -> Region:
+        return self.form.region(lines, line, self.size)
 
 
 def next_edit(case: EditCase, form: PlacesFormat) -> Text:
@@ -70,7 +92,18 @@ def next_edit(case: EditCase, form: PlacesFormat) -> Text:
     if case.right is not None and case.answer is not None:
         said = PlacesAnswer(prompt.places.index(case.places[case.right]), tuple(case.answer))
     answer = form.answer(prompt, said)
-    return _text(prompt.tokens, answer, QUIET if said is None else NEXT)
+    return _text(prompt.tokens, answer, QUIET if said is None else NEXT if foreseeable(case) else NEW)
+
+
+def foreseeable(case: EditCase) -> bool:
+    """Whether every word and sign of the new text stands somewhere in what is shown: then it can be known, if
+    not always is. Half of what people change next cannot."""
+    assert case.answer is not None
+    shown = {part for change in case.history for part in _PARTS.findall(change.before + "\n" + change.after)}
+    for place in case.places:
+        for line in case.lines[place.first : place.last]:
+            shown.update(_PARTS.findall(line))
+    return all(part in shown for line in case.answer for part in _PARTS.findall(line))
 
 
 def _fewer(case: EditCase, rng: random.Random) -> EditCase:
@@ -152,6 +185,51 @@ def instruction(hunk: Hunk, rng: random.Random) -> str | None:
         if side is not None and all(added):
             return f"{side.capitalize()} `{old[0]}` add {' and then '.join(f'`{x}`' for x in added)}."
     return None
+
+
+def kept(text: str, forms: Forms, rng: random.Random) -> Text | None:
+    """A text on which the base's own guesses are to be kept: a documented function of a Python file, asked
+    for in chat and answered as it stands, or a part of any file; None where it is too short for either."""
+    asked = _asked_for(text, rng) if rng.random() < _CHATS else None
+    if asked is not None:
+        question, answer = asked
+        messages = [{"role": "system", "content": _HELPER}, {"role": "user", "content": question}]
+        made = _text(forms.chat(messages), [*forms.tokenizer.encode(answer), forms.end], KEEP)
+        return made if len(made.tokens) <= _LONGEST_KEPT else None
+    lines = text.split("\n")
+    part = "\n".join(lines[rng.randrange(len(lines)) :])[:_PART]
+    tokens = forms.tokenizer.encode(part)
+    return _text(tokens[:1], tokens[1:], KEEP) if len(tokens) >= _SHORTEST_KEPT else None
+
+
+_CHATS = 0.75  # share of such texts that are chats: what the base is used for most
+_LONGEST_KEPT, _SHORTEST_KEPT, _PART = 640, 64, 1600
+_HELPER = "You are a helpful assistant."
+_ASKS = (
+    "Write a Python function `{head}`.\n\n{says}",
+    'Implement this function in Python:\n\n```python\n{head}:\n    """{says}"""\n```',
+    '"""\n{says}\n"""\nWrite the Python function {name} that does this.',
+    "{says}\n\nWrite a Python function named {name} for it. Answer with code only.",
+)
+
+
+def _asked_for(text: str, rng: random.Random) -> tuple[str, str] | None:
+    """A question that a function of `text` answers, and the answer."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of strangers' escapes
+            body = ast.parse(text).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    named = [node for node in body if isinstance(node, ast.FunctionDef) and ast.get_docstring(node)]
+    if not named:
+        return None
+    chosen = rng.choice(named)
+    lines = text.split("\n")[chosen.lineno - 1 : chosen.end_lineno]
+    says = (ast.get_docstring(chosen) or "").split("\n\n")[0]
+    head = "\n".join(text.split("\n")[chosen.lineno - 1 : chosen.body[0].lineno - 1]).rstrip().rstrip(":")
+    question = rng.choice(_ASKS).format(head=head, says=says, name=chosen.name)
+    return question, "```python\n" + "\n".join(lines) + "\n```"
 
 
 def _words(line: str) -> set[str]:

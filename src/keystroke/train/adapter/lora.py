@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from keystroke.engine.adapter import PRODUCTS, AdapterShape, product_sizes
+from keystroke.engine.adapter import PRODUCTS, AdapterFile, AdapterShape, product_sizes
 from keystroke.train.draft_head.target import Layer, Target, causal, rotated
 
 _ROWS = 2048  # of logits at a time
@@ -139,6 +140,28 @@ class Adapted:
             right.append(hit)
         return total, torch.cat(right)
 
+    def drift(self, tokens: Tensor, weights: Tensor, rows: int, length: int) -> tuple[Tensor, Tensor]:
+        """The sum over `weights` times the divergence, in nats, of what the base itself guesses after each
+        token from what it guesses with the adapter; and where both guess the same first. Costs one more
+        forward pass, without gradients, than `loss`."""
+        last, used = self.last(tokens, rows, length), rows * length
+        box = tokens[:used].view(rows, length)
+        with torch.no_grad():
+            plain, _ = self.target.run(box, torch.arange(length, device=box.device).expand_as(box), causal)
+            plain = plain.flatten(0, 1)
+        chosen = weights.nonzero()[:, 0]
+        total = torch.zeros((), device=tokens.device)
+        same = []
+        for first in range(0, len(chosen), _ROWS):
+            at = chosen[first : first + _ROWS]
+            with torch.no_grad():
+                wanted = torch.log_softmax(F.linear(plain[at], self.target.head).float(), -1)
+            found = torch.log_softmax(F.linear(last[at], self.target.head).float(), -1)
+            nats = F.kl_div(found, wanted, reduction="none", log_target=True).sum(-1)
+            total = total + (nats * weights[at]).sum()
+            same.append(found.argmax(-1) == wanted.argmax(-1))
+        return total, torch.cat(same)
+
     def _nats(self, states: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
         logits = F.linear(states, self.target.head).float()
         return F.cross_entropy(logits, wanted, reduction="none"), logits.argmax(-1) == wanted
@@ -148,5 +171,27 @@ class Adapted:
 def merge(target: Target, adapter: Adapter, sign: float = 1.0) -> None:
     """Put the adapter into the base's weights, in place."""
     for layer, name, delta in adapter.deltas():
-        weight: Tensor = getattr(target.layers[layer], name)
-        weight.copy_((weight.float() + sign * delta.to(weight.device)).to(weight.dtype))
+        _add(target, layer, name, sign * delta)
+
+
+@contextmanager
+def strengthened(target: Target, adapter: AdapterFile | None, strength: float) -> Iterator[None]:
+    """The base with `strength` times an adapter in its weights, and afterwards exactly as it was. Less than 1
+    forgets less of the base and knows less of what was learned."""
+    if adapter is None or not strength:
+        yield
+        return
+    held = {(layer, name): getattr(target.layers[layer], name).clone() for layer, name in adapter.pairs}
+    with torch.no_grad():
+        for layer, name in adapter.pairs:
+            _add(target, layer, name, torch.from_numpy(strength * adapter.delta(layer, name)))
+    try:
+        yield
+    finally:
+        for (layer, name), weight in held.items():
+            getattr(target.layers[layer], name).copy_(weight)
+
+
+def _add(target: Target, layer: int, name: str, delta: Tensor) -> None:
+    weight: Tensor = getattr(target.layers[layer], name)
+    weight.copy_((weight.float() + delta.to(weight.device)).to(weight.dtype))

@@ -10,7 +10,10 @@ import functools
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from itertools import islice
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +21,8 @@ from keystroke.assist.next_edit.places import places_format
 from keystroke.engine.templates import detect_fim
 from keystroke.engine.tokenizer import Tokenizer, load_tokenizer
 from keystroke.errors import InputError, NotFound
-from keystroke.train.adapter.course import course
-from keystroke.train.adapter.lessons import OWN, Forms
+from keystroke.train.adapter.course import course, project_lessons
+from keystroke.train.adapter.lessons import NEW, NEXT, OWN, QUIET, Forms
 from keystroke.train.corpus.dedup import Deduplicator
 from keystroke.train.corpus.edit_pieces import selected
 from keystroke.train.corpus.overlap import Evaluated
@@ -28,6 +31,7 @@ from keystroke.train.draft_head.texts import Text, read_texts, write_texts
 
 Progress = Callable[[str, int, int], None]
 _LONGEST_OWN = 900  # tokens
+_BLOCK = 32  # projects of a process at a time
 _KEPT = 1 << 17  # encoded lines: a file's lines come again in every lesson about it
 
 
@@ -39,25 +43,32 @@ def make_lessons(
     *,
     without: Sequence[Path] = (),
     tokens: int = 16_000_000,
+    heldout: int = 0,
     seed: int = 0,
+    processes: int = 0,
     report: Progress = lambda *_: None,
 ) -> dict[str, Any]:
     """Write lessons to `out`; tokens and texts by kind. `own`: files of texts that the base wrote. `without`:
-    evaluation cases whose files are kept out. Raises InputError for a base of another family, NotFound where
-    there are no edits."""
-    forms = forms_of(model)
+    evaluation cases whose files are kept out. `heldout`: of so many projects the next edits go to a file
+    beside `out` and are not trained on: what a threshold is chosen by. Raises InputError for a base of
+    another family, NotFound where there are no edits."""
+    forms = _forms(model)
     paths = [path for folder in edits for path in folder.glob("*.jsonl.gz")]
     if not paths:
         raise NotFound("the folders given hold no collected edits; collect some with `keystroke train edits`")
     paths.sort(key=lambda path: hashlib.blake2b(path.name.encode(), digest_size=8).digest())
     left_out: Counter[str] = Counter()
+    licences: Counter[str] = Counter()
+    projects = _projects(paths, Evaluated.of(without), left_out, licences)
+    lessons = _worked(projects, model, seed, processes)
+    apart = [text for texts in islice(lessons, heldout) for text in texts if text.kind in (NEXT, NEW, QUIET)]
+    if heldout:
+        write_texts(out.with_name(f"{out.stem}-heldout{out.suffix}"), apart)
     made = list(
         course(
-            _projects(paths, Evaluated.of(without), left_out),
+            lessons,
             _own(own, forms.end),
-            forms,
             tokens,
-            seed=seed,
             report=lambda done, of: report("lessons", min(done, of), of),
         )
     )
@@ -68,8 +79,27 @@ def make_lessons(
     return {
         "tokens": dict(sizes),
         "texts": dict(Counter(text.kind for text in made)),
+        "heldout": len(apart),
         "left_out": dict(left_out),
+        "licences": dict(licences.most_common()),  # of the projects read
     }
+
+
+def _worked(
+    projects: Iterator[list[FileEdit]], model: Path, seed: int, processes: int
+) -> Iterator[list[Text]]:
+    """The lessons of each project, in their order, however many processes work on them."""
+    work = functools.partial(_lessons_of, model, seed)
+    if not processes:
+        yield from map(work, projects)
+        return
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        while some := list(islice(projects, _BLOCK * processes)):
+            yield from pool.map(work, some, chunksize=_BLOCK // 4)
+
+
+def _lessons_of(model: Path, seed: int, edits: list[FileEdit]) -> list[Text]:
+    return project_lessons(edits, _forms(model), f"{seed}:{edits[0].project}")
 
 
 def forms_of(model: Path) -> Forms:
@@ -91,6 +121,12 @@ def forms_of(model: Path) -> Forms:
     )
 
 
+@functools.lru_cache(1)
+def _forms(model: Path) -> Forms:
+    """Kept, for a tokenizer takes seconds to build."""
+    return forms_of(model)
+
+
 def chat_ml(tokenizer: Tokenizer, start: int) -> Callable[[Sequence[Mapping[str, str]]], list[int]]:
     """ChatML as tokens. The templates of this family say the same; thousands of lessons are quicker so."""
     end = tokenizer.special("<|im_end|>")
@@ -107,7 +143,7 @@ def chat_ml(tokenizer: Tokenizer, start: int) -> Callable[[Sequence[Mapping[str,
 
 
 def _projects(
-    paths: Sequence[Path], evaluated: Evaluated, left_out: Counter[str]
+    paths: Sequence[Path], evaluated: Evaluated, left_out: Counter[str], licences: Counter[str]
 ) -> Iterator[list[FileEdit]]:
     seen = Deduplicator()
     for path in paths:
@@ -116,6 +152,7 @@ def _projects(
         left_out["evaluated"] += len(every) - len(unseen)
         kept = selected(unseen, seen, left_out)
         if kept:
+            licences[kept[0].licence] += 1
             yield kept
 
 

@@ -3,7 +3,8 @@
 Law: a run folder holds a log, a checkpoint to go on from (the adapter and its optimiser: small, for the base
 is not in it) and the adapter's file. It ends after a number of passes or of seconds, whichever comes first;
 the learning rate reaches zero just then. A lesson's answer counts, its question does not; the token that
-chooses a place counts more.
+chooses a place counts more, and a long answer hardly more than a short one: right to the letter is counted by
+answers. Texts to be kept (`keep`, and the base's own) teach nothing but what the base would say anyway.
 """
 
 from __future__ import annotations
@@ -14,13 +15,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from keystroke.assist.next_edit.places import VERSION as PLACES_VERSION
 from keystroke.engine.adapter import PRODUCTS, AdapterShape, write_adapter
 from keystroke.engine.checkpoint import open_checkpoint
 from keystroke.errors import InputError, ModelDamaged
@@ -32,19 +32,23 @@ from keystroke.train.run_log import tell
 from keystroke.train.schedule import Schedule
 
 _GRAIN = 64  # lengths of a rectangle
+_EDITS = ("next", "new")  # kinds whose answers name a place, its lines, and words
+_KEPT = ("keep", "own")
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
     passes: float = 1.0
     seconds: float = float("inf")
-    rate: float = 4e-4
+    rate: float = 2e-4
     clip: float = 1.0
     batch: int = 8192  # tokens of a rectangle
     together: int = 2  # rectangles of one step: unlike lengths are unlike tasks
     weights: Mapping[str, float] = field(  # of an answer's tokens, by kind of lesson
-        default_factory=lambda: {"next": 1.0, "quiet": 1.0, "rewrite": 0.3, "fill": 0.7, "own": 0.1}
+        default_factory=lambda: {"next": 1.0, "new": 0.15, "quiet": 1.0, "rewrite": 0.3, "fill": 0.7}
     )
+    answer: float = 32.0  # tokens that the words of a next edit count as at most
+    keep: float = 2.0  # of a nat of divergence from the base, beside a nat of an answer; 0 costs nothing
     choice: float = 6.0  # of the token that chooses a place, or silence
     lines: float = 3.0  # of the two that choose its lines
     schedule: Schedule = field(default_factory=lambda: Schedule(warmup=0.04, decay=0.8, floor=0.02))
@@ -55,12 +59,14 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Batch:
-    """A rectangle laid out flat and filled up. `weights`: of guessing what follows each token."""
+    """A rectangle laid out flat and filled up. `weights`: of guessing what follows each token. `kept`: its
+    texts are to be kept, not learned."""
 
     tokens: Tensor
     weights: Tensor
     rows: int
     length: int
+    kept: bool
 
 
 def batch_of(texts: Sequence[Text], recipe: Recipe, device: torch.device) -> Batch:
@@ -71,13 +77,27 @@ def batch_of(texts: Sequence[Text], recipe: Recipe, device: torch.device) -> Bat
         at, count = row * length, len(text.tokens)
         tokens[at : at + count] = text.tokens
         weights[at + text.given - 1 : at + count - 1] = recipe.weights.get(text.kind, 1.0)
-        if text.kind in ("next", "quiet"):
-            weights[at + text.given - 1] *= recipe.choice
-        if text.kind == "next":
-            weights[at + text.given : at + text.given + 2] *= recipe.lines
+        if text.kind in _EDITS:
+            words = weights[at + text.given + 2 : at + count - 1]
+            words *= min(1.0, recipe.answer / max(1, len(words)))
+            weights[at + text.given : at + text.given + 2] = recipe.lines
+        if text.kind in (*_EDITS, "quiet"):
+            weights[at + text.given - 1] = recipe.choice
     return Batch(
-        torch.from_numpy(tokens).to(device), torch.from_numpy(weights).to(device), len(texts), length
+        torch.from_numpy(tokens).to(device),
+        torch.from_numpy(weights).to(device),
+        len(texts),
+        length,
+        texts[0].kind in _KEPT,
     )
+
+
+class Taken(NamedTuple):
+    """Of one step: nats of its answers, the share guessed right, and the drift from the base if looked at."""
+
+    loss: Tensor
+    right: Tensor
+    drift: Tensor | None
 
 
 class Trainer:
@@ -108,16 +128,19 @@ class Trainer:
         steps = max(1, round(recipe.passes * len(groups)))
         began, before, tokens = time.monotonic(), self.seconds, self.tokens
         saved = began
+        drift: Tensor | None = None
         while True:
             self.seconds = before + time.monotonic() - began
             done = max(self.step / steps, self.seconds / recipe.seconds)
             if done >= 1.0:
                 break
-            loss, right = self._one_step(groups[self.step % len(groups)], recipe.schedule.factor(done))
+            taken = self._one_step(groups[self.step % len(groups)], recipe.schedule.factor(done))
+            drift = drift if taken.drift is None else taken.drift
             if self.step % recipe.report_every == 0:
-                value = float(loss)
                 row = {
-                    "step": self.step, "of": steps, "loss": round(value, 4), "right": round(float(right), 4),
+                    "step": self.step, "of": steps, "loss": round(float(taken.loss), 4),
+                    "right": round(float(taken.right), 4),
+                    "drift": None if drift is None else round(float(drift), 5),
                     "factor": round(recipe.schedule.factor(done), 4), "seconds": round(self.seconds, 1),
                     "tokens": self.tokens,
                     "tokens_per_second": round((self.tokens - tokens) / max(1e-9, time.monotonic() - began)),
@@ -128,20 +151,37 @@ class Trainer:
                 saved = time.monotonic()
 
     def _groups(self, texts: Sequence[Text]) -> list[list[list[Text]]]:
-        """Rectangles drawn together for each step, in an order that does not sort by length."""
+        """Rectangles drawn together for each step, in an order that does not sort by length; those to be kept
+        come beside them, evenly."""
+        recipe = self.recipe
+        learned = self._rectangles([text for text in texts if text.kind not in _KEPT])
+        kept = self._rectangles([text for text in texts if text.kind in _KEPT]) if recipe.keep else []
+        n = recipe.together
+        groups = [learned[i : i + n] for i in range(0, len(learned) - n + 1, n)] or [learned][: len(learned)]
+        for i, rectangle in enumerate(kept if groups else ()):
+            groups[i * len(groups) // len(kept)].append(rectangle)
+        return groups
+
+    def _rectangles(self, texts: Sequence[Text]) -> list[list[Text]]:
         found = rectangles(texts, self.recipe.batch, seed=self.recipe.seed, grain=_GRAIN)
         random.Random(self.recipe.seed).shuffle(found)
-        n = self.recipe.together
-        return [found[i : i + n] for i in range(0, len(found) - n + 1, n)] or ([found] if found else [])
+        return found
 
-    def _one_step(self, group: Sequence[Sequence[Text]], factor: float) -> tuple[Tensor, Tensor]:
+    def _one_step(self, group: Sequence[Sequence[Text]], factor: float) -> Taken:
         batches = [batch_of(texts, self.recipe, self.device) for texts in group]
-        whole = torch.stack([batch.weights.sum() for batch in batches]).sum().clamp_min(1.0)
-        total, hits, count = torch.zeros((), device=self.device), torch.zeros((), device=self.device), 0
+        zero = torch.zeros((), device=self.device)
+        learned = sum((batch.weights.sum() for batch in batches if not batch.kept), zero).clamp_min(1.0)
+        held = sum((batch.weights.sum() for batch in batches if batch.kept), zero).clamp_min(1.0)
+        total, drift, hits, count = zero, zero, zero, 0
         for batch in batches:
-            loss, right = self.model.loss(batch.tokens, batch.weights, batch.rows, batch.length)
-            (loss / whole).backward()  # type: ignore[no-untyped-call]
-            total, hits, count = total + loss.detach(), hits + right.sum(), count + len(right)
+            of = self.model.drift if batch.kept else self.model.loss
+            loss, right = of(batch.tokens, batch.weights, batch.rows, batch.length)
+            loss = loss / (held if batch.kept else learned)
+            (loss * (self.recipe.keep if batch.kept else 1.0)).backward()  # type: ignore[no-untyped-call]
+            if batch.kept:
+                drift = drift + loss.detach()
+            else:
+                total, hits, count = total + loss.detach(), hits + right.sum(), count + len(right)
             self.tokens += batch.rows * batch.length
         torch.nn.utils.clip_grad_norm_(self.adapter.parameters(), self.recipe.clip)
         for rates in self.optimiser.param_groups:
@@ -149,7 +189,7 @@ class Trainer:
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         self.step += 1
-        return total / whole, hits / max(1, count)
+        return Taken(total, hits / max(1, count), drift if any(batch.kept for batch in batches) else None)
 
     def checkpoint(self) -> None:
         state = {
@@ -192,9 +232,13 @@ def train_adapter(
     recipe: Recipe,
     rank: int,
     device: str,
+    learned: Mapping[str, str],
     report: Callable[[str, int, int], None] = lambda *_: None,
+    *,
+    compiled: bool | None = None,
 ) -> dict[str, Any]:
-    """Load the base, train, and leave `adapter.safetensors` in `run`. What was made."""
+    """Load the base, train, and leave `adapter.safetensors` in `run`. What was made. `learned`: what the
+    lessons teach, for the file to say. `compiled`: None does so on a GPU."""
     texts = [text for path in lessons for text in read_texts(path)]
     place = torch.device(device)
     length = max((len(text.tokens) for text in texts), default=0) + _GRAIN
@@ -204,13 +248,14 @@ def train_adapter(
         target = Target.load(checkpoint, place, dtype, length)
         report("base", 1, 1)
     adapter = Adapter(shape_for(target, rank), seed=recipe.seed, device=place)
-    trainer = Trainer(run, target, adapter, recipe, compiled=place.type == "cuda")
+    fuse = place.type == "cuda" if compiled is None else compiled
+    trainer = Trainer(run, target, adapter, recipe, compiled=fuse)
     try:
         trainer.train(texts, lambda row: report("steps", row["step"], row["of"]))
     except KeyboardInterrupt:
         trainer.checkpoint()
         raise
-    facts = {"base": target.spec.name, "next_edit": str(PLACES_VERSION), "fim_order": "spm"}
+    facts = {"base": target.spec.name, **learned}
     facts |= {"steps": str(trainer.step), "tokens": str(trainer.tokens)}
     path = run / "adapter.safetensors"
     size = export(adapter, path, facts)

@@ -19,7 +19,8 @@ from keystroke.train.corpus.archives import python_files
 from keystroke.train.corpus.filters import Refusal, clean
 from keystroke.train.corpus.harvest import ProjectRecord, bounded, read_record
 from keystroke.train.corpus.hunks import LARGEST_FILE, NoEdit, squeezed, trajectory
-from keystroke.train.corpus.index import PackageIndex, Release
+from keystroke.train.corpus.index import PackageIndex, Release, normalised
+from keystroke.train.corpus.licences import permissive_licence
 from keystroke.train.corpus.processes import Processes
 from keystroke.train.corpus.split import Part, part_of
 from keystroke.train.corpus.trajectories import FileEdit, write_edits
@@ -84,10 +85,29 @@ def fetched_releases(
 ) -> list[tuple[Release, bytes]]:
     """The project's latest `releases` with their archives, oldest first; none where there is no pair."""
     project = index.project(record.name)
-    if project is None:
-        return []
-    recent = [r for r in project.releases if r.download.size <= LARGEST_ARCHIVE][-releases:]
+    return [] if project is None else _fetched(index, project.releases, releases)
+
+
+def _fetched(index: PackageIndex, every: Sequence[Release], count: int) -> list[tuple[Release, bytes]]:
+    recent = [r for r in every if r.download.size <= LARGEST_ARCHIVE][-count:]
     return [(release, index.fetch(release.download)) for release in recent] if len(recent) > 1 else []
+
+
+def named_releases(
+    index: PackageIndex, name: str, releases: int, until: datetime
+) -> tuple[ProjectRecord, list[tuple[Release, bytes]]]:
+    """As `fetched_releases`, of a project known by its name alone, as it stood on the day `until`. None
+    where its licence is not permissive or it is not to be trained on: the record says why."""
+    project = index.project(name)
+    if project is None:
+        return ProjectRecord(name, "absent"), []
+    licence = permissive_licence(project.info)
+    if licence is None:
+        return ProjectRecord(name, "licence"), []
+    if part_of(project.name, project.first_released) is not Part.TRAIN:
+        return ProjectRecord(name, "held out"), []
+    known = [release for release in project.releases if release.uploaded < until]
+    return ProjectRecord(project.name, "kept", licence=licence), _fetched(index, known, releases)
 
 
 def store_edits(record: ProjectRecord, releases: list[tuple[Release, bytes]], target: Path) -> int:
@@ -117,21 +137,58 @@ def collect(
 ) -> Counter[str]:
     """Collect the edits of every project not yet in `out`; counts of outcomes. A project that fails is
     counted and tried again next time. `workers` projects are fetched at a time, compared by `processes`."""
+
+    def ask(name: str) -> tuple[ProjectRecord, list[tuple[Release, bytes]]]:
+        return by_name[name], fetched_releases(index, by_name[name], releases)
+
+    by_name = {record.name: record for record in records}
+    return _collect(ask, list(by_name), out, workers, processes, report)
+
+
+def collect_named(
+    index: PackageIndex,
+    names: Sequence[str],
+    out: Path,
+    *,
+    releases: int,
+    until: datetime,
+    workers: int = 6,
+    processes: int = 0,
+    report: Callable[[str, int, int], None] = lambda *_: None,
+) -> Counter[str]:
+    """As `collect`, of projects that need not be harvested: each archive is fetched once, and nothing of a
+    project that is not to be trained on."""
+
+    def ask(name: str) -> tuple[ProjectRecord, list[tuple[Release, bytes]]]:
+        return named_releases(index, name, releases, until)
+
+    return _collect(ask, [normalised(name) for name in names], out, workers, processes, report)
+
+
+def _collect(
+    ask: Callable[[str], tuple[ProjectRecord, list[tuple[Release, bytes]]]],
+    names: Sequence[str],
+    out: Path,
+    workers: int,
+    processes: int,
+    report: Callable[[str, int, int], None],
+) -> Counter[str]:
     out.mkdir(parents=True, exist_ok=True)
     outcomes: Counter[str] = Counter()
 
-    def one(record: ProjectRecord) -> str:
-        target = out / f"{record.name}.jsonl.gz"
+    def one(name: str) -> str:
+        target = out / f"{name}.jsonl.gz"
         if target.exists():
             return "there"
         try:
-            edits = crew.do(store_edits, record, fetched_releases(index, record, releases), target)
+            record, releases = ask(name)
+            edits = crew.do(store_edits, record, releases, target)
         except (KeystrokeError, OSError, ValueError, ArithmeticError, BrokenExecutor) as error:
             return f"failed: {type(error).__name__}"
-        return "collected" if edits else "no edits"
+        return "collected" if edits else "no edits" if record.outcome == "kept" else record.outcome
 
     with Processes(processes) as crew, ThreadPoolExecutor(workers) as pool:
-        for done, outcome in enumerate(bounded(pool, one, records, workers * 2), start=1):
+        for done, outcome in enumerate(bounded(pool, one, names, workers * 2), start=1):
             outcomes[outcome] += 1
-            report("edits", done, len(records))
+            report("edits", done, len(names))
     return outcomes

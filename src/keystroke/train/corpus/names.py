@@ -7,6 +7,7 @@ whole index by a seed, for projects too young to be in any list.
 
 from __future__ import annotations
 
+import hashlib
 import random
 import re
 import shutil
@@ -27,12 +28,26 @@ _RENAMED = {
 }  # fmt: skip
 
 
-def debian_packages() -> list[str]:
-    """Debian's python3-* package names, from this machine's apt lists."""
+def debian_packages(prefix: str = "python3-") -> list[str]:
+    """Debian's package names that begin so, from this machine's apt lists."""
     if shutil.which("apt-cache") is None:
         raise NotFound("apt-cache is not here; give the project names in a file instead (--names)")
-    listed = subprocess.run(["apt-cache", "pkgnames", "python3-"], capture_output=True, text=True, check=True)
+    listed = subprocess.run(["apt-cache", "pkgnames", prefix], capture_output=True, text=True, check=True)
     return sorted(listed.stdout.split())
+
+
+def package_names(packages: Iterable[str]) -> list[str]:
+    """npm's names for Debian's node-* packages, in a stable order without repeats. Those with a scope are
+    left out: Debian writes it as if it were a part of the name."""
+    names = (package.removeprefix("node-") for package in packages)
+    return list(dict.fromkeys(name for name in names if name and not _NOT_PROJECTS.search(name)))
+
+
+def shuffled(names: Iterable[str], salt: str) -> list[str]:
+    """The names in an order that has nothing to do with them: any first part is a fair sample."""
+    return sorted(
+        names, key=lambda name: hashlib.blake2b(name.encode(), digest_size=8, salt=salt.encode()).digest()
+    )
 
 
 def project_names(packages: Iterable[str]) -> list[str]:

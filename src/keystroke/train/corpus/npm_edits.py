@@ -16,8 +16,9 @@ import tarfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from keystroke.train.corpus.edits import FILES_OF_A_PAIR, without_sweeps
 from keystroke.train.corpus.harvest import bounded
 from keystroke.train.corpus.hunks import LARGEST_FILE, NoEdit, trajectory
 from keystroke.train.corpus.licences import permissive_licence
+from keystroke.train.corpus.processes import Processes
 from keystroke.train.corpus.trajectories import FileEdit, write_edits
 
 LARGEST_PACKAGE = 2_000_000  # bytes unpacked
@@ -69,9 +71,9 @@ class NpmRegistry:
         self.base = base or configured_registry()
         self._client = httpx.Client(timeout=60, follow_redirects=True, transport=transport)
 
-    def versions(self, name: str, count: int) -> tuple[str, list[Version]]:
-        """The licence and the latest released versions of a package, oldest first; none where the licence is
-        not permissive or there is no such package."""
+    def versions(self, name: str, count: int, until: datetime | None = None) -> tuple[str, list[Version]]:
+        """The licence and the latest released versions of a package (before `until`), oldest first; none
+        where the licence is not permissive or there is no such package."""
         response = self._client.get(f"{self.base}/{name.replace('/', '%2f')}")
         if response.status_code != 200:
             return "", []
@@ -81,10 +83,14 @@ class NpmRegistry:
         licence = permissive_licence({"license": stated.get("type") if isinstance(stated, dict) else stated})
         if licence is None:
             return "", []
+        dates: Mapping[str, str] = data.get("time") or {}
+        last = "9" if until is None else until.isoformat()  # both are of one form, so letters compare
         small = [
             Version(number, str(version["dist"]["tarball"]))
             for number, version in found.items()
-            if _RELEASED.fullmatch(number) and (version["dist"].get("unpackedSize") or 0) < LARGEST_PACKAGE
+            if _RELEASED.fullmatch(number)
+            and (version["dist"].get("unpackedSize") or 0) < LARGEST_PACKAGE
+            and dates.get(number, "") < last
         ]
         return licence, small[-count:]
 
@@ -147,13 +153,21 @@ def package_edits(name: str, licence: str, versions: Sequence[tuple[str, bytes]]
         before = (number, files)
 
 
+def _store(name: str, licence: str, versions: Sequence[tuple[str, bytes]], target: Path) -> int:
+    edits = list(without_sweeps(package_edits(name, licence, versions)))
+    write_edits(target, edits)
+    return len(edits)
+
+
 def collect_packages(
     registry: NpmRegistry,
     names: Sequence[str],
     out: Path,
     *,
     versions: int = 4,
+    until: datetime | None = None,
     workers: int = 6,
+    processes: int = 0,
     report: Callable[[str, int, int], None] = lambda *_: None,
 ) -> Counter[str]:
     """Collect the edits of every package not yet in `out`; counts of outcomes. One that fails is counted
@@ -166,17 +180,18 @@ def collect_packages(
         if target.exists():
             return "there"
         try:
-            licence, found = registry.versions(name, versions)
+            licence, found = registry.versions(name, versions, until)
             if len(found) < 2:
                 return "left out"
             archives = [(version.number, registry.fetch(version)) for version in found]
-            edits = list(without_sweeps(package_edits(name, licence, archives)))
-        except (httpx.HTTPError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            edits = crew.do(_store, name, licence, archives, target)
+        except (
+            httpx.HTTPError, OSError, ValueError, KeyError, TypeError, AttributeError, BrokenExecutor,
+        ) as error:  # fmt: skip
             return f"failed: {type(error).__name__}"
-        write_edits(target, edits)
         return "collected" if edits else "no edits"
 
-    with ThreadPoolExecutor(workers) as pool:
+    with Processes(processes) as crew, ThreadPoolExecutor(workers) as pool:
         for done, outcome in enumerate(bounded(pool, one, names, workers * 2), start=1):
             outcomes[outcome] += 1
             report("packages", done, len(names))

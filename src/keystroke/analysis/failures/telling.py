@@ -1,0 +1,81 @@
+"""The part of a failing command's output that says what is wrong: what was expected and what came instead.
+
+Law: pure text. Of a test runner's report the first failures that differ are kept, each with the lines of the
+test that led to it; of anything else the end, which is where programs say what went wrong.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+LIMIT = 2000  # characters: a small model reads no more with profit
+_MOST = 4  # failures; more of them seldom say more
+_SOURCE = 9  # lines of a test that are kept above the one that failed
+_SAID = 8  # lines of what came instead
+_HEAD = re.compile(r"^(?:_{3,} .+ _{3,}|_ .+ _)$")
+_SECTION = re.compile(r"^=+ (?P<name>[\w ]+?) =+$")
+_COUNTS = re.compile(r"^=*\s*(?:\d+ (?:failed|passed|errors?|skipped|xfailed|warnings?)\b[, ]*)+ in .*$")
+_PLACE = re.compile(r"^[^\s:][^:\n]*\.py:\d+: ")
+_NOISE = re.compile(r"^self = <.*>$")
+
+
+def telling(output: str, limit: int = LIMIT) -> str:
+    """What a model or a person needs of it; the end of the output where no report is recognised."""
+    lines = output.strip().split("\n")
+    reports = list(_reports(lines))
+    if not reports:
+        text = output.strip()
+        return text if len(text) <= limit else f"…{text[-limit:]}"
+    counts = next((line.strip("= ") for line in reversed(lines) if _COUNTS.match(line)), "")
+    kept: list[str] = []
+    room = limit - len(counts)
+    seen: set[str] = set()
+    for said, report in reports:
+        if said in seen or len(kept) == _MOST:
+            continue
+        if kept and len(report) > room:
+            break
+        seen.add(said)
+        kept.append(report[:room])
+        room -= len(report) + 2
+    return "\n\n".join([*kept, *([counts] if counts else [])])
+
+
+def _reports(lines: list[str]) -> Iterator[tuple[str, str]]:
+    """Each failure of a report by pytest: what it says, and the lines that show it."""
+    inside = False
+    part: list[str] | None = None
+    for line in [*lines, "=== end ==="]:
+        section = _SECTION.match(line)
+        if section or (inside and _HEAD.match(line)):
+            if part and (report := _report(part)) is not None:
+                yield report
+            part = None
+            if section:
+                inside = section["name"].strip() in ("FAILURES", "ERRORS")
+                continue
+            part = []
+        elif part is not None:
+            part.append(line)
+
+
+def _report(part: list[str]) -> tuple[str, str] | None:
+    """The lines of the test up to the one that failed, and what came of it; None where nothing is said."""
+    said = [n for n, line in enumerate(part) if line.startswith("E  ")]
+    if not said:
+        return None
+    # The outermost frame is the test, the innermost where it failed: both say something.
+    ends = [n for n, line in enumerate(part) if line.startswith(">")]
+    shown: list[str] = []
+    for end in dict.fromkeys([*ends[:1], *ends[-1:]]):
+        source = [line for line in part[: end + 1] if line.strip() and not _NOISE.match(line)]
+        frame = next((n for n, line in enumerate(reversed(source)) if _starts(line)), len(source) - 1)
+        shown += source[-min(frame + 1, _SOURCE) :]
+    words = [part[n] for n in said][:_SAID]
+    places = [line for line in part if _PLACE.match(line)]
+    return " ".join(words[0].split()), "\n".join([*dict.fromkeys(shown), *words, *places[-1:]])
+
+
+def _starts(line: str) -> bool:
+    return line.lstrip("> ").startswith(("def ", "async def "))

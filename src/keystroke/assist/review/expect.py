@@ -1,0 +1,102 @@
+"""What a changed definition should give, as its documentation, the project's tests or a model have it.
+
+Law: the code of the definition itself is no witness, and the model is not shown it. Every example is taken
+apart into plain values and calls (`scripts`), so no text of anybody is run. A claim counts against a change
+only if it held before: whoever is wrong about both versions says nothing about the change.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from keystroke.assist.edit import Writer
+from keystroke.assist.edit.blocks import fenced
+from keystroke.assist.review.scripts import Claim, claims, documented
+
+TESTS = 40  # test files that are looked into
+_SIZE = 300_000  # bytes of one
+_SHOWN = 140  # lines of a module that is shown whole
+_ANSWER = 1_600  # characters of an answer that are read
+_SKIPPED = {"node_modules", "venv", "site-packages", "__pycache__", "build", "dist"}
+_SYSTEM = (
+    "You write examples of how functions are used. You go by names, parameters and documentation. You answer "
+    "with one block of Python code between ``` lines and nothing else."
+)
+
+
+def documented_claims(text: str, names: Collection[str]) -> list[Claim]:
+    """What the examples in a module's docstrings say."""
+    return [claim for code in documented(text) for claim in claims(code, names)]
+
+
+def tested_claims(root: Path, path: str, names: Collection[str]) -> Iterator[tuple[str, Claim]]:
+    """What the project's tests say of a module's definitions, each with the test file's path."""
+    module = Path(path).stem
+    wanted = re.compile(rf"\b(?:from|import)\s+[\w.]*\b{re.escape(module)}\b")
+    looked = 0
+    for file in sorted(root.rglob("*.py")):
+        name = file.relative_to(root)
+        hidden = any(part.startswith(".") or part in _SKIPPED for part in name.parts)
+        if hidden or not (name.name.startswith("test_") or name.stem.endswith("_test")):
+            continue
+        looked += 1
+        if looked > TESTS:
+            return
+        try:
+            if file.stat().st_size > _SIZE or file.is_symlink():
+                continue
+            code = file.read_text(encoding="utf-8")
+        except (OSError, ValueError):
+            continue
+        if wanted.search(code):
+            yield from ((name.as_posix(), claim) for claim in claims(code, names))
+
+
+def model_claims(text: str, name: str, names: Collection[str], writer: Writer) -> list[Claim]:
+    """What a model says of a definition whose code it does not see."""
+    shown = without_body(text, name)
+    if shown is None:
+        return []
+    short = name.rpartition(".")[2]
+    question = (
+        f"{fenced(shown, 'python')}\n\nThe code of {name} is hidden behind `...`. Write five short examples "
+        f"of {short} that follow from its name and its documentation, among them the smallest and the empty "
+        "case. Write each as `assert call == value`, with plain values and no imports, loops or comments."
+    )
+    messages = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": question}]
+    answer = ""
+    for piece in writer.write(messages, None):
+        answer += piece
+        if len(answer) > _ANSWER or answer.rstrip().count("```") > 1:
+            break
+    code = answer.partition("```")[2].partition("\n")[2].partition("```")[0] or answer
+    # What stands behind a line that does not parse is lost, so each line that can stand alone does.
+    whole = claims(code, names)
+    return whole or [claim for line in code.split("\n") for claim in claims(line.strip(), names)]
+
+
+def without_body(text: str, name: str) -> str | None:
+    """The module with the code of one definition hidden; of a long one only what the definition is part of.
+    None where there is no such definition."""
+    try:
+        module = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+    lines = text.split("\n")
+    owner, _, short = name.rpartition(".")
+    around = next((n for n in module.body if isinstance(n, ast.ClassDef) and n.name == owner), None)
+    inside = around.body if around is not None else module.body
+    node = next((n for n in inside if isinstance(n, ast.FunctionDef) and n.name == short), None)
+    if node is None or node.end_lineno is None or node.body[0].lineno == node.lineno:
+        return None
+    told = ast.get_docstring(node) is not None
+    last = (node.body[0].end_lineno or 0) if told else node.body[0].lineno - 1
+    hidden = [*lines[:last], f"{' ' * node.body[0].col_offset}...", *lines[node.end_lineno :]]
+    if len(hidden) <= _SHOWN:
+        return "\n".join(hidden).strip("\n")
+    part = around or node
+    end = (part.end_lineno or 0) - (node.end_lineno - last) + 1
+    return "\n".join(hidden[part.lineno - 1 : end][:_SHOWN])

@@ -1,0 +1,145 @@
+"""What a definition's results had in common before a change and no longer have: a bound, an order, a form.
+
+Law: pure; reads values that were seen, runs nothing. Mending a definition gives its results something in
+common; losing it without a word is what a slip looks like. Only what held in every call that was tried, and
+in enough of them to be no chance, counts as lost.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_ENOUGH = 6  # different results that have something in common
+_NAMED = re.compile(r"\b(?:list|tuple)\[")
+UNKNOWN = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One call: its arguments as far as they are plain values, and what it gave before and now."""
+
+    call: str
+    arguments: tuple[Any, ...]
+    before: Any
+    after: Any
+
+
+def literal(text: str) -> Any:
+    """A value by its text; UNKNOWN where it is no plain one."""
+    try:
+        return ast.literal_eval(_NAMED.sub("[", text))
+    except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
+        return UNKNOWN
+
+
+def agrees(expected: str, result: str) -> bool:
+    """Whether a text says what a call gave: the same error, or the same value up to the last digits."""
+    if error := _error(result):
+        return expected.startswith(error)
+    return _same(literal(expected), literal(result))
+
+
+def _error(result: str) -> str:
+    found = re.match(r"([A-Z]\w*(?:Error|Exception|Exit|Interrupt|Iteration)): ", result)
+    return found[1] if found is not None else ""
+
+
+def _same(a: Any, b: Any) -> bool:
+    if a is UNKNOWN or b is UNKNOWN:
+        return False
+    if isinstance(a, bool) or isinstance(b, bool):
+        return a is b
+    if isinstance(a, int | float) and isinstance(b, int | float):
+        return math.isclose(a, b, rel_tol=5e-3, abs_tol=1e-9)
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(map(_same, a, b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
+    return bool(a == b)
+
+
+def lost(seen: Sequence[Seen]) -> tuple[Seen, str] | None:
+    """A call whose result lacks what all results had in common, and what that was."""
+    known = [item for item in seen if item.before is not UNKNOWN]
+    for what, about, holds in _INVARIANTS:
+        concerned = [item for item in known if about(item, item.before)]
+        if len({repr(item.before) for item in concerned}) < _ENOUGH:
+            continue
+        if not all(holds(item, item.before) for item in concerned):
+            continue
+        broken = [
+            item
+            for item in known
+            if item.after is not UNKNOWN
+            and repr(item.after) != repr(item.before)
+            and about(item, item.after)
+            and not holds(item, item.after)
+        ]
+        if broken:
+            return min(broken, key=lambda item: len(item.call)), what
+    return None
+
+
+# ── what results can have in common ───────────────────────────────────────────────────────────
+
+_About = Callable[[Seen, Any], bool]
+
+
+def _number(item: Seen, value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _sequence(item: Seen, value: Any) -> bool:
+    return isinstance(value, list) and len(value) > 1
+
+
+def _numbers(item: Seen, value: Any) -> bool:
+    return _sequence(item, value) and all(_number(item, part) for part in value)
+
+
+def _text(item: Seen, value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _ordered(value: Any) -> bool:
+    try:
+        return all(a <= b for a, b in itertools.pairwise(value))
+    except TypeError:
+        return False
+
+
+def _distinct(value: Any) -> bool:
+    return len({repr(part) for part in value}) == len(value)
+
+
+def _limits(item: Seen) -> list[float]:
+    return [part for part in item.arguments if _number(item, part)]
+
+
+def _under(item: Seen, value: Any) -> bool:
+    """Whether no number of the result is above the largest number that was given."""
+    numbers = value if isinstance(value, list) else [value]
+    limits = _limits(item)
+    return not limits or max(numbers, default=0) <= max(limits)
+
+
+_INVARIANTS: tuple[tuple[str, _About, _About], ...] = (
+    ("it was never negative", _number, lambda item, value: value >= 0),
+    ("no value was negative", _numbers, lambda item, value: min(value) >= 0),
+    ("it was in order", _sequence, lambda item, value: _ordered(value)),
+    ("nothing was in it twice", _sequence, lambda item, value: _distinct(value)),
+    (
+        "it began and ended with a letter or a digit",
+        _text,
+        lambda item, value: value[0].isalnum() and value[-1].isalnum(),
+    ),
+    ("it had no white space at its ends", _text, lambda item, value: value == value.strip()),
+    ("it was never above the largest number that was given", _number, _under),
+    ("no value was above the largest number that was given", _numbers, _under),
+)

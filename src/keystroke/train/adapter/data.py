@@ -1,0 +1,123 @@
+"""All that an adapter is trained on, in one step: names, releases, edits, lessons, and an account of them.
+
+Law: what is published only grows, so a day (`until`) and a seed say which data these are. A project is one
+file and is asked for once; stopped, the same call goes on. Names are Debian's: somebody there checked that a
+package is real, kept software. Held-out and late projects are never fetched, files of evaluation cases are
+left out of the lessons and counted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from keystroke.train.adapter.lessons import LEARNED
+from keystroke.train.adapter.making import Progress, make_lessons
+from keystroke.train.corpus.edits import collect_named
+from keystroke.train.corpus.index import PackageIndex
+from keystroke.train.corpus.names import debian_packages, package_names, project_names, shuffled
+from keystroke.train.corpus.npm_edits import NpmRegistry, collect_packages
+
+_SALT = "edits"
+
+
+@dataclass(frozen=True, slots=True)
+class Amounts:
+    """How much of everything. Names are drawn by a fixed hash: fewer are a part of more."""
+
+    projects: int = 4000  # names of Python projects
+    packages: int = 1000  # and of npm packages
+    releases: int = 5  # latest ones of each that are compared
+    tokens: int = 40_000_000  # of lessons
+    heldout: int = 40  # projects whose lessons are kept apart
+
+
+def python_names(count: int) -> list[str]:
+    """Raises NotFound where this machine has no apt lists."""
+    return shuffled(project_names(debian_packages()), _SALT)[:count]
+
+
+def npm_names(count: int) -> list[str]:
+    """Raises NotFound where this machine has no apt lists."""
+    return shuffled(package_names(debian_packages("node-")), _SALT)[:count]
+
+
+def make_data(
+    folder: Path,
+    model: Path,
+    index: PackageIndex,
+    registry: NpmRegistry | None,
+    names: Sequence[str],
+    packages: Sequence[str],
+    *,
+    until: datetime,
+    amounts: Amounts,
+    without: Sequence[Path] = (),
+    own: Sequence[Path] = (),
+    seed: int = 0,
+    workers: int = 8,
+    processes: int = 1,
+    report: Progress = lambda *_: None,
+) -> dict[str, Any]:
+    """Collect, then write `lessons.npz`, `lessons-heldout.npz` and `manifest.json` into `folder`; what the
+    manifest says. Without a `registry` there are no edits of npm packages. Edits that lie in further folders
+    of `collected` are taken along."""
+    began = time.monotonic()
+    found = folder / "collected"
+    counts = {
+        "python": dict(
+            collect_named(
+                index,
+                names,
+                found / "python",
+                releases=amounts.releases,
+                until=until,
+                workers=workers,
+                processes=processes,
+                report=lambda _, done, of: report("python", done, of),
+            )
+        )
+    }
+    if registry is not None:
+        counts["npm"] = dict(
+            collect_packages(
+                registry,
+                packages,
+                found / "npm",
+                versions=amounts.releases,
+                until=until,
+                workers=workers,
+                processes=processes,
+                report=lambda _, done, of: report("npm", done, of),
+            )
+        )
+    collecting = time.monotonic() - began
+    made = make_lessons(
+        model,
+        sorted(place for place in found.iterdir() if place.is_dir()),
+        own,
+        folder / "lessons.npz",
+        without=without,
+        tokens=amounts.tokens,
+        heldout=amounts.heldout,
+        seed=seed,
+        processes=processes,
+        report=report,
+    )
+    said = {
+        "until": until.date().isoformat(),
+        "seed": seed,
+        "learned": LEARNED,
+        "collected": counts,
+        **made,
+        "sha256": hashlib.sha256((folder / "lessons.npz").read_bytes()).hexdigest(),
+        "seconds": {"collecting": round(collecting), "all": round(time.monotonic() - began)},
+    }
+    (folder / "manifest.json").write_text(json.dumps(said, indent=1) + "\n")
+    return said

@@ -1,0 +1,81 @@
+"""The part of a failing command's output that says what is wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from keystroke.analysis.failures.telling import telling
+
+TESTS = """
+from double import double
+
+
+def helper(value):
+    return double(value)
+
+
+def test_first():
+    values = [1, 2]
+    assert double(values[0]) == 2
+
+
+def test_again():
+    assert double(1) == 2
+
+
+def test_through_a_helper():
+    assert helper(None) == 4
+
+
+""" + "\n\n".join(f"def test_more_{n}():\n    assert double({n}) == {2 * n}" for n in range(10, 60))
+
+
+def reported(folder: Path, source: str) -> str:
+    (folder / "double.py").write_text(source)
+    (folder / "test_double.py").write_text(TESTS)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:asyncio",
+        "--no-header",
+    ]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return done.stdout
+
+
+def test_the_first_failures_that_differ_are_told_with_what_was_expected(tmp_path: Path) -> None:
+    output = reported(tmp_path, "def double(n):\n    return n + 0\n")
+    told = telling(output)
+    assert len(told) <= 2000 < len(output)
+    assert "values = [1, 2]" in told
+    assert ">       assert double(values[0]) == 2" in told
+    assert "assert 1 == 2" in told
+    assert told.count("assert 1 == 2") == 1  # said once, though two tests say it
+    assert told.splitlines()[-1].startswith("53 failed")
+
+
+def test_a_failure_below_a_test_shows_both_places(tmp_path: Path) -> None:
+    told = telling(reported(tmp_path, "def double(n):\n    return n * 2\n"))
+    assert "assert helper(None) == 4" in told
+    assert ">       return n * 2" in told
+    assert "TypeError" in told
+    assert "double.py:2: TypeError" in told  # where it is mended, for whoever looks for the place
+
+
+def test_what_cannot_be_imported_is_told(tmp_path: Path) -> None:
+    told = telling(reported(tmp_path, "def double(n:\n    return n\n"))
+    assert "SyntaxError" in told
+
+
+def test_of_anything_else_the_end_is_told() -> None:
+    assert telling("short") == "short"
+    long = "\n".join(f"line {n}" for n in range(1000)) + "\nerror: no such thing"
+    assert telling(long, 100).endswith("error: no such thing")
+    assert len(telling(long, 100)) == 101
