@@ -116,12 +116,12 @@ def test_a_harvest_stopped_by_ctrl_c_goes_on_where_it_was(desk: Desk) -> None:
 def test_a_grown_corpus_leaves_its_pieces_alone(desk: Desk) -> None:
     (desk.folder / "names").write_text("one\n")
     corpus(desk)
-    piece = desk.folder / "work" / "corpus" / "train" / "0000.jsonl.bz2"
+    piece = desk.folder / "work" / "corpus" / "train" / "python-0000.jsonl.bz2"
     before = piece.read_bytes()
     (desk.folder / "names").write_text("one\ntwo\n")
     corpus(desk, "--grow")
     assert piece.read_bytes() == before
-    assert {s.project for s in read_piece(piece.with_name("0001.jsonl.bz2"))} == {"two"}
+    assert {s.project for s in read_piece(piece.with_name("python-0001.jsonl.bz2"))} == {"two"}
 
 
 def test_what_kept_projects_require_can_be_harvested_too(desk: Desk) -> None:

@@ -17,7 +17,14 @@ from keystroke.engine.tokenizer import load_tokenizer
 from keystroke.errors import InputError, KeystrokeError, ModelDamaged
 from keystroke.train import special
 from keystroke.train import tokenizer as code_tokenizer
-from keystroke.train.export import expected, export_gguf, export_huggingface, import_weights, trained
+from keystroke.train.export import (
+    deepened,
+    expected,
+    export_gguf,
+    export_huggingface,
+    import_weights,
+    trained,
+)
 from keystroke.train.transformer import CodeModel, Shape
 
 SHAPE = Shape(vocab=320, hidden=64, layers=2, heads=4, kv_heads=2, head_dim=32, intermediate=96, context=64)
@@ -186,3 +193,21 @@ def test_llama_cpp_reads_the_gguf_as_we_do(
         ours = model.logits(torch.tensor([tokens[:40]]))[0].numpy()
     # llama.cpp keeps its KV cache in 16 bits: close, not equal.
     np.testing.assert_allclose(np.array(theirs.scores[:40]), ours, atol=2e-2 * np.abs(ours).max())
+
+
+def test_a_deeper_model_says_what_the_shallower_one_says() -> None:
+    torch.manual_seed(0)
+    model = CodeModel(SHAPE)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    tokens = torch.arange(40, 60)[None]
+    for layers in (2, 3, 5):
+        shape, more = deepened(SHAPE, weights, layers)
+        deeper = CodeModel(shape)
+        deeper.load_state_dict(more)
+        assert len(deeper.model.layers) == layers
+        assert torch.allclose(deeper.logits(tokens), model.logits(tokens), atol=1e-5)
+    with pytest.raises(InputError, match="not shallower"):
+        deepened(SHAPE, weights, 1)

@@ -92,7 +92,8 @@ def documents(
     """Documents of the sources, in their order. `tokenizer` must know no special tokens. `library`: the texts
     of each project by path, for what a cursor may know of other files."""
     for source in sources:
-        if mix.dated < 1 and not is_of_today(source.text) and rng.random() >= mix.dated:
+        old = mix.dated < 1 and source.path.endswith(".py") and not is_of_today(source.text)
+        if old and rng.random() >= mix.dated:
             continue
         drawn = rng.random()
         if drawn < mix.cursor:

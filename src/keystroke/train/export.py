@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,8 @@ def trained(path: Path) -> tuple[Shape, Weights, dict[str, Any]]:
         if not torch.isfinite(tensor.float()).all():
             raise ModelDamaged(f"{path}: {name} has values that are not numbers; the run diverged")
     skills = {**KEYSTROKE, "next_edit": state["next_edit"]} if state.get("next_edit") else {**KEYSTROKE}
+    if state.get("languages"):
+        skills["languages"] = list(state["languages"])
     return shape, {name: weights[name] for name in expected(shape)}, skills
 
 
@@ -217,8 +220,30 @@ def _vocabulary(writer: Any, tokenizer: Any) -> None:
         writer.add_uint32(f"tokenizer.ggml.{key}_token_id", token)
 
 
-def import_weights(checkpoint: Path, out: Path) -> None:
-    """The weights of an exported model as a run keeps them: training goes on from what was shipped."""
+def import_weights(checkpoint: Path, out: Path, *, layers: int = 0, context: int = 0) -> None:
+    """The weights of an exported model as a run keeps them: training goes on from what was shipped. `layers`:
+    deeper than it was, by layers that change nothing yet; `context`: longer than it was."""
     model = open_model(checkpoint)
     weights = {name: p.detach().to(torch.bfloat16) for name, p in model.named_parameters()}
-    torch.save({"shape": model.shape.to_json(), "step": 0, "tokens": 0, "weights": weights}, out)
+    shape, weights = deepened(model.shape, weights, layers or model.shape.layers)
+    shape = replace(shape, context=max(context, shape.context))
+    torch.save({"shape": shape.to_json(), "step": 0, "tokens": 0, "weights": weights}, out)
+
+
+def deepened(shape: Shape, weights: Weights, layers: int) -> tuple[Shape, Weights]:
+    """The same function with more layers: new ones are copies spread among the old, and write nothing to the
+    residual stream, as every layer begins. Raises InputError for fewer layers."""
+    if layers < shape.layers:
+        raise InputError(f"the model has {shape.layers} layers; it can be made deeper, not shallower")
+    found = {name: tensor for name, tensor in weights.items() if not name.startswith("model.layers.")}
+    copied = -1
+    for layer in range(layers):
+        source = layer * shape.layers // layers
+        prefix = f"model.layers.{source}."
+        for name, tensor in weights.items():
+            if name.startswith(prefix):
+                silent = source == copied and name.endswith(("o_proj.weight", "down_proj.weight"))
+                mine = f"model.layers.{layer}.{name.removeprefix(prefix)}"
+                found[mine] = torch.zeros_like(tensor) if silent else tensor.clone()
+        copied = source
+    return replace(shape, layers=layers), found

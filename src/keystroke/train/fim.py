@@ -43,6 +43,7 @@ LIVE_MIX = {
     Cut.REST_OF_LINE: 0.4, Cut.LINE: 0.3, Cut.LINES: 0.06, Cut.BODY: 0.08, Cut.BLOCK: 0.08, Cut.INSIDE: 0.08,
 }  # fmt: skip
 _INVITING = frozenset(" .(,=[{:\"'@")  # signs after which people wait for a suggestion
+_OPENING = (":\n", "{\n")  # how a header ends
 _STOPPING = frozenset(" .()[]{},:=+-*/")  # signs that may stand right of the cursor
 
 
@@ -131,7 +132,7 @@ def _place(text: str, kind: Cut, rng: random.Random) -> tuple[int, int]:
 
 def _body(text: str, offset: int) -> tuple[int, int]:
     """The body of the first header from `offset` on, without its indentation; nothing where there is none."""
-    header = text.find(":\n", offset)
+    header = min((at for sign in _OPENING if (at := text.find(sign, offset)) >= 0), default=-1)
     start = header + 2
     if header < 0 or start >= len(text):
         return 0, 0

@@ -135,6 +135,36 @@ def token_weights(windows: torch.Tensor, answer: float, decision: float) -> torc
     return torch.where(asked, decision, weights)
 
 
+def autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """bfloat16 on a GPU; a CPU multiplies what it is given."""
+    return torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else nullcontext()
+
+
+def one_step(
+    model: CodeModel,
+    optimiser: Optimiser,
+    batch: torch.Tensor,
+    micro_batch: int,
+    phase: Phase,
+    factor: float,
+    step: int,
+) -> torch.Tensor:
+    """Learn from a batch of windows, `micro_batch` at once; the loss before it, on the device."""
+    parts = batch.size(0) // micro_batch
+    total = torch.zeros((), device=batch.device)
+    for i in range(parts):
+        window = batch[i * micro_batch : (i + 1) * micro_batch]
+        weights = token_weights(window, phase.answer, phase.decision)
+        with autocast(batch.device):
+            tokens, targets = window[:, :-1].contiguous(), window[:, 1:].contiguous()
+            loss = model.weighted_loss(tokens, targets, weights) / parts
+        loss.backward()  # type: ignore[no-untyped-call]
+        total += loss.detach()
+    optimiser.step(factor, momentum=0.85 + 0.10 * min(1.0, step / 200))
+    model.zero_grad(set_to_none=True)
+    return total
+
+
 class Trainer:
     """One run. `train` returns when the clock says so."""
 
@@ -172,7 +202,7 @@ class Trainer:
         (run / "recipe.json").write_text(json.dumps(asdict(recipe)) + "\n")
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        return torch.autocast("cuda", torch.bfloat16) if self.device.type == "cuda" else nullcontext()
+        return autocast(self.device)
 
     def train(self, heldout: NDArray[np.uint16] | None = None) -> None:
         recipe = self.recipe
@@ -240,34 +270,15 @@ class Trainer:
         self.model.zero_grad(set_to_none=True)
 
     def _one_step(self, factor: float, phase: Phase) -> torch.Tensor:
-        recipe = self.recipe
-        batch = move(self.feed.batch(recipe.batch), self.device)
-        parts = recipe.batch // recipe.micro_batch
-        total = torch.zeros((), device=self.device)
-        for i in range(parts):
-            window = batch[i * recipe.micro_batch : (i + 1) * recipe.micro_batch]
-            weights = token_weights(window, phase.answer, phase.decision)
-            with self._autocast():
-                tokens, targets = window[:, :-1].contiguous(), window[:, 1:].contiguous()
-                loss = self.model.weighted_loss(tokens, targets, weights) / parts
-            loss.backward()  # type: ignore[no-untyped-call]
-            total += loss.detach()
-        self.optimiser.step(factor, momentum=0.85 + 0.10 * min(1.0, self.step / 200))
-        self.model.zero_grad(set_to_none=True)
+        batch = move(self.feed.batch(self.recipe.batch), self.device)
+        loss = one_step(self.model, self.optimiser, batch, self.recipe.micro_batch, phase, factor, self.step)
         self.step += 1
         self.tokens += batch.size(0) * (batch.size(1) - 1)
-        return total
+        return loss
 
-    @torch.no_grad()
     def evaluate(self, heldout: NDArray[np.uint16]) -> float:
         """Mean loss over held-out windows."""
-        total = 0.0
-        for start in range(0, len(heldout), 8):
-            window = move(heldout[start : start + 8], self.device)
-            # Not compiled: graphs for another size and without gradients would cost more than they save.
-            with self._autocast(), torch.compiler.set_stance("force_eager"):
-                total += float(self.model.loss(window[:, :-1], window[:, 1:])) * len(window)
-        return total / len(heldout)
+        return mean_loss(self.model, heldout, self.device)
 
     def _log(self, **values: Any) -> None:
         with (self.run / "log.jsonl").open("a") as stream:
@@ -297,6 +308,18 @@ class Trainer:
         self.model.load_state_dict(state["model"])
         self.optimiser.load_state_dict(state["optimiser"])
         self.step, self.tokens = state["step"], state["tokens"]
+
+
+@torch.no_grad()
+def mean_loss(model: CodeModel, heldout: NDArray[np.uint16], device: torch.device) -> float:
+    """Of windows that are not trained on, in nats a token."""
+    total = 0.0
+    for start in range(0, len(heldout), 8):
+        window = move(heldout[start : start + 8], device)
+        # Not compiled: graphs for another size and without gradients would cost more than they save.
+        with autocast(device), torch.compiler.set_stance("force_eager"):
+            total += float(model.loss(window[:, :-1], window[:, 1:])) * len(window)
+    return total / len(heldout)
 
 
 def _save(path: Path, state: dict[str, Any]) -> None:

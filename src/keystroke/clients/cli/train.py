@@ -69,6 +69,9 @@ def corpus(
     young: Annotated[
         bool, typer.Option(help="Harvest projects of the late part where they are among the names.")
     ] = True,
+    every_language: Annotated[
+        bool, typer.Option("--every-language", help="Keep what projects have in other languages, too.")
+    ] = False,
     without: Without = None,
     workers: Annotated[int, typer.Option(min=1, max=16, help="Downloads at a time.")] = 6,
     processes: Processes = 0,
@@ -78,16 +81,19 @@ def corpus(
     ] = False,
     json: options.Json = False,
 ) -> None:
-    """Harvest projects from the package index and build the corpus. Goes on where it stopped."""
+    """Harvest projects from the package index and build the corpus, with what `sources` harvested. Goes on
+    where it stopped."""
     from keystroke.train.corpus import names as lists
     from keystroke.train.corpus.build import build as build_corpus
     from keystroke.train.corpus.build import grow as grow_corpus
     from keystroke.train.corpus.harvest import Limits, ProjectRecord, harvest, read_record
     from keystroke.train.corpus.index import PackageIndex
+    from keystroke.train.corpus.languages import LANGUAGES
     from keystroke.train.corpus.split import LATE
 
     run = of(ctx)
     processes = processes or os.cpu_count() or 1
+    learned = LANGUAGES if every_language else ("python",)
     before = None if young else LATE
     if names is None:
         wanted = lists.project_names(lists.debian_packages())
@@ -116,13 +122,18 @@ def corpus(
             )
             outcomes[what] = dict(counts)
 
-        gather("projects", wanted, Limits(first_released_before=before, characters=cap))
+        gather("projects", wanted, Limits(first_released_before=before, characters=cap, languages=learned))
         if requirements:
             there = list((folder / "projects").glob("*.jsonl.gz"))
             kept = [record for path in there if (record := read_record(path)).outcome == "kept"]
             more = lists.required((r.requires for r in kept), (p.name.split(".")[0] for p in there))
             small = Limits(
-                first_released_before=before, min_files=3, min_releases=3, try_variants=False, characters=cap
+                first_released_before=before,
+                min_files=3,
+                min_releases=3,
+                try_variants=False,
+                characters=cap,
+                languages=learned,
             )
             gather("requirements", more, small)
         if late:
@@ -133,7 +144,7 @@ def corpus(
             gather("late projects", drawn, young_ones)
         index.close()
         if build:
-            places = [folder / "projects", folder / "late-projects"]
+            places = [folder / "projects", folder / "late-projects", folder / "sources"]
             make = grow_corpus if grow else build_corpus
             summary = make(
                 places, folder / "corpus", without=without or (), workers=processes, report=progress
@@ -146,6 +157,62 @@ def corpus(
         run.console.table(
             ("what", "outcome", "number"),
             [(what, name, f"{n:,}") for what, counts in outcomes.items() for name, n in counts.items()],
+        )
+
+
+@app.command()
+def sources(
+    ctx: typer.Context,
+    folder: Folder,
+    millions: Annotated[int, typer.Option(min=1, help="Characters of each language, in millions.")] = 700,
+    minutes: Annotated[float, typer.Option(min=0.0, help="Stop after this long; 0 for never.")] = 0.0,
+    release: Annotated[str, typer.Option(help="Debian's release.")] = "trixie",
+    packages: Annotated[bool, typer.Option(help="Ask npm, too, for what those packages name.")] = True,
+    workers: Annotated[int, typer.Option(min=1, max=32, help="Downloads at a time.")] = 12,
+    processes: Processes = 0,
+    json: options.Json = False,
+) -> None:
+    """Harvest Go, Rust, Java, C, C++, JavaScript and TypeScript from Debian's source packages and from npm;
+    `corpus` builds them in. Goes on where it stopped."""
+    from keystroke.train.corpus.debian import Mirror
+    from keystroke.train.corpus.languages import LANGUAGES
+    from keystroke.train.corpus.npm import Registry
+    from keystroke.train.corpus.sources import Queue, harvest_sources, in_order
+
+    run = of(ctx)
+    mirror = Mirror(connections=workers)
+    registry = Registry(connections=workers) if packages else None
+    queue = Queue({language: millions * 1_000_000 for language in LANGUAGES if language != "python"})
+    with _resumable(run) as progress:
+        progress("Debian's indexes", 0, 1)
+        for wanted in in_order(mirror.packages(release)):
+            queue.add(wanted)
+        progress("Debian's indexes", 1, 1)
+
+        def show(queue: Queue) -> None:
+            reached = (min(queue.characters[name], goal) for name, goal in queue.goals.items())
+            progress("million characters", sum(reached) // 1_000_000, sum(queue.goals.values()) // 1_000_000)
+
+        outcomes = harvest_sources(
+            mirror,
+            registry,
+            queue,
+            folder / "sources",
+            seconds=60 * minutes,
+            workers=workers,
+            processes=processes or os.cpu_count() or 1,
+            report=show,
+        )
+    mirror.close()
+    if registry is not None:
+        registry.close()
+    found = {"packages": dict(outcomes), "characters": dict(queue.characters)}
+    if run.wants_json(json):
+        run.console.json(found)
+    else:
+        run.console.table(
+            ("what", "outcome", "number"),
+            [(what, name, f"{n:,}") for what, counts in found.items() for name, n in counts.items()],
         )
 
 
@@ -270,27 +337,23 @@ def tokenizer(
     out: Annotated[Path, typer.Option(help="Where to write it.")],
     vocabulary: Annotated[int, typer.Option(min=320, max=65_536, help="Tokens.")] = 32_768,
     characters: Annotated[int, typer.Option(help="Characters of the corpus to learn from.")] = 80_000_000,
+    baseline: Annotated[Path | None, typer.Option(help="Another tokenizer to measure beside it.")] = None,
 ) -> None:
-    """Train the tokenizer on the corpus and measure it on held-out code."""
+    """Train the tokenizer on the corpus, every language by its share, and measure it on held-out code."""
     from keystroke.train import tokenizer as code
-    from keystroke.train.pieces import piece_paths, read_piece
+    from keystroke.train.mixture import EDITS, SHARES
+    from keystroke.train.vocabulary import balanced_texts, density
 
     run = of(ctx)
-    texts: list[str] = []
-    size = 0
-    for piece in piece_paths(folder / "corpus" / "train"):
-        for source in read_piece(piece):
-            texts.append(source.text)
-            size += len(source.text)
-        if size >= characters:
-            break
-    if not texts:
+    shares = {language: share for language, share in SHARES.items() if language != EDITS}
+    if not (folder / "corpus" / "train").is_dir():
         raise NotFound(f"{folder} holds no corpus; make one with `keystroke train corpus {folder}`")
-    trained = code.train(texts, vocabulary)
+    trained = code.train(balanced_texts(folder / "corpus" / "train", shares, characters), vocabulary)
     code.save(trained, out)
-    heldout = [s.text for p in piece_paths(folder / "corpus" / "heldout") for s in read_piece(p)][:2000]
-    measured = code.measure(trained, heldout)
-    run.console.json({"vocabulary": vocabulary, "characters_per_token": measured.characters_per_token})
+    measured = {"vocabulary": vocabulary, "bytes_per_token": density(trained, folder / "corpus" / "heldout")}
+    if baseline is not None:
+        measured["baseline"] = density(code.load(baseline), folder / "corpus" / "heldout")
+    run.console.json(measured)
 
 
 @app.command()
@@ -330,6 +393,107 @@ def pretrain(
 
 
 @app.command()
+def check(
+    ctx: typer.Context,
+    folder: Folder,
+    without: Annotated[list[Path], typer.Option(help="Evaluation cases that must not be in the corpus.")],
+    processes: Processes = 0,
+) -> None:
+    """Read every training piece and fail if one holds lines, or a project, of an evaluation case."""
+    from keystroke.train.corpus.overlap import contaminated
+    from keystroke.train.pieces import piece_paths
+
+    pieces = list(piece_paths(folder / "corpus" / "train"))
+    if not pieces:
+        raise NotFound(f"{folder} holds no corpus; make one with `keystroke train corpus {folder}`")
+    found = contaminated(pieces, without, processes or os.cpu_count() or 1)
+    if found:
+        raise InputError(
+            f"{len(found)} training files hold evaluation cases, the first {found[0]}; "
+            "build the corpus again with --without"
+        )
+    of(ctx).console.note(f"{len(pieces)} pieces hold nothing of the cases")
+
+
+@app.command()
+def plan(
+    ctx: typer.Context,
+    folder: Folder,
+    out: Annotated[Path, typer.Option(help="The plan to write, a JSON file.")],
+    shares: Annotated[str, typer.Option(help="JSON of what differs from the default shares.")] = "{}",
+    edits: Annotated[bool, typer.Option(help="A share for the edits, where there are any.")] = True,
+    lot: Annotated[int, typer.Option(min=1, help="Megabytes of pieces to send at once.")] = 50,
+    seed: Annotated[int, typer.Option(help="Another one gives another order.")] = 0,
+) -> None:
+    """Write which piece is learned from when, by shares of languages, and the order to send pieces in."""
+    from json import loads
+
+    from keystroke.train.mixture import SHARES, make_plan
+
+    try:
+        wanted = {**SHARES, **{str(name): float(share) for name, share in loads(shares).items()}}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise UsageError(f"the shares are no JSON object of numbers ({error})") from error
+    place = folder / "edits" / "train"
+    made = make_plan(folder / "corpus" / "train", place if edits and place.is_dir() else None, wanted, seed)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(made.to_json() + "\n")
+    lots = [[piece.name for piece in some] for some in made.sendings(lot * 1_000_000)]
+    out.with_suffix(".lots").write_text("".join(" ".join(some) + "\n" for some in lots))
+    total = {s: sum(p.characters for p in made.pieces if p.stream == s) for s in made.shares}
+    of(ctx).console.json({"pieces": len(made.pieces), "lots": len(lots), "about_characters": total})
+
+
+@app.command()
+def stretch(
+    plan: Annotated[Path, typer.Argument(help="The plan that `train plan` wrote.")],
+    data: Annotated[
+        list[Path], typer.Option(help="Folder of pieces; may be repeated, may still be filling.")
+    ],
+    tokenizer: Tokenizer,
+    run: Annotated[Path, typer.Option(help="Folder of this run; a stopped run goes on.")],
+    seconds: Annotated[float, typer.Option(min=0.0, help="Stop before so many seconds are over.")] = 0.0,
+    steps: Annotated[int, typer.Option(min=0, help="Stop after so many steps.")] = 0,
+    finish: Annotated[int, typer.Option(min=0, help="Decay over so many steps and end.")] = 0,
+    shape: Annotated[str, typer.Option(help="JSON of what differs from the default shape.")] = "{}",
+    recipe: Annotated[str, typer.Option(help="JSON of what differs from the default recipe.")] = "{}",
+    heldout: Annotated[Path | None, typer.Option(help="Folder of pieces that are never trained on.")] = None,
+    cases: Annotated[list[Path] | None, typer.Option(help="Cases to complete at the end.")] = None,
+    device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
+    workers: Annotated[int, typer.Option(min=0, help="Processes that prepare data.")] = 8,
+    start: Annotated[Path | None, typer.Option(help="Weights of an earlier run to begin from.")] = None,
+) -> None:
+    """Train for a while on a machine that is lent, and go on another time as if it had never stopped."""
+    _with_torch("keystroke.train.lent").train(
+        plan,
+        data,
+        tokenizer,
+        run,
+        seconds=seconds,
+        steps=steps,
+        finish=finish,
+        shape=_with_torch("keystroke.train.transformer").Shape.from_json(shape),
+        recipe=_with_torch("keystroke.train.stretches").Recipe.from_json(recipe),
+        heldout=heldout,
+        cases=cases or [],
+        device=device,
+        workers=workers,
+        start=start,
+    )
+
+
+@app.command()
+def unpack(
+    ctx: typer.Context,
+    folder: Annotated[Path, typer.Argument(help="`finished` or `checkpoint` of a run in stretches.")],
+    out: Annotated[Path, typer.Option(help="The .pt file to write.")],
+) -> None:
+    """Turn the pieces a run in stretches left into weights that `export` and `--start` read."""
+    _with_torch("keystroke.train.stretches").to_weights(folder, out)
+    of(ctx).console.note(f"wrote {out}")
+
+
+@app.command()
 def export(
     ctx: typer.Context,
     weights: Annotated[Path, typer.Argument(help="final.pt of a run.")],
@@ -352,9 +516,11 @@ def import_(
     ctx: typer.Context,
     model: Annotated[Path, typer.Argument(help="A GGUF file or a folder that was exported.")],
     out: Annotated[Path, typer.Option(help="The .pt file to write.")],
+    layers: Annotated[int, typer.Option(min=0, help="Deeper, by layers that change nothing yet.")] = 0,
+    context: Annotated[int, typer.Option(min=0, help="Longer, in tokens.")] = 0,
 ) -> None:
-    """Turn an exported model back into weights that `pretrain --start` goes on from."""
-    _with_torch("keystroke.train.export").import_weights(model, out)
+    """Turn an exported model back into weights that `--start` goes on from."""
+    _with_torch("keystroke.train.export").import_weights(model, out, layers=layers, context=context)
     of(ctx).console.note(f"wrote {out}")
 
 

@@ -1,4 +1,4 @@
-"""Python files out of a source archive or a wheel, in memory.
+"""Source files out of a source archive or a wheel, in memory.
 
 Law: nothing is written or executed. An archive is hostile until read: entries, sizes and the total are
 bounded, and a damaged one gives what could be read before the damage.
@@ -7,10 +7,12 @@ bounded, and a damaged one gives what could be read before the damage.
 from __future__ import annotations
 
 import io
+import lzma
+import posixpath
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 MAX_FILE = 512 << 10
 MAX_TOTAL = 64 << 20
@@ -20,19 +22,33 @@ MAX_ENTRIES = 20_000
 def python_files(data: bytes, filename: str, *, sdist: bool) -> Iterator[tuple[str, bytes]]:
     """(path inside the project, bytes) of each .py file. A source archive's top folder is left out of
     the path."""
-    entries = _zip_entries(data) if filename.endswith((".zip", ".whl")) else _tar_entries(data)
+    for path, content, _ in source_files(data, filename, frozenset([".py"])):
+        parts = path.split("/")
+        yield "/".join(parts[1:] if sdist and len(parts) > 1 else parts), content
+
+
+def source_files(
+    data: bytes, filename: str, suffixes: frozenset[str], also: tuple[str, ...] = ()
+) -> Iterator[tuple[str, bytes, float]]:
+    """(path, bytes, time of change; 0 where none is known) of each file with one of the `suffixes`, or whose
+    path ends in one of `also`."""
+
+    def wanted(path: str, size: int) -> bool:
+        return (posixpath.splitext(path)[1] in suffixes or path.endswith(also)) and 0 < size <= MAX_FILE
+
+    entries = (_zip_entries if filename.endswith((".zip", ".whl")) else _tar_entries)(data, wanted)
     total = 0
     try:
-        for count, (path, content) in enumerate(entries):
+        for count, (path, content, changed) in enumerate(entries):
             total += len(content)
             if count >= MAX_ENTRIES or total > MAX_TOTAL:
                 return
-            parts = path.split("/")
-            yield "/".join(parts[1:] if sdist and len(parts) > 1 else parts), content
+            yield path, content, changed
     except (
         tarfile.TarError,
         zipfile.BadZipFile,
         zlib.error,
+        lzma.LZMAError,
         EOFError,
         OSError,
         ValueError,
@@ -41,22 +57,22 @@ def python_files(data: bytes, filename: str, *, sdist: bool) -> Iterator[tuple[s
         return
 
 
-def _wanted(path: str, size: int) -> bool:
-    return path.endswith(".py") and 0 < size <= MAX_FILE
+Wanted = Callable[[str, int], bool]
 
 
-def _tar_entries(data: bytes) -> Iterator[tuple[str, bytes]]:
+def _tar_entries(data: bytes, wanted: Wanted) -> Iterator[tuple[str, bytes, float]]:
     with tarfile.open(fileobj=io.BytesIO(data), mode="r|*") as archive:
         for member in archive:
-            if member.isreg() and _wanted(member.name, member.size):
+            path = member.name.removeprefix("./")
+            if member.isreg() and wanted(path, member.size):
                 stream = archive.extractfile(member)
                 if stream is not None:
-                    yield member.name, stream.read(MAX_FILE)
+                    yield path, stream.read(MAX_FILE), float(member.mtime)
 
 
-def _zip_entries(data: bytes) -> Iterator[tuple[str, bytes]]:
+def _zip_entries(data: bytes, wanted: Wanted) -> Iterator[tuple[str, bytes, float]]:
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         for entry in archive.infolist():
-            if _wanted(entry.filename, entry.file_size):
+            if wanted(entry.filename, entry.file_size):
                 with archive.open(entry) as stream:
-                    yield entry.filename, stream.read(MAX_FILE)
+                    yield entry.filename, stream.read(MAX_FILE), 0.0

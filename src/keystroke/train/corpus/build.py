@@ -27,12 +27,13 @@ import numpy as np
 from keystroke.errors import InputError, NotFound
 from keystroke.train.corpus.dedup import Deduplicator, Signature, line_hashes, signature_of
 from keystroke.train.corpus.harvest import ProjectRecord, read_project, read_record
+from keystroke.train.corpus.languages import LANGUAGES, language_of
 from keystroke.train.corpus.overlap import Evaluated
 from keystroke.train.corpus.split import Part, part_of
 from keystroke.train.documents import Source
 from keystroke.train.pieces import SUFFIX, piece_paths, read_piece, write_piece
 
-PIECE = 20_000_000  # characters
+PIECE = 8_000_000  # characters: seconds of a worker, so that training need not wait long for its first
 Report = Callable[[str, int, int], None]
 MANIFEST = "manifest.json"
 LISTING = "files.jsonl.gz"
@@ -44,6 +45,10 @@ class Harvested:
     path: Path
     record: ProjectRecord
     part: Part
+
+    def characters(self, language: str) -> int:
+        """Harvested of one language. A record that does not say is of the days when all was Python."""
+        return (self.record.languages or {"python": self.record.characters}).get(language, 0)
 
     @property
     def shuffled(self) -> bytes:
@@ -169,6 +174,7 @@ class _File:
     characters: int
     signature: Signature
     evaluated: bool
+    licence: str
 
 
 def _inspect(evaluated: Evaluated, path: Path) -> list[_File]:
@@ -177,7 +183,8 @@ def _inspect(evaluated: Evaluated, path: Path) -> list[_File]:
     for file in read_project(path)[1]:
         hashes = line_hashes(file.text)
         mark = signature_of(hashes)
-        found.append(_File(file.path, file.sha256, len(file.text), mark, evaluated.within(hashes)))
+        held = evaluated.within(hashes)
+        found.append(_File(file.path, file.sha256, len(file.text), mark, held, file.licence))
     return found
 
 
@@ -220,7 +227,7 @@ def _compare(
                     project.part,
                     record.name,
                     record.version,
-                    record.licence,
+                    file.licence or record.licence,
                     file.path,
                     file.sha256,
                     file.characters,
@@ -239,14 +246,16 @@ def _write_pieces(
     workers: int,
     report: Report,
 ) -> list[dict[str, Any]]:
-    """Pieces of what is kept, numbered on from those there were `before`."""
-    jobs: list[tuple[Path, list[tuple[Path, set[str]]]]] = []
+    """Pieces of what is kept, each of one language, numbered on from those there were `before`."""
+    jobs: list[tuple[Path, str, list[tuple[Path, set[str]]]]] = []
     for part in Part:
         (out / part).mkdir(exist_ok=True)
-        first = sum(row["piece"].startswith(f"{part}/") for row in before)
         of_part = sorted((p for p in projects if p.part is part), key=lambda p: p.shuffled)
-        for i, group in enumerate(_groups(of_part), start=first):
-            jobs.append((out / part / f"{i:04d}{SUFFIX}", [(p.path, keep[p.record.name]) for p in group]))
+        for language in LANGUAGES:
+            first = sum(row["piece"].startswith(f"{part}/{language}-") for row in before)
+            for i, group in enumerate(_groups(of_part, language), start=first):
+                path = out / part / f"{language}-{i:04d}{SUFFIX}"
+                jobs.append((path, language, [(p.path, keep[p.record.name]) for p in group]))
     pieces = []
     with ProcessPoolExecutor(workers) as pool:
         for done, row in enumerate(pool.map(_write_one, *zip(*jobs, strict=True)) if jobs else ()):
@@ -255,12 +264,15 @@ def _write_pieces(
     return pieces
 
 
-def _groups(projects: list[Harvested]) -> Iterator[list[Harvested]]:
+def _groups(projects: list[Harvested], language: str) -> Iterator[list[Harvested]]:
     group: list[Harvested] = []
     size = 0
     for project in projects:
+        held = project.characters(language)
+        if not held:
+            continue
         group.append(project)
-        size += project.record.characters
+        size += held
         if size >= PIECE:
             yield group
             group, size = [], 0
@@ -268,13 +280,13 @@ def _groups(projects: list[Harvested]) -> Iterator[list[Harvested]]:
         yield group
 
 
-def _write_one(path: Path, members: list[tuple[Path, set[str]]]) -> dict[str, Any]:
+def _write_one(path: Path, language: str, members: list[tuple[Path, set[str]]]) -> dict[str, Any]:
     sources = [
         Source(record.name, file.path, file.text)
         for harvested_path, kept in members
         for record, files in [read_project(harvested_path)]
         for file in files
-        if file.path in kept
+        if file.path in kept and (language_of(file.path, file.text) or "python") == language
     ]
     size = write_piece(path, sources)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()

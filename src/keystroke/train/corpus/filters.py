@@ -11,6 +11,8 @@ import re
 import string
 from enum import StrEnum
 
+from keystroke.train.corpus.languages import is_built, is_foreign_test, language_of
+
 
 class Refusal(StrEnum):
     TOO_SMALL = "too_small"
@@ -23,6 +25,7 @@ class Refusal(StrEnum):
     OLD_PYTHON = "old_python"
     SECRET = "secret"
     PROSE = "prose"
+    COPYLEFT = "copyleft"
 
 
 _VENDORED = frozenset(
@@ -47,6 +50,7 @@ _VENDORED = frozenset(
         ".tox",
     ]
 )
+_VENDORED_ELSEWHERE = _VENDORED | {"third-party", "3rd_party", "subprojects", "submodules", "godeps", "deps"}
 _GENERATED_NAMES = re.compile(
     r"(_pb2|_pb2_grpc|_pb|_generated|_version|versioneer|ez_setup|_parser_tables|parsetab|lextab|ltmain|_rc)\.py$"
 )
@@ -72,6 +76,17 @@ _OLD_PYTHON_HINTS = tuple(
 )
 _DATA_LINE = re.compile(r"^[ \t]*[\[({]*[ \t]*(-?\d|0x|[bur]?['\"]|\\x|[\])}])")
 _STATEMENT = re.compile(r"^[ \t]*(def|class|import|from|async|if|for|with|@|\w+ ?[=(.])", re.M)
+# Closing brackets begin a line of most code in braces, so only literals count as data there.
+_LITERAL_LINE = re.compile(r"^[ \t]*[\[({]*[ \t]*(-?\.?\d|0x|['\"`]|\\x)")
+_BRACED = re.compile(r"[;{}]\s*$|^\s*(import|package|use|#include|#define)\b", re.M)
+_BUILT_SCRIPT = re.compile(
+    r"__esModule|sourceMappingURL|webpackBootstrap|regeneratorRuntime|_interopRequire|__webpack_"
+)
+# A project's licence does not cover a file that says it is under another one.
+_COPYLEFT = re.compile(
+    r"general public licen[sc]e|\b[al]?gpl\b|mozilla public|\bmpl[- ]?\d|eclipse public|\beupl\b|\bcddl\b",
+    re.I,
+)
 _KEY_BLOCK = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----")
 _TOKENS = re.compile(
     r"(AKIA|ASIA)[0-9A-Z]{16}\b|\bgh[pousr]_[A-Za-z0-9]{36,}|\bxox[abprs]-[A-Za-z0-9-]{10,}|\bAIza[0-9A-Za-z_-]{35}"
@@ -106,7 +121,10 @@ REDACTED = "<redacted>"
 
 def is_test(path: str) -> bool:
     *folders, name = path.split("/")
-    return name.startswith("test_") or name.endswith("_test.py") or not _TEST_PARTS.isdisjoint(folders)
+    named = name.startswith("test_") or name.endswith("_test.py")
+    return (
+        named or not _TEST_PARTS.isdisjoint(folders) or (not name.endswith(".py") and is_foreign_test(path))
+    )
 
 
 def clean(path: str, data: bytes) -> str | Refusal:
@@ -114,9 +132,11 @@ def clean(path: str, data: bytes) -> str | Refusal:
     why not."""
     if len(data) < 160:
         return Refusal.TOO_SMALL
-    if not _VENDORED.isdisjoint(path.lower().split("/")[:-1]):
+    language = language_of(path)
+    vendored = _VENDORED if language == "python" else _VENDORED_ELSEWHERE
+    if not vendored.isdisjoint(path.lower().split("/")[:-1]):
         return Refusal.VENDORED
-    if _GENERATED_NAMES.search(path):
+    if _GENERATED_NAMES.search(path) if language == "python" else is_built(path):
         return Refusal.GENERATED
     try:
         text = data.decode("utf-8-sig")
@@ -126,10 +146,11 @@ def clean(path: str, data: bytes) -> str | Refusal:
         return Refusal.NOT_UTF8
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
-    return _judge(text)
+    return _judge(text, language or "python")
 
 
-def _judge(text: str) -> str | Refusal:
+def _judge(text: str, language: str) -> str | Refusal:
+    python = language == "python"
     if _is_generated(text[:1200]):
         return Refusal.GENERATED
     lines = text.split("\n")
@@ -140,19 +161,24 @@ def _judge(text: str) -> str | Refusal:
     if not filled or len(text) / len(lines) > 90:
         return Refusal.MINIFIED
     sample = filled if len(filled) <= 400 else filled[:: len(filled) // 400]
-    if len(filled) > 20 and sum(map(_is_data, sample)) > 0.5 * len(sample):
+    data = _is_data if python else _is_literal
+    if len(filled) > 20 and sum(map(data, sample)) > 0.5 * len(sample):
         return Refusal.DATA
     if _letters(text[:4000]) < 0.3 * min(len(text), 4000):
         return Refusal.DATA
-    if any(hint.search(text) for hint in _OLD_PYTHON_HINTS) and _OLD_PYTHON.search(text):
+    if python and any(hint.search(text) for hint in _OLD_PYTHON_HINTS) and _OLD_PYTHON.search(text):
         return Refusal.OLD_PYTHON
+    if not python and _COPYLEFT.search(text[:3000]):
+        return Refusal.COPYLEFT
+    if language in ("javascript", "typescript") and _BUILT_SCRIPT.search(text):
+        return Refusal.GENERATED
     if "-----BEGIN " in text and _KEY_BLOCK.search(text):
         return Refusal.SECRET
-    if not _STATEMENT.search(text):
+    if not (_STATEMENT if python else _BRACED).search(text):
         return Refusal.PROSE
     if any(word in text and hint.search(text) for word, hint in _TOKEN_HINTS):
         text = _TOKENS.sub(REDACTED, text)
-    text = without_header(text)
+    text = without_header(text) if python else without_comment_header(text)
     if "@" in text and _ADDRESS_HINT.search(text):
         text = _ADDRESS.sub("name@example.com", text)
     text = "\n".join(map(str.rstrip, text.split("\n"))).strip("\n") + "\n"
@@ -166,6 +192,10 @@ def _is_generated(head: str) -> bool:
 
 def _is_data(line: str) -> bool:
     return line.lstrip(" \t[({")[:1] not in _NEVER_DATA and _DATA_LINE.match(line) is not None
+
+
+def _is_literal(line: str) -> bool:
+    return _LITERAL_LINE.match(line) is not None
 
 
 def _letters(text: str) -> int:
@@ -192,3 +222,16 @@ def without_header(text: str) -> str:
         return text
     kept = "".join(line for line in block[:2] if line.startswith("#!"))
     return kept + text[end:]
+
+
+def without_comment_header(text: str) -> str:
+    """`without_header` for languages whose comments begin with a slash."""
+    if text.startswith("/*"):
+        end = text.find("*/") + 2
+        end = end if end > 1 else 0
+    else:
+        end = 0
+        while text.startswith("//", end):
+            end = text.find("\n", end) + 1 or len(text)
+    head = text[:end].lower()
+    return text[end:].lstrip("\n") if "copyright" in head or "licen" in head else text

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from keystroke.errors import InputError, KeystrokeError
-from keystroke.train.corpus.archives import MAX_FILE, python_files
+from keystroke.train.corpus.archives import MAX_FILE, source_files
 from keystroke.train.corpus.filters import Refusal, clean, is_test
 from keystroke.train.corpus.index import Download, PackageIndex, Project, normalised
+from keystroke.train.corpus.languages import SUFFIXES, language_of
 from keystroke.train.corpus.licences import permissive_licence
 from keystroke.train.corpus.processes import Processes
 
@@ -38,6 +39,7 @@ class SourceFile:
     path: str
     sha256: str
     text: str
+    licence: str = ""  # where it is stated by file; the project's otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,7 @@ class ProjectRecord:
     refused: dict[str, int] = field(default_factory=dict)
     characters: int = 0
     cap: int = PROJECT_LIMIT  # the limit it was harvested under
+    languages: dict[str, int] = field(default_factory=dict)  # characters of each
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,7 @@ class Limits:
     min_releases: int = 1
     try_variants: bool = True  # "python-NAME" and "pyNAME" where NAME is unknown
     characters: int = PROJECT_LIMIT  # kept of one project
+    languages: tuple[str, ...] = ("python",)
 
 
 def harvested_path(folder: Path, name: str) -> Path:
@@ -96,7 +100,8 @@ def read_record(path: Path) -> ProjectRecord:
         ) from error
 
 
-def _write(path: Path, record: ProjectRecord, files: list[SourceFile]) -> None:
+def write_project(path: Path, record: ProjectRecord, files: list[SourceFile]) -> None:
+    """A harvested project as `read_project` reads it."""
     partial = path.with_suffix(".partial")
     with gzip.open(partial, "wt", encoding="utf-8", compresslevel=1) as stream:
         for row in (asdict(record), *map(asdict, files)):
@@ -105,15 +110,21 @@ def _write(path: Path, record: ProjectRecord, files: list[SourceFile]) -> None:
 
 
 def select_files(
-    contents: Iterable[tuple[str, bytes]], limit: int = PROJECT_LIMIT
+    contents: Iterable[tuple[str, bytes]],
+    limit: int = PROJECT_LIMIT,
+    licence: Callable[[str], str | None] = lambda path: "",
 ) -> tuple[list[SourceFile], dict[str, int]]:
     """Clean files in path order, at most `limit` characters, exact repeats left out, tests capped, and how
-    many were refused for what."""
+    many were refused for what. A file whose `licence` is None is none of ours."""
     refused: Counter[str] = Counter()
     code: list[SourceFile] = []
     tests: list[SourceFile] = []
     seen: set[str] = set()
     for path, data in contents:
+        stated = licence(path)
+        if stated is None:
+            refused["licence"] += 1
+            continue
         text = clean(path, data)
         if isinstance(text, Refusal):
             refused[text] += 1
@@ -123,7 +134,7 @@ def select_files(
             refused["repeat"] += 1
             continue
         seen.add(sha256)
-        (tests if is_test(path) else code).append(SourceFile(path, sha256, text))
+        (tests if is_test(path) else code).append(SourceFile(path, sha256, text, stated))
     kept: list[SourceFile] = []
     room = limit
     # Hash order: a cap then takes an even sample of the project, and a larger cap adds to a smaller one's.
@@ -159,7 +170,7 @@ def harvest_project(
             return record
     record, download = _asked(index, name, limits)
     if download is None:
-        _write(path, record, [])
+        write_project(path, record, [])
         return record
     return processes.do(_stored, path, record, download, index.fetch(download), limits)
 
@@ -200,15 +211,30 @@ def _stored(
     path: Path, record: ProjectRecord, download: Download, data: bytes, limits: Limits
 ) -> ProjectRecord:
     """Clean a fetched project and write it. All that needs a core, and nothing that needs the index."""
-    contents = python_files(data, download.filename, sdist=download.sdist)
+    suffixes = frozenset(suffix for suffix, language in SUFFIXES.items() if language in limits.languages)
+    found = source_files(data, download.filename, suffixes)
+    contents = ((_inside(path) if download.sdist else path, content) for path, content, _ in found)
     files, refused = select_files(contents, limits.characters)
     if len(files) < limits.min_files:
         record, files = replace(record, outcome="few_files", refused=refused), []
     else:
         characters = sum(len(f.text) for f in files)
         record = replace(record, refused=refused, characters=characters, cap=limits.characters)
-    _write(path, record, files)
+        record = replace(record, languages=characters_by_language(files))
+    write_project(path, record, files)
     return record
+
+
+def _inside(path: str) -> str:
+    """A source archive's top folder is left out."""
+    return path.partition("/")[2] or path
+
+
+def characters_by_language(files: Iterable[SourceFile]) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for file in files:
+        counts[language_of(file.path, file.text) or "python"] += len(file.text)
+    return dict(counts)
 
 
 def harvest(

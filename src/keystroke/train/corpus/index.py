@@ -6,12 +6,10 @@ the index is whatever pip would ask. Requests are few at a time and are tried ag
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,10 +18,9 @@ from urllib.parse import urljoin
 
 import httpx
 
-from keystroke.errors import InputError, Unavailable
+from keystroke.errors import InputError
+from keystroke.train.corpus.fetching import Fetcher
 
-_TRIES = 4
-_AGENT = "keystroke-corpus (research crawl of source releases; sequential per project)"
 _UNSTABLE = re.compile(r"(a|b|c|rc|alpha|beta|dev|pre|post)\d*", re.I)
 
 
@@ -121,34 +118,11 @@ class PackageIndex:
         self, base: str | None = None, *, connections: int = 8, transport: httpx.BaseTransport | None = None
     ) -> None:
         self.base = (base or configured_index()).rstrip("/")
-        limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
-        self._client = httpx.Client(
-            headers={"User-Agent": _AGENT},
-            timeout=60,
-            follow_redirects=True,
-            limits=limits,
-            transport=transport,
-        )
-
-    def _get(self, url: str, **kwargs: Any) -> httpx.Response:
-        for attempt in range(_TRIES):
-            try:
-                response = self._client.get(url, **kwargs)
-            except httpx.HTTPError as error:
-                problem = f"{type(error).__name__}: {error}"
-            else:
-                if response.status_code < 500 and response.status_code != 429:
-                    return response
-                problem = f"status {response.status_code}"
-            if attempt + 1 < _TRIES:
-                time.sleep(2.0**attempt)
-        raise Unavailable(
-            f"the package index does not answer ({problem}); run the command again to go on where it stopped"
-        )
+        self._server = Fetcher("the package index", connections=connections, transport=transport)
 
     def names(self) -> list[str]:
         """Every project name on the index (a long list)."""
-        response = self._get(
+        response = self._server.get(
             f"{self.base}/simple/", headers={"Accept": "application/vnd.pypi.simple.v1+json"}
         )
         response.raise_for_status()
@@ -159,7 +133,7 @@ class PackageIndex:
     def project(self, name: str) -> Project | None:
         """The project, or None if the index has no such name or nothing of it is usable."""
         page = f"{self.base}/pypi/{normalised(name)}/json"
-        response = self._get(page)
+        response = self._server.get(page)
         if response.status_code != 200:
             return None
         data = response.json()
@@ -184,11 +158,7 @@ class PackageIndex:
 
     def fetch(self, download: Download) -> bytes:
         """The file's bytes, hash checked."""
-        response = self._get(download.url)
-        response.raise_for_status()
-        if hashlib.sha256(response.content).hexdigest() != download.sha256:
-            raise InputError(f"{download.filename} does not have the hash the index states; it is left out")
-        return response.content
+        return self._server.fetch(download.url, download.sha256, download.filename)
 
     def close(self) -> None:
-        self._client.close()
+        self._server.close()

@@ -7,6 +7,8 @@ whatever project they come from; lines of a single character do not count as lin
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ from keystroke.errors import InputError
 from keystroke.train.cases import read_cases
 from keystroke.train.corpus.dedup import LineHashes, line_hashes
 from keystroke.train.edit_cases import read_edit_cases
+from keystroke.train.pieces import read_piece
 
 RUN = 6  # lines: shorter runs are idioms that everybody writes
 
@@ -53,6 +56,31 @@ class Evaluated:
         mine = _runs(hashes)
         nearest = np.minimum(np.searchsorted(self._runs, mine), len(self._runs) - 1)
         return bool((self._runs[nearest] == mine).any())
+
+
+def contaminated(pieces: Sequence[Path], cases: Sequence[Path], workers: int = 1) -> list[str]:
+    """Files of training pieces that hold a run of a case, as "project path"; and the projects of cases among
+    them, whatever they hold. An empty list is what a corpus must give."""
+    evaluated = Evaluated.of(cases)
+    projects = frozenset(name for path in cases for name in _projects(path))
+    with ProcessPoolExecutor(workers) as pool:
+        found = pool.map(partial(_within, evaluated, projects), pieces)
+        return [row for rows in found for row in rows]
+
+
+def _within(evaluated: Evaluated, projects: frozenset[str], piece: Path) -> list[str]:
+    return [
+        f"{source.project} {source.path}"
+        for source in read_piece(piece)
+        if source.project in projects or evaluated.holds(source.text)
+    ]
+
+
+def _projects(path: Path) -> Iterator[str]:
+    try:
+        yield from (case.project for case in read_cases(path))
+    except InputError:
+        yield from (case.project for case in read_edit_cases(path))
 
 
 def _texts(path: Path) -> Iterator[str]:

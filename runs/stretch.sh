@@ -1,0 +1,12 @@
+#!/bin/sh
+# Train for a while on a machine that has torch, numpy, tokenizers, msgspec, ast-grep-py and platformdirs.
+# Usage: runs/stretch.sh FOLDER [options of python -m keystroke.train.lent]
+# FOLDER holds plan.json, tok/, pieces/ (may still be filling), heldout/ and run/; the same command goes on.
+set -eu
+folder=$1
+shift
+here=$(dirname "$0")/..
+export TORCHINDUCTOR_CACHE_DIR="${TORCHINDUCTOR_CACHE_DIR:-$folder/inductor}"  # a second start compiles nothing
+PYTHONPATH="$here/src" PYTHONUNBUFFERED=1 exec "${PYTHON:-python3}" -m keystroke.train.lent "$folder/plan.json" \
+  --data "$folder/pieces" --tokenizer "$folder/tok" --run "${RUN:-$folder/run}" --heldout "$folder/heldout" \
+  --workers "${WORKERS:-13}" "$@"

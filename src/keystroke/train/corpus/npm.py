@@ -1,0 +1,77 @@
+"""npm packages as sources: the latest version of one, its licence, and what it is built with.
+
+Law: the registry is whatever npm is set up for. Names come from outside and grow by what packages require:
+the registry has no list of its own. A package is fetched once; nothing of it is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+import httpx
+
+from keystroke.train.corpus.fetching import Fetcher
+from keystroke.train.corpus.licences import permissive_licence
+from keystroke.train.corpus.npm_edits import configured_registry
+
+LARGEST = 6_000_000  # bytes unpacked
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    name: str
+    version: str
+    licence: str | None  # None: not permissive
+    first_released: str
+    archive: str  # its address
+    requires: tuple[str, ...]
+
+
+class Registry:
+    """A client of the registry. Thread-safe as httpx's client is."""
+
+    def __init__(
+        self, base: str | None = None, *, connections: int = 8, transport: httpx.BaseTransport | None = None
+    ) -> None:
+        self.base = base or configured_registry()
+        self._server = Fetcher("the npm registry", connections=connections, transport=transport)
+
+    def package(self, name: str) -> Package | None:
+        """The package's latest version; None where there is none, it is too large, or it is not dated."""
+        answer = self._server.get(f"{self.base}/{name.replace('/', '%2f')}")
+        if answer.status_code != 200:
+            return None
+        data: Mapping[str, Any] = answer.json()
+        number = (data.get("dist-tags") or {}).get("latest", "")
+        latest: Mapping[str, Any] = (data.get("versions") or {}).get(number) or {}
+        created = min((data.get("time") or {}).values(), default=None)
+        archive = (latest.get("dist") or {}).get("tarball")
+        if not created or not archive or (latest["dist"].get("unpackedSize") or 0) > LARGEST:
+            return None
+        stated = latest.get("license") or data.get("license")
+        licence = permissive_licence({"license": stated.get("type") if isinstance(stated, dict) else stated})
+        needs = [*(latest.get("dependencies") or ()), *(latest.get("devDependencies") or ())]
+        return Package(name, str(number), licence, str(created), str(archive), tuple(dict.fromkeys(needs)))
+
+    def fetch(self, package: Package) -> bytes:
+        answer = self._server.get(package.archive)
+        answer.raise_for_status()
+        return answer.content
+
+    def close(self) -> None:
+        self._server.close()
+
+
+def debian_names(sources: list[str]) -> list[str]:
+    """npm's names for Debian's node-* source packages, as far as the name tells."""
+    return [name.removeprefix("node-") for name in sources if name.startswith("node-")]
+
+
+def written(paths: list[str]) -> set[str]:
+    """The paths without the scripts that were compiled from TypeScript standing beside them."""
+    typed = {PurePosixPath(p).stem for p in paths if p.endswith((".ts", ".tsx")) and not p.endswith(".d.ts")}
+    scripts = (".js", ".mjs", ".cjs", ".jsx")
+    return {p for p in paths if not (p.endswith(scripts) and PurePosixPath(p).stem in typed)}
