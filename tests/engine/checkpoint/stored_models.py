@@ -54,10 +54,16 @@ def widened(kind: str, blocks: UInt8) -> np.ndarray[Any, np.dtype[np.float64]]:
     return wide.astype(np.float64)
 
 
-def write_stored(path: Path, family: str, kinds: Sequence[str], **sizes: Any) -> None:
-    """A small model whose matrices take the `kinds` in turn."""
+def write_stored(
+    path: Path, family: str, kinds: Sequence[str], *, attention_biases: float | None = None, **sizes: Any
+) -> None:
+    """A small model whose matrices take the `kinds` in turn; biases of queries and keys as given."""
     sizes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64} | sizes
     model = reference(family, **sizes)
+    if attention_biases is not None:
+        for name, value in model.named_parameters():
+            if name.endswith(("q_proj.bias", "k_proj.bias")):
+                value.data[:: value.numel() // 4] = attention_biases  # a few channels, as in real ones
     turn = itertools.cycle(kinds)
     replaced = {}
     for index, (name, value) in enumerate(model.state_dict().items()):

@@ -83,6 +83,12 @@ def test_every_bias_is_added(tmp_path: Path) -> None:
     assert 0 <= divergence(tmp_path / "model.gguf", tmp_path, "portable") < NEAR
 
 
+@pytest.mark.parametrize("kernels", ["native", "portable"])
+def test_scores_beyond_half_precision_are_no_infinity(tmp_path: Path, kernels: str) -> None:
+    write_stored(tmp_path / "model.gguf", "qwen2", ["Q4_K"], attention_biases=240)
+    assert 0 <= divergence(tmp_path / "model.gguf", tmp_path, kernels) < NEAR
+
+
 def test_rounding_a_second_time_is_what_this_saves(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_stored(path, "qwen2", ["Q4_K"])

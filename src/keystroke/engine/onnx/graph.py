@@ -14,6 +14,8 @@ Outputs  logits float32 [n, vocab] · new_key.i / new_value.i, to be bound to th
 
 from __future__ import annotations
 
+import functools
+import platform
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -28,6 +30,9 @@ from keystroke.engine.onnx.precision import MIN_ATTENTION_ROWS, Precision
 from keystroke.engine.onnx.quantise import quantise
 
 MICROSOFT = "com.microsoft"
+# There the runtime's attention multiplies and adds 16-bit numbers in 16 bits; elsewhere it widens them first.
+_ADDS_IN_HALF = platform.machine() in ("aarch64", "arm64")
+_LARGE_SCORE = 512.0  # before scaling; from here on neighbouring 16-bit numbers are a half and more apart
 
 
 class WeightSink(Protocol):
@@ -70,7 +75,8 @@ class Builder:
 
     @property
     def kv(self) -> type[np.float16] | type[np.float32]:
-        return self.precision.kv
+        """What the precision says, except where the runtime's attention would come to infinity by it."""
+        return np.float32 if _ADDS_IN_HALF and self._large_scores else self.precision.kv
 
     @property
     def rotation(self) -> type[np.float16] | type[np.float32]:
@@ -100,6 +106,23 @@ class Builder:
                 normed, residual = self._skip_norm(f"l{layer}.norm.next", mlp, residual, following)
         self._head(mlp, residual)
         return self._assemble()
+
+    @functools.cached_property
+    def _large_scores(self) -> bool:
+        """Whether biases alone make scores of attention that 16 bits are too coarse for, as in Qwen2.5."""
+        spec = self.spec
+        if not spec.qkv_bias or spec.qk_norm:
+            return False
+        for layer in range(spec.layers):
+            query, key = (
+                np.abs(self.checkpoint.tensor(f"model.layers.{layer}.self_attn.{name}_proj.bias"))
+                .astype(np.float32)
+                .reshape(spec.kv_heads, -1, spec.head_dim)
+                for name in "qk"
+            )
+            if (query * key).sum(axis=-1).max() > _LARGE_SCORE:
+                return True
+        return False
 
     # Parts of the network
 

@@ -14,7 +14,7 @@ import numpy as np
 # does not depend on its company, so a token's KV and logits are a function of the tokens before it alone:
 # speculation, prefix reuse and forks give the very text of plain decoding. Fewer are padded, for attention.
 MIN_ATTENTION_ROWS = 3
-FORMAT = 3  # part of the cache key: raise it whenever the graph changes
+FORMAT = 4  # part of the cache key: raise it whenever the graph changes
 OPERATORS = 2  # likewise for graphs of our own operators: raise it with what those ask for
 
 
