@@ -1,4 +1,4 @@
-"""Speed of the CUDA engine on one Hopper GPU, with transformers' compiled static cache beside it.
+"""Speed of the CUDA engine on one GPU, with transformers' compiled static cache beside it.
 
 Regime: batch 1 unless a row says otherwise, bf16 KV but for rows with `kv`, greedy, weights random (speed
 does not depend on them) but for the speculative edit, which needs a real model. 1,024 tokens of context, 32
@@ -13,6 +13,7 @@ what failed or was left out; the exit code is 1 if anything was.
 
     python -m bench.cuda                   every part; bench/cuda_rows holds them
     python -m bench.cuda 135m 7b-int4      some of: 135m 1.5b 7b 7b-int8 7b-stored 120k serve-135m ... edit
+    python -m bench.cuda 1.5b 1.5b-sm_80 1.5b-sm_86 7b-int4-sm_86     this GPU run as an older kind beside it
         --model PATH    a folder or GGUF file with real weights, for the edit, coder-new, coder-repeat and
                         coder-quality (what fewer bits, drafts, 8-bit keys and sparse attention cost)
         --head PATH     a draft head for them (auto: where it lies beside the model or in models/)
@@ -54,11 +55,12 @@ from bench.cuda_rows.cuda_parts import (
     SERVED,
     Json,
     blocks,
+    kind,
     seconds_each,
 )
 from keystroke.engine.checkpoint import open_checkpoint
 from keystroke.engine.cuda.driver import compile_together
-from keystroke.engine.cuda.gpu import hopper
+from keystroke.engine.cuda.gpu import gpu_target, nvidia_gpu
 from keystroke.engine.cuda.plan import Plan
 from keystroke.errors import KeystrokeError
 
@@ -220,8 +222,16 @@ def kernels(names: list[str], model: Path | None) -> list[dict[str, str]]:
         with open_checkpoint(model) as checkpoint:
             wanted += quality_kernels(checkpoint, blocks())
     for spec in specs:  # these draft, so their steps have all widths
-        wanted += [Plan(spec, "bf16", blocks()).macros(tiles) for tiles in (1, 2, 4)]
+        plan = Plan(spec, "bf16", blocks(), target=kind())
+        wanted += [plan.macros(tiles) for tiles in sorted({bucket.tiles_n for bucket in plan.buckets})]
     return wanted
+
+
+def compile_kernels(names: list[str], model: Path | None) -> None:
+    other = [name for name in names if name in PARTS and PARTS[name].target != "auto"]
+    compile_together(kernels([name for name in names if name not in other], model), kind())
+    for name in other:
+        compile_together(PARTS[name].kernels(), kind(PARTS[name].target))
 
 
 def command(name: str, model: Path | None, coder: tuple[str, ...] = ()) -> tuple[str, ...]:
@@ -252,7 +262,7 @@ def measure(
 
     try:
         report.progress(f"compiling kernels, and transformers for {', '.join(peers) or 'nothing'}")
-        compile_together(kernels(names, model))
+        compile_kernels(names, model)
         report.progress("kernels compiled")
         ready_by = min(deadline, report.began + PREPARED)
         for group, kind in ((beside, "transformers "), (parts, "")):
@@ -315,11 +325,11 @@ def main() -> None:
     report = Report()
     names = given.parts or [name for name in EVERY if name not in REAL or given.model is not None]
     try:
-        hopper()
+        gpu_target(nvidia_gpu())
         peers = [] if given.no_peer else [name for name in names if name in PARTS and PARTS[name].peer]
         if given.compile:
             warm = [Worker("-m", "bench.cuda_rows.cuda_peer", name) for name in peers]
-            compile_together(kernels(names, given.model))
+            compile_kernels(names, given.model)
             for worker in warm:
                 worker.wait_ready(time.monotonic() + PREPARED)
                 worker.stop()

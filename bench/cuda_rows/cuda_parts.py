@@ -30,10 +30,12 @@ from keystroke.engine.checkpoint.rope import extended
 from keystroke.engine.checkpoint.spec import ModelSpec, RopeSpec
 from keystroke.engine.cuda.driver import GpuLauncher
 from keystroke.engine.cuda.engine import CudaEngine, load_cuda
+from keystroke.engine.cuda.gpu import gpu_target
 from keystroke.engine.cuda.plan import KvPrecision, Plan, Precision
 from keystroke.engine.cuda.session import CudaSession
-from keystroke.engine.cuda.sparse import BUDGET, SPARSE_FROM, Sparse
+from keystroke.engine.cuda.sparse import BUDGET, SPARSE_FROM, Sparse, usable
 from keystroke.engine.cuda.stored import usual_formats
+from keystroke.engine.cuda.target import Target
 from keystroke.engine.cuda.weights import random_weights
 from keystroke.engine.generation import Generation, GenerationParams
 from keystroke.engine.model import Model
@@ -114,6 +116,8 @@ class Run:
         found = {"shape": plan.spec.name, "precision": plan.precision, "context": context, "mode": mode}
         if plan.kv_precision != "bf16":
             more["kv"] = plan.kv_precision
+        if plan.target.name != "sm_90":
+            more["target"] = plan.target.name
         return {**found, "tok_s": round(tok_s, 1), "fraction_of_limit": None, "peer_tok_s": None, **more}
 
     def step_seconds(self, context: int) -> float:
@@ -177,6 +181,7 @@ def sparse_decode(run: Run, context: int = LONG) -> Json:
 def verify(run: Run, context: int = CONTEXT, rows: int = 16) -> Json:
     """What a step over 16 rows costs against one: on the device alone, and as a session sees it (a plain step
     runs ahead of its caller, one with a draft cannot). `tok_s` is that of drafts that are always wrong."""
+    rows = min(rows, run.plan.max_rows)  # where shared memory is small
     with run.engine.session() as session:
         session.extend(run.text[:context])
         one, many = (run.kernel_us(session, n) for n in (1, rows))
@@ -387,15 +392,21 @@ class Part:
     sparse: Sparse = "off"
     kv_precision: KvPrecision = "bf16"
     peer: bool = False  # transformers runs the same
+    target: str = "auto"  # an older kind of GPU that this one is run as
 
     def kernels(self) -> list[dict[str, str]]:
         stored = usual_formats(self.spec) if self.precision == "stored" else None
-        plan = Plan(self.spec, self.precision, blocks(), self.kv_precision, stored)
-        sparse = [plan.macros(1, True)] if self.sparse != "off" else []
-        return [plan.macros(1), plan.macros(2), *sparse]
+        target = kind(self.target)
+        plan = Plan(self.spec, self.precision, blocks(), self.kv_precision, stored, target)
+        sparse = [plan.macros(1, True)] if self.sparse != "off" and usable(plan) else []
+        sizes = sorted({bucket.tiles_n for bucket in plan.buckets} & {1, 2})
+        return [*(plan.macros(tiles) for tiles in sizes), *sparse]
 
     def engine(self) -> CudaEngine:
-        weights = random_weights(self.spec, self.precision, DEVICE, blocks(), kv_precision=self.kv_precision)
+        target = kind(self.target)
+        weights = random_weights(
+            self.spec, self.precision, DEVICE, blocks(), kv_precision=self.kv_precision, target=target
+        )
         return CudaEngine(weights, GpuLauncher(weights.plan, DEVICE), self.kv_tokens, sparse=self.sparse)
 
 
@@ -410,6 +421,10 @@ PARTS = {
     "7b-int8": Part(QWEN_7B, (decode, verify), "int8"),
     "7b-int4": Part(QWEN_7B, (decode, verify), "int4"),
     "7b-stored": Part(QWEN_7B, (decode, verify), "stored"),  # as files of Q4_K_M are made
+    # What GPUs without bulk copies and with less shared memory run, on this one: their code, not their speed.
+    "1.5b-sm_80": Part(QWEN_1_5B, (decode, verify, together, partial(decode, context=8192)), target="sm_80"),
+    "1.5b-sm_86": Part(QWEN_1_5B, (decode, verify, together, partial(decode, context=8192)), target="sm_86"),
+    "7b-int4-sm_86": Part(QWEN_7B, (decode, verify), "int4", target="sm_86"),
     "120k": Part(
         extended(QWEN_1_5B, 131_072),
         (partial(prefill, context=WHOLE, rounds=1), partial(decode, context=LONG), sparse_decode),
@@ -426,6 +441,10 @@ PARTS = {
 }
 EDIT = "edit"  # the part that needs a real model
 SERVED = {"serve-135m": SMOLLM2_135M, "serve-1.5b": QWEN_1_5B}  # over a socket, see cuda_serve.py
+
+
+def kind(name: str = "auto") -> Target:
+    return gpu_target(DEVICE, name)
 
 
 def blocks() -> int:

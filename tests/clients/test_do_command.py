@@ -132,6 +132,7 @@ def test_approve_never_runs_in_the_sandbox_without_asking(
 def test_going_on_keeps_the_conversation(remote_home: Home, server: OpenAIServer, file: Path) -> None:
     says(server, EDIT, chat("Done."))
     remote_home.keystroke("do", "make add add")
+    assert "the last task is done" in remote_home.refused("do", "--continue")
     says(server, calls(("edit", {"path": "more.py", "old": "", "new": "x = 1"})), chat("Added."))
     remote_home.keystroke("do", "--continue", "and add more.py")
     words = [str(message["content"]) for message in told(server)]

@@ -68,7 +68,7 @@ def test_an_adapter_beside_the_weights_is_the_adapter_in_them(tmp_path: Path, la
     write_stored(tmp_path / "model.gguf", "qwen2", ["Q8_0", "Q6_K"])
     library = native.library(load_settings().paths.cache) if layout == "native" else None
     if layout == "native" and library is None:
-        pytest.skip("no C compiler here, or no AVX2")
+        pytest.skip("no C compiler here, or not the vectors")
     with open_checkpoint(tmp_path / "model.gguf") as checkpoint:
         spec = checkpoint.spec
         adapter = adapter_for(spec, tmp_path / "a.safetensors")

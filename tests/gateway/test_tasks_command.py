@@ -85,6 +85,10 @@ def test_a_task_at_the_shared_gateway_is_told_as_one_done_here(
     monkeypatch.setattr("keystroke.clients.cli.speaker.gateway_model", lambda name, run: "worker")
     code, said = command(*given, "--check", "grep -q 'a + b' calc.py")
     assert code == 0
+    assert "the last task is done; say what else to do" in command("do", "--continue", "--model", "worker")[1]
+    refused = command("do", "--continue", "and more", "--dry-run", "--model", "worker")
+    assert "leave out --dry-run" in refused[1]
+    assert refused[0] == 2
     assert "→ run `grep -q 'a + b' calc.py`" in said
     assert "-    return a - b\n+    return a + b\n" in said
     assert "`keystroke undo` takes it back" in said

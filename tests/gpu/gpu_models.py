@@ -19,6 +19,8 @@ from keystroke.engine.cuda.driver import GpuLauncher
 from keystroke.engine.cuda.engine import CudaEngine
 from keystroke.engine.cuda.plan import KvPrecision, Plan, Precision
 from keystroke.engine.cuda.sparse import Sparse
+from keystroke.engine.cuda.target import HOPPER as NATIVE
+from keystroke.engine.cuda.target import Target
 from keystroke.engine.cuda.weights import build_weights, random_tensor
 
 Tensors = dict[str, Tensor]
@@ -97,9 +99,10 @@ def engine_of(
     sparse: Sparse = "off",
     seed: int = 0,
     kv_precision: KvPrecision = "bf16",
+    target: Target | None = None,
 ) -> CudaEngine:
     given = tensors_of(spec, seed) if tensors is None else tensors
-    plan = Plan(spec, precision, blocks(), kv_precision)
+    plan = Plan(spec, precision, blocks(), kv_precision, target=target or NATIVE)
     weights = build_weights(plan, lambda name, _: given[name], DEVICE)
     return CudaEngine(weights, GpuLauncher(weights.plan, DEVICE), kv_tokens, sparse=sparse)
 

@@ -20,6 +20,8 @@ PRECISIONS = ("auto", "stored", "int4", "int8", "fp16", "fp32")
 KERNELS = ("auto", "portable")
 SPARSE = ("off", "auto", "always")
 KV_PRECISIONS = ("bf16", "int8")
+CUDA_TARGETS = ("auto", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+DRAFT_WORKERS = ("off", "turns", "ahead")
 
 
 def option(
@@ -85,6 +87,8 @@ class EngineSettings:
     kv_precision: str = option(
         "bf16", "how a GPU keeps the context: int8 holds twice as much", choices=KV_PRECISIONS
     )
+    # auto: what the GPU is. Another kind shows on one machine how a model runs on an older one.
+    cuda_target: str = option("auto", "the kind of GPU that kernels are compiled for", choices=CUDA_TARGETS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +116,22 @@ class SpeculationSettings:
     max_draft: int = option(16, "longest draft in tokens", least=1, most=128)
     # None: the text itself is the best drafter, and costs nothing. Guarded: it loads another model.
     draft_model: str | None = option(
-        None, "a smaller model with the same vocabulary, which drafts", guarded=True
+        None, "a smaller model which drafts; of the same vocabulary, unless it is a worker", guarded=True
+    )
+    # Off: it pays only where verifying several rows costs little more than one. Guarded: it runs a process.
+    draft_worker: str = option(
+        "off",
+        "the draft model in a process of its own, which drafts ahead of the model or in turns with it",
+        choices=DRAFT_WORKERS,
+        guarded=True,
+    )
+    # onnx: the hardware that is idle while a GPU verifies.
+    draft_engine: str = option(
+        "onnx", "which engine runs the draft model of a worker", choices=ENGINES[:-1], guarded=True
+    )
+    # All cores: right while the model waits; one that drafts ahead must leave cores to the model.
+    draft_threads: int = option(
+        0, "CPU threads of a worker; 0 means one per physical core", least=0, most=1024
     )
     # auto: a head that lies on this machine for the model at hand only makes it faster. Guarded: it is read.
     draft_head: str = option(

@@ -133,6 +133,7 @@ class Generation:
         self.tokens: list[int] = []  # emitted so far
         self._prompt = [*prompt, *said]
         self._drafter = drafter
+        self._begun_drafting = False
         self._decoder = StreamDecoder(model.tokenizer)
         self._stops = StopStrings(self.params.stop)
         self._matcher = self._new_matcher()
@@ -167,6 +168,10 @@ class Generation:
 
     def prefill(self) -> Extended:
         """Bring the prompt into the session. Raises Interrupted; calling again goes on from there."""
+        if self._drafter is not None and not self._begun_drafting:
+            self._begun_drafting = True  # before the prompt is read: a worker beside reads it meanwhile
+            self._drafter.choose_by(self.params.sampling)
+            self._drafter.begin(self._prompt)
         started = time.perf_counter()
         try:
             extended = self.session.extend(self._prompt, self.interrupt)
@@ -176,9 +181,6 @@ class Generation:
         finally:
             self.stats.prefill_seconds += time.perf_counter() - started
         self._count(extended)
-        if self._drafter is not None:
-            self._drafter.choose_by(self.params.sampling)
-            self._drafter.begin(self._prompt)
         return extended
 
     def _replay(self, said: tuple[int, ...]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import platform
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
@@ -20,23 +21,28 @@ from keystroke.engine.card import card_languages
 from keystroke.engine.checkpoint import Checkpoint, ModelSpec, extended, open_checkpoint
 from keystroke.engine.checkpoint.digest import quick_digest
 from keystroke.engine.checkpoint.gguf_header import held_header
+from keystroke.engine.fim import FimTemplate
+from keystroke.engine.gpu_kind import other_gpu
 from keystroke.engine.library import Progress, silent
 from keystroke.engine.locate import adapter_path, resolve, shipped_folders
 from keystroke.engine.memory import available_bytes
 from keystroke.engine.model import Model
 from keystroke.engine.templates import detect_chat, detect_fim
 from keystroke.engine.tokenizer import Tokenizer, load_tokenizer
-from keystroke.errors import ConfigError, KeystrokeError, NotEnoughMemory
+from keystroke.errors import ConfigError, EngineError, KeystrokeError, ModelError, NotEnoughMemory
 
 if TYPE_CHECKING:
     from keystroke.engine.cuda.plan import KvPrecision
     from keystroke.engine.cuda.sparse import Sparse
     from keystroke.engine.onnx.kept_prefixes import KeptPrefixes
     from keystroke.engine.onnx.stored import Stored
+    from keystroke.engine.speculative.draft_worker import DraftWorker
 
 # A model that is not stored in blocks is rounded. Below this, four bits cost more quality than they save
 # time; above, memory traffic decides.
 FOUR_BITS_FROM = 3_000_000_000
+# Where a driver shows; the second is what Linux inside Windows has.
+_NVIDIA_DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))
 # A GPU keeps files of four bits as they are stored and reads other weights in 16 bits, fast enough for what
 # fits its memory; fewer bits are a choice.
 GpuPrecision = Literal["auto", "bf16", "int8", "int4", "stored"]
@@ -47,6 +53,9 @@ GPU_PRECISIONS: dict[str, GpuPrecision] = {
     "int4": "int4",
     "stored": "stored",
 }
+
+# Two models that cut this alike, into vocabularies of one size, share them.
+PROBE = "def f(x):\n\treturn x + 1  # 0123456789 \u00e9\u4e2d\n"
 
 
 def load_model(model: str | Path, settings: Settings | None = None, progress: Progress = silent) -> Model:
@@ -72,7 +81,7 @@ def load_model(model: str | Path, settings: Settings | None = None, progress: Pr
         chat, fim = detect_chat(path), detect_fim(tokenizer, path)
     if adapter is not None and fim is not None and adapter.facts.get("fim_order") in ("psm", "spm"):
         fim = replace(fim, order=cast("Literal['psm', 'spm']", adapter.facts["fim_order"]))
-    draft = _draft(engine, tokenizer, backend, settings, progress)
+    draft = _draft(engine, tokenizer, fim, backend, settings, progress)
     learned = adapter.facts if adapter is not None else {}
     return Model(name, engine, tokenizer, chat, fim, path, draft, card_languages(path), learned)
 
@@ -84,13 +93,21 @@ def _adapter(model: str, settings: Settings) -> AdapterFile | None:
 
 
 def _draft(
-    engine: Engine, tokenizer: Tokenizer, backend: str, settings: Settings, progress: Progress
-) -> Engine | None:
-    """The engine of the smaller model that drafts for `engine`, where the settings name one."""
+    engine: Engine,
+    tokenizer: Tokenizer,
+    fim: FimTemplate | None,
+    backend: str,
+    settings: Settings,
+    progress: Progress,
+) -> Engine | DraftWorker | None:
+    """The engine of the smaller model that drafts for `engine`, or the worker that runs it, where the
+    settings name one."""
     wanted = settings.speculation.draft_model
     if wanted is None or not settings.speculation.enabled:
         return None
     try:
+        if settings.speculation.draft_worker != "off":
+            return _worker(wanted, engine, tokenizer, fim, settings, progress)
         path = resolve(wanted, settings, progress)
         precision = settings.model.precision
         if backend == "cuda":
@@ -99,13 +116,13 @@ def _draft(
             draft = _onnx(path, precision, settings, progress)
         try:
             other = _tokenizer(path, settings.paths.cache / "tokenizers")
-            probe = "def f(x):\n\treturn x + 1  # 0123456789 \u00e9\u4e2d\n"
-            if draft.info.vocab_size != engine.info.vocab_size or other.encode(probe) != tokenizer.encode(
-                probe
+            if draft.info.vocab_size != engine.info.vocab_size or other.encode(PROBE) != tokenizer.encode(
+                PROBE
             ):
                 raise ConfigError(
                     f"{draft.info.name} cannot draft for {engine.info.name}: they do not share a vocabulary; "
-                    "set speculation.draft_model to a smaller model of the same family"
+                    "set speculation.draft_model to a smaller model of the same family, or let a worker "
+                    "draft text (speculation.draft_worker)"
                 )
         except BaseException:
             draft.close()
@@ -114,6 +131,42 @@ def _draft(
         engine.close()
         raise
     return draft
+
+
+def _worker(
+    model: str,
+    engine: Engine,
+    tokenizer: Tokenizer,
+    fim: FimTemplate | None,
+    settings: Settings,
+    progress: Progress,
+) -> DraftWorker:
+    """The model in a process of its own, loaded or asked for. Raises ConfigError."""
+    from keystroke.engine.speculative.cost import measure_verify_cost
+    from keystroke.engine.speculative.draft_worker import DraftWorker
+    from keystroke.engine.speculative.worker_messages import Address, Load
+
+    wanted, named = settings.speculation, settings.models.get(model)
+    if named is not None and named.base_url is not None:
+        load = Load(model, {}, Address(named.base_url, named.model or model, named.api_key_env))
+    else:
+        flags = {
+            "engine.kind": wanted.draft_engine,
+            "engine.threads": wanted.draft_threads,
+            "engine.kernels": settings.engine.kernels,
+            "engine.exact": False,  # a draft may be a little off
+            "engine.kv_budget_mb": 512,
+            "model.precision": "auto",
+            "speculation.enabled": False,
+            "paths.cache": str(settings.paths.cache),
+            "paths.models": str(settings.paths.models),
+        }
+        load = Load(str(resolve(model, settings, progress)), flags)
+    worker = DraftWorker(load, tokenizer, fim, ahead=wanted.draft_worker == "ahead")
+    worker.start(PROBE, engine.info.vocab_size)
+    with suppress(EngineError):  # what its drafts are worth depends on it; else costs are learned by and by
+        measure_verify_cost(engine)
+    return worker
 
 
 def _tokenizer(path: Path, cache: Path) -> Tokenizer:
@@ -134,14 +187,26 @@ def _backend(kind: str) -> str:
     return kind
 
 
+def _has_driver() -> bool:
+    return any(path.exists() for path in _NVIDIA_DRIVERS)
+
+
 @functools.cache
 def _has_gpu() -> bool:
     """Looks for driver and package first: importing torch takes seconds that a laptop need not spend."""
-    if not Path("/proc/driver/nvidia/version").exists() or importlib.util.find_spec("torch") is None:
+    if not _has_driver() or importlib.util.find_spec("torch") is None:
         return False
     import torch
 
-    return torch.cuda.is_available()
+    if not torch.cuda.is_available():
+        return False
+    from keystroke.engine.cuda.gpu import gpu_target, nvidia_gpu
+
+    try:
+        gpu_target(nvidia_gpu())
+    except ModelError:
+        return False  # too old: `doctor` says so, and so does engine.kind = cuda
+    return True
 
 
 def _onnx(
@@ -294,10 +359,12 @@ def _cuda(
         precision=chosen,
         context=settings.engine.context or None,
         kv_tokens=kv_tokens,
+        kv_bytes=settings.engine.kv_budget_mb and settings.engine.kv_budget_mb << 20,
         sparse=cast("Sparse", settings.engine.sparse),  # the settings know the same words
         kv_precision=cast("KvPrecision", settings.engine.kv_precision),
         draft_head=lambda spec: _draft_head(path, spec, settings),
         adapter=adapter,
+        target=settings.engine.cuda_target,
     )
 
 
@@ -311,11 +378,13 @@ def _draft_head(path: Path, spec: ModelSpec, settings: Settings) -> Path | None:
 
 def check_cuda() -> None:
     """Raises ConfigError or ModelError, saying what to do, unless the CUDA engine runs on this machine."""
+    if not _has_driver() and (other := other_gpu()) is not None:
+        raise ModelError(other)
     if importlib.util.find_spec("torch") is None:
         raise ConfigError("the CUDA engine needs the extra packages: pip install 'keystroke[cuda]'")
-    from keystroke.engine.cuda.gpu import hopper
+    from keystroke.engine.cuda.gpu import gpu_target, nvidia_gpu
 
-    hopper()
+    gpu_target(nvidia_gpu())
 
 
 def gpu_verdict(model: str, settings: Settings) -> tuple[bool, str]:
@@ -334,7 +403,8 @@ def gpu_verdict(model: str, settings: Settings) -> tuple[bool, str]:
             meant, stored = chosen(checkpoint, precision)
     except KeystrokeError as error:
         return False, str(error)
-    return gpu_report(spec, meant, cast("KvPrecision", settings.engine.kv_precision), stored)
+    kv_precision = cast("KvPrecision", settings.engine.kv_precision)
+    return gpu_report(spec, meant, kv_precision, stored, settings.engine.cuda_target)
 
 
 def _gpu_precision(precision: str) -> GpuPrecision:

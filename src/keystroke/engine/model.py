@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # whoever only asks a model elsewhere needs none of this
     from keystroke.engine.base import Engine
+    from keystroke.engine.speculative.draft_worker import DraftWorker
     from keystroke.engine.templates import ChatTemplate, FimTemplate
     from keystroke.engine.tokenizer import Tokenizer
 
@@ -27,7 +28,8 @@ class Model:
     chat: ChatTemplate | None = None
     fim: FimTemplate | None = None
     path: Path | None = None  # where it lies; what else it has learned is said there
-    draft: Engine | None = None  # a smaller model of the same vocabulary, which drafts for `engine`
+    # A smaller model that drafts for `engine`: one of the same vocabulary, or a process of its own.
+    draft: Engine | DraftWorker | None = None
     languages: frozenset[str] | None = None  # those it has learned, as its card says; None: it does not say
     learned: Mapping[str, str] = field(default_factory=dict)  # what an adapter adds: see `engine.adapter`
 

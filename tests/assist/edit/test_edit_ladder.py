@@ -74,6 +74,18 @@ def test_a_fault_is_named_and_the_second_answer_taken() -> None:
     assert "does not parse" in last_words(asked[1])
 
 
+def test_blank_lines_that_nobody_spoke_of_are_no_change() -> None:
+    airy, good = (
+        fence("def area(r):\n\n    return 3 * r * r\n"),
+        fence("def area(r):\n    return 4 * r * r\n"),
+    )
+    proposal, asked = climbed({"a.py": CODE}, "area should use 4", [airy, good])
+    assert proposal.texts["a.py"] == CODE.replace("3 * r", "4 * r")
+    assert "You wrote the same code again" in last_words(asked[1])
+    spoken, _ = climbed({"a.py": CODE}, "put a blank line at the start of area", [airy])
+    assert spoken.texts["a.py"] == CODE.replace("(r):\n", "(r):\n\n")
+
+
 def test_a_region_that_cannot_be_mended_gives_way_to_a_larger_one() -> None:
     same = fence("    def total(self):\n        return sum(self.items)\n")
     whole = CODE.split("\n\n\ndef area", maxsplit=1)[0] + "\n"

@@ -85,7 +85,7 @@ def test_a_small_model_looks_before_it_changes_a_file(asked: str, look: bool, to
 
 def test_looking_is_a_call_that_changes_nothing() -> None:
     held = calls_constraint(CODEX, HERMES, PLAIN, Bounds(asked="Fix a.py.", acted=False))
-    for cmd in ("cat a.py", "ls", "grep -n 'def' a.py", "head -20 /w/a.py"):
+    for cmd in ("cat a.py", "ls", "grep -n 'def' a.py", "head -20 /w/a.py", "cat 'a.py'", "ls -la src"):
         assert accepts(held, command(cmd))
     for cmd in (
         "rm a.py",
@@ -95,6 +95,10 @@ def test_looking_is_a_call_that_changes_nothing() -> None:
         "cat $(rm a.py)",
         "catx",
         "find . -delete",
+        "cat",  # waits for what nobody types
+        "head",
+        "cat b.py",
+        "cat ba.py",
     ):
         assert not accepts(held, command(cmd))
     assert not accepts(held, "The file is fine.")
@@ -156,7 +160,8 @@ def test_a_tool_that_writes_whole_files_is_held_to_those_that_were_read_or_named
     assert paths("Move f from a.py to lib/b.py.", **read) == ["/w/a.py", "lib/b.py"]
     assert paths("Move f from a.py to lib/b.py.", **read, written=["/w/lib/b.py"]) == ["/w/a.py"]
     assert paths("Create a file c.py from a.py.", **read) is None
-    assert paths("Fix a.py.", seen=["x\n"]) is None
+    assert paths("Fix a.py.", seen=["x\n"]) == ["a.py"]  # not what a command happened to print
+    assert paths("Fix the tests.", seen=["x\n"]) is None
     open_to = [s.name for s in usable_tools(tools, Bounds(asked="Fix a.py.", **read)).shown]
     assert open_to == ["exec_command", "read", "write"]
     many: dict[str, Any] = {"seen": ["x\n"] * (SHORT_FILE + 1), "short": ["/w/a.py"]}

@@ -74,7 +74,7 @@ def opened(path: Path, cache: Path, kernels: str, **options: Any) -> OnnxEngine:
     """An engine on stored weights, with our own operators ("native") or the runtime's ("portable")."""
     library = native.library(load_settings().paths.cache) if kernels == "native" else None
     if kernels == "native" and library is None:
-        pytest.skip("no C compiler here, or no AVX2")
+        pytest.skip("no C compiler here, or not the vectors")
     with open_checkpoint(path) as checkpoint:
         model = kept_as_stored(checkpoint, native=library is not None, cache=cache)
         stored = Stored(library, stored_tables(checkpoint)) if library is not None else None

@@ -20,8 +20,9 @@ from torch import Tensor
 from installed import program
 from keystroke.engine.cuda.draft import DraftParameters, HeadPlan
 from keystroke.engine.cuda.driver import DECODE_PARTS, DRAFT_PARTS, kernel_source
-from keystroke.engine.cuda.plan import SHARED_BYTES, Bucket, Plan
+from keystroke.engine.cuda.plan import Bucket, Plan
 from keystroke.engine.cuda.step import Parameters
+from keystroke.engine.cuda.target import Target
 
 _HERE = Path(__file__).parent
 _BUILDS = Path(tempfile.gettempdir()) / "keystroke-emulated-kernels"
@@ -40,10 +41,11 @@ class EmulatedLauncher:
     def launch(self, parameters: Parameters, bucket: Bucket, sparse: bool) -> None:
         kernel = self._kernels.get((bucket.tiles_n, sparse))
         if kernel is None:
-            kernel = _build(self._plan.macros(bucket.tiles_n, sparse))
+            kernel = _build(self._plan.macros(bucket.tiles_n, sparse), self._plan.target)
             self._kernels[bucket.tiles_n, sparse] = kernel
-        assert bucket.ring_offset + bucket.stages * self._plan.stage_bytes(bucket.tiles_n) <= SHARED_BYTES
-        fault = kernel.launch(ctypes.byref(parameters), self.blocks, SHARED_BYTES)
+        shared = self._plan.target.shared_bytes
+        assert bucket.ring_offset + bucket.stages * self._plan.stage_bytes(bucket.tiles_n) <= shared
+        fault = kernel.launch(ctypes.byref(parameters), self.blocks, shared)
         assert fault != 1, "the kernel's threads wait for each other"
         assert fault != 2, "the kernel ended before what it had asked for was there"
 
@@ -60,20 +62,22 @@ class EmulatedLauncher:
 class EmulatedDraftLauncher:
     def __init__(self, plan: HeadPlan) -> None:
         self._blocks = plan.target.blocks
-        self._kernel = _build({**plan.macros, "ENTRY": "draft_step"}, DRAFT_PARTS)
-        assert plan.ring_offset + plan.stages * plan.stage_bytes <= SHARED_BYTES
+        target = plan.target.target
+        self._kernel = _build({**plan.macros, "ENTRY": "draft_step"}, target, DRAFT_PARTS)
+        self._shared = target.shared_bytes
+        assert plan.ring_offset + plan.stages * plan.stage_bytes <= self._shared
 
     def launch(self, parameters: DraftParameters) -> None:
-        fault = self._kernel.launch(ctypes.byref(parameters), self._blocks, SHARED_BYTES)
+        fault = self._kernel.launch(ctypes.byref(parameters), self._blocks, self._shared)
         assert fault != 1, "the kernel's threads wait for each other"
         assert fault != 2, "the kernel ended before what it had asked for was there"
 
 
-def _build(macros: dict[str, str], parts: Sequence[str] = DECODE_PARTS) -> ctypes.CDLL:
+def _build(macros: dict[str, str], target: Target, parts: Sequence[str] = DECODE_PARTS) -> ctypes.CDLL:
     source = kernel_source((_HERE / "emulator.hpp").read_text(), parts)
     source += (_HERE / "emulator_main.hpp").read_text()
     flags = ["-std=c++17", "-O2", "-fPIC", "-shared", "-ffp-contract=off", "-w"]
-    flags += [f"-D{name}={value}" for name, value in macros.items()]
+    flags += [f"-D{name}={value}" for name, value in {**macros, "BULK": int(target.bulk)}.items()]
     name = hashlib.sha256("\0".join([source, *flags]).encode()).hexdigest()[:24]
     library = _BUILDS / f"{name}.so"
     if not library.exists():

@@ -13,6 +13,7 @@ from keystroke.engine.cuda.engine import CudaEngine
 from keystroke.engine.cuda.packing import unpack
 from keystroke.engine.cuda.plan import KvPrecision, Plan, Precision
 from keystroke.engine.cuda.sparse import Sparse
+from keystroke.engine.cuda.target import HOPPER, Target
 from keystroke.engine.cuda.weights import Weights, build_weights, random_tensor
 
 CPU = torch.device("cpu")
@@ -46,10 +47,15 @@ def tiny_tensors(spec: ModelSpec, seed: int = 0) -> dict[str, Tensor]:
 
 
 def tiny_weights(
-    spec: ModelSpec, precision: Precision = "bf16", blocks: int = 2, kv_precision: KvPrecision = "bf16"
+    spec: ModelSpec,
+    precision: Precision = "bf16",
+    blocks: int = 2,
+    kv_precision: KvPrecision = "bf16",
+    target: Target = HOPPER,
 ) -> Weights:
     tensors = tiny_tensors(spec)
-    return build_weights(Plan(spec, precision, blocks, kv_precision), lambda name, _: tensors[name], CPU)
+    plan = Plan(spec, precision, blocks, kv_precision, target=target)
+    return build_weights(plan, lambda name, _: tensors[name], CPU)
 
 
 def tiny_engine(
@@ -59,8 +65,9 @@ def tiny_engine(
     kv_tokens: int = 4096,
     sparse: Sparse = "off",
     kv_precision: KvPrecision = "bf16",
+    target: Target = HOPPER,
 ) -> CudaEngine:
-    weights = tiny_weights(spec, precision, blocks, kv_precision)
+    weights = tiny_weights(spec, precision, blocks, kv_precision, target)
     return CudaEngine(weights, EmulatedLauncher(weights.plan), kv_tokens, sparse=sparse)
 
 

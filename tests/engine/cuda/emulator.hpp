@@ -1,6 +1,7 @@
 // A GPU small enough to think with: the functions of kernels/device.cuh on a CPU.
 // Law: every CUDA thread is a fibre; all blocks run at once and take turns, so barriers between blocks work,
-// a missing one shows, and a deadlock ends in an error. Bulk copies land late, in any order. Numbers follow the hardware:
+// a missing one shows, and a deadlock ends in an error. Copies land late, in any order. BULK says whether there is an
+// engine for large ones. Numbers follow the hardware:
 // bf16 and f16 round to nearest even, tensor cores multiply exactly and add in float32.
 #include <ucontext.h>
 
@@ -9,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <memory>
 #include <vector>
@@ -45,7 +47,11 @@ struct Block {
   Warp warps[9];
   std::map<const void*, Counter> barriers;
 };
+// What a thread copies between two arrivals, 16 bytes at a time; then the barrier at which it arrives.
+struct Piece { void* to; const void* from; };
+struct Batch { std::vector<Piece> pieces; Counter* barrier = nullptr; bool landed = false; };
 struct Fibre {
+  std::deque<Batch> batches;  // the oldest first, the last not yet ended
   ucontext_t context;
   std::unique_ptr<u8[]> stack;
   Block* block;
@@ -63,6 +69,7 @@ static int blocks;
 // Copies under way, and chance, the same in every run.
 struct Copy { void* to; const void* from; u32 bytes; Counter* barrier; };
 static std::vector<Copy> under_way;
+static std::vector<Fibre*> copying;  // fibres with ended batches
 static u32 chance = 1;
 static u32 draw() { return (chance = chance * 1664525u + 1013904223u) >> 16; }
 
@@ -179,6 +186,46 @@ DEVICE void bulk_copy(void* to, const void* from, u32 bytes, u64* b, u64) {
   memset(to, 0xff, bytes);  // what is read too early is no number
   emulator::under_way.push_back({to, from, bytes, &emulator::me->block->barriers.at(b)});
 }
+DEVICE void copy16_kept(void* to, const void* from) {
+  if ((u64)to % 16 || (u64)from % 16) { fprintf(stderr, "a 16-byte copy is not aligned\n"); abort(); }
+  memset(to, 0xff, 16);
+  auto& batches = emulator::me->batches;
+  if (batches.empty() || batches.back().barrier) batches.emplace_back();
+  batches.back().pieces.push_back({to, from});
+}
+DEVICE void copy16(void* to, const void* from, u64) { copy16_kept(to, from); }
+DEVICE void arrive_behind_copies(u64* b) {
+  auto& batches = emulator::me->batches;
+  if (batches.empty() || batches.back().barrier) batches.emplace_back();
+  batches.back().barrier = &emulator::me->block->barriers.at(b);
+  if (batches.size() == 1) emulator::copying.push_back(emulator::me);
+}
+DEVICE void wait_for_copies() {
+  while (!emulator::me->batches.empty()) emulator::leave();
+}
+// The same for copies of 16 bytes. A thread arrives when all that it asked for before have landed.
+DEVICE void land_batches(bool needed) {
+  auto& fibres = emulator::copying;
+  const size_t chosen = needed && !fibres.empty() ? emulator::draw() % fibres.size() : fibres.size();
+  size_t kept = 0;
+  for (size_t i = 0; i < fibres.size(); ++i) {
+    emulator::Fibre* f = fibres[i];
+    for (auto& batch : f->batches) {
+      if (!batch.barrier || batch.landed || (i != chosen && emulator::draw() % 4)) continue;
+      for (const emulator::Piece& p : batch.pieces) memcpy(p.to, p.from, 16);
+      batch.landed = true;
+      ++emulator::progress;
+    }
+    while (!f->batches.empty() && f->batches.front().landed) {
+      emulator::Counter* barrier = f->batches.front().barrier;
+      f->batches.pop_front();
+      --barrier->left;
+      barrier_settle(*barrier);
+    }
+    if (!f->batches.empty() && f->batches.front().barrier) fibres[kept++] = f;
+  }
+  fibres.resize(kept);
+}
 // Some of the copies under way; where nobody can go on, one at least. So most come as late as they can.
 DEVICE void land_copies(bool needed) {
   auto& copies = emulator::under_way;
@@ -193,6 +240,7 @@ DEVICE void land_copies(bool needed) {
     barrier_settle(*c.barrier);
   }
   copies.resize(kept);
+  land_batches(needed && kept == 0);
 }
 DEVICE void fence_reads() {}
 DEVICE void fence_copies() {}

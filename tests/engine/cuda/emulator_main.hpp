@@ -51,9 +51,11 @@ extern "C" int launch(const Given* parameters, int blocks, int shared_bytes) {
       if (f->done) --left;
     }
     idle = progress == before ? idle + 1 : 0;
-    if (idle > 1000) { under_way.clear(); return 1; }
+    if (idle > 1000) { under_way.clear(); copying.clear(); return 1; }
   }
-  const bool forgotten = !under_way.empty();
+  bool forgotten = !under_way.empty() || !copying.empty();
+  for (auto& f : fibres) forgotten |= !f->batches.empty();
   under_way.clear();
+  copying.clear();
   return forgotten ? 2 : 0;
 }

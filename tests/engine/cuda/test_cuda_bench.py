@@ -14,6 +14,7 @@ from bench.cuda_rows import cuda_coder, cuda_parts
 from cuda_models import tiny_engine, tiny_spec
 
 from keystroke.engine.base import Sampling
+from keystroke.engine.cuda.target import HOPPER, TARGETS
 from keystroke.engine.model import Model
 from keystroke.engine.tokenizer.byte_tokens import ByteTokenizer
 
@@ -91,6 +92,7 @@ def test_the_edit_says_where_two_texts_part_and_how_near_the_choice_was(
 
 def test_the_shapes_of_every_part_suit_the_kernel(parts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "blocks", lambda: 132)
+    monkeypatch.setattr(parts, "kind", lambda name: TARGETS.get(name, HOPPER))
     for part in parts.PARTS.values():
         assert part.kernels()
 

@@ -16,6 +16,7 @@ from keystroke.engine.base import GREEDY, Sampling, Session, StepRequest
 from keystroke.engine.checkpoint.spec import EMBEDDING, ModelSpec
 from keystroke.engine.cuda.engine import CudaEngine
 from keystroke.engine.cuda.plan import Plan
+from keystroke.engine.cuda.target import AMPERE
 from keystroke.engine.cuda.weights import build_weights
 from keystroke.engine.speculative.draft_head import ReferenceHead
 from keystroke.engine.speculative.head_file import NORMS, HeadConfig, HeadWeights
@@ -106,6 +107,19 @@ def test_a_guess_is_that_of_the_plain_arithmetic(engine: CudaEngine, reference: 
     chances = np.cumprod([np.exp(row - row.max()).max() / np.exp(row - row.max()).sum() for row in seen])
     np.testing.assert_allclose(guess.chances, chances, rtol=0.05)
     np.testing.assert_allclose(engine.head.logits[:120].numpy(), seen[-1], atol=0.03 * np.abs(seen[-1]).max())
+
+
+def test_a_guess_is_the_same_where_lanes_copy(engine: CudaEngine) -> None:
+    weights = tiny_weights(SPEC, target=AMPERE)
+    lanes = CudaEngine(weights, EmulatedLauncher(weights.plan), 4096, draft_head=tiny_head())
+    guesses = []
+    for each in (engine, lanes):
+        with each.session() as session:
+            session.extend(PROMPT)
+            each.guess(session.tokens)
+            session.step()
+            guesses.append(each.guess(session.tokens))
+    assert guesses[0] == guesses[1]
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, HOT], ids=["greedy", "sampled"])

@@ -22,7 +22,6 @@ from keystroke.engine.cuda.plan import (
     EIGHT,
     EIGHT_OFFSET,
     FOUR,
-    SHARED_BYTES,
     SIX,
     SIX_OFFSET,
     Formats,
@@ -31,6 +30,7 @@ from keystroke.engine.cuda.plan import (
 )
 from keystroke.engine.cuda.reference import forward
 from keystroke.engine.cuda.stored import Codes, chosen, codes_of, format_for, usual_formats
+from keystroke.engine.cuda.target import HOPPER
 from keystroke.engine.cuda.weights import build_weights, random_weights
 from keystroke.errors import UnsupportedModel
 
@@ -179,7 +179,7 @@ def test_plans_of_stored_weights_fit_shared_memory(
     assert plan.max_rows >= 16
     assert plan.stage_bytes(1) >= plan.gate_up.unit_bytes  # parts of it cost more than stages
     for bucket in plan.buckets:
-        assert bucket.ring_offset + bucket.stages * plan.stage_bytes(bucket.tiles_n) <= SHARED_BYTES
+        assert bucket.ring_offset + bucket.stages * plan.stage_bytes(bucket.tiles_n) <= HOPPER.shared_bytes
 
 
 def test_random_codes_of_the_usual_formats_make_a_model() -> None:

@@ -14,9 +14,10 @@ from cuda_models import CPU, dense_tensors, tiny_spec, tiny_tensors, tiny_weight
 from keystroke.engine.checkpoint import RopeSpec, open_checkpoint, within_window
 from keystroke.engine.checkpoint.spec import tensor_shapes
 from keystroke.engine.cuda.packing import gate_up_order, pack, places_of, plain_order, qkv_order, unpack
-from keystroke.engine.cuda.plan import SHARED_BYTES, Matrix, Plan, Precision
+from keystroke.engine.cuda.plan import Matrix, Plan, Precision
 from keystroke.engine.cuda.quantisation import grouped_int4, rowwise_int8
 from keystroke.engine.cuda.reference import forward
+from keystroke.engine.cuda.target import HOPPER
 from keystroke.engine.cuda.weights import build_weights
 from keystroke.engine.tokenizer import load_tokenizer
 from keystroke.errors import UnsupportedModel
@@ -105,7 +106,7 @@ def test_plans_of_real_shapes_fit_shared_memory(
     plan = Plan(spec, precision, 132)  # type: ignore[arg-type]
     assert plan.max_rows >= 16
     for bucket in plan.buckets:
-        assert bucket.ring_offset + bucket.stages * plan.stage_bytes(bucket.tiles_n) <= SHARED_BYTES
+        assert bucket.ring_offset + bucket.stages * plan.stage_bytes(bucket.tiles_n) <= HOPPER.shared_bytes
         assert bucket.x_stride >= max(hidden, heads * head_dim, plan.down.inner)
     assert plan.output.inner * plan.output.split == heads * head_dim
     assert plan.down.inner * plan.down.split == intermediate

@@ -42,7 +42,7 @@ def made(folder: Path, family: str, precision: str, **options: object) -> OnnxEn
     precision, _, ours = precision.partition("+")  # attention by our own operator, where it can be had
     own = native.library(load_settings().paths.cache) if ours else None
     if ours and own is None:
-        pytest.skip("no C compiler here, or no AVX2")
+        pytest.skip("no C compiler here, or not the vectors")
     options["stored"] = None if own is None else Stored(own, {})
     with open_checkpoint(folder) as checkpoint:
         model = converted(checkpoint, precision=precision, native=bool(ours), cache=folder / "cache")

@@ -206,7 +206,7 @@ def test_operators_are_compiled_once_for_a_processor(tmp_path: Path) -> None:
     announced = native.must_compile(tmp_path)
     first = native.library(tmp_path)
     if first is None:
-        pytest.skip("no C compiler here, or no AVX2")
+        pytest.skip("no C compiler here, or not the vectors")
     assert announced
     assert not native.must_compile(tmp_path)
     made = first.stat().st_mtime_ns
@@ -224,7 +224,7 @@ def test_operators_are_kept_where_nobody_else_can_write(tmp_path: Path) -> None:
     (folder / "planted.so").write_bytes(b"")
     first = native.library(tmp_path)
     if first is None:
-        pytest.skip("no C compiler here, or no AVX2")
+        pytest.skip("no C compiler here, or not the vectors")
     assert [first] == list(folder.iterdir())
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
@@ -246,7 +246,7 @@ def test_a_library_that_fails_its_check_is_not_kept(tmp_path: Path, monkeypatch:
 
 def test_two_processes_that_compile_at_once_end_with_one_library(tmp_path: Path) -> None:
     if native.library(tmp_path / "first") is None:
-        pytest.skip("no C compiler here, or no AVX2")
+        pytest.skip("no C compiler here, or not the vectors")
     script = "import sys; from pathlib import Path; from keystroke.engine.onnx import native; "
     script += "print(native.library(Path(sys.argv[1])))"
     command = [sys.executable, "-c", script, str(tmp_path / "both")]
@@ -268,5 +268,5 @@ def test_without_a_working_compiler_there_is_no_library(
     monkeypatch.setenv("PATH", "/nowhere" if compiler == "absent" else "/usr/bin:/bin")
     assert native.library(tmp_path / "cache") is None
     assert not (tmp_path / "cache").exists()
-    said = {"absent": "no C compiler", "failing": "cannot compile", "for another processor": "no AVX2"}
+    said = {"absent": "no C compiler", "failing": "cannot compile", "for another processor": "neither AVX2"}
     assert said[compiler] in (native.why_not(tmp_path / "cache") or "")

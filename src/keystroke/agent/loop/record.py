@@ -21,6 +21,7 @@ from keystroke.errors import InputError, NotFound
 from keystroke.text.encoding import digest
 
 KEPT = 50  # tasks a workspace
+FINISHED = 'the last task is done; say what else to do: keystroke do --continue "..."'
 
 
 class TaskRecord(msgspec.Struct, frozen=True):

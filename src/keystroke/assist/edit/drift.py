@@ -14,7 +14,7 @@ from difflib import SequenceMatcher
 
 from ast_grep_py import SgNode
 
-from keystroke.analysis.syntax import language_of, tree, walk
+from keystroke.analysis.syntax import INDENTED, language_of, tree, walk
 from keystroke.text.compare import compare
 
 _ABOUT_REMARKS = re.compile(
@@ -24,7 +24,7 @@ _ABOUT_REMARKS = re.compile(
 )
 _ABOUT_LAYOUT = re.compile(
     r"format|quote|indent|white ?space|blank|line length|wrap|layout|pep ?8|style|trailing|tabs?\b|spaces\b|"
-    r"lint|black\b|prettier|align",
+    r"lint|black\b|prettier|align|lines?\b|comma|parenthes|bracket|import",
     re.IGNORECASE,
 )
 _MOST_HUNKS = 60
@@ -43,6 +43,12 @@ def without_drift(old: str, new: str, path: str, instruction: str) -> str:
         return new
     wanted = code_tokens(new, language, remarks=remarks, layout=layout)
     if code_tokens(old, language, remarks=remarks, layout=layout) == wanted:
+        free = (
+            language == "python" or language not in INDENTED
+        )  # of others the indentation is not in the tokens
+        same = free and code_tokens(old, language, remarks=True) == code_tokens(new, language, remarks=True)
+        if same and not layout:
+            return old  # blank lines, quotes or commas, and nobody spoke of them
         return new  # only remarks and layout changed: that was the task
     text = new
     if not remarks:

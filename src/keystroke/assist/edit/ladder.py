@@ -221,7 +221,12 @@ def read_rewrite(answer: str, region: Region, text: str, instruction: str) -> st
     if new == text:
         return Failure(Reason.UNCHANGED, region.path, "the answer changes nothing")
     new = judged(text, new, region.path, instruction)
-    return new if isinstance(new, Failure) else without_drift(text, new, region.path, instruction)
+    if isinstance(new, Failure):
+        return new
+    new = without_drift(text, new, region.path, instruction)
+    if new == text:
+        return Failure(Reason.UNCHANGED, region.path, "the answer changes nothing but blank lines or quotes")
+    return new
 
 
 def _pointed(task: EditTask, told: _Told) -> Generator[Question, str, tuple[Region, ...]]:

@@ -29,8 +29,7 @@ _COMMAND = ("cmd", "command")
 PATHS = ("path", "filePath", "file_path", "file")  # what tools call the file they are about
 _CONTENTS = ("content", "contents", "file_text")
 _SAID = frozenset(("pattern", "maxLength", "enum", "const"))  # of a parameter, by whoever offers the tool
-# A command that only looks: no other command after it, nothing written.
-_LOOKING = r"^(cat|head|tail|ls|grep|nl|wc)( [^;&|<>`$\n\\\"]{1,200})?$"
+_WORDS = r"[^;&|<>`$\n\\\"]"  # of a command that only looks: no other command after it, nothing written
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +55,10 @@ def usable_tools(toolset: Toolset, bounds: Bounds) -> Toolset:
     bounds are `closed`."""
     allowed = tuple(s for s in toolset.shown if bounds.only is None or s.tool.name in bounds.only)
     if must_look(toolset, bounds):
-        return replace(toolset, shown=_readers(allowed))
+        return replace(toolset, shown=_readers(allowed, bounds.asked))
     if toolset.short:
         allowed = tuple(map(_bounded, allowed))
-        if bounds.short and not _CREATES.search(bounds.asked):
+        if not _CREATES.search(bounds.asked):
             allowed = tuple(_rewriting(s, bounds) or s for s in allowed)
     whole = bounds.short and len(bounds.seen) <= SHORT_FILE and any(map(_writes_whole, allowed))
     usable = tuple(s for s in allowed if _usable(s, bounds) and not (whole and s.grounded))
@@ -75,7 +74,8 @@ def must_look(toolset: Toolset, bounds: Bounds) -> bool:
         return False
     if _CREATES.search(bounds.asked) or _DELETES.search(bounds.asked):
         return False
-    return bool(_readers([s for s in toolset.shown if bounds.only is None or s.tool.name in bounds.only]))
+    allowed = [s for s in toolset.shown if bounds.only is None or s.tool.name in bounds.only]
+    return bool(_readers(allowed, bounds.asked))
 
 
 def named_files(asked: str) -> list[str]:
@@ -96,7 +96,7 @@ def _usable(shown: Shown, bounds: Bounds) -> bool:
     if shown.is_edit and _writes_whole(shown):
         asked = bounds.asked
         wanted = not named_files(asked) or bool(_CREATES.search(asked))
-        return wanted or bool(bounds.short or (bounds.seen and not bounds.written))
+        return wanted or bool(bounds.short) or (0 < len(bounds.seen) <= SHORT_FILE and not bounds.written)
     return True
 
 
@@ -117,7 +117,7 @@ def _rewriting(shown: Shown, bounds: Bounds) -> Shown | None:
     none is written over by one who has not looked."""
     named = [name for name in named_files(bounds.asked) if not _among(name, bounds.short)]
     files = [*bounds.short, *(name for name in named if not _among(name, bounds.written))]
-    return _held(shown, PATHS, {"enum": files}) if _writes_whole(shown) else None
+    return _held(shown, PATHS, {"enum": files}) if files and _writes_whole(shown) else None
 
 
 def _among(name: str, paths: Sequence[str]) -> bool:
@@ -125,10 +125,17 @@ def _among(name: str, paths: Sequence[str]) -> bool:
     return any(f"/{path}".endswith(f"/{name.removeprefix('./')}") for path in paths)
 
 
-def _readers(shown: Sequence[Shown]) -> tuple[Shown, ...]:
+def _readers(shown: Sequence[Shown], asked: str) -> tuple[Shown, ...]:
     """Those made for reading files; where there are none, those that run commands, held to such as read."""
     made = tuple(filter(reads_files, shown))
-    return made or tuple(r for s in shown if (r := _commanded(s, {"pattern": _LOOKING})) is not None)
+    held = {"pattern": _looking(named_files(asked))}
+    return made or tuple(r for s in shown if (r := _commanded(s, held)) is not None)
+
+
+def _looking(files: Sequence[str]) -> str:
+    """The pattern of a command that shows one of `files`, or what is in a folder."""
+    named = "|".join(re.escape(name).replace("/", r"\/") for name in dict.fromkeys(files))
+    return rf"^(ls( {_WORDS}{{1,60}})?|(cat|head|tail|grep|nl|wc) ({_WORDS}{{0,60}}[ \/'])?({named})'?)$"
 
 
 def reads_files(shown: Shown) -> bool:

@@ -75,6 +75,7 @@ def do(
     json: options.Json = False,
 ) -> None:
     from keystroke.agent.loop import Records, TaskOptions
+    from keystroke.agent.loop.record import FINISHED
     from keystroke.clients.cli.changes import open_workspace
 
     run = of(ctx)
@@ -97,6 +98,8 @@ def do(
     records = Records(run.settings.paths.state, workspace.root)
     previous = records.newest() if go_on else None
     if previous is not None:
+        if previous.status == "done" and not task.strip():
+            raise UsageError(FINISHED)
         check = check or previous.check
         file = file or list(previous.files)
     chosen = TaskOptions(

@@ -15,15 +15,18 @@ from typing import TYPE_CHECKING, Any
 from keystroke.agent.chat import Receipt, Steering
 from keystroke.agent.loop import Answer, Ended, Question, Status
 from keystroke.agent.loop.events import Began, Changed, Doing, Event, Noted, Printed, Spent, Wrote
+from keystroke.agent.loop.record import FINISHED
 from keystroke.clients.tasks import TaskClient
 from keystroke.engine.base import Interrupt
-from keystroke.errors import KeystrokeError, NotFound, Unavailable
+from keystroke.errors import KeystrokeError, NotFound, Unavailable, UsageError
 from keystroke.protocol import tasks as wire
 
 if TYPE_CHECKING:
     from keystroke.clients.cli.do_view import TaskView
     from keystroke.clients.place import Place
 
+# Options that a task begun without them would not learn of; to ignore --dry-run is worse than to refuse it.
+_KEPT = ("dry_run", "check", "types", "review", "network", "mcp")
 _LOOK = 0.05  # seconds between looks at what was typed
 
 
@@ -74,6 +77,13 @@ class GatewayTask:
         if not self._go_on:
             return (await client.create(self._workspace, instruction, **self._fields)).id, 0
         for known in await client.all(self._workspace):
+            if known.status == "done" and not instruction.strip():
+                raise UsageError(FINISHED)
+            if lost := [f"--{name.replace('_', '-')}" for name in _KEPT if self._fields.get(name)]:
+                raise UsageError(
+                    "a task that is gone on with keeps the options it was begun with; "
+                    f"leave out {', '.join(lost)}, or begin a new one"
+                )
             await client.act(known.id, "resume", instruction=instruction)
             return known.id, known.sequence_number
         raise NotFound("there is no task in this workspace to go on with; say what to do")

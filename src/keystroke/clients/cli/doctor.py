@@ -35,6 +35,7 @@ def doctor(
     json: options.Json = False,
 ) -> None:
     from keystroke.clients.cli.release import release
+    from keystroke.engine.gpu_kind import other_gpu
 
     run = of(ctx)
     facts: dict[str, Any] = {
@@ -42,6 +43,7 @@ def doctor(
         "machine": machine(),
         "packages": packages(),
         "gpu": gpu(),
+        "other_gpu": other_gpu(),
     }
     settings = run.settings
     facts["folders"] = {
@@ -193,7 +195,7 @@ def _print(run: Invocation, facts: dict[str, Any]) -> None:
     free = f", {size(box['free_bytes'])} free" if box["free_bytes"] else ""
     row("cores", f"{box['cores']} usable; memory {size(box['memory_bytes'])}{free}")
     row("packages", ", ".join(f"{name} {v}" for name, v in facts["packages"].items() if v))
-    row("gpu", facts["gpu"] or "none found")
+    row("gpu", facts["gpu"] or facts["other_gpu"] or "none found")
     if "cuda" in facts:
         row("cuda", ("suits: " if facts["cuda"]["suits"] else "no: ") + facts["cuda"]["why"])
     for name, folder in facts["folders"].items():

@@ -22,10 +22,12 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from keystroke.engine.base import Guess
+from keystroke.engine.checkpoint.spec import ModelSpec
 from keystroke.engine.cuda.packing import gate_up_order, pack, plain_order, qkv_order
-from keystroke.engine.cuda.plan import MAX_ROWS, PAD, PAGE, SHARED_BYTES, TAIL_BYTES, Matrix, Plan
+from keystroke.engine.cuda.plan import MAX_ROWS, PAD, PAGE, TAIL_BYTES, Matrix, Plan
 from keystroke.engine.cuda.reference import rotate
 from keystroke.engine.cuda.step import Launch, Launcher, Parameters, Stepper
+from keystroke.engine.cuda.target import HOPPER, Target
 from keystroke.engine.cuda.weights import Weights
 from keystroke.engine.speculative.head_file import NORMS, HeadConfig, HeadWeights
 from keystroke.errors import UsageError
@@ -83,7 +85,7 @@ class HeadPlan:
             o_bias=False,
             mlp_bias=False,
         )
-        return Plan(spec, "int8", self.target.blocks)
+        return Plan(spec, "int8", self.target.blocks, target=self.target.target)
 
     @property
     def matrices(self) -> dict[str, Matrix]:
@@ -116,7 +118,7 @@ class HeadPlan:
 
     @property
     def stages(self) -> int:
-        return min(16, (SHARED_BYTES - self.ring_offset) // self.stage_bytes)
+        return min(16, (self.target.target.shared_bytes - self.ring_offset) // self.stage_bytes)
 
     @property
     def macros(self) -> dict[str, str]:
@@ -127,6 +129,17 @@ class HeadPlan:
             "STAGE_BYTES": str(self.stage_bytes),
             "FEATURES": str(len(self.config.layers)),
         }
+
+
+def has_room(config: HeadConfig, spec: ModelSpec, blocks: int, target: Target) -> bool:
+    """Whether shared memory takes this head's rows, and those of the drafts that it makes. Hopper's does."""
+    if target.shared_bytes >= HOPPER.shared_bytes:
+        return True
+    plan = Plan(spec, "bf16", blocks, target=target)
+    try:
+        return plan.max_rows >= _TOGETHER and HeadPlan(config, plan).stages > 0
+    except UsageError:
+        return False
 
 
 def head_bytes_per_token(config: HeadConfig) -> int:

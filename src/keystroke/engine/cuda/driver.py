@@ -21,13 +21,15 @@ import torch
 from torch import Tensor
 
 from keystroke.engine.cuda.draft import DraftParameters, HeadPlan
-from keystroke.engine.cuda.plan import SHARED_BYTES, Bucket, Plan
+from keystroke.engine.cuda.plan import Bucket, Plan
 from keystroke.engine.cuda.step import Parameters
+from keystroke.engine.cuda.target import HOPPER, Target, nearest
 from keystroke.errors import EngineError, ModelError
 
 _THREADS = 288  # of a block: eight warps that compute, one that streams
 _DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 DECODE_PARTS = (  # in the order in which they build on each other
+    "copies.cuh",
     "layout.cuh",
     "worker.cuh",
     "multiply.cuh",
@@ -42,7 +44,7 @@ DECODE_PARTS = (  # in the order in which they build on each other
 )
 _DRAFT_OWN = ("draft.cuh", "draft_layer.cuh", "draft_choice.cuh", "draft.cu")
 DRAFT_PARTS = (*DECODE_PARTS[: DECODE_PARTS.index("features.cuh")], *_DRAFT_OWN)
-_PREFILL_PARTS = ("prefill.cu",)
+PREFILL_PARTS = ("prefill.cu",)
 _NVRTC_NAMES = ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so")
 
 
@@ -104,7 +106,7 @@ class GpuLauncher:
     def launch(self, parameters: Parameters, bucket: Bucket, sparse: bool) -> None:
         function = self._functions.get((bucket.tiles_n, sparse)) or self.prepare(bucket.tiles_n, sparse)
         stream = self._gpu.enter()
-        sizes = (self.blocks, 1, 1, _THREADS, 1, 1, SHARED_BYTES)
+        sizes = (self.blocks, 1, 1, _THREADS, 1, 1, self._plan.target.shared_bytes)
         self._gpu.call("cuLaunchCooperativeKernel", function, *sizes, stream, _only(parameters))
 
     def prepare(self, tiles_n: int, sparse: bool = False) -> ctypes.c_void_p:
@@ -115,8 +117,9 @@ class GpuLauncher:
             macros = self._plan.macros(tiles_n, sparse)
             if self._profile:
                 macros["PROFILE"] = str(self._profile)
-            module = self._gpu.load(compiled(macros))
-            function = self._gpu.function(module, "decode_step", SHARED_BYTES)
+            target = self._plan.target
+            module = self._gpu.load(compiled(macros, target=target))
+            function = self._gpu.function(module, "decode_step", target.shared_bytes)
             self._functions[tiles_n, sparse] = function
             return function
 
@@ -140,12 +143,13 @@ class GpuDraftLauncher:
 
     def __init__(self, gpu: Gpu, plan: HeadPlan) -> None:
         self._gpu, self._blocks = gpu, plan.target.blocks
-        module = gpu.load(compiled(plan.macros, DRAFT_PARTS))
-        self._function = gpu.function(module, "draft_step", SHARED_BYTES)
+        self._shared = plan.target.target.shared_bytes
+        module = gpu.load(compiled(plan.macros, DRAFT_PARTS, plan.target.target))
+        self._function = gpu.function(module, "draft_step", self._shared)
 
     def launch(self, parameters: DraftParameters) -> None:
         stream = self._gpu.enter()
-        sizes = (self._blocks, 1, 1, _THREADS, 1, 1, SHARED_BYTES)
+        sizes = (self._blocks, 1, 1, _THREADS, 1, 1, self._shared)
         self._gpu.call("cuLaunchCooperativeKernel", self._function, *sizes, stream, _only(parameters))
 
 
@@ -153,9 +157,9 @@ class Stretches:
     """The kernels of prefill.cu, each with one structure of parameters. `begin` before the first launch of a
     portion; launches then come cheap, for there are many."""
 
-    def __init__(self, device: torch.device, macros: dict[str, str]) -> None:
+    def __init__(self, device: torch.device, macros: dict[str, str], target: Target) -> None:
         self._gpu = Gpu(device)
-        self._module = self._gpu.load(compiled(macros, _PREFILL_PARTS))
+        self._module = self._gpu.load(compiled(macros, PREFILL_PARTS, target))
         self._functions: dict[str, ctypes.c_void_p] = {}
         self._stream = 0
 
@@ -183,16 +187,19 @@ def kernel_source(instructions: str | None = None, parts: Sequence[str] = DECODE
     return "\n".join([instructions, *((folder / name).read_text() for name in parts)])
 
 
-def compiled(macros: dict[str, str], parts: Sequence[str] = DECODE_PARTS) -> bytes:
-    """The machine code for these macros, from the cache on disk or made now (some seconds)."""
-    options = ["--gpu-architecture=sm_90", "--std=c++17", "-default-device"]
+def compiled(macros: dict[str, str], parts: Sequence[str] = DECODE_PARTS, target: Target = HOPPER) -> bytes:
+    """The machine code for these macros, from the cache on disk or made now (some seconds); of a portable
+    target its PTX, from which the driver makes that."""
+    options = [f"--gpu-architecture={_architecture(target)}", "--std=c++17", "-default-device"]
     options += [f"-D{name}={value}" for name, value in sorted(macros.items())]
     source = kernel_source(parts=parts)
     name = hashlib.sha256("\0".join([source, *options]).encode()).hexdigest()[:32]
-    path = cache_folder() / f"{Path(parts[-1]).stem}-{name}.cubin"
+    path = cache_folder() / f"{Path(parts[-1]).stem}-{name}.{'ptx' if target.portable else 'cubin'}"
     if path.is_file():
         return path.read_bytes()
-    image = _compile(source, options)
+    made_for = nearest(target, known_architectures())
+    options[0] = f"--gpu-architecture={_architecture(made_for)}"
+    image = _compile(source, options, portable=made_for.portable)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
@@ -203,11 +210,16 @@ def compiled(macros: dict[str, str], parts: Sequence[str] = DECODE_PARTS) -> byt
     return image
 
 
-def compile_together(wanted: Iterable[dict[str, str]]) -> None:
+def _architecture(target: Target) -> str:
+    return target.name.replace("sm_", "compute_") if target.portable else target.name
+
+
+def compile_together(wanted: Iterable[dict[str, str]], target: Target = HOPPER) -> None:
     """Fill the cache for all these macros at once: the compiler is slow, and the machine has cores."""
     distinct = {tuple(sorted(macros.items())): macros for macros in wanted}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for done in [pool.submit(compiled, macros) for macros in distinct.values()]:
+        jobs = [pool.submit(compiled, macros, target=target) for macros in distinct.values()]
+        for done in jobs:
             done.result()
 
 
@@ -216,14 +228,15 @@ def compiling(plan: Plan, *, sparse: bool = False, head: HeadPlan | None = None)
     """Meanwhile, in threads of their own, the kernels that such a model's first answers need: for one row and
     for a tail of several, prefill's, and that of its draft head. All are there at the end. What does not
     compile is said by whoever launches it."""
-    kinds = [(tiles, each) for tiles in (1, 2) for each in ((False, True) if sparse else (False,))]
+    sizes = sorted({bucket.tiles_n for bucket in plan.buckets} & {1, 2})
+    kinds = [(tiles, each) for tiles in sizes for each in ((False, True) if sparse else (False,))]
     with ThreadPoolExecutor(len(kinds) + 3) as pool:
         if head is not None:
-            pool.submit(compiled, head.macros, DRAFT_PARTS)
+            pool.submit(compiled, head.macros, DRAFT_PARTS, plan.target)
         for tiles, each in kinds:
-            pool.submit(compiled, plan.macros(tiles, each))
+            pool.submit(compiled, plan.macros(tiles, each), target=plan.target)
         for kv_bytes in {2, plan.kv_bytes}:
-            pool.submit(compiled, plan.prefill_macros(kv_bytes), _PREFILL_PARTS)
+            pool.submit(compiled, plan.prefill_macros(kv_bytes), PREFILL_PARTS, plan.target)
         yield
 
 
@@ -232,7 +245,18 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "keystroke" / "cuda"
 
 
-def _compile(source: str, options: list[str]) -> bytes:
+def known_architectures() -> list[int]:
+    """Those that the compiler found here can make code for: 80, 86 ...; none where it does not say."""
+    library, count = _nvrtc(), ctypes.c_int()
+    if not hasattr(library, "nvrtcGetNumSupportedArchs"):
+        return []
+    library.nvrtcGetNumSupportedArchs(ctypes.byref(count))
+    found = (ctypes.c_int * count.value)()
+    library.nvrtcGetSupportedArchs(found)
+    return list(found)
+
+
+def _compile(source: str, options: list[str], *, portable: bool = False) -> bytes:
     library = _nvrtc()
     program = ctypes.c_void_p()
     library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"decode.cu", 0, None, None)
@@ -244,9 +268,10 @@ def _compile(source: str, options: list[str]) -> bytes:
         log = ctypes.create_string_buffer(size.value)
         library.nvrtcGetProgramLog(program, log)
         raise ModelError(f"the decode kernel does not compile for this model: {log.value.decode()[:2000]}")
-    library.nvrtcGetCUBINSize(program, ctypes.byref(size))
+    kind = "PTX" if portable else "CUBIN"
+    getattr(library, f"nvrtcGet{kind}Size")(program, ctypes.byref(size))
     image = ctypes.create_string_buffer(size.value)
-    library.nvrtcGetCUBIN(program, image)
+    getattr(library, f"nvrtcGet{kind}")(program, image)
     library.nvrtcDestroyProgram(ctypes.byref(program))
     return image.raw
 

@@ -17,12 +17,12 @@ from keystroke.engine.adapter import AdaptedCheckpoint, AdapterFile
 from keystroke.engine.base import Engine, EngineStats, Guess, ModelInfo, Sampling, Step, StepRequest
 from keystroke.engine.checkpoint import extended, open_checkpoint, within_window
 from keystroke.engine.checkpoint.spec import ModelSpec
-from keystroke.engine.cuda.draft import DraftHead, DraftHost, HeadPlan, head_bytes_per_token
+from keystroke.engine.cuda.draft import DraftHead, DraftHost, HeadPlan, has_room, head_bytes_per_token
 from keystroke.engine.cuda.driver import GpuLauncher, compiling
-from keystroke.engine.cuda.gpu import SPARE_BYTES, gpu_report, hopper
+from keystroke.engine.cuda.gpu import gpu_report, gpu_target, kv_room, multiprocessors, nvidia_gpu
 from keystroke.engine.cuda.pages import PagePool, PageTable
 from keystroke.engine.cuda.plan import PAGE, KvPrecision
-from keystroke.engine.cuda.prefill import Prefill
+from keystroke.engine.cuda.prefill import WORK, Prefill, work_of
 from keystroke.engine.cuda.scales import measure_steps
 from keystroke.engine.cuda.session import CudaSession
 from keystroke.engine.cuda.sparse import (
@@ -86,6 +86,7 @@ class CudaEngine(Engine):
     max_batch = _BATCH
     runs_ahead = True
     prefill_chunk = 8192  # tokens, at most: long contexts are read in smaller portions
+    prefill_work = WORK  # operations of such a portion
     tail = 16  # a keystroke's worth of tokens joins the next step instead of costing a run of its own
 
     def __init__(
@@ -108,6 +109,7 @@ class CudaEngine(Engine):
         self.info: ModelInfo = weights.info()
         self.spec = spec
         self.tail = min(self.tail, plan.max_rows)
+        self.prefill_work = work_of(plan)
         self.pool = PagePool(max(-(-kv_tokens // PAGE), 2))
         shape = (spec.layers, self.pool.pages, spec.kv_heads, PAGE * spec.head_dim)
         try:
@@ -121,7 +123,7 @@ class CudaEngine(Engine):
         width = -(-spec.context_length // PAGE) + 8
         self._tables = torch.zeros(_SLOTS, -(-width // 4) * 4, dtype=torch.int32, device=device)
         keys = self._keys.view(*shape[:3], PAGE, spec.head_dim)
-        self._bounds = PageBounds(keys) if sparse != "off" and usable(spec) else None
+        self._bounds = PageBounds(keys) if sparse != "off" and usable(plan) else None
         self._stepper = Stepper(
             weights,
             self._keys,
@@ -501,34 +503,40 @@ def load_cuda(
     precision: Wanted = "bf16",
     context: int | None = None,
     kv_tokens: int | None = None,
+    kv_bytes: int | None = None,
     sparse: Sparse = "off",
     kv_precision: KvPrecision = "bf16",
     draft_head: Callable[[ModelSpec], Path | None] | Path | None = None,
     adapter: AdapterFile | None = None,
+    target: str = "auto",
 ) -> CudaEngine:
     """Load a Hugging Face folder or GGUF file onto the first GPU. `context` beyond what the model was trained
-    on stretches it by YaRN; `kv_tokens` defaults to the memory that is left (int8 KV holds twice as many).
-    `draft_head` is the folder of a head trained for this model, or who knows it by the model's sizes. An
-    `adapter` is put into the weights on their way: the model is then a second one in memory."""
-    device = hopper()
-    blocks = torch.cuda.get_device_properties(device).multi_processor_count
+    on stretches it by YaRN; `kv_tokens` defaults to the memory that is left (int8 KV holds twice as many), or
+    to `kv_bytes` of it. `draft_head` is the folder of a head trained for this model, or who knows it by the
+    model's sizes. An `adapter` is put into the weights on their way: the model is then a second one in
+    memory. `target` names an older kind of GPU to run as (target.py). Raises ModelError, NotEnoughMemory and
+    ConfigError, each with what to do."""
+    device = nvidia_gpu()
+    kind, blocks = gpu_target(device, target), multiprocessors(device)
     with open_checkpoint(path) as checkpoint:
         if context is not None:
             checkpoint.spec = extended(checkpoint.spec, context)
         checkpoint.spec = within_window(checkpoint.spec)
         folder = draft_head(checkpoint.spec) if callable(draft_head) else draft_head
         head = None if folder is None else open_head(folder)
+        if head is not None and callable(draft_head):  # found, not asked for: the text is the same without
+            head = head if has_room(head.config, checkpoint.spec, blocks, kind) else None
         if precision == "auto" and head is not None:
             precision = "bf16"  # the pair that was measured, and faster than stored weights without a head
         source = checkpoint if adapter is None else AdaptedCheckpoint(checkpoint, adapter)
-        plan = plan_of(source, precision, blocks, kv_precision)
+        plan = plan_of(source, precision, blocks, kv_precision, kind)
         drafting = None if head is None else HeadPlan(head.config, plan)
-        with compiling(plan, sparse=sparse != "off", head=drafting):  # where the cache has them not
+        chooses = sparse != "off" and usable(plan)
+        with compiling(plan, sparse=chooses, head=drafting):  # where the cache has them not
             weights = load_weights(source, plan, device)
     if kv_tokens is None:
-        free, _ = torch.cuda.mem_get_info(device)
+        free, total = torch.cuda.mem_get_info(device)
         each = weights.plan.kv_bytes_per_token + (0 if head is None else head_bytes_per_token(head.config))
-        kv_tokens = max(int((free - SPARE_BYTES) * 0.9) // each, PAGE * 2)
-        kv_tokens = min(kv_tokens, 16 * weights.plan.spec.context_length)
+        kv_tokens = kv_room(weights.plan, free, total, each, kv_bytes)
     launcher = GpuLauncher(weights.plan, device)
     return CudaEngine(weights, launcher, kv_tokens, sparse=sparse, draft_head=head)

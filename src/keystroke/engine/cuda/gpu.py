@@ -9,13 +9,37 @@ import torch
 
 from keystroke.engine.checkpoint.spec import ModelSpec, within_window
 from keystroke.engine.cuda.plan import Formats, KvPrecision, Plan, Precision
-from keystroke.errors import ModelError
+from keystroke.engine.cuda.target import INSTEAD, Target, target_for
+from keystroke.errors import KeystrokeError, ModelError, NotEnoughMemory
 
-SPARE_BYTES = 4 << 30  # left to prefill and to others when KV memory takes the rest
+_MOST_SPARE = 4 << 30
+_FEWEST_TOKENS = 1024  # of context, that a model is loaded for at all
 
 
-def hopper() -> torch.device:
-    """The first GPU. Raises ModelError where there is none that the kernel is made for."""
+def spare_bytes(total: int) -> int:
+    """Left to prefill and to others when KV memory takes the rest: less where there is less."""
+    return min(_MOST_SPARE, total // 6)
+
+
+def kv_room(plan: Plan, free: int, total: int, each: int, most: int | None = None) -> int:
+    """Tokens whose KV, of `each` bytes, fits beside the weights when so much of the GPU's memory is left, or
+    into `most` bytes of it.
+    Raises NotEnoughMemory where that is too little to work with."""
+    tokens = int((free - spare_bytes(total)) * 0.9) // each
+    if tokens < _FEWEST_TOKENS:
+        raise NotEnoughMemory(
+            f"{plan.spec.name} in {plan.precision} leaves {max(free, 0) / 1e9:.1f} of the GPU's "
+            f"{total / 1e9:.0f} GB, too little for a context; choose fewer bits (model.precision), a "
+            "smaller model, or engine.kv_budget_mb so that models share the memory"
+        )
+    wanted = 16 * plan.spec.context_length if most is None else max(most // each, _FEWEST_TOKENS)
+    return min(tokens, wanted)
+
+
+def nvidia_gpu() -> torch.device:
+    """The first GPU. Raises ModelError where there is none, or torch cannot reach it."""
+    if torch.version.hip is not None:
+        raise ModelError(f"the CUDA engine needs an NVIDIA GPU, and this torch is built for AMD's; {INSTEAD}")
     if torch.version.cuda is None:
         raise ModelError(
             "the installed torch was built without CUDA; install one with it "
@@ -26,13 +50,19 @@ def hopper() -> torch.device:
             f"no usable NVIDIA GPU was found: it needs a driver for CUDA {torch.version.cuda}; "
             "check nvidia-smi, or use the CPU engine"
         )
-    major, minor = torch.cuda.get_device_capability(0)
-    if major != 9:
-        raise ModelError(
-            f"the CUDA engine is built for Hopper GPUs (compute capability 9.0), not {major}.{minor}; "
-            "use the CPU engine or a remote server"
-        )
     return torch.device("cuda", 0)
+
+
+def gpu_target(device: torch.device, wanted: str = "auto") -> Target:
+    """What kernels are compiled for on this GPU. Raises ModelError and ConfigError as `target_for` does."""
+    properties = torch.cuda.get_device_properties(device)
+    capability = (properties.major, properties.minor)
+    room: int = getattr(properties, "shared_memory_per_block_optin", 0)  # torch's own stubs have it not
+    return target_for(capability, room, wanted)
+
+
+def multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def gpu_report(
@@ -40,21 +70,25 @@ def gpu_report(
     precision: Precision = "bf16",
     kv_precision: KvPrecision = "bf16",
     stored: Formats | None = None,
+    target: str = "auto",
 ) -> tuple[bool, str]:
     """Whether this machine's GPU suits a model, and one sentence about it. `stored`: what its matrices are
     kept in, where they are kept as stored."""
     try:
-        device = hopper()
-        blocks = torch.cuda.get_device_properties(device).multi_processor_count
-        plan = Plan(within_window(spec), precision, blocks, kv_precision, stored)
-    except ModelError as error:
+        device = nvidia_gpu()
+        kind = gpu_target(device, target)
+        plan = Plan(within_window(spec), precision, multiprocessors(device), kv_precision, stored, kind)
+        rows = plan.max_rows
+    except KeystrokeError as error:
         return False, str(error)
     free, total = torch.cuda.mem_get_info(device)
-    need = plan.streamed_bytes + spec.vocab_size * spec.hidden * 2 + SPARE_BYTES
+    need = plan.streamed_bytes + spec.vocab_size * spec.hidden * 2 + spare_bytes(total)
     name = torch.cuda.get_device_name(device)
     sizes = f"{name}: {free / 1e9:.0f} of {total / 1e9:.0f} GB free"
     if free < need:
-        return False, f"{sizes}, but {spec.name} in {precision} needs {need / 1e9:.0f} GB; choose fewer bits"
+        lack = f"{spec.name} in {precision} needs {need / 1e9:.0f} GB"
+        return False, f"{sizes}, but {lack}; choose fewer bits (model.precision) or a smaller model"
     tokens = (free - need) // plan.kv_bytes_per_token
     room = f"leaves room for {tokens:,} tokens of KV in {kv_precision}"
-    return True, f"{sizes}; {spec.name} in {precision} {room}"
+    how = f"kernels for {kind.name}, up to {rows} rows a step"
+    return True, f"{sizes}; {how}; {spec.name} in {precision} {room}"

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Literal
 
 from keystroke.engine.checkpoint.spec import ModelSpec
+from keystroke.engine.cuda.target import HOPPER, Target
 from keystroke.errors import UnsupportedModel
 
 Precision = Literal["bf16", "int8", "int4", "stored"]
@@ -32,10 +33,9 @@ CHUNK = 256
 NEAR = 2048  # keys up to here come in chunks of one page
 CHOSEN_CHUNKS = 32  # that a row of sparse attention attends to
 PAD = 32
-SHARED_BYTES = 232_448  # what one block may have on compute capability 9.0
 _LARGEST_STAGE = 32_768 + TAIL_BYTES  # of the ring; larger ones leave too few
 _SMALL_STAGE = 16_384  # smaller ones cost more meetings than they save room
-FEWEST_STAGES = 3
+FEWEST_STAGES = 3  # two where no page of keys comes through the ring
 _ENOUGH_STAGES = 4
 _LARGE_LAYER = 1_500_000  # bytes of it that fall to one block
 _SMALL_LAYER = 262_144  # up to here a layer is a matter of meetings, and those without a fence pay
@@ -45,6 +45,7 @@ FILTER_BINS = (6, 1024)  # of top-k and top-p: three passes each over ten bits o
 _SELECTION_BYTES = 4_096
 _SHARES_BYTES = 2 * 16 * 48  # of attention, that a block looks up
 _LONGEST_INNER = 3_712  # of a split unit: 16 rows of it still leave room for the ring
+_NARROW = 512
 _BUCKETS = (1, 2, 4, 8, 16, 32)
 
 
@@ -122,6 +123,7 @@ class Plan:
     blocks: int  # multiprocessors, one block each
     kv_precision: KvPrecision = "bf16"
     stored: Formats | None = None  # of precision "stored": what the file's types fit in
+    target: Target = HOPPER
 
     def __post_init__(self) -> None:
         spec = self.spec
@@ -217,9 +219,27 @@ class Plan:
         which four fit beside 16 rows; and a page of keys always fits (of bytes, two do). Beside more than
         eight rows that part which leaves the least room unused. At four bits a whole unit pays where rows are
         few. The kernel's sums do not depend on any of it."""
+        return max(self._small_stage(tiles_n) if self._scarce else self._stage(tiles_n), self._least_stage)
+
+    @property
+    def _grain(self) -> int:
+        """Blocks of a unit's part, of which every warp has as many."""
+        return WARPS * (1 if self.format < INT4 or self._scarce else 2)
+
+    @cached_property
+    def _least_stage(self) -> int:
+        """Of which every matrix has a whole unit, or a part of one for every warp."""
+        wide = replace(self.down, format=self.formats.wide)
+        return _up(
+            max(
+                min(matrix.unit_bytes, self._grain * BLOCK_BYTES[matrix.format] + TAIL_BYTES)
+                for matrix in (*self.layer(0).values(), wide, self.down, self.head)
+            )
+        )
+
+    def _stage(self, tiles_n: int) -> int:
         matrix, block = self.gate_up, BLOCK_BYTES[self.format]
-        page = PAGE * self.spec.head_dim * 2 + TAIL_BYTES
-        turns = WARPS * (1 if self.format < INT4 else 2)
+        page, turns = self._page_bytes, self._grain
         grain = turns * block
         grains = -(-matrix.blocks * block // grain)
         whole = _up(matrix.unit_bytes)
@@ -227,7 +247,7 @@ class Plan:
             page = max(page, turns * self.formats.largest + TAIL_BYTES)
         if self.format >= INT4 and tiles_n == 1 and whole <= self._largest_whole():
             return max(whole, page)
-        room = SHARED_BYTES - self.operand_at(16) - 16 * self._stride(16) * 2
+        room = self.target.shared_bytes - self.operand_at(16) - 16 * self._stride(16) * 2
         parts = [-(-grains // chunks) * grain + TAIL_BYTES for chunks in range(1, grains + 1)]
         sizes = [max(_up(min(part, matrix.unit_bytes)), page) for part in parts]
         fit = [size for size in sizes if size <= _LARGEST_STAGE and size * _ENOUGH_STAGES <= room]
@@ -238,12 +258,41 @@ class Plan:
         large = [size for size in fit if size >= _SMALL_STAGE] or fit
         return max(large, key=lambda size: (room // size * size, size))
 
+    def _small_stage(self, tiles_n: int) -> int:
+        """Where shared memory is smaller than Hopper's: the largest even part of a unit, for every warp, of
+        which four fit beside as many rows as leave room for a ring at all. It may be less than a page of
+        keys, none of which comes through the ring then; half a page fits always."""
+        grain = self._grain * BLOCK_BYTES[self.format]
+        grains = -(-self.gate_up.blocks // self._grain)
+        least = max(self._least_stage, _up(PAGE * self.spec.head_dim + TAIL_BYTES))
+        rooms = [self._room(rows) for rows in _BUCKETS if _tiles(rows) <= tiles_n]
+        room = min((each for each in rooms if each >= self._fewest(least) * least), default=0)
+        parts = [-(-grains // chunks) * grain + TAIL_BYTES for chunks in range(1, grains + 1)]
+        sizes = [_up(min(part, self.gate_up.unit_bytes)) for part in parts]
+        fit = [n for n in sizes if least <= n <= _LARGEST_STAGE and n * _ENOUGH_STAGES <= room]
+        return max(fit, default=least)
+
+    @property
+    def _page_bytes(self) -> int:
+        """Of a stage that holds a page of keys, or two of bytes."""
+        return PAGE * self.spec.head_dim * 2 + TAIL_BYTES
+
+    def _fewest(self, stage: int) -> int:
+        """Stages without which a ring of this size does not work."""
+        holds_pages = stage >= PAGE * self.spec.head_dim * 2
+        return FEWEST_STAGES if holds_pages else 2
+
+    def _room(self, rows: int) -> int:
+        """For the ring, beside so many rows."""
+        offset = _up(self.operand_at(rows) + rows * self._stride(rows) * 2)
+        return max(self.target.shared_bytes - offset, 0)
+
     def _largest_whole(self) -> int:
         """Of a unit that a stage holds whole. Stored ones are larger than those of four bits a weight, and
         parts of them cost more than stages do: as many must be left as a ring needs, beside eight rows."""
         if self.stored is None:
             return _LARGEST_STAGE
-        return (SHARED_BYTES - self.operand_at(8) - 8 * self._stride(8) * 2) // FEWEST_STAGES
+        return (self.target.shared_bytes - self.operand_at(8) - 8 * self._stride(8) * 2) // FEWEST_STAGES
 
     def lent_stages(self, tiles_n: int) -> int:
         """Of the ring, for chosen pages of keys and values: room for half a page for every warp, as far
@@ -251,6 +300,15 @@ class Plan:
         each = self.stage_bytes(tiles_n) // (PAGE * self.spec.head_dim * self.kv_bytes // 2)
         fewest = min(bucket.stages for bucket in self.buckets if bucket.tiles_n == tiles_n)
         return min(-(-WARPS // each), fewest)
+
+    @property
+    def can_choose(self) -> bool:
+        """Whether the ring can lend room for a page of keys and one of values, as sparse attention asks."""
+        half = PAGE * self.spec.head_dim * self.kv_bytes // 2
+        return all(
+            self.lent_stages(tiles) * (self.stage_bytes(tiles) // half) >= 4
+            for tiles in {bucket.tiles_n for bucket in self.buckets}
+        )
 
     def value_parts(self, tiles_n: int) -> int:
         """Blocks that share a chosen chunk: each scores its keys and gathers a part of the values.
@@ -285,7 +343,7 @@ class Plan:
         found = []
         for rows in _BUCKETS:
             bucket = self._bucket(rows)
-            if bucket.stages < FEWEST_STAGES:
+            if bucket.stages < self._fewest(self.stage_bytes(bucket.tiles_n)):
                 break
             found.append(bucket)
         if not found:
@@ -315,6 +373,7 @@ class Plan:
             "LAYERS": str(spec.layers),
             "TILES_N": str(tiles_n),
             "STAGE_BYTES": str(self.stage_bytes(tiles_n)),
+            "SMALL_GRAIN": str(int(self._scarce)),
             "FORMAT": str(self.formats.query_key),
             "VALUE_FORMAT": str(self.formats.value),
             "OUTPUT_FORMAT": str(self.formats.output),
@@ -351,6 +410,19 @@ class Plan:
         normalised, and keys that are bytes, are not what the projection computes."""
         return self._small() and not self.spec.qk_norm and self.kv_precision == "bf16"
 
+    @property
+    def _longest_inner(self) -> int:
+        """Of a split unit: rows of it take no more room than others where there is little, unless all parts
+        would be so narrow that they cost more than they save."""
+        spec, widest = self.spec, max(self.spec.hidden, self.spec.heads * self.spec.head_dim)
+        wide = any(spec.intermediate % part == 0 for part in range(_NARROW, widest + 1, 64))
+        return min(widest, _LONGEST_INNER) if self._scarce and wide else _LONGEST_INNER
+
+    @property
+    def _scarce(self) -> bool:
+        """Whether shared memory is smaller than Hopper's."""
+        return self.target.shared_bytes < HOPPER.shared_bytes
+
     def _head_split(self) -> int:
         """Parts of the O projection, whole heads each. A block first combines the attention of the heads it
         reads, so few heads matter more than few units: about three, where that divides."""
@@ -358,7 +430,7 @@ class Plan:
         even = [
             s
             for s in range(1, heads + 1)
-            if heads % s == 0 and heads // s * self.spec.head_dim <= _LONGEST_INNER
+            if heads % s == 0 and heads // s * self.spec.head_dim <= self._longest_inner
         ]
         return min(even, key=lambda s: (abs(heads // s - 3), s))
 
@@ -374,7 +446,7 @@ class Plan:
         best, lowest = width // grain, float("inf")
         for split in range(1, width // grain + 1):
             inner = width // split
-            if width % (split * grain) or inner % 64 or inner > _LONGEST_INNER:
+            if width % (split * grain) or inner % 64 or inner > self._longest_inner:
                 continue
             rounds = -(-tiles * split // self.blocks)
             # In cycles: a unit's own overhead, its share of arithmetic, and half of its time on the bus (the
@@ -388,7 +460,7 @@ class Plan:
         stride = self._stride(rows)
         ring_offset = _up(self.operand_at(rows) + rows * stride * 2)
         tiles_n = _tiles(rows)
-        stages = min(16, (SHARED_BYTES - ring_offset) // self.stage_bytes(tiles_n))
+        stages = min(16, self._room(rows) // self.stage_bytes(tiles_n))
         return Bucket(rows, tiles_n, stride, ring_offset, stages)
 
     def operand_at(self, rows: int) -> int:
@@ -405,7 +477,8 @@ class Plan:
         spec = self.spec
         need = max(spec.hidden, spec.heads * spec.head_dim, self.down.inner)
         whole = max(need, spec.intermediate)
-        return (whole if rows * (whole + PAD) * 2 <= 49_152 else need) + PAD
+        enough = 49_152 * self.target.shared_bytes // HOPPER.shared_bytes
+        return (whole if rows * (whole + PAD) * 2 <= enough else need) + PAD
 
 
 def _tiles(rows: int) -> int:

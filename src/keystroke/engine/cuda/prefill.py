@@ -13,23 +13,31 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from keystroke.engine.checkpoint.spec import ModelSpec
-from keystroke.engine.cuda.plan import PAGE
+from keystroke.engine.cuda.plan import PAGE, Plan
 from keystroke.engine.cuda.prefill_attention import PIECE, attend, pieces
 from keystroke.engine.cuda.prefill_kernels import Between, Kernels, Library, Portion
 from keystroke.engine.cuda.weights import Weights
 
-_WORK = 110e12  # operations of one portion: 0.2 s on an H200, which is what an interrupt may have to wait
+WORK = 110e12  # operations of one portion: 0.2 s on an H200, which is what an interrupt may have to wait
 _FEWEST = 2048  # tokens that still keep such a GPU busy
+_FEWEST_SMALL = 512  # and one of a quarter of its arithmetic
+_H200 = 132  # multiprocessors
 
 
-def portion(spec: ModelSpec, start: int, most: int) -> int:
+def work_of(plan: Plan) -> float:
+    """Operations that a GPU of so many multiprocessors of this kind does in that time, or somewhat more."""
+    rate = plan.target.matrix_rate
+    return WORK if rate >= 1 else WORK * rate * plan.blocks / _H200
+
+
+def portion(spec: ModelSpec, start: int, most: int, work: float = WORK) -> int:
     """How many tokens to read at once from `start` on. More are faster, a portion must end soon all the same:
     `most` where the context is short, half as many again and again where attention over it grows."""
     heads = spec.heads + spec.kv_heads
     products = 2 * spec.layers * spec.hidden * (2 * heads * spec.head_dim + 3 * spec.intermediate)
     attention = 4 * spec.layers * spec.heads * spec.head_dim  # for each key
-    count = most
-    while count > _FEWEST and count * (products + attention * (start + count)) > _WORK:
+    count, fewest = most, _FEWEST if work > WORK / 4 else _FEWEST_SMALL
+    while count > fewest and count * (products + attention * (start + count)) > work:
         count //= 2
     return count
 

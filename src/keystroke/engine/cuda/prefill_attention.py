@@ -13,7 +13,8 @@ from torch import Tensor
 
 # cuDNN's attention is twice as fast on Hopper as flash attention, but its causal edge begins at the first
 # key, and a new shape costs 50 ms of planning. So it takes the past, which all rows see, in pieces of one
-# length, for portions of whole thousands of rows; a context shorter than a piece is flash attention's alone.
+# length, for portions of whole thousands of rows; a context shorter than a piece is flash attention's alone,
+# and so are all pieces on other GPUs.
 PIECE = 16_384
 _ROWS = 1024
 
@@ -41,9 +42,11 @@ def _part(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Part:
     rows, scale = q.shape[1], q.shape[-1] ** -0.5
     if not q.is_cuda:
         return _textbook(q.float(), k.float(), v.float(), scale, causal=causal)
+    hopper = torch.cuda.get_device_capability(q.device)[0] == 9
     q, k, v = q[None], k[None], v[None]
-    if causal:  # flash attention aligns the causal edge with the end of the keys, as needed here
-        found = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, False, scale=scale)
+    # Flash attention aligns the causal edge with the end of the keys, as needed here.
+    if causal or not hopper:
+        found = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)
     else:
         found = torch.ops.aten._scaled_dot_product_cudnn_attention(
             q, k, v, None, True, 0.0, False, False, scale=scale

@@ -144,7 +144,7 @@ class Kernels:
         self._values = values
         self._steps = weights.kv_steps if keys.dtype == torch.uint8 else None
         macros = weights.plan.prefill_macros(keys.element_size())
-        self._stretches = Stretches(keys.device, macros)
+        self._stretches = Stretches(keys.device, macros, weights.plan.target)
         self._stretch = _Stretch(rope=weights.rope.data_ptr())
 
     def begin(self, portion: Portion) -> None:

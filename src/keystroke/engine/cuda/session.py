@@ -37,6 +37,7 @@ class SessionHost(Protocol):
     spec: ModelSpec
     pool: PagePool
     prefill_chunk: int
+    prefill_work: float
     tail: int
 
     def settle(self) -> None: ...
@@ -79,7 +80,7 @@ class CudaSession(HostSession):
         self._engine.catch_up()
 
     def _portion(self, start: int) -> int:
-        return portion(self._engine.spec, start, self._chunk)
+        return portion(self._engine.spec, start, self._chunk, self._engine.prefill_work)
 
     def _inspect(self, fresh: Sequence[int]) -> None:
         size = self._engine.info.vocab_size

@@ -13,8 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from keystroke.engine.checkpoint.spec import ModelSpec
-from keystroke.engine.cuda.plan import CHOSEN_CHUNKS, CHUNK, NEAR, PAGE
+from keystroke.engine.cuda.plan import CHOSEN_CHUNKS, CHUNK, NEAR, PAGE, Plan
 from keystroke.engine.cuda.quantisation import from_bytes
 
 # "auto" takes a step again with the whole context wherever the bounds cannot rule out that more than
@@ -29,10 +28,11 @@ _MOST_CHUNKS = 1024  # that the kernel can choose from
 _BATCH = 64  # pages at a time, so that little memory is needed
 
 
-def usable(spec: ModelSpec) -> bool:
-    """Whether the kernel can choose chunks for this model; else its sessions attend to everything."""
+def usable(plan: Plan) -> bool:
+    """Whether the kernel can choose chunks for this model here; else its sessions attend to everything."""
+    spec = plan.spec
     chunks = NEAR // PAGE + -(-max(spec.context_length - NEAR, 0) // CHUNK)
-    return spec.heads // spec.kv_heads <= 16 and chunks <= _MOST_CHUNKS
+    return spec.heads // spec.kv_heads <= 16 and chunks <= _MOST_CHUNKS and plan.can_choose
 
 
 class PageBounds:

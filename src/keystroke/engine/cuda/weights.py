@@ -28,6 +28,7 @@ from keystroke.engine.cuda.stored import (
     codes_of,
     usual_formats,
 )
+from keystroke.engine.cuda.target import HOPPER, Target
 from keystroke.errors import NotEnoughMemory
 
 _DENSE_SHARE = 16  # of the memory that is free: so much a second copy of the layers may take
@@ -150,12 +151,16 @@ class Weights:
 
 
 def plan_of(
-    checkpoint: Checkpoint, precision: Wanted, blocks: int, kv_precision: KvPrecision = "bf16"
+    checkpoint: Checkpoint,
+    precision: Wanted,
+    blocks: int,
+    kv_precision: KvPrecision = "bf16",
+    target: Target = HOPPER,
 ) -> Plan:
     """How this model runs on so many multiprocessors. Raises UnsupportedModel where the kernel cannot, or
     where weights are to be kept as stored and some are not of a type that can be."""
     meant, stored = chosen(checkpoint, precision)
-    return Plan(checkpoint.spec, meant, blocks, kv_precision, stored)
+    return Plan(checkpoint.spec, meant, blocks, kv_precision, stored, target)
 
 
 def load_weights(checkpoint: Checkpoint, plan: Plan, device: torch.device) -> Weights:
@@ -184,11 +189,12 @@ def random_weights(
     blocks: int,
     seed: int = 0,
     kv_precision: KvPrecision = "bf16",
+    target: Target = HOPPER,
 ) -> Weights:
     """A model of this shape whose weights mean nothing: speed does not depend on them."""
     generator = torch.Generator(device=device).manual_seed(seed)
     stored = usual_formats(spec) if precision == "stored" else None
-    plan = Plan(spec, precision, blocks, kv_precision, stored)
+    plan = Plan(spec, precision, blocks, kv_precision, stored, target)
 
     def source(name: str, shape: tuple[int, ...]) -> Tensor | Codes:
         if stored is not None and len(shape) == 2:

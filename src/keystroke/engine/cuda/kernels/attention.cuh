@@ -12,7 +12,8 @@ constexpr int DIMENSIONS = HEAD_DIM / VALUE_PARTS;
 constexpr int V_TILES = DIMENSIONS / 64;
 constexpr int PAGE_BYTES = PAGE * HEAD_DIM * KV_BYTES;  // of one head's keys or values
 constexpr int DENSITY = 2 / KV_BYTES;            // numbers of a page in the room of 16 bits, and pages in a stage of the ring
-static_assert(DENSITY * PAGE_BYTES <= STAGE, "a stage of the ring holds a page");
+// Where shared memory is small, a stage of the ring holds no page: all are then read where they lie.
+enum { IN_RING = DENSITY * PAGE_BYTES <= STAGE };
 constexpr int RECENT = 3;  // the last chunks of a row are always attended to: no row chooses among pages that its step writes to
 DEVICE int chunks_of(const Control& c, int m) {  // partial results that row m has
   const int all = chunks_to(c.position[m]), budget = SPARSE ? c.budget[c.sequence[m]] : 0;
@@ -79,7 +80,8 @@ DEVICE int live_pages(const Unit& unit) {  // those that hold keys at all
   const int most = unit.chunk < NEAR_CHUNKS ? 1 : CHUNK / PAGE, live = (unit.last - first_key(unit)) / PAGE + 1;
   return live < most ? live : most;
 }
-DEVICE int cold_pages(const Control& c, const Unit& unit) {  // the leading ones that this step leaves as they are
+DEVICE int cold_pages(const Control& c, const Unit& unit) {  // the leading ones that this step leaves as they are, and that are copied
+  if (!SPARSE && !IN_RING) return 0;
   const int cold = c.position[c.first[unit.sequence]] / PAGE - first_key(unit) / PAGE, live = live_pages(unit);
   return cold < 0 ? 0 : cold < live ? cold : live;
 }
@@ -206,8 +208,9 @@ DEVICE void await_own(Worker& w) {
   w.turns ^= 1u << OWN_TURN;
 }
 DEVICE void ask_half(const Worker& w, u64* barrier, int slot, const Stored* from) {
-  barrier_expect(barrier, HALF_PAGE * KV_BYTES);
-  bulk_copy(slot_at(w, slot), from, HALF_PAGE * KV_BYTES, barrier, streaming_policy());
+  expect_copies(barrier, HALF_PAGE * KV_BYTES);
+  copy(slot_at(w, slot), from, HALF_PAGE * KV_BYTES, barrier, streaming_policy());
+  end_copies(barrier);
 }
 // The i-th half that is gathered, of 2 / VALUE_PARTS for each page, has a slot of its own as far as there are; others take those of
 // the keys when these are scored.
@@ -224,7 +227,7 @@ DEVICE void ask_values(const Worker& w, int layer, const Share& share, int slot)
 DEVICE void ask_pages(const Worker& w, int layer, const Share& share) {
   const int pages = brought_pages(*w.control, share.unit);
   const bool near = share.unit.chunk < NEAR_CHUNKS;
-  if (w.lane || w.warp >= 2 * pages) return;
+  if (!asks(w.lane) || w.warp >= 2 * pages) return;
   ask_half(w, near ? near_barrier(w) : own_barrier(w), w.warp, w.p->keys + half_start(w, layer, share, w.warp / 2, w.warp & 1));
   if (w.warp < GATHERED * pages && (near || WARPS + w.warp < SLOTS))
     ask_values(w, layer, share, near ? value_slot<true>(w.warp) : value_slot<false>(w.warp));
@@ -233,7 +236,7 @@ DEVICE void ask_later_values(const Worker& w, int layer, const Share& share, int
   if (WARPS + GATHERED * (CHUNK / PAGE) <= SLOTS) return;  // all were asked for at once
   fence_reads();
   warp_sync();
-  if (w.lane == 0 && w.warp < GATHERED * cold && WARPS + w.warp >= SLOTS) ask_values(w, layer, share, value_slot<false>(w.warp));
+  if (asks(w.lane) && w.warp < GATHERED * cold && WARPS + w.warp >= SLOTS) ask_values(w, layer, share, value_slot<false>(w.warp));
 }
 
 // Where a page's keys and values are found, as if the whole page lay there: through the ring, or the half this warp reads.

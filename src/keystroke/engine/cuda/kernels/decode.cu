@@ -89,7 +89,7 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
   for (int i = thread; i < CONTROL_WORDS; i += 288) ((int*)control)[i] = ((const volatile int*)p.control)[i];
   if (thread == 0) {
     for (int i = 0; i < p.stages; ++i) {
-      barrier_init(&barriers[i], 1);
+      barrier_init(&barriers[i], ASKERS);
       barrier_init(&barriers[16 + i], WARPS);
     }
     u64* meetings = (u64*)(memory + MEETINGS_AT);
@@ -98,8 +98,8 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
       barrier_init(&meetings[BUFFERS + i], ADDERS);
     }
     for (int i = 0; i < BROUGHT; ++i)
-      barrier_init((u64*)(memory + BROUGHT_AT) + i, i < WARPS ? 1 : i < BROUGHT - 1 ? GATHERED : 2);
-    barrier_init((u64*)(memory + ARRIVAL_AT), 1);
+      barrier_init((u64*)(memory + BROUGHT_AT) + i, ASKERS * (i < WARPS ? 1 : i < BROUGHT - 1 ? GATHERED : 2));
+    barrier_init((u64*)(memory + ARRIVAL_AT), BULK ? 1 : COMPUTE);
     barrier_init_visible();
   }
   Span* spans = (Span*)(memory + SPANS_AT);
@@ -132,7 +132,7 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
   ring.at.stage = 0;
   ring.at.phase = 0;
   if (thread >= COMPUTE) {
-    if (thread == COMPUTE) {
+    if (asks(thread - COMPUTE)) {
       Streamer s;
       s.ring = ring;
       s.spans = spans;
@@ -161,6 +161,7 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
         at += wide ? WideDown::bytes : Down::bytes;
       }
       stream<Head>(s, p.head, spans[HEAD]);
+      wait_for_copies();  // a thread stays until what it asked for is there
     }
   } else {
     Worker w;

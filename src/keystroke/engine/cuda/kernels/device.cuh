@@ -1,5 +1,5 @@
 // The instructions the decode kernel needs beyond plain C++, one function each.
-// Law: knows PTX for compute capability 9.0, knows nothing of models. The tests put an emulator with the
+// Law: knows PTX for compute capability 8.0 and what 9.0 added, knows nothing of models. The tests put an emulator with the
 // same functions in this file's place, so that the kernel's logic also runs on a CPU.
 
 typedef unsigned char u8;
@@ -46,23 +46,39 @@ DEVICE void store_system(int* p, int v) { *(volatile int*)p = v; }
 DEVICE void spin() {}
 DEVICE void spin_for_host() {}
 
-// Memory barriers that count bytes, and the copy engine that fills shared memory behind the warps' back.
+// Whether there is a copy engine that fills shared memory behind the warps' back, and memory barriers that count its bytes.
+#define BULK (__CUDA_ARCH__ >= 900)
 DEVICE void barrier_init(u64* b, u32 count) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(count) : "memory"); }
-DEVICE void barrier_init_visible() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+DEVICE void barrier_init_visible() {  // to the copy engine; threads meet before they use them
+  if constexpr (BULK) asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
 DEVICE void barrier_expect(u64* b, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)), "r"(bytes) : "memory");
 }
 DEVICE void barrier_arrive(u64* b) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(b)) : "memory"); }
 DEVICE void barrier_wait(u64* b, u32 parity) {
+#if __CUDA_ARCH__ >= 900
   asm volatile(
       "{\n.reg .pred done;\nAGAIN:\n"
       "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
       "@done bra FINISHED;\nbra AGAIN;\nFINISHED:\n}" ::"r"(shared_address(b)), "r"(parity) : "memory");
+#else  // no instruction waits: one asks again
+  u32 done;
+  do {
+    asm volatile(
+        "{\n.reg .pred done;\nmbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\nselp.u32 %0, 1, 0, done;\n}"
+        : "=r"(done) : "r"(shared_address(b)), "r"(parity) : "memory");
+  } while (!done);
+#endif
 }
 // What this thread has read of shared memory is read before the copy engine, told so from here on, writes there again.
-DEVICE void fence_reads() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+DEVICE void fence_reads() {
+  if constexpr (BULK) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
 // What others wrote and this thread has seen, the copy engine sees too.
-DEVICE void fence_copies() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+DEVICE void fence_copies() {
+  if constexpr (BULK) asm volatile("fence.proxy.async.global;" ::: "memory");
+}
 DEVICE u64 streaming_policy() {
   u64 policy;
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -78,6 +94,22 @@ DEVICE void bulk_copy(void* to, const void* from, u32 bytes, u64* b, u64 policy)
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
           shared_address(to)),
       "l"(from), "r"(bytes), "r"(shared_address(b)), "l"(policy) : "memory");
+}
+
+// Where there is none, a thread copies 16 bytes at a time without waiting for them, and arrives at a barrier once all that it
+// has asked for so far are there.
+DEVICE void copy16(void* to, const void* from, u64 policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "l"(policy) : "memory");
+}
+DEVICE void copy16_kept(void* to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+DEVICE void arrive_behind_copies(u64* b) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(b)) : "memory");
+}
+
+DEVICE void wait_for_copies() {
+  if constexpr (!BULK) asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
 // Loads that skip the first-level cache: what another block wrote is seen.

@@ -113,7 +113,7 @@ KERNEL void draft_step(const __grid_constant__ DraftParameters p) {
   }
   if (thread == 0) {
     for (int i = 0; i < p.base.stages; ++i) {
-      barrier_init(&barriers[i], 1);
+      barrier_init(&barriers[i], ASKERS);
       barrier_init(&barriers[16 + i], WARPS);
     }
     u64* meetings = (u64*)(memory + MEETINGS_AT);
@@ -143,7 +143,7 @@ KERNEL void draft_step(const __grid_constant__ DraftParameters p) {
   ring.at.stage = 0;
   ring.at.phase = 0;
   if (thread >= COMPUTE) {
-    if (thread == COMPUTE) {
+    if (asks(thread - COMPUTE)) {
       Streamer s;
       s.ring = ring;
       s.spans = spans;
@@ -159,13 +159,17 @@ KERNEL void draft_step(const __grid_constant__ DraftParameters p) {
         if (pass) {
           stream<Joined>(s, p.pair, spans[JOINED]);
           barrier_wait(&signal->go, pass - 1 & 1);
-          if (signal->ended) return;
+          if (signal->ended) {
+            wait_for_copies();
+            return;
+          }
         }
         stream<Output>(s, p.output, spans[OUTPUT]);
         stream<GateUp>(s, p.gate_up, spans[GATE_UP]);
         stream<Down>(s, p.down, spans[DOWN]);
         stream<Head>(s, p.out, spans[HEAD]);
       }
+      wait_for_copies();
     }
   } else {
     Worker w;

@@ -3,7 +3,7 @@
 
 // Sizes come as macros (plan.py): HIDDEN HEADS KV_HEADS HEAD_DIM INTERMEDIATE VOCAB LAYERS TILES_N FORMAT VALUE_FORMAT
 // OUTPUT_FORMAT GATE_UP_FORMAT DOWN_FORMAT WIDE_FORMAT WIDE_LOW WIDE_HIGH HEAD_FORMAT O_SPLIT O_ALONE DOWN_SPLIT ACTIVATION_TAGS QUERY_TAGS QK_NORM NORM_EPS SPARSE
-// STAGE_BYTES KV_BYTES LENT VALUE_PARTS.
+// STAGE_BYTES SMALL_GRAIN KV_BYTES LENT VALUE_PARTS.
 
 constexpr int WARPS = 8;
 constexpr int COMPUTE = 256;
@@ -45,8 +45,8 @@ constexpr int block_bytes(int format) {
 }
 
 // Blocks that a chunk holds a multiple of. Of 64 columns every warp has an even number of turns: the loop over chunks then
-// need not be unrolled (multiply.cuh).
-constexpr int GRAIN = FORMAT >= 2 ? 2 * WARPS : WARPS;
+// need not be unrolled (multiply.cuh); but where shared memory is small (SMALL_GRAIN), a stage may hold too few.
+constexpr int GRAIN = FORMAT >= 2 && !SMALL_GRAIN ? 2 * WARPS : WARPS;
 
 template <int UNITS, int INNER, int FMT>
 struct Matrix {

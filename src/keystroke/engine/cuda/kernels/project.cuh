@@ -71,13 +71,14 @@ DEVICE void normalise_row(Worker& w, const NormWeights& weights, u32 sums, int m
 // each row when ready(m) returns.
 template <class Ready>
 DEVICE void load_rows(Worker& w, const u16* from, int stride, int to, int width, const Ready& ready) {
-  if (w.thread == 0) barrier_expect(w.arrival, w.rows * width * 2);
-  if (w.lane == 0)
+  if (w.thread == 0) expect_copies(w.arrival, w.rows * width * 2);
+  if (asks(w.lane))
     for (int m = w.warp; m < w.rows; m += WARPS) {
       ready(m);
       fence_copies();
-      bulk_copy_kept(w.operand + m * w.p->x_stride + to, from + (s64)m * stride, width * 2, w.arrival);
+      copy_kept(w.operand + m * w.p->x_stride + to, from + (s64)m * stride, width * 2, w.arrival);
     }
+  end_copies(w.arrival);
   barrier_wait(w.arrival, w.loads++ & 1);
 }
 

@@ -72,14 +72,16 @@ constexpr int BOUNDING = STAGE / BOUNDS_BYTES < WARPS ? STAGE / BOUNDS_BYTES : W
 DEVICE u16* bounds_at(const Worker& w) { return (u16*)(w.ring.stages + w.ring.at.stage * STAGE + w.warp * BOUNDS_BYTES); }
 DEVICE void ask_bounds(const Worker& w, int layer, const Piece& piece) {
   warp_sync();
-  if (w.lane == 0) barrier_expect(own_barrier(w), BOUNDS_BYTES);
+  if (w.lane == 0) expect_copies(own_barrier(w), BOUNDS_BYTES);
   warp_sync();
-  if (w.lane >= 8) return;
-  const int page = piece.from + w.lane < piece.pages ? piece.from + w.lane : piece.pages - 1;
+  if (BULK && w.lane >= 8) return;
+  const int place = BULK ? w.lane : w.lane / 4;
+  const int page = piece.from + place < piece.pages ? piece.from + place : piece.pages - 1;
   const int held = w.p->tables[(s64)w.control->table[piece.unit.sequence] * w.p->table_stride + page];
-  bulk_copy_kept(bounds_at(w) + w.lane * BOUNDS_WIDTH,
-                 w.p->bounds + layer * w.p->bound_layer_stride + ((s64)held * KV_HEADS + piece.unit.head) * BOUNDS_WIDTH,
-                 BOUNDS_WIDTH * 2, own_barrier(w));
+  copy_kept<4>(bounds_at(w) + place * BOUNDS_WIDTH,
+               w.p->bounds + layer * w.p->bound_layer_stride + ((s64)held * KV_HEADS + piece.unit.head) * BOUNDS_WIDTH,
+               BOUNDS_WIDTH * 2, own_barrier(w));
+  end_copies(own_barrier(w));
 }
 // The most that a key of a page can score is a product of the query with the page's largest keys where the query is
 // positive and with its smallest where it is negative: tensor cores give it for eight pages and 16 (row, head) pairs

@@ -57,9 +57,11 @@ DEVICE void bring(Streamer& s, const void* from, int bytes, const void* second =
   ++s.under_way;
   const int stage = ring.at.stage;
   barrier_wait(&ring.empty[stage], ring.at.phase ^ 1);
-  barrier_expect(&ring.full[stage], all);
-  bulk_copy(ring.stages + stage * STAGE, from, bytes, &ring.full[stage], s.policy);
-  if (second) bulk_copy(ring.stages + stage * STAGE + bytes, second, bytes, &ring.full[stage], s.policy);
+  if (!BULK) warp_sync();  // all lanes copy side by side, whoever saw first that they may
+  expect_copies(&ring.full[stage], all);
+  copy(ring.stages + stage * STAGE, from, bytes, &ring.full[stage], s.policy);
+  if (second) copy(ring.stages + stage * STAGE + bytes, second, bytes, &ring.full[stage], s.policy);
+  end_copies(&ring.full[stage]);
   ring.at.advance(ring.count);
 }
 

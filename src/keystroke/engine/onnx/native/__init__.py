@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import platform
 import shlex
 import shutil
 import stat
@@ -21,10 +22,16 @@ from pathlib import Path
 
 _FOLDER = Path(__file__).parent
 _SOURCE = _FOLDER / "operators.c"
-# -march=native: the library never leaves this machine, so it may use all of its processor.
-_FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fPIC", "-shared", "-fvisibility=hidden")
-_VECTORS = frozenset({"__AVX2__", "__FMA__", "__F16C__"})  # the least that vector.h is written for
-_PATIENCE = 60  # seconds; compiling takes three
+# The library never leaves this machine, so it may use all of its processor; on ARM not every clang knows
+# -march=native.
+_NATIVE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
+_FLAGS = ("-std=gnu11", "-O3", _NATIVE, "-fPIC", "-shared", "-fvisibility=hidden")
+# The least that each half of vector.h is written for.
+_VECTORS = (
+    frozenset({"__x86_64__", "__AVX2__", "__FMA__", "__F16C__"}),
+    frozenset({"__aarch64__", "__ARM_NEON"}),
+)
+_PATIENCE = 240  # seconds; compiling takes five of an idle processor, and a busy one can take a minute
 # In a process of its own: an instruction that the compiler believes in and the machine does not have ends it.
 _CHECK = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).self_check())"
 
@@ -68,9 +75,10 @@ def _made(folder: Path) -> Path:
     compiler = _compiler()
     if compiler is None:
         raise _Unavailable("there is no C compiler (cc, gcc or clang); install one for more speed")
-    macros = _output([*compiler, "-march=native", "-dM", "-E", "-x", "c", os.devnull])
-    if not set(macros.decode(errors="replace").split()) >= _VECTORS:
-        raise _Unavailable("this processor has no AVX2")
+    macros = _output([*compiler, _NATIVE, "-dM", "-E", "-x", "c", os.devnull])
+    defined = set(macros.decode(errors="replace").split())
+    if not any(defined >= least for least in _VECTORS):
+        raise _Unavailable("this processor has neither AVX2 nor the vectors of 64-bit ARM")
     digest = hashlib.sha256(
         b"\0".join([macros, " ".join(_FLAGS).encode(), *map(Path.read_bytes, _sources())])
     )

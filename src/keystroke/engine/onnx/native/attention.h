@@ -56,7 +56,7 @@ static void take_in(void *data, size_t row) {
         uint16_t *kept = (h < a->kv_heads ? a->keys : a->values) + (h % a->kv_heads * a->capacity + position) * a->width;
         if (h < a->kv_heads) rotated(a, head, position, 1.0f, key);
         else memcpy(key, head, a->width * sizeof *key);
-        for (size_t i = 0; i < a->width; i++) kept[i] = _cvtss_sh(key[i], _MM_FROUND_TO_NEAREST_INT);
+        for (size_t i = 0; i < a->width; i++) kept[i] = half_of(key[i]);
     }
 }
 
@@ -90,7 +90,7 @@ INLINE void unpack_chunk(const Attention *a, size_t kv_head, size_t from, size_t
     }
 }
 
-enum { SCORED = LANES == 16 ? 4 : 2 }; /* queries whose scores stay in registers */
+enum { SCORED = REGISTERS / 8 }; /* queries whose scores stay in registers */
 
 INLINE void score(const float (*keys)[CHUNK], const float *query, size_t padded, const int count, float (*scores)[CHUNK]) {
     floats total[SCORED][4];

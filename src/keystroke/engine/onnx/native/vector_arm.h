@@ -1,0 +1,109 @@
+/* The vectors of 64-bit ARM: four lanes, with the dot products of ARMv8.2 where the processor has them.
+ *
+ * Law: see vector.h. The products are of signed bytes: codes below 128 are the same either way, and wide codes
+ * are turned into signed ones, which takes their zero of 128 off. Integers below 2^22 become floats by lying in
+ * the lower bits of one: a sum starts at NOTHING, the bits of 1.5 * 2^23, and a subtraction ends it. That is
+ * exact, and a conversion would occupy the processor for four times as long.
+ */
+#pragma once
+#include <arm_neon.h>
+
+#define LANES 4
+enum { REGISTERS = 32, NOTHING = 0x4b400000, WIDE_ZERO = -1, FETCHED = 3, MOST_ROWS = 48 };
+typedef int32x4_t ints;
+typedef float32x4_t floats;
+
+INLINE ints ints_at(const void *p) { return vreinterpretq_s32_u8(vld1q_u8(p)); }
+INLINE void put_ints(void *p, ints a) { vst1q_u8(p, vreinterpretq_u8_s32(a)); }
+INLINE ints same_int(int32_t a) { return vdupq_n_s32(a); }
+INLINE ints both(ints a, ints b) { return vandq_s32(a, b); }
+INLINE ints either(ints a, ints b) { return vorrq_s32(a, b); }
+INLINE ints differing(ints a, ints b) { return veorq_s32(a, b); }
+INLINE ints plus(ints a, ints b) { return vaddq_s32(a, b); }
+INLINE ints left(ints a, int by) { return (ints)((uint32x4_t)a << by); }
+INLINE ints right(ints a, int by) { return (ints)((uint32x4_t)a >> by); }
+INLINE ints signed_right(ints a, int by) { return a >> by; }
+INLINE floats floats_of(ints a) { return vcvtq_f32_s32(a); }
+INLINE ints nearest(floats a) { return vcvtnq_s32_f32(a); }
+INLINE floats as_floats(ints a) { return vreinterpretq_f32_s32(a); }
+INLINE floats floats_at(const float *p) { return vld1q_f32(p); }
+INLINE void put_floats(float *p, floats a) { vst1q_f32(p, a); }
+INLINE floats same(float a) { return vdupq_n_f32(a); }
+INLINE floats add(floats a, floats b) { return vaddq_f32(a, b); }
+INLINE floats minus(floats a, floats b) { return vsubq_f32(a, b); }
+INLINE floats times(floats a, floats b) { return vmulq_f32(a, b); }
+INLINE floats over(floats a, floats b) { return vdivq_f32(a, b); }
+INLINE floats times_plus(floats a, floats b, floats c) { return vfmaq_f32(c, a, b); }
+INLINE floats greater(floats a, floats b) { return vmaxq_f32(a, b); }
+INLINE floats less(floats a, floats b) { return vminq_f32(a, b); }
+INLINE floats whole(floats a) { return vrndnq_f32(a); }
+INLINE floats magnitude(floats a) { return vabsq_f32(a); }
+INLINE float greatest(floats a) { return vmaxvq_f32(a); }
+INLINE float sum(floats a) { return vaddvq_f32(a); }
+INLINE int32_t sum_ints(ints a) { return vaddvq_s32(a); }
+INLINE floats halves_at(const uint16_t *p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
+INLINE void put_halves(uint16_t *p, floats a) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(a))); }
+INLINE uint16_t half_of(float a) {
+    __fp16 half = (__fp16)a;
+    uint16_t bits;
+    memcpy(&bits, &half, sizeof bits);
+    return bits;
+}
+/* The lower 16 bits of every lane as a half-precision number. */
+INLINE floats low_halves(ints a) { return vcvt_f32_f16(vreinterpret_f16_s16(vmovn_s32(a))); }
+INLINE void put_bytes(int8_t *p, ints a) {
+    int16x4_t words = vmovn_s32(a);
+    int32_t four = vget_lane_s32(vreinterpret_s32_s8(vmovn_s16(vcombine_s16(words, words))), 0);
+    memcpy(p, &four, sizeof four);
+}
+/* The numbers that sums of products have become, each less than 2^22. */
+INLINE floats floats_of_sums(ints a) { return vsubq_f32(as_floats(a), as_floats(same_int(NOTHING))); }
+
+/* Every lane: plus the four products of its bytes. */
+INLINE ints dot(ints total, ints codes, ints values) {
+#if defined(__ARM_FEATURE_DOTPROD)
+    return vdotq_s32(total, vreinterpretq_s8_s32(codes), vreinterpretq_s8_s32(values));
+#else
+    int8x16_t a = vreinterpretq_s8_s32(codes), b = vreinterpretq_s8_s32(values);
+    int16x8_t low = vmull_s8(vget_low_s8(a), vget_low_s8(b)), high = vmull_high_s8(a, b);
+    return plus(total, vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high)));
+#endif
+}
+#if defined(__ARM_FEATURE_DOTPROD)
+#define DOT_QUAD(total, codes, values, i) \
+    vdotq_laneq_s32(total, vreinterpretq_s8_s32(codes), vreinterpretq_s8_s32(values), i)
+#else
+#define DOT_QUAD(total, codes, values, i) dot(total, codes, vdupq_laneq_s32(values, i))
+#endif
+/* `count` rows of values, `stride` apart, meet `quads` rows of codes, a multiple of four. */
+INLINE void dot_rows(const uint8_t (*codes)[4 * LANES], const int quads, const int8_t *values, size_t stride,
+                     const int count, const int wide, ints *products) {
+    for (int quad = 0; quad < quads; quad += 4) {
+        ints column[4];
+        for (int i = 0; i < 4; i++) {
+            column[i] = ints_at(codes[quad + i]);
+            if (wide) column[i] = differing(column[i], same_int((int32_t)0x80808080));
+        }
+        for (int r = 0; r < count; r++) {
+            ints sixteen = ints_at(values + (size_t)r * stride + 4 * quad);
+            products[r] = DOT_QUAD(products[r], column[0], sixteen, 0);
+            products[r] = DOT_QUAD(products[r], column[1], sixteen, 1);
+            products[r] = DOT_QUAD(products[r], column[2], sixteen, 2);
+            products[r] = DOT_QUAD(products[r], column[3], sixteen, 3);
+        }
+    }
+}
+
+/* Four vectors of four numbers, turned: out[i] holds number i of each. */
+INLINE void turned_ints(const ints r[4], ints out[4]) {
+    ints a = vtrn1q_s32(r[0], r[1]), b = vtrn2q_s32(r[0], r[1]);
+    ints c = vtrn1q_s32(r[2], r[3]), d = vtrn2q_s32(r[2], r[3]);
+    out[0] = (ints)vtrn1q_s64((int64x2_t)a, (int64x2_t)c), out[1] = (ints)vtrn1q_s64((int64x2_t)b, (int64x2_t)d);
+    out[2] = (ints)vtrn2q_s64((int64x2_t)a, (int64x2_t)c), out[3] = (ints)vtrn2q_s64((int64x2_t)b, (int64x2_t)d);
+}
+/* 16 bytes of each of LANES rows, turned: out[i] holds bytes 4i to 4i+3 of every row. */
+INLINE void turned(const uint8_t *at, size_t stride, ints out[4]) {
+    ints r[4];
+    for (size_t i = 0; i < 4; i++) r[i] = ints_at(at + i * stride);
+    turned_ints(r, out);
+}
