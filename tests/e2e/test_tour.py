@@ -46,10 +46,11 @@ def chrome() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     if shipped() is None:
         pytest.skip("the embedded model is not here")
-    with serving(registry=from_settings(load_settings({}, environ={}))) as running:
+    alone = {"paths.models": str(tmp_path_factory.mktemp("models"))}  # whatever else is on this machine
+    with serving(registry=from_settings(load_settings(alone, environ={}))) as running:
         yield running
 
 
