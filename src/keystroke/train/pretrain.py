@@ -14,7 +14,7 @@ import time
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -113,6 +113,31 @@ class Clock:
         return min(1.0, (time.time() - self._started) / max(1e-9, self._end - self._started))
 
 
+class Rates(Protocol):
+    """What a recipe says of how a model begins to learn."""
+
+    @property
+    def seed(self) -> int: ...
+    @property
+    def matrix_rate(self) -> float: ...
+    @property
+    def other_rate(self) -> float: ...
+    @property
+    def weight_decay(self) -> float: ...
+
+
+def beginner(shape: Shape, recipe: Rates, device: torch.device) -> tuple[CodeModel, Optimiser]:
+    """A model that has learned nothing yet, on the device, and what will teach it."""
+    torch.manual_seed(recipe.seed)
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+    model = CodeModel(shape, seed=recipe.seed).to(device)
+    optimiser = Optimiser(
+        model, matrix_rate=recipe.matrix_rate, other_rate=recipe.other_rate, decay=recipe.weight_decay
+    )
+    return model, optimiser
+
+
 def move(batch: NDArray[np.uint16], device: torch.device) -> torch.Tensor:
     tensor = torch.from_numpy(batch.astype(np.int32))
     if device.type == "cuda":
@@ -183,16 +208,7 @@ class Trainer:
         self.run, self.shape, self.recipe, self.feed = run, shape, recipe, feed
         run.mkdir(parents=True, exist_ok=True)
         self.device = torch.device(device)
-        torch.manual_seed(recipe.seed)
-        if self.device.type == "cuda":
-            torch.set_float32_matmul_precision("high")
-        self.model = CodeModel(shape, seed=recipe.seed).to(self.device)
-        self.optimiser = Optimiser(
-            self.model,
-            matrix_rate=recipe.matrix_rate,
-            other_rate=recipe.other_rate,
-            decay=recipe.weight_decay,
-        )
+        self.model, self.optimiser = beginner(shape, recipe, self.device)
         self.step = 0
         self.tokens = 0
         if compile_model:

@@ -25,8 +25,7 @@ from keystroke.errors import InputError, ModelDamaged
 from keystroke.train import packed_state
 from keystroke.train.documents import Mix
 from keystroke.train.mixture import EDITS, Plan
-from keystroke.train.muon import Optimiser
-from keystroke.train.pretrain import Phase, mean_loss, move, one_step, read_state
+from keystroke.train.pretrain import Phase, beginner, mean_loss, move, one_step, read_state
 from keystroke.train.rounds import Place, Rounds
 from keystroke.train.run_log import tell
 from keystroke.train.transformer import CodeModel, Shape
@@ -135,16 +134,7 @@ class StretchRun:
         run.mkdir(parents=True, exist_ok=True)
         self.run, self.shape, self.recipe, self.plan = run, shape, recipe, plan
         self.device = torch.device(device)
-        torch.manual_seed(recipe.seed)
-        if self.device.type == "cuda":
-            torch.set_float32_matmul_precision("high")
-        self.model = CodeModel(shape, seed=recipe.seed).to(self.device)
-        self.optimiser = Optimiser(
-            self.model,
-            matrix_rate=recipe.matrix_rate,
-            other_rate=recipe.other_rate,
-            decay=recipe.weight_decay,
-        )
+        self.model, self.optimiser = beginner(shape, recipe, self.device)
         self.progress = Progress()
         self._resume(start)
         if compile_model if compile_model is not None else self.device.type == "cuda":
