@@ -14,11 +14,10 @@ from typing import Any
 from keystroke.errors import ConfigError, Unavailable
 
 TELLING = 5.0  # seconds after which a replica without a place is worth a word; free places are taken sooner
-_LOOK = 0.2  # seconds between two looks at the status: two calls to the controller a second are nothing to it
+_LOOK = 0.2  # seconds between two looks at the status: a few calls a second are nothing to the controller
 
-Needs = Mapping[
-    str, Mapping[str, float]
-]  # what one replica of each deployment takes, by Ray's resource names
+# What one replica of each deployment takes, by Ray's resource names.
+Needs = Mapping[str, Mapping[str, float]]
 
 
 def missing(needs: Needs, nodes: Iterable[Mapping[str, float]]) -> list[str]:
