@@ -4,9 +4,10 @@ Regime: source archives of projects that the package index pip is set up for fir
 later: extensions in Rust and C, front ends in JavaScript and TypeScript, tools that carry Go or Java along.
 Names are drawn by a seed among those that hint at a language; licences are the index's, permissive ones
 kept. As for Python: the rest of a line from a random point, and a whole line; one case a file, a few a
-project. No host is named here.
+project. No host is named here. `--language` adds cases of some languages to those that stand: few projects
+carry Go or Java, so many more names are looked at for them.
 
-    python -m bench.language_cases [--names N] [--cases N]
+    python -m bench.language_cases [--names N] [--cases N] [--language L ...]
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePath
 
 from keystroke.errors import KeystrokeError
-from keystroke.train.cases import Case, make_cases, write_cases
+from keystroke.train.cases import Case, make_cases, read_cases, write_cases
 from keystroke.train.corpus.index import PackageIndex
 from keystroke.train.corpus.licences import permissive_licence
 from keystroke.train.documents import Source
@@ -99,6 +100,10 @@ def sources(index: PackageIndex, name: str) -> tuple[tuple[str, str], list[Sourc
     return ((release.version, licence), files) if files else None
 
 
+def _language(path: str) -> str:
+    return SUFFIXES[PurePath(path).suffix]
+
+
 def code_only(case: Case) -> bool:
     """No comment, no bare bracket."""
     line = (case.prefix[case.prefix.rfind("\n") + 1 :] + case.middle).strip()
@@ -109,7 +114,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--names", type=int, default=400, help="projects looked at for each hint")
     parser.add_argument("--cases", type=int, default=40, help="of each kind and language")
+    parser.add_argument("--language", action="append", choices=list(HINTS), help="only these; may be repeated")
     given = parser.parse_args()
+    wanted = set(given.language or SUFFIXES.values())
     rng, index = random.Random(0), PackageIndex(connections=THREADS)
     known = sorted(index.names())
     drawn: dict[str, None] = {}
@@ -125,14 +132,20 @@ def main() -> int:
             if got is not None:
                 facts[got[1][0].project] = got[0]
                 for source in got[1]:
-                    found.setdefault(SUFFIXES[PurePath(source.path).suffix], []).append(source)
+                    found.setdefault(_language(source.path), []).append(source)
     index.close()
-    cases: list[Case] = []
+    cases = read_cases(OUT) if given.language else []
+    standing = {case.project for case in cases}  # a few cases a project: theirs stand already
     for language, files in sorted(found.items()):
-        made = [case for case in make_cases(files, facts, given.cases * 2, seed=0) if code_only(case)]
+        if language not in wanted:
+            continue
+        new = [file for file in files if file.project not in standing]
+        made = [case for case in make_cases(new, facts, given.cases * 2, seed=0) if code_only(case)]
+        kinds = Counter(case.kind for case in cases if _language(case.path) == language)
         for kind in (Cut.REST_OF_LINE, Cut.LINE):
-            cases += [case for case in made if case.kind == kind][: given.cases]
-        kinds = Counter(case.kind for case in cases if SUFFIXES[PurePath(case.path).suffix] == language)
+            added = [case for case in made if case.kind == kind][: given.cases - kinds[kind]]
+            cases += added
+            kinds[kind] += len(added)
         print(
             language,
             f"{len(files)} files of {len({f.project for f in files})} projects",
