@@ -22,11 +22,11 @@ from keystroke.assist.completion.extent import Extent
 from keystroke.assist.completion.live_completion import Offer, Withheld
 from keystroke.assist.completion.reasons import Hidden
 from keystroke.assist.completion.second_opinion import second_opinion
-from keystroke.gateway.live.second_mind import SETTLED
 from keystroke.train.cases import Case
 from keystroke.train.evaluate import GATE, Share, Suggester
 from keystroke.train.fim import Cut
 
+SETTLED = 0.12  # seconds without a key before the larger one begins, as the gateway has it
 # What is asked: the kind of place, and whether the text below is in view.
 TASKS = {
     "rest_em": (Cut.REST_OF_LINE, False),
@@ -206,7 +206,9 @@ def whole(rows: dict[str, dict[str, Any]], tasks: Sequence[str]) -> dict[str, An
     for task in (*tasks, "shown", "shown_right"):
         counted = [(row[task] * row[f"{task}_of"], row[f"{task}_of"]) for row in rows.values() if task in row]
         if counted:
-            total |= _share(task, Share(round(sum(hits for hits, _ in counted)), sum(of for _, of in counted)))
+            total |= _share(
+                task, Share(round(sum(hits for hits, _ in counted)), sum(of for _, of in counted))
+            )
     total["p50_ms"] = None
     for key in ("p50_ms", "first_p50_ms"):
         if times := [row[key] for row in rows.values() if row.get(key) is not None]:

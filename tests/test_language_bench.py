@@ -11,11 +11,11 @@ from xml.etree import ElementTree
 
 import pytest
 from bench.completion import CASES, LANGUAGES, drawn
-from bench.exactness import Cascade, Kept, by_language, exactness, language, whole
+from bench.exactness import SETTLED, Cascade, Kept, by_language, exactness, language, whole
 from bench.plot import HEIGHT, WIDTH, Point, plot
 
 from keystroke.analysis.audit.rules.secrets import holds_secret
-from keystroke.gateway.live.second_mind import SETTLED
+from keystroke.gateway.live import second_mind
 from keystroke.train.cases import Case, read_cases
 from keystroke.train.evaluate import Suggestion
 
@@ -92,6 +92,7 @@ def test_of_two_minds_the_larger_has_its_say_by_the_rule_of_the_gateway(
     cascade = Cascade(Kept(lambda: Fixed(*small)), Kept(lambda: Fixed(*large)))
     said = cascade.answer(case("line", ""), below=True)
     assert (said.text, said.shown, said.verdict) == (text, shown, verdict)
+    assert SETTLED == second_mind.SETTLED
     assert (said.first + SETTLED <= said.seconds) == (small[1] >= 0.8)
 
 
