@@ -154,14 +154,18 @@ DEVICE const Stored* await_page(Worker& w, int i) {
   barrier_wait(&w.ring.full[w.ring.at.stage], w.ring.at.phase);
   return (const Stored*)(w.ring.stages + w.ring.at.stage * STAGE + i % DENSITY * PAGE_BYTES);
 }
-// An arrival does not wait for loads under way, and the copy engine would not wait for them either: hence the fence. PARTY
-// warps read a page; each speaks for as many as make eight.
+// An arrival does not wait for loads under way, and the copy engine would not wait for them either: hence the fence, or an
+// arrival that needs a number `seen` to which all loads have contributed. PARTY warps read a page; each speaks for as many as
+// make eight.
 template <int PARTY>
-DEVICE void leave_page(Worker& w, int i) {
+DEVICE void leave_page(Worker& w, int i, u32 seen) {
   if (SPARSE || i % DENSITY != DENSITY - 1) return;
-  fence_reads();
+  if (!TOUCH) fence_reads();
   warp_sync();
-  if (w.lane < WARPS / PARTY) barrier_arrive(&w.ring.empty[w.ring.at.stage]);
+  if (w.lane < WARPS / PARTY) {
+    if (TOUCH) barrier_arrive_behind(&w.ring.empty[w.ring.at.stage], seen, (u32)(w.rows >> 31));
+    else barrier_arrive(&w.ring.empty[w.ring.at.stage]);
+  }
   w.ring.at.advance(w.ring.count);
 }
 // A unit's stages of the ring, left to others.
@@ -306,6 +310,34 @@ DEVICE Values load_values(const Stored* from) {
     }
   return v;
 }
+// A number to which each of their loads has contributed.
+template <int EACH>
+DEVICE u32 seen_of(const Keys (&k)[EACH]) {
+  u32 seen = 0;
+#pragma unroll
+  for (int e = 0; e < EACH; ++e)
+#pragma unroll
+    for (int i = 0; i < K_PARTS; ++i) seen |= k[e].part[i].x;
+  return seen;
+}
+template <int EACH>
+DEVICE u32 seen_of(const Values (&v)[EACH]) {
+  u32 seen = 0;
+#pragma unroll
+  for (int e = 0; e < EACH; ++e)
+#pragma unroll
+    for (int i = 0; i < V_PARTS; ++i)
+#pragma unroll
+      for (int n = 0; n < V_TILES; ++n) seen |= v[e].part[i][n].x;
+  return seen;
+}
+template <int T>
+DEVICE u32 seen_of(const float (&s)[T][4]) {
+  u32 seen = 0;
+#pragma unroll
+  for (int t = 0; t < T; ++t) seen |= __float_as_int(s[t][0]);
+  return seen;
+}
 // What a thread's i-th part of a key is multiplied with.
 struct Met { Pair q[DENSITY]; };
 DEVICE Met beside(const Queries& queries, int i) {
@@ -430,8 +462,8 @@ struct Known {
 // One chunk of 64 T keys: an eighth of the work is to score 8 T of them, then to gather an eighth of the dimensions over
 // all. PARTY warps do it, all eight or one half, and who does an eighth changes no bit. Pages are left to the ring as soon
 // as their content is in registers; lent stages go back together, when the layer's attention is done.
-template <int T, int PARTY, bool KNOWN = false>
-DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, const Queries& queries, const Known& known = {}) {
+template <int T, int PARTY, bool KNOWN = false, class Ask>
+DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, const Ask& queries, const Known& known = {}) {
   constexpr int EACH = WARPS / PARTY;  // eighths of a warp, `first`, `first` + PARTY ...
   static_assert(EACH == 1 || T == 1, "far keys are shared by all warps");
   const int first = PARTY == WARPS ? w.warp : w.warp % PARTY;
@@ -465,7 +497,7 @@ DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, 
       const Stored* page = await_keys<T>(w, 0);
 #pragma unroll
       for (int e = 0; e < EACH; ++e) k[e] = load_keys<true>(page + key_at(e));
-      leave_page<PARTY>(w, 0);
+      leave_page<PARTY>(w, 0, seen_of(k));
     } else if (KNOWN) {
       k[0] = known.page.keys;
       put_keys(w, k[0], known.slot, known.own, known.sent);
@@ -475,20 +507,21 @@ DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, 
       for (int e = 0; e < EACH; ++e) k[e] = load_keys<false>(keys + pages.x * PAGE_STEP + key_at(e));
       if (EACH == 1) v[0] = load_values<false>(values + pages.x * PAGE_STEP + value_at(0));
     }
+    const Queries q = queries();
 #pragma unroll
     for (int i = 0; i < K_PARTS; ++i)
 #pragma unroll
-      for (int e = 0; e < EACH; ++e) multiply_page(s[e][0], beside(queries, i).q, k[e].part[i]);
+      for (int e = 0; e < EACH; ++e) multiply_page(s[e][0], beside(q, i).q, k[e].part[i]);
   } else {
 #pragma unroll 1
     for (int p = 0; p < live; ++p) {
       if (p < cold) {
         if (SPARSE && p != w.warp / 2) continue;  // another warp's
         const Stored* page = await_keys<T>(w, p);
-        if (p == w.warp / 2) score_page<true>(w, s[0], queries, page);
-        leave_page<PARTY>(w, p);
+        if (p == w.warp / 2) score_page<true>(w, s[0], queries(), page);
+        leave_page<PARTY>(w, p, seen_of(s[0]));
       } else if (p == w.warp / 2) {
-        score_page<false>(w, s[0], queries, keys + page_at(pages, p) * PAGE_STEP);
+        score_page<false>(w, s[0], queries(), keys + page_at(pages, p) * PAGE_STEP);
       }
     }
   }
@@ -519,7 +552,7 @@ DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, 
       const Stored* page = await_page(w, 1);
 #pragma unroll
       for (int e = 0; e < EACH; ++e) v[e] = load_values<true>(page + value_at(e));
-      leave_page<PARTY>(w, 1);
+      leave_page<PARTY>(w, 1, seen_of(v));
     } else {
 #pragma unroll
       for (int e = 0; e < EACH; ++e) v[e] = load_values<false>(values + pages.x * PAGE_STEP + value_at(e));
@@ -550,7 +583,7 @@ DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, 
   }
   if (T == 1 && EACH == 1 && cold) {
     v[0] = load_values<true>(await_values<T>(w, share, 0, 1) + value_at(0));
-    leave_page<PARTY>(w, 1);
+    leave_page<PARTY>(w, 1, seen_of(v));
   } else if (T == 1 && KNOWN) {
     put_values(w, v[0], known.slot, known.own, known.sent);
   }
@@ -565,15 +598,28 @@ DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, 
 #pragma unroll
     for (int e = 0; e < EACH; ++e) weigh(out[e], weights, STRIDE, w.j, v[e]);
   } else {
-#pragma unroll 1
-    for (int p = 0; p < live; ++p) {
+    const auto take = [&](int p) {
       if (p < cold) {
         v[0] = load_values<true>(await_values<T>(w, share, p, cold) + value_at(0));
-        leave_page<PARTY>(w, cold + p);
+        leave_page<PARTY>(w, cold + p, seen_of(v));
       } else {
         v[0] = load_values<false>(values + page_at(pages, p) * PAGE_STEP + value_at(0));
       }
-      weigh(out[0], weights + p * PAGE, STRIDE, w.j, v[0]);
+    };
+    if (PAIRED && !SPARSE) {  // the next page's while one is weighed
+      take(0);
+#pragma unroll 1
+      for (int p = 0; p < live; ++p) {
+        const Values now = v[0];
+        if (p + 1 < live) take(p + 1);
+        weigh(out[0], weights + p * PAGE, STRIDE, w.j, now);
+      }
+    } else {
+#pragma unroll 1
+      for (int p = 0; p < live; ++p) {
+        take(p);
+        weigh(out[0], weights + p * PAGE, STRIDE, w.j, v[0]);
+      }
     }
   }
   if (SPARSE) {
@@ -609,7 +655,8 @@ DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, 
     if (r.has1) leave(at1, w.g + 8);
   }
 }
-DEVICE void attend_unit(Worker& w, int layer, const Share& share, u8* scratch, const Queries& queries) {
+template <class Ask>
+DEVICE void attend_unit(Worker& w, int layer, const Share& share, u8* scratch, const Ask& queries) {
   if (share.unit.chunk < NEAR_CHUNKS) attend_chunk<1, WARPS>(w, layer, share, scratch, queries);
   else attend_chunk<CHUNK / PAGE, WARPS>(w, layer, share, scratch, queries);
 }
@@ -628,7 +675,27 @@ DEVICE void attend_sent(Worker& w, int layer, const Share& listed, u8* scratch) 
   known.sent = sent + pairs * SENT_STRIDE;
   if (known.written) known.page = load_page(w, layer, share);
   receive(w, unit, first, pairs, known.own, sent);
-  attend_chunk<1, WARPS, true>(w, layer, share, scratch, received_queries(w, pairs, sent), known);
+  const Queries queries = received_queries(w, pairs, sent);
+  attend_chunk<1, WARPS, true>(w, layer, share, scratch, [&]() -> const Queries& { return queries; }, known);
+}
+
+// Units of one sequence, KV head and tile of rows have the same queries: they come once, into the scratch, each warp bringing
+// an eighth, in the order in which a warp's threads read them.
+DEVICE void stage_queries(const Worker& w, const Unit& unit, uint4* to) {
+  if (w.warp >= 2 * K_STEPS) return;
+  const Rows r = rows_of(w, unit);
+  const bool second = w.warp & 1, has = second ? r.has1 : r.has0;
+  const u16* from = w.p->queries + (second ? r.m1 : r.m0) * QUERY_WIDTH + (second ? r.h1 : r.h0) * HEAD_DIM;
+  to[w.warp * 32 + w.lane] = has ? load16(from + query_at<DENSITY>(w.j, w.warp / 2)) : make_uint4(0, 0, 0, 0);
+}
+DEVICE Queries staged_queries(const Worker& w, const uint4* from) {
+  Queries q;
+#pragma unroll
+  for (int step = 0; step < K_STEPS; ++step) {
+    q.a[step] = from[step * 64 + w.lane];
+    q.b[step] = from[step * 64 + 32 + w.lane];
+  }
+  return q;
 }
 
 // This block's share number `number`; those past the list are looked up in groups, by all computing warps together.
@@ -650,7 +717,8 @@ DEVICE void attend_pair(Worker& w, int layer, const Share& low, const Share& hig
   const int half = w.warp / (WARPS / 2);
   if (half) pass_pages(w, low.unit);
   const Share& mine = half ? high : low;
-  attend_chunk<1, WARPS / 2>(w, layer, mine, (u8*)w.scratch + half * ATTENTION_BYTES, load_queries<DENSITY>(w, rows_of(w, mine.unit)));
+  const Queries queries = load_queries<DENSITY>(w, rows_of(w, mine.unit));
+  attend_chunk<1, WARPS / 2>(w, layer, mine, (u8*)w.scratch + half * ATTENTION_BYTES, [&]() -> const Queries& { return queries; });
   if (!half) pass_pages(w, high.unit);
   compute_sync();  // the scratch is free; and nobody waits for a stage before all have seen what was there before
 }
@@ -658,6 +726,9 @@ DEVICE bool near(const Share& share) { return share.kind != NONE && share.unit.c
 // Every chunk of the sequences that attend to all. Units take turns with two parts of the scratch, so that a warp may
 // begin the next while others end this one.
 DEVICE void attend_all(Worker& w, int layer) {
+  uint4* staged = (uint4*)((u8*)w.scratch + 2 * ATTENTION_BYTES);
+  static_assert(SPARSE || 16 * HEAD_DIM * 2 <= SELECTION_BYTES, "queries fit where nothing is chosen");
+  int whose = -1;
   for (int number = 0;; ++number) {
     const Share& now = share_at(w, number);
     if (now.kind == NONE) return;
@@ -673,6 +744,19 @@ DEVICE void attend_all(Worker& w, int layer) {
         continue;
       }
     }
-    attend_unit(w, layer, now, (u8*)w.scratch + (number & 1) * ATTENTION_BYTES, load_queries<DENSITY>(w, rows_of(w, now.unit)));
+    u8* scratch = (u8*)w.scratch + (number & 1) * ATTENTION_BYTES;
+    if (STAGED) {
+      const int of = (now.unit.sequence * KV_HEADS + now.unit.head) << 12 | now.unit.row;
+      if (of != whose) {
+        if (whose >= 0) compute_sync();  // the last ones were read
+        stage_queries(w, now.unit, staged);
+        compute_sync();
+        whose = of;
+      }
+      attend_unit(w, layer, now, scratch, [&] { return staged_queries(w, staged); });
+    } else {
+      const Queries queries = load_queries<DENSITY>(w, rows_of(w, now.unit));
+      attend_unit(w, layer, now, scratch, [&]() -> const Queries& { return queries; });
+    }
   }
 }

@@ -5,6 +5,29 @@
 // OUTPUT_FORMAT GATE_UP_FORMAT DOWN_FORMAT WIDE_FORMAT WIDE_LOW WIDE_HIGH HEAD_FORMAT O_SPLIT O_ALONE DOWN_SPLIT ACTIVATION_TAGS QUERY_TAGS QK_NORM NORM_EPS SPARSE
 // STAGE_BYTES SMALL_GRAIN KV_BYTES LENT VALUE_PARTS.
 
+// Variants under trial: what is not given is as it was.
+#ifndef TOUCH
+#define TOUCH 0
+#endif
+#ifndef STAGED
+#define STAGED 0
+#endif
+#ifndef PAIRED
+#define PAIRED 0
+#endif
+#ifndef AHEAD
+#define AHEAD 0
+#endif
+#ifndef PACE
+#define PACE 256
+#endif
+#ifndef HOT
+#define HOT 0
+#endif
+#ifndef NO_MATH
+#define NO_MATH 0
+#endif
+
 constexpr int WARPS = 8;
 constexpr int COMPUTE = 256;
 constexpr int MAX_ROWS = 32;
