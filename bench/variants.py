@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from bench.cuda_rows.cuda_parts import DEVICE, LONG, QWEN_1_5B, QWEN_7B, blocks, random_text
+from bench.cuda_rows.cuda_parts import DEVICE, LONG, QWEN_1_5B, QWEN_7B, SMOLLM2_135M, blocks, random_text
 from keystroke.engine.base import Sampling, StepRequest
 from keystroke.engine.checkpoint.rope import extended
 from keystroke.engine.checkpoint.spec import ModelSpec
@@ -78,19 +78,28 @@ class Part:
         return Plan(self.spec, self.precision, count, stored=stored)
 
 
-_FEW = ("", "TOUCH=1", "STAGED=1", "TOUCH=1 STAGED=1", "TOUCH=1 PAIRED=1", "TOUCH=1 STAGED=1 PAIRED=1")
-_MANY = ("", "TOUCH=1", "TOUCH=1 STAGED=1", "MULTICAST=1", "TOUCH=1 MULTICAST=1", PROFILED)
-_LARGE = ("", "AHEAD=96", "AHEAD=192", "AHEAD=192 PACE=512", "HOT=1", "NO_MATH=1", PROFILED)
+_FEW = ("", "FAR=1", "COMBINE=1", "FAR=1 COMBINE=1", f"FAR=1 COMBINE=1 {PROFILED}")
+_MANY = ("", "FAR=1 COMBINE=1", "MULTICAST=1", "MULTICAST=1 FAR=1 COMBINE=1", f"MULTICAST=1 {PROFILED}")
 PARTS = {
     "1.5b": Part(
         extended(QWEN_1_5B, 131_072),
-        (Case(LONG, launches=20), Case(1024), Case(1024, 16), Case(1024, 16, together=True)),
-        {1: (*_FEW, PROFILED), 2: _MANY},
+        (
+            Case(LONG, launches=20),
+            Case(1024),
+            Case(8192),
+            Case(1024, 16),
+            Case(1024, 16, together=True),
+            Case(8192, 16),
+        ),
+        {1: _FEW, 2: _MANY},
         kv_tokens=160_000,
     ),
-    "7b-stored": Part(QWEN_7B, (Case(1024),), {1: _LARGE}, "stored"),
-    "7b-int4": Part(QWEN_7B, (Case(1024),), {1: (*_LARGE, "in_flight=97152")}, "int4"),
-    "7b-int8": Part(QWEN_7B, (Case(1024),), {1: ("", "AHEAD=96", "AHEAD=192", "NO_MATH=1")}, "int8"),
+    "7b-int4": Part(
+        QWEN_7B, (Case(1024), Case(1024, 16)), {1: ("", "FAR=1 COMBINE=1"), 2: ("", "MULTICAST=1")}, "int4"
+    ),
+    "135m": Part(
+        SMOLLM2_135M, (Case(1024), Case(1024, 16)), {1: ("", "FAR=1 COMBINE=1"), 2: ("", "MULTICAST=1")}
+    ),
 }
 
 

@@ -182,13 +182,6 @@ DEVICE void barrier_wait(u64* b, u32 parity) {
   while ((c.generation & 1) == parity) emulator::wait_for_change(&c.generation, c.generation);
 }
 DEVICE void barrier_arrive_behind(u64* b, u32, u32) { barrier_arrive(b); }
-DEVICE bool barrier_passed(u64* b, u32 parity) {
-  if ((emulator::me->block->barriers.at(b).generation & 1) != parity) return true;
-  emulator::leave();
-  return false;
-}
-DEVICE void bulk_prefetch(const void*, u32) {}
-DEVICE u32 cycles() { static u32 count; return count += 64; }
 DEVICE u64 streaming_policy() { return 0; }
 DEVICE void bulk_copy(void* to, const void* from, u32 bytes, u64* b, u64) {
   if (bytes % 16 || (u64)to % 16 || (u64)from % 16) { fprintf(stderr, "bulk copy is not aligned\n"); abort(); }

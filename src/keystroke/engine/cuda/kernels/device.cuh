@@ -82,13 +82,6 @@ DEVICE void barrier_wait(u64* b, u32 parity) {
 DEVICE void barrier_arrive_behind(u64* b, u32 loaded, u32 zero) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(b) + (loaded & zero)) : "memory");
 }
-DEVICE bool barrier_passed(u64* b, u32 parity) {
-  u32 done;
-  asm volatile(
-      "{\n.reg .pred done;\nmbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\nselp.u32 %0, 1, 0, done;\n}"
-      : "=r"(done) : "r"(shared_address(b)), "r"(parity) : "memory");
-  return done;
-}
 // What this thread has read of shared memory is read before the copy engine, told so from here on, writes there again.
 DEVICE void fence_reads() {
   if constexpr (BULK) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -96,15 +89,6 @@ DEVICE void fence_reads() {
 // What others wrote and this thread has seen, the copy engine sees too.
 DEVICE void fence_copies() {
   if constexpr (BULK) asm volatile("fence.proxy.async.global;" ::: "memory");
-}
-// Bytes that will be asked for, into the second-level cache.
-DEVICE void bulk_prefetch(const void* from, u32 bytes) {
-  if constexpr (BULK) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
-DEVICE u32 cycles() {
-  u32 v;
-  asm volatile("mov.u32 %0, %clock;" : "=r"(v));
-  return v;
 }
 DEVICE u64 streaming_policy() {
   u64 policy;
