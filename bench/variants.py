@@ -206,7 +206,7 @@ def measure(name: str, without: set[str]) -> Iterator[dict[str, Any]]:
                     continue
                 truth = logits if truth is None else truth
                 yield {**found, "us": taken, "same": torch.equal(logits, truth)}
-                if variant == PROFILED and turn == ROUNDS - 1:
+                if PROFILED in variant and turn == ROUNDS - 1:
                     yield {**found, "phases": phases(readings)}
         for session in timed.sessions:
             session.close()
