@@ -115,6 +115,7 @@ class VariantLauncher(GpuLauncher):
     """Launches the kernel of one variant at a time."""
 
     variant = ""
+    refused = False
 
     def use(self, variant: str) -> None:
         self.variant = variant
@@ -123,9 +124,12 @@ class VariantLauncher(GpuLauncher):
     def launch(self, parameters: Parameters, bucket: Bucket, sparse: bool) -> None:
         try:
             super().launch(parameters, bucket, sparse)
-        except EngineError:  # clusters may not be asked for in this way; all blocks fit at once either way
+        except EngineError as error:  # clusters may not be asked for so; all blocks fit at once either way
             if "MULTICAST" not in self.variant:
                 raise
+            if not self.refused:
+                print(f"launched otherwise: {error}", file=sys.stderr)
+            self.refused = True
             function = self._functions[bucket.tiles_n, sparse]
             sizes = (self.blocks, 1, 1, 288, 1, 1, self._plan.target.shared_bytes)
             given = (ctypes.c_void_p * 1)(ctypes.addressof(parameters))
