@@ -78,7 +78,8 @@ class Part:
         return Plan(self.spec, self.precision, count, stored=stored)
 
 
-_FEW = ("", "FAR=1", "COMBINE=1", "FAR=1 COMBINE=1", f"FAR=1 COMBINE=1 {PROFILED}")
+_FEW = ("", "FAR=1", "COMBINE=1", "FAR=1 COMBINE=1", "QUERY_TAGS=1", "FAR=1 COMBINE=1 QUERY_TAGS=1")
+_FEW += (f"FAR=1 COMBINE=1 {PROFILED}",)
 _MANY = ("", "FAR=1 COMBINE=1", "MULTICAST=1", "MULTICAST=1 FAR=1 COMBINE=1", f"MULTICAST=1 {PROFILED}")
 PARTS = {
     "1.5b": Part(
@@ -95,7 +96,13 @@ PARTS = {
         kv_tokens=160_000,
     ),
     "7b-int4": Part(
-        QWEN_7B, (Case(1024), Case(1024, 16)), {1: ("", "FAR=1 COMBINE=1"), 2: ("", "MULTICAST=1")}, "int4"
+        QWEN_7B,
+        (Case(1024), Case(1024, 16)),
+        {1: ("", "FAR=1 COMBINE=1", "QUERY_TAGS=1"), 2: ("", "MULTICAST=1")},
+        "int4",
+    ),
+    "7b-stored": Part(
+        QWEN_7B, (Case(1024),), {1: ("", "QUERY_TAGS=1", "QUERY_TAGS=1 ACTIVATION_TAGS=1")}, "stored"
     ),
     "135m": Part(
         SMOLLM2_135M, (Case(1024), Case(1024, 16)), {1: ("", "FAR=1 COMBINE=1"), 2: ("", "MULTICAST=1")}
