@@ -62,7 +62,7 @@ def test_its_shape_and_tokenizer_belong_together() -> None:
 def test_it_completes_an_obvious_line_of_every_language_that_its_card_names() -> None:
     model = load_model(FILE)
     try:
-        assert set(OBVIOUS) == model.languages == card_languages(FILE)
+        assert frozenset(OBVIOUS) == model.languages == card_languages(FILE)
         suggester = ModelSuggester(model)
         for prefix, suffix, line in OBVIOUS.values():
             assert suggester.line(prefix, suffix).text == line
