@@ -36,9 +36,8 @@ class Bounds:
     """What a conversation says of the tools. `only`: of these, by the names they were offered under. `seen`:
     lines that may be quoted. `asked`: the user's last words. `spent`: tools that led nowhere. `written`: the
     files that this turn wrote; `copied`: those it wrote just as they were. `short`: files that were read
-    whole and are short. `acted`: whether the turn
-    has called anything. `closed`: whether, with all of them spent, no tool is left; else those spent are open
-    again."""
+    whole and are short. `acted`: whether the turn has called anything. `closed`: whether, with all of them
+    spent, no tool is left; else those spent are open again."""
 
     only: Collection[str] | None = None
     seen: Sequence[str] = ()
