@@ -9,38 +9,42 @@ itself: its process ends, and the part goes on without it.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
-import os
+import select
 import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bench.cuda_rows.cuda_parts import DEVICE, LONG, QWEN_1_5B, QWEN_7B, blocks, random_text
+from bench.cuda_rows.cuda_parts import DEVICE, LONG, QWEN_1_5B, QWEN_7B, SMOLLM2_135M, blocks, random_text
 from keystroke.engine.base import Sampling, StepRequest
 from keystroke.engine.checkpoint.rope import extended
 from keystroke.engine.checkpoint.spec import ModelSpec
-from keystroke.engine.cuda.driver import GpuLauncher, compiled
+from keystroke.engine.cuda.driver import GpuLauncher, compile_together, compiled
 from keystroke.engine.cuda.engine import CudaEngine
-from keystroke.engine.cuda.plan import Plan, Precision
+from keystroke.engine.cuda.plan import Bucket, Plan, Precision
+from keystroke.engine.cuda.step import Parameters
 from keystroke.engine.cuda.stored import usual_formats
-from keystroke.engine.cuda.target import HOPPER
 from keystroke.engine.cuda.weights import random_weights
+from keystroke.errors import EngineError, KeystrokeError
 
 ROUNDS = 5
+START_SECONDS, SILENT_SECONDS = 50, 12  # without a word: while an engine is made, and later
 PROBE = Sampling(
     logprobs=0
 )  # chosen on the host: no step runs ahead, and the launch's input stays where it is
 PHASES = ("norm", "QKV", "wait", "attention", "heads", "O", "norm", "gate/up", "wait", "down")
 READINGS = 10 * 28 + 8
 PROFILED = f"PROFILE={READINGS}"
+PLAIN = "as it is"
 
 
 @dataclass(frozen=True)
@@ -74,18 +78,35 @@ class Part:
         return Plan(self.spec, self.precision, count, stored=stored)
 
 
-_FEW = ("", "TOUCH=1", "STAGED=1", "TOUCH=1 STAGED=1", "TOUCH=1 PAIRED=1", "TOUCH=1 STAGED=1 PAIRED=1")
-_LARGE = ("", "AHEAD=96", "AHEAD=192", "AHEAD=192 PACE=512", "HOT=1", "NO_MATH=1", PROFILED)
+_FEW = ("", "FAR=1", "COMBINE=1", "FAR=1 COMBINE=1", "QUERY_TAGS=1", "FAR=1 COMBINE=1 QUERY_TAGS=1")
+_FEW += (f"FAR=1 COMBINE=1 {PROFILED}",)
+_MANY = ("", "FAR=1 COMBINE=1", "MULTICAST=1", "MULTICAST=1 FAR=1 COMBINE=1", f"MULTICAST=1 {PROFILED}")
 PARTS = {
     "1.5b": Part(
         extended(QWEN_1_5B, 131_072),
-        (Case(LONG, launches=20), Case(1024), Case(1024, 16), Case(1024, 16, together=True)),
-        {1: (*_FEW, PROFILED), 2: ("", "TOUCH=1", "TOUCH=1 STAGED=1", PROFILED)},
+        (
+            Case(LONG, launches=20),
+            Case(1024),
+            Case(8192),
+            Case(1024, 16),
+            Case(1024, 16, together=True),
+            Case(8192, 16),
+        ),
+        {1: _FEW, 2: _MANY},
         kv_tokens=160_000,
     ),
-    "7b-stored": Part(QWEN_7B, (Case(1024),), {1: _LARGE}, "stored"),
-    "7b-int4": Part(QWEN_7B, (Case(1024),), {1: (*_LARGE, "in_flight=97152")}, "int4"),
-    "7b-int8": Part(QWEN_7B, (Case(1024),), {1: ("", "AHEAD=96", "AHEAD=192", "NO_MATH=1")}, "int8"),
+    "7b-int4": Part(
+        QWEN_7B,
+        (Case(1024), Case(1024, 16)),
+        {1: ("", "FAR=1 COMBINE=1", "QUERY_TAGS=1"), 2: ("", "MULTICAST=1")},
+        "int4",
+    ),
+    "7b-stored": Part(
+        QWEN_7B, (Case(1024),), {1: ("", "QUERY_TAGS=1", "QUERY_TAGS=1 ACTIVATION_TAGS=1")}, "stored"
+    ),
+    "135m": Part(
+        SMOLLM2_135M, (Case(1024), Case(1024, 16)), {1: ("", "FAR=1 COMBINE=1"), 2: ("", "MULTICAST=1")}
+    ),
 }
 
 
@@ -101,10 +122,25 @@ class VariantLauncher(GpuLauncher):
     """Launches the kernel of one variant at a time."""
 
     variant = ""
+    refused = False
 
     def use(self, variant: str) -> None:
         self.variant = variant
         self._functions = self.__dict__.setdefault("_all", {}).setdefault(variant, {})
+
+    def launch(self, parameters: Parameters, bucket: Bucket, sparse: bool) -> None:
+        try:
+            super().launch(parameters, bucket, sparse)
+        except EngineError as error:  # clusters may not be asked for so; all blocks fit at once either way
+            if "MULTICAST" not in self.variant:
+                raise
+            if not self.refused:
+                print(f"launched otherwise: {error}", file=sys.stderr)
+            self.refused = True
+            function = self._functions[bucket.tiles_n, sparse]
+            sizes = (self.blocks, 1, 1, 288, 1, 1, self._plan.target.shared_bytes)
+            given = (ctypes.c_void_p * 1)(ctypes.addressof(parameters))
+            self._gpu.call("cuLaunchKernel", function, *sizes, self._gpu.enter(), given, None)
 
     def prepare(self, tiles_n: int, sparse: bool = False) -> Any:
         macros = {**self._plan.macros(tiles_n, sparse), **macros_of(self.variant)}
@@ -139,7 +175,7 @@ class Timed:
 
     def microseconds(self, launch: Callable[[], object]) -> float:
         launch()
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
         for _ in range(self.case.launches):
             launch()
@@ -158,22 +194,30 @@ def measure(name: str, without: set[str]) -> Iterator[dict[str, Any]]:
     engine._stepper._parameters.profile = readings.data_ptr()
     usual = {"in_flight": weights.plan.in_flight}
     for case in part.cases:
+        left = [each for each in part.variants[case.tiles] if f"{case.name}|{each or PLAIN}" not in without]
+        if not left:
+            continue
         launcher.use("")
         timed = Timed(engine, case)
         truth: torch.Tensor | None = None
         for turn in range(ROUNDS):
-            for variant in part.variants[case.tiles]:
-                if f"{case.name}|{variant}" in without:
-                    continue
-                yield {"begins": f"{case.name}|{variant}"}
+            for variant in tuple(left):
+                yield {"begins": f"{case.name}|{variant or PLAIN}"}
                 launcher.use(variant)
                 for parameter, value in {**usual, **parameters_of(variant)}.items():
                     setattr(engine._stepper._parameters, parameter, value)
-                logits, launch = timed.step()
+                found = {"part": name, "case": case.name, "variant": variant or PLAIN}
+                try:
+                    logits, launch = timed.step()
+                    taken = timed.microseconds(launch)
+                except (KeystrokeError, RuntimeError) as error:
+                    torch.cuda.synchronize()  # raises where the GPU is lost to this process
+                    yield {**found, "error": f"{type(error).__name__}: {error}"[:300]}
+                    left.remove(variant)
+                    continue
                 truth = logits if truth is None else truth
-                found = {"part": name, "case": case.name, "variant": variant or "as it is"}
-                yield {**found, "us": timed.microseconds(launch), "same": torch.equal(logits, truth)}
-                if variant == PROFILED and turn == ROUNDS - 1:
+                yield {**found, "us": taken, "same": torch.equal(logits, truth)}
+                if PROFILED in variant and turn == ROUNDS - 1:
                     yield {**found, "phases": phases(readings)}
         for session in timed.sessions:
             session.close()
@@ -203,41 +247,51 @@ def compile_all(names: list[str], count: int = 132) -> None:
         plan = part.plan(count)
         for tiles in sorted({case.tiles for case in part.cases}):
             wanted += [{**plan.macros(tiles), **macros_of(each)} for each in part.variants[tiles]]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for job in [pool.submit(compiled, macros, target=HOPPER) for macros in wanted]:
-            job.result()
+    compile_together(wanted)
 
 
-def run_part(name: str, seconds: float, log: Path | None) -> list[dict[str, Any]]:
-    """The part in a process of its own; again without what did not end."""
+def lines_of(command: list[str]) -> Iterator[str | int]:
+    """What a process says, line by line, then its exit code. Saying nothing for too long ends it."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0) as process:
+        assert process.stdout is not None
+        patience = START_SECONDS
+        while select.select([process.stdout], [], [], patience)[0]:
+            if not (line := process.stdout.readline()):
+                break
+            patience = SILENT_SECONDS
+            yield line.decode()
+        else:
+            process.kill()
+        yield process.wait()
+
+
+def run_part(name: str, log: Path | None) -> list[dict[str, Any]]:
+    """The part in a process of its own; again without what did not end, and without what is done."""
     found: list[dict[str, Any]] = []
-    without: set[str] = set()
-    until = time.monotonic() + seconds
+    hung: set[str] = set()
     for _ in range(3):
-        begun, command = "", [sys.executable, "-P", "-m", "bench.variants", "--child", name, *sorted(without)]
-        left = until - time.monotonic()
-        if left < 10:
-            break
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=left / 2 + 10)
-            output, code = done.stdout, done.returncode
-            print(done.stderr[-1500:], file=sys.stderr)
-        except subprocess.TimeoutExpired as expired:
-            output, code = (expired.stdout or b"").decode(errors="replace"), 124
-        rows = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
-        for row in rows:
-            begun = row.get("begins", begun)
-            if "begins" not in row:
-                found.append(row)
-        if log is not None:
-            with log.open("a") as to:
-                to.writelines(json.dumps(row) + "\n" for row in rows)
+        done = Counter(f"{row['case']}|{row['variant']}" for row in found if "us" in row)
+        without = hung | {each for each, times in done.items() if times >= ROUNDS}
+        begun, code = "", 0
+        for line in lines_of(
+            [sys.executable, "-P", "-m", "bench.variants", "--child", name, *sorted(without)]
+        ):
+            if isinstance(line, int):
+                code = line
+            elif line.startswith("{"):
+                row = json.loads(line)
+                begun = row.get("begins", begun)
+                found += [] if "begins" in row else [row]
+                if log is not None:
+                    with log.open("a") as to:
+                        to.write(line)
         if code == 0:
             break
         print(f"{name}: ended with {code} at {begun!r}", file=sys.stderr)
-        if not begun or begun in without:
+        if not begun or begun in hung:
             break
-        without.add(begun)
+        hung.add(begun)
+        found.append({"part": name, "error": f"ended with {code} at {begun}"})
     return found
 
 
@@ -267,7 +321,6 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--compile", action="store_true", help="compile only")
-    parser.add_argument("--seconds", type=float, default=60, help="that one part may take")
     parser.add_argument("--out", type=Path, help="folder for all readings")
     given = parser.parse_args()
     if given.child:
@@ -275,13 +328,16 @@ def main() -> None:
         return
     names = given.parts or list(PARTS)
     began = time.monotonic()
-    compile_all(names)
+    try:
+        compile_all(names)
+    except KeystrokeError as error:  # said again by whoever needs it
+        print(error, file=sys.stderr)
     print(f"compiled in {time.monotonic() - began:.0f} s", flush=True)
     if given.compile:
         return
     found: list[dict[str, Any]] = []
     for name in names:
-        found += run_part(name, given.seconds, given.out / "readings.jsonl" if given.out else None)
+        found += run_part(name, given.out / "readings.jsonl" if given.out else None)
         print(f"{name} done after {time.monotonic() - began:.0f} s", flush=True)
     rows = table(found)
     for row in rows:

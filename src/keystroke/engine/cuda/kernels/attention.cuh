@@ -154,18 +154,23 @@ DEVICE const Stored* await_page(Worker& w, int i) {
   barrier_wait(&w.ring.full[w.ring.at.stage], w.ring.at.phase);
   return (const Stored*)(w.ring.stages + w.ring.at.stage * STAGE + i % DENSITY * PAGE_BYTES);
 }
-// An arrival does not wait for loads under way, and the copy engine would not wait for them either: hence the fence, or an
-// arrival that needs a number `seen` to which all loads have contributed. PARTY warps read a page; each speaks for as many as
-// make eight.
+// An arrival does not wait for loads under way, and the copy engine would not wait for them either: hence the fence. PARTY
+// warps read a page; each speaks for as many as make eight.
 template <int PARTY>
-DEVICE void leave_page(Worker& w, int i, u32 seen) {
+DEVICE void leave_page(Worker& w, int i) {
   if (SPARSE || i % DENSITY != DENSITY - 1) return;
-  if (!TOUCH) fence_reads();
+  fence_reads();
   warp_sync();
-  if (w.lane < WARPS / PARTY) {
-    if (TOUCH) barrier_arrive_behind(&w.ring.empty[w.ring.at.stage], seen, (u32)(w.rows >> 31));
-    else barrier_arrive(&w.ring.empty[w.ring.at.stage]);
-  }
+  if (w.lane < WARPS / PARTY) barrier_arrive(&w.ring.empty[w.ring.at.stage]);
+  w.ring.at.advance(w.ring.count);
+}
+// The same for a page of which this warp's loads are all part of `seen`. A fence would also wait for the last unit's results
+// on their way to memory; an arrival whose address needs a number waits for nothing but that.
+DEVICE void leave_seen_page(Worker& w, int i, u32 seen) {
+  if (!FAR) return leave_page<WARPS>(w, i);
+  if (SPARSE || i % DENSITY != DENSITY - 1) return;
+  warp_sync();
+  if (w.lane == 0) barrier_arrive_behind(&w.ring.empty[w.ring.at.stage], seen, (u32)(w.rows >> 31));
   w.ring.at.advance(w.ring.count);
 }
 // A unit's stages of the ring, left to others.
@@ -310,32 +315,20 @@ DEVICE Values load_values(const Stored* from) {
     }
   return v;
 }
-// A number to which each of their loads has contributed.
-template <int EACH>
-DEVICE u32 seen_of(const Keys (&k)[EACH]) {
+// A number that is there when they all are.
+DEVICE u32 seen_of(const Values& v) {
   u32 seen = 0;
 #pragma unroll
-  for (int e = 0; e < EACH; ++e)
+  for (int i = 0; i < V_PARTS; ++i)
 #pragma unroll
-    for (int i = 0; i < K_PARTS; ++i) seen |= k[e].part[i].x;
-  return seen;
-}
-template <int EACH>
-DEVICE u32 seen_of(const Values (&v)[EACH]) {
-  u32 seen = 0;
-#pragma unroll
-  for (int e = 0; e < EACH; ++e)
-#pragma unroll
-    for (int i = 0; i < V_PARTS; ++i)
-#pragma unroll
-      for (int n = 0; n < V_TILES; ++n) seen |= v[e].part[i][n].x;
+    for (int n = 0; n < V_TILES; ++n) seen |= v.part[i][n].x;
   return seen;
 }
 template <int T>
-DEVICE u32 seen_of(const float (&s)[T][4]) {
+DEVICE u32 seen_of(const float (&scores)[T][4]) {
   u32 seen = 0;
 #pragma unroll
-  for (int t = 0; t < T; ++t) seen |= __float_as_int(s[t][0]);
+  for (int t = 0; t < T; ++t) seen |= __float_as_int(scores[t][0]);
   return seen;
 }
 // What a thread's i-th part of a key is multiplied with.
@@ -497,7 +490,7 @@ DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, 
       const Stored* page = await_keys<T>(w, 0);
 #pragma unroll
       for (int e = 0; e < EACH; ++e) k[e] = load_keys<true>(page + key_at(e));
-      leave_page<PARTY>(w, 0, seen_of(k));
+      leave_page<PARTY>(w, 0);
     } else if (KNOWN) {
       k[0] = known.page.keys;
       put_keys(w, k[0], known.slot, known.own, known.sent);
@@ -519,7 +512,7 @@ DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, 
         if (SPARSE && p != w.warp / 2) continue;  // another warp's
         const Stored* page = await_keys<T>(w, p);
         if (p == w.warp / 2) score_page<true>(w, s[0], queries(), page);
-        leave_page<PARTY>(w, p, seen_of(s[0]));
+        leave_seen_page(w, p, seen_of(s[0]));
       } else if (p == w.warp / 2) {
         score_page<false>(w, s[0], queries(), keys + page_at(pages, p) * PAGE_STEP);
       }
@@ -552,7 +545,7 @@ DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, 
       const Stored* page = await_page(w, 1);
 #pragma unroll
       for (int e = 0; e < EACH; ++e) v[e] = load_values<true>(page + value_at(e));
-      leave_page<PARTY>(w, 1, seen_of(v));
+      leave_page<PARTY>(w, 1);
     } else {
 #pragma unroll
       for (int e = 0; e < EACH; ++e) v[e] = load_values<false>(values + pages.x * PAGE_STEP + value_at(e));
@@ -583,7 +576,7 @@ DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, 
   }
   if (T == 1 && EACH == 1 && cold) {
     v[0] = load_values<true>(await_values<T>(w, share, 0, 1) + value_at(0));
-    leave_page<PARTY>(w, 1, seen_of(v));
+    leave_page<PARTY>(w, 1);
   } else if (T == 1 && KNOWN) {
     put_values(w, v[0], known.slot, known.own, known.sent);
   }
@@ -598,28 +591,15 @@ DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, 
 #pragma unroll
     for (int e = 0; e < EACH; ++e) weigh(out[e], weights, STRIDE, w.j, v[e]);
   } else {
-    const auto take = [&](int p) {
+#pragma unroll 1
+    for (int p = 0; p < live; ++p) {
       if (p < cold) {
         v[0] = load_values<true>(await_values<T>(w, share, p, cold) + value_at(0));
-        leave_page<PARTY>(w, cold + p, seen_of(v));
+        leave_seen_page(w, cold + p, seen_of(v[0]));
       } else {
         v[0] = load_values<false>(values + page_at(pages, p) * PAGE_STEP + value_at(0));
       }
-    };
-    if (PAIRED && !SPARSE) {  // the next page's while one is weighed
-      take(0);
-#pragma unroll 1
-      for (int p = 0; p < live; ++p) {
-        const Values now = v[0];
-        if (p + 1 < live) take(p + 1);
-        weigh(out[0], weights + p * PAGE, STRIDE, w.j, now);
-      }
-    } else {
-#pragma unroll 1
-      for (int p = 0; p < live; ++p) {
-        take(p);
-        weigh(out[0], weights + p * PAGE, STRIDE, w.j, v[0]);
-      }
+      weigh(out[0], weights + p * PAGE, STRIDE, w.j, v[0]);
     }
   }
   if (SPARSE) {
@@ -723,12 +703,15 @@ DEVICE void attend_pair(Worker& w, int layer, const Share& low, const Share& hig
   compute_sync();  // the scratch is free; and nobody waits for a stage before all have seen what was there before
 }
 DEVICE bool near(const Share& share) { return share.kind != NONE && share.unit.chunk < NEAR_CHUNKS; }
+// Whether a unit of far keys has the queries of the one before it.
+DEVICE bool same_queries(const Unit& last, const Unit& unit) {
+  return last.chunk >= NEAR_CHUNKS && last.sequence == unit.sequence && last.head == unit.head && last.row == unit.row;
+}
 // Every chunk of the sequences that attend to all. Units take turns with two parts of the scratch, so that a warp may
 // begin the next while others end this one.
 DEVICE void attend_all(Worker& w, int layer) {
   uint4* staged = (uint4*)((u8*)w.scratch + 2 * ATTENTION_BYTES);
   static_assert(SPARSE || 16 * HEAD_DIM * 2 <= SELECTION_BYTES, "queries fit where nothing is chosen");
-  int whose = -1;
   for (int number = 0;; ++number) {
     const Share& now = share_at(w, number);
     if (now.kind == NONE) return;
@@ -745,18 +728,18 @@ DEVICE void attend_all(Worker& w, int layer) {
       }
     }
     u8* scratch = (u8*)w.scratch + (number & 1) * ATTENTION_BYTES;
-    if (STAGED) {
-      const int of = (now.unit.sequence * KV_HEADS + now.unit.head) << 12 | now.unit.row;
-      if (of != whose) {
-        if (whose >= 0) compute_sync();  // the last ones were read
+    if (FAR && !near(now)) {
+      if (number % LISTED == 0 || !same_queries((&now)[-1].unit, now.unit)) {
+        compute_sync();  // the last ones were read
         stage_queries(w, now.unit, staged);
         compute_sync();
-        whose = of;
       }
-      attend_unit(w, layer, now, scratch, [&] { return staged_queries(w, staged); });
+      attend_chunk<CHUNK / PAGE, WARPS>(w, layer, now, scratch, [&] { return staged_queries(w, staged); });
     } else {
       const Queries queries = load_queries<DENSITY>(w, rows_of(w, now.unit));
-      attend_unit(w, layer, now, scratch, [&]() -> const Queries& { return queries; });
+      const auto given = [&]() -> const Queries& { return queries; };
+      if (FAR) attend_chunk<1, WARPS>(w, layer, now, scratch, given);
+      else attend_unit(w, layer, now, scratch, given);
     }
   }
 }

@@ -140,9 +140,6 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
       s.under_way = 0;
       s.in_flight = p.in_flight;
       s.policy = streaming_policy();
-      s.hot = p.layers + blockIdx.x * STAGE;
-      s.ahead = s.end = nullptr;
-      s.fetched = 0;
       const int lent = lent_stages(listed);
       const u8* at = p.layers;
       for (int layer = 0; layer < LAYERS; ++layer) {
@@ -152,7 +149,6 @@ KERNEL void decode_step(const __grid_constant__ Parameters parameters) {
           stream<ValueRows>(s, at, beyond(spans[QKV], QK_UNITS));
           at += ValueRows::bytes;
         }
-        s.end = nullptr;
         if (!SPARSE) stream_pages(s, p, *control, layer, listed);
         for (int i = 0; i < lent; ++i) lend(s);
         stream<Output>(s, at, spans[OUTPUT]);

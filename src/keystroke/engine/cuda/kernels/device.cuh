@@ -12,7 +12,14 @@ typedef long long s64;
 // A rare path, kept apart so that it takes no registers from the others. Give it a copy of what it reads.
 #define DEVICE_APART static __device__ __noinline__
 #define DEVICE_METHOD __device__ __forceinline__
+#ifndef MULTICAST
+#define MULTICAST 0
+#endif
+#if MULTICAST  // two blocks are a cluster: one copy may fill the memory of both
+#define KERNEL extern "C" __global__ __attribute__((cluster_dims(2, 1, 1))) __launch_bounds__(288, 1)
+#else
 #define KERNEL extern "C" __global__ __launch_bounds__(288, 1)
+#endif
 #define SHARED_MEMORY(name) extern __shared__ __align__(1024) u8 name[]
 
 #define INFINITY __int_as_float(0x7f800000)
@@ -75,13 +82,6 @@ DEVICE void barrier_wait(u64* b, u32 parity) {
 DEVICE void barrier_arrive_behind(u64* b, u32 loaded, u32 zero) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(b) + (loaded & zero)) : "memory");
 }
-DEVICE bool barrier_passed(u64* b, u32 parity) {
-  u32 done;
-  asm volatile(
-      "{\n.reg .pred done;\nmbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\nselp.u32 %0, 1, 0, done;\n}"
-      : "=r"(done) : "r"(shared_address(b)), "r"(parity) : "memory");
-  return done;
-}
 // What this thread has read of shared memory is read before the copy engine, told so from here on, writes there again.
 DEVICE void fence_reads() {
   if constexpr (BULK) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -89,15 +89,6 @@ DEVICE void fence_reads() {
 // What others wrote and this thread has seen, the copy engine sees too.
 DEVICE void fence_copies() {
   if constexpr (BULK) asm volatile("fence.proxy.async.global;" ::: "memory");
-}
-// Bytes that will be asked for, into the second-level cache.
-DEVICE void bulk_prefetch(const void* from, u32 bytes) {
-  if constexpr (BULK) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
-DEVICE u32 cycles() {
-  u32 v;
-  asm volatile("mov.u32 %0, %clock;" : "=r"(v));
-  return v;
 }
 DEVICE u64 streaming_policy() {
   u64 policy;
@@ -109,6 +100,14 @@ DEVICE void bulk_copy_kept(void* to, const void* from, u32 bytes, u64* b) {  // 
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)),
       "l"(from), "r"(bytes), "r"(shared_address(b)) : "memory");
 }
+#if MULTICAST
+DEVICE void bulk_copy_to_both(void* to, const void* from, u32 bytes, u64* b) {  // the same place in both blocks of a cluster
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;" ::"r"(
+          shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(b)), "h"((u16)3) : "memory");
+}
+#endif
 DEVICE void bulk_copy(void* to, const void* from, u32 bytes, u64* b, u64 policy) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(

@@ -6,26 +6,11 @@
 // STAGE_BYTES SMALL_GRAIN KV_BYTES LENT VALUE_PARTS.
 
 // Variants under trial: what is not given is as it was.
-#ifndef TOUCH
-#define TOUCH 0
+#ifndef FAR
+#define FAR 0
 #endif
-#ifndef STAGED
-#define STAGED 0
-#endif
-#ifndef PAIRED
-#define PAIRED 0
-#endif
-#ifndef AHEAD
-#define AHEAD 0
-#endif
-#ifndef PACE
-#define PACE 256
-#endif
-#ifndef HOT
-#define HOT 0
-#endif
-#ifndef NO_MATH
-#define NO_MATH 0
+#ifndef COMBINE
+#define COMBINE 0
 #endif
 
 constexpr int WARPS = 8;

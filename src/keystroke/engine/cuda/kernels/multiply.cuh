@@ -67,11 +67,7 @@ DEVICE void stored_weights(const u8* block, int lane, u32 (&a)[16]) {
 // One block of packed weights against the operand: acc[16 x COLUMNS] += W[16 x k] x[k x COLUMNS].
 template <int F>
 DEVICE void multiply_block(const u8* block, const u16* const (&x)[TILES_N], int k, int lane, float (&acc)[TILES_N][4]) {
-  if (NO_MATH) {
-    const uint4 a = *(const uint4*)(block + lane * 16);
-#pragma unroll
-    for (int n = 0; n < TILES_N; ++n) mma_weights(acc[n], a.x, a.y, a.z, a.w, a.x, a.y);
-  } else if (F == 0) {
+  if (F == 0) {
     const uint4 a = *(const uint4*)(block + lane * 16), b = *(const uint4*)(block + 512 + lane * 16);
 #pragma unroll
     for (int n = 0; n < TILES_N; ++n) {

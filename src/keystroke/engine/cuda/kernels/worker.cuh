@@ -4,13 +4,15 @@
 // The share of each matrix's units that falls to this block. The larger shares move around between matrices.
 struct Span { int low, high; };
 enum { QKV, OUTPUT, GATE_UP, DOWN, HEAD, MATRICES };
-DEVICE Span share(int units, int matrix) {
-  const int blocks = gridDim.x, at = (blockIdx.x + matrix * 29) % blocks;
+DEVICE Span share(int units, int matrix, int block) {
+  const int blocks = gridDim.x, at = (block + matrix * 29) % blocks;
   Span s;
   s.low = at * units / blocks;
   s.high = (at + 1) * units / blocks;
   return s;
 }
+
+DEVICE Span share(int units, int matrix) { return share(units, matrix, blockIdx.x); }
 
 // The parts of a share of the QKV matrix that lie before and behind its unit `middle`.
 DEVICE Span until(const Span& s, int middle) {
@@ -42,9 +44,6 @@ struct Streamer {
   int under_way;
   int in_flight;
   u64 policy;
-  const u8* hot;
-  const u8 *ahead, *end;  // fetched into the second-level cache so far; where the matrix's share ends
-  u32 fetched;            // when it was
 };
 
 // One chunk of bytes into the next stage of the ring, as soon as that is free; or two as long, one behind the other.
@@ -59,20 +58,7 @@ DEVICE void bring(Streamer& s, const void* from, int bytes, const void* second =
   }
   ++s.under_way;
   const int stage = ring.at.stage;
-  if (AHEAD && BULK && s.end) {
-    const u8* next = (const u8*)from;
-    while (!barrier_passed(&ring.empty[stage], ring.at.phase ^ 1)) {
-      const u8* at = s.ahead > next && s.ahead < s.end ? s.ahead : next;
-      const u32 now = cycles();
-      if (s.end - at >= 4096 && at - next < AHEAD * 1024 && now - s.fetched >= PACE) {
-        bulk_prefetch(at, 4096);
-        s.ahead = at + 4096;
-        s.fetched = now;
-      }
-    }
-  } else {
-    barrier_wait(&ring.empty[stage], ring.at.phase ^ 1);
-  }
+  barrier_wait(&ring.empty[stage], ring.at.phase ^ 1);
   if (!BULK) warp_sync();  // all lanes copy side by side, whoever saw first that they may
   expect_copies(&ring.full[stage], all);
   copy(ring.stages + stage * STAGE, from, bytes, &ring.full[stage], s.policy);
@@ -97,11 +83,10 @@ DEVICE void lend(Streamer& s) {
 
 template <class M>
 DEVICE void stream(Streamer& s, const u8* matrix, const Span& span) {
-  if (AHEAD) s.end = matrix + span.high * M::unit_bytes;
   if (M::together > 1) {
     for (int unit = span.low; unit < span.high; unit += M::together) {
       const int units = span.high - unit < M::together ? span.high - unit : M::together;
-      bring(s, HOT ? s.hot : matrix + unit * M::unit_bytes, units * (int)M::unit_bytes);
+      bring(s, matrix + unit * M::unit_bytes, units * (int)M::unit_bytes);
     }
     return;
   }
@@ -111,7 +96,7 @@ DEVICE void stream(Streamer& s, const u8* matrix, const Span& span) {
       const bool last = chunk == M::chunks - 1;
       const int blocks = last ? M::blocks - chunk * M::per_chunk : M::per_chunk;
       const int bytes = blocks * block_bytes(M::format) + (last ? TAIL : 0);
-      bring(s, HOT ? s.hot : from, bytes);
+      bring(s, from, bytes);
       from += bytes;
     }
   }
