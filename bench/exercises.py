@@ -15,8 +15,8 @@ import json
 import random
 import tempfile
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,14 +58,17 @@ def main() -> None:
     figures: dict[str, object] = {"bench": "exercises", "exercises": len(tasks), "model": given.model.name}
     for who in given.who:
         began = time.perf_counter()
-        rows = ours(tasks, given) if who == "keystroke" else theirs(tasks, given)
+        done = ours(tasks, given) if who == "keystroke" else theirs(tasks, given)
+        rows = {}
+        for name, tries in done:
+            rows[name] = tries
+            if given.save:  # as it comes: a run that is cut has said what it knows
+                with given.save.open("a") as file:
+                    file.write(json.dumps({"who": who, "exercise": name, "solved_in_try": tries}) + "\n")
         first, either = sum(n == 1 for n in rows.values()), sum(n > 0 for n in rows.values())
         figures |= {f"{who}_first": first / len(tasks), f"{who}_second": either / len(tasks)}
         print(f"{who:10} {first:4} in the first try, {either:4} in two, of {len(tasks)}", end="")
         print(f"  ({time.perf_counter() - began:.0f} s)", flush=True)
-        if given.save:
-            with given.save.open("a") as file:
-                file.write(json.dumps({"who": who, "solved_in_try": rows}) + "\n")
     figures["precision"] = settings.model.precision
     print(json.dumps(figures))
 
@@ -79,24 +82,22 @@ def chosen(given: argparse.Namespace) -> list[FolderTask]:
     return [task for task in timed(folders, given.test_seconds) if isinstance(task, FolderTask)]
 
 
-def ours(tasks: Sequence[FolderTask], given: argparse.Namespace) -> dict[str, int]:
-    """The try that solved each exercise; 0: none did."""
+def ours(tasks: Sequence[FolderTask], given: argparse.Namespace) -> Iterator[tuple[str, int]]:
+    """Exercises, and the try that solved each; 0: none did."""
     model = load_model(given.model, load_settings({"engine.kind": given.engine}))
     chat = LocalChat(model)
     solver = FolderSolver(chat, find_sandbox(), workers=2)
     way = Way("x1", model.name, 1, max_tokens=2048, temperature=0.0, tries=TRIES)
-    rows = {}
     for task in tasks:
         try:
-            rows[task.id] = solver.solve(task, way, Interrupt()).tries
+            yield task.id, solver.solve(task, way, Interrupt()).tries
         except KeystrokeError:
-            rows[task.id] = 0
+            yield task.id, 0
     chat.close()
     model.engine.close()
-    return rows
 
 
-def theirs(tasks: Sequence[FolderTask], given: argparse.Namespace) -> dict[str, int]:
+def theirs(tasks: Sequence[FolderTask], given: argparse.Namespace) -> Iterator[tuple[str, int]]:
     settings = load_settings({"engine.kind": given.engine})
     settings = replace(settings, server=replace(settings.server, port=0, host="127.0.0.1"))
     program = Aider(given.aider)
@@ -117,9 +118,9 @@ def theirs(tasks: Sequence[FolderTask], given: argparse.Namespace) -> dict[str, 
         return 0
 
     with serving(given.model, settings) as url, ThreadPoolExecutor(given.parallel) as pool:
-        return dict(
-            zip((task.id for task in tasks), pool.map(lambda task: one(task, url), tasks), strict=True)
-        )
+        asked = {pool.submit(one, task, url): task.id for task in tasks}
+        for answered in as_completed(asked):
+            yield asked[answered], answered.result()
 
 
 if __name__ == "__main__":

@@ -302,6 +302,16 @@ def test_a_small_model_is_reminded_of_its_task_behind_what_it_read() -> None:
     # A continued conversation is reminded in the same words: the tokens in the cache stay those of the whole.
     joined = prompts.messages_of(None, [read[2]], read[:2], toolset=small)
     assert joined[0]["content"] == said[2]
+    view = Offered(
+        "read", parameters={"properties": {"filePath": {"type": "string"}}, "required": ["filePath"]}
+    )
+    numbered = [
+        read[0],
+        Item(type="function_call", call_id="c3", name="read", arguments='{"filePath": "a.py"}'),
+    ]
+    numbered.append(Item(type="function_call_output", call_id="c3", output="1: x = 1\n2: y = 2"))
+    found = prompts.messages_of(None, numbered, toolset=short_toolset([view, patch]))[2]["content"]
+    assert found == "x = 1\ny = 2\n\nNow do what was asked: Fix a.py."
     long = [Item(role="user", content="word " * 200), *read[1:]]
     assert prompts.messages_of(None, long, toolset=small)[2]["content"] == "x = 1"
 

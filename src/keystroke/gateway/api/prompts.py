@@ -19,8 +19,9 @@ from msgspec import UNSET, UnsetType
 
 from keystroke.assist.tool_calls.forms import CALL
 from keystroke.assist.tool_calls.patches import calls_of
+from keystroke.assist.tool_calls.seen import unnumbered
 from keystroke.assist.tool_calls.tools import Toolset
-from keystroke.assist.tool_calls.usable import may_read
+from keystroke.assist.tool_calls.usable import may_read, reads_files
 from keystroke.engine.model import Model
 from keystroke.engine.templates import ChatTemplate
 from keystroke.errors import InputError, ModelDamaged
@@ -150,7 +151,7 @@ def messages_of(
             messages.append(
                 {
                     "role": "tool",
-                    "content": _output_text(item.output) + _reminder(task, name, toolset),
+                    "content": _read_out(_output_text(item.output), name, task, toolset),
                     "tool_call_id": item.call_id or "",
                     "name": name,
                 }
@@ -161,13 +162,16 @@ def messages_of(
     return [*({"role": "system", "content": part} for part in parts), *messages]
 
 
-def _reminder(task: str, name: str, toolset: Toolset) -> str:
-    """What a small model is told behind what it has read: it copies a file as it is when its task stands far
-    above. Not behind what it wrote, or it would do the task again."""
+def _read_out(output: str, name: str, task: str, toolset: Toolset) -> str:
+    """A tool's result as a model is shown it: to a small one, a file without its lines' numbers, which it
+    would write too, and its task again behind what it read, since it copies a file as it is when the task
+    stands far above. Not behind what it wrote, or it would do the task again."""
     shown = toolset.find(name)
-    if not toolset.short or not 0 < len(task) <= _LONGEST_TASK or shown is None or not may_read(shown):
-        return ""
-    return f"\n\nNow do what was asked: {task.strip()}"
+    if not toolset.short or shown is None or not may_read(shown):
+        return output
+    if reads_files(shown):
+        output = unnumbered(output)
+    return f"{output}\n\nNow do what was asked: {task.strip()}" if 0 < len(task) <= _LONGEST_TASK else output
 
 
 def shortened(items: Sequence[Item], toolset: Toolset) -> Shortened | UnsetType:
