@@ -25,6 +25,7 @@ from keystroke.train.evaluate import (
     Suggestion,
     edit_similarity,
     evaluate,
+    left_to_right,
     limited,
     summary,
 )
@@ -85,9 +86,17 @@ def test_what_a_model_cannot_do_is_no_zero() -> None:
 def test_left_to_right_tasks_never_show_the_text_after_the_cursor() -> None:
     suggester = Scripted({})
     evaluate(suggester, CASES, typed_lines=0)
-    left_to_right = suggester.asked[:3]
-    assert [suffix for _, suffix in left_to_right] == [None, None, None]
+    before_only = suggester.asked[:3]
+    assert [suffix for _, suffix in before_only] == [None, None, None]
     assert all(suffix is not None for _, suffix in suggester.asked[3:])
+
+
+@pytest.mark.parametrize(
+    ("prefix", "before", "held"),
+    [("x\n    ", "x\n   ", " "), ("x\n\t\t", "x\n\t", "\t"), ("x\n", "x\n", ""), ("x = f", "x = f", "")],
+)
+def test_the_last_space_or_tab_is_left_for_the_model_to_say(prefix: str, before: str, held: str) -> None:
+    assert left_to_right(prefix, 100) == (before, held)
 
 
 def test_typing_takes_right_suggestions_and_types_past_wrong_ones() -> None:

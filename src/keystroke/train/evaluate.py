@@ -47,10 +47,11 @@ class Suggester(Protocol):
 
 
 def left_to_right(prefix: str, budget: int) -> tuple[str, str]:
-    """The end of `prefix` that a model goes on from, and the space held back from it. A word's token
-    begins with its space, so a prompt that ends in one asks for a word no model has seen: it is held back.
-    No more than one: newlines and indentation are tokens of their own, and without them the line changes."""
-    held = " " if prefix.endswith(" ") else ""
+    """The end of `prefix` that a model goes on from, and the space or tab held back from it. A word is cut
+    into tokens together with the one before it, so a prompt that ends in one is cut as no model has seen: it
+    is held back. No more than one: newlines and indentation are tokens of their own, and without them the
+    line changes."""
+    held = prefix[-1:] if prefix.endswith((" ", "\t")) else ""
     before, _ = trim_text(prefix[: len(prefix) - len(held)], "", budget=budget)
     return before, held
 
