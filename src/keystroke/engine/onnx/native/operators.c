@@ -75,7 +75,7 @@ typedef struct {
     int gated;
     size_t rows, *places; /* where each row begins among the rounded ones: an uneven one takes two */
     float *residues;      /* what the first of two lost */
-    Activations rounded;
+    Activations rounded[2]; /* in blocks, in units: as its parts ask for, or none */
 } Product;
 
 INLINE int is_double(const Product *p, size_t row) { return p->places[row + 1] - p->places[row] == 2; }
@@ -84,12 +84,17 @@ static void round_rows(void *data, size_t row) {
     const Product *p = data;
     const float *x = p->x + row * p->width;
     size_t place = p->places[row];
-    round_row(x, place, &p->rounded);
-    if (!is_double(p, row)) return;
-    float *lost = p->residues + (place - row) * p->width; /* as many doubles lie before it */
-    residue(x, place, &p->rounded, lost);
-    round_row(lost, place + 1, &p->rounded);
+    for (const Activations *a = p->rounded; a < p->rounded + 2; a++) {
+        if (!a->rows) continue;
+        round_row(x, place, a);
+        if (!is_double(p, row)) continue;
+        float *lost = p->residues + (place - row) * p->width; /* as many doubles lie before it */
+        residue(x, place, a, lost);
+        round_row(lost, place + 1, a);
+    }
 }
+
+INLINE const Activations *rounded_for(const Product *p, const Part *part) { return p->rounded + is_large(part->format); }
 
 INLINE Rows strip_of(const Part *part, size_t first) {
     return (Rows){part->at + first * part->stride, part->stride};
@@ -115,8 +120,11 @@ static void multiply_strip(void *data, size_t strip) {
         size_t place = p->places[row];
         for (end = row + 1; end < p->rows && p->places[end + 1] - place <= MOST_ROWS; end++) continue;
         size_t rounded = p->places[end] - place;
-        multiply(part->format, strip_of(part, first), &p->rounded, place, rounded, total);
-        if (p->gated) multiply(p->parts[1].format, strip_of(p->parts + 1, first), &p->rounded, place, rounded, other);
+        multiply(part->format, strip_of(part, first), rounded_for(p, part), place, rounded, total);
+        if (p->gated) {
+            const Part *second = p->parts + 1;
+            multiply(second->format, strip_of(second, first), rounded_for(p, second), place, rounded, other);
+        }
         for (size_t r = row; r < end; r++) {
             size_t at = p->places[r] - place;
             floats y = floats_at(total[at]);
@@ -179,13 +187,21 @@ static Status *run_matmul(void *kernel, Context *context) {
     p.places = malloc((p.rows + 1) * sizeof *p.places);
     if (!p.places) return failure(api, "no memory for the rows of a product");
     p.places[0] = 0;
-    for (size_t r = 0; r < p.rows; r++) p.places[r + 1] = p.places[r] + 1 + (size_t)is_uneven(p.x + r * p.width, p.width);
-    size_t rounded = p.places[p.rows];
-    void *memory = malloc(activations_bytes(rounded, p.width) + (rounded - p.rows) * p.width * sizeof(float));
+    int asked[2] = {0, 0};
+    for (size_t i = 0; i < p.count; i++) asked[is_large(p.parts[i].format)] = 1;
+    for (size_t r = 0; r < p.rows; r++) {
+        const float *row = p.x + r * p.width;
+        int uneven = (asked[0] && is_uneven(row, p.width, 1)) || (asked[1] && is_uneven(row, p.width, BLOCKS));
+        p.places[r + 1] = p.places[r] + 1 + (size_t)uneven;
+    }
+    size_t rounded = p.places[p.rows], each = (activations_bytes(rounded, p.width) + 63) / 64 * 64;
+    void *memory = malloc(each * (size_t)(asked[0] + asked[1]) + (rounded - p.rows) * p.width * sizeof(float));
     Status *failed = memory ? NULL : failure(api, "no memory for the activations of a product");
     if (memory) {
         p.residues = memory;
-        p.rounded = activations_in(p.residues + (rounded - p.rows) * p.width, rounded, p.width);
+        char *place = (char *)(p.residues + (rounded - p.rows) * p.width);
+        if (asked[0]) p.rounded[0] = activations_in(place, rounded, p.width, 1);
+        if (asked[1]) p.rounded[1] = activations_in(place + (asked[0] ? each : 0), rounded, p.width, BLOCKS);
         if (p.rows < 8) {
             for (size_t r = 0; r < p.rows; r++) round_rows(&p, r);
         } else failed = in_parallel(api, context, round_rows, p.rows, &p);
@@ -237,9 +253,8 @@ static Status *run_rows(void *kernel, Context *context) {
             if (blocks > BLOCKS) blocks = BLOCKS;
             format->unpack(same_row, unit, (int)blocks, &tile);
             for (size_t i = 0; i < blocks * BLOCK; i++) {
-                size_t block = i / BLOCK, part = i * (size_t)format->halves / BLOCK;
                 int code = tile.codes[i / 4][i % 4] - (format->zero < 0 ? 0 : 1 << format->zero);
-                out[unit * UNIT + i] = tile.scales[part][0] * (float)code + (format->has_minimum ? tile.minima[block][0] : 0);
+                out[unit * UNIT + i] = scale_at(format, &tile, i, 0) * (float)code + minimum_at(format, &tile, i, 0);
             }
         }
     }

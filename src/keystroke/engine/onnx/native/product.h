@@ -18,7 +18,7 @@ enum {
     TOGETHER_BY_HALVES = LANES == 4 ? 4 : TOGETHER, /* the same with two scales a block, where more would not */
 };
 
-/* `count` rows, at most TOGETHER, meet one unit: total [count][LANES] grows by its products. */
+/* `count` rows, at most TOGETHER, meet one unit of a format of 32 weights: total [count][LANES] grows by its products. */
 INLINE void meet(const Tile *tile, int blocks, Slice s, const int count, const int zero, const int halves,
                  const int has_minimum, const int wide, float (*total)[LANES]) {
     floats totals[TOGETHER];
@@ -47,17 +47,54 @@ INLINE void meet(const Tile *tile, int blocks, Slice s, const int count, const i
     for (int r = 0; r < count; r++) put_floats(total[r], totals[r]);
 }
 
+/* The same with a format of 256 weights. */
+INLINE void meet_large(const Tile *tile, Slice s, const int count, const int zero, const int halves,
+                       const int has_minimum, const int lifted, float (*total)[LANES]) {
+    ints totals[TOGETHER];
+    for (int r = 0; r < count; r++) totals[r] = same_int(0);
+    for (int block = 0; block < BLOCKS; block++) {
+        for (int half = 0; half < halves; half++) {
+            ints sums[TOGETHER];
+            for (int r = 0; r < count; r++) {
+                const int32_t *counts = s.counts + ((size_t)r * s.blocks + (size_t)block) * 2;
+                sums[r] = same_int(start_of(counts, half, lifted ? LIFT : zero, halves));
+            }
+            int at = block * 8 + half * 4;
+            dot_rows(tile->codes + at, 8 / halves, s.codes + 4 * at, s.width, count, 0, sums);
+            join_multiples(totals, sums, ints_at(tile->multiples[block * halves + half]), count);
+        }
+    }
+    for (int r = 0; r < count; r++) {
+        const int8_t *split = s.split + (size_t)r * s.blocks * 2;
+        float scale = s.scales[(size_t)r * s.blocks];
+        if (lifted) totals[r] = plus(totals[r], lift(ints_at(tile->multiple_bytes[0]), ints_at(tile->multiple_bytes[1]), split));
+        floats grown = joined_unit(floats_at(total[r]), totals[r], floats_at(tile->factor), scale);
+        if (has_minimum) {
+            ints minima = by_sums(ints_at(tile->minimum_bytes[0]), ints_at(tile->minimum_bytes[1]), split);
+            grown = joined_unit(grown, minima, floats_at(tile->minimum_factor), scale);
+        }
+        put_floats(total[r], grown);
+    }
+}
+
+INLINE void meet_some(const Tile *tile, int blocks, Slice s, const int count, const int large, const int zero,
+                      const int halves, const int has_minimum, const int special, float (*total)[LANES]) {
+    if (large) meet_large(tile, s, count, zero, halves, has_minimum, special, total);
+    else meet(tile, blocks, s, count, zero, halves, has_minimum, special, total);
+}
+
+/* `special`: wide codes where blocks are of 32, lifted ones where they are of 256. */
 INLINE void meet_rows(const Tile *tile, int blocks, const Activations *a, size_t row, size_t rows, size_t unit,
-                      const int zero, const int halves, const int has_minimum, const int wide,
+                      const int large, const int zero, const int halves, const int has_minimum, const int special,
                       float (*total)[LANES]) {
     const int together = halves == 2 ? TOGETHER_BY_HALVES : TOGETHER;
     size_t r = 0;
     for (; r + (size_t)together <= rows; r += (size_t)together)
-        meet(tile, blocks, slice_of(a, row + r, unit), together, zero, halves, has_minimum, wide, total + r);
+        meet_some(tile, blocks, slice_of(a, row + r, unit), together, large, zero, halves, has_minimum, special, total + r);
     for (; r + 2 <= rows; r += 2)
-        meet(tile, blocks, slice_of(a, row + r, unit), 2, zero, halves, has_minimum, wide, total + r);
+        meet_some(tile, blocks, slice_of(a, row + r, unit), 2, large, zero, halves, has_minimum, special, total + r);
     for (; r < rows; r++)
-        meet(tile, blocks, slice_of(a, row + r, unit), 1, zero, halves, has_minimum, wide, total + r);
+        meet_some(tile, blocks, slice_of(a, row + r, unit), 1, large, zero, halves, has_minimum, special, total + r);
 }
 
 /* `rows` rows from `row` on with LANES rows of weights: total [rows][LANES]. */
@@ -68,15 +105,20 @@ static void multiply(const Format *format, Rows weights, const Activations *a, s
         return;
     }
     Tile tile;
+    const size_t unit_bytes = row_bytes(format, UNIT);
     memset(total, 0, rows * sizeof *total);
     for (size_t unit = 0; unit * UNIT < a->width; unit++) {
-        fetch_ahead(weights, a->width, unit);
+        fetch_ahead(weights, unit, unit_bytes);
         int blocks = blocks_in(a->width, unit);
         format->unpack(weights, unit, blocks, &tile);
-        if (format->has_minimum) meet_rows(&tile, blocks, a, row, rows, unit, -1, 1, 1, 0, total);
-        else if (format->halves == 2) meet_rows(&tile, blocks, a, row, rows, unit, 5, 2, 0, 0, total);
-        else if (format->wide) meet_rows(&tile, blocks, a, row, rows, unit, WIDE_ZERO, 1, 0, 1, total);
-        else if (format->zero == 3) meet_rows(&tile, blocks, a, row, rows, unit, 3, 1, 0, 0, total);
-        else meet_rows(&tile, blocks, a, row, rows, unit, 4, 1, 0, 0, total);
+        switch (format->type) {
+        case 12: meet_rows(&tile, blocks, a, row, rows, unit, 1, -1, 1, 1, 0, total); break;
+        case 13: meet_rows(&tile, blocks, a, row, rows, unit, 1, -1, 1, 1, 1, total); break;
+        case 14: meet_rows(&tile, blocks, a, row, rows, unit, 1, 5, 2, 0, 0, total); break;
+        case 8: meet_rows(&tile, blocks, a, row, rows, unit, 0, WIDE_ZERO, 1, 0, 1, total); break;
+        case 2: meet_rows(&tile, blocks, a, row, rows, unit, 0, 3, 1, 0, 0, total); break;
+        case 6: meet_rows(&tile, blocks, a, row, rows, unit, 0, 4, 1, 0, 0, total); break;
+        default: meet_rows(&tile, blocks, a, row, rows, unit, 0, -1, 1, 1, 0, total);
+        }
     }
 }

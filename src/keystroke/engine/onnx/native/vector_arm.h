@@ -69,6 +69,7 @@ INLINE ints dot(ints total, ints codes, ints values) {
     return plus(total, vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high)));
 #endif
 }
+INLINE ints four_bytes(const int8_t *p) { return vld1q_dup_s32((const int32_t *)p); }
 #if defined(__ARM_FEATURE_DOTPROD)
 #define DOT_QUAD(total, codes, values, i) \
     vdotq_laneq_s32(total, vreinterpretq_s8_s32(codes), vreinterpretq_s8_s32(values), i)
@@ -91,6 +92,26 @@ INLINE void dot_rows(const uint8_t (*codes)[4 * LANES], const int quads, const i
             products[r] = DOT_QUAD(products[r], column[2], sixteen, 2);
             products[r] = DOT_QUAD(products[r], column[3], sixteen, 3);
         }
+    }
+}
+
+/* Multiples are kept as 16 bits, all lanes twice: of byte `index` in every lane. */
+INLINE ints multiple(ints bytes, const int index, const int is_signed) {
+    const uint16x8_t lanes = {0, 4, 8, 12, 0, 4, 8, 12}; /* where there is no byte, a zero is put */
+    uint16x8_t places = is_signed ? (lanes << 8) + (uint16_t)(0x00ff + (index << 8)) : lanes + (uint16_t)(0xff00 + index);
+    int16x8_t found = vreinterpretq_s16_u8(vqtbl1q_u8(vreinterpretq_u8_s32(bytes), vreinterpretq_u8_u16(places)));
+    return vreinterpretq_s32_s16(is_signed ? found >> 8 : found);
+}
+INLINE int multiple_at(const void *multiples, size_t lane) { return ((const int16_t *)multiples)[lane]; }
+/* The lower 16 bits of two vectors. Products of 16 bits are the only ones of which the processor has one a cycle. */
+INLINE int16x8_t packed(ints a, ints b) { return vuzp1q_s16(vreinterpretq_s16_s32(a), vreinterpretq_s16_s32(b)); }
+/* Every total: plus its sums times the multiples. */
+INLINE void join_multiples(ints *totals, const ints *sums, ints multiples, const int count) {
+    int16x8_t by = vreinterpretq_s16_s32(multiples);
+    for (int r = 0; r < count; r += 2) {
+        int16x8_t two = packed(sums[r], sums[r + 1 < count ? r + 1 : r]);
+        totals[r] = vmlal_s16(totals[r], vget_low_s16(two), vget_low_s16(by));
+        if (r + 1 < count) totals[r + 1] = vmlal_high_s16(totals[r + 1], two, by);
     }
 }
 

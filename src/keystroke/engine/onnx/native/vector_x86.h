@@ -52,6 +52,8 @@ INLINE void put_bytes(int8_t *p, ints a) { _mm_storeu_si128((__m128i *)p, _mm512
 /* Every lane: plus the four products of its bytes, the first unsigned, the second signed. */
 INLINE ints dot(ints total, ints codes, ints values) { return _mm512_dpbusd_epi32(total, codes, values); }
 INLINE ints dot_wide(ints total, ints codes, ints values) { return dot(total, codes, values); }
+/* Every lane: plus the two products of its signed halves. */
+INLINE ints dot_words(ints total, ints a, ints b) { return _mm512_dpwssd_epi32(total, a, b); }
 /* 16 bytes of each of LANES rows, turned: out[i] holds bytes 4i to 4i+3 of every row. */
 INLINE void turned(const uint8_t *at, size_t stride, ints out[4]) {
     ints r[4];
@@ -131,7 +133,9 @@ INLINE void put_bytes(int8_t *p, ints a) {
 #if defined(__AVXVNNI__)
 INLINE ints dot(ints total, ints codes, ints values) { return _mm256_dpbusd_avx_epi32(total, codes, values); }
 INLINE ints dot_wide(ints total, ints codes, ints values) { return dot(total, codes, values); }
+INLINE ints dot_words(ints total, ints a, ints b) { return _mm256_dpwssd_avx_epi32(total, a, b); }
 #else
+INLINE ints dot_words(ints total, ints a, ints b) { return plus(total, _mm256_madd_epi16(a, b)); }
 /* Two products are summed in 16 bits first, which holds codes below 128; wider ones go in two parts. */
 INLINE ints dot(ints total, ints codes, ints values) {
     ints pairs = _mm256_maddubs_epi16(codes, values);
@@ -166,6 +170,16 @@ INLINE ints four_bytes(const int8_t *p) {
     int32_t value;
     memcpy(&value, p, 4);
     return same_int(value);
+}
+/* Multiples lie in the lower 16 bits of every lane: of byte `index` in each. */
+INLINE ints multiple(ints bytes, const int index, const int is_signed) {
+    if (!is_signed) return both(right(bytes, 8 * index), same_int(255));
+    return both(signed_right(left(bytes, 24 - 8 * index), 24), same_int(0xffff));
+}
+INLINE int multiple_at(const void *multiples, size_t lane) { return (int16_t)((const int32_t *)multiples)[lane]; }
+/* Every total: plus its sums times the multiples. */
+INLINE void join_multiples(ints *totals, const ints *sums, ints multiples, const int count) {
+    for (int r = 0; r < count; r++) totals[r] = dot_words(totals[r], sums[r], multiples);
 }
 /* `count` rows of values, `stride` apart, meet `quads` rows of codes. */
 INLINE void dot_rows(const uint8_t (*codes)[4 * LANES], const int quads, const int8_t *values, size_t stride,
