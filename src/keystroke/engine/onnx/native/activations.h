@@ -1,44 +1,49 @@
-/* Activations, rounded to 8 bits in groups that share a scale: a block of 32, or for formats of 256 weights a unit.
+/* Activations, rounded to 8 bits in blocks of 32, each with its own scale.
  *
  * Law: how a row is rounded follows from that row alone. Where a few numbers of a row are so large that rounding
- * would lose the others, what was lost can be rounded too, as a second row. In a unit the codes of half a block sum
- * up to no more than MOST_HALF, all taken as positive, so that 16 bits hold what they and the codes of weights make:
- * should they be heavier, a larger scale makes them lighter. Knows nothing of weights but how the terms of a block
- * or a unit join a total.
+ * would lose the others, what was lost can be rounded too, as a second row. For formats of 256 weights the scale of a
+ * block is a share, a small integer, of a scale that its unit has: so what a unit sums up to is an integer. There the
+ * codes of half a block sum up to no more than MOST_HALF, all taken as positive, and 16 bits hold what they and
+ * the codes of weights make. Knows nothing of weights but how the terms of a block or a unit join a total.
  */
 #pragma once
 #include "formats.h"
 
 /* How large the error of rounding may be, compared with what is small in a row: with its numbers, each counted as
- * no more than a sixteenth of the largest of its group. Normally distributed numbers have 0.0014; the first token
+ * no more than a sixteenth of the largest of its block. Normally distributed numbers have 0.0014; the first token
  * of a text, on whose few huge activations all attention rests, has 0.04 and loses everything else. */
 static const float MOST_LOSS = 0.01f;
 /* Codes of weights are at most 32 from their middle, and those of Q4_K, of which a sum has 32, at most 15. */
-static const float MOST_HALF = 1023, LIGHTER_HALF = 1000; /* rounded anew, a few may be rounded up */
+enum { MOST_HALF = 1023, MOST_SHARE = 15 };
 
 typedef struct {
-    size_t rows, width, blocks, group; /* `group`: blocks that share a scale */
+    size_t rows, width, blocks;
+    int in_units;    /* whether blocks have shares */
     int8_t *codes;   /* [rows][width] */
     float *scales;   /* [rows][blocks] */
     float *sums;     /* [rows][blocks]: what the codes of a block sum up to, scaled */
     int32_t *counts; /* [rows][2 * blocks]: NOTHING, less 32 times what the codes of each half block sum up to */
-    int8_t *split;   /* [rows][2 * blocks]: for each unit what its blocks sum up to, modulo 128, then in 128s */
+    float *units;    /* [rows][units]: the scales of units */
+    int8_t *shares;  /* [rows][units][SHARES] */
+    int8_t *split;   /* [rows][units][16]: the sums of blocks times their shares, modulo 256, then in 256s */
 } Activations;
 
-INLINE size_t activations_bytes(size_t rows, size_t width) { return rows * (width + width / BLOCK * 18 + 64); }
+INLINE size_t activations_bytes(size_t rows, size_t width) {
+    return rows * (width + width / BLOCK * 16 + (width / UNIT + 1) * (4 + SHARES + 16)) + 64;
+}
 
-INLINE Activations activations_in(void *memory, size_t rows, size_t width, size_t group) {
-    Activations a = {.rows = rows, .width = width, .blocks = width / BLOCK, .group = group};
+INLINE Activations activations_in(void *memory, size_t rows, size_t width, int in_units) {
+    Activations a = {.rows = rows, .width = width, .blocks = width / BLOCK, .in_units = in_units};
+    size_t units = width / UNIT;
     a.scales = memory;
     a.sums = a.scales + rows * a.blocks;
     a.counts = (int32_t *)(a.sums + rows * a.blocks);
-    a.codes = (int8_t *)(a.counts + rows * a.blocks * 2);
-    a.split = a.codes + rows * width;
+    a.units = (float *)(a.counts + rows * a.blocks * 2);
+    a.codes = (int8_t *)(a.units + rows * units);
+    a.shares = a.codes + rows * width;
+    a.split = a.shares + rows * units * SHARES;
     return a;
 }
-
-INLINE size_t group_of(const Format *format) { return is_large(format) ? BLOCKS : 1; }
-INLINE size_t group_end(size_t first, size_t group, size_t blocks) { return first + group < blocks ? first + group : blocks; }
 
 INLINE float largest_of(const float *x, size_t count) {
     floats most = magnitude(floats_at(x));
@@ -47,18 +52,17 @@ INLINE float largest_of(const float *x, size_t count) {
 }
 
 /* Whether rounding this row would lose too much. */
-static int is_uneven(const float *x, size_t width, size_t group) {
+static int is_uneven(const float *x, size_t width, int in_units) {
     floats small = same(0);
-    float error = 0;
-    for (size_t block = 0, end; block < width / BLOCK; block = end) {
-        end = group_end(block, group, width / BLOCK);
-        size_t count = (end - block) * BLOCK;
-        float largest = largest_of(x, count);
-        for (size_t i = 0; i < count; i += LANES, x += LANES) {
-            floats each = less(magnitude(floats_at(x)), same(largest / 16));
+    float error = 0, least = 0;
+    for (size_t at = 0; at < width; at += BLOCK, x += BLOCK) {
+        if (in_units && at % UNIT == 0) least = largest_of(x, UNIT) / MOST_SHARE;
+        float largest = largest_of(x, BLOCK), rounded = largest > least ? largest : least;
+        for (int i = 0; i < BLOCK; i += LANES) {
+            floats each = less(magnitude(floats_at(x + i)), same(largest / 16));
             small = times_plus(each, each, small);
         }
-        error += largest * largest * ((float)count / (12.0f * 127.0f * 127.0f));
+        error += rounded * rounded * (BLOCK / (12.0f * 127.0f * 127.0f));
     }
     return error > MOST_LOSS * sum(small);
 }
@@ -69,47 +73,60 @@ static void residue(const float *x, size_t row, const Activations *a, float *out
     for (size_t i = 0; i < a->width; i++) out[i] = x[i] - (float)codes[i] * a->scales[row * a->blocks + i / BLOCK];
 }
 
-/* Blocks `from` to `end` of a row, of which `x` is the first number; the sum of its heaviest half block. */
-static float round_group(const float *x, size_t row, size_t from, size_t end, float scale, const Activations *a) {
-    float inverse = scale > 0 ? 1.0f / scale : 0.0f, heaviest = 0;
-    int8_t *codes = a->codes + row * a->width + from * BLOCK;
-    for (size_t block = from; block < end; block++) {
-        size_t at = row * a->blocks + block;
-        int32_t count = 0;
-        for (size_t half = 0; half < 2; half++) {
-            ints total = same_int(0);
-            floats weight = same(0);
-            for (int i = 0; i < BLOCK / 2; i += LANES, x += LANES, codes += LANES) {
-                ints rounded = nearest(times(floats_at(x), same(inverse)));
-                put_bytes(codes, rounded);
-                total = plus(total, rounded);
-                weight = add(weight, magnitude(floats_of(rounded)));
-            }
-            int32_t sum_of_half = sum_ints(total);
-            float weight_of_half = sum(weight); /* of small integers, so exact in any order */
-            heaviest = weight_of_half > heaviest ? weight_of_half : heaviest;
-            a->counts[2 * at + half] = NOTHING - 32 * sum_of_half;
-            count += sum_of_half;
+/* Block `at` of all rows, whose numbers are `x`; what its codes sum up to. */
+INLINE int32_t round_block(const float *x, size_t at, float scale, const Activations *a) {
+    float inverse = scale > 0 ? 1.0f / scale : 0.0f;
+    int8_t *codes = a->codes + at * BLOCK;
+    int32_t count = 0;
+    for (size_t half = 0; half < 2; half++) {
+        ints total = same_int(0);
+        for (int i = 0; i < BLOCK / 2; i += LANES, x += LANES, codes += LANES) {
+            ints rounded = nearest(times(floats_at(x), same(inverse)));
+            put_bytes(codes, rounded);
+            total = plus(total, rounded);
         }
-        a->scales[at] = scale;
-        a->sums[at] = scale * (float)count;
-        if (a->group != BLOCKS) continue;
-        int8_t *split = a->split + 2 * (at - block % BLOCKS) + block % BLOCKS;
-        int32_t upper = (count + 64) >> 7;
-        split[0] = (int8_t)(count - 128 * upper), split[BLOCKS] = (int8_t)upper;
+        int32_t of_half = sum_ints(total);
+        a->counts[2 * at + half] = NOTHING - 32 * of_half;
+        count += of_half;
     }
-    return heaviest;
+    a->scales[at] = scale, a->sums[at] = scale * (float)count;
+    return count;
+}
+
+static void round_unit(const float *x, size_t unit, const Activations *a) {
+    float scales[BLOCKS], most = 0;
+    for (size_t block = 0; block < BLOCKS; block++) {
+        const float *first = x + block * BLOCK;
+        float scale = largest_of(first, BLOCK) / 127.0f;
+        for (int i = 0; i < BLOCK; i += 16) { /* any of 16 may be rounded up by half of one */
+            float heavy = weight_of_16(first + i) / (MOST_HALF - 9);
+            scale = heavy > scale ? heavy : scale;
+        }
+        scales[block] = scale;
+        most = scale > most ? scale : most;
+    }
+    float of_unit = most / MOST_SHARE;
+    int8_t shares[BLOCKS], *split = a->split + unit * 16;
+    for (size_t block = 0; block < BLOCKS; block++) {
+        float share = of_unit > 0 ? ceilf(scales[block] / of_unit) : 1;
+        share = share < 1 ? 1 : share < MOST_SHARE ? share : MOST_SHARE; /* what is no number is MOST_SHARE */
+        shares[block] = (int8_t)share;
+        int32_t count = round_block(x + block * BLOCK, unit * BLOCKS + block, of_unit * share, a) * shares[block];
+        int32_t upper = (count + 128) >> 8;
+        split[block] = (int8_t)(count - 256 * upper), split[BLOCKS + block] = (int8_t)upper;
+    }
+    a->units[unit] = of_unit;
+    put_shares(a->shares + unit * SHARES, shares);
 }
 
 static void round_row(const float *x, size_t row, const Activations *a) {
-    for (size_t block = 0, end; block < a->blocks; block = end) {
-        end = group_end(block, a->group, a->blocks);
-        const float *first = x + block * BLOCK;
-        float scale = largest_of(first, (end - block) * BLOCK) / 127.0f;
-        float heaviest = round_group(first, row, block, end, scale, a);
-        if (a->group == BLOCKS && heaviest > MOST_HALF)
-            round_group(first, row, block, end, scale * (heaviest / LIGHTER_HALF), a);
+    if (a->in_units) {
+        size_t units = a->width / UNIT;
+        for (size_t unit = 0; unit < units; unit++) round_unit(x + unit * UNIT, row * units + unit, a);
+        return;
     }
+    for (size_t block = 0; block < a->blocks; block++)
+        round_block(x + block * BLOCK, row * a->blocks + block, largest_of(x + block * BLOCK, BLOCK) / 127.0f, a);
 }
 
 /* Where the rows of activations that meet a unit lie. */
@@ -117,14 +134,16 @@ typedef struct {
     const int8_t *codes;
     const float *scales, *sums;
     const int32_t *counts;
-    const int8_t *split;
     size_t width, blocks;
+    const float *unit;            /* what follows is of formats of 256 weights */
+    const int8_t *shares, *split;
+    size_t units;
 } Slice;
 
 INLINE Slice slice_of(const Activations *a, size_t row, size_t unit) {
-    size_t at = row * a->blocks + unit * BLOCKS;
+    size_t at = row * a->blocks + unit * BLOCKS, units = a->width / UNIT, here = row * units + unit;
     return (Slice){a->codes + row * a->width + unit * UNIT, a->scales + at, a->sums + at, a->counts + 2 * at,
-                   a->split + 2 * at, a->width, a->blocks};
+                   a->width, a->blocks, a->units + here, a->shares + here * SHARES, a->split + here * 16, units};
 }
 
 /* How many blocks of a row lie in this unit. */
@@ -154,12 +173,12 @@ INLINE floats joined(floats total, ints products, floats weight_scale, float sca
     return times_plus(floats_of_sums(products), times(weight_scale, same(scale)), total);
 }
 
-/* The sum of bytes that eight blocks of weights have, four in a lane, each times what the values of its block sum
- * up to. */
+/* The sum of bytes that eight blocks of weights have, four in a lane, each times the share of its block and what its
+ * values sum up to. */
 INLINE ints by_sums(ints first, ints second, const int8_t *split) {
     ints low = dot(dot(same_int(0), first, four_bytes(split)), second, four_bytes(split + 4));
     ints high = dot(dot(same_int(0), first, four_bytes(split + 8)), second, four_bytes(split + 12));
-    return plus(low, left(high, 7));
+    return plus(low, left(high, 8));
 }
 
 /* The terms of a unit join the total: what its sums, each times its multiple, and its minima came to are exact. This line

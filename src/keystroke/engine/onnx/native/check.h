@@ -89,7 +89,7 @@ __attribute__((visibility("default"))) int self_check(void) {
             for (size_t i = 0; i < CHECKED_WIDTH; i++) x[r][i] = (float)((r * 131 + i * 29) % 63) / 16 - 2;
         }
         for (size_t i = 0; i < sizeof FORMATS / sizeof *FORMATS; i++) {
-            Activations a = activations_in(memory, CHECKED_ROWS, CHECKED_WIDTH, group_of(FORMATS + i));
+            Activations a = activations_in(memory, CHECKED_ROWS, CHECKED_WIDTH, is_large(FORMATS + i));
             for (size_t r = 0; r < CHECKED_ROWS; r++) round_row(x[r], r, &a);
             wrong |= !product_is_right(FORMATS + i, &a, bytes);
         }

@@ -191,7 +191,7 @@ static Status *run_matmul(void *kernel, Context *context) {
     for (size_t i = 0; i < p.count; i++) asked[is_large(p.parts[i].format)] = 1;
     for (size_t r = 0; r < p.rows; r++) {
         const float *row = p.x + r * p.width;
-        int uneven = (asked[0] && is_uneven(row, p.width, 1)) || (asked[1] && is_uneven(row, p.width, BLOCKS));
+        int uneven = (asked[0] && is_uneven(row, p.width, 0)) || (asked[1] && is_uneven(row, p.width, 1));
         p.places[r + 1] = p.places[r] + 1 + (size_t)uneven;
     }
     size_t rounded = p.places[p.rows], each = (activations_bytes(rounded, p.width) + 63) / 64 * 64;
@@ -200,8 +200,8 @@ static Status *run_matmul(void *kernel, Context *context) {
     if (memory) {
         p.residues = memory;
         char *place = (char *)(p.residues + (rounded - p.rows) * p.width);
-        if (asked[0]) p.rounded[0] = activations_in(place, rounded, p.width, 1);
-        if (asked[1]) p.rounded[1] = activations_in(place + (asked[0] ? each : 0), rounded, p.width, BLOCKS);
+        if (asked[0]) p.rounded[0] = activations_in(place, rounded, p.width, 0);
+        if (asked[1]) p.rounded[1] = activations_in(place + (asked[0] ? each : 0), rounded, p.width, 1);
         if (p.rows < 8) {
             for (size_t r = 0; r < p.rows; r++) round_rows(&p, r);
         } else failed = in_parallel(api, context, round_rows, p.rows, &p);

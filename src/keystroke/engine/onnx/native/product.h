@@ -61,12 +61,13 @@ INLINE void meet_large(const Tile *tile, Slice s, const int count, const int zer
             }
             int at = block * 8 + half * 4;
             dot_rows(tile->codes + at, 8 / halves, s.codes + 4 * at, s.width, count, 0, sums);
-            join_multiples(totals, sums, ints_at(tile->multiples[block * halves + half]), count);
+            ints multiples = ints_at(tile->multiples[block * halves + half]);
+            join_multiples(totals, sums, multiples, s.shares, s.units * SHARES, block, count);
         }
     }
     for (int r = 0; r < count; r++) {
-        const int8_t *split = s.split + (size_t)r * s.blocks * 2;
-        float scale = s.scales[(size_t)r * s.blocks];
+        const int8_t *split = s.split + (size_t)r * s.units * 16;
+        float scale = s.unit[(size_t)r * s.units];
         if (lifted) totals[r] = plus(totals[r], lift(ints_at(tile->multiple_bytes[0]), ints_at(tile->multiple_bytes[1]), split));
         floats grown = joined_unit(floats_at(total[r]), totals[r], floats_at(tile->factor), scale);
         if (has_minimum) {

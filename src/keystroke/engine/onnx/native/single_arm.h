@@ -55,6 +55,9 @@ INLINE floats half_of_rows(Rows rows, size_t at) {
     return vcvt_f32_f16(vreinterpret_f16_u16(halves));
 }
 
+/* Every loop over blocks or rows: registers have no index. */
+#define UNROLLED _Pragma("GCC unroll 8")
+
 static const int32_t nothing = NOTHING;
 
 /* Q4_K: block `2 * pair` of a row in the first half of the sums, `2 * pair + 1` in the second, each as four parts. In
@@ -87,29 +90,29 @@ INLINE int16x8_t pair_of_q5_k(const uint8_t *at, int pair, const ints values[4],
 /* Q4_K and Q5_K, one unit. */
 INLINE floats meet_six_bits(const int type, Rows rows, size_t at, Slice s, floats total) {
     SixBits six = six_bits(rows, at);
+    int16x8_t first = vreinterpretq_s16_s32(six.scales[0]), second = vreinterpretq_s16_s32(six.scales[1]);
+    const int16x8_t in_pairs[2] = {vuzp1q_s16(first, second), vuzp2q_s16(first, second)}; /* as the shares have them */
     ints products[2] = {same_int(0), same_int(0)}; /* of two rows each, two in a row */
-    for (int pair = 0; pair < 4; pair++) {
+    UNROLLED for (int pair = 0; pair < 4; pair++) {
         ints values[4];
         int16x8_t each[LANES];
         int32_t starts[2];
-        for (int i = 0; i < 4; i++) values[i] = ints_at(s.codes + 2 * BLOCK * pair + 16 * i);
-        for (int i = 0; i < 2; i++) starts[i] = start_of(s.counts + 2 * (2 * pair + i), 0, LIFT, 1);
-        for (size_t i = 0; i < LANES; i++) {
+        UNROLLED for (int i = 0; i < 4; i++) values[i] = ints_at(s.codes + 2 * BLOCK * pair + 16 * i);
+        UNROLLED for (int i = 0; i < 2; i++) starts[i] = start_of(s.counts + 2 * (2 * pair + i), 0, LIFT, 1);
+        UNROLLED for (size_t i = 0; i < LANES; i++) {
             const uint8_t *row = rows.at + i * rows.stride + at;
             each[i] = type == 12 ? pair_of_q4_k(row, pair, values) : pair_of_q5_k(row, pair, values, starts);
         }
         int16x8_t sums = vpaddq_s16(vpaddq_s16(each[0], each[1]), vpaddq_s16(each[2], each[3]));
-        /* bytes 0 and 1, or 2 and 3, of every lane */
-        const uint16x8_t places = {0xff00, 0xff01, 0xff04, 0xff05, 0xff08, 0xff09, 0xff0c, 0xff0d};
-        uint8x16_t from = vreinterpretq_u8_u16(places + (uint16_t)(pair % 2 * 2));
-        int16x8_t by = vreinterpretq_s16_u8(vqtbl1q_u8(vreinterpretq_u8_s32(six.scales[pair / 2]), from));
+        int8x16_t scales = vreinterpretq_s8_s16(in_pairs[pair % 2]), shares = vld1q_s8(s.shares + 16 * (pair % 2));
+        int16x8_t by = pair < 2 ? vmull_s8(vget_low_s8(scales), vget_low_s8(shares)) : vmull_high_s8(scales, shares);
         products[0] = vmlal_s16(products[0], vget_low_s16(sums), vget_low_s16(by));
         products[1] = vmlal_high_s16(products[1], sums, by);
     }
     ints joint = vpaddq_s32(products[0], products[1]);
     if (type == 13) joint = plus(joint, lift(six.scales[0], six.scales[1], s.split));
-    total = joined_unit(total, joint, six.factor, s.scales[0]);
-    return joined_unit(total, by_sums(six.minima[0], six.minima[1], s.split), six.minimum_factor, s.scales[0]);
+    total = joined_unit(total, joint, six.factor, *s.unit);
+    return joined_unit(total, by_sums(six.minima[0], six.minima[1], s.split), six.minimum_factor, *s.unit);
 }
 
 /* Q6_K, 128 weights of a row: the sums of the first half of four blocks, then those of the second, each as two parts. */
@@ -123,30 +126,31 @@ INLINE int16x8_t half_blocks_of_q6_k(const uint8_t *at, int part, int half, cons
         (ints)vsriq_n_u8(higher, second, 4),
     };
     ints sums[4];
-    for (int i = 0; i < 4; i++) sums[i] = dot_16(starts + 2 * i, codes[i], values[i]);
+    UNROLLED for (int i = 0; i < 4; i++) sums[i] = dot_16(starts + 2 * i, codes[i], values[i]);
     return vpaddq_s16(packed(sums[0], sums[1]), packed(sums[2], sums[3]));
 }
 
 INLINE floats meet_q6_k(Rows rows, size_t at, Slice s, floats total) {
     ints products[LANES] = {same_int(0), same_int(0), same_int(0), same_int(0)};
     const uint8x16_t in_halves = {0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15};
-    for (int part = 0; part < 2; part++) {
+    const int8x16_t shares = vld1q_s8(s.shares + 32);
+    UNROLLED for (int part = 0; part < 2; part++) {
         int16x8_t each[LANES][2];
-        for (int half = 0; half < 2; half++) {
+        UNROLLED for (int half = 0; half < 2; half++) {
             ints values[4];
-            for (int i = 0; i < 4; i++) values[i] = ints_at(s.codes + 4 * BLOCK * part + BLOCK * i + 16 * half);
-            for (size_t i = 0; i < LANES; i++)
+            UNROLLED for (int i = 0; i < 4; i++) values[i] = ints_at(s.codes + 4 * BLOCK * part + BLOCK * i + 16 * half);
+            UNROLLED for (size_t i = 0; i < LANES; i++)
                 each[i][half] = half_blocks_of_q6_k(rows.at + i * rows.stride + at, part, half, values, s.counts + 8 * part + half);
         }
-        for (size_t i = 0; i < LANES; i++) {
+        UNROLLED for (size_t i = 0; i < LANES; i++) {
             int8x16_t scales = vqtbl1q_s8(vld1q_s8((const int8_t *)rows.at + i * rows.stride + at + 192), in_halves);
-            int16x8_t by = part ? vmovl_high_s8(scales) : vmovl_s8(vget_low_s8(scales));
+            int16x8_t by = part ? vmull_high_s8(scales, shares) : vmull_s8(vget_low_s8(scales), vget_low_s8(shares));
             int16x8_t sums = vpaddq_s16(each[i][0], each[i][1]);
             products[i] = vmlal_high_s16(vmlal_s16(products[i], vget_low_s16(sums), vget_low_s16(by)), sums, by);
         }
     }
     ints joint = vpaddq_s32(vpaddq_s32(products[0], products[1]), vpaddq_s32(products[2], products[3]));
-    return joined_unit(total, joint, half_of_rows(rows, at + 208), s.scales[0]);
+    return joined_unit(total, joint, half_of_rows(rows, at + 208), *s.unit);
 }
 
 /* The first block of what a row has at `at` joins the total. */

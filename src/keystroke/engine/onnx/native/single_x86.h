@@ -27,11 +27,12 @@ INLINE floats meet_q4_k(Rows rows, size_t unit, Slice s, floats total) {
         }
         for (int i = 0; i < 2; i++) {
             int block = 2 * pair + i;
-            join_multiples(&joint, products + i, multiple(six.scales[block / 4], block % 4, 0), 1);
+            ints multiples = multiple(six.scales[block / 4], block % 4, 0);
+            join_multiples(&joint, products + i, multiples, s.shares, 0, block, 1);
         }
     }
-    total = joined_unit(total, joint, six.factor, s.scales[0]);
-    return joined_unit(total, by_sums(six.minima[0], six.minima[1], s.split), six.minimum_factor, s.scales[0]);
+    total = joined_unit(total, joint, six.factor, *s.unit);
+    return joined_unit(total, by_sums(six.minima[0], six.minima[1], s.split), six.minimum_factor, *s.unit);
 }
 
 /* Row `row` of the activations with LANES rows of weights. */

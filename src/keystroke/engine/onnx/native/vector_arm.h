@@ -40,6 +40,12 @@ INLINE floats whole(floats a) { return vrndnq_f32(a); }
 INLINE floats magnitude(floats a) { return vabsq_f32(a); }
 INLINE float greatest(floats a) { return vmaxvq_f32(a); }
 INLINE float sum(floats a) { return vaddvq_f32(a); }
+/* The sum of the magnitudes of 16 numbers, in one order on every processor. */
+INLINE float weight_of_16(const float *p) {
+    floats total = magnitude(floats_at(p));
+    for (int i = 4; i < 16; i += 4) total = add(total, magnitude(floats_at(p + i)));
+    return sum(total);
+}
 INLINE int32_t sum_ints(ints a) { return vaddvq_s32(a); }
 INLINE floats halves_at(const uint16_t *p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
 INLINE void put_halves(uint16_t *p, floats a) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(a))); }
@@ -95,23 +101,31 @@ INLINE void dot_rows(const uint8_t (*codes)[4 * LANES], const int quads, const i
     }
 }
 
-/* Multiples are kept as 16 bits, all lanes twice: of byte `index` in every lane. */
-INLINE ints multiple(ints bytes, const int index, const int is_signed) {
-    const uint16x8_t lanes = {0, 4, 8, 12, 0, 4, 8, 12}; /* where there is no byte, a zero is put */
-    uint16x8_t places = is_signed ? (lanes << 8) + (uint16_t)(0x00ff + (index << 8)) : lanes + (uint16_t)(0xff00 + index);
-    int16x8_t found = vreinterpretq_s16_u8(vqtbl1q_u8(vreinterpretq_u8_s32(bytes), vreinterpretq_u8_u16(places)));
-    return vreinterpretq_s32_s16(is_signed ? found >> 8 : found);
+/* Shares: what the eight blocks of a unit of values are multiplied by, in the orders that products ask for: blocks 0
+ * and 1 four times, 4 and 5, 2 and 3, 6 and 7; then blocks 0 to 3 twice, and 4 to 7. */
+enum { SHARES = 48 };
+INLINE void put_shares(int8_t *p, const int8_t shares[8]) {
+    for (int i = 0; i < 32; i++) p[i] = shares[i / 16 * 2 + i / 8 % 2 * 4 + i % 2];
+    for (int i = 0; i < 16; i++) p[32 + i] = shares[i / 8 * 4 + i % 4];
 }
-INLINE int multiple_at(const void *multiples, size_t lane) { return ((const int16_t *)multiples)[lane]; }
-/* The lower 16 bits of two vectors. Products of 16 bits are the only ones of which the processor has one a cycle. */
+/* Byte `index` of every lane, twice. */
+INLINE ints multiple(ints bytes, const int index, const int is_signed) {
+    const uint8x16_t lanes = {0, 4, 8, 12, 0, 4, 8, 12};
+    (void)is_signed;
+    return vreinterpretq_s32_u8(vqtbl1q_u8(vreinterpretq_u8_s32(bytes), lanes + (uint8_t)index));
+}
+INLINE int multiple_at(const void *multiples, size_t lane) { return ((const int8_t *)multiples)[lane]; }
+/* The lower 16 bits of two vectors: products of 32 bits occupy the processor for four times as long as those of 16. */
 INLINE int16x8_t packed(ints a, ints b) { return vuzp1q_s16(vreinterpretq_s16_s32(a), vreinterpretq_s16_s32(b)); }
-/* Every total: plus its sums times the multiples. */
-INLINE void join_multiples(ints *totals, const ints *sums, ints multiples, const int count) {
-    int16x8_t by = vreinterpretq_s16_s32(multiples);
-    for (int r = 0; r < count; r += 2) {
+/* Every total: plus its sums, of block `block`, times the multiples and the share of the block. */
+INLINE void join_multiples(ints *totals, const ints *sums, ints multiples, const int8_t *shares, size_t stride,
+                           const int block, const int count) {
+    int8x8_t by = vget_low_s8(vreinterpretq_s8_s32(multiples));
+    const int8_t *share = shares + 32 + block / 4 * 8 + block % 4;
+    for (int r = 0; r < count; r += 2, share += 2 * stride) {
         int16x8_t two = packed(sums[r], sums[r + 1 < count ? r + 1 : r]);
-        totals[r] = vmlal_s16(totals[r], vget_low_s16(two), vget_low_s16(by));
-        if (r + 1 < count) totals[r + 1] = vmlal_high_s16(totals[r + 1], two, by);
+        totals[r] = vmlal_s16(totals[r], vget_low_s16(two), vget_low_s16(vmull_s8(by, vld1_dup_s8(share))));
+        if (r + 1 < count) totals[r + 1] = vmlal_high_s16(totals[r + 1], two, vmull_s8(by, vld1_dup_s8(share + stride)));
     }
 }
 
