@@ -153,11 +153,11 @@ INLINE int blocks_in(size_t width, size_t unit) {
 }
 
 /* Fetch a part of what lies behind these weights while one of their units is met: it comes next, and LANES streams
- * at once are more than a processor foresees. */
-INLINE void fetch_ahead(Rows weights, size_t unit, const size_t unit_bytes) {
+ * at once are more than a processor foresees. `step` of `steps`: more at once may be more than it can wait for. */
+INLINE void fetch_ahead(Rows weights, size_t unit, const size_t unit_bytes, const size_t step, const size_t steps) {
     const size_t portion = LANES * unit_bytes;
     const uint8_t *next = weights.at + LANES * weights.stride + unit * portion;
-    for (size_t byte = 0; byte < portion; byte += 64) __builtin_prefetch(next + byte, 0, FETCHED);
+    for (size_t byte = 64 * step; byte < portion; byte += 64 * steps) __builtin_prefetch(next + byte, 0, FETCHED);
 }
 
 /* What the products of one half block, or block, start with where the zero of the codes is 2 to the power `zero`. */
@@ -171,14 +171,6 @@ INLINE int32_t start_of(const int32_t *counts, int half, const int zero, const i
  * defines what a product is. */
 INLINE floats joined(floats total, ints products, floats weight_scale, float scale) {
     return times_plus(floats_of_sums(products), times(weight_scale, same(scale)), total);
-}
-
-/* The sum of bytes that eight blocks of weights have, four in a lane, each times the share of its block and what its
- * values sum up to. */
-INLINE ints by_sums(ints first, ints second, const int8_t *split) {
-    ints low = dot(dot(same_int(0), first, four_bytes(split)), second, four_bytes(split + 4));
-    ints high = dot(dot(same_int(0), first, four_bytes(split + 8)), second, four_bytes(split + 12));
-    return plus(low, left(high, 8));
 }
 
 /* The terms of a unit join the total: what its sums, each times its multiple, and its minima came to are exact. This line

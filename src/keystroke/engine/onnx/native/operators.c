@@ -15,7 +15,7 @@
         if (status_) return status_;             \
     } while (0)
 
-enum { MOST_RANK = 4, MOST_PARTS = 3 };
+enum { MOST_RANK = 4, MOST_PARTS = 3, LEAST_TASK = 1 << 15 }; /* bytes of weights: a task has its price */
 
 /* An input: its data, the number of elements, and its last two sizes. */
 typedef struct {
@@ -69,7 +69,7 @@ typedef struct {
 
 typedef struct {
     Part parts[MOST_PARTS];
-    size_t count, strips, width, stride; /* `strips` of LANES rows of weights each; `stride` of the output */
+    size_t count, strips, run, width, stride; /* `strips` of LANES rows of weights; `run`: one task's; `stride` of the output */
     const float *x, *bias;
     float *out;
     int gated;
@@ -106,8 +106,7 @@ INLINE size_t strip_start(const Part *part, size_t i) {
     return i * LANES + LANES <= part->height ? i * LANES : part->height - LANES;
 }
 
-static void multiply_strip(void *data, size_t strip) {
-    const Product *p = data;
+static void multiply_strip(const Product *p, size_t strip) {
     size_t index = 0;
     while (index + 1 < p->count && strip >= (p->parts[index].height + LANES - 1) / LANES && !p->gated) {
         strip -= (p->parts[index].height + LANES - 1) / LANES;
@@ -139,6 +138,11 @@ static void multiply_strip(void *data, size_t strip) {
             put_floats(p->out + r * p->stride + (p->gated ? 0 : part->column) + first, y);
         }
     }
+}
+
+static void multiply_run(void *data, size_t task) {
+    const Product *p = data;
+    for (size_t strip = task * p->run; strip < p->strips && strip < (task + 1) * p->run; strip++) multiply_strip(p, strip);
 }
 
 static Status *make_matmul(Api api, const KernelInfo *info, void **out) {
@@ -182,6 +186,7 @@ static Status *run_matmul(void *kernel, Context *context) {
     if (bias.data && bias.elements != heights) return failure(api, "the bias of StoredMatMul does not fit its tables");
     if (p.gated && (p.count != 2 || p.parts[0].height != p.parts[1].height)) return failure(api, "a gate needs two equal tables");
     p.stride = p.gated ? p.parts[0].height : heights;
+    p.run = LEAST_TASK / (p.parts[0].stride * LANES) + 1;
     TRY(output(api, context, p.rows, p.stride, &p.out));
     if (!p.rows) return NULL;
     p.places = malloc((p.rows + 1) * sizeof *p.places);
@@ -205,7 +210,7 @@ static Status *run_matmul(void *kernel, Context *context) {
         if (p.rows < 8) {
             for (size_t r = 0; r < p.rows; r++) round_rows(&p, r);
         } else failed = in_parallel(api, context, round_rows, p.rows, &p);
-        if (!failed) failed = in_parallel(api, context, multiply_strip, p.strips, &p);
+        if (!failed) failed = in_parallel(api, context, multiply_run, (p.strips + p.run - 1) / p.run, &p);
     }
     free(memory), free(p.places);
     return failed;

@@ -57,7 +57,7 @@ INLINE void meet_large(const Tile *tile, Slice s, const int count, const int zer
             ints sums[TOGETHER];
             for (int r = 0; r < count; r++) {
                 const int32_t *counts = s.counts + ((size_t)r * s.blocks + (size_t)block) * 2;
-                sums[r] = same_int(start_of(counts, half, lifted ? LIFT : zero, halves));
+                sums[r] = same_int(zero < 0 && !lifted ? 0 : start_of(counts, half, lifted ? LIFT : zero, halves));
             }
             int at = block * 8 + half * 4;
             dot_rows(tile->codes + at, 8 / halves, s.codes + 4 * at, s.width, count, 0, sums);
@@ -109,7 +109,7 @@ static void multiply(const Format *format, Rows weights, const Activations *a, s
     const size_t unit_bytes = row_bytes(format, UNIT);
     memset(total, 0, rows * sizeof *total);
     for (size_t unit = 0; unit * UNIT < a->width; unit++) {
-        fetch_ahead(weights, unit, unit_bytes);
+        fetch_ahead(weights, unit, unit_bytes, 0, 1);
         int blocks = blocks_in(a->width, unit);
         format->unpack(weights, unit, blocks, &tile);
         switch (format->type) {

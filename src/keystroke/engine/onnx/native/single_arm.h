@@ -88,7 +88,9 @@ INLINE int16x8_t pair_of_q5_k(const uint8_t *at, int pair, const ints values[4],
 }
 
 /* Q4_K and Q5_K, one unit. */
-INLINE floats meet_six_bits(const int type, Rows rows, size_t at, Slice s, floats total) {
+INLINE floats meet_six_bits(const int type, Rows rows, size_t unit, Slice s, floats total) {
+    const size_t bytes = type == 12 ? 144 : 176, at = unit * bytes;
+    fetch_ahead(rows, unit, bytes, 0, 1);
     SixBits six = six_bits(rows, at);
     int16x8_t first = vreinterpretq_s16_s32(six.scales[0]), second = vreinterpretq_s16_s32(six.scales[1]);
     const int16x8_t in_pairs[2] = {vuzp1q_s16(first, second), vuzp2q_s16(first, second)}; /* as the shares have them */
@@ -130,13 +132,15 @@ INLINE int16x8_t half_blocks_of_q6_k(const uint8_t *at, int part, int half, cons
     return vpaddq_s16(packed(sums[0], sums[1]), packed(sums[2], sums[3]));
 }
 
-INLINE floats meet_q6_k(Rows rows, size_t at, Slice s, floats total) {
+INLINE floats meet_q6_k(Rows rows, size_t unit, Slice s, floats total) {
+    const size_t at = unit * 210;
     ints products[LANES] = {same_int(0), same_int(0), same_int(0), same_int(0)};
     const uint8x16_t in_halves = {0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15};
     const int8x16_t shares = vld1q_s8(s.shares + 32);
     UNROLLED for (int part = 0; part < 2; part++) {
         int16x8_t each[LANES][2];
         UNROLLED for (int half = 0; half < 2; half++) {
+            fetch_ahead(rows, unit, 210, (size_t)(2 * part + half), 4);
             ints values[4];
             UNROLLED for (int i = 0; i < 4; i++) values[i] = ints_at(s.codes + 4 * BLOCK * part + BLOCK * i + 16 * half);
             UNROLLED for (size_t i = 0; i < LANES; i++)
@@ -169,7 +173,9 @@ INLINE floats meet_block(const int type, Rows rows, size_t at, Slice s, floats t
 }
 
 /* Formats of 32 weights: every block is the first of what follows. */
-INLINE floats meet_small(const int type, Rows rows, size_t at, size_t bytes, int blocks, Slice s, floats total) {
+INLINE floats meet_small(const int type, Rows rows, size_t unit, const size_t bytes, int blocks, Slice s, floats total) {
+    size_t at = unit * BLOCKS * bytes;
+    fetch_ahead(rows, unit, BLOCKS * bytes, 0, 1);
     for (int block = 0; block < blocks; block++, at += bytes) {
         total = meet_block(type, rows, at, s, total);
         s.codes += BLOCK, s.scales++, s.sums++, s.counts += 2;
@@ -182,15 +188,12 @@ enum { SINGLES = 2 }; /* rows for which weights are unpacked anew */
 INLINE int has_single(const Format *format) { return (void)format, 1; }
 
 INLINE floats multiply_type(const int type, const size_t bytes, Rows weights, const Activations *a, size_t row) {
-    const size_t unit_bytes = type >= 12 ? bytes : BLOCKS * bytes;
     floats total = same(0);
     for (size_t unit = 0; unit * UNIT < a->width; unit++) {
         Slice s = slice_of(a, row, unit);
-        size_t at = unit * unit_bytes;
-        fetch_ahead(weights, unit, unit_bytes);
-        if (type == 14) total = meet_q6_k(weights, at, s, total);
-        else if (type >= 12) total = meet_six_bits(type, weights, at, s, total);
-        else total = meet_small(type, weights, at, bytes, blocks_in(a->width, unit), s, total);
+        if (type == 14) total = meet_q6_k(weights, unit, s, total);
+        else if (type >= 12) total = meet_six_bits(type, weights, unit, s, total);
+        else total = meet_small(type, weights, unit, bytes, blocks_in(a->width, unit), s, total);
     }
     return total;
 }

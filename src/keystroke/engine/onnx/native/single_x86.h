@@ -40,7 +40,7 @@ INLINE floats multiply_single(const Format *format, Rows weights, const Activati
     (void)format;
     floats total = same(0);
     for (size_t unit = 0; unit * UNIT < a->width; unit++) {
-        fetch_ahead(weights, unit, 144);
+        fetch_ahead(weights, unit, 144, 0, 1);
         total = meet_q4_k(weights, unit, slice_of(a, row, unit), total);
     }
     return total;

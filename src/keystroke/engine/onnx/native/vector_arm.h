@@ -75,13 +75,20 @@ INLINE ints dot(ints total, ints codes, ints values) {
     return plus(total, vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high)));
 #endif
 }
-INLINE ints four_bytes(const int8_t *p) { return vld1q_dup_s32((const int32_t *)p); }
 #if defined(__ARM_FEATURE_DOTPROD)
 #define DOT_QUAD(total, codes, values, i) \
     vdotq_laneq_s32(total, vreinterpretq_s8_s32(codes), vreinterpretq_s8_s32(values), i)
 #else
 #define DOT_QUAD(total, codes, values, i) dot(total, codes, vdupq_laneq_s32(values, i))
 #endif
+/* The sum of bytes that eight blocks of weights have, four in a lane, each times a number of its block: of these
+ * `split` has the lower bytes, signed, and then the upper ones. */
+INLINE ints by_sums(ints first, ints second, const int8_t *split) {
+    ints numbers = ints_at(split);
+    ints low = DOT_QUAD(DOT_QUAD(same_int(0), first, numbers, 0), second, numbers, 1);
+    ints high = DOT_QUAD(DOT_QUAD(same_int(0), first, numbers, 2), second, numbers, 3);
+    return plus(low, left(high, 8));
+}
 /* `count` rows of values, `stride` apart, meet `quads` rows of codes, a multiple of four. */
 INLINE void dot_rows(const uint8_t (*codes)[4 * LANES], const int quads, const int8_t *values, size_t stride,
                      const int count, const int wide, ints *products) {
@@ -117,6 +124,12 @@ INLINE ints multiple(ints bytes, const int index, const int is_signed) {
 INLINE int multiple_at(const void *multiples, size_t lane) { return ((const int8_t *)multiples)[lane]; }
 /* The lower 16 bits of two vectors: products of 32 bits occupy the processor for four times as long as those of 16. */
 INLINE int16x8_t packed(ints a, ints b) { return vuzp1q_s16(vreinterpretq_s16_s32(a), vreinterpretq_s16_s32(b)); }
+/* The same byte eight times. Compilers would rather take it through another register. */
+INLINE int8x8_t same_byte(const int8_t *p) {
+    int8x8_t found;
+    __asm__("ld1r {%0.8b}, %1" : "=w"(found) : "Q"(*p));
+    return found;
+}
 /* Every total: plus its sums, of block `block`, times the multiples and the share of the block. */
 INLINE void join_multiples(ints *totals, const ints *sums, ints multiples, const int8_t *shares, size_t stride,
                            const int block, const int count) {
@@ -124,8 +137,8 @@ INLINE void join_multiples(ints *totals, const ints *sums, ints multiples, const
     const int8_t *share = shares + 32 + block / 4 * 8 + block % 4;
     for (int r = 0; r < count; r += 2, share += 2 * stride) {
         int16x8_t two = packed(sums[r], sums[r + 1 < count ? r + 1 : r]);
-        totals[r] = vmlal_s16(totals[r], vget_low_s16(two), vget_low_s16(vmull_s8(by, vld1_dup_s8(share))));
-        if (r + 1 < count) totals[r + 1] = vmlal_high_s16(totals[r + 1], two, vmull_s8(by, vld1_dup_s8(share + stride)));
+        totals[r] = vmlal_s16(totals[r], vget_low_s16(two), vget_low_s16(vmull_s8(by, same_byte(share))));
+        if (r + 1 < count) totals[r + 1] = vmlal_high_s16(totals[r + 1], two, vmull_s8(by, same_byte(share + stride)));
     }
 }
 

@@ -202,6 +202,13 @@ INLINE void join_multiples(ints *totals, const ints *sums, ints multiples, const
         totals[r] = dot_words(totals[r], sums[r], by);
     }
 }
+/* The sum of bytes that eight blocks of weights have, four in a lane, each times a number of its block: of these
+ * `split` has the lower bytes, signed, and then the upper ones. */
+INLINE ints by_sums(ints first, ints second, const int8_t *split) {
+    ints low = dot(dot(same_int(0), first, four_bytes(split)), second, four_bytes(split + 4));
+    ints high = dot(dot(same_int(0), first, four_bytes(split + 8)), second, four_bytes(split + 12));
+    return plus(low, left(high, 8));
+}
 /* `count` rows of values, `stride` apart, meet `quads` rows of codes. */
 INLINE void dot_rows(const uint8_t (*codes)[4 * LANES], const int quads, const int8_t *values, size_t stride,
                      const int count, const int wide, ints *products) {
