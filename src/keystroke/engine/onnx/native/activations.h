@@ -178,7 +178,3 @@ INLINE floats joined(floats total, ints products, floats weight_scale, float sca
 INLINE floats joined_unit(floats total, ints products, floats factor, float scale) {
     return times_plus(floats_of(products), times(factor, same(scale)), total);
 }
-
-/* Q5_K has codes of up to 31: 16 bits hold sums of codes less 16 only, and what was taken off is put back here. */
-enum { LIFT = 4 };
-INLINE ints lift(ints first, ints second, const int8_t *split) { return left(by_sums(first, second, split), LIFT); }

@@ -17,9 +17,8 @@ typedef struct {
     uint8_t codes[QUADS][4 * LANES] __attribute__((aligned(64)));
     float scales[2 * BLOCKS][LANES] __attribute__((aligned(64))); /* of formats of 32 weights, as `minima` */
     float minima[BLOCKS][LANES] __attribute__((aligned(64)));
-    uint8_t multiples[2 * BLOCKS][4 * LANES] __attribute__((aligned(64)));  /* vectors for join_multiples */
-    uint8_t multiple_bytes[BLOCKS / 4][4 * LANES] __attribute__((aligned(64))); /* the unsigned ones, four in a lane */
-    uint8_t minimum_bytes[BLOCKS / 4][4 * LANES] __attribute__((aligned(64)));
+    uint8_t multiples[2 * BLOCKS][4 * LANES] __attribute__((aligned(64))); /* vectors for join_multiples */
+    uint8_t minimum_bytes[BLOCKS / 4][4 * LANES] __attribute__((aligned(64))); /* four in a lane */
     float factor[LANES] __attribute__((aligned(64))), minimum_factor[LANES] __attribute__((aligned(64)));
 } Tile;
 
@@ -64,10 +63,7 @@ INLINE SixBits six_bits(Rows rows, size_t at) {
 INLINE void six_bit_scales(Rows rows, size_t at, Tile *tile) {
     SixBits six = six_bits(rows, at);
     for (int i = 0; i < BLOCKS; i++) put_ints(tile->multiples[i], multiple(six.scales[i / 4], i % 4, 0));
-    for (int i = 0; i < 2; i++) {
-        put_ints(tile->multiple_bytes[i], six.scales[i]);
-        put_ints(tile->minimum_bytes[i], six.minima[i]);
-    }
+    for (int i = 0; i < 2; i++) put_ints(tile->minimum_bytes[i], six.minima[i]);
     put_floats(tile->factor, six.factor), put_floats(tile->minimum_factor, six.minimum_factor);
 }
 

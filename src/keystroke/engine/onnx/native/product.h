@@ -14,8 +14,8 @@
 #endif
 
 enum {
-    TOGETHER = REGISTERS / 4,                      /* rows whose totals stay in registers */
-    TOGETHER_BY_HALVES = LANES == 4 ? 4 : TOGETHER, /* the same with two scales a block, where more would not */
+    TOGETHER = REGISTERS / 4,                   /* rows whose totals stay in registers */
+    TOGETHER_LARGE = LANES == 4 ? 6 : TOGETHER, /* the same with formats of 256 weights, where more would not */
 };
 
 /* `count` rows, at most TOGETHER, meet one unit of a format of 32 weights: total [count][LANES] grows by its products. */
@@ -47,9 +47,10 @@ INLINE void meet(const Tile *tile, int blocks, Slice s, const int count, const i
     for (int r = 0; r < count; r++) put_floats(total[r], totals[r]);
 }
 
-/* The same with a format of 256 weights. */
+/* The same with a format of 256 weights. `alike`: halves of a block have one scale, and are apart because 16 bits do not
+ * hold their sum. */
 INLINE void meet_large(const Tile *tile, Slice s, const int count, const int zero, const int halves,
-                       const int has_minimum, const int lifted, float (*total)[LANES]) {
+                       const int has_minimum, const int alike, float (*total)[LANES]) {
     ints totals[TOGETHER];
     for (int r = 0; r < count; r++) totals[r] = same_int(0);
     for (int block = 0; block < BLOCKS; block++) {
@@ -57,18 +58,17 @@ INLINE void meet_large(const Tile *tile, Slice s, const int count, const int zer
             ints sums[TOGETHER];
             for (int r = 0; r < count; r++) {
                 const int32_t *counts = s.counts + ((size_t)r * s.blocks + (size_t)block) * 2;
-                sums[r] = same_int(zero < 0 && !lifted ? 0 : start_of(counts, half, lifted ? LIFT : zero, halves));
+                sums[r] = same_int(zero < 0 ? 0 : start_of(counts, half, zero, halves));
             }
             int at = block * 8 + half * 4;
             dot_rows(tile->codes + at, 8 / halves, s.codes + 4 * at, s.width, count, 0, sums);
-            ints multiples = ints_at(tile->multiples[block * halves + half]);
+            ints multiples = ints_at(tile->multiples[alike ? block : block * halves + half]);
             join_multiples(totals, sums, multiples, s.shares, s.units * SHARES, block, count);
         }
     }
     for (int r = 0; r < count; r++) {
         const int8_t *split = s.split + (size_t)r * s.units * 16;
         float scale = s.unit[(size_t)r * s.units];
-        if (lifted) totals[r] = plus(totals[r], lift(ints_at(tile->multiple_bytes[0]), ints_at(tile->multiple_bytes[1]), split));
         floats grown = joined_unit(floats_at(total[r]), totals[r], floats_at(tile->factor), scale);
         if (has_minimum) {
             ints minima = by_sums(ints_at(tile->minimum_bytes[0]), ints_at(tile->minimum_bytes[1]), split);
@@ -84,11 +84,11 @@ INLINE void meet_some(const Tile *tile, int blocks, Slice s, const int count, co
     else meet(tile, blocks, s, count, zero, halves, has_minimum, special, total);
 }
 
-/* `special`: wide codes where blocks are of 32, lifted ones where they are of 256. */
+/* `special`: wide codes in a format of 32 weights, halves that are alike in one of 256. */
 INLINE void meet_rows(const Tile *tile, int blocks, const Activations *a, size_t row, size_t rows, size_t unit,
                       const int large, const int zero, const int halves, const int has_minimum, const int special,
                       float (*total)[LANES]) {
-    const int together = halves == 2 ? TOGETHER_BY_HALVES : TOGETHER;
+    const int together = large ? TOGETHER_LARGE : TOGETHER;
     size_t r = 0;
     for (; r + (size_t)together <= rows; r += (size_t)together)
         meet_some(tile, blocks, slice_of(a, row + r, unit), together, large, zero, halves, has_minimum, special, total + r);
@@ -114,7 +114,7 @@ static void multiply(const Format *format, Rows weights, const Activations *a, s
         format->unpack(weights, unit, blocks, &tile);
         switch (format->type) {
         case 12: meet_rows(&tile, blocks, a, row, rows, unit, 1, -1, 1, 1, 0, total); break;
-        case 13: meet_rows(&tile, blocks, a, row, rows, unit, 1, -1, 1, 1, 1, total); break;
+        case 13: meet_rows(&tile, blocks, a, row, rows, unit, 1, -1, 2, 1, 1, total); break;
         case 14: meet_rows(&tile, blocks, a, row, rows, unit, 1, 5, 2, 0, 0, total); break;
         case 8: meet_rows(&tile, blocks, a, row, rows, unit, 0, WIDE_ZERO, 1, 0, 1, total); break;
         case 2: meet_rows(&tile, blocks, a, row, rows, unit, 0, 3, 1, 0, 0, total); break;

@@ -77,7 +77,9 @@ INLINE int16x8_t pair_of_q4_k(const uint8_t *at, int pair, const ints values[4])
     return packed(lower, upper);
 }
 
-/* The same with Q5_K, whose codes are LIFTed. */
+/* The same with Q5_K. Its codes are up to 31: 16 bits hold sums of codes less 16 only, and `meet_six_bits` puts back
+ * what was taken off. */
+enum { LIFT = 4 };
 INLINE int16x8_t pair_of_q5_k(const uint8_t *at, int pair, const ints values[4], const int32_t *starts) {
     ints sums[2];
     for (int i = 0; i < 2; i++) {
@@ -112,7 +114,7 @@ INLINE floats meet_six_bits(const int type, Rows rows, size_t unit, Slice s, flo
         products[1] = vmlal_high_s16(products[1], sums, by);
     }
     ints joint = vpaddq_s32(products[0], products[1]);
-    if (type == 13) joint = plus(joint, lift(six.scales[0], six.scales[1], s.split));
+    if (type == 13) joint = plus(joint, left(by_sums(six.scales[0], six.scales[1], s.split), LIFT));
     total = joined_unit(total, joint, six.factor, *s.unit);
     return joined_unit(total, by_sums(six.minima[0], six.minima[1], s.split), six.minimum_factor, *s.unit);
 }

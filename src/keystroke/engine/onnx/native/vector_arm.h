@@ -109,11 +109,12 @@ INLINE void dot_rows(const uint8_t (*codes)[4 * LANES], const int quads, const i
 }
 
 /* Shares: what the eight blocks of a unit of values are multiplied by, in the orders that products ask for: blocks 0
- * and 1 four times, 4 and 5, 2 and 3, 6 and 7; then blocks 0 to 3 twice, and 4 to 7. */
-enum { SHARES = 48 };
+ * and 1 four times, 4 and 5, 2 and 3, 6 and 7; then blocks 0 to 3 twice, and 4 to 7; then each four times. */
+enum { SHARES = 80 };
 INLINE void put_shares(int8_t *p, const int8_t shares[8]) {
     for (int i = 0; i < 32; i++) p[i] = shares[i / 16 * 2 + i / 8 % 2 * 4 + i % 2];
     for (int i = 0; i < 16; i++) p[32 + i] = shares[i / 8 * 4 + i % 4];
+    for (int i = 0; i < 32; i++) p[48 + i] = shares[i / 4];
 }
 /* Byte `index` of every lane, twice. */
 INLINE ints multiple(ints bytes, const int index, const int is_signed) {
@@ -124,21 +125,20 @@ INLINE ints multiple(ints bytes, const int index, const int is_signed) {
 INLINE int multiple_at(const void *multiples, size_t lane) { return ((const int8_t *)multiples)[lane]; }
 /* The lower 16 bits of two vectors: products of 32 bits occupy the processor for four times as long as those of 16. */
 INLINE int16x8_t packed(ints a, ints b) { return vuzp1q_s16(vreinterpretq_s16_s32(a), vreinterpretq_s16_s32(b)); }
-/* The same byte eight times. Compilers would rather take it through another register. */
-INLINE int8x8_t same_byte(const int8_t *p) {
-    int8x8_t found;
-    __asm__("ld1r {%0.8b}, %1" : "=w"(found) : "Q"(*p));
-    return found;
-}
 /* Every total: plus its sums, of block `block`, times the multiples and the share of the block. */
 INLINE void join_multiples(ints *totals, const ints *sums, ints multiples, const int8_t *shares, size_t stride,
                            const int block, const int count) {
     int8x8_t by = vget_low_s8(vreinterpretq_s8_s32(multiples));
-    const int8_t *share = shares + 32 + block / 4 * 8 + block % 4;
+    const int8_t *share = shares + 48 + 4 * block;
     for (int r = 0; r < count; r += 2, share += 2 * stride) {
-        int16x8_t two = packed(sums[r], sums[r + 1 < count ? r + 1 : r]);
-        totals[r] = vmlal_s16(totals[r], vget_low_s16(two), vget_low_s16(vmull_s8(by, same_byte(share))));
-        if (r + 1 < count) totals[r + 1] = vmlal_high_s16(totals[r + 1], two, vmull_s8(by, same_byte(share + stride)));
+        const int other = r + 1 < count;
+        int32x2_t each[2]; /* in this way, and not through other registers as compilers would do it */
+        __asm__("ldr %s0, %1" : "=w"(each[0]) : "m"(*(const int32_t *)share));
+        __asm__("ldr %s0, %1" : "=w"(each[1]) : "m"(*(const int32_t *)(share + (other ? stride : 0))));
+        int16x8_t scaled = vmull_s8(by, vreinterpret_s8_s32(vzip1_s32(each[0], each[1])));
+        int16x8_t two = packed(sums[r], sums[r + other]);
+        totals[r] = vmlal_s16(totals[r], vget_low_s16(two), vget_low_s16(scaled));
+        if (other) totals[r + 1] = vmlal_high_s16(totals[r + 1], two, scaled);
     }
 }
 
