@@ -35,7 +35,6 @@ typedef struct {
     int zero;   /* the zero is 2 to this power; there is none if negative */
     int halves; /* scales for each block of 32 */
     int has_minimum;
-    int wide; /* codes of 128 and more */
     void (*unpack)(Rows rows, size_t unit, int blocks, Tile *tile);
 } Format;
 
@@ -183,10 +182,10 @@ static void unpack_q8_0(Rows rows, size_t unit, int blocks, Tile *tile) {
 }
 
 static const Format FORMATS[] = {
-    {2, 32, 18, 3, 1, 0, 0, unpack_q4_0},     {3, 32, 20, -1, 1, 1, 0, unpack_q4_1},
-    {6, 32, 22, 4, 1, 0, 0, unpack_q5_0},     {7, 32, 24, -1, 1, 1, 0, unpack_q5_1},
-    {8, 32, 34, 7, 1, 0, 1, unpack_q8_0},     {12, 256, 144, -1, 1, 1, 0, unpack_q4_k},
-    {13, 256, 176, -1, 1, 1, 0, unpack_q5_k}, {14, 256, 210, 5, 2, 0, 0, unpack_q6_k},
+    {2, 32, 18, 3, 1, 0, unpack_q4_0},     {3, 32, 20, -1, 1, 1, unpack_q4_1},
+    {6, 32, 22, 4, 1, 0, unpack_q5_0},     {7, 32, 24, -1, 1, 1, unpack_q5_1},
+    {8, 32, 34, 7, 1, 0, unpack_q8_0},     {12, 256, 144, -1, 1, 1, unpack_q4_k},
+    {13, 256, 176, -1, 1, 1, unpack_q5_k}, {14, 256, 210, 5, 2, 0, unpack_q6_k},
 };
 
 static const Format *format_of(int64_t type) {

@@ -20,7 +20,7 @@ enum {
 
 /* `count` rows, at most TOGETHER, meet one unit of a format of 32 weights: total [count][LANES] grows by its products. */
 INLINE void meet(const Tile *tile, int blocks, Slice s, const int count, const int zero, const int halves,
-                 const int has_minimum, const int wide, float (*total)[LANES]) {
+                 const int has_minimum, float (*total)[LANES]) {
     floats totals[TOGETHER];
     for (int r = 0; r < count; r++) totals[r] = floats_at(total[r]);
     for (int block = 0; block < blocks; block++) {
@@ -28,10 +28,10 @@ INLINE void meet(const Tile *tile, int blocks, Slice s, const int count, const i
             ints products[TOGETHER];
             for (int r = 0; r < count; r++) {
                 const int32_t *counts = s.counts + ((size_t)r * s.blocks + (size_t)block) * 2;
-                products[r] = same_int(start_of(counts, half, zero, halves));
+                products[r] = same_int(start_of(counts, half, TAKES_ZERO ? -1 : zero, halves));
             }
             int at = block * 8 + half * 4;
-            dot_rows(tile->codes + at, 8 / halves, s.codes + 4 * at, s.width, count, wide, products);
+            dot_rows(tile->codes + at, 8 / halves, s.codes + 4 * at, s.width, count, zero, products);
             floats weight_scale = floats_at(tile->scales[block * halves + half]);
             for (int r = 0; r < count; r++) {
                 totals[r] = joined(totals[r], products[r], weight_scale, s.scales[(size_t)r * s.blocks + (size_t)block]);
@@ -58,10 +58,10 @@ INLINE void meet_large(const Tile *tile, Slice s, const int count, const int zer
             ints sums[TOGETHER];
             for (int r = 0; r < count; r++) {
                 const int32_t *counts = s.counts + ((size_t)r * s.blocks + (size_t)block) * 2;
-                sums[r] = same_int(zero < 0 ? 0 : start_of(counts, half, zero, halves));
+                sums[r] = same_int(TAKES_ZERO || zero < 0 ? 0 : start_of(counts, half, zero, halves));
             }
             int at = block * 8 + half * 4;
-            dot_rows(tile->codes + at, 8 / halves, s.codes + 4 * at, s.width, count, 0, sums);
+            dot_rows(tile->codes + at, 8 / halves, s.codes + 4 * at, s.width, count, zero, sums);
             ints multiples = ints_at(tile->multiples[alike ? block : block * halves + half]);
             join_multiples(totals, sums, multiples, s.shares, s.units * SHARES, block, count);
         }
@@ -79,23 +79,22 @@ INLINE void meet_large(const Tile *tile, Slice s, const int count, const int zer
 }
 
 INLINE void meet_some(const Tile *tile, int blocks, Slice s, const int count, const int large, const int zero,
-                      const int halves, const int has_minimum, const int special, float (*total)[LANES]) {
-    if (large) meet_large(tile, s, count, zero, halves, has_minimum, special, total);
-    else meet(tile, blocks, s, count, zero, halves, has_minimum, special, total);
+                      const int halves, const int has_minimum, const int alike, float (*total)[LANES]) {
+    if (large) meet_large(tile, s, count, zero, halves, has_minimum, alike, total);
+    else meet(tile, blocks, s, count, zero, halves, has_minimum, total);
 }
 
-/* `special`: wide codes in a format of 32 weights, halves that are alike in one of 256. */
 INLINE void meet_rows(const Tile *tile, int blocks, const Activations *a, size_t row, size_t rows, size_t unit,
-                      const int large, const int zero, const int halves, const int has_minimum, const int special,
+                      const int large, const int zero, const int halves, const int has_minimum, const int alike,
                       float (*total)[LANES]) {
     const int together = large ? TOGETHER_LARGE : TOGETHER;
     size_t r = 0;
     for (; r + (size_t)together <= rows; r += (size_t)together)
-        meet_some(tile, blocks, slice_of(a, row + r, unit), together, large, zero, halves, has_minimum, special, total + r);
+        meet_some(tile, blocks, slice_of(a, row + r, unit), together, large, zero, halves, has_minimum, alike, total + r);
     for (; r + 2 <= rows; r += 2)
-        meet_some(tile, blocks, slice_of(a, row + r, unit), 2, large, zero, halves, has_minimum, special, total + r);
+        meet_some(tile, blocks, slice_of(a, row + r, unit), 2, large, zero, halves, has_minimum, alike, total + r);
     for (; r < rows; r++)
-        meet_some(tile, blocks, slice_of(a, row + r, unit), 1, large, zero, halves, has_minimum, special, total + r);
+        meet_some(tile, blocks, slice_of(a, row + r, unit), 1, large, zero, halves, has_minimum, alike, total + r);
 }
 
 /* `rows` rows from `row` on with LANES rows of weights: total [rows][LANES]. */
@@ -116,7 +115,7 @@ static void multiply(const Format *format, Rows weights, const Activations *a, s
         case 12: meet_rows(&tile, blocks, a, row, rows, unit, 1, -1, 1, 1, 0, total); break;
         case 13: meet_rows(&tile, blocks, a, row, rows, unit, 1, -1, 2, 1, 1, total); break;
         case 14: meet_rows(&tile, blocks, a, row, rows, unit, 1, 5, 2, 0, 0, total); break;
-        case 8: meet_rows(&tile, blocks, a, row, rows, unit, 0, WIDE_ZERO, 1, 0, 1, total); break;
+        case 8: meet_rows(&tile, blocks, a, row, rows, unit, 0, 7, 1, 0, 0, total); break;
         case 2: meet_rows(&tile, blocks, a, row, rows, unit, 0, 3, 1, 0, 0, total); break;
         case 6: meet_rows(&tile, blocks, a, row, rows, unit, 0, 4, 1, 0, 0, total); break;
         default: meet_rows(&tile, blocks, a, row, rows, unit, 0, -1, 1, 1, 0, total);

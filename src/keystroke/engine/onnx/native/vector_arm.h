@@ -1,7 +1,6 @@
 /* The vectors of 64-bit ARM: four lanes, with the dot products of ARMv8.2 where the processor has them.
  *
- * Law: see vector.h. The products are of signed bytes: codes below 128 are the same either way, and wide codes
- * are turned into signed ones, which takes their zero of 128 off. Integers below 2^22 become floats by lying in
+ * Law: see vector.h. The products are of signed bytes, so codes can have their zero taken off. Integers below 2^22 become floats by lying in
  * the lower bits of one: a sum starts at NOTHING, the bits of 1.5 * 2^23, and a subtraction ends it. That is
  * exact, and a conversion would occupy the processor for four times as long.
  */
@@ -9,7 +8,7 @@
 #include <arm_neon.h>
 
 #define LANES 4
-enum { REGISTERS = 32, NOTHING = 0x4b400000, WIDE_ZERO = -1, FETCHED = 3, MOST_ROWS = 48 };
+enum { REGISTERS = 32, NOTHING = 0x4b400000, TAKES_ZERO = 1, FETCHED = 3, MOST_ROWS = 48 };
 typedef int32x4_t ints;
 typedef float32x4_t floats;
 
@@ -89,14 +88,14 @@ INLINE ints by_sums(ints first, ints second, const int8_t *split) {
     ints high = DOT_QUAD(DOT_QUAD(same_int(0), first, numbers, 2), second, numbers, 3);
     return plus(low, left(high, 8));
 }
-/* `count` rows of values, `stride` apart, meet `quads` rows of codes, a multiple of four. */
+/* `count` rows of values, `stride` apart, meet `quads` rows of codes, a multiple of four, less 2 to the power `zero`. */
 INLINE void dot_rows(const uint8_t (*codes)[4 * LANES], const int quads, const int8_t *values, size_t stride,
-                     const int count, const int wide, ints *products) {
+                     const int count, const int zero, ints *products) {
     for (int quad = 0; quad < quads; quad += 4) {
         ints column[4];
         for (int i = 0; i < 4; i++) {
             column[i] = ints_at(codes[quad + i]);
-            if (wide) column[i] = differing(column[i], same_int((int32_t)0x80808080));
+            if (zero >= 0) column[i] = vreinterpretq_s32_u8(vreinterpretq_u8_s32(column[i]) - (uint8_t)(1 << zero));
         }
         for (int r = 0; r < count; r++) {
             ints sixteen = ints_at(values + (size_t)r * stride + 4 * quad);

@@ -5,7 +5,7 @@
 #pragma once
 #include <immintrin.h>
 
-enum { NOTHING = 0, WIDE_ZERO = 7, FETCHED = 2, MOST_ROWS = 128 };
+enum { NOTHING = 0, TAKES_ZERO = 0, FETCHED = 2, MOST_ROWS = 128 };
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__) && \
     defined(__AVX512VNNI__)
@@ -211,12 +211,12 @@ INLINE ints by_sums(ints first, ints second, const int8_t *split) {
 }
 /* `count` rows of values, `stride` apart, meet `quads` rows of codes. */
 INLINE void dot_rows(const uint8_t (*codes)[4 * LANES], const int quads, const int8_t *values, size_t stride,
-                     const int count, const int wide, ints *products) {
+                     const int count, const int zero, ints *products) {
     for (int quad = 0; quad < quads; quad++) {
         ints column = ints_at(codes[quad]);
         for (int r = 0; r < count; r++) {
             ints four = four_bytes(values + (size_t)r * stride + 4 * quad);
-            products[r] = wide ? dot_wide(products[r], column, four) : dot(products[r], column, four);
+            products[r] = zero == 7 ? dot_wide(products[r], column, four) : dot(products[r], column, four);
         }
     }
 }
