@@ -79,12 +79,13 @@ INLINE int32_t round_block(const float *x, size_t at, float scale, const Activat
     int8_t *codes = a->codes + at * BLOCK;
     int32_t count = 0;
     for (size_t half = 0; half < 2; half++) {
-        ints total = same_int(0);
-        for (int i = 0; i < BLOCK / 2; i += LANES, x += LANES, codes += LANES) {
-            ints rounded = nearest(times(floats_at(x), same(inverse)));
-            put_bytes(codes, rounded);
-            total = plus(total, rounded);
+        ints rounded[16 / LANES], total = same_int(0);
+        for (int i = 0; i < 16 / LANES; i++) {
+            rounded[i] = nearest(times(floats_at(x + i * LANES), same(inverse)));
+            total = plus(total, rounded[i]);
         }
+        put_16_bytes(codes, rounded);
+        x += 16, codes += 16;
         int32_t of_half = sum_ints(total);
         a->counts[2 * at + half] = NOTHING - 32 * of_half;
         count += of_half;
@@ -152,11 +153,13 @@ INLINE int blocks_in(size_t width, size_t unit) {
     return left_over < BLOCKS ? (int)left_over : BLOCKS;
 }
 
+enum { LEAST_AHEAD = 12 << 10 }; /* bytes: memory answers late */
+
 /* Fetch a part of what lies behind these weights while one of their units is met: it comes next, and LANES streams
  * at once are more than a processor foresees. `step` of `steps`: more at once may be more than it can wait for. */
 INLINE void fetch_ahead(Rows weights, size_t unit, const size_t unit_bytes, const size_t step, const size_t steps) {
-    const size_t portion = LANES * unit_bytes;
-    const uint8_t *next = weights.at + LANES * weights.stride + unit * portion;
+    const size_t portion = LANES * unit_bytes, strip = LANES * weights.stride;
+    const uint8_t *next = weights.at + (strip > LEAST_AHEAD ? strip : LEAST_AHEAD) + unit * portion;
     for (size_t byte = 64 * step; byte < portion; byte += 64 * steps) __builtin_prefetch(next + byte, 0, FETCHED);
 }
 

@@ -130,7 +130,7 @@ INLINE int16x8_t half_blocks_of_q6_k(const uint8_t *at, int part, int half, cons
         (ints)vsriq_n_u8(higher, second, 4),
     };
     ints sums[4];
-    UNROLLED for (int i = 0; i < 4; i++) sums[i] = dot_16(starts + 2 * i, codes[i], values[i]);
+    for (int i = 0; i < 4; i++) sums[i] = dot_16(starts + 2 * i, codes[i], values[i]);
     return vpaddq_s16(packed(sums[0], sums[1]), packed(sums[2], sums[3]));
 }
 

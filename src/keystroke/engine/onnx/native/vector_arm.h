@@ -56,10 +56,11 @@ INLINE uint16_t half_of(float a) {
 }
 /* The lower 16 bits of every lane as a half-precision number. */
 INLINE floats low_halves(ints a) { return vcvt_f32_f16(vreinterpret_f16_s16(vmovn_s32(a))); }
-INLINE void put_bytes(int8_t *p, ints a) {
-    int16x4_t words = vmovn_s32(a);
-    int32_t four = vget_lane_s32(vreinterpret_s32_s8(vmovn_s16(vcombine_s16(words, words))), 0);
-    memcpy(p, &four, sizeof four);
+/* The lower bytes of 16 numbers. */
+INLINE void put_16_bytes(int8_t *p, const ints a[4]) {
+    int16x8_t first = vuzp1q_s16(vreinterpretq_s16_s32(a[0]), vreinterpretq_s16_s32(a[1]));
+    int16x8_t second = vuzp1q_s16(vreinterpretq_s16_s32(a[2]), vreinterpretq_s16_s32(a[3]));
+    vst1q_s8(p, vuzp1q_s8(vreinterpretq_s8_s16(first), vreinterpretq_s8_s16(second)));
 }
 /* The numbers that sums of products have become, each less than 2^22. */
 INLINE floats floats_of_sums(ints a) { return vsubq_f32(as_floats(a), as_floats(same_int(NOTHING))); }

@@ -171,6 +171,10 @@ INLINE float weight_of_16(const float *p) {
     total = _mm_add_ps(total, _mm_shuffle_ps(total, total, 0xb1));
     return _mm_cvtss_f32(_mm_add_ss(total, _mm_movehl_ps(total, total)));
 }
+/* The lower bytes of 16 numbers. */
+INLINE void put_16_bytes(int8_t *p, const ints *a) {
+    for (int i = 0; i < 16 / LANES; i++) put_bytes(p + i * LANES, a[i]);
+}
 INLINE uint16_t half_of(float a) { return _cvtss_sh(a, _MM_FROUND_TO_NEAREST_INT); }
 /* The numbers that sums of products have become. */
 INLINE floats floats_of_sums(ints a) { return floats_of(a); }
