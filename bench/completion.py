@@ -17,11 +17,15 @@ offered where nothing was left to do. The baseline ranks by the names that went,
 
 By language (`--each N` cases of each kind and language; `bench/data/languages.jsonl.xz` holds those that are
 not Python): `rest_em`, `line_em`, `fim_rest_em`, `fim_line_em` and `p50_ms`, from the question to the whole
-answer, nothing warm. `SMALL>LARGE` as a model is the cascade of both: the larger one is asked where the
-smaller would show nothing. `--plot` draws exactness with the text below in view against milliseconds.
+answer, nothing warm; `shown`: sure enough for ghost text, in a language that the model has learned, and
+`shown_right` of these. `SMALL>LARGE` as a model is the cascade of both: the larger one confirms, lengthens or
+replaces what the smaller shows, or is offered where it shows nothing (`bench/exactness.py`). `--answers`
+keeps answers, which may come from another machine; `--timed N` asks the first N places of each kind anew, for
+times of this one. `--plot` draws exactness with the text below in view against milliseconds.
 
     python -m bench.completion [--cases N] [--context N] [--typed N] [--bytes N] [--edits N] [--model M ...]
-                               [--each N] [--language L ...] [--task T ...] [--answers DIR] [--plot FILE.svg]
+                               [--each N] [--language L ...] [--task T ...] [--answers DIR] [--timed N]
+                               [--plot FILE.svg] [--out FILE]
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ from typing import Any
 from bench.exactness import TASKS, Cascade, Kept, by_language, exactness, whole
 from bench.plot import Point, plot
 from keystroke.config import load_settings
+from keystroke.engine.card import card_languages
 from keystroke.engine.load import load_model
 from keystroke.engine.locate import resolve
 from keystroke.errors import KeystrokeError
@@ -114,13 +119,19 @@ class Voices:
             if self._folder is not None:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 path = self._folder / f"{name.strip('/').replace('/', '+')}-{self._context}.jsonl"
-            self._kept[name] = Kept(lambda: self._loaded(name), path)
+            learned = card_languages(resolve(name, load_settings({}, Path.cwd())))
+            self._kept[name] = Kept(lambda: self._loaded(name), path, learned)
         return self._kept[name]
 
     def _loaded(self, name: str) -> ModelSuggester:
         model = load_model(name, load_settings({}, Path.cwd()))
         self._open[name] = ModelSuggester(model, self._context)
         return self._open[name]
+
+    def agreement(self, name: str) -> tuple[int, int]:
+        """Of the answers timed anew: how many are the ones that were kept, and of how many."""
+        same = [one for part in name.split(">") for one in self._one(part).same]
+        return sum(same), len(same)
 
     def close(self) -> None:
         for name, suggester in self._open.items():
@@ -131,26 +142,31 @@ class Voices:
 
 
 def measured_languages(
-    name: str, chosen: dict[str, list[Case]], tasks: list[str], voices: Voices
+    name: str, chosen: dict[str, list[Case]], tasks: list[str], voices: Voices, timed: int
 ) -> dict[str, Any]:
     """The rows of one model, or of a cascade of two, by language; `all` holds them together."""
     rows: dict[str, Any] = {}
     try:
         for language, cases in chosen.items():
-            rows[language] = exactness(voices.of(name), cases, tasks)
+            rows[language] = exactness(voices.of(name), cases, tasks, timed)
             print(f"{name} {language}: {rows[language]}", file=sys.stderr, flush=True)
     finally:
         voices.close()
-    return {**rows, "all": whole(rows, tasks)}
+    total = whole(rows, tasks)
+    if timed:
+        same, of = voices.agreement(name)
+        total |= {"timed_same": same, "timed_of": of}
+    return {**rows, "all": total}
 
 
 def languages_table(results: dict[str, dict[str, Any]], tasks: list[str]) -> None:
-    print(f"{'model':<28} {'language':<12}", *(f"{task:>24}" for task in tasks), f"{'p50_ms':>9}")
+    columns = [*tasks, "shown", "shown_right"]
+    print(f"{'model':<28} {'language':<12}", *(f"{c:>24}" for c in columns), f"{'p50_ms':>9}")
     for name, rows in results.items():
         for language, row in rows.items():
             cells = (
                 f"{row[t]:.3f} [{row[f'{t}_95'][0]:.2f}, {row[f'{t}_95'][1]:.2f}]" if t in row else "-"
-                for t in tasks
+                for t in columns
             )
             print(
                 f"{name[-28:]:<28} {language:<12}",
@@ -182,7 +198,7 @@ def by_languages(given: argparse.Namespace) -> int:
     results: dict[str, dict[str, Any]] = {}
     for name in given.model or ["embedded", "smollm2"]:
         try:
-            results[name] = measured_languages(name, chosen, tasks, voices)
+            results[name] = measured_languages(name, chosen, tasks, voices, given.timed)
         except KeystrokeError as error:
             print(f"{name}: {error}", file=sys.stderr)
     languages_table(results, tasks)
@@ -211,6 +227,9 @@ def main() -> int:
     parser.add_argument("--language", action="append", help="only these languages")
     parser.add_argument("--task", action="append", choices=list(TASKS), help="only these, by language")
     parser.add_argument("--answers", type=Path, help="by language: keep answers in this folder, and go on")
+    parser.add_argument(
+        "--timed", type=int, default=0, help="by language: time so many places of each kind anew"
+    )
     parser.add_argument("--plot", type=Path, help="write exactness against time as an SVG")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()

@@ -1,7 +1,8 @@
 """Exactness of one model's suggestions in one language, and what each costs; used by `bench/completion.py`.
 
 Law: knows cases and suggesters, nothing of files or the command line. Every share has its interval; a time is
-from the question to the whole answer, nothing warm.
+from the question to the whole answer, nothing warm. What is right does not depend on the machine, what it
+costs does: answers may come from anywhere, times from where the benchmark runs.
 """
 
 from __future__ import annotations
@@ -9,16 +10,23 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from statistics import median
 from typing import Any
 
 from keystroke.analysis.syntax import language_of
+from keystroke.assist.completion.extent import Extent
+from keystroke.assist.completion.live_completion import Offer, Withheld
+from keystroke.assist.completion.reasons import Hidden
+from keystroke.assist.completion.second_opinion import second_opinion
 from keystroke.train.cases import Case
-from keystroke.train.evaluate import GATE, Share, Suggester, Suggestion
+from keystroke.train.evaluate import GATE, Share, Suggester
 from keystroke.train.fim import Cut
 
+SETTLED = 0.12  # seconds without a key before the larger one begins, as the gateway has it
 # What is asked: the kind of place, and whether the text below is in view.
 TASKS = {
     "rest_em": (Cut.REST_OF_LINE, False),
@@ -28,19 +36,40 @@ TASKS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`shown`: sure enough to stand on the screen unasked. `first`: seconds to the first text, which for one
+    model is all of it. `verdict`: what the larger of two made of the smaller one's text."""
+
+    text: str
+    confidence: float
+    shown: bool
+    seconds: float
+    first: float
+    verdict: str = ""
+
+
 class Kept:
     """Answers with what each cost, kept on disk where a file is given: what is asked again, by a cascade or
-    by a benchmark that was stopped, counts as it was. `load` is called when an answer is missing."""
+    by a benchmark that was stopped, counts as it was. `load` is called when an answer is missing. `learned`:
+    the languages that the model says it has learned; None is all."""
 
-    def __init__(self, load: Callable[[], Suggester], path: Path | None = None) -> None:
-        self._load, self._path = load, path
+    def __init__(
+        self,
+        load: Callable[[], Suggester],
+        path: Path | None = None,
+        learned: frozenset[str] | None = None,
+    ) -> None:
+        self._load, self._path, self._learned = load, path, learned
         self._suggester: Suggester | None = None
-        self._said: dict[str, tuple[Suggestion, float]] = {}
+        self._said: dict[str, Answer] = {}
+        self._timed: dict[str, float] = {}
         self._fills: bool | None = None
+        self.same: list[bool] = []  # of the answers timed anew: it is the one that was kept
         for line in path.read_text().splitlines() if path is not None and path.exists() else ():
             row = json.loads(line)
             self._fills = row["fills"]
-            self._said[row["key"]] = (Suggestion(row["text"], row["confidence"]), row["seconds"])
+            self._said[row["key"]] = _answer(row["text"], row["confidence"], row["seconds"])
 
     @property
     def fills(self) -> bool:
@@ -48,23 +77,33 @@ class Kept:
             self._fills = self._loaded().fills
         return self._fills
 
-    def timed(self, prefix: str, suffix: str | None) -> tuple[Suggestion, float]:
-        """The answer, and the seconds from the question to it."""
-        key = hashlib.sha256(repr((prefix, suffix)).encode()).hexdigest()[:24]
+    def answer(self, case: Case, *, below: bool, again: bool = False) -> Answer:
+        """`below`: with the text below in view. `again`: timed on this machine, whatever was kept."""
+        key = _key(case, below)
         if key not in self._said:
-            suggester = self._loaded()
-            began = time.perf_counter()
-            answer = suggester.line(prefix, suffix)
-            seconds = time.perf_counter() - began
-            self._said[key] = (answer, seconds)
+            said = self._ask(case, below)
+            self._said[key], self._timed[key] = said, said.seconds
             if self._path is not None:
                 row = {
-                    "key": key, "text": answer.text, "confidence": answer.confidence,
-                    "seconds": round(seconds, 5), "fills": suggester.fills,
+                    "key": key, "text": said.text, "confidence": said.confidence,
+                    "seconds": round(said.seconds, 5), "fills": self.fills,
                 }  # fmt: skip
                 with self._path.open("a") as stream:
                     stream.write(json.dumps(row) + "\n")
-        return self._said[key]
+        elif again and key not in self._timed:
+            said = self._ask(case, below)
+            self._timed[key] = said.seconds
+            self.same.append(said.text.rstrip() == self._said[key].text.rstrip())
+        said = self._said[key]
+        seconds = self._timed[key] if again else said.seconds
+        knows = self._learned is None or language(case) in self._learned
+        return replace(said, shown=said.shown and knows, seconds=seconds, first=seconds)
+
+    def _ask(self, case: Case, below: bool) -> Answer:
+        suggester = self._loaded()
+        began = time.perf_counter()
+        said = suggester.line(case.prefix, case.suffix if below else None)
+        return _answer(said.text, said.confidence, time.perf_counter() - began)
 
     def _loaded(self) -> Suggester:
         self._suggester = self._suggester or self._load()
@@ -75,9 +114,20 @@ class Kept:
         self._suggester = None
 
 
+def _answer(text: str, confidence: float, seconds: float) -> Answer:
+    return Answer(text, confidence, confidence >= GATE and bool(text.strip()), seconds, seconds)
+
+
+def _key(case: Case, below: bool) -> str:
+    return hashlib.sha256(repr((case.prefix, case.suffix if below else None)).encode()).hexdigest()[:24]
+
+
 class Cascade:
-    """The small model's answer where it is sure enough to be shown, else the larger one's: what stands on
-    the screen when both have spoken."""
+    """Two minds: the small model's answer is shown where it is sure and knows the language; the larger one's
+    confirms, lengthens or replaces it, or is offered where nothing is shown, by the rule that the gateway
+    follows. Where neither is sure enough to be shown the larger one's answer counts, as an unsure answer of
+    one model does. The larger one begins after the pause that the gateway waits for, without the draft and
+    the reading in advance that make it faster there."""
 
     def __init__(self, small: Kept, large: Kept) -> None:
         self._small, self._large = small, large
@@ -86,12 +136,20 @@ class Cascade:
     def fills(self) -> bool:
         return self._small.fills and self._large.fills
 
-    def timed(self, prefix: str, suffix: str | None) -> tuple[Suggestion, float]:
-        first, seconds = self._small.timed(prefix, suffix)
-        if first.confidence >= GATE and first.text.strip():
-            return first, seconds
-        second, more = self._large.timed(prefix, suffix)
-        return second, seconds + more
+    def answer(self, case: Case, *, below: bool, again: bool = False) -> Answer:
+        first = self._small.answer(case, below=below, again=again)
+        second = self._large.answer(case, below=below, again=again)
+        seconds = first.seconds + SETTLED + second.seconds
+        shown = first.text if first.shown else ""
+        offer = Offer(second.text, Extent.REST, second.confidence)
+        opinion = second_opinion(
+            shown, offer if second.shown else Withheld(Hidden.LOW_CONFIDENCE, second.text)
+        )
+        begun = first.seconds if shown else seconds
+        if opinion is not None:
+            return Answer(opinion.text, opinion.confidence, True, seconds, begun, opinion.verdict.value)
+        standing, verdict = (first, "left") if shown else (second, "nothing shown")
+        return replace(standing, seconds=seconds, first=begun, verdict=verdict)
 
 
 def language(case: Case) -> str:
@@ -109,38 +167,61 @@ def by_language(cases: Sequence[Case], each: int) -> dict[str, list[Case]]:
     return found
 
 
-def exactness(suggester: Kept | Cascade, cases: Sequence[Case], tasks: Sequence[str]) -> dict[str, Any]:
-    """The share of each task that is right to the letter, with its interval, and `p50_ms` over all."""
+def exactness(
+    suggester: Kept | Cascade, cases: Sequence[Case], tasks: Sequence[str], timed: int = 0
+) -> dict[str, Any]:
+    """The share of each task that is right to the letter, with its interval; of all answers those sure enough
+    to be `shown`, and of these the `shown_right`; `p50_ms` over all, or over the first `timed` places of each
+    task, which are then asked on this machine whatever was kept."""
     row: dict[str, Any] = {}
-    spent: list[float] = []
+    clock: list[Answer] = []
+    shown, right, asked, verdicts = 0, 0, 0, Counter[str]()
     for task in tasks:
         kind, below = TASKS[task]
-        asked = [case for case in cases if case.kind == kind]
-        if not asked or (below and not suggester.fills):
+        places = [case for case in cases if case.kind == kind]
+        if not places or (below and not suggester.fills):
             continue
         hits = 0
-        for case in asked:
-            answer, seconds = suggester.timed(case.prefix, case.suffix if below else None)
-            spent.append(seconds)
-            hits += answer.text.rstrip() == case.middle.rstrip()
-        share = Share(hits, len(asked))
-        row[task] = round(share.value, 4)
-        row[f"{task}_95"] = [round(edge, 4) for edge in share.interval]
-        row[f"{task}_of"] = len(asked)
-    row["p50_ms"] = round(median(spent) * 1e3, 1) if spent else None
+        for number, case in enumerate(places):
+            said = suggester.answer(case, below=below, again=number < timed)
+            if not timed or number < timed:
+                clock.append(said)
+            hit = said.text.rstrip() == case.middle.rstrip()
+            hits, asked = hits + hit, asked + 1
+            shown, right = shown + said.shown, right + (hit and said.shown)
+            verdicts[said.verdict] += 1
+        row |= _share(task, Share(hits, len(places)))
+    if asked:
+        row |= {**_share("shown", Share(shown, asked)), **_share("shown_right", Share(right, shown))}
+    row["p50_ms"] = round(median(said.seconds for said in clock) * 1e3, 1) if clock else None
+    if isinstance(suggester, Cascade) and clock:
+        row["first_p50_ms"] = round(median(said.first for said in clock) * 1e3, 1)
+        row["verdicts"] = dict(verdicts.most_common())
     return row
 
 
 def whole(rows: dict[str, dict[str, Any]], tasks: Sequence[str]) -> dict[str, Any]:
     """All languages together: hits over places, the median of the languages' medians."""
     total: dict[str, Any] = {}
-    for task in tasks:
+    for task in (*tasks, "shown", "shown_right"):
         counted = [(row[task] * row[f"{task}_of"], row[f"{task}_of"]) for row in rows.values() if task in row]
         if counted:
-            share = Share(round(sum(hits for hits, _ in counted)), sum(of for _, of in counted))
-            total[task] = round(share.value, 4)
-            total[f"{task}_95"] = [round(edge, 4) for edge in share.interval]
-            total[f"{task}_of"] = share.of
-    times = [row["p50_ms"] for row in rows.values() if row.get("p50_ms") is not None]
-    total["p50_ms"] = round(median(times), 1) if times else None
+            total |= _share(
+                task, Share(round(sum(hits for hits, _ in counted)), sum(of for _, of in counted))
+            )
+    total["p50_ms"] = None
+    for key in ("p50_ms", "first_p50_ms"):
+        if times := [row[key] for row in rows.values() if row.get(key) is not None]:
+            total[key] = round(median(times), 1)
+    if any("verdicts" in row for row in rows.values()):
+        verdicts = sum((Counter(row.get("verdicts", {})) for row in rows.values()), Counter[str]())
+        total["verdicts"] = dict(verdicts.most_common())
     return total
+
+
+def _share(key: str, share: Share) -> dict[str, Any]:
+    return {
+        key: round(share.value, 4),
+        f"{key}_95": [round(edge, 4) for edge in share.interval],
+        f"{key}_of": share.of,
+    }

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from bench.completion import CASES, LANGUAGES, drawn
-from bench.exactness import Cascade, Kept, by_language, exactness, language, whole
+from bench.exactness import SETTLED, Cascade, Kept, by_language, exactness, language, whole
 from bench.plot import HEIGHT, WIDTH, Point, plot
 
 from keystroke.analysis.audit.rules.secrets import holds_secret
+from keystroke.gateway.live import second_mind
 from keystroke.train.cases import Case, read_cases
 from keystroke.train.evaluate import Suggestion
 
@@ -66,26 +70,63 @@ def test_shares_have_intervals_and_all_languages_are_added_up() -> None:
     assert row["p50_ms"] >= 0
     together = whole({"go": row, "c": {**row, "rest_em": 1.0}}, ["rest_em"])
     assert (together["rest_em"], together["rest_em_of"]) == (0.75, 4)
+    assert (row["shown"], row["shown_of"], row["shown_right"]) == (1.0, 5, 0.6)
+    assert (together["shown"], together["shown_of"]) == (1.0, 10)
     assert exactness(Kept(lambda: Fixed("1")), [], ["rest_em"]) == {"p50_ms": None}
 
 
-@pytest.mark.parametrize(("sure", "said", "asked"), [(0.95, "small", 0), (0.2, "large", 1)])
-def test_a_cascade_asks_the_larger_where_the_smaller_is_unsure(sure: float, said: str, asked: int) -> None:
-    large = Fixed("large")
-    cascade = Cascade(Kept(lambda: Fixed("small", sure)), Kept(lambda: large))
-    assert cascade.timed("", "")[0].text == said
-    assert large.asked == asked
+@pytest.mark.parametrize(
+    ("small", "large", "text", "shown", "verdict"),
+    [
+        (("a", 0.9), ("a ", 0.3), "a", True, "confirmed"),
+        (("a", 0.9), ("a b", 0.85), "a b", True, "lengthened"),
+        (("a", 0.9), ("a b", 0.75), "a", True, "left"),
+        (("a", 0.9), ("b", 0.95), "b", True, "replaced"),
+        (("a", 0.9), ("b", 0.9), "a", True, "left"),
+        (("a", 0.7), ("b", 0.85), "b", True, "offered"),
+        (("a", 0.7), ("b", 0.3), "b", False, "nothing shown"),
+    ],
+)
+def test_of_two_minds_the_larger_has_its_say_by_the_rule_of_the_gateway(
+    small: tuple[str, float], large: tuple[str, float], text: str, shown: bool, verdict: str
+) -> None:
+    cascade = Cascade(Kept(lambda: Fixed(*small)), Kept(lambda: Fixed(*large)))
+    said = cascade.answer(case("line", ""), below=True)
+    assert (said.text, said.shown, said.verdict) == (text, shown, verdict)
+    assert SETTLED == second_mind.SETTLED
+    assert (said.first + SETTLED <= said.seconds) == (small[1] >= 0.8)
+
+
+def test_a_model_shows_nothing_in_a_language_it_has_not_learned() -> None:
+    small = Kept(lambda: Fixed("a"), learned=frozenset({"python"}))
+    assert small.answer(case("line", "", "a.py"), below=True).shown
+    assert not small.answer(case("line", ""), below=True).shown
+    said = Cascade(small, Kept(lambda: Fixed("b", 0.85))).answer(case("line", ""), below=True)
+    assert (said.text, said.verdict) == ("b", "offered")
 
 
 def test_an_answer_that_was_kept_is_not_asked_for_again_and_counts_as_it_was(tmp_path: Path) -> None:
-    first = Fixed("1", 0.7)
-    said = Kept(lambda: first, tmp_path / "answers.jsonl").timed("a", None)
+    first, one = Fixed("1", 0.7), case("line", "")
+    said = Kept(lambda: first, tmp_path / "answers.jsonl").answer(one, below=False)
     again = Kept(lambda: Fixed("2"), tmp_path / "answers.jsonl")
-    found = again.timed("a", None)
-    assert (found[0].text, found[0].confidence, first.asked) == ("1", 0.7, 1)
-    assert found[1] == pytest.approx(said[1], abs=1e-4)
+    found = again.answer(one, below=False)
+    assert (found.text, found.confidence, first.asked) == ("1", 0.7, 1)
+    assert found.seconds == pytest.approx(said.seconds, abs=1e-4)
     assert again.fills
-    assert again.timed("a", "b")[0].text == "2"
+    assert again.answer(one, below=True).text == "2"
+
+
+def test_times_are_of_this_machine_where_that_is_asked_and_texts_stay_as_they_were(tmp_path: Path) -> None:
+    cases, kept = [case("line", "1"), replace(case("line", "1"), prefix="y := ")], tmp_path / "answers.jsonl"
+    exactness(Kept(lambda: Fixed("1"), kept), cases, ["line_em"])
+    elsewhere = [{**json.loads(line), "seconds": 1e6} for line in kept.read_text().splitlines()]
+    kept.write_text("".join(json.dumps(row) + "\n" for row in elsewhere))
+    here = Fixed("2")
+    again = Kept(lambda: here, kept)
+    row = exactness(again, cases, ["line_em"], timed=1)
+    assert (row["line_em"], here.asked, again.same) == (1.0, 1, [False])
+    assert row["p50_ms"] < 1e9
+    assert exactness(Kept(lambda: here, kept), cases, ["line_em"])["p50_ms"] == 1e9
 
 
 def test_the_picture_is_well_formed_and_every_point_lies_in_it() -> None:
@@ -97,5 +138,9 @@ def test_the_picture_is_well_formed_and_every_point_lies_in_it() -> None:
         assert 0 < float(circle.attrib["cx"]) < WIDTH
         assert 0 < float(circle.attrib["cy"]) < HEIGHT
     ElementTree.fromstring(plot([], "nothing"))
+    alike = [Point(name, 7000.0, 0.4, 0.3, 0.5) for name in ("large", "small>large", "larger")]
+    labels = [e for e in ElementTree.fromstring(plot(alike, "")).iter() if e.text in {p.label for p in alike}]
+    lines = sorted(float(e.attrib["y"]) for e in labels)
+    assert [b - a for a, b in pairwise(lines)] == pytest.approx([16.0, 16.0])
     row = {"fim_rest_em": 0.4, "fim_rest_em_95": [0.3, 0.5], "fim_rest_em_of": 9, "p50_ms": 12.0}
     assert "coder" in drawn({"/m/coder.gguf": {"all": row}})

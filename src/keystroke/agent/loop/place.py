@@ -1,8 +1,9 @@
 """Which files of a project an instruction is about, and where in them.
 
 Law: the program's choice, made before a model is asked, from names: paths and identifiers in the instruction,
-and places in the output of a failing check. Which lines of a file are meant is the business of
-`assist/edit/choice`; here the whole project is looked at.
+and places and names in the output of a failing check. A test that has to pass is what shows the fault, not
+where it is mended. Which lines of a file are meant is the business of `assist/edit/choice`; here the whole
+project is looked at.
 """
 
 from __future__ import annotations
@@ -15,16 +16,25 @@ from pathlib import Path, PurePosixPath
 from keystroke.agent.workspace import Overlay
 from keystroke.analysis.failures.places import place
 from keystroke.analysis.failures.report import failures
+from keystroke.analysis.outline import flattened, outline
 from keystroke.analysis.syntax import language_of
 from keystroke.assist.edit import Region
-from keystroke.assist.edit.choice import Choice, choose
+from keystroke.assist.edit.choice import Choice, choose, spans
 from keystroke.assist.edit.mentions import read_mentions
 from keystroke.errors import KeystrokeError
 
 _FILES = 400  # that are looked into
 _SIZE = 200_000  # characters of a file that is looked into
+_REGIONS = 3  # that the words of a failure may mean; more is chance
 _NAMED, _DEFINED, _TRACED, _STEM, _USED = 12.0, 5.0, 4.0, 3.0, 0.5
 _PATH = re.compile(r"[\w./-]+\.\w{1,8}\b")
+_PASSING = re.compile(r"\b(?:pass(?:es|ing)?|green|succeeds?|fail(?:s|ed|ing|ures?)?)\b", re.IGNORECASE)
+_TESTS_MEANT = re.compile(
+    r"\b(?:add|write|create|extend|rename|delete|remove|change|update|rewrite|correct)\s+"
+    r"(?:(?!so\b|that\b|until\b|to\b)\w+\s+){0,2}tests?\b",
+    re.IGNORECASE,
+)
+_IMPORT = re.compile(r"^\s*(?:import|from|use|#include|mod)\b|\brequire\(|\bimport\(|\bfrom\s+['\"]")
 _DEFINING = r"\b(?:def|class|function|func|fn|struct|interface|const|let|var)\s+"
 
 
@@ -41,9 +51,17 @@ def find_files(overlay: Overlay, instruction: str, output: str = "", most: int =
             scores[name] += _NAMED
         elif pure.stem.lower() in lower:
             scores[name] += _STEM
-    for name in traced(overlay, output):
-        # A test shows what is wrong; the source is where it is mended.
+    failing = traced(overlay, output)
+    for name in failing:
         scores[name] += _TRACED / 4 if is_test(name) else _TRACED
+    tests = [name for name in names if is_test(name) and (name in failing or scores[name] >= _NAMED)]
+    if _PASSING.search(instruction) and not _TESTS_MEANT.search(instruction):
+        tried = tried_by(overlay, tests, names)
+        for name in tried:
+            scores[name] += _TRACED
+        if tried:
+            names = [name for name in names if name not in tests]
+            scores = defaultdict(float, {name: scores[name] for name in names})
     defined = re.compile(rf"{_DEFINING}({'|'.join(map(re.escape, sorted(words)))})\b")
     for name in names[:_FILES] if words else ():
         if language_of(name) is None:
@@ -58,10 +76,29 @@ def find_files(overlay: Overlay, instruction: str, output: str = "", most: int =
 
 
 def find_regions(overlay: Overlay, files: Sequence[str], instruction: str, output: str = "") -> Choice:
-    """The lines to rewrite. Places that a failing check names count as if the instruction named them."""
+    """The lines to rewrite. Places that a failing check names count as if the instruction named them; where
+    nothing else decides, so do the functions whose names stand in what it said."""
     lines = traced(overlay, output)
+    texts = {name: text_of(overlay, name) for name in files}
     said = [f'File "{name}", line {number}' for name in files for number in lines.get(name, ())[-2:]]
-    return choose({name: text_of(overlay, name) for name in files}, "\n".join([instruction, *said]))
+    choice = choose(texts, "\n".join([instruction, *said]))
+    if choice.sure or not output:
+        return choice
+    words = set(re.findall(r"[A-Za-z_]\w*", output))
+    regions = [
+        region
+        for name, text in texts.items()
+        for region in spans(
+            name,
+            [
+                unit
+                for unit in flattened(outline(text, language_of(name)))
+                if not unit.members and unit.short in words
+            ],
+            text,
+        )
+    ]
+    return Choice(tuple(regions), True) if 0 < len(regions) <= _REGIONS else choice
 
 
 def about(region: Region, text: str) -> str:
@@ -83,6 +120,16 @@ def traced(overlay: Overlay, output: str) -> dict[str, list[int]]:
             if name is not None:
                 found.setdefault(name, []).append(frame.line)
     return found
+
+
+def tried_by(overlay: Overlay, tests: Sequence[str], names: Sequence[str]) -> list[str]:
+    """The sources of the workspace that tests bring in, by the names in their import lines."""
+    lines = [line for test in tests for line in text_of(overlay, test).splitlines() if _IMPORT.search(line)]
+    words = {word for line in lines for word in re.findall(r"\w+", line)}
+    sources = [PurePosixPath(name) for name in names if not is_test(name) and language_of(name) is not None]
+    modules = [str(path) for path in sources if path.stem in words]
+    # A package itself only where none of its modules is spoken of.
+    return modules or [str(p) for p in sources if p.stem in ("__init__", "index") and p.parent.name in words]
 
 
 def text_of(overlay: Overlay, name: str) -> str:

@@ -164,6 +164,15 @@ DEVICE void leave_page(Worker& w, int i) {
   if (w.lane < WARPS / PARTY) barrier_arrive(&w.ring.empty[w.ring.at.stage]);
   w.ring.at.advance(w.ring.count);
 }
+// The same for a page of which this warp's loads are all part of `seen`. A fence would also wait for the last unit's results
+// on their way to memory; an arrival whose address needs a number waits for nothing but that.
+DEVICE void leave_seen_page(Worker& w, int i, u32 seen) {
+  if (!FAR) return leave_page<WARPS>(w, i);
+  if (SPARSE || i % DENSITY != DENSITY - 1) return;
+  warp_sync();
+  if (w.lane == 0) barrier_arrive_behind(&w.ring.empty[w.ring.at.stage], seen, (u32)(w.rows >> 31));
+  w.ring.at.advance(w.ring.count);
+}
 // A unit's stages of the ring, left to others.
 DEVICE void pass_pages(Worker& w, const Unit& unit) {
   for (int i = 0; i < 2 * cold_pages(*w.control, unit); i += DENSITY) w.ring.at.advance(w.ring.count);
@@ -306,6 +315,22 @@ DEVICE Values load_values(const Stored* from) {
     }
   return v;
 }
+// A number that is there when they all are.
+DEVICE u32 seen_of(const Values& v) {
+  u32 seen = 0;
+#pragma unroll
+  for (int i = 0; i < V_PARTS; ++i)
+#pragma unroll
+    for (int n = 0; n < V_TILES; ++n) seen |= v.part[i][n].x;
+  return seen;
+}
+template <int T>
+DEVICE u32 seen_of(const float (&scores)[T][4]) {
+  u32 seen = 0;
+#pragma unroll
+  for (int t = 0; t < T; ++t) seen |= __float_as_int(scores[t][0]);
+  return seen;
+}
 // What a thread's i-th part of a key is multiplied with.
 struct Met { Pair q[DENSITY]; };
 DEVICE Met beside(const Queries& queries, int i) {
@@ -430,8 +455,8 @@ struct Known {
 // One chunk of 64 T keys: an eighth of the work is to score 8 T of them, then to gather an eighth of the dimensions over
 // all. PARTY warps do it, all eight or one half, and who does an eighth changes no bit. Pages are left to the ring as soon
 // as their content is in registers; lent stages go back together, when the layer's attention is done.
-template <int T, int PARTY, bool KNOWN = false>
-DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, const Queries& queries, const Known& known = {}) {
+template <int T, int PARTY, bool KNOWN = false, class Ask>
+DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, const Ask& queries, const Known& known = {}) {
   constexpr int EACH = WARPS / PARTY;  // eighths of a warp, `first`, `first` + PARTY ...
   static_assert(EACH == 1 || T == 1, "far keys are shared by all warps");
   const int first = PARTY == WARPS ? w.warp : w.warp % PARTY;
@@ -475,20 +500,21 @@ DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, 
       for (int e = 0; e < EACH; ++e) k[e] = load_keys<false>(keys + pages.x * PAGE_STEP + key_at(e));
       if (EACH == 1) v[0] = load_values<false>(values + pages.x * PAGE_STEP + value_at(0));
     }
+    const Queries q = queries();
 #pragma unroll
     for (int i = 0; i < K_PARTS; ++i)
 #pragma unroll
-      for (int e = 0; e < EACH; ++e) multiply_page(s[e][0], beside(queries, i).q, k[e].part[i]);
+      for (int e = 0; e < EACH; ++e) multiply_page(s[e][0], beside(q, i).q, k[e].part[i]);
   } else {
 #pragma unroll 1
     for (int p = 0; p < live; ++p) {
       if (p < cold) {
         if (SPARSE && p != w.warp / 2) continue;  // another warp's
         const Stored* page = await_keys<T>(w, p);
-        if (p == w.warp / 2) score_page<true>(w, s[0], queries, page);
-        leave_page<PARTY>(w, p);
+        if (p == w.warp / 2) score_page<true>(w, s[0], queries(), page);
+        leave_seen_page(w, p, seen_of(s[0]));
       } else if (p == w.warp / 2) {
-        score_page<false>(w, s[0], queries, keys + page_at(pages, p) * PAGE_STEP);
+        score_page<false>(w, s[0], queries(), keys + page_at(pages, p) * PAGE_STEP);
       }
     }
   }
@@ -569,7 +595,7 @@ DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, 
     for (int p = 0; p < live; ++p) {
       if (p < cold) {
         v[0] = load_values<true>(await_values<T>(w, share, p, cold) + value_at(0));
-        leave_page<PARTY>(w, cold + p);
+        leave_seen_page(w, cold + p, seen_of(v[0]));
       } else {
         v[0] = load_values<false>(values + page_at(pages, p) * PAGE_STEP + value_at(0));
       }
@@ -609,7 +635,8 @@ DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, 
     if (r.has1) leave(at1, w.g + 8);
   }
 }
-DEVICE void attend_unit(Worker& w, int layer, const Share& share, u8* scratch, const Queries& queries) {
+template <class Ask>
+DEVICE void attend_unit(Worker& w, int layer, const Share& share, u8* scratch, const Ask& queries) {
   if (share.unit.chunk < NEAR_CHUNKS) attend_chunk<1, WARPS>(w, layer, share, scratch, queries);
   else attend_chunk<CHUNK / PAGE, WARPS>(w, layer, share, scratch, queries);
 }
@@ -628,7 +655,27 @@ DEVICE void attend_sent(Worker& w, int layer, const Share& listed, u8* scratch) 
   known.sent = sent + pairs * SENT_STRIDE;
   if (known.written) known.page = load_page(w, layer, share);
   receive(w, unit, first, pairs, known.own, sent);
-  attend_chunk<1, WARPS, true>(w, layer, share, scratch, received_queries(w, pairs, sent), known);
+  const Queries queries = received_queries(w, pairs, sent);
+  attend_chunk<1, WARPS, true>(w, layer, share, scratch, [&]() -> const Queries& { return queries; }, known);
+}
+
+// Units of one sequence, KV head and tile of rows have the same queries: they come once, into the scratch, each warp bringing
+// an eighth, in the order in which a warp's threads read them.
+DEVICE void stage_queries(const Worker& w, const Unit& unit, uint4* to) {
+  if (w.warp >= 2 * K_STEPS) return;
+  const Rows r = rows_of(w, unit);
+  const bool second = w.warp & 1, has = second ? r.has1 : r.has0;
+  const u16* from = w.p->queries + (second ? r.m1 : r.m0) * QUERY_WIDTH + (second ? r.h1 : r.h0) * HEAD_DIM;
+  to[w.warp * 32 + w.lane] = has ? load16(from + query_at<DENSITY>(w.j, w.warp / 2)) : make_uint4(0, 0, 0, 0);
+}
+DEVICE Queries staged_queries(const Worker& w, const uint4* from) {
+  Queries q;
+#pragma unroll
+  for (int step = 0; step < K_STEPS; ++step) {
+    q.a[step] = from[step * 64 + w.lane];
+    q.b[step] = from[step * 64 + 32 + w.lane];
+  }
+  return q;
 }
 
 // This block's share number `number`; those past the list are looked up in groups, by all computing warps together.
@@ -650,14 +697,21 @@ DEVICE void attend_pair(Worker& w, int layer, const Share& low, const Share& hig
   const int half = w.warp / (WARPS / 2);
   if (half) pass_pages(w, low.unit);
   const Share& mine = half ? high : low;
-  attend_chunk<1, WARPS / 2>(w, layer, mine, (u8*)w.scratch + half * ATTENTION_BYTES, load_queries<DENSITY>(w, rows_of(w, mine.unit)));
+  const Queries queries = load_queries<DENSITY>(w, rows_of(w, mine.unit));
+  attend_chunk<1, WARPS / 2>(w, layer, mine, (u8*)w.scratch + half * ATTENTION_BYTES, [&]() -> const Queries& { return queries; });
   if (!half) pass_pages(w, high.unit);
   compute_sync();  // the scratch is free; and nobody waits for a stage before all have seen what was there before
 }
 DEVICE bool near(const Share& share) { return share.kind != NONE && share.unit.chunk < NEAR_CHUNKS; }
+// Whether a unit of far keys has the queries of the one before it.
+DEVICE bool same_queries(const Unit& last, const Unit& unit) {
+  return last.chunk >= NEAR_CHUNKS && last.sequence == unit.sequence && last.head == unit.head && last.row == unit.row;
+}
 // Every chunk of the sequences that attend to all. Units take turns with two parts of the scratch, so that a warp may
 // begin the next while others end this one.
 DEVICE void attend_all(Worker& w, int layer) {
+  uint4* staged = (uint4*)((u8*)w.scratch + 2 * ATTENTION_BYTES);
+  static_assert(SPARSE || 16 * HEAD_DIM * 2 <= SELECTION_BYTES, "queries fit where nothing is chosen");
   for (int number = 0;; ++number) {
     const Share& now = share_at(w, number);
     if (now.kind == NONE) return;
@@ -673,6 +727,19 @@ DEVICE void attend_all(Worker& w, int layer) {
         continue;
       }
     }
-    attend_unit(w, layer, now, (u8*)w.scratch + (number & 1) * ATTENTION_BYTES, load_queries<DENSITY>(w, rows_of(w, now.unit)));
+    u8* scratch = (u8*)w.scratch + (number & 1) * ATTENTION_BYTES;
+    if (FAR && !near(now)) {
+      if (number % LISTED == 0 || !same_queries((&now)[-1].unit, now.unit)) {
+        compute_sync();  // the last ones were read
+        stage_queries(w, now.unit, staged);
+        compute_sync();
+      }
+      attend_chunk<CHUNK / PAGE, WARPS>(w, layer, now, scratch, [&] { return staged_queries(w, staged); });
+    } else {
+      const Queries queries = load_queries<DENSITY>(w, rows_of(w, now.unit));
+      const auto given = [&]() -> const Queries& { return queries; };
+      if (FAR) attend_chunk<1, WARPS>(w, layer, now, scratch, given);
+      else attend_unit(w, layer, now, scratch, given);
+    }
   }
 }

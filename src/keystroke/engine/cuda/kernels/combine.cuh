@@ -160,7 +160,7 @@ DEVICE void combine_together(Worker& w, int m, int head, int d) {
       const int c = from + i * GROUPS;
       parts[i] = nothing_yet();
       if (c < chunks) {
-        const float2 n = take_norm(w, norms + c);
+        const float2 n = COMBINE ? load8(norms + c) : take_norm(w, norms + c);
         parts[i].top = n.x;
         parts[i].total = n.y;
         take_values(parts[i], load16(w.p->partial + (base + c) * HEAD_DIM + d + quad * 4));

@@ -360,7 +360,8 @@ DEVICE void attend_shares(Worker& w, int layer, u32 tag, bool listed) {
     ask_pages(w, layer, share);
     if (chooses && share.unit.slot == 0 && share.part == 0 && w.p->most_omitted < INFINITY) account(w, sel, m, share.unit.head, tag);
     refresh(w);
-    attend_unit(w, layer, share, (u8*)w.scratch, load_queries<DENSITY>(w, rows_of(w, share.unit)));
+    const Queries queries = load_queries<DENSITY>(w, rows_of(w, share.unit));
+    attend_unit(w, layer, share, (u8*)w.scratch, [&]() -> const Queries& { return queries; });
     compute_sync();  // scratch and slots are free
   }
 }

@@ -1,0 +1,356 @@
+"""Variants of the decode kernel timed against each other: `python -m bench.variants [PART ...]`, on a GPU.
+
+Law: a variant is a set of macros, and of parameters of a launch (lower case). All variants of a part share
+one engine and one process and are timed in turns, launches one after another, so that a difference is
+the kernel's. Logits are compared bit for bit with the first variant's. A variant that hangs or fails costs
+itself: its process ends, and the part goes on without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import select
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.cuda_rows.cuda_parts import DEVICE, LONG, QWEN_1_5B, QWEN_7B, SMOLLM2_135M, blocks, random_text
+from keystroke.engine.base import Sampling, StepRequest
+from keystroke.engine.checkpoint.rope import extended
+from keystroke.engine.checkpoint.spec import ModelSpec
+from keystroke.engine.cuda.driver import GpuLauncher, compile_together, compiled
+from keystroke.engine.cuda.engine import CudaEngine
+from keystroke.engine.cuda.plan import Bucket, Plan, Precision
+from keystroke.engine.cuda.step import Parameters
+from keystroke.engine.cuda.stored import usual_formats
+from keystroke.engine.cuda.weights import random_weights
+from keystroke.errors import EngineError, KeystrokeError
+
+ROUNDS = 5
+START_SECONDS, SILENT_SECONDS = 50, 12  # without a word: while an engine is made, and later
+PROBE = Sampling(
+    logprobs=0
+)  # chosen on the host: no step runs ahead, and the launch's input stays where it is
+PHASES = ("norm", "QKV", "wait", "attention", "heads", "O", "norm", "gate/up", "wait", "down")
+READINGS = 10 * 28 + 8
+PROFILED = f"PROFILE={READINGS}"
+PLAIN = "as it is"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A step that is timed: rows of one session, or as many sessions, behind so many tokens."""
+
+    context: int
+    rows: int = 1
+    together: bool = False
+    launches: int = 30
+
+    @property
+    def name(self) -> str:
+        return f"{self.context // 1000}k, {self.rows} {'sessions' if self.together else 'rows'}"
+
+    @property
+    def tiles(self) -> int:
+        return 1 if self.rows <= 8 else 2
+
+
+@dataclass(frozen=True)
+class Part:
+    spec: ModelSpec
+    cases: tuple[Case, ...]
+    variants: dict[int, tuple[str, ...]]  # by tiles of rows; the first is what others are compared with
+    precision: Precision = "bf16"
+    kv_tokens: int = 8192
+
+    def plan(self, count: int) -> Plan:
+        stored = usual_formats(self.spec) if self.precision == "stored" else None
+        return Plan(self.spec, self.precision, count, stored=stored)
+
+
+_FEW = ("", "FAR=1", "COMBINE=1", "FAR=1 COMBINE=1", "QUERY_TAGS=1", "FAR=1 COMBINE=1 QUERY_TAGS=1")
+_FEW += (f"FAR=1 COMBINE=1 {PROFILED}",)
+_MANY = ("", "FAR=1 COMBINE=1", "MULTICAST=1", "MULTICAST=1 FAR=1 COMBINE=1", f"MULTICAST=1 {PROFILED}")
+PARTS = {
+    "1.5b": Part(
+        extended(QWEN_1_5B, 131_072),
+        (
+            Case(LONG, launches=20),
+            Case(1024),
+            Case(8192),
+            Case(1024, 16),
+            Case(1024, 16, together=True),
+            Case(8192, 16),
+        ),
+        {1: _FEW, 2: _MANY},
+        kv_tokens=160_000,
+    ),
+    "7b-int4": Part(
+        QWEN_7B,
+        (Case(1024), Case(1024, 16)),
+        {1: ("", "FAR=1 COMBINE=1", "QUERY_TAGS=1"), 2: ("", "MULTICAST=1")},
+        "int4",
+    ),
+    "7b-stored": Part(
+        QWEN_7B, (Case(1024),), {1: ("", "QUERY_TAGS=1", "QUERY_TAGS=1 ACTIVATION_TAGS=1")}, "stored"
+    ),
+    "135m": Part(
+        SMOLLM2_135M, (Case(1024), Case(1024, 16)), {1: ("", "FAR=1 COMBINE=1"), 2: ("", "MULTICAST=1")}
+    ),
+}
+
+
+def macros_of(variant: str) -> dict[str, str]:
+    return dict(each.split("=", 1) for each in variant.split() if each[0].isupper())
+
+
+def parameters_of(variant: str) -> dict[str, int]:
+    return {name: int(value) for name, value in (e.split("=") for e in variant.split() if e[0].islower())}
+
+
+class VariantLauncher(GpuLauncher):
+    """Launches the kernel of one variant at a time."""
+
+    variant = ""
+    refused = False
+
+    def use(self, variant: str) -> None:
+        self.variant = variant
+        self._functions = self.__dict__.setdefault("_all", {}).setdefault(variant, {})
+
+    def launch(self, parameters: Parameters, bucket: Bucket, sparse: bool) -> None:
+        try:
+            super().launch(parameters, bucket, sparse)
+        except EngineError as error:  # clusters may not be asked for so; all blocks fit at once either way
+            if "MULTICAST" not in self.variant:
+                raise
+            if not self.refused:
+                print(f"launched otherwise: {error}", file=sys.stderr)
+            self.refused = True
+            function = self._functions[bucket.tiles_n, sparse]
+            sizes = (self.blocks, 1, 1, 288, 1, 1, self._plan.target.shared_bytes)
+            given = (ctypes.c_void_p * 1)(ctypes.addressof(parameters))
+            self._gpu.call("cuLaunchKernel", function, *sizes, self._gpu.enter(), given, None)
+
+    def prepare(self, tiles_n: int, sparse: bool = False) -> Any:
+        macros = {**self._plan.macros(tiles_n, sparse), **macros_of(self.variant)}
+        shared = self._plan.target.shared_bytes
+        found = self._gpu.function(self._gpu.load(compiled(macros)), "decode_step", shared)
+        self._functions[tiles_n, sparse] = found
+        return found
+
+
+class Timed:
+    """A case on an engine: takes the step, then launches it again and again."""
+
+    def __init__(self, engine: CudaEngine, case: Case) -> None:
+        self.engine, self.case = engine, case
+        text = random_text(engine._stepper.plan.spec.vocab_size, 0)
+        count = case.rows if case.together else 1
+        self.sessions = [engine.session() for _ in range(count)]
+        for i, session in enumerate(self.sessions):
+            session.extend([i, *text[: case.context - 1]] if case.together else text[: case.context])
+        self.step()  # what is left to read is read
+
+    def step(self) -> tuple[torch.Tensor, Callable[[], object]]:
+        for session in self.sessions:
+            session.rollback(self.case.context)
+        stepper, rows = self.engine._stepper, self.case.rows
+        if self.case.together:
+            self.engine.step_many([StepRequest(each, (), PROBE) for each in self.sessions])
+        else:
+            self.sessions[0].step([0] * (rows - 1), PROBE)
+        slot = (stepper._ticket - 1) % len(stepper._controls)
+        return stepper.logits[:rows].clone(), lambda: stepper._launch(slot, rows, len(self.sessions), False)
+
+    def microseconds(self, launch: Callable[[], object]) -> float:
+        launch()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin.record()
+        for _ in range(self.case.launches):
+            launch()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) * 1000 / self.case.launches
+
+
+def measure(name: str, without: set[str]) -> Iterator[dict[str, Any]]:
+    part = PARTS[name]
+    weights = random_weights(part.spec, part.precision, DEVICE, blocks())
+    launcher = VariantLauncher(weights.plan, DEVICE)
+    launcher.use("")
+    engine = CudaEngine(weights, launcher, part.kv_tokens)
+    readings = torch.zeros(blocks(), READINGS, dtype=torch.int64, device=DEVICE)
+    engine._stepper._parameters.profile = readings.data_ptr()
+    usual = {"in_flight": weights.plan.in_flight}
+    for case in part.cases:
+        left = [each for each in part.variants[case.tiles] if f"{case.name}|{each or PLAIN}" not in without]
+        if not left:
+            continue
+        launcher.use("")
+        timed = Timed(engine, case)
+        truth: torch.Tensor | None = None
+        for turn in range(ROUNDS):
+            for variant in tuple(left):
+                yield {"begins": f"{case.name}|{variant or PLAIN}"}
+                launcher.use(variant)
+                for parameter, value in {**usual, **parameters_of(variant)}.items():
+                    setattr(engine._stepper._parameters, parameter, value)
+                found = {"part": name, "case": case.name, "variant": variant or PLAIN}
+                try:
+                    logits, launch = timed.step()
+                    taken = timed.microseconds(launch)
+                except (KeystrokeError, RuntimeError) as error:
+                    torch.cuda.synchronize()  # raises where the GPU is lost to this process
+                    yield {**found, "error": f"{type(error).__name__}: {error}"[:300]}
+                    left.remove(variant)
+                    continue
+                truth = logits if truth is None else truth
+                yield {**found, "us": taken, "same": torch.equal(logits, truth)}
+                if PROFILED in variant and turn == ROUNDS - 1:
+                    yield {**found, "phases": phases(readings)}
+        for session in timed.sessions:
+            session.close()
+
+
+def phases(readings: torch.Tensor) -> dict[str, list[int]]:
+    """Cycles of each phase of a layer, mean of all layers and blocks, and of each layer's slowest block."""
+    layers = (READINGS - 8) // 10
+    spent = readings[:, : 10 * layers + 1].diff(dim=1).reshape(-1, layers, 10).double()
+    spent = spent[:, 1:]  # the first has the step's beginning in it
+    mean, slowest = spent.mean((0, 1)), spent.amax(0).mean(0)
+    return {f"{i} {name}": [int(mean[i]), int(slowest[i])] for i, name in enumerate(PHASES)}
+
+
+def child(name: str, without: set[str]) -> None:
+    try:
+        for row in measure(name, without):
+            print(json.dumps(row), flush=True)
+    except BaseException as error:
+        print(json.dumps({"part": name, "error": f"{type(error).__name__}: {error}"[:300]}), flush=True)
+        raise
+
+
+def compile_all(names: list[str], count: int = 132) -> None:
+    wanted = []
+    for part in (PARTS[name] for name in names):
+        plan = part.plan(count)
+        for tiles in sorted({case.tiles for case in part.cases}):
+            wanted += [{**plan.macros(tiles), **macros_of(each)} for each in part.variants[tiles]]
+    compile_together(wanted)
+
+
+def lines_of(command: list[str]) -> Iterator[str | int]:
+    """What a process says, line by line, then its exit code. Saying nothing for too long ends it."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0) as process:
+        assert process.stdout is not None
+        patience = START_SECONDS
+        while select.select([process.stdout], [], [], patience)[0]:
+            if not (line := process.stdout.readline()):
+                break
+            patience = SILENT_SECONDS
+            yield line.decode()
+        else:
+            process.kill()
+        yield process.wait()
+
+
+def run_part(name: str, log: Path | None) -> list[dict[str, Any]]:
+    """The part in a process of its own; again without what did not end, and without what is done."""
+    found: list[dict[str, Any]] = []
+    hung: set[str] = set()
+    for _ in range(3):
+        done = Counter(f"{row['case']}|{row['variant']}" for row in found if "us" in row)
+        without = hung | {each for each, times in done.items() if times >= ROUNDS}
+        begun, code = "", 0
+        for line in lines_of(
+            [sys.executable, "-P", "-m", "bench.variants", "--child", name, *sorted(without)]
+        ):
+            if isinstance(line, int):
+                code = line
+            elif line.startswith("{"):
+                row = json.loads(line)
+                begun = row.get("begins", begun)
+                found += [] if "begins" in row else [row]
+                if log is not None:
+                    with log.open("a") as to:
+                        to.write(line)
+        if code == 0:
+            break
+        print(f"{name}: ended with {code} at {begun!r}", file=sys.stderr)
+        if not begun or begun in hung:
+            break
+        hung.add(begun)
+        found.append({"part": name, "error": f"ended with {code} at {begun}"})
+    return found
+
+
+def table(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for row in found:
+        if "us" in row:
+            groups.setdefault((row["part"], row["case"], row["variant"]), []).append(row)
+    rows = []
+    for (part, case, variant), each in groups.items():
+        times = [row["us"] for row in each]
+        rows.append(
+            {
+                "part": part,
+                "case": case,
+                "variant": variant,
+                "us": round(statistics.median(times), 1),
+                "spread": round(max(times) - min(times), 1),
+                "same": all(row["same"] for row in each),
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--compile", action="store_true", help="compile only")
+    parser.add_argument("--out", type=Path, help="folder for all readings")
+    given = parser.parse_args()
+    if given.child:
+        child(given.parts[0], set(given.parts[1:]))
+        return
+    names = given.parts or list(PARTS)
+    began = time.monotonic()
+    try:
+        compile_all(names)
+    except KeystrokeError as error:  # said again by whoever needs it
+        print(error, file=sys.stderr)
+    print(f"compiled in {time.monotonic() - began:.0f} s", flush=True)
+    if given.compile:
+        return
+    found: list[dict[str, Any]] = []
+    for name in names:
+        found += run_part(name, given.out / "readings.jsonl" if given.out else None)
+        print(f"{name} done after {time.monotonic() - began:.0f} s", flush=True)
+    rows = table(found)
+    for row in rows:
+        print(
+            "{part:10} {case:16} {variant:32} {us:8.1f} us  +-{spread:<6.1f} {0}".format(
+                "same" if row["same"] else "OTHER BITS", **row
+            )
+        )
+    for row in found:
+        if "phases" in row or "error" in row:
+            print(json.dumps(row))
+    print(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    main()
