@@ -326,7 +326,9 @@ def _kept_prefixes(path: Path, made: str, settings: Settings) -> KeptPrefixes | 
 
     # Everything that the values follow from: the weights, and what computes with them how.
     files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.is_file())
-    how = f"{made}/{FORMAT}/{OPERATORS}/{settings.engine.exact}/{settings.engine.context}/{platform.machine()}"
+    how = (
+        f"{made}/{FORMAT}/{OPERATORS}/{settings.engine.exact}/{settings.engine.context}/{platform.machine()}"
+    )
     return KeptPrefixes(settings.paths.cache / "prefixes", f"{quick_digest(files)}/{how}", limit)
 
 
