@@ -8,7 +8,7 @@
 #include <arm_neon.h>
 
 #define LANES 4
-enum { REGISTERS = 32, NOTHING = 0x4b400000, TAKES_ZERO = 1, FETCHED = 3, MOST_ROWS = 48 };
+enum { REGISTERS = 32, NOTHING = 0x4b400000, TAKES_ZERO = 1, FETCHED = 3, MOST_ROWS = 66 };
 typedef int32x4_t ints;
 typedef float32x4_t floats;
 
