@@ -322,11 +322,13 @@ def _kept_prefixes(path: Path, made: str, settings: Settings) -> KeptPrefixes | 
     if not limit:
         return None
     from keystroke.engine.onnx.kept_prefixes import KeptPrefixes
-    from keystroke.engine.onnx.precision import FORMAT
+    from keystroke.engine.onnx.precision import FORMAT, OPERATORS
 
     # Everything that the values follow from: the weights, and what computes with them how.
     files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.is_file())
-    how = f"{made}/{FORMAT}/{settings.engine.exact}/{settings.engine.context}/{platform.machine()}"
+    how = (
+        f"{made}/{FORMAT}/{OPERATORS}/{settings.engine.exact}/{settings.engine.context}/{platform.machine()}"
+    )
     return KeptPrefixes(settings.paths.cache / "prefixes", f"{quick_digest(files)}/{how}", limit)
 
 

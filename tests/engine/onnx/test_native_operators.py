@@ -67,29 +67,50 @@ def number(kind: str) -> int:
     return int(GGMLQuantizationType[kind])
 
 
-def once(x: Array) -> Array:
+def block_scales(blocks: Array, *, large: bool) -> Array:
+    """What the codes of each block of 32 are multiples of: a 127th of its largest, and for formats of 256
+    weights a share of what its unit of eight blocks has, such that no half block is too heavy for 16 bits."""
+    scale: Array = np.abs(blocks).max(-1) / np.float32(127)
+    if not large:
+        return scale
+    quarters = np.abs(blocks).reshape(*scale.shape, 2, 4, 4)
+    four = quarters[..., 0, :] + quarters[..., 1, :] + quarters[..., 2, :] + quarters[..., 3, :]
+    heavy = (four[..., 0] + four[..., 1]) + (four[..., 2] + four[..., 3])
+    least = np.maximum(scale, heavy.max(-1) / np.float32(1014)).reshape(scale.shape[0], -1, 8)
+    unit = least.max(-1, keepdims=True) / np.float32(15)
+    share = np.clip(np.ceil(least / np.where(unit > 0, unit, np.float32(1))), 1, 15)
+    return np.asarray(unit * share, np.float32).reshape(scale.shape)
+
+
+def once(x: Array, *, large: bool) -> Array:
     """8 bits in blocks of 32."""
     blocks = x.reshape(x.shape[0], -1, 32)
-    scale = np.abs(blocks).max(-1, keepdims=True) / np.float32(127)
+    scale = block_scales(blocks, large=large)[..., None]
     codes = np.rint(blocks * (np.float32(1) / np.where(scale > 0, scale, np.float32(1))))
+    assert np.abs(codes).max() <= 127
+    assert not large or np.abs(codes).reshape(-1, 16).sum(-1).max() <= 1023
     wide: Array = codes.astype(np.float64) * scale
     return wide.reshape(x.shape)
 
 
-def uneven(x: Array) -> Array:
+def uneven(x: Array, *, large: bool) -> Array:
     """Rows where the error of 8 bits is a hundredth and more of what is small."""
     blocks = np.abs(x.reshape(x.shape[0], -1, 32)).astype(np.float64)
     largest = blocks.max(-1, keepdims=True)
     small = (np.minimum(blocks, largest / 16) ** 2).sum((-1, -2))
+    if large:
+        least = largest.reshape(x.shape[0], -1, 8).max(-1, keepdims=True) / 15
+        largest = np.maximum(largest, np.repeat(least, 8, 1).reshape(largest.shape))
     found: Array = (largest**2).sum((-1, -2)) * 32 / (12 * 127**2) > 0.01 * small
     return found
 
 
-def rounded(x: Array) -> Array:
+def rounded(x: Array, kind: str) -> Array:
     """Activations as the product sees them: what rounding loses of an uneven row is rounded too."""
-    first = once(x)
-    second = once((x - first).astype(np.float32))
-    return first + np.where(uneven(x)[:, None], second, 0)
+    large = kind.endswith("K")
+    first = once(x, large=large)
+    second = once((x - first).astype(np.float32), large=large)
+    return first + np.where(uneven(x, large=large)[:, None], second, 0)
 
 
 def relative(actual: Array, expected: Array) -> float:
@@ -112,8 +133,8 @@ def test_a_product_is_that_of_the_stored_weights(library: Path, kind: str, heigh
     weights = widened(kind, stored)
     live = [i for i in range(150) if i != 3]
     assert not y[0, 3].any()
-    assert uneven(x[0]).nonzero()[0].tolist() == [5]
-    assert relative(y[0, live], rounded(x[0, live]) @ weights.T) < SINGLE
+    assert uneven(x[0], large=kind.endswith("K")).nonzero()[0].tolist() == [5]
+    assert relative(y[0, live], rounded(x[0, live], kind) @ weights.T) < SINGLE
     huge, fine = x[0, 5].astype(np.float64), x[0, 5].copy()
     fine[:40:13] = 0  # what one rounding would have lost next to its neighbours
     assert np.abs(y[0, 5] - huge @ weights.T).max() < EIGHT_BITS * np.abs(fine @ weights.T).max()
@@ -122,6 +143,40 @@ def test_a_product_is_that_of_the_stored_weights(library: Path, kind: str, heigh
     for start, end in ((0, 1), (1, 3), (3, 7), (7, 40), (40, 57), (57, 150), (0, 129)):
         part = run.run(None, {"x": x[:, start:end], "w": stored})[0]
         assert np.array_equal(part[0], y[0, start:end]), "a row's result depends on its company"
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K"])
+@pytest.mark.parametrize("filled", [0x00, 0x7F, 0x80, 0xFF])
+def test_the_heaviest_sums_are_exact(library: Path, kind: str, filled: int) -> None:
+    """Every code, scale and minimum at an end of its range, and activations as large as can be."""
+    width, height = 512, 20
+    stored = random_blocks(kind, height, width)
+    size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]][1]
+    blocks = stored.reshape(-1, size)
+    blocks[:, : size - 2] = np.where(
+        np.arange(size - 2) < 4 * (kind != "Q6_K"), blocks[:, : size - 2], filled
+    )
+    if kind == "Q6_K":
+        blocks[: len(blocks) // 2, 192:208] = 0x80
+    else:
+        blocks[:, size - 2 :] = filled
+    x = np.ones((1, 9, width), np.float32)
+    x[0, 1] = -1
+    x[0, 2, ::2] = -1
+    x[0, 3, 40:300] = 0
+    x[0, 4, :32] *= 1000
+    x[0, 5] = np.repeat(2.0 ** np.arange(16), 32)
+    x[0, 6] = np.linspace(-3, 3, width)
+    x[0, 7:] = np.random.default_rng(5).uniform(0.9, 1, (2, width))
+    run = session(
+        library, "StoredMatMul", {"x": 1, "b": 1, "w": 2}, optional="b", types=[number(kind)], gated=0
+    )
+    y = run.run(None, {"x": x, "w": stored})[0][0]
+    expected = rounded(x[0], kind) @ widened(kind, stored).T
+    reach = np.abs(rounded(x[0], kind)) @ np.abs(widened(kind, stored)).T
+    assert (np.abs(y - expected) <= SINGLE * reach).all()
+    for row in range(len(x[0])):
+        assert np.array_equal(run.run(None, {"x": x[:, row : row + 1], "w": stored})[0][0, 0], y[row])
 
 
 def test_projections_of_different_types_share_one_input_and_one_bias(library: Path) -> None:
@@ -133,8 +188,10 @@ def test_projections_of_different_types_share_one_input_and_one_bias(library: Pa
     inputs = {"x": 1, "b": 1, "w0": 2, "w1": 2, "w2": 2}
     run = session(library, "StoredMatMul", inputs, types=[number(kind) for kind in kinds], gated=0)
     y = run.run(None, {"x": x, "b": bias, **{f"w{i}": table for i, table in enumerate(tables)}})[0]
-    weights = np.concatenate([widened(kind, table) for kind, table in zip(kinds, tables, strict=True)])
-    assert relative(y[0], rounded(x[0]) @ weights.T + bias) < SINGLE
+    products = [
+        rounded(x[0], kind) @ widened(kind, table).T for kind, table in zip(kinds, tables, strict=True)
+    ]
+    assert relative(y[0], np.concatenate(products, axis=1) + bias) < SINGLE
 
 
 @pytest.mark.parametrize("biased", [True, False])
@@ -149,7 +206,7 @@ def test_a_gate_is_silu_times_the_other(library: Path, biased: bool) -> None:
     run = session(library, "StoredMatMul", inputs, optional="" if biased else "b", types=[12, 13], gated=1)
     feeds = {"x": x, "w0": gate, "w1": up} | ({"b": bias} if biased else {})
     y = run.run(None, feeds)[0]
-    g, u = rounded(x[0]) @ widened("Q4_K", gate).T, rounded(x[0]) @ widened("Q5_K", up).T
+    g, u = (rounded(x[0], kind) @ widened(kind, table).T for kind, table in (("Q4_K", gate), ("Q5_K", up)))
     if biased:
         g, u = g + bias[:height], u + bias[height:]
     with np.errstate(over="ignore"):
@@ -258,7 +315,7 @@ def test_a_product_of_any_size_is_right_and_reads_nothing_outside_of_its_table(
         gather = session(library, "StoredRows", {"ids": 7, "w": 2}, type=number(kind), width=width)
         last = gather.run(None, {"ids": np.array([[height - 1]]), "w": table})[0]
     weights = widened(kind, stored)
-    assert relative(y[0], rounded(x[0]) @ weights.T) < SINGLE
+    assert relative(y[0], rounded(x[0], kind) @ weights.T) < SINGLE
     assert np.array_equal(last[0, 0], weights[-1])
 
 

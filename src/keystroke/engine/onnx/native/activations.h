@@ -1,8 +1,10 @@
 /* Activations, rounded to 8 bits in blocks of 32, each with its own scale.
  *
  * Law: how a row is rounded follows from that row alone. Where a few numbers of a row are so large that rounding
- * would lose the others, what was lost can be rounded too, as a second row. Knows nothing of weights but how the
- * terms of a block join a total.
+ * would lose the others, what was lost can be rounded too, as a second row. For formats of 256 weights the scale of a
+ * block is a share, a small integer, of a scale that its unit has: so what a unit sums up to is an integer. There the
+ * codes of half a block sum up to no more than MOST_HALF, all taken as positive, and 16 bits hold what they and
+ * the codes of weights make. Knows nothing of weights but how the terms of a block or a unit join a total.
  */
 #pragma once
 #include "formats.h"
@@ -11,39 +13,56 @@
  * no more than a sixteenth of the largest of its block. Normally distributed numbers have 0.0014; the first token
  * of a text, on whose few huge activations all attention rests, has 0.04 and loses everything else. */
 static const float MOST_LOSS = 0.01f;
+/* Codes of weights are at most 32 from their middle, and those of Q4_K, of which a sum has 32, at most 15. */
+enum { MOST_HALF = 1023, MOST_SHARE = 15 };
 
 typedef struct {
     size_t rows, width, blocks;
+    int in_units;    /* whether blocks have shares */
     int8_t *codes;   /* [rows][width] */
     float *scales;   /* [rows][blocks] */
     float *sums;     /* [rows][blocks]: what the codes of a block sum up to, scaled */
     int32_t *counts; /* [rows][2 * blocks]: NOTHING, less 32 times what the codes of each half block sum up to */
+    float *units;    /* [rows][units]: the scales of units */
+    int8_t *shares;  /* [rows][units][SHARES] */
+    int8_t *split;   /* [rows][units][16]: the sums of blocks times their shares, modulo 256, then in 256s */
 } Activations;
 
-INLINE size_t activations_bytes(size_t rows, size_t width) { return rows * (width + width / BLOCK * 16 + 64); }
+INLINE size_t activations_bytes(size_t rows, size_t width) {
+    return rows * (width + width / BLOCK * 16 + (width / UNIT + 1) * (4 + SHARES + 16)) + 64;
+}
 
-INLINE Activations activations_in(void *memory, size_t rows, size_t width) {
-    Activations a = {.rows = rows, .width = width, .blocks = width / BLOCK};
+INLINE Activations activations_in(void *memory, size_t rows, size_t width, int in_units) {
+    Activations a = {.rows = rows, .width = width, .blocks = width / BLOCK, .in_units = in_units};
+    size_t units = width / UNIT;
     a.scales = memory;
     a.sums = a.scales + rows * a.blocks;
     a.counts = (int32_t *)(a.sums + rows * a.blocks);
-    a.codes = (int8_t *)(a.counts + rows * a.blocks * 2);
+    a.units = (float *)(a.counts + rows * a.blocks * 2);
+    a.codes = (int8_t *)(a.units + rows * units);
+    a.shares = a.codes + rows * width;
+    a.split = a.shares + rows * units * SHARES;
     return a;
 }
 
+INLINE float largest_of(const float *x, size_t count) {
+    floats most = magnitude(floats_at(x));
+    for (size_t i = LANES; i < count; i += LANES) most = greater(most, magnitude(floats_at(x + i)));
+    return greatest(most);
+}
+
 /* Whether rounding this row would lose too much. */
-static int is_uneven(const float *x, size_t width) {
+static int is_uneven(const float *x, size_t width, int in_units) {
     floats small = same(0);
-    float error = 0;
-    for (size_t block = 0; block < width / BLOCK; block++, x += BLOCK) {
-        floats most = same(0);
-        for (int i = 0; i < BLOCK; i += LANES) most = greater(most, magnitude(floats_at(x + i)));
-        float largest = greatest(most);
+    float error = 0, least = 0;
+    for (size_t at = 0; at < width; at += BLOCK, x += BLOCK) {
+        if (in_units && at % UNIT == 0) least = largest_of(x, UNIT) / MOST_SHARE;
+        float largest = largest_of(x, BLOCK), rounded = largest > least ? largest : least;
         for (int i = 0; i < BLOCK; i += LANES) {
             floats each = less(magnitude(floats_at(x + i)), same(largest / 16));
             small = times_plus(each, each, small);
         }
-        error += largest * largest * (BLOCK / (12.0f * 127.0f * 127.0f));
+        error += rounded * rounded * (BLOCK / (12.0f * 127.0f * 127.0f));
     }
     return error > MOST_LOSS * sum(small);
 }
@@ -54,23 +73,61 @@ static void residue(const float *x, size_t row, const Activations *a, float *out
     for (size_t i = 0; i < a->width; i++) out[i] = x[i] - (float)codes[i] * a->scales[row * a->blocks + i / BLOCK];
 }
 
-static void round_row(const float *x, size_t row, const Activations *a) {
-    int8_t *codes = a->codes + row * a->width;
-    for (size_t block = 0; block < a->blocks; block++, x += BLOCK, codes += BLOCK) {
-        floats most = magnitude(floats_at(x));
-        for (int i = LANES; i < BLOCK; i += LANES) most = greater(most, magnitude(floats_at(x + i)));
-        float scale = greatest(most) / 127.0f, inverse = scale > 0 ? 1.0f / scale : 0.0f;
-        int32_t half[2] = {0, 0};
-        for (int i = 0; i < BLOCK; i += LANES) {
-            ints rounded = nearest(times(floats_at(x + i), same(inverse)));
-            put_bytes(codes + i, rounded);
-            half[i / 16] -= sum_ints(rounded);
+/* Block `at` of all rows, whose numbers are `x`; what its codes sum up to. */
+INLINE int32_t round_block(const float *x, size_t at, float scale, const Activations *a) {
+    float inverse = scale > 0 ? 1.0f / scale : 0.0f;
+    int8_t *codes = a->codes + at * BLOCK;
+    int32_t count = 0;
+    for (size_t half = 0; half < 2; half++) {
+        ints rounded[16 / LANES], total = same_int(0);
+        for (int i = 0; i < 16 / LANES; i++) {
+            rounded[i] = nearest(times(floats_at(x + i * LANES), same(inverse)));
+            total = plus(total, rounded[i]);
         }
-        a->scales[row * a->blocks + block] = scale;
-        a->sums[row * a->blocks + block] = -scale * (float)(half[0] + half[1]);
-        int32_t *counts = a->counts + (row * a->blocks + block) * 2;
-        counts[0] = NOTHING + 32 * half[0], counts[1] = NOTHING + 32 * half[1];
+        put_16_bytes(codes, rounded);
+        x += 16, codes += 16;
+        int32_t of_half = sum_ints(total);
+        a->counts[2 * at + half] = NOTHING - 32 * of_half;
+        count += of_half;
     }
+    a->scales[at] = scale, a->sums[at] = scale * (float)count;
+    return count;
+}
+
+static void round_unit(const float *x, size_t unit, const Activations *a) {
+    float scales[BLOCKS], most = 0;
+    for (size_t block = 0; block < BLOCKS; block++) {
+        const float *first = x + block * BLOCK;
+        float scale = largest_of(first, BLOCK) / 127.0f;
+        for (int i = 0; i < BLOCK; i += 16) { /* any of 16 may be rounded up by half of one */
+            float heavy = weight_of_16(first + i) / (MOST_HALF - 9);
+            scale = heavy > scale ? heavy : scale;
+        }
+        scales[block] = scale;
+        most = scale > most ? scale : most;
+    }
+    float of_unit = most / MOST_SHARE;
+    int8_t shares[BLOCKS], *split = a->split + unit * 16;
+    for (size_t block = 0; block < BLOCKS; block++) {
+        float share = of_unit > 0 ? ceilf(scales[block] / of_unit) : 1;
+        share = share < 1 ? 1 : share < MOST_SHARE ? share : MOST_SHARE; /* what is no number is MOST_SHARE */
+        shares[block] = (int8_t)share;
+        int32_t count = round_block(x + block * BLOCK, unit * BLOCKS + block, of_unit * share, a) * shares[block];
+        int32_t upper = (count + 128) >> 8;
+        split[block] = (int8_t)(count - 256 * upper), split[BLOCKS + block] = (int8_t)upper;
+    }
+    a->units[unit] = of_unit;
+    put_shares(a->shares + unit * SHARES, shares);
+}
+
+static void round_row(const float *x, size_t row, const Activations *a) {
+    if (a->in_units) {
+        size_t units = a->width / UNIT;
+        for (size_t unit = 0; unit < units; unit++) round_unit(x + unit * UNIT, row * units + unit, a);
+        return;
+    }
+    for (size_t block = 0; block < a->blocks; block++)
+        round_block(x + block * BLOCK, row * a->blocks + block, largest_of(x + block * BLOCK, BLOCK) / 127.0f, a);
 }
 
 /* Where the rows of activations that meet a unit lie. */
@@ -79,12 +136,15 @@ typedef struct {
     const float *scales, *sums;
     const int32_t *counts;
     size_t width, blocks;
+    const float *unit;            /* what follows is of formats of 256 weights */
+    const int8_t *shares, *split;
+    size_t units;
 } Slice;
 
 INLINE Slice slice_of(const Activations *a, size_t row, size_t unit) {
-    size_t at = row * a->blocks + unit * BLOCKS;
+    size_t at = row * a->blocks + unit * BLOCKS, units = a->width / UNIT, here = row * units + unit;
     return (Slice){a->codes + row * a->width + unit * UNIT, a->scales + at, a->sums + at, a->counts + 2 * at,
-                   a->width, a->blocks};
+                   a->width, a->blocks, a->units + here, a->shares + here * SHARES, a->split + here * 16, units};
 }
 
 /* How many blocks of a row lie in this unit. */
@@ -93,12 +153,14 @@ INLINE int blocks_in(size_t width, size_t unit) {
     return left_over < BLOCKS ? (int)left_over : BLOCKS;
 }
 
+enum { LEAST_AHEAD = 12 << 10 }; /* bytes: memory answers late */
+
 /* Fetch a part of what lies behind these weights while one of their units is met: it comes next, and LANES streams
- * at once are more than a processor foresees. */
-INLINE void fetch_ahead(Rows weights, size_t width, size_t unit) {
-    size_t portion = LANES * weights.stride * UNIT / width;
-    const uint8_t *next = weights.at + LANES * weights.stride + unit * portion;
-    for (size_t byte = 0; byte < portion; byte += 64) __builtin_prefetch(next + byte, 0, FETCHED);
+ * at once are more than a processor foresees. `step` of `steps`: more at once may be more than it can wait for. */
+INLINE void fetch_ahead(Rows weights, size_t unit, const size_t unit_bytes, const size_t step, const size_t steps) {
+    const size_t portion = LANES * unit_bytes, strip = LANES * weights.stride;
+    const uint8_t *next = weights.at + (strip > LEAST_AHEAD ? strip : LEAST_AHEAD) + unit * portion;
+    for (size_t byte = 64 * step; byte < portion; byte += 64 * steps) __builtin_prefetch(next + byte, 0, FETCHED);
 }
 
 /* What the products of one half block, or block, start with where the zero of the codes is 2 to the power `zero`. */
@@ -108,7 +170,14 @@ INLINE int32_t start_of(const int32_t *counts, int half, const int zero, const i
     return NOTHING + ((counts[0] - NOTHING) + (counts[1] - NOTHING)) / 32 * (1 << zero);
 }
 
-/* The terms of one half block, or block, join the total: this line alone defines what a product is. */
+/* The terms of one half block, or block, join the total: where formats of 32 weights are concerned, this line alone
+ * defines what a product is. */
 INLINE floats joined(floats total, ints products, floats weight_scale, float scale) {
     return times_plus(floats_of_sums(products), times(weight_scale, same(scale)), total);
+}
+
+/* The terms of a unit join the total: what its sums, each times its multiple, and its minima came to are exact. This line
+ * defines what a product is where formats of 256 weights are concerned. */
+INLINE floats joined_unit(floats total, ints products, floats factor, float scale) {
+    return times_plus(floats_of(products), times(factor, same(scale)), total);
 }

@@ -36,8 +36,7 @@ static int product_is_right(const Format *format, const Activations *a, uint8_t 
         for (size_t i = 0; i < UNIT; i++) {
             for (size_t lane = 0; lane < LANES; lane++) {
                 double weight = tile.codes[i / 4][4 * lane + i % 4] - (format->zero < 0 ? 0 : 1 << format->zero);
-                weight *= (double)tile.scales[i * (size_t)format->halves / BLOCK][lane];
-                if (format->has_minimum) weight += (double)tile.minima[i / BLOCK][lane];
+                weight = weight * (double)scale_at(format, &tile, i, lane) + (double)minimum_at(format, &tile, i, lane);
                 for (size_t r = 0; r < CHECKED_ROWS; r++) {
                     size_t at = unit * UNIT + i;
                     double x = a->codes[r * a->width + at] * (double)a->scales[r * a->blocks + at / BLOCK];
@@ -86,12 +85,14 @@ __attribute__((visibility("default"))) int self_check(void) {
     void *memory = malloc(activations_bytes(CHECKED_ROWS, CHECKED_WIDTH));
     int wrong = !bytes || !memory;
     if (!wrong) {
-        Activations a = activations_in(memory, CHECKED_ROWS, CHECKED_WIDTH);
         for (size_t r = 0; r < CHECKED_ROWS; r++) {
             for (size_t i = 0; i < CHECKED_WIDTH; i++) x[r][i] = (float)((r * 131 + i * 29) % 63) / 16 - 2;
-            round_row(x[r], r, &a);
         }
-        for (size_t i = 0; i < sizeof FORMATS / sizeof *FORMATS; i++) wrong |= !product_is_right(FORMATS + i, &a, bytes);
+        for (size_t i = 0; i < sizeof FORMATS / sizeof *FORMATS; i++) {
+            Activations a = activations_in(memory, CHECKED_ROWS, CHECKED_WIDTH, is_large(FORMATS + i));
+            for (size_t r = 0; r < CHECKED_ROWS; r++) round_row(x[r], r, &a);
+            wrong |= !product_is_right(FORMATS + i, &a, bytes);
+        }
         wrong |= !attention_is_right();
     }
     free(bytes), free(memory);

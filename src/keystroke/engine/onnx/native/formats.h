@@ -4,7 +4,8 @@
  * a row, or what is left of it, cut into blocks of 32; a weight is
  *     scale * (code - zero) + minimum
  * with one scale a block (two in Q6_K), one minimum a block where the format has any, and codes of 8 bits.
- * Nothing is rounded: scales and minima are products of two stored numbers that single precision holds.
+ * Nothing is rounded. In formats of 256 weights scales and minima are small multiples of a unit's two factors, and
+ * are left so: whoever multiplies them with integers stays exact.
  */
 #pragma once
 #include "vector.h"
@@ -14,8 +15,11 @@ enum { UNIT = 256, BLOCK = 32, BLOCKS = UNIT / BLOCK, QUADS = UNIT / 4 };
 /* One unit of LANES rows. Row i of `codes` holds weights 4i to 4i+3 of every lane, lane after lane. */
 typedef struct {
     uint8_t codes[QUADS][4 * LANES] __attribute__((aligned(64)));
-    float scales[2 * BLOCKS][LANES] __attribute__((aligned(64)));
+    float scales[2 * BLOCKS][LANES] __attribute__((aligned(64))); /* of formats of 32 weights, as `minima` */
     float minima[BLOCKS][LANES] __attribute__((aligned(64)));
+    uint8_t multiples[2 * BLOCKS][4 * LANES] __attribute__((aligned(64))); /* vectors for join_multiples */
+    uint8_t minimum_bytes[BLOCKS / 4][4 * LANES] __attribute__((aligned(64))); /* four in a lane */
+    float factor[LANES] __attribute__((aligned(64))), minimum_factor[LANES] __attribute__((aligned(64)));
 } Tile;
 
 /* LANES rows of weights. */
@@ -31,26 +35,35 @@ typedef struct {
     int zero;   /* the zero is 2 to this power; there is none if negative */
     int halves; /* scales for each block of 32 */
     int has_minimum;
-    int wide; /* codes of 128 and more */
     void (*unpack)(Rows rows, size_t unit, int blocks, Tile *tile);
 } Format;
 
 INLINE void turned_at(Rows rows, size_t offset, ints out[4]) { turned(rows.at + offset, rows.stride, out); }
 INLINE ints masked(ints a, uint8_t mask) { return both(a, same_int(0x01010101 * mask)); }
-INLINE floats byte_of(ints a, int index) { return floats_of(both(right(a, 8 * index), same_int(255))); }
 
 /* Q4_K and Q5_K: a half-precision scale and minimum for 256 weights, eight 6-bit multiples of each. */
-INLINE void six_bit_scales(Rows rows, size_t at, Tile *tile) {
+typedef struct {
+    ints scales[2], minima[2]; /* four bytes in every lane */
+    floats factor, minimum_factor;
+} SixBits;
+
+INLINE SixBits six_bits(Rows rows, size_t at) {
     ints head[4];
     turned_at(rows, at, head);
-    floats scale = low_halves(head[0]), minimum = minus(same(0), low_halves(right(head[0], 16)));
     ints a = head[1], b = head[2], c = head[3];
-    ints scales[2] = {masked(a, 0x3f), either(masked(c, 0x0f), masked(right(a, 2), 0x30))};
-    ints minima[2] = {masked(b, 0x3f), either(masked(right(c, 4), 0x0f), masked(right(b, 2), 0x30))};
-    for (int i = 0; i < BLOCKS; i++) {
-        put_floats(tile->scales[i], times(scale, byte_of(scales[i / 4], i % 4)));
-        put_floats(tile->minima[i], times(minimum, byte_of(minima[i / 4], i % 4)));
-    }
+    return (SixBits){
+        {masked(a, 0x3f), either(masked(c, 0x0f), masked(right(a, 2), 0x30))},
+        {masked(b, 0x3f), either(masked(right(c, 4), 0x0f), masked(right(b, 2), 0x30))},
+        low_halves(head[0]),
+        minus(same(0), low_halves(right(head[0], 16))),
+    };
+}
+
+INLINE void six_bit_scales(Rows rows, size_t at, Tile *tile) {
+    SixBits six = six_bits(rows, at);
+    for (int i = 0; i < BLOCKS; i++) put_ints(tile->multiples[i], multiple(six.scales[i / 4], i % 4, 0));
+    for (int i = 0; i < 2; i++) put_ints(tile->minimum_bytes[i], six.minima[i]);
+    put_floats(tile->factor, six.factor), put_floats(tile->minimum_factor, six.minimum_factor);
 }
 
 /* 32 bytes hold two blocks: the first in the lower halves of the bytes, the second in the upper ones. */
@@ -112,11 +125,8 @@ static void unpack_q6_k(Rows rows, size_t unit, int blocks, Tile *tile) {
     ints four[4], tail[4];
     turned_at(rows, at + 192, four);
     turned_at(rows, at + 194, tail);
-    floats scale = low_halves(right(tail[3], 16));
-    for (int i = 0; i < 16; i++) {
-        floats multiple = floats_of(signed_right(left(four[i / 4], 24 - 8 * (i % 4)), 24));
-        put_floats(tile->scales[i], times(scale, multiple));
-    }
+    put_floats(tile->factor, low_halves(right(tail[3], 16)));
+    for (int i = 0; i < 16; i++) put_ints(tile->multiples[i], multiple(four[i / 4], i % 4, 1));
 }
 
 /* The older formats: blocks of 32 weights, each with a half-precision scale, maybe a minimum, maybe 32 fifth
@@ -172,10 +182,10 @@ static void unpack_q8_0(Rows rows, size_t unit, int blocks, Tile *tile) {
 }
 
 static const Format FORMATS[] = {
-    {2, 32, 18, 3, 1, 0, 0, unpack_q4_0},     {3, 32, 20, -1, 1, 1, 0, unpack_q4_1},
-    {6, 32, 22, 4, 1, 0, 0, unpack_q5_0},     {7, 32, 24, -1, 1, 1, 0, unpack_q5_1},
-    {8, 32, 34, 7, 1, 0, 1, unpack_q8_0},     {12, 256, 144, -1, 1, 1, 0, unpack_q4_k},
-    {13, 256, 176, -1, 1, 1, 0, unpack_q5_k}, {14, 256, 210, 5, 2, 0, 0, unpack_q6_k},
+    {2, 32, 18, 3, 1, 0, unpack_q4_0},     {3, 32, 20, -1, 1, 1, unpack_q4_1},
+    {6, 32, 22, 4, 1, 0, unpack_q5_0},     {7, 32, 24, -1, 1, 1, unpack_q5_1},
+    {8, 32, 34, 7, 1, 0, unpack_q8_0},     {12, 256, 144, -1, 1, 1, unpack_q4_k},
+    {13, 256, 176, -1, 1, 1, unpack_q5_k}, {14, 256, 210, 5, 2, 0, unpack_q6_k},
 };
 
 static const Format *format_of(int64_t type) {
@@ -183,6 +193,21 @@ static const Format *format_of(int64_t type) {
         if (FORMATS[i].type == type) return FORMATS + i;
     }
     return NULL;
+}
+
+INLINE int is_large(const Format *format) { return format->values == UNIT; }
+
+/* The scale of weight `i` of a tile's unit, and its minimum. */
+INLINE float scale_at(const Format *format, const Tile *tile, size_t i, size_t lane) {
+    size_t part = i * (size_t)format->halves / BLOCK;
+    if (!is_large(format)) return tile->scales[part][lane];
+    return tile->factor[lane] * (float)multiple_at(tile->multiples[part], lane);
+}
+INLINE float minimum_at(const Format *format, const Tile *tile, size_t i, size_t lane) {
+    size_t block = i / BLOCK;
+    if (!format->has_minimum) return 0;
+    if (!is_large(format)) return tile->minima[block][lane];
+    return tile->minimum_factor[lane] * (float)tile->minimum_bytes[block / 4][4 * lane + block % 4];
 }
 
 INLINE size_t row_bytes(const Format *format, size_t width) {

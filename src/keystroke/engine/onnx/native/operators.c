@@ -15,7 +15,7 @@
         if (status_) return status_;             \
     } while (0)
 
-enum { MOST_RANK = 4, MOST_PARTS = 3 };
+enum { MOST_RANK = 4, MOST_PARTS = 3, LEAST_TASK = 1 << 15 }; /* bytes of weights: a task has its price */
 
 /* An input: its data, the number of elements, and its last two sizes. */
 typedef struct {
@@ -69,13 +69,13 @@ typedef struct {
 
 typedef struct {
     Part parts[MOST_PARTS];
-    size_t count, strips, width, stride; /* `strips` of LANES rows of weights each; `stride` of the output */
+    size_t count, strips, run, width, stride; /* `strips` of LANES rows of weights; `run`: one task's; `stride` of the output */
     const float *x, *bias;
     float *out;
     int gated;
     size_t rows, *places; /* where each row begins among the rounded ones: an uneven one takes two */
     float *residues;      /* what the first of two lost */
-    Activations rounded;
+    Activations rounded[2]; /* in blocks, in units: as its parts ask for, or none */
 } Product;
 
 INLINE int is_double(const Product *p, size_t row) { return p->places[row + 1] - p->places[row] == 2; }
@@ -84,12 +84,17 @@ static void round_rows(void *data, size_t row) {
     const Product *p = data;
     const float *x = p->x + row * p->width;
     size_t place = p->places[row];
-    round_row(x, place, &p->rounded);
-    if (!is_double(p, row)) return;
-    float *lost = p->residues + (place - row) * p->width; /* as many doubles lie before it */
-    residue(x, place, &p->rounded, lost);
-    round_row(lost, place + 1, &p->rounded);
+    for (const Activations *a = p->rounded; a < p->rounded + 2; a++) {
+        if (!a->rows) continue;
+        round_row(x, place, a);
+        if (!is_double(p, row)) continue;
+        float *lost = p->residues + (place - row) * p->width; /* as many doubles lie before it */
+        residue(x, place, a, lost);
+        round_row(lost, place + 1, a);
+    }
 }
+
+INLINE const Activations *rounded_for(const Product *p, const Part *part) { return p->rounded + is_large(part->format); }
 
 INLINE Rows strip_of(const Part *part, size_t first) {
     return (Rows){part->at + first * part->stride, part->stride};
@@ -101,8 +106,7 @@ INLINE size_t strip_start(const Part *part, size_t i) {
     return i * LANES + LANES <= part->height ? i * LANES : part->height - LANES;
 }
 
-static void multiply_strip(void *data, size_t strip) {
-    const Product *p = data;
+static void multiply_strip(const Product *p, size_t strip) {
     size_t index = 0;
     while (index + 1 < p->count && strip >= (p->parts[index].height + LANES - 1) / LANES && !p->gated) {
         strip -= (p->parts[index].height + LANES - 1) / LANES;
@@ -115,8 +119,11 @@ static void multiply_strip(void *data, size_t strip) {
         size_t place = p->places[row];
         for (end = row + 1; end < p->rows && p->places[end + 1] - place <= MOST_ROWS; end++) continue;
         size_t rounded = p->places[end] - place;
-        multiply(part->format, strip_of(part, first), &p->rounded, place, rounded, total);
-        if (p->gated) multiply(p->parts[1].format, strip_of(p->parts + 1, first), &p->rounded, place, rounded, other);
+        multiply(part->format, strip_of(part, first), rounded_for(p, part), place, rounded, total);
+        if (p->gated) {
+            const Part *second = p->parts + 1;
+            multiply(second->format, strip_of(second, first), rounded_for(p, second), place, rounded, other);
+        }
         for (size_t r = row; r < end; r++) {
             size_t at = p->places[r] - place;
             floats y = floats_at(total[at]);
@@ -131,6 +138,11 @@ static void multiply_strip(void *data, size_t strip) {
             put_floats(p->out + r * p->stride + (p->gated ? 0 : part->column) + first, y);
         }
     }
+}
+
+static void multiply_run(void *data, size_t task) {
+    const Product *p = data;
+    for (size_t strip = task * p->run; strip < p->strips && strip < (task + 1) * p->run; strip++) multiply_strip(p, strip);
 }
 
 static Status *make_matmul(Api api, const KernelInfo *info, void **out) {
@@ -174,22 +186,31 @@ static Status *run_matmul(void *kernel, Context *context) {
     if (bias.data && bias.elements != heights) return failure(api, "the bias of StoredMatMul does not fit its tables");
     if (p.gated && (p.count != 2 || p.parts[0].height != p.parts[1].height)) return failure(api, "a gate needs two equal tables");
     p.stride = p.gated ? p.parts[0].height : heights;
+    p.run = LEAST_TASK / (p.parts[0].stride * LANES) + 1;
     TRY(output(api, context, p.rows, p.stride, &p.out));
     if (!p.rows) return NULL;
     p.places = malloc((p.rows + 1) * sizeof *p.places);
     if (!p.places) return failure(api, "no memory for the rows of a product");
     p.places[0] = 0;
-    for (size_t r = 0; r < p.rows; r++) p.places[r + 1] = p.places[r] + 1 + (size_t)is_uneven(p.x + r * p.width, p.width);
-    size_t rounded = p.places[p.rows];
-    void *memory = malloc(activations_bytes(rounded, p.width) + (rounded - p.rows) * p.width * sizeof(float));
+    int asked[2] = {0, 0};
+    for (size_t i = 0; i < p.count; i++) asked[is_large(p.parts[i].format)] = 1;
+    for (size_t r = 0; r < p.rows; r++) {
+        const float *row = p.x + r * p.width;
+        int uneven = (asked[0] && is_uneven(row, p.width, 0)) || (asked[1] && is_uneven(row, p.width, 1));
+        p.places[r + 1] = p.places[r] + 1 + (size_t)uneven;
+    }
+    size_t rounded = p.places[p.rows], each = (activations_bytes(rounded, p.width) + 63) / 64 * 64;
+    void *memory = malloc(each * (size_t)(asked[0] + asked[1]) + (rounded - p.rows) * p.width * sizeof(float));
     Status *failed = memory ? NULL : failure(api, "no memory for the activations of a product");
     if (memory) {
         p.residues = memory;
-        p.rounded = activations_in(p.residues + (rounded - p.rows) * p.width, rounded, p.width);
+        char *place = (char *)(p.residues + (rounded - p.rows) * p.width);
+        if (asked[0]) p.rounded[0] = activations_in(place, rounded, p.width, 0);
+        if (asked[1]) p.rounded[1] = activations_in(place + (asked[0] ? each : 0), rounded, p.width, 1);
         if (p.rows < 8) {
             for (size_t r = 0; r < p.rows; r++) round_rows(&p, r);
         } else failed = in_parallel(api, context, round_rows, p.rows, &p);
-        if (!failed) failed = in_parallel(api, context, multiply_strip, p.strips, &p);
+        if (!failed) failed = in_parallel(api, context, multiply_run, (p.strips + p.run - 1) / p.run, &p);
     }
     free(memory), free(p.places);
     return failed;
@@ -237,9 +258,8 @@ static Status *run_rows(void *kernel, Context *context) {
             if (blocks > BLOCKS) blocks = BLOCKS;
             format->unpack(same_row, unit, (int)blocks, &tile);
             for (size_t i = 0; i < blocks * BLOCK; i++) {
-                size_t block = i / BLOCK, part = i * (size_t)format->halves / BLOCK;
                 int code = tile.codes[i / 4][i % 4] - (format->zero < 0 ? 0 : 1 << format->zero);
-                out[unit * UNIT + i] = tile.scales[part][0] * (float)code + (format->has_minimum ? tile.minima[block][0] : 0);
+                out[unit * UNIT + i] = scale_at(format, &tile, i, 0) * (float)code + minimum_at(format, &tile, i, 0);
             }
         }
     }

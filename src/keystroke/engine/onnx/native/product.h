@@ -14,13 +14,13 @@
 #endif
 
 enum {
-    TOGETHER = REGISTERS / 4,                      /* rows whose totals stay in registers */
-    TOGETHER_BY_HALVES = LANES == 4 ? 4 : TOGETHER, /* the same with two scales a block, where more would not */
+    TOGETHER = REGISTERS / 4,                   /* rows whose totals stay in registers */
+    TOGETHER_LARGE = LANES == 4 ? 6 : TOGETHER, /* the same with formats of 256 weights, where more would not */
 };
 
-/* `count` rows, at most TOGETHER, meet one unit: total [count][LANES] grows by its products. */
+/* `count` rows, at most TOGETHER, meet one unit of a format of 32 weights: total [count][LANES] grows by its products. */
 INLINE void meet(const Tile *tile, int blocks, Slice s, const int count, const int zero, const int halves,
-                 const int has_minimum, const int wide, float (*total)[LANES]) {
+                 const int has_minimum, float (*total)[LANES]) {
     floats totals[TOGETHER];
     for (int r = 0; r < count; r++) totals[r] = floats_at(total[r]);
     for (int block = 0; block < blocks; block++) {
@@ -28,10 +28,10 @@ INLINE void meet(const Tile *tile, int blocks, Slice s, const int count, const i
             ints products[TOGETHER];
             for (int r = 0; r < count; r++) {
                 const int32_t *counts = s.counts + ((size_t)r * s.blocks + (size_t)block) * 2;
-                products[r] = same_int(start_of(counts, half, zero, halves));
+                products[r] = same_int(start_of(counts, half, TAKES_ZERO ? -1 : zero, halves));
             }
             int at = block * 8 + half * 4;
-            dot_rows(tile->codes + at, 8 / halves, s.codes + 4 * at, s.width, count, wide, products);
+            dot_rows(tile->codes + at, 8 / halves, s.codes + 4 * at, s.width, count, zero, products);
             floats weight_scale = floats_at(tile->scales[block * halves + half]);
             for (int r = 0; r < count; r++) {
                 totals[r] = joined(totals[r], products[r], weight_scale, s.scales[(size_t)r * s.blocks + (size_t)block]);
@@ -47,17 +47,54 @@ INLINE void meet(const Tile *tile, int blocks, Slice s, const int count, const i
     for (int r = 0; r < count; r++) put_floats(total[r], totals[r]);
 }
 
+/* The same with a format of 256 weights. `alike`: halves of a block have one scale, and are apart because 16 bits do not
+ * hold their sum. */
+INLINE void meet_large(const Tile *tile, Slice s, const int count, const int zero, const int halves,
+                       const int has_minimum, const int alike, float (*total)[LANES]) {
+    ints totals[TOGETHER];
+    for (int r = 0; r < count; r++) totals[r] = same_int(0);
+    for (int block = 0; block < BLOCKS; block++) {
+        for (int half = 0; half < halves; half++) {
+            ints sums[TOGETHER];
+            for (int r = 0; r < count; r++) {
+                const int32_t *counts = s.counts + ((size_t)r * s.blocks + (size_t)block) * 2;
+                sums[r] = same_int(TAKES_ZERO || zero < 0 ? 0 : start_of(counts, half, zero, halves));
+            }
+            int at = block * 8 + half * 4;
+            dot_rows(tile->codes + at, 8 / halves, s.codes + 4 * at, s.width, count, zero, sums);
+            ints multiples = ints_at(tile->multiples[alike ? block : block * halves + half]);
+            join_multiples(totals, sums, multiples, s.shares, s.units * SHARES, block, count);
+        }
+    }
+    for (int r = 0; r < count; r++) {
+        const int8_t *split = s.split + (size_t)r * s.units * 16;
+        float scale = s.unit[(size_t)r * s.units];
+        floats grown = joined_unit(floats_at(total[r]), totals[r], floats_at(tile->factor), scale);
+        if (has_minimum) {
+            ints minima = by_sums(ints_at(tile->minimum_bytes[0]), ints_at(tile->minimum_bytes[1]), split);
+            grown = joined_unit(grown, minima, floats_at(tile->minimum_factor), scale);
+        }
+        put_floats(total[r], grown);
+    }
+}
+
+INLINE void meet_some(const Tile *tile, int blocks, Slice s, const int count, const int large, const int zero,
+                      const int halves, const int has_minimum, const int alike, float (*total)[LANES]) {
+    if (large) meet_large(tile, s, count, zero, halves, has_minimum, alike, total);
+    else meet(tile, blocks, s, count, zero, halves, has_minimum, total);
+}
+
 INLINE void meet_rows(const Tile *tile, int blocks, const Activations *a, size_t row, size_t rows, size_t unit,
-                      const int zero, const int halves, const int has_minimum, const int wide,
+                      const int large, const int zero, const int halves, const int has_minimum, const int alike,
                       float (*total)[LANES]) {
-    const int together = halves == 2 ? TOGETHER_BY_HALVES : TOGETHER;
+    const int together = large ? TOGETHER_LARGE : TOGETHER;
     size_t r = 0;
     for (; r + (size_t)together <= rows; r += (size_t)together)
-        meet(tile, blocks, slice_of(a, row + r, unit), together, zero, halves, has_minimum, wide, total + r);
+        meet_some(tile, blocks, slice_of(a, row + r, unit), together, large, zero, halves, has_minimum, alike, total + r);
     for (; r + 2 <= rows; r += 2)
-        meet(tile, blocks, slice_of(a, row + r, unit), 2, zero, halves, has_minimum, wide, total + r);
+        meet_some(tile, blocks, slice_of(a, row + r, unit), 2, large, zero, halves, has_minimum, alike, total + r);
     for (; r < rows; r++)
-        meet(tile, blocks, slice_of(a, row + r, unit), 1, zero, halves, has_minimum, wide, total + r);
+        meet_some(tile, blocks, slice_of(a, row + r, unit), 1, large, zero, halves, has_minimum, alike, total + r);
 }
 
 /* `rows` rows from `row` on with LANES rows of weights: total [rows][LANES]. */
@@ -68,15 +105,20 @@ static void multiply(const Format *format, Rows weights, const Activations *a, s
         return;
     }
     Tile tile;
+    const size_t unit_bytes = row_bytes(format, UNIT);
     memset(total, 0, rows * sizeof *total);
     for (size_t unit = 0; unit * UNIT < a->width; unit++) {
-        fetch_ahead(weights, a->width, unit);
+        fetch_ahead(weights, unit, unit_bytes, 0, 1);
         int blocks = blocks_in(a->width, unit);
         format->unpack(weights, unit, blocks, &tile);
-        if (format->has_minimum) meet_rows(&tile, blocks, a, row, rows, unit, -1, 1, 1, 0, total);
-        else if (format->halves == 2) meet_rows(&tile, blocks, a, row, rows, unit, 5, 2, 0, 0, total);
-        else if (format->wide) meet_rows(&tile, blocks, a, row, rows, unit, WIDE_ZERO, 1, 0, 1, total);
-        else if (format->zero == 3) meet_rows(&tile, blocks, a, row, rows, unit, 3, 1, 0, 0, total);
-        else meet_rows(&tile, blocks, a, row, rows, unit, 4, 1, 0, 0, total);
+        switch (format->type) {
+        case 12: meet_rows(&tile, blocks, a, row, rows, unit, 1, -1, 1, 1, 0, total); break;
+        case 13: meet_rows(&tile, blocks, a, row, rows, unit, 1, -1, 2, 1, 1, total); break;
+        case 14: meet_rows(&tile, blocks, a, row, rows, unit, 1, 5, 2, 0, 0, total); break;
+        case 8: meet_rows(&tile, blocks, a, row, rows, unit, 0, 7, 1, 0, 0, total); break;
+        case 2: meet_rows(&tile, blocks, a, row, rows, unit, 0, 3, 1, 0, 0, total); break;
+        case 6: meet_rows(&tile, blocks, a, row, rows, unit, 0, 4, 1, 0, 0, total); break;
+        default: meet_rows(&tile, blocks, a, row, rows, unit, 0, -1, 1, 1, 0, total);
+        }
     }
 }

@@ -1,9 +1,8 @@
 /* One row of activations with weights while they are unpacked, on 64-bit ARM: most of decoding is this.
  *
- * Law: the same terms in the same order as in `meet` of product.h, so the same bits. Weights are not turned:
- * a row's codes meet the values as they lie in memory, and only the sums of a block, which are integers and
- * so the same in any order, are put side by side. Scales and minima are products of a half-precision number
- * and a small integer that single precision holds, in whichever way they are computed.
+ * Law: the same terms in the same order as in product.h, so the same bits. Weights are not turned: a row's codes meet
+ * the values as they lie in memory, and only the sums of a block, which are integers and so the same in any order,
+ * are put side by side. In formats of 256 weights 16 bits hold them, so they may overflow on the way.
  */
 #pragma once
 #include "activations.h"
@@ -12,21 +11,10 @@
 INLINE ints sixteen_codes(const int type, const uint8_t *at, int block, int part) {
     const uint8x16_t low = vdupq_n_u8(15);
     uint8x16_t codes;
-    if (type == 12 || type == 13) {
-        uint8x16_t two = vld1q_u8(at + (type == 12 ? 16 : 48) + 32 * (block / 2) + 16 * part);
-        codes = block % 2 ? two >> 4 : two & low;
-        if (type == 13) {
-            uint8x16_t fifth = vld1q_u8(at + 16 + 16 * part);
-            fifth = block < 4 ? fifth << (4 - block) : fifth >> (block - 4);
-            codes |= fifth & vdupq_n_u8(16);
-        }
-    } else if (type == 14) {
-        int quarter = block % 4;
-        uint8x16_t two = vld1q_u8(at + 64 * (block / 4) + 32 * (quarter % 2) + 16 * part);
-        uint8x16_t upper = vld1q_u8(at + 128 + 32 * (block / 4) + 16 * part);
-        upper = quarter < 2 ? upper << (4 - 2 * quarter) : upper >> (2 * quarter - 4);
-        if (quarter < 3) upper &= vdupq_n_u8(0x30);
-        codes = quarter < 2 ? vbslq_u8(low, two, upper) : vsriq_n_u8(upper, two, 4);
+    if (type == 13) {
+        uint8x16_t two = vld1q_u8(at + 48 + 32 * (block / 2) + 16 * part), fifth = vld1q_u8(at + 16 + 16 * part);
+        fifth = block < 4 ? fifth << (4 - block) : fifth >> (block - 4);
+        codes = (block % 2 ? two >> 4 : two & low) | (fifth & vdupq_n_u8(16));
     } else if (type == 8) {
         codes = vld1q_u8(at + 34 * block + 2 + 16 * part);
     } else {
@@ -67,96 +55,131 @@ INLINE floats half_of_rows(Rows rows, size_t at) {
     return vcvt_f32_f16(vreinterpret_f16_u16(halves));
 }
 
-/* Small integers, one byte for each of four blocks in every lane, and the half-precision numbers that they are
- * multiples of. A byte becomes a float by lying in the lower bits of 2^23; `less` is what that adds to a product.
- * (Signed ones lie 8 bits further up, plus 128: so that single precision holds what is to be taken off.) */
-typedef struct {
-    ints bytes[4];
-    floats factor, less;
-} Multiples;
+/* Every loop over blocks or rows: registers have no index. */
+#define UNROLLED _Pragma("GCC unroll 8")
 
-static const int32_t nothing = NOTHING, large[LANES] = {0x4b000000, 0x4b000000, 0x4b000000, 0x4b000000};
+static const int32_t nothing = NOTHING;
 
-INLINE void set_factor(Multiples *m, floats factor, const int is_signed) {
-    m->factor = is_signed ? times(factor, same(0x1p-8f)) : factor;
-    m->less = times(m->factor, same(is_signed ? -0x1p23f - 0x1p15f : -0x1p23f));
+/* Q4_K: block `2 * pair` of a row in the first half of the sums, `2 * pair + 1` in the second, each as four parts. In
+ * one piece because the order matters to the processor, and compilers have another. */
+INLINE int16x8_t pair_of_q4_k(const uint8_t *at, int pair, const ints values[4]) {
+    uint8x16_t first = vld1q_u8(at + 16 + 32 * pair), second = vld1q_u8(at + 32 + 32 * pair), low = vdupq_n_u8(15);
+#if defined(__ARM_FEATURE_DOTPROD)
+    ints lower, upper;
+    __asm__("movi %0.4s, #0\n\tsdot %0.4s, %1.16b, %2.16b\n\tsdot %0.4s, %3.16b, %4.16b"
+            : "=&w"(lower) : "w"(first & low), "w"(values[0]), "w"(second & low), "w"(values[1]));
+    __asm__("movi %0.4s, #0\n\tsdot %0.4s, %1.16b, %2.16b\n\tsdot %0.4s, %3.16b, %4.16b"
+            : "=&w"(upper) : "w"(first >> 4), "w"(values[2]), "w"(second >> 4), "w"(values[3]));
+#else
+    ints lower = dot(dot(same_int(0), (ints)(first & low), values[0]), (ints)(second & low), values[1]);
+    ints upper = dot(dot(same_int(0), (ints)(first >> 4), values[2]), (ints)(second >> 4), values[3]);
+#endif
+    return packed(lower, upper);
 }
 
-/* The scales or minima of block `index`: the factor times byte `index` of every lane. What an instruction writes
- * over is loaded, which costs next to nothing. */
-INLINE floats multiple(const Multiples *m, int index, const int is_signed) {
-    floats number, product;
-    uint32_t place = is_signed ? 0xffff00ffu + (uint32_t)(index % 4 << 8) : 0xffffff00u + (uint32_t)(index % 4);
-    uint32x4_t lanes = {0, 4, 8, 12};
-    uint32x4_t places = vaddq_u32(vdupq_n_u32(place), is_signed ? lanes << 8 : lanes);
-    __asm__("ldr %q0, %3\n\ttbx %0.16b, {%1.16b}, %2.16b"
-            : "=&w"(number) : "w"(m->bytes[index / 4]), "w"(places), "m"(large));
-    __asm__("ldr %q0, %3\n\tfmla %0.4s, %1.4s, %2.4s" : "=&w"(product) : "w"(m->factor), "w"(number), "m"(m->less));
-    return product;
-}
-
-INLINE void read_heads(const int type, Rows rows, size_t at, Multiples *scales, Multiples *minima) {
-    if (type == 14) {
-        turned_at(rows, at + 192, scales->bytes);
-        for (int i = 0; i < 4; i++) scales->bytes[i] = differing(scales->bytes[i], same_int((int32_t)0x80808080));
-        set_factor(scales, half_of_rows(rows, at + 208), 1);
-        return;
+/* The same with Q5_K. Its codes are up to 31: 16 bits hold sums of codes less 16 only, and `meet_six_bits` puts back
+ * what was taken off. */
+enum { LIFT = 4 };
+INLINE int16x8_t pair_of_q5_k(const uint8_t *at, int pair, const ints values[4], const int32_t *starts) {
+    ints sums[2];
+    for (int i = 0; i < 2; i++) {
+        sums[i] = dot_16(starts + i, sixteen_codes(13, at, 2 * pair + i, 0), values[2 * i]);
+        sums[i] = dot(sums[i], sixteen_codes(13, at, 2 * pair + i, 1), values[2 * i + 1]);
     }
-    ints head[4];
-    turned_at(rows, at, head);
-    ints a = head[1], b = head[2], c = head[3];
-    scales->bytes[0] = masked(a, 0x3f), scales->bytes[1] = either(masked(c, 0x0f), masked(right(a, 2), 0x30));
-    minima->bytes[0] = masked(b, 0x3f), minima->bytes[1] = either(masked(right(c, 4), 0x0f), masked(right(b, 2), 0x30));
-    set_factor(scales, low_halves(head[0]), 0);
-    set_factor(minima, minus(same(0), low_halves(right(head[0], 16))), 0);
+    return packed(sums[0], sums[1]);
 }
 
-/* Block `block` joins the total. */
-INLINE floats meet_block(const int type, Rows rows, size_t at, const int block, const Multiples *scales,
-                         const Multiples *minima, Slice s, floats total) {
-    const int has_minimum = type == 12 || type == 13 || type == 3 || type == 7;
-    const int halves = type == 14 ? 2 : 1, zero = type == 14 ? 5 : type == 2 ? 3 : type == 6 ? 4 : -1;
-    const ints values[2] = {ints_at(s.codes + BLOCK * block), ints_at(s.codes + BLOCK * block + 16)};
-    for (int half = 0; half < halves; half++) {
-        ints each[LANES];
-        int32_t computed;
-        const int32_t *start = zero < 0 ? &nothing : s.counts + 2 * block + half;
-        if (zero == 3 || zero == 4) computed = start_of(s.counts + 2 * block, half, zero, halves), start = &computed;
-        for (size_t i = 0; i < LANES; i++) {
+/* Q4_K and Q5_K, one unit. */
+INLINE floats meet_six_bits(const int type, Rows rows, size_t unit, Slice s, floats total) {
+    const size_t bytes = type == 12 ? 144 : 176, at = unit * bytes;
+    fetch_ahead(rows, unit, bytes, 0, 1);
+    SixBits six = six_bits(rows, at);
+    int16x8_t first = vreinterpretq_s16_s32(six.scales[0]), second = vreinterpretq_s16_s32(six.scales[1]);
+    const int16x8_t in_pairs[2] = {vuzp1q_s16(first, second), vuzp2q_s16(first, second)}; /* as the shares have them */
+    ints products[2] = {same_int(0), same_int(0)}; /* of two rows each, two in a row */
+    UNROLLED for (int pair = 0; pair < 4; pair++) {
+        ints values[4];
+        int16x8_t each[LANES];
+        int32_t starts[2];
+        UNROLLED for (int i = 0; i < 4; i++) values[i] = ints_at(s.codes + 2 * BLOCK * pair + 16 * i);
+        UNROLLED for (int i = 0; i < 2; i++) starts[i] = start_of(s.counts + 2 * (2 * pair + i), 0, LIFT, 1);
+        UNROLLED for (size_t i = 0; i < LANES; i++) {
             const uint8_t *row = rows.at + i * rows.stride + at;
-            ints codes = sixteen_codes(type, row, block, half);
-            each[i] = dot_16(start, codes, values[half]);
-            if (halves == 1) each[i] = dot(each[i], sixteen_codes(type, row, block, 1), values[1]);
+            each[i] = type == 12 ? pair_of_q4_k(row, pair, values) : pair_of_q5_k(row, pair, values, starts);
         }
-        ints products = vpaddq_s32(vpaddq_s32(each[0], each[1]), vpaddq_s32(each[2], each[3]));
-        floats weight_scale = type >= 12 ? multiple(scales, halves * block + half, type == 14) : half_of_rows(rows, at);
-        total = joined(total, products, weight_scale, s.scales[block]);
+        int16x8_t sums = vpaddq_s16(vpaddq_s16(each[0], each[1]), vpaddq_s16(each[2], each[3]));
+        int8x16_t scales = vreinterpretq_s8_s16(in_pairs[pair % 2]), shares = vld1q_s8(s.shares + 16 * (pair % 2));
+        int16x8_t by = pair < 2 ? vmull_s8(vget_low_s8(scales), vget_low_s8(shares)) : vmull_high_s8(scales, shares);
+        products[0] = vmlal_s16(products[0], vget_low_s16(sums), vget_low_s16(by));
+        products[1] = vmlal_high_s16(products[1], sums, by);
     }
-    if (has_minimum) {
-        floats minimum = type >= 12 ? multiple(minima, block, 0) : half_of_rows(rows, at + 2);
-        total = times_plus(minimum, same(s.sums[block]), total);
-    }
-    return total;
+    ints joint = vpaddq_s32(products[0], products[1]);
+    if (type == 13) joint = plus(joint, left(by_sums(six.scales[0], six.scales[1], s.split), LIFT));
+    total = joined_unit(total, joint, six.factor, *s.unit);
+    return joined_unit(total, by_sums(six.minima[0], six.minima[1], s.split), six.minimum_factor, *s.unit);
 }
 
-/* Formats of 256 weights: blocks differ in how they are unpacked, so each is written out. */
-INLINE floats meet_large(const int type, Rows rows, size_t at, Slice s, floats total) {
-    Multiples scales, minima;
-    read_heads(type, rows, at, &scales, &minima);
-    total = meet_block(type, rows, at, 0, &scales, &minima, s, total);
-    total = meet_block(type, rows, at, 1, &scales, &minima, s, total);
-    total = meet_block(type, rows, at, 2, &scales, &minima, s, total);
-    total = meet_block(type, rows, at, 3, &scales, &minima, s, total);
-    total = meet_block(type, rows, at, 4, &scales, &minima, s, total);
-    total = meet_block(type, rows, at, 5, &scales, &minima, s, total);
-    total = meet_block(type, rows, at, 6, &scales, &minima, s, total);
-    return meet_block(type, rows, at, 7, &scales, &minima, s, total);
+/* Q6_K, 128 weights of a row: the sums of the first half of four blocks, then those of the second, each as two parts. */
+INLINE int16x8_t half_blocks_of_q6_k(const uint8_t *at, int part, int half, const ints values[4], const int32_t *starts) {
+    uint8x16_t first = vld1q_u8(at + 64 * part + 16 * half), second = vld1q_u8(at + 64 * part + 32 + 16 * half);
+    uint8x16_t upper = vld1q_u8(at + 128 + 32 * part + 16 * half), higher = upper >> 2, six = vdupq_n_u8(0x3f);
+    ints codes[4] = {
+        (ints)(vsliq_n_u8(first, upper, 4) & six),
+        (ints)(vsliq_n_u8(second, higher, 4) & six),
+        (ints)vsriq_n_u8(upper & vdupq_n_u8(0x30), first, 4),
+        (ints)vsriq_n_u8(higher, second, 4),
+    };
+    ints sums[4];
+    for (int i = 0; i < 4; i++) sums[i] = dot_16(starts + 2 * i, codes[i], values[i]);
+    return vpaddq_s16(packed(sums[0], sums[1]), packed(sums[2], sums[3]));
+}
+
+INLINE floats meet_q6_k(Rows rows, size_t unit, Slice s, floats total) {
+    const size_t at = unit * 210;
+    ints products[LANES] = {same_int(0), same_int(0), same_int(0), same_int(0)};
+    const uint8x16_t in_halves = {0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15};
+    const int8x16_t shares = vld1q_s8(s.shares + 32);
+    UNROLLED for (int part = 0; part < 2; part++) {
+        int16x8_t each[LANES][2];
+        UNROLLED for (int half = 0; half < 2; half++) {
+            fetch_ahead(rows, unit, 210, (size_t)(2 * part + half), 4);
+            ints values[4];
+            UNROLLED for (int i = 0; i < 4; i++) values[i] = ints_at(s.codes + 4 * BLOCK * part + BLOCK * i + 16 * half);
+            UNROLLED for (size_t i = 0; i < LANES; i++)
+                each[i][half] = half_blocks_of_q6_k(rows.at + i * rows.stride + at, part, half, values, s.counts + 8 * part + half);
+        }
+        UNROLLED for (size_t i = 0; i < LANES; i++) {
+            int8x16_t scales = vqtbl1q_s8(vld1q_s8((const int8_t *)rows.at + i * rows.stride + at + 192), in_halves);
+            int16x8_t by = part ? vmull_high_s8(scales, shares) : vmull_s8(vget_low_s8(scales), vget_low_s8(shares));
+            int16x8_t sums = vpaddq_s16(each[i][0], each[i][1]);
+            products[i] = vmlal_high_s16(vmlal_s16(products[i], vget_low_s16(sums), vget_low_s16(by)), sums, by);
+        }
+    }
+    ints joint = vpaddq_s32(vpaddq_s32(products[0], products[1]), vpaddq_s32(products[2], products[3]));
+    return joined_unit(total, joint, half_of_rows(rows, at + 208), *s.unit);
+}
+
+/* The first block of what a row has at `at` joins the total. */
+INLINE floats meet_block(const int type, Rows rows, size_t at, Slice s, floats total) {
+    const int has_minimum = type == 3 || type == 7, zero = type == 2 ? 3 : type == 6 ? 4 : -1;
+    ints each[LANES];
+    const int32_t start = start_of(s.counts, 0, zero, 1);
+    for (size_t i = 0; i < LANES; i++) {
+        const uint8_t *row = rows.at + i * rows.stride + at;
+        each[i] = dot_16(zero < 0 ? &nothing : &start, sixteen_codes(type, row, 0, 0), ints_at(s.codes));
+        each[i] = dot(each[i], sixteen_codes(type, row, 0, 1), ints_at(s.codes + 16));
+    }
+    ints products = vpaddq_s32(vpaddq_s32(each[0], each[1]), vpaddq_s32(each[2], each[3]));
+    total = joined(total, products, half_of_rows(rows, at), s.scales[0]);
+    return has_minimum ? times_plus(half_of_rows(rows, at + 2), same(s.sums[0]), total) : total;
 }
 
 /* Formats of 32 weights: every block is the first of what follows. */
-INLINE floats meet_small(const int type, Rows rows, size_t at, size_t bytes, int blocks, Slice s, floats total) {
+INLINE floats meet_small(const int type, Rows rows, size_t unit, const size_t bytes, int blocks, Slice s, floats total) {
+    size_t at = unit * BLOCKS * bytes;
+    fetch_ahead(rows, unit, BLOCKS * bytes, 0, 1);
     for (int block = 0; block < blocks; block++, at += bytes) {
-        total = meet_block(type, rows, at, 0, NULL, NULL, s, total);
+        total = meet_block(type, rows, at, s, total);
         s.codes += BLOCK, s.scales++, s.sums++, s.counts += 2;
     }
     return total;
@@ -167,13 +190,12 @@ enum { SINGLES = 2 }; /* rows for which weights are unpacked anew */
 INLINE int has_single(const Format *format) { return (void)format, 1; }
 
 INLINE floats multiply_type(const int type, const size_t bytes, Rows weights, const Activations *a, size_t row) {
-    const int large = type >= 12;
     floats total = same(0);
     for (size_t unit = 0; unit * UNIT < a->width; unit++) {
         Slice s = slice_of(a, row, unit);
-        fetch_ahead(weights, a->width, unit);
-        if (large) total = meet_large(type, weights, unit * bytes, s, total);
-        else total = meet_small(type, weights, unit * BLOCKS * bytes, bytes, blocks_in(a->width, unit), s, total);
+        if (type == 14) total = meet_q6_k(weights, unit, s, total);
+        else if (type >= 12) total = meet_six_bits(type, weights, unit, s, total);
+        else total = meet_small(type, weights, unit, bytes, blocks_in(a->width, unit), s, total);
     }
     return total;
 }

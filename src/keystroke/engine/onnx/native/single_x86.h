@@ -12,12 +12,8 @@ INLINE int has_single(const Format *format) { return format->unpack == unpack_q4
 /* One row meets one unit, without a tile in between: most of decoding is this. */
 INLINE floats meet_q4_k(Rows rows, size_t unit, Slice s, floats total) {
     size_t at = unit * 144;
-    ints head[4];
-    turned_at(rows, at, head);
-    floats scale = low_halves(head[0]), minimum = minus(same(0), low_halves(right(head[0], 16)));
-    ints a = head[1], b = head[2], c = head[3];
-    ints scales[2] = {masked(a, 0x3f), either(masked(c, 0x0f), masked(right(a, 2), 0x30))};
-    ints minima[2] = {masked(b, 0x3f), either(masked(right(c, 4), 0x0f), masked(right(b, 2), 0x30))};
+    SixBits six = six_bits(rows, at);
+    ints joint = same_int(0);
     for (int pair = 0; pair < 4; pair++) {
         ints products[2] = {same_int(0), same_int(0)};
         for (int half = 0; half < 2; half++) {
@@ -31,13 +27,12 @@ INLINE floats meet_q4_k(Rows rows, size_t unit, Slice s, floats total) {
         }
         for (int i = 0; i < 2; i++) {
             int block = 2 * pair + i;
-            floats weight_scale = times(scale, byte_of(scales[block / 4], block % 4));
-            floats weight_minimum = times(minimum, byte_of(minima[block / 4], block % 4));
-            total = joined(total, products[i], weight_scale, s.scales[block]);
-            total = times_plus(weight_minimum, same(s.sums[block]), total);
+            ints multiples = multiple(six.scales[block / 4], block % 4, 0);
+            join_multiples(&joint, products + i, multiples, s.shares, 0, block, 1);
         }
     }
-    return total;
+    total = joined_unit(total, joint, six.factor, *s.unit);
+    return joined_unit(total, by_sums(six.minima[0], six.minima[1], s.split), six.minimum_factor, *s.unit);
 }
 
 /* Row `row` of the activations with LANES rows of weights. */
@@ -45,7 +40,7 @@ INLINE floats multiply_single(const Format *format, Rows weights, const Activati
     (void)format;
     floats total = same(0);
     for (size_t unit = 0; unit * UNIT < a->width; unit++) {
-        fetch_ahead(weights, a->width, unit);
+        fetch_ahead(weights, unit, 144, 0, 1);
         total = meet_q4_k(weights, unit, slice_of(a, row, unit), total);
     }
     return total;

@@ -3,10 +3,11 @@
  * Law: everything that differs between processors lies in the two halves below, and gives the same bits on
  * each: integers are exact, and of floats every lane is computed alone and in the order that is written.
  * A half says how many LANES a vector has and how many REGISTERS there are, and defines the same names as the
- * other. A sum of products starts at NOTHING; WIDE_ZERO is what a product with wide codes leaves of their zero
- * (2 to this power, none if negative); FETCHED says how near the processor what comes next is brought,
- * and MOST_ROWS how many rows meet weights while they are unpacked: they are to stay in a cache while LANES rows of
- * weights pass by. Without either half's instructions, compiling fails and the caller does without.
+ * other. A sum of products starts at NOTHING; TAKES_ZERO: whether products take the zero of codes off; FETCHED says
+ * how near the processor what comes next is brought, and MOST_ROWS how many rows meet weights while they are
+ * unpacked: they are to stay in a cache while LANES rows of weights pass by. `join_multiples` is for sums that 16
+ * bits hold and looks at their lower 16 bits only; each half keeps what they are multiplied by as it likes best.
+ * Without either half's instructions, compiling fails and the caller does without.
  */
 #pragma once
 #include <math.h>

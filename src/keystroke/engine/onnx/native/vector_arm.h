@@ -1,7 +1,6 @@
 /* The vectors of 64-bit ARM: four lanes, with the dot products of ARMv8.2 where the processor has them.
  *
- * Law: see vector.h. The products are of signed bytes: codes below 128 are the same either way, and wide codes
- * are turned into signed ones, which takes their zero of 128 off. Integers below 2^22 become floats by lying in
+ * Law: see vector.h. The products are of signed bytes, so codes can have their zero taken off. Integers below 2^22 become floats by lying in
  * the lower bits of one: a sum starts at NOTHING, the bits of 1.5 * 2^23, and a subtraction ends it. That is
  * exact, and a conversion would occupy the processor for four times as long.
  */
@@ -9,7 +8,7 @@
 #include <arm_neon.h>
 
 #define LANES 4
-enum { REGISTERS = 32, NOTHING = 0x4b400000, WIDE_ZERO = -1, FETCHED = 3, MOST_ROWS = 48 };
+enum { REGISTERS = 32, NOTHING = 0x4b400000, TAKES_ZERO = 1, FETCHED = 3, MOST_ROWS = 66 };
 typedef int32x4_t ints;
 typedef float32x4_t floats;
 
@@ -40,6 +39,12 @@ INLINE floats whole(floats a) { return vrndnq_f32(a); }
 INLINE floats magnitude(floats a) { return vabsq_f32(a); }
 INLINE float greatest(floats a) { return vmaxvq_f32(a); }
 INLINE float sum(floats a) { return vaddvq_f32(a); }
+/* The sum of the magnitudes of 16 numbers, in one order on every processor. */
+INLINE float weight_of_16(const float *p) {
+    floats total = magnitude(floats_at(p));
+    for (int i = 4; i < 16; i += 4) total = add(total, magnitude(floats_at(p + i)));
+    return sum(total);
+}
 INLINE int32_t sum_ints(ints a) { return vaddvq_s32(a); }
 INLINE floats halves_at(const uint16_t *p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
 INLINE void put_halves(uint16_t *p, floats a) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(a))); }
@@ -51,10 +56,11 @@ INLINE uint16_t half_of(float a) {
 }
 /* The lower 16 bits of every lane as a half-precision number. */
 INLINE floats low_halves(ints a) { return vcvt_f32_f16(vreinterpret_f16_s16(vmovn_s32(a))); }
-INLINE void put_bytes(int8_t *p, ints a) {
-    int16x4_t words = vmovn_s32(a);
-    int32_t four = vget_lane_s32(vreinterpret_s32_s8(vmovn_s16(vcombine_s16(words, words))), 0);
-    memcpy(p, &four, sizeof four);
+/* The lower bytes of 16 numbers. */
+INLINE void put_16_bytes(int8_t *p, const ints a[4]) {
+    int16x8_t first = vuzp1q_s16(vreinterpretq_s16_s32(a[0]), vreinterpretq_s16_s32(a[1]));
+    int16x8_t second = vuzp1q_s16(vreinterpretq_s16_s32(a[2]), vreinterpretq_s16_s32(a[3]));
+    vst1q_s8(p, vuzp1q_s8(vreinterpretq_s8_s16(first), vreinterpretq_s8_s16(second)));
 }
 /* The numbers that sums of products have become, each less than 2^22. */
 INLINE floats floats_of_sums(ints a) { return vsubq_f32(as_floats(a), as_floats(same_int(NOTHING))); }
@@ -75,14 +81,22 @@ INLINE ints dot(ints total, ints codes, ints values) {
 #else
 #define DOT_QUAD(total, codes, values, i) dot(total, codes, vdupq_laneq_s32(values, i))
 #endif
-/* `count` rows of values, `stride` apart, meet `quads` rows of codes, a multiple of four. */
+/* The sum of bytes that eight blocks of weights have, four in a lane, each times a number of its block: of these
+ * `split` has the lower bytes, signed, and then the upper ones. */
+INLINE ints by_sums(ints first, ints second, const int8_t *split) {
+    ints numbers = ints_at(split);
+    ints low = DOT_QUAD(DOT_QUAD(same_int(0), first, numbers, 0), second, numbers, 1);
+    ints high = DOT_QUAD(DOT_QUAD(same_int(0), first, numbers, 2), second, numbers, 3);
+    return plus(low, left(high, 8));
+}
+/* `count` rows of values, `stride` apart, meet `quads` rows of codes, a multiple of four, less 2 to the power `zero`. */
 INLINE void dot_rows(const uint8_t (*codes)[4 * LANES], const int quads, const int8_t *values, size_t stride,
-                     const int count, const int wide, ints *products) {
+                     const int count, const int zero, ints *products) {
     for (int quad = 0; quad < quads; quad += 4) {
         ints column[4];
         for (int i = 0; i < 4; i++) {
             column[i] = ints_at(codes[quad + i]);
-            if (wide) column[i] = differing(column[i], same_int((int32_t)0x80808080));
+            if (zero >= 0) column[i] = vreinterpretq_s32_u8(vreinterpretq_u8_s32(column[i]) - (uint8_t)(1 << zero));
         }
         for (int r = 0; r < count; r++) {
             ints sixteen = ints_at(values + (size_t)r * stride + 4 * quad);
@@ -91,6 +105,40 @@ INLINE void dot_rows(const uint8_t (*codes)[4 * LANES], const int quads, const i
             products[r] = DOT_QUAD(products[r], column[2], sixteen, 2);
             products[r] = DOT_QUAD(products[r], column[3], sixteen, 3);
         }
+    }
+}
+
+/* Shares: what the eight blocks of a unit of values are multiplied by, in the orders that products ask for: blocks 0
+ * and 1 four times, 4 and 5, 2 and 3, 6 and 7; then blocks 0 to 3 twice, and 4 to 7; then each four times. */
+enum { SHARES = 80 };
+INLINE void put_shares(int8_t *p, const int8_t shares[8]) {
+    for (int i = 0; i < 32; i++) p[i] = shares[i / 16 * 2 + i / 8 % 2 * 4 + i % 2];
+    for (int i = 0; i < 16; i++) p[32 + i] = shares[i / 8 * 4 + i % 4];
+    for (int i = 0; i < 32; i++) p[48 + i] = shares[i / 4];
+}
+/* Byte `index` of every lane, twice. */
+INLINE ints multiple(ints bytes, const int index, const int is_signed) {
+    const uint8x16_t lanes = {0, 4, 8, 12, 0, 4, 8, 12};
+    (void)is_signed;
+    return vreinterpretq_s32_u8(vqtbl1q_u8(vreinterpretq_u8_s32(bytes), lanes + (uint8_t)index));
+}
+INLINE int multiple_at(const void *multiples, size_t lane) { return ((const int8_t *)multiples)[lane]; }
+/* The lower 16 bits of two vectors: products of 32 bits occupy the processor for four times as long as those of 16. */
+INLINE int16x8_t packed(ints a, ints b) { return vuzp1q_s16(vreinterpretq_s16_s32(a), vreinterpretq_s16_s32(b)); }
+/* Every total: plus its sums, of block `block`, times the multiples and the share of the block. */
+INLINE void join_multiples(ints *totals, const ints *sums, ints multiples, const int8_t *shares, size_t stride,
+                           const int block, const int count) {
+    int8x8_t by = vget_low_s8(vreinterpretq_s8_s32(multiples));
+    const int8_t *share = shares + 48 + 4 * block;
+    for (int r = 0; r < count; r += 2, share += 2 * stride) {
+        const int other = r + 1 < count;
+        int32x2_t each[2]; /* in this way, and not through other registers as compilers would do it */
+        __asm__("ldr %s0, %1" : "=w"(each[0]) : "m"(*(const int32_t *)share));
+        __asm__("ldr %s0, %1" : "=w"(each[1]) : "m"(*(const int32_t *)(share + (other ? stride : 0))));
+        int16x8_t scaled = vmull_s8(by, vreinterpret_s8_s32(vzip1_s32(each[0], each[1])));
+        int16x8_t two = packed(sums[r], sums[r + other]);
+        totals[r] = vmlal_s16(totals[r], vget_low_s16(two), vget_low_s16(scaled));
+        if (other) totals[r + 1] = vmlal_high_s16(totals[r + 1], two, scaled);
     }
 }
 

@@ -5,7 +5,7 @@
 #pragma once
 #include <immintrin.h>
 
-enum { NOTHING = 0, WIDE_ZERO = 7, FETCHED = 2, MOST_ROWS = 128 };
+enum { NOTHING = 0, TAKES_ZERO = 0, FETCHED = 2, MOST_ROWS = 128 };
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__) && \
     defined(__AVX512VNNI__)
@@ -52,6 +52,9 @@ INLINE void put_bytes(int8_t *p, ints a) { _mm_storeu_si128((__m128i *)p, _mm512
 /* Every lane: plus the four products of its bytes, the first unsigned, the second signed. */
 INLINE ints dot(ints total, ints codes, ints values) { return _mm512_dpbusd_epi32(total, codes, values); }
 INLINE ints dot_wide(ints total, ints codes, ints values) { return dot(total, codes, values); }
+/* Every lane: plus the two products of its signed halves. */
+INLINE ints dot_words(ints total, ints a, ints b) { return _mm512_dpwssd_epi32(total, a, b); }
+INLINE ints times_words(ints a, ints b) { return _mm512_mullo_epi16(a, b); }
 /* 16 bytes of each of LANES rows, turned: out[i] holds bytes 4i to 4i+3 of every row. */
 INLINE void turned(const uint8_t *at, size_t stride, ints out[4]) {
     ints r[4];
@@ -128,10 +131,13 @@ INLINE void put_bytes(int8_t *p, ints a) {
     words = _mm_and_si128(words, _mm_set1_epi16(0xff));
     _mm_storel_epi64((__m128i *)p, _mm_packus_epi16(words, words));
 }
+INLINE ints times_words(ints a, ints b) { return _mm256_mullo_epi16(a, b); }
 #if defined(__AVXVNNI__)
 INLINE ints dot(ints total, ints codes, ints values) { return _mm256_dpbusd_avx_epi32(total, codes, values); }
 INLINE ints dot_wide(ints total, ints codes, ints values) { return dot(total, codes, values); }
+INLINE ints dot_words(ints total, ints a, ints b) { return _mm256_dpwssd_avx_epi32(total, a, b); }
 #else
+INLINE ints dot_words(ints total, ints a, ints b) { return plus(total, _mm256_madd_epi16(a, b)); }
 /* Two products are summed in 16 bits first, which holds codes below 128; wider ones go in two parts. */
 INLINE ints dot(ints total, ints codes, ints values) {
     ints pairs = _mm256_maddubs_epi16(codes, values);
@@ -158,6 +164,17 @@ INLINE void turned(const uint8_t *at, size_t stride, ints out[4]) {
 #error "no vectors of bytes with products on this processor"
 #endif
 
+/* The sum of the magnitudes of 16 numbers, in one order on every processor. */
+INLINE float weight_of_16(const float *p) {
+    __m128 sign = _mm_set1_ps(-0.0f), total = _mm_andnot_ps(sign, _mm_loadu_ps(p));
+    for (int i = 4; i < 16; i += 4) total = _mm_add_ps(total, _mm_andnot_ps(sign, _mm_loadu_ps(p + i)));
+    total = _mm_add_ps(total, _mm_shuffle_ps(total, total, 0xb1));
+    return _mm_cvtss_f32(_mm_add_ss(total, _mm_movehl_ps(total, total)));
+}
+/* The lower bytes of 16 numbers. */
+INLINE void put_16_bytes(int8_t *p, const ints *a) {
+    for (int i = 0; i < 16 / LANES; i++) put_bytes(p + i * LANES, a[i]);
+}
 INLINE uint16_t half_of(float a) { return _cvtss_sh(a, _MM_FROUND_TO_NEAREST_INT); }
 /* The numbers that sums of products have become. */
 INLINE floats floats_of_sums(ints a) { return floats_of(a); }
@@ -167,14 +184,43 @@ INLINE ints four_bytes(const int8_t *p) {
     memcpy(&value, p, 4);
     return same_int(value);
 }
+/* Shares: what the eight blocks of a unit of values are multiplied by, 32 bits each. */
+enum { SHARES = 32 };
+INLINE void put_shares(int8_t *p, const int8_t shares[8]) {
+    for (int i = 0; i < 8; i++) {
+        int32_t share = shares[i];
+        memcpy(p + 4 * i, &share, sizeof share);
+    }
+}
+/* Byte `index` of every lane, as the lower 16 bits of it. */
+INLINE ints multiple(ints bytes, const int index, const int is_signed) {
+    if (!is_signed) return both(right(bytes, 8 * index), same_int(255));
+    return both(signed_right(left(bytes, 24 - 8 * index), 24), same_int(0xffff));
+}
+INLINE int multiple_at(const void *multiples, size_t lane) { return (int16_t)((const int32_t *)multiples)[lane]; }
+/* Every total: plus its sums, of block `block`, times the multiples and the share of the block. */
+INLINE void join_multiples(ints *totals, const ints *sums, ints multiples, const int8_t *shares, size_t stride,
+                           const int block, const int count) {
+    for (int r = 0; r < count; r++) {
+        ints by = times_words(multiples, four_bytes(shares + (size_t)r * stride + 4 * block));
+        totals[r] = dot_words(totals[r], sums[r], by);
+    }
+}
+/* The sum of bytes that eight blocks of weights have, four in a lane, each times a number of its block: of these
+ * `split` has the lower bytes, signed, and then the upper ones. */
+INLINE ints by_sums(ints first, ints second, const int8_t *split) {
+    ints low = dot(dot(same_int(0), first, four_bytes(split)), second, four_bytes(split + 4));
+    ints high = dot(dot(same_int(0), first, four_bytes(split + 8)), second, four_bytes(split + 12));
+    return plus(low, left(high, 8));
+}
 /* `count` rows of values, `stride` apart, meet `quads` rows of codes. */
 INLINE void dot_rows(const uint8_t (*codes)[4 * LANES], const int quads, const int8_t *values, size_t stride,
-                     const int count, const int wide, ints *products) {
+                     const int count, const int zero, ints *products) {
     for (int quad = 0; quad < quads; quad++) {
         ints column = ints_at(codes[quad]);
         for (int r = 0; r < count; r++) {
             ints four = four_bytes(values + (size_t)r * stride + 4 * quad);
-            products[r] = wide ? dot_wide(products[r], column, four) : dot(products[r], column, four);
+            products[r] = zero == 7 ? dot_wide(products[r], column, four) : dot(products[r], column, four);
         }
     }
 }
