@@ -164,9 +164,13 @@ DEVICE void leave_page(Worker& w, int i) {
   if (w.lane < WARPS / PARTY) barrier_arrive(&w.ring.empty[w.ring.at.stage]);
   w.ring.at.advance(w.ring.count);
 }
-// The same for a page of which this warp's loads are all part of `seen`. A fence would also wait for the last unit's results
-// on their way to memory; an arrival whose address needs a number waits for nothing but that.
+// Far keys of few rows: a block's units follow each other closely, with the same queries, which come once (`stage_queries`), and
+// pages are left without a fence. In the kernel for many rows both cost registers that others need more.
+enum { LONG_RUNS = TILES_N == 1 };
+// Leaves a page of which this warp's loads are all part of `seen`. A fence would also wait for the last unit's results on their
+// way to memory; an arrival whose address needs a number waits for nothing but that.
 DEVICE void leave_seen_page(Worker& w, int i, u32 seen) {
+  if (!LONG_RUNS) return leave_page<WARPS>(w, i);
   if (SPARSE || i % DENSITY != DENSITY - 1) return;
   warp_sync();
   if (w.lane == 0) barrier_arrive_behind(&w.ring.empty[w.ring.at.stage], seen, (u32)(w.rows >> 31));
@@ -722,7 +726,7 @@ DEVICE void attend_all(Worker& w, int layer) {
       }
     }
     u8* scratch = (u8*)w.scratch + (number & 1) * ATTENTION_BYTES;
-    if (!near(now)) {
+    if (LONG_RUNS && !near(now)) {
       if (number % LISTED == 0 || !same_queries((&now)[-1].unit, now.unit)) {
         compute_sync();  // the last ones were read
         stage_queries(w, now.unit, staged);
@@ -731,7 +735,9 @@ DEVICE void attend_all(Worker& w, int layer) {
       attend_chunk<CHUNK / PAGE, WARPS>(w, layer, now, scratch, [&] { return staged_queries(w, staged); });
     } else {
       const Queries queries = load_queries<DENSITY>(w, rows_of(w, now.unit));
-      attend_chunk<1, WARPS>(w, layer, now, scratch, [&]() -> const Queries& { return queries; });
+      const auto given = [&]() -> const Queries& { return queries; };
+      if (LONG_RUNS || near(now)) attend_chunk<1, WARPS>(w, layer, now, scratch, given);
+      else attend_chunk<CHUNK / PAGE, WARPS>(w, layer, now, scratch, given);
     }
   }
 }
