@@ -12,6 +12,7 @@ from html import escape
 
 WIDTH, HEIGHT = 720, 420
 LEFT, RIGHT, TOP, BOTTOM = 64, 24, 48, 56
+_LETTER, _LINE = 7.5, 16.0  # how wide a letter of a label is at most, and how high a line
 _COLOURS = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#be185d")
 
 
@@ -62,6 +63,7 @@ def plot(points: Sequence[Point], title: str) -> str:
         f'<text x="{(LEFT + WIDTH - RIGHT) / 2:.0f}" y="{HEIGHT - 12}" text-anchor="middle" fill="#374151">'
         "median time of an answer, nothing warm</text>"
     )
+    written: list[tuple[float, float, float]] = []  # left and right edge of a label, and its line
     for number, point in enumerate(points):
         colour, at = _COLOURS[number % len(_COLOURS)], x(point.ms)
         parts.append(
@@ -70,8 +72,16 @@ def plot(points: Sequence[Point], title: str) -> str:
         )
         parts.append(f'<circle cx="{at:.1f}" cy="{y(point.share):.1f}" r="5" fill="{colour}"/>')
         anchor, shift = ("end", -10) if at > WIDTH * 0.7 else ("start", 10)
+        wide, line = len(point.label) * _LETTER, y(point.share) - 8
+        left = at + shift - (wide if anchor == "end" else 0)
+        while any(
+            left < end and start < left + wide and abs(line - at_line) < _LINE
+            for start, end, at_line in written
+        ):
+            line += _LINE
+        written.append((left, left + wide, line))
         parts.append(
-            f'<text x="{at + shift:.1f}" y="{y(point.share) - 8:.1f}" text-anchor="{anchor}" '
+            f'<text x="{at + shift:.1f}" y="{line:.1f}" text-anchor="{anchor}" '
             f'fill="{colour}">{escape(point.label)}</text>'
         )
     return "\n".join([*parts, "</svg>", ""])

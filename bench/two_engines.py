@@ -6,9 +6,10 @@ a CPU: the target on one thread alone, on all cores alone, on all cores with pro
 with a worker ahead on that core (`ahead`), and on all cores in turns with a worker that has them while the
 target waits (`turns`); the last two hear prompt lookup too, as the product does. With `--engine cuda` the
 target is on the GPU and the worker on the CPU's cores; beside it the draft head in the kernel. Every prompt
-is answered in every way before the next, the order turning, so that a busy machine disturbs all alike;
-figures are ratios to `alone`, geometric means over prompts with a 95 % interval from resampled prompts. Texts
-must be the same. Where the target has one thread, row costs are processor seconds, which others disturb less.
+is answered in every way before the next, the order turning, so that a busy machine disturbs all alike; each
+loaded model reads it once, for its ways share a session: only answers are timed. Figures are ratios to
+`alone`, geometric means over prompts with a 95 % interval from resampled prompts. Texts must be the same.
+Where the target has one thread, row costs are processor seconds, which others disturb less.
 
 Ceiling: with a token right by chance a, k drafted and verified at the cost c(k+1) of plain steps of T
 seconds, and pieces of the worker's that take d seconds, (1 + a + ... + a^k) / c(k+1) ahead, and the same over
@@ -37,7 +38,7 @@ from typing import Any
 
 from bench.edit_cases import read_cases as read_edit_cases
 from keystroke.config import load_settings
-from keystroke.engine.base import Sampling
+from keystroke.engine.base import Sampling, Session
 from keystroke.engine.generation import Generation, GenerationParams
 from keystroke.engine.load import load_model
 from keystroke.engine.model import Model
@@ -196,15 +197,21 @@ def drafter(model: Model, kind: str) -> Drafter | None:
 
 
 def answer(
-    model: Model, prompt: Sequence[int], kind: str, sampling: Sampling, most: int, costs: Costs
+    model: Model,
+    session: Session,
+    prompt: Sequence[int],
+    kind: str,
+    sampling: Sampling,
+    most: int,
+    costs: Costs,
 ) -> tuple[Generation, float, float, Counted | None]:
-    """With seconds a token by the clock, and as reckoned."""
+    """With seconds a token by the clock, and as reckoned. What `session` holds of the prompt is not read
+    again."""
     made = drafter(model, kind)
     counted = Counted(made) if made is not None else None
-    with model.engine.session() as session:
-        said = Generation(model, session, prompt, GenerationParams(most, sampling), counted)
-        for _ in said:
-            pass
+    said = Generation(model, session, prompt, GenerationParams(most, sampling), counted)
+    for _ in said:
+        pass
     stats = said.stats
     # The first step computes what a prompt left pending: not a step like the others.
     tokens = max(stats.tokens - 1, 1)
@@ -215,7 +222,11 @@ def answer(
 
 
 def run(
-    given: argparse.Namespace, models: dict[str, Model], chosen: Sequence[Way], costs: dict[str, Costs]
+    given: argparse.Namespace,
+    models: dict[str, Model],
+    sessions: dict[str, Session],
+    chosen: Sequence[Way],
+    costs: dict[str, Costs],
 ) -> Any:
     table: dict[str, dict[str, Figures]] = {way.name: {} for way in chosen}
     sampling = Sampling(temperature=given.temperature, seed=7)
@@ -228,7 +239,13 @@ def run(
         first: list[int] | None = None
         for way in [*chosen[turn:], *chosen[:turn]]:
             said, clock, reckoned, _ = answer(
-                models[way.name], prompt, way.drafts, sampling, given.tokens, costs[way.name]
+                models[way.name],
+                sessions[way.name],
+                prompt,
+                way.drafts,
+                sampling,
+                given.tokens,
+                costs[way.name],
             )
             took[way.name] = clock, reckoned
             figures = table[way.name].setdefault(kind, Figures())
@@ -323,7 +340,9 @@ def main() -> int:
                 threads = dict(way.flags).get("engine.threads", 0)
                 costs[way.flags] = measured(model, threads if given.engine == "onnx" else 0)
         by_name = {way.name: costs[way.flags] for way in chosen}
-        table = run(given, {way.name: loaded[way.flags] for way in chosen}, chosen, by_name)
+        opened = {flags: stack.enter_context(model.engine.session()) for flags, model in loaded.items()}
+        models = {way.name: loaded[way.flags] for way in chosen}
+        table = run(given, models, {way.name: opened[way.flags] for way in chosen}, chosen, by_name)
         paces = {
             way.name: loaded[way.flags].draft.record.pace  # type: ignore[union-attr]
             for way in chosen

@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -137,5 +138,9 @@ def test_the_picture_is_well_formed_and_every_point_lies_in_it() -> None:
         assert 0 < float(circle.attrib["cx"]) < WIDTH
         assert 0 < float(circle.attrib["cy"]) < HEIGHT
     ElementTree.fromstring(plot([], "nothing"))
+    alike = [Point(name, 7000.0, 0.4, 0.3, 0.5) for name in ("large", "small>large", "larger")]
+    labels = [e for e in ElementTree.fromstring(plot(alike, "")).iter() if e.text in {p.label for p in alike}]
+    lines = sorted(float(e.attrib["y"]) for e in labels)
+    assert [b - a for a, b in pairwise(lines)] == pytest.approx([16.0, 16.0])
     row = {"fim_rest_em": 0.4, "fim_rest_em_95": [0.3, 0.5], "fim_rest_em_of": 9, "p50_ms": 12.0}
     assert "coder" in drawn({"/m/coder.gguf": {"all": row}})

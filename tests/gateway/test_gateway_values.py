@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Learner
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from keystroke.assist.tool_calls.patches import edit_call
+from keystroke.assist.tool_calls.tools import Offered, short_toolset, whole_toolset
 from keystroke.config import ServerSettings
 from keystroke.engine.model import Model
 from keystroke.engine.tokenizer.huggingface import from_spec
@@ -273,6 +275,45 @@ def test_items_become_messages_that_templates_accept() -> None:
         {"role": "tool", "content": "done", "tool_call_id": "c2", "name": "apply_patch"},
         {"role": "user", "content": "later"},
     ]  # fmt: skip
+
+
+def test_a_small_model_is_reminded_of_its_task_behind_what_it_read() -> None:
+    text = {"properties": {"cmd": {"type": "string"}}, "required": ["cmd"]}
+    run = Offered("exec_command", parameters=text)
+    patch = Offered("apply_patch", custom=True, grammar=("lark", 'start: "*** Begin Patch"'))
+    call = {"call_id": "c1", "name": "exec_command", "arguments": '{"cmd": "cat a.py"}'}
+    read = [
+        Item(role="user", content="Fix a.py."),
+        Item(type="function_call", **call),
+        Item(type="function_call_output", call_id="c1", output="x = 1"),
+    ]
+    wrote = [
+        Item(type="custom_tool_call", call_id="c2", name="apply_patch", input=edit_call(
+            "write_file", {"path": "a.py", "content": "x = 2"}
+        )),
+        Item(type="custom_tool_call_output", call_id="c2", output="Success"),
+    ]  # fmt: skip
+    small = short_toolset([run, patch])
+    said = [m["content"] for m in prompts.messages_of(None, [*read, *wrote], toolset=small)]
+    assert said[2] == "x = 1\n\nNow do what was asked: Fix a.py."
+    assert said[-1] == "Success"  # or it would do it again
+    large = prompts.messages_of(None, read, toolset=whole_toolset([run, patch]))
+    assert large[2]["content"] == "x = 1"
+    # A continued conversation is reminded in the same words: the tokens in the cache stay those of the whole.
+    joined = prompts.messages_of(None, [read[2]], read[:2], toolset=small)
+    assert joined[0]["content"] == said[2]
+    view = Offered(
+        "read", parameters={"properties": {"filePath": {"type": "string"}}, "required": ["filePath"]}
+    )
+    numbered = [
+        read[0],
+        Item(type="function_call", call_id="c3", name="read", arguments='{"filePath": "a.py"}'),
+    ]
+    numbered.append(Item(type="function_call_output", call_id="c3", output="1: x = 1\n2: y = 2"))
+    found = prompts.messages_of(None, numbered, toolset=short_toolset([view, patch]))[2]["content"]
+    assert found == "x = 1\ny = 2\n\nNow do what was asked: Fix a.py."
+    long = [Item(role="user", content="word " * 200), *read[1:]]
+    assert prompts.messages_of(None, long, toolset=small)[2]["content"] == "x = 1"
 
 
 def test_a_continued_conversation_has_the_tokens_of_one_rendered_whole() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from keystroke.assist.next_edit.prompt import changes_between, detect
+from keystroke.engine.card import card_languages
 from keystroke.engine.checkpoint import open_checkpoint
 from keystroke.engine.load import load_model
 from keystroke.engine.locate import shipped
@@ -21,6 +22,15 @@ FOLDER = Path(__file__).parents[2] / "models" / "keystroke-80m"
 FILE = FOLDER / "keystroke-80m.gguf"
 SIZE = 86_392_544
 SHA256 = "93f8b6f5a5daca5d81f3e1f7d0af3c8f2bab7d978b48da475cff2cdc3e41ed21"
+
+# By language: the text before the cursor, the text below it, and the line that belongs between them.
+OBVIOUS = {
+    "python": (
+        "class Point:\n    def __init__(self, x, y):\n        self.x = x\n        self.",
+        "\n\n    def norm(self):\n        return (self.x ** 2 + self.y ** 2) ** 0.5\n",
+        "y = y",
+    ),
+}
 
 pytestmark = [
     pytest.mark.model,
@@ -49,14 +59,15 @@ def test_its_shape_and_tokenizer_belong_together() -> None:
     assert json.loads((FOLDER / "keystroke.json").read_text())["fim_order"] == "spm"
 
 
-def test_it_completes_an_obvious_line() -> None:
+def test_it_completes_an_obvious_line_of_every_language_that_its_card_names() -> None:
     model = load_model(FILE)
     try:
+        assert frozenset(OBVIOUS) == model.languages == card_languages(FILE)
         suggester = ModelSuggester(model)
-        prefix = "class Point:\n    def __init__(self, x, y):\n        self.x = x\n        self."
-        suffix = "\n\n    def norm(self):\n        return (self.x ** 2 + self.y ** 2) ** 0.5\n"
-        assert suggester.line(prefix, suffix).text == "y = y"
+        for prefix, suffix, line in OBVIOUS.values():
+            assert suggester.line(prefix, suffix).text == line
         suggester.close()
+        assert not model.knows("go")  # so the assistant shows nothing there
     finally:
         model.engine.close()
 

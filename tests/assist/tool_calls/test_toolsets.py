@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keystroke.assist.tool_calls.patches import EDITS, calls_of, edit_call
-from keystroke.assist.tool_calls.seen import MOST_CHARACTERS, MOST_LINES, seen_lines
+from keystroke.assist.tool_calls.seen import MOST_CHARACTERS, MOST_LINES, seen_lines, unnumbered
 from keystroke.assist.tool_calls.tools import MOST_SHOWN, Offered, short_toolset, whole_toolset
 
 GRAMMAR = 'start: "*** Begin Patch" LF\n%import common.LF'
@@ -115,6 +115,20 @@ def test_arguments_that_are_none_of_the_functions_make_no_patch() -> None:
 def test_lines_are_taken_without_the_numbers_tools_put_before_them() -> None:
     texts = ["00001| def f():\n00002|     pass", "  12\tx = 1", "7: y\n", "3 + 4"]
     assert seen_lines(texts) == ("def f():\n", "    pass\n", "x = 1\n", "y\n", "\n", "3 + 4\n")
+
+
+@given(
+    st.lists(st.text(st.characters(blacklist_characters="\n", blacklist_categories=["Cs"])), min_size=1),
+    st.sampled_from(["{}: {}", "{:05}| {}", "{:6}\t{}", "{}→{}"]),
+)
+def test_a_file_that_was_shown_with_numbers_is_what_it_was(lines: list[str], form: str) -> None:
+    shown = "\n".join(form.format(number, line) for number, line in enumerate(lines, 1))
+    assert unnumbered(f"<content>\n{shown}\n</content>") == "\n".join(["<content>", *lines, "</content>"])
+
+
+def test_numbers_that_do_not_count_are_kept() -> None:
+    for text in ("404: not found\n500: broken", "3 + 4 = 7", "12: x\n", "a: 1\nb: 2", ""):
+        assert unnumbered(text) == text
 
 
 def test_what_is_remembered_of_long_texts_is_their_end() -> None:

@@ -83,9 +83,9 @@ def test_a_small_model_looks_before_it_changes_a_file(asked: str, look: bool, to
     assert not must_look(whole_toolset([RUN, PATCH]), bounds)
 
 
-def test_looking_is_a_call_that_changes_nothing() -> None:
+def test_looking_is_a_call_that_shows_a_file_and_changes_nothing() -> None:
     held = calls_constraint(CODEX, HERMES, PLAIN, Bounds(asked="Fix a.py.", acted=False))
-    for cmd in ("cat a.py", "ls", "grep -n 'def' a.py", "head -20 /w/a.py", "cat 'a.py'", "ls -la src"):
+    for cmd in ("cat a.py", "ls", "head -n 20 /w/a.py", "cat ./src/a.py", "ls src"):
         assert accepts(held, command(cmd))
     for cmd in (
         "rm a.py",
@@ -99,6 +99,9 @@ def test_looking_is_a_call_that_changes_nothing() -> None:
         "head",
         "cat b.py",
         "cat ba.py",
+        "grep -rl 'x' a.py",  # says which file, not what is in it
+        "cat /w/b.txt}}} else: a.py",
+        "cat b.txt -n 100 a.py",
     ):
         assert not accepts(held, command(cmd))
     assert not accepts(held, "The file is fine.")

@@ -49,6 +49,7 @@ class Solved(msgspec.Struct, frozen=True):
     checked: bool = False
     cost: float = 0.0
     verdict: bool | None = None  # already scored, where solving needs the tests' own word
+    tries: int = 1  # the try that passed, where a task gives several; 0: none did
 
 
 class Solver(Protocol):

@@ -25,7 +25,7 @@ from keystroke.assist.edit import Journal, Workspace
 from keystroke.engine.base import Interrupt
 from keystroke.errors import KeystrokeError, UsageError
 
-_TESTS_SAID = """
+TESTS_SAID = """
 
 This was written already, and its tests fail:
 ```
@@ -42,15 +42,15 @@ class FolderSolver:
         if not isinstance(task, FolderTask):
             raise UsageError(f"{task.id} is no folder to change")
         seconds, tokens, prompts, attempts, cost = 0.0, 0, 0, 0, 0.0
-        passed, failed, diff = False, "", ""
+        passed, failed, diff, tries = False, "", "", 0
         with tempfile.TemporaryDirectory(prefix="keystroke-eval-", ignore_cleanup_errors=True) as folder:
             place = Path(folder)
             root = place / "work"
-            _laid_out(task, root)
-            for _ in range(min(way.tries, task.tries)):
+            laid_out(task, root)
+            for number in range(min(way.tries, task.tries)):
                 began = time.perf_counter()
                 agent = self._agent(task, way, root, place / "state", interrupt)
-                told = task.instruction + (_TESTS_SAID.format(said=failed) if failed else "")
+                told = task.instruction + (TESTS_SAID.format(said=failed) if failed else "")
                 try:
                     ended = agent.run(told)
                 except KeystrokeError as error:
@@ -66,11 +66,12 @@ class FolderSolver:
                     attempts, cost = attempts + max(receipt.attempts, 1), cost + receipt.cost
                 if ended.status is Status.INTERRUPTED:
                     interrupt.check()
-                scored = self.tested(task, root, interrupt)
+                scored = judged(task, root, self._sandbox, interrupt)
                 passed, failed = scored.ok, said(scored)
                 if passed:
+                    tries = number + 1
                     break
-        return Solved(diff, seconds, tokens, prompts, attempts, cost=cost, verdict=passed)
+        return Solved(diff, seconds, tokens, prompts, attempts, cost=cost, verdict=passed, tries=tries)
 
     def score(self, task: Task, solved: Solved, interrupt: Interrupt) -> tuple[bool, str]:
         return bool(solved.verdict), ""
@@ -101,29 +102,30 @@ class FolderSolver:
             interrupt=interrupt,
         )
 
-    def tested(self, task: FolderTask, root: Path, interrupt: Interrupt | None = None) -> Ended:
-        """Run the tests that score on a copy of what was made."""
-        with tempfile.TemporaryDirectory(prefix="keystroke-score-", ignore_cleanup_errors=True) as folder:
-            place = Path(folder)
-            copy, tools = place / "work", place / "bin"
-            shutil.copytree(root, copy, symlinks=True)
-            for name, source in task.tests.items():
-                # In a container tests lie beside the work, not in it: both may be looked through for tests.
-                _placed(task, copy, place / name if task.container else copy / name, source)
-            _shims(tools)
-            filled = {"{python}": sys.executable, "{root}": str(place)}
-            env = {key: _filled(value, filled) for key, value in task.environment.items()}
-            env["PATH"] = f"{tools}{os.pathsep}{os.environ.get('PATH', '')}"
-            return self._sandbox.run(
-                ["/bin/sh", "-c", f"cd work && {_filled(task.command, filled)}"],
-                Place(place, hidden=secrets()),
-                Limits(seconds=task.seconds),
-                interrupt,
-                env=env,
-            )
+
+def judged(task: FolderTask, root: Path, sandbox: Sandbox, interrupt: Interrupt | None = None) -> Ended:
+    """Run the tests that score on a copy of what was made."""
+    with tempfile.TemporaryDirectory(prefix="keystroke-score-", ignore_cleanup_errors=True) as folder:
+        place = Path(folder)
+        copy, tools = place / "work", place / "bin"
+        shutil.copytree(root, copy, symlinks=True)
+        for name, source in task.tests.items():
+            # In a container tests lie beside the work, not in it: both may be looked through for tests.
+            _placed(task, copy, place / name if task.container else copy / name, source)
+        _shims(tools)
+        filled = {"{python}": sys.executable, "{root}": str(place)}
+        env = {key: _filled(value, filled) for key, value in task.environment.items()}
+        env["PATH"] = f"{tools}{os.pathsep}{os.environ.get('PATH', '')}"
+        return sandbox.run(
+            ["/bin/sh", "-c", f"cd work && {_filled(task.command, filled)}"],
+            Place(place, hidden=secrets()),
+            Limits(seconds=task.seconds),
+            interrupt,
+            env=env,
+        )
 
 
-def _laid_out(task: FolderTask, root: Path) -> None:
+def laid_out(task: FolderTask, root: Path) -> None:
     """The folder a solver works in: what the task shows, without what scores and without its answers."""
     root.mkdir()
     if not task.source.is_dir():

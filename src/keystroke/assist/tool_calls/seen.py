@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 MOST_LINES = 3000
 MOST_CHARACTERS = 100_000  # of a grammar that must be compiled before the first token
+_COUNTED = re.compile(r"[ \t]*0*(\d+)(?:[|:] ?|\t|→)")
 _NUMBERED = re.compile(r"\s*\d+[ \t]*[|:\t-][ \t]?|\s{0,5}\d+\t")
 
 
@@ -32,6 +33,22 @@ def seen_lines(texts: Iterable[str]) -> tuple[str, ...]:
             break
         kept.append(line)
     return tuple(reversed(kept))
+
+
+def unnumbered(text: str) -> str:
+    """What a tool for reading showed, without the numbers that it put before every line of a file: a small
+    model that writes the file anew would write them too. Numbers that do not count up are the file's own."""
+    lines = text.split("\n")
+    found = [_COUNTED.match(line) for line in lines]
+    numbers = [None if match is None else int(match[1]) for match in found]
+    for at, match in enumerate(found):
+        neighbours = (numbers[at - 1] if at else None, numbers[at + 1] if at + 1 < len(lines) else None)
+        if match is None:
+            continue
+        number = int(match[1])
+        if number == 1 or neighbours[0] == number - 1 or neighbours[1] == number + 1:
+            lines[at] = lines[at][match.end() :]
+    return "\n".join(lines)
 
 
 def within_quotes(lines: Iterable[str]) -> str:

@@ -29,7 +29,7 @@ _COMMAND = ("cmd", "command")
 PATHS = ("path", "filePath", "file_path", "file")  # what tools call the file they are about
 _CONTENTS = ("content", "contents", "file_text")
 _SAID = frozenset(("pattern", "maxLength", "enum", "const"))  # of a parameter, by whoever offers the tool
-_WORDS = r"[^;&|<>`$\n\\\"]"  # of a command that only looks: no other command after it, nothing written
+_FOLDER = r"[\w.\/-]{1,120}"  # no word apart: what is added before a file's name is a path to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +133,20 @@ def _readers(shown: Sequence[Shown], asked: str) -> tuple[Shown, ...]:
 
 
 def _looking(files: Sequence[str]) -> str:
-    """The pattern of a command that shows one of `files`, or what is in a folder."""
+    """The pattern of a command that shows the text of one of `files`, or what is in a folder. Its text and
+    nothing else: of a search a small model takes the name of a file, or a line's number, for the file."""
     named = "|".join(re.escape(name).replace("/", r"\/") for name in dict.fromkeys(files))
-    return rf"^(ls( {_WORDS}{{1,60}})?|(cat|head|tail|grep|nl|wc) ({_WORDS}{{0,60}}[ \/'])?({named})'?)$"
+    return rf"^(ls( {_FOLDER})?|(cat|head -n [0-9]{{1,4}}) ({_FOLDER}\/)?({named}))$"
 
 
 def reads_files(shown: Shown) -> bool:
     """Whether the tool is made for reading files."""
     return not shown.tool.custom and bool(_READS & set(_words(shown.name)))
+
+
+def may_read(shown: Shown) -> bool:
+    """Whether the tool reads files or runs commands, which can."""
+    return reads_files(shown) or any(name in shown.parameters.get("properties", ()) for name in _COMMAND)
 
 
 def _words(name: str) -> list[str]:

@@ -19,10 +19,13 @@ from msgspec import UNSET, UnsetType
 
 from keystroke.assist.tool_calls.forms import CALL
 from keystroke.assist.tool_calls.patches import calls_of
+from keystroke.assist.tool_calls.seen import unnumbered
 from keystroke.assist.tool_calls.tools import Toolset
+from keystroke.assist.tool_calls.usable import may_read, reads_files
 from keystroke.engine.model import Model
 from keystroke.engine.templates import ChatTemplate
 from keystroke.errors import InputError, ModelDamaged
+from keystroke.gateway.api.conversation import asked
 from keystroke.protocol.faults import NoSuitableModel
 from keystroke.protocol.items import Item, Part, Tool, text_of
 from keystroke.protocol.response import Shortened
@@ -37,6 +40,7 @@ _READ = frozenset(
 )
 # What Codex tells of its skills and its sandbox: half of a small model's prompt, and of no use to it.
 _SPARED = re.compile(r"<(skills_instructions|permissions instructions)>.*?</\1>\s*", re.DOTALL)
+_LONGEST_TASK = 600  # characters of a request that a small model is reminded of
 _IMAGES = ("input_image", "image_url", "input_file", "input_audio")
 
 
@@ -116,6 +120,7 @@ def messages_of(
     system = [instructions] if instructions else []
     messages: list[Message] = []
     names = {i.call_id or "": i.name or "tool" for i in (before or ())[-64:] if i.type.endswith("_call")}
+    task = asked(before or ())
     for item in items:
         kind = item.type
         if kind == "message":
@@ -131,6 +136,7 @@ def messages_of(
                 _assistant(messages)["content"] += text
             else:
                 messages.append({"role": "user", "content": text})
+                task = text
         elif kind in ("function_call", "custom_tool_call"):
             calls = _calls(item, toolset)
             names[item.call_id or ""] = calls[0][0]
@@ -141,18 +147,31 @@ def messages_of(
                     {"id": item.call_id or "", "type": "function", "function": call}
                 )
         elif kind in ("function_call_output", "custom_tool_call_output"):
+            name = names.get(item.call_id or "", item.name or "tool")
             messages.append(
                 {
                     "role": "tool",
-                    "content": _output_text(item.output),
+                    "content": _read_out(_output_text(item.output), name, task, toolset),
                     "tool_call_id": item.call_id or "",
-                    "name": names.get(item.call_id or "", item.name or "tool"),
+                    "name": name,
                 }
             )
     if words and before is None:
         system.append(words)
     parts = system if apart else ["\n\n".join(system)] if system else []
     return [*({"role": "system", "content": part} for part in parts), *messages]
+
+
+def _read_out(output: str, name: str, task: str, toolset: Toolset) -> str:
+    """A tool's result as a model is shown it: to a small one, a file without its lines' numbers, which it
+    would write too, and its task again behind what it read, since it copies a file as it is when the task
+    stands far above. Not behind what it wrote, or it would do the task again."""
+    shown = toolset.find(name)
+    if not toolset.short or shown is None or not may_read(shown):
+        return output
+    if reads_files(shown):
+        output = unnumbered(output)
+    return f"{output}\n\nNow do what was asked: {task.strip()}" if 0 < len(task) <= _LONGEST_TASK else output
 
 
 def shortened(items: Sequence[Item], toolset: Toolset) -> Shortened | UnsetType:
