@@ -136,6 +136,16 @@ def test_no_file_is_written_over_by_one_who_has_not_looked() -> None:
     assert "write_file" in usable("In a.py, say hello.", *run("cat a.py", "print('hi')"))
 
 
+def test_a_file_that_was_only_copied_is_changed_by_its_lines() -> None:
+    copied = "*** Begin Patch\n*** Add File: a.py\n+x = 1\n+y = 2\n*** End Patch\n"
+    turns = [*run("cat a.py", "Exit code: 0\nOutput:\nx = 1\ny = 2\n"), *patch(copied, "Success")]
+    assert written(items(user("Fix a.py."), *turns), SHOWN) == Written(copied={"a.py"})
+    names = [s.name for s in AnswerForm(SHOWN).narrowed(items(user("Fix a.py."), *turns)).usable.shown]  # type: ignore[union-attr]
+    assert "replace_lines" in names
+    assert "write_file" not in names
+    assert written(items(user("Fix a.py."), *turns, user("Again.")), SHOWN) == Written()
+
+
 LONG = "".join(f"x{n} = {n}\n" for n in range(SHORT_FILE + 1))
 
 

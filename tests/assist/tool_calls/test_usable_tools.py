@@ -85,7 +85,7 @@ def test_a_small_model_looks_before_it_changes_a_file(asked: str, look: bool, to
 
 def test_looking_is_a_call_that_shows_a_file_and_changes_nothing() -> None:
     held = calls_constraint(CODEX, HERMES, PLAIN, Bounds(asked="Fix a.py.", acted=False))
-    for cmd in ("cat a.py", "ls", "head -n 20 /w/a.py", "cat ./src/a.py", "ls src"):
+    for cmd in ("cat a.py", "ls", "head -n 20 a.py"):
         assert accepts(held, command(cmd))
     for cmd in (
         "rm a.py",
@@ -101,6 +101,7 @@ def test_looking_is_a_call_that_shows_a_file_and_changes_nothing() -> None:
         "cat ba.py",
         "grep -rl 'x' a.py",  # says which file, not what is in it
         "cat /w/b.txt}}} else: a.py",
+        "cat /w/b.txt.1000000/a.py",
         "cat b.txt -n 100 a.py",
     ):
         assert not accepts(held, command(cmd))

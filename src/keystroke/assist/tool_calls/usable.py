@@ -29,14 +29,14 @@ _COMMAND = ("cmd", "command")
 PATHS = ("path", "filePath", "file_path", "file")  # what tools call the file they are about
 _CONTENTS = ("content", "contents", "file_text")
 _SAID = frozenset(("pattern", "maxLength", "enum", "const"))  # of a parameter, by whoever offers the tool
-_FOLDER = r"[\w.\/-]{1,120}"  # no word apart: what is added before a file's name is a path to it
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """What a conversation says of the tools. `only`: of these, by the names they were offered under. `seen`:
     lines that may be quoted. `asked`: the user's last words. `spent`: tools that led nowhere. `written`: the
-    files that this turn wrote. `short`: files that were read whole and are short. `acted`: whether the turn
+    files that this turn wrote; `copied`: those it wrote just as they were. `short`: files that were read
+    whole and are short. `acted`: whether the turn
     has called anything. `closed`: whether, with all of them spent, no tool is left; else those spent are open
     again."""
 
@@ -45,6 +45,7 @@ class Bounds:
     asked: str = ""
     spent: Collection[str] = ()
     written: Sequence[str] = ()
+    copied: Sequence[str] = ()
     short: Sequence[str] = ()
     acted: bool = True
     closed: bool = False
@@ -96,7 +97,8 @@ def _usable(shown: Shown, bounds: Bounds) -> bool:
     if shown.is_edit and _writes_whole(shown):
         asked = bounds.asked
         wanted = not named_files(asked) or bool(_CREATES.search(asked))
-        return wanted or bool(bounds.short) or (0 < len(bounds.seen) <= SHORT_FILE and not bounds.written)
+        looked = 0 < len(bounds.seen) <= SHORT_FILE and not bounds.written and not bounds.copied
+        return wanted or bool(bounds.short) or looked
     return True
 
 
@@ -134,9 +136,10 @@ def _readers(shown: Sequence[Shown], asked: str) -> tuple[Shown, ...]:
 
 def _looking(files: Sequence[str]) -> str:
     """The pattern of a command that shows the text of one of `files`, or what is in a folder. Its text and
-    nothing else: of a search a small model takes the name of a file, or a line's number, for the file."""
+    nothing else: of a search a small model takes the name of a file, or a line's number, for the file. The
+    name and nothing before it: it makes folders up."""
     named = "|".join(re.escape(name).replace("/", r"\/") for name in dict.fromkeys(files))
-    return rf"^(ls( {_FOLDER})?|(cat|head -n [0-9]{{1,4}}) ({_FOLDER}\/)?({named}))$"
+    return rf"^(ls|(cat|head -n [0-9]{{1,4}}) ({named}))$"
 
 
 def reads_files(shown: Shown) -> bool:

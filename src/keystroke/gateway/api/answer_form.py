@@ -137,7 +137,10 @@ class AnswerForm:
             asked=asked(items),
             spent=spent_tools(items, self.toolset),
             written=tuple(sorted(own.paths)),
-            short=tuple(path for path in short_files(items, self.toolset) if path not in own.paths),
+            copied=tuple(sorted(own.copied)),
+            short=tuple(
+                path for path in short_files(items, self.toolset) if path not in own.paths | own.copied
+            ),
             acted=bool(calls_made(items)),
             closed=self.choice.mode != "required",
         )

@@ -34,10 +34,11 @@ _STATUS = re.compile(r"\bexit(?:ed with)? code:? ?[1-9]", re.IGNORECASE)
 
 @dataclass(slots=True)
 class Written:
-    """What edits of this turn wrote."""
+    """What edits of this turn wrote. `copied`: files that were only written as they had been read."""
 
     lines: set[str] = field(default_factory=set)
     paths: set[str] = field(default_factory=set)
+    copied: set[str] = field(default_factory=set)
 
     def clear(self) -> None:
         self.lines.clear()
@@ -133,22 +134,28 @@ def spent_tools(items: Sequence[Item], toolset: Toolset) -> frozenset[str]:
 
 def written(items: Sequence[Item], toolset: Toolset) -> Written:
     """What the edits since the user's last word wrote, where nothing failed after them: a small model that
-    reads its own work takes it for what it was asked to change, and changes it back."""
+    reads its own work takes it for what it was asked to change, and changes it back. A file that was written
+    as it was read is not written: its lines are still to be changed."""
     names = {shown.tool.name for shown in toolset.shown if shown.is_edit}
     edits: dict[str | None, list[tuple[str, dict[str, str]]]] = {}
     work = Written()
+    read: set[str] = set()
     for item in items:
         if item.type == "message" and item.role == "user":
-            work.clear()
+            work = Written()
         elif item.type in _CALLS and item.name in names:
             edits[item.call_id] = calls_of(item.input or "") or []
         elif item.type in _OUTPUTS:
             failed = _FAILED.search(_output(item)) is not None
             if item.call_id not in edits:
+                read.add(_REPORT.sub("", _output(item)).strip())
                 if failed or _STATUS.search(_output(item)):
                     work.clear()  # what was written may be at fault
             elif not failed:
                 for _, arguments in edits[item.call_id]:
+                    if arguments.get("content", "").strip() in read:
+                        work.copied.add(arguments["path"])
+                        continue
                     new = arguments.get("new", arguments.get("content", "")).split("\n")
                     old = set(arguments.get("old", "").split("\n"))
                     work.lines |= {line for line in new if line.strip() and line not in old}
