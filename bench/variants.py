@@ -1,4 +1,5 @@
-"""Variants of the decode kernel timed against each other: `python -m bench.variants [PART ...]`, on a GPU.
+"""Variants of the decode kernel timed against each other, and where a layer's time goes:
+`python -m bench.variants [PART ...] [--try "MACRO=1 in_flight=66048"]`, on a GPU.
 
 Law: a variant is a set of macros, and of parameters of a launch (lower case). All variants of a part share
 one engine and one process and are timed in turns, launches one after another, so that a difference is
@@ -9,7 +10,6 @@ itself: its process ends, and the part goes on without it.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import select
 import statistics
@@ -30,11 +30,10 @@ from keystroke.engine.checkpoint.rope import extended
 from keystroke.engine.checkpoint.spec import ModelSpec
 from keystroke.engine.cuda.driver import GpuLauncher, compile_together, compiled
 from keystroke.engine.cuda.engine import CudaEngine
-from keystroke.engine.cuda.plan import Bucket, Plan, Precision
-from keystroke.engine.cuda.step import Parameters
+from keystroke.engine.cuda.plan import Plan, Precision
 from keystroke.engine.cuda.stored import usual_formats
 from keystroke.engine.cuda.weights import random_weights
-from keystroke.errors import EngineError, KeystrokeError
+from keystroke.errors import KeystrokeError
 
 ROUNDS = 5
 START_SECONDS, SILENT_SECONDS = 50, 12  # without a word: while an engine is made, and later
@@ -42,8 +41,6 @@ PROBE = Sampling(
     logprobs=0
 )  # chosen on the host: no step runs ahead, and the launch's input stays where it is
 PHASES = ("norm", "QKV", "wait", "attention", "heads", "O", "norm", "gate/up", "wait", "down")
-READINGS = 10 * 28 + 8
-PROFILED = f"PROFILE={READINGS}"
 PLAIN = "as it is"
 
 
@@ -69,7 +66,6 @@ class Case:
 class Part:
     spec: ModelSpec
     cases: tuple[Case, ...]
-    variants: dict[int, tuple[str, ...]]  # by tiles of rows; the first is what others are compared with
     precision: Precision = "bf16"
     kv_tokens: int = 8192
 
@@ -78,35 +74,17 @@ class Part:
         return Plan(self.spec, self.precision, count, stored=stored)
 
 
-_FEW = ("", "FAR=1", "COMBINE=1", "FAR=1 COMBINE=1", "QUERY_TAGS=1", "FAR=1 COMBINE=1 QUERY_TAGS=1")
-_FEW += (f"FAR=1 COMBINE=1 {PROFILED}",)
-_MANY = ("", "FAR=1 COMBINE=1", "MULTICAST=1", "MULTICAST=1 FAR=1 COMBINE=1", f"MULTICAST=1 {PROFILED}")
+_NEAR = (Case(1024), Case(1024, 16))
 PARTS = {
     "1.5b": Part(
         extended(QWEN_1_5B, 131_072),
-        (
-            Case(LONG, launches=20),
-            Case(1024),
-            Case(8192),
-            Case(1024, 16),
-            Case(1024, 16, together=True),
-            Case(8192, 16),
-        ),
-        {1: _FEW, 2: _MANY},
+        (Case(LONG, launches=20), Case(8192), Case(8192, 16), *_NEAR, Case(1024, 16, together=True)),
         kv_tokens=160_000,
     ),
-    "7b-int4": Part(
-        QWEN_7B,
-        (Case(1024), Case(1024, 16)),
-        {1: ("", "FAR=1 COMBINE=1", "QUERY_TAGS=1"), 2: ("", "MULTICAST=1")},
-        "int4",
-    ),
-    "7b-stored": Part(
-        QWEN_7B, (Case(1024),), {1: ("", "QUERY_TAGS=1", "QUERY_TAGS=1 ACTIVATION_TAGS=1")}, "stored"
-    ),
-    "135m": Part(
-        SMOLLM2_135M, (Case(1024), Case(1024, 16)), {1: ("", "FAR=1 COMBINE=1"), 2: ("", "MULTICAST=1")}
-    ),
+    "7b-stored": Part(QWEN_7B, _NEAR, "stored"),
+    "7b-int4": Part(QWEN_7B, _NEAR, "int4"),
+    "7b-int8": Part(QWEN_7B, _NEAR, "int8"),
+    "135m": Part(SMOLLM2_135M, _NEAR),
 }
 
 
@@ -122,25 +100,10 @@ class VariantLauncher(GpuLauncher):
     """Launches the kernel of one variant at a time."""
 
     variant = ""
-    refused = False
 
     def use(self, variant: str) -> None:
         self.variant = variant
         self._functions = self.__dict__.setdefault("_all", {}).setdefault(variant, {})
-
-    def launch(self, parameters: Parameters, bucket: Bucket, sparse: bool) -> None:
-        try:
-            super().launch(parameters, bucket, sparse)
-        except EngineError as error:  # clusters may not be asked for so; all blocks fit at once either way
-            if "MULTICAST" not in self.variant:
-                raise
-            if not self.refused:
-                print(f"launched otherwise: {error}", file=sys.stderr)
-            self.refused = True
-            function = self._functions[bucket.tiles_n, sparse]
-            sizes = (self.blocks, 1, 1, 288, 1, 1, self._plan.target.shared_bytes)
-            given = (ctypes.c_void_p * 1)(ctypes.addressof(parameters))
-            self._gpu.call("cuLaunchKernel", function, *sizes, self._gpu.enter(), given, None)
 
     def prepare(self, tiles_n: int, sparse: bool = False) -> Any:
         macros = {**self._plan.macros(tiles_n, sparse), **macros_of(self.variant)}
@@ -184,17 +147,18 @@ class Timed:
         return float(begin.elapsed_time(end)) * 1000 / self.case.launches
 
 
-def measure(name: str, without: set[str]) -> Iterator[dict[str, Any]]:
+def measure(name: str, tried: list[str], without: set[str]) -> Iterator[dict[str, Any]]:
     part = PARTS[name]
+    readings_wanted = len(PHASES) * part.spec.layers + 1
     weights = random_weights(part.spec, part.precision, DEVICE, blocks())
     launcher = VariantLauncher(weights.plan, DEVICE)
     launcher.use("")
     engine = CudaEngine(weights, launcher, part.kv_tokens)
-    readings = torch.zeros(blocks(), READINGS, dtype=torch.int64, device=DEVICE)
+    readings = torch.zeros(blocks(), readings_wanted, dtype=torch.int64, device=DEVICE)
     engine._stepper._parameters.profile = readings.data_ptr()
     usual = {"in_flight": weights.plan.in_flight}
     for case in part.cases:
-        left = [each for each in part.variants[case.tiles] if f"{case.name}|{each or PLAIN}" not in without]
+        left = [each for each in variants(part, tried) if f"{case.name}|{each or PLAIN}" not in without]
         if not left:
             continue
         launcher.use("")
@@ -217,36 +181,40 @@ def measure(name: str, without: set[str]) -> Iterator[dict[str, Any]]:
                     continue
                 truth = logits if truth is None else truth
                 yield {**found, "us": taken, "same": torch.equal(logits, truth)}
-                if PROFILED in variant and turn == ROUNDS - 1:
+                if "PROFILE" in variant and turn == ROUNDS - 1:
                     yield {**found, "phases": phases(readings)}
         for session in timed.sessions:
             session.close()
 
 
+def variants(part: Part, tried: list[str]) -> list[str]:
+    """The kernel as it is, what others are compared with; those tried; and one that reads the clock."""
+    return ["", *tried, f"PROFILE={len(PHASES) * part.spec.layers + 1}"]
+
+
 def phases(readings: torch.Tensor) -> dict[str, list[int]]:
     """Cycles of each phase of a layer, mean of all layers and blocks, and of each layer's slowest block."""
-    layers = (READINGS - 8) // 10
-    spent = readings[:, : 10 * layers + 1].diff(dim=1).reshape(-1, layers, 10).double()
+    spent = readings.diff(dim=1).reshape(readings.shape[0], -1, len(PHASES)).double()
     spent = spent[:, 1:]  # the first has the step's beginning in it
     mean, slowest = spent.mean((0, 1)), spent.amax(0).mean(0)
     return {f"{i} {name}": [int(mean[i]), int(slowest[i])] for i, name in enumerate(PHASES)}
 
 
-def child(name: str, without: set[str]) -> None:
+def child(name: str, tried: list[str], without: set[str]) -> None:
     try:
-        for row in measure(name, without):
+        for row in measure(name, tried, without):
             print(json.dumps(row), flush=True)
     except BaseException as error:
         print(json.dumps({"part": name, "error": f"{type(error).__name__}: {error}"[:300]}), flush=True)
         raise
 
 
-def compile_all(names: list[str], count: int = 132) -> None:
+def compile_all(names: list[str], tried: list[str], count: int = 132) -> None:
     wanted = []
     for part in (PARTS[name] for name in names):
         plan = part.plan(count)
         for tiles in sorted({case.tiles for case in part.cases}):
-            wanted += [{**plan.macros(tiles), **macros_of(each)} for each in part.variants[tiles]]
+            wanted += [{**plan.macros(tiles), **macros_of(each)} for each in variants(part, tried)]
     compile_together(wanted)
 
 
@@ -265,7 +233,7 @@ def lines_of(command: list[str]) -> Iterator[str | int]:
         yield process.wait()
 
 
-def run_part(name: str, log: Path | None) -> list[dict[str, Any]]:
+def run_part(name: str, tried: list[str], log: Path | None) -> list[dict[str, Any]]:
     """The part in a process of its own; again without what did not end, and without what is done."""
     found: list[dict[str, Any]] = []
     hung: set[str] = set()
@@ -273,9 +241,10 @@ def run_part(name: str, log: Path | None) -> list[dict[str, Any]]:
         done = Counter(f"{row['case']}|{row['variant']}" for row in found if "us" in row)
         without = hung | {each for each, times in done.items() if times >= ROUNDS}
         begun, code = "", 0
-        for line in lines_of(
-            [sys.executable, "-P", "-m", "bench.variants", "--child", name, *sorted(without)]
-        ):
+        given = [
+            f"--{kind}={each}" for kind, of in (("try", tried), ("without", sorted(without))) for each in of
+        ]
+        for line in lines_of([sys.executable, "-P", "-m", "bench.variants", "--child", name, *given]):
             if isinstance(line, int):
                 code = line
             elif line.startswith("{"):
@@ -319,17 +288,21 @@ def table(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
+    parser.add_argument(
+        "--try", dest="tried", action="append", default=[], metavar="VARIANT", help="macros and parameters"
+    )
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--without", action="append", default=[], help=argparse.SUPPRESS)
     parser.add_argument("--compile", action="store_true", help="compile only")
     parser.add_argument("--out", type=Path, help="folder for all readings")
     given = parser.parse_args()
     if given.child:
-        child(given.parts[0], set(given.parts[1:]))
+        child(given.parts[0], given.tried, set(given.without))
         return
     names = given.parts or list(PARTS)
     began = time.monotonic()
     try:
-        compile_all(names)
+        compile_all(names, given.tried)
     except KeystrokeError as error:  # said again by whoever needs it
         print(error, file=sys.stderr)
     print(f"compiled in {time.monotonic() - began:.0f} s", flush=True)
@@ -337,7 +310,7 @@ def main() -> None:
         return
     found: list[dict[str, Any]] = []
     for name in names:
-        found += run_part(name, given.out / "readings.jsonl" if given.out else None)
+        found += run_part(name, given.tried, given.out / "readings.jsonl" if given.out else None)
         print(f"{name} done after {time.monotonic() - began:.0f} s", flush=True)
     rows = table(found)
     for row in rows:

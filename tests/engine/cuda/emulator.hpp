@@ -65,7 +65,6 @@ static Fibre* me;
 static ucontext_t scheduler;
 static u64 progress;
 static int blocks;
-static std::vector<Block*> every;
 
 // Copies under way, and chance, the same in every run.
 struct Copy { void* to; const void* from; u32 bytes; Counter* barrier; };
@@ -247,17 +246,6 @@ DEVICE void land_copies(bool needed) {
 DEVICE void fence_reads() {}
 DEVICE void fence_copies() {}
 DEVICE void bulk_copy_kept(void* to, const void* from, u32 bytes, u64* b) { bulk_copy(to, from, bytes, b, 0); }
-#ifndef MULTICAST
-#define MULTICAST 0
-#endif
-DEVICE void bulk_copy_to_both(void* to, const void* from, u32 bytes, u64* b) {
-  emulator::Block* mine = emulator::me->block;
-  emulator::Block* other = emulator::every[mine->index ^ 1];
-  bulk_copy(to, from, bytes, b, 0);
-  u8* there = other->memory.get() + ((u8*)to - mine->memory.get());
-  memset(there, 0xff, bytes);
-  emulator::under_way.push_back({there, from, bytes, &other->barriers.at(other->memory.get() + ((u8*)b - mine->memory.get()))});
-}
 DEVICE uint4 load16(const void* p) {
   if ((u64)p % 16) { fprintf(stderr, "a 16-byte load is not aligned\n"); abort(); }
   return *(const uint4*)p;

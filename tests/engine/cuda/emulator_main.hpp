@@ -20,11 +20,9 @@ extern "C" int launch(const Given* parameters, int blocks, int shared_bytes) {
   emulator::blocks = blocks;
   std::vector<std::unique_ptr<Block>> all;
   std::vector<std::unique_ptr<Fibre>> fibres;
-  every.clear();
   for (int b = 0; b < blocks; ++b) {
     all.emplace_back(new Block());
     all.back()->index = b;
-    every.push_back(all.back().get());
     all.back()->memory.reset(new u8[shared_bytes + 1024]);
     memset(all.back()->memory.get(), 0xa5, shared_bytes + 1024);
     for (int t = 0; t < threads; ++t) {

@@ -66,6 +66,29 @@ def test_a_long_context_gives_the_same_row_alone_and_in_company(length: int, dra
     assert (alone - truth).norm() / truth.norm() < 0.02
 
 
+def test_far_keys_meet_their_own_queries_whoever_asked_before() -> None:
+    """Three blocks and two KV heads: a block's units of far keys have other queries each time; and two
+    sessions take turns."""
+    spec = tiny_spec(layers=1, context=3100)
+    prompts = [
+        [(11 * i * i + 3 * i + k) % 203 for i in range(length)] for k, length in enumerate((3050, 2400))
+    ]
+    probe = Sampling(logprobs=0)
+    with tiny_engine(spec, blocks=3, kv_tokens=8192) as engine:
+        sessions = [engine.session() for _ in prompts]
+        alone = []
+        for session, prompt in zip(sessions, prompts, strict=True):
+            session.extend(prompt)
+            session.step(sampling=probe)
+            alone.append(engine._stepper.logits[0].clone())
+            session.rollback(len(prompt))
+        engine.step_many([StepRequest(session, (), probe) for session in sessions])
+        assert torch.equal(engine._stepper.logits[:2], torch.stack(alone))
+    for prompt, logits in zip(prompts, alone, strict=True):
+        truth = forward(spec, tiny_tensors(spec).__getitem__, prompt)[-1]
+        assert (logits - truth).norm() / truth.norm() < 0.02
+
+
 @pytest.mark.parametrize("length", [64, 65, 66], ids=["end of a page", "both sides", "new page"])
 def test_few_rows_that_write_at_the_edge_of_a_page_equal_those_of_many(length: int) -> None:
     """Attention of one or two rows takes the step's own keys and values from other blocks, not from pages."""

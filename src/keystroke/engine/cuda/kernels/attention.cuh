@@ -164,10 +164,13 @@ DEVICE void leave_page(Worker& w, int i) {
   if (w.lane < WARPS / PARTY) barrier_arrive(&w.ring.empty[w.ring.at.stage]);
   w.ring.at.advance(w.ring.count);
 }
-// The same for a page of which this warp's loads are all part of `seen`. A fence would also wait for the last unit's results
-// on their way to memory; an arrival whose address needs a number waits for nothing but that.
+// Far keys of few rows: a block's units follow each other closely, with the same queries, which come once (`stage_queries`), and
+// pages are left without a fence. In the kernel for many rows both cost registers that others need more.
+enum { LONG_RUNS = TILES_N == 1 };
+// Leaves a page of which this warp's loads are all part of `seen`. A fence would also wait for the last unit's results on their
+// way to memory; an arrival whose address needs a number waits for nothing but that.
 DEVICE void leave_seen_page(Worker& w, int i, u32 seen) {
-  if (!FAR) return leave_page<WARPS>(w, i);
+  if (!LONG_RUNS) return leave_page<WARPS>(w, i);
   if (SPARSE || i % DENSITY != DENSITY - 1) return;
   warp_sync();
   if (w.lane == 0) barrier_arrive_behind(&w.ring.empty[w.ring.at.stage], seen, (u32)(w.rows >> 31));
@@ -452,7 +455,7 @@ struct Known {
   int slot, own;    // which of its keys are the step's own,
   const u16* sent;  // and what those are
 };
-// One chunk of 64 T keys: an eighth of the work is to score 8 T of them, then to gather an eighth of the dimensions over
+// One chunk of 64 T keys, for what `queries()` has: an eighth of the work is to score 8 T of them, then to gather an eighth of the dimensions over
 // all. PARTY warps do it, all eight or one half, and who does an eighth changes no bit. Pages are left to the ring as soon
 // as their content is in registers; lent stages go back together, when the layer's attention is done.
 template <int T, int PARTY, bool KNOWN = false, class Ask>
@@ -635,11 +638,6 @@ DEVICE void attend_chunk(Worker& w, int layer, const Share& share, u8* scratch, 
     if (r.has1) leave(at1, w.g + 8);
   }
 }
-template <class Ask>
-DEVICE void attend_unit(Worker& w, int layer, const Share& share, u8* scratch, const Ask& queries) {
-  if (share.unit.chunk < NEAR_CHUNKS) attend_chunk<1, WARPS>(w, layer, share, scratch, queries);
-  else attend_chunk<CHUNK / PAGE, WARPS>(w, layer, share, scratch, queries);
-}
 // A unit of one page whose queries, and the step's own keys and values, are sent. The rest of a page that the step writes to
 // is older than the step: it is asked for before those are there.
 DEVICE void attend_sent(Worker& w, int layer, const Share& listed, u8* scratch) {
@@ -728,7 +726,7 @@ DEVICE void attend_all(Worker& w, int layer) {
       }
     }
     u8* scratch = (u8*)w.scratch + (number & 1) * ATTENTION_BYTES;
-    if (FAR && !near(now)) {
+    if (LONG_RUNS && !near(now)) {
       if (number % LISTED == 0 || !same_queries((&now)[-1].unit, now.unit)) {
         compute_sync();  // the last ones were read
         stage_queries(w, now.unit, staged);
@@ -738,8 +736,8 @@ DEVICE void attend_all(Worker& w, int layer) {
     } else {
       const Queries queries = load_queries<DENSITY>(w, rows_of(w, now.unit));
       const auto given = [&]() -> const Queries& { return queries; };
-      if (FAR) attend_chunk<1, WARPS>(w, layer, now, scratch, given);
-      else attend_unit(w, layer, now, scratch, given);
+      if (LONG_RUNS || near(now)) attend_chunk<1, WARPS>(w, layer, now, scratch, given);
+      else attend_chunk<CHUNK / PAGE, WARPS>(w, layer, now, scratch, given);
     }
   }
 }

@@ -21,15 +21,6 @@ DEVICE void add_scaled(Partial& sum, const Partial& part, float scale) {
 DEVICE void take_values(Partial& p, const uint4& raw) {
   p.x = untagged(raw.x); p.y = untagged(raw.y); p.z = untagged(raw.z); p.u = untagged(raw.w);
 }
-// Largest score and sum of a chunk.
-DEVICE float2 take_norm(Worker& w, const float2* from) {
-  uint2 raw = poll8(from);
-  while (((raw.x ^ w.tag) | (raw.y ^ w.tag)) & 3) {
-    spin();
-    raw = poll8(from);
-  }
-  return make_float2(untagged(raw.x), untagged(raw.y));
-}
 // By one warp, lane = group: what each group's sums are multiplied by at the end.
 DEVICE float group_weight(float top, float total, float& whole) {
   float best = top;
@@ -145,7 +136,8 @@ DEVICE void combine_near(Worker& w, int pairs, const Pairs& place) {
   }
   if (!waited) wait_for_partials(w);
 }
-// 32 dimensions of one head of one row by a whole block.
+// 32 dimensions of one head of one row by a whole block. More chunks than have a tag: a barrier has seen to it that they are
+// there, so that what a thread adds is asked for eight chunks at a time, not one after another.
 DEVICE void combine_together(Worker& w, int m, int head, int d) {
   const int chunks = chunks_of(*w.control, m);
   const s64 base = ((s64)m * HEADS + head) * w.p->partial_stride;
@@ -160,7 +152,7 @@ DEVICE void combine_together(Worker& w, int m, int head, int d) {
       const int c = from + i * GROUPS;
       parts[i] = nothing_yet();
       if (c < chunks) {
-        const float2 n = COMBINE ? load8(norms + c) : take_norm(w, norms + c);
+        const float2 n = load8(norms + c);
         parts[i].top = n.x;
         parts[i].total = n.y;
         take_values(parts[i], load16(w.p->partial + (base + c) * HEAD_DIM + d + quad * 4));

@@ -12,14 +12,7 @@ typedef long long s64;
 // A rare path, kept apart so that it takes no registers from the others. Give it a copy of what it reads.
 #define DEVICE_APART static __device__ __noinline__
 #define DEVICE_METHOD __device__ __forceinline__
-#ifndef MULTICAST
-#define MULTICAST 0
-#endif
-#if MULTICAST  // two blocks are a cluster: one copy may fill the memory of both
-#define KERNEL extern "C" __global__ __attribute__((cluster_dims(2, 1, 1))) __launch_bounds__(288, 1)
-#else
 #define KERNEL extern "C" __global__ __launch_bounds__(288, 1)
-#endif
 #define SHARED_MEMORY(name) extern __shared__ __align__(1024) u8 name[]
 
 #define INFINITY __int_as_float(0x7f800000)
@@ -100,14 +93,6 @@ DEVICE void bulk_copy_kept(void* to, const void* from, u32 bytes, u64* b) {  // 
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)),
       "l"(from), "r"(bytes), "r"(shared_address(b)) : "memory");
 }
-#if MULTICAST
-DEVICE void bulk_copy_to_both(void* to, const void* from, u32 bytes, u64* b) {  // the same place in both blocks of a cluster
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;" ::"r"(
-          shared_address(to)),
-      "l"(from), "r"(bytes), "r"(shared_address(b)), "h"((u16)3) : "memory");
-}
-#endif
 DEVICE void bulk_copy(void* to, const void* from, u32 bytes, u64* b, u64 policy) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(

@@ -5,14 +5,6 @@
 // OUTPUT_FORMAT GATE_UP_FORMAT DOWN_FORMAT WIDE_FORMAT WIDE_LOW WIDE_HIGH HEAD_FORMAT O_SPLIT O_ALONE DOWN_SPLIT ACTIVATION_TAGS QUERY_TAGS QK_NORM NORM_EPS SPARSE
 // STAGE_BYTES SMALL_GRAIN KV_BYTES LENT VALUE_PARTS.
 
-// Variants under trial: what is not given is as it was.
-#ifndef FAR
-#define FAR 0
-#endif
-#ifndef COMBINE
-#define COMBINE 0
-#endif
-
 constexpr int WARPS = 8;
 constexpr int COMPUTE = 256;
 constexpr int MAX_ROWS = 32;

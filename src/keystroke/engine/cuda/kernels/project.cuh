@@ -68,24 +68,14 @@ DEVICE void normalise_row(Worker& w, const NormWeights& weights, u32 sums, int m
 }
 
 // `width` columns of rows of 16-bit activations from device memory into the operand, from column `to` on, by the copy engine;
-// each row when ready(m) returns. Into those of `both` blocks of a cluster each copies every second row: both must want the same,
-// and know the other's operand to be free.
+// each row when ready(m) returns.
 template <class Ready>
-DEVICE void load_rows(Worker& w, const u16* from, int stride, int to, int width, const Ready& ready, bool both = false) {
+DEVICE void load_rows(Worker& w, const u16* from, int stride, int to, int width, const Ready& ready) {
   if (w.thread == 0) expect_copies(w.arrival, w.rows * width * 2);
   if (asks(w.lane))
     for (int m = w.warp; m < w.rows; m += WARPS) {
-#if MULTICAST
-      if (both && m / 8 % 2 != (m + blockIdx.x) % 2) continue;  // every warp has some
-#endif
       ready(m);
       fence_copies();
-#if MULTICAST
-      if (both) {
-        bulk_copy_to_both(w.operand + m * w.p->x_stride + to, from + (s64)m * stride, width * 2, w.arrival);
-        continue;
-      }
-#endif
       copy_kept(w.operand + m * w.p->x_stride + to, from + (s64)m * stride, width * 2, w.arrival);
     }
   end_copies(w.arrival);
@@ -108,11 +98,10 @@ DEVICE void normalise(Worker& w, int index, int sums, int matrix) {
       compute_sync();
       if (w.thread == 0) release_add(&done[m], 1);
     }
-    // A row that is normalised has all its sums: no block reads what its operand held before.
-    if (MULTICAST || span.low < span.high)
+    if (span.low < span.high)
       load_rows(w, w.p->normed, HIDDEN, 0, HIDDEN, [&](int m) {
         while (acquire_load(&done[m]) <= index) spin();
-      }, MULTICAST);
+      });
   }
 }
 
@@ -303,13 +292,7 @@ DEVICE void project_down(Worker& w) {
     const int split = from / TILES, end = whole || (split + 1) * TILES > span.high ? span.high : (split + 1) * TILES;
     const int parts = whole ? (end - 1) / TILES + 1 - split : 1, at = split * Down::inner;
     if (from > span.low) compute_sync();  // the operand is no longer needed
-    bool both = false;
-    if (MULTICAST) {
-      const Span other = share(Down::units, DOWN, blockIdx.x ^ 1);
-      const auto last = [&](const Span& s) { return whole ? (s.high - 1) / TILES : s.low / TILES; };
-      both = from == span.low && other.low < other.high && other.low / TILES == split && last(other) == last(span);
-    }
-    if (!direct) load_rows(w, w.p->activated + at, INTERMEDIATE, whole ? at : 0, parts * Down::inner, [](int) {}, both);
+    if (!direct) load_rows(w, w.p->activated + at, INTERMEDIATE, whole ? at : 0, parts * Down::inner, [](int) {});
     compute_sync();
     multiply<M>(w, from, end, [&](int unit) { return whole ? unit / TILES * Down::inner : 0; }, finish);
     from = end;

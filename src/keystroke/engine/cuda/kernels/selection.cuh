@@ -361,7 +361,9 @@ DEVICE void attend_shares(Worker& w, int layer, u32 tag, bool listed) {
     if (chooses && share.unit.slot == 0 && share.part == 0 && w.p->most_omitted < INFINITY) account(w, sel, m, share.unit.head, tag);
     refresh(w);
     const Queries queries = load_queries<DENSITY>(w, rows_of(w, share.unit));
-    attend_unit(w, layer, share, (u8*)w.scratch, [&]() -> const Queries& { return queries; });
+    const auto given = [&]() -> const Queries& { return queries; };
+    if (near(share)) attend_chunk<1, WARPS>(w, layer, share, (u8*)w.scratch, given);
+    else attend_chunk<CHUNK / PAGE, WARPS>(w, layer, share, (u8*)w.scratch, given);
     compute_sync();  // scratch and slots are free
   }
 }

@@ -4,15 +4,13 @@
 // The share of each matrix's units that falls to this block. The larger shares move around between matrices.
 struct Span { int low, high; };
 enum { QKV, OUTPUT, GATE_UP, DOWN, HEAD, MATRICES };
-DEVICE Span share(int units, int matrix, int block) {
-  const int blocks = gridDim.x, at = (block + matrix * 29) % blocks;
+DEVICE Span share(int units, int matrix) {
+  const int blocks = gridDim.x, at = (blockIdx.x + matrix * 29) % blocks;
   Span s;
   s.low = at * units / blocks;
   s.high = (at + 1) * units / blocks;
   return s;
 }
-
-DEVICE Span share(int units, int matrix) { return share(units, matrix, blockIdx.x); }
 
 // The parts of a share of the QKV matrix that lie before and behind its unit `middle`.
 DEVICE Span until(const Span& s, int middle) {
