@@ -56,7 +56,9 @@ def test_what_it_confirms_stands_firmer_and_does_not_move(room: Room) -> None:
     with room("left\n", "left\n") as tab:
         tab.page.keyboard.type(" ")
         assert tab.ghost() == "left"
-        place = tab.page.locator(".ghost").bounding_box()
+        place = None
+        while place is None:  # what is confirmed meanwhile is drawn anew
+            place = tab.page.locator(".ghost").bounding_box()
         assert sure(tab) == "left"
         assert tab.page.locator(".ghost").bounding_box() == place
         assert tab.page.locator(".ghost-changed").count() == 0  # nothing fades where nothing changed

@@ -18,15 +18,17 @@ export interface Message { role: "user" | "assistant"; content: string }
 interface Running { listener: TurnListener; response: string; body: Record<string, unknown>; history: Message[]; retried: boolean; steering: boolean }
 
 const LOST = "The connection was lost; what was said stays, ask again.";
+const PATIENCE = 5000; // ms that a turn waits for a connection that is coming back
 
 export class Turns {
   private readonly running = new Map<string, Running>();
+  private readonly unsent = new Set<string>(); // turns that wait for a connection
   private streams = 0;
   private readonly socket: Socket<ResponseEvent>;
 
   constructor() {
     this.socket = new Socket<ResponseEvent>("/v1/responses", {
-      opened: () => { /* each turn says what it needs */ },
+      opened: () => { for (const stream of [...this.unsent]) this.ask(stream); },
       event: (event) => { this.take(event); },
       changed: (state) => { if (state !== "open") this.lost(); },
     });
@@ -39,9 +41,20 @@ export class Turns {
     const stream = `page${++this.streams}`;
     const run: Running = { listener, response: "", body, history, retried: false, steering: false };
     this.running.set(stream, run);
-    const known = Boolean(body.previous_response_id);
-    if (!this.create(stream, run, known ? history.slice(-1) : history)) this.end(stream, { status: "failed", model: "", message: LOST });
+    this.ask(stream);
     return stream;
+  }
+
+  /** Sends a turn, now or as soon as there is a connection: the editor's own may be back before this one. */
+  private ask(stream: string): void {
+    const run = this.running.get(stream);
+    if (!run) return;
+    const known = Boolean(run.body.previous_response_id);
+    if (this.create(stream, run, known ? run.history.slice(-1) : run.history)) { this.unsent.delete(stream); return; }
+    if (this.unsent.has(stream)) return;
+    this.unsent.add(stream);
+    window.setTimeout(() => { if (this.unsent.has(stream)) this.end(stream, { status: "failed", model: "", message: LOST }); }, PATIENCE);
+    this.socket.connect();
   }
 
   stop(stream: string): void {
@@ -94,12 +107,13 @@ export class Turns {
   }
 
   private lost(): void {
-    for (const stream of [...this.running.keys()]) this.end(stream, { status: "failed", model: "", message: LOST });
+    for (const stream of [...this.running.keys()].filter((stream) => !this.unsent.has(stream))) this.end(stream, { status: "failed", model: "", message: LOST });
   }
 
   private end(stream: string, end: TurnEnd): void {
     const run = this.running.get(stream);
     this.running.delete(stream);
+    this.unsent.delete(stream);
     run?.listener.ended(end);
   }
 }
