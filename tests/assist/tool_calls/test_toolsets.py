@@ -118,12 +118,17 @@ def test_lines_are_taken_without_the_numbers_tools_put_before_them() -> None:
 
 
 @given(
-    st.lists(st.text(st.characters(blacklist_characters="\n", blacklist_categories=["Cs"])), min_size=1),
+    st.lists(st.text(st.characters(blacklist_characters="\n(", blacklist_categories=["Cs"])), min_size=1),
     st.sampled_from(["{}: {}", "{:05}| {}", "{:6}\t{}", "{}→{}"]),
 )
 def test_a_file_that_was_shown_with_numbers_is_what_it_was(lines: list[str], form: str) -> None:
     shown = "\n".join(form.format(number, line) for number, line in enumerate(lines, 1))
     assert unnumbered(f"<content>\n{shown}\n</content>") == "\n".join(["<content>", *lines, "</content>"])
+
+
+def test_a_note_that_the_file_ends_is_no_line_of_it() -> None:
+    assert unnumbered("1: x\n2: y\n\n(End of file - total 2 lines)\n") == "x\ny\n\n"
+    assert unnumbered("(End of file - total 2 lines)") == "(End of file - total 2 lines)"
 
 
 def test_numbers_that_do_not_count_are_kept() -> None:

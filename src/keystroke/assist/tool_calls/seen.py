@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 MOST_LINES = 3000
 MOST_CHARACTERS = 100_000  # of a grammar that must be compiled before the first token
+_ENDED = re.compile(r"\(End of file\b[^)]*\)")
 _COUNTED = re.compile(r"[ \t]*0*(\d+)(?:[|:] ?|\t|→)")
 _NUMBERED = re.compile(r"\s*\d+[ \t]*[|:\t-][ \t]?|\s{0,5}\d+\t")
 
@@ -36,8 +37,9 @@ def seen_lines(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def unnumbered(text: str) -> str:
-    """What a tool for reading showed, without the numbers that it put before every line of a file: a small
-    model that writes the file anew would write them too. Numbers that do not count up are the file's own."""
+    """What a tool for reading showed, without the numbers that it put before every line of a file and its
+    note that the file ends: a small model that writes the file anew would write them too. Numbers that do not
+    count up are the file's own, and so is a note where nothing is counted."""
     lines = text.split("\n")
     found = [_COUNTED.match(line) for line in lines]
     numbers = [None if match is None else int(match[1]) for match in found]
@@ -48,7 +50,9 @@ def unnumbered(text: str) -> str:
         number = int(match[1])
         if number == 1 or neighbours[0] == number - 1 or neighbours[1] == number + 1:
             lines[at] = lines[at][match.end() :]
-    return "\n".join(lines)
+    if lines == text.split("\n"):
+        return text
+    return "\n".join(line for line in lines if not _ENDED.fullmatch(line))
 
 
 def within_quotes(lines: Iterable[str]) -> str:
