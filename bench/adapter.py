@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.exactness import share_row
 from keystroke.agent.evaluation.function_sets import function_tasks
 from keystroke.agent.evaluation.functions import OPEN, messages, score
 from keystroke.agent.evaluation.tasks import FunctionTask
@@ -135,9 +136,7 @@ def edits_scored(
         ("offered_right", Share(counts["offered_right"], counts["offered"])),
         ("both", Share(counts["both"], n)),
     ):
-        row[key] = round(share.value, 4)
-        row[f"{key}_95"] = [round(edge, 4) for edge in share.interval]
-        row[f"{key}_of"] = share.of
+        row |= share_row(key, share)
     return row
 
 
@@ -170,7 +169,7 @@ def scored(
         with ThreadPoolExecutor(2) as pool:
             passed = sum(ok for ok, _ in pool.map(functools.partial(score, sandbox), tasks, answers))
         if tasks:
-            row |= _share("mbpp", passed, len(tasks))
+            row |= share_row("mbpp", Share(passed, len(tasks)))
         first += len(tasks)
         for kind in dict.fromkeys(kind for kind, _ in places):
             hits = [
@@ -179,14 +178,10 @@ def scored(
                 if other == kind
             ]
             order, name = kind.split("_")
-            row |= _share(f"{'fim' if order == 'spm' else 'psm'}_{name}_em", sum(hits), len(hits))
+            key = f"{'fim' if order == 'spm' else 'psm'}_{name}_em"
+            row |= share_row(key, Share(sum(hits), len(hits)))
         results[strength] = row
     return results
-
-
-def _share(key: str, hits: int, of: int) -> dict[str, Any]:
-    share = Share(hits, of)
-    return {key: round(share.value, 4), f"{key}_95": [round(e, 4) for e in share.interval], f"{key}_of": of}
 
 
 def _text(forms: Forms, tokens: Sequence[int]) -> str:

@@ -190,9 +190,9 @@ def exactness(
             hits, asked = hits + hit, asked + 1
             shown, right = shown + said.shown, right + (hit and said.shown)
             verdicts[said.verdict] += 1
-        row |= _share(task, Share(hits, len(places)))
+        row |= share_row(task, Share(hits, len(places)))
     if asked:
-        row |= {**_share("shown", Share(shown, asked)), **_share("shown_right", Share(right, shown))}
+        row |= {**share_row("shown", Share(shown, asked)), **share_row("shown_right", Share(right, shown))}
     row["p50_ms"] = round(median(said.seconds for said in clock) * 1e3, 1) if clock else None
     if isinstance(suggester, Cascade) and clock:
         row["first_p50_ms"] = round(median(said.first for said in clock) * 1e3, 1)
@@ -206,9 +206,8 @@ def whole(rows: dict[str, dict[str, Any]], tasks: Sequence[str]) -> dict[str, An
     for task in (*tasks, "shown", "shown_right"):
         counted = [(row[task] * row[f"{task}_of"], row[f"{task}_of"]) for row in rows.values() if task in row]
         if counted:
-            total |= _share(
-                task, Share(round(sum(hits for hits, _ in counted)), sum(of for _, of in counted))
-            )
+            hits = round(sum(hits for hits, _ in counted))
+            total |= share_row(task, Share(hits, sum(of for _, of in counted)))
     total["p50_ms"] = None
     for key in ("p50_ms", "first_p50_ms"):
         if times := [row[key] for row in rows.values() if row.get(key) is not None]:
@@ -219,9 +218,7 @@ def whole(rows: dict[str, dict[str, Any]], tasks: Sequence[str]) -> dict[str, An
     return total
 
 
-def _share(key: str, share: Share) -> dict[str, Any]:
-    return {
-        key: round(share.value, 4),
-        f"{key}_95": [round(edge, 4) for edge in share.interval],
-        f"{key}_of": share.of,
-    }
+def share_row(key: str, share: Share) -> dict[str, Any]:
+    """As a benchmark's line says it: the share, its interval, and of how many."""
+    edges = [round(edge, 4) for edge in share.interval]
+    return {key: round(share.value, 4), f"{key}_95": edges, f"{key}_of": share.of}

@@ -17,7 +17,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import replace
 from pathlib import Path
 
 from bench.client_rows.programs import Aider
@@ -29,7 +28,7 @@ from keystroke.agent.evaluation.sets import load_set, timed
 from keystroke.agent.evaluation.tasks import FolderTask
 from keystroke.agent.loop.edit_judge import said
 from keystroke.agent.sandbox import find_sandbox
-from keystroke.config import load_settings
+from keystroke.config import Settings, load_settings
 from keystroke.engine.base import Interrupt
 from keystroke.engine.load import load_model
 from keystroke.errors import KeystrokeError
@@ -54,11 +53,11 @@ def main() -> None:
     parser.add_argument("--save", type=Path, help="a JSON line for each exercise")
     given = parser.parse_args()
     tasks = chosen(given)
-    settings = load_settings({"engine.kind": given.engine})
+    settings = load_settings({"engine.kind": given.engine, "server.port": 0, "server.host": "127.0.0.1"})
     figures: dict[str, object] = {"bench": "exercises", "exercises": len(tasks), "model": given.model.name}
     for who in given.who:
         began = time.perf_counter()
-        done = ours(tasks, given) if who == "keystroke" else theirs(tasks, given)
+        done = ours(tasks, given, settings) if who == "keystroke" else theirs(tasks, given, settings)
         rows = {}
         for name, tries in done:
             rows[name] = tries
@@ -82,9 +81,11 @@ def chosen(given: argparse.Namespace) -> list[FolderTask]:
     return [task for task in timed(folders, given.test_seconds) if isinstance(task, FolderTask)]
 
 
-def ours(tasks: Sequence[FolderTask], given: argparse.Namespace) -> Iterator[tuple[str, int]]:
+def ours(
+    tasks: Sequence[FolderTask], given: argparse.Namespace, settings: Settings
+) -> Iterator[tuple[str, int]]:
     """Exercises, and the try that solved each; 0: none did."""
-    model = load_model(given.model, load_settings({"engine.kind": given.engine}))
+    model = load_model(given.model, settings)
     chat = LocalChat(model)
     solver = FolderSolver(chat, find_sandbox(), workers=2)
     way = Way("x1", model.name, 1, max_tokens=2048, temperature=0.0, tries=TRIES)
@@ -97,9 +98,9 @@ def ours(tasks: Sequence[FolderTask], given: argparse.Namespace) -> Iterator[tup
     model.engine.close()
 
 
-def theirs(tasks: Sequence[FolderTask], given: argparse.Namespace) -> Iterator[tuple[str, int]]:
-    settings = load_settings({"engine.kind": given.engine})
-    settings = replace(settings, server=replace(settings.server, port=0, host="127.0.0.1"))
+def theirs(
+    tasks: Sequence[FolderTask], given: argparse.Namespace, settings: Settings
+) -> Iterator[tuple[str, int]]:
     program = Aider(given.aider)
     sandbox = find_sandbox()
 

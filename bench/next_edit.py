@@ -23,6 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bench.exactness import share_row
 from bench.plot import Point, plot
 from keystroke.assist.next_edit.places import learned_places
 from keystroke.assist.next_edit.places_question import PLACE
@@ -88,9 +89,7 @@ def scores(judge: Timed, cases: list[EditCase], sure: float) -> dict[str, Any]:
     report = evaluate_edits(judge, cases, sure)
     row: dict[str, Any] = {"sure": sure}
     for key, share in (("place", report.place), ("text_em", report.text), ("offered_right", report.offered)):
-        row[key] = round(share.value, 4)
-        row[f"{key}_95"] = [round(x, 4) for x in share.interval]
-        row[f"{key}_of"] = share.of
+        row |= share_row(key, share)
     low, high = report.alarms.interval
     row |= {
         "quiet": round(1 - report.alarms.value, 4),

@@ -30,16 +30,13 @@ from keystroke.engine.checkpoint.rope import extended
 from keystroke.engine.checkpoint.spec import ModelSpec
 from keystroke.engine.cuda.driver import GpuLauncher, compile_together, compiled
 from keystroke.engine.cuda.engine import CudaEngine
-from keystroke.engine.cuda.plan import Plan, Precision
-from keystroke.engine.cuda.stored import usual_formats
-from keystroke.engine.cuda.weights import random_weights
+from keystroke.engine.cuda.plan import Precision
+from keystroke.engine.cuda.weights import random_plan, random_weights
 from keystroke.errors import KeystrokeError
 
 ROUNDS = 5
 START_SECONDS, SILENT_SECONDS = 50, 12  # without a word: while an engine is made, and later
-PROBE = Sampling(
-    logprobs=0
-)  # chosen on the host: no step runs ahead, and the launch's input stays where it is
+PROBE = Sampling(logprobs=0)  # chosen on the host: no step runs ahead, and its input stays where it is
 PHASES = ("norm", "QKV", "wait", "attention", "heads", "O", "norm", "gate/up", "wait", "down")
 PLAIN = "as it is"
 
@@ -69,9 +66,10 @@ class Part:
     precision: Precision = "bf16"
     kv_tokens: int = 8192
 
-    def plan(self, count: int) -> Plan:
-        stored = usual_formats(self.spec) if self.precision == "stored" else None
-        return Plan(self.spec, self.precision, count, stored=stored)
+    @property
+    def readings(self) -> int:
+        """Of the clock in a step, by a block."""
+        return len(PHASES) * self.spec.layers + 1
 
 
 _NEAR = (Case(1024), Case(1024, 16))
@@ -149,12 +147,11 @@ class Timed:
 
 def measure(name: str, tried: list[str], without: set[str]) -> Iterator[dict[str, Any]]:
     part = PARTS[name]
-    readings_wanted = len(PHASES) * part.spec.layers + 1
     weights = random_weights(part.spec, part.precision, DEVICE, blocks())
     launcher = VariantLauncher(weights.plan, DEVICE)
     launcher.use("")
     engine = CudaEngine(weights, launcher, part.kv_tokens)
-    readings = torch.zeros(blocks(), readings_wanted, dtype=torch.int64, device=DEVICE)
+    readings = torch.zeros(blocks(), part.readings, dtype=torch.int64, device=DEVICE)
     engine._stepper._parameters.profile = readings.data_ptr()
     usual = {"in_flight": weights.plan.in_flight}
     for case in part.cases:
@@ -189,7 +186,7 @@ def measure(name: str, tried: list[str], without: set[str]) -> Iterator[dict[str
 
 def variants(part: Part, tried: list[str]) -> list[str]:
     """The kernel as it is, what others are compared with; those tried; and one that reads the clock."""
-    return ["", *tried, f"PROFILE={len(PHASES) * part.spec.layers + 1}"]
+    return ["", *tried, f"PROFILE={part.readings}"]
 
 
 def phases(readings: torch.Tensor) -> dict[str, list[int]]:
@@ -212,7 +209,7 @@ def child(name: str, tried: list[str], without: set[str]) -> None:
 def compile_all(names: list[str], tried: list[str], count: int = 132) -> None:
     wanted = []
     for part in (PARTS[name] for name in names):
-        plan = part.plan(count)
+        plan = random_plan(part.spec, part.precision, count)
         for tiles in sorted({case.tiles for case in part.cases}):
             wanted += [{**plan.macros(tiles), **macros_of(each)} for each in variants(part, tried)]
     compile_together(wanted)

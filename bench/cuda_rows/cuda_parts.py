@@ -34,9 +34,8 @@ from keystroke.engine.cuda.gpu import gpu_target
 from keystroke.engine.cuda.plan import KvPrecision, Plan, Precision
 from keystroke.engine.cuda.session import CudaSession
 from keystroke.engine.cuda.sparse import BUDGET, SPARSE_FROM, Sparse, usable
-from keystroke.engine.cuda.stored import usual_formats
 from keystroke.engine.cuda.target import Target
-from keystroke.engine.cuda.weights import random_weights
+from keystroke.engine.cuda.weights import random_plan, random_weights
 from keystroke.engine.generation import Generation, GenerationParams
 from keystroke.engine.model import Model
 from keystroke.engine.prefix import common_prefix
@@ -395,9 +394,7 @@ class Part:
     target: str = "auto"  # an older kind of GPU that this one is run as
 
     def kernels(self) -> list[dict[str, str]]:
-        stored = usual_formats(self.spec) if self.precision == "stored" else None
-        target = kind(self.target)
-        plan = Plan(self.spec, self.precision, blocks(), self.kv_precision, stored, target)
+        plan = random_plan(self.spec, self.precision, blocks(), self.kv_precision, kind(self.target))
         sparse = [plan.macros(1, True)] if self.sparse != "off" and usable(plan) else []
         sizes = sorted({bucket.tiles_n for bucket in plan.buckets} & {1, 2})
         return [*(plan.macros(tiles) for tiles in sizes), *sparse]

@@ -85,19 +85,10 @@ def find_regions(overlay: Overlay, files: Sequence[str], instruction: str, outpu
     if choice.sure or not output:
         return choice
     words = set(re.findall(r"[A-Za-z_]\w*", output))
-    regions = [
-        region
-        for name, text in texts.items()
-        for region in spans(
-            name,
-            [
-                unit
-                for unit in flattened(outline(text, language_of(name)))
-                if not unit.members and unit.short in words
-            ],
-            text,
-        )
-    ]
+    regions: list[Region] = []
+    for name, text in texts.items():
+        units = flattened(outline(text, language_of(name)))
+        regions += spans(name, [unit for unit in units if not unit.members and unit.short in words], text)
     return Choice(tuple(regions), True) if 0 < len(regions) <= _REGIONS else choice
 
 

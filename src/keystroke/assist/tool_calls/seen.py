@@ -41,18 +41,17 @@ def unnumbered(text: str) -> str:
     note that the file ends: a small model that writes the file anew would write them too. Numbers that do not
     count up are the file's own, and so is a note where nothing is counted."""
     lines = text.split("\n")
-    found = [_COUNTED.match(line) for line in lines]
-    numbers = [None if match is None else int(match[1]) for match in found]
-    for at, match in enumerate(found):
-        neighbours = (numbers[at - 1] if at else None, numbers[at + 1] if at + 1 < len(lines) else None)
-        if match is None:
-            continue
-        number = int(match[1])
-        if number == 1 or neighbours[0] == number - 1 or neighbours[1] == number + 1:
-            lines[at] = lines[at][match.end() :]
-    if lines == text.split("\n"):
+    found = {at: match for at, line in enumerate(lines) if (match := _COUNTED.match(line))}
+    numbers = {at: int(match[1]) for at, match in found.items()}
+    counted = {
+        at
+        for at, number in numbers.items()
+        if number == 1 or numbers.get(at - 1) == number - 1 or numbers.get(at + 1) == number + 1
+    }
+    if not counted:
         return text
-    return "\n".join(line for line in lines if not _ENDED.fullmatch(line))
+    plain = (line[found[at].end() :] if at in counted else line for at, line in enumerate(lines))
+    return "\n".join(line for line in plain if not _ENDED.fullmatch(line))
 
 
 def within_quotes(lines: Iterable[str]) -> str:

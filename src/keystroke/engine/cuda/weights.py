@@ -182,6 +182,18 @@ def load_weights(checkpoint: Checkpoint, plan: Plan, device: torch.device) -> We
     return build_weights(plan, source, device)
 
 
+def random_plan(
+    spec: ModelSpec,
+    precision: Precision,
+    blocks: int,
+    kv_precision: KvPrecision = "bf16",
+    target: Target = HOPPER,
+) -> Plan:
+    """The plan of a model of this shape; stored weights are in the formats that such files usually have."""
+    stored = usual_formats(spec) if precision == "stored" else None
+    return Plan(spec, precision, blocks, kv_precision, stored, target)
+
+
 def random_weights(
     spec: ModelSpec,
     precision: Precision,
@@ -193,11 +205,10 @@ def random_weights(
 ) -> Weights:
     """A model of this shape whose weights mean nothing: speed does not depend on them."""
     generator = torch.Generator(device=device).manual_seed(seed)
-    stored = usual_formats(spec) if precision == "stored" else None
-    plan = Plan(spec, precision, blocks, kv_precision, stored, target)
+    plan = random_plan(spec, precision, blocks, kv_precision, target)
 
     def source(name: str, shape: tuple[int, ...]) -> Tensor | Codes:
-        if stored is not None and len(shape) == 2:
+        if precision == "stored" and len(shape) == 2:
             return random_codes(shape, generator)
         return random_tensor(name, shape, generator)
 
