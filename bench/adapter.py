@@ -31,7 +31,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.exactness import share_row
 from keystroke.agent.evaluation.function_sets import function_tasks
 from keystroke.agent.evaluation.functions import OPEN, messages, score
 from keystroke.agent.evaluation.tasks import FunctionTask
@@ -136,7 +135,7 @@ def edits_scored(
         ("offered_right", Share(counts["offered_right"], counts["offered"])),
         ("both", Share(counts["both"], n)),
     ):
-        row |= share_row(key, share)
+        row |= share.row(key)
     return row
 
 
@@ -169,7 +168,7 @@ def scored(
         with ThreadPoolExecutor(2) as pool:
             passed = sum(ok for ok, _ in pool.map(functools.partial(score, sandbox), tasks, answers))
         if tasks:
-            row |= share_row("mbpp", Share(passed, len(tasks)))
+            row |= Share(passed, len(tasks)).row("mbpp")
         first += len(tasks)
         for kind in dict.fromkeys(kind for kind, _ in places):
             hits = [
@@ -179,7 +178,7 @@ def scored(
             ]
             order, name = kind.split("_")
             key = f"{'fim' if order == 'spm' else 'psm'}_{name}_em"
-            row |= share_row(key, Share(sum(hits), len(hits)))
+            row |= Share(sum(hits), len(hits)).row(key)
         results[strength] = row
     return results
 

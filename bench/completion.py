@@ -19,9 +19,11 @@ By language (`--each N` cases of each kind and language; `bench/data/languages.j
 not Python): `rest_em`, `line_em`, `fim_rest_em`, `fim_line_em` and `p50_ms`, from the question to the whole
 answer, nothing warm; `shown`: sure enough for ghost text, in a language that the model has learned, and
 `shown_right` of these. `SMALL>LARGE` as a model is the cascade of both: the larger one confirms, lengthens or
-replaces what the smaller shows, or is offered where it shows nothing (`bench/exactness.py`). `--answers`
-keeps answers, which may come from another machine; `--timed N` asks the first N places of each kind anew, for
-times of this one. `--plot` draws exactness with the text below in view against milliseconds.
+replaces what the smaller shows, or is offered where it shows nothing (`bench/exactness.py`). `against_first`
+compares each further model with the first at the same places: `only_first` and `only_second` have it right,
+`gained` is the difference of their shares. `--answers` keeps answers, which may come from another machine;
+`--timed N` asks the first N places of each kind anew, for times of this one. `--plot` draws exactness with
+the text below in view against milliseconds.
 
     python -m bench.completion [--cases N] [--context N] [--typed N] [--bytes N] [--edits N] [--model M ...]
                                [--each N] [--language L ...] [--task T ...] [--answers DIR] [--timed N]
@@ -37,7 +39,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.exactness import TASKS, Cascade, Kept, by_language, exactness, whole
+from bench.exactness import TASKS, Cascade, Kept, by_language, exactness, paired, whole
 from bench.plot import Point, plot
 from keystroke.config import load_settings
 from keystroke.engine.card import card_languages
@@ -202,10 +204,22 @@ def by_languages(given: argparse.Namespace) -> int:
         except KeystrokeError as error:
             print(f"{name}: {error}", file=sys.stderr)
     languages_table(results, tasks)
+    first, *others = results or [""]
+    places = [case for cases in chosen.values() for case in cases]
+    against = {name: paired(voices.of(first), voices.of(name), places, tasks) for name in others}
+    voices.close()
+    for name, row in against.items():
+        print(f"{name} against {first}, the same places: {row}")
     if given.plot:
         given.plot.write_text(drawn(results), encoding="utf-8")
     line = json.dumps(
-        {"bench": "completion", "each": given.each, "context": given.context, "languages": results}
+        {
+            "bench": "completion",
+            "each": given.each,
+            "context": given.context,
+            "languages": results,
+            "against_first": against,
+        }
     )
     print(line)
     if given.out:

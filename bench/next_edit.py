@@ -23,7 +23,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.exactness import share_row
 from bench.plot import Point, plot
 from keystroke.assist.next_edit.places import learned_places
 from keystroke.assist.next_edit.places_question import PLACE
@@ -89,7 +88,7 @@ def scores(judge: Timed, cases: list[EditCase], sure: float) -> dict[str, Any]:
     report = evaluate_edits(judge, cases, sure)
     row: dict[str, Any] = {"sure": sure}
     for key, share in (("place", report.place), ("text_em", report.text), ("offered_right", report.offered)):
-        row |= share_row(key, share)
+        row |= share.row(key)
     low, high = report.alarms.interval
     row |= {
         "quiet": round(1 - report.alarms.value, 4),

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 from bench.completion import CASES, LANGUAGES, drawn
-from bench.exactness import SETTLED, Cascade, Kept, by_language, exactness, language, whole
+from bench.exactness import SETTLED, Cascade, Kept, by_language, exactness, language, paired, whole
 from bench.plot import HEIGHT, WIDTH, Point, plot
 
 from keystroke.analysis.audit.rules.secrets import holds_secret
@@ -73,6 +73,16 @@ def test_shares_have_intervals_and_all_languages_are_added_up() -> None:
     assert (row["shown"], row["shown_of"], row["shown_right"]) == (1.0, 5, 0.6)
     assert (together["shown"], together["shown_of"]) == (1.0, 10)
     assert exactness(Kept(lambda: Fixed("1")), [], ["rest_em"]) == {"p50_ms": None}
+
+
+def test_two_models_are_compared_place_by_place() -> None:
+    cases = [case("rest_of_line", middle) for middle in "1112"]
+    one, two = Kept(lambda: Fixed("1")), Kept(lambda: Fixed("2"))
+    row = paired(one, two, cases, ["rest_em", "line_em"])
+    assert (row["only_first"], row["only_second"], row["of"], row["gained"]) == (3, 1, 4, -0.5)
+    assert row["gained_95"][0] < -0.5 < row["gained_95"][1]
+    assert paired(one, one, cases, ["fim_rest_em"])["gained_95"] == [0.0, 0.0]
+    assert paired(one, two, [], ["rest_em"]) == {"only_first": 0, "only_second": 0, "of": 0}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from keystroke.errors import InputError
 from keystroke.train import special
 from keystroke.train import tokenizer as code_tokenizer
 from keystroke.train.batched import Plain, greedy, score
-from keystroke.train.card import loss_plot, samples
+from keystroke.train.card import loss_plot, loss_points, samples
 from keystroke.train.cases import Case, make_cases, read_cases, write_cases
 from keystroke.train.documents import Source
 from keystroke.train.evaluate import (
@@ -202,6 +203,18 @@ def test_the_loss_plot_shows_both_curves(tmp_path: Path) -> None:
     assert "held-out projects" in picture
     with pytest.raises(InputError):
         loss_plot(tmp_path / "none.jsonl")
+
+
+def test_held_out_losses_of_a_run_in_stretches_are_one_curve(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    rows = [
+        {"tokens": 1000000, "loss": 5.0},
+        {"tokens": 2000000, "language": "go", "loss": 2.0, "heldout": True},
+        {"tokens": 2000000, "language": "python", "loss": 3.0, "heldout": True},
+        {"tokens": 2000000, "language": "python", "rest_em": 0.3},
+    ]
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert loss_points(log) == {"loss": [(1.0, 5.0)], "heldout": [(2.0, 2.5)]}
 
 
 def test_batched_completions_are_those_made_one_by_one(exported: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ordinary_code import modules
 
 from keystroke.train import special
 from keystroke.train import tokenizer as code_tokenizer
@@ -16,8 +17,8 @@ from keystroke.train.edits import ask, edit_format
 from keystroke.train.made_edits import PLACES, made_edit, made_edits
 
 ROOT = Path(__file__).parents[2]
-FILES = sorted(ROOT.glob("src/keystroke/train/*.py"))
-TEXTS = [f.read_text(encoding="utf-8") for f in FILES]
+FILES = modules()
+TEXTS = list(FILES.values())
 PLAIN = code_tokenizer.plain(code_tokenizer.load(ROOT / "models" / "keystroke-80m"))
 FORM = edit_format(PLAIN)
 WORD = re.compile(r"\w+")
@@ -46,7 +47,7 @@ def test_an_edit_leads_from_one_text_to_another_in_a_few_places(seed: int) -> No
 def test_what_was_done_once_is_done_again() -> None:
     rng = random.Random(5)
     found = [e for _ in range(60) for e in made_edits("p", "a.py", rng.choice(TEXTS), rng)]
-    assert len(found) > 60
+    assert len(found) > 95
     alike = 0
     for edit in found:
         words = [
@@ -75,7 +76,7 @@ def test_they_are_asked_about_like_real_ones() -> None:
 
 
 def test_a_mix_may_hold_some() -> None:
-    sources = [Source("p", f.name, text) for f, text in zip(FILES, TEXTS, strict=True)]
+    sources = [Source("p", name, text) for name, text in FILES.items()]
     made = token_windows(sources, PLAIN, Mix(fim=0.0, made=0.5), 1025, seed=0)
     assert (made == special.EDIT_AFTER).any()
     assert (made == special.NUMBERS[0]).any()

@@ -11,6 +11,8 @@ from keystroke.engine.checkpoint.gguf_header import Array, read_metadata
 from keystroke.engine.tokenizer.huggingface import read_json
 from keystroke.errors import ModelDamaged
 
+_DIALECTS = {"typescript": "tsx"}  # markup inside has a tree of its own, and is no language of its own
+
 
 def card_value(path: Path, key: str) -> object:
     """`key` in keystroke.json, else the GGUF key `keystroke.KEY`; None where neither is there. Raises
@@ -33,4 +35,5 @@ def card_languages(path: Path) -> frozenset[str] | None:
         said = said.values()
     if not isinstance(said, list) or not all(isinstance(name, str) for name in said):
         raise ModelDamaged('"languages" in keystroke.json must be a list of names such as ["python"]')
-    return frozenset(name.lower() for name in said)
+    named = frozenset(name.lower() for name in said)
+    return named | {dialect for language, dialect in _DIALECTS.items() if language in named}

@@ -10,7 +10,9 @@ import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 
+from keystroke.analysis.syntax import language_of
 from keystroke.errors import InputError
 from keystroke.train.cases import Case
 from keystroke.train.edit_cases import EditCase, Judge
@@ -23,16 +25,22 @@ _LABELS = {"loss": "training batch", "heldout": "held-out projects"}
 
 
 def loss_points(log: Path) -> dict[str, list[tuple[float, float]]]:
-    """(millions of tokens, nats per token) of the training batches and of the held-out windows."""
+    """(millions of tokens, nats per token) of the training batches and of the held-out windows. A run in
+    stretches has a row for each held-out language: they count together, each as much as another."""
     points: dict[str, list[tuple[float, float]]] = {"loss": [], "heldout": []}
+    languages: dict[float, list[float]] = {}
     try:
         rows = [json.loads(line) for line in log.read_text().splitlines()]
     except (OSError, ValueError) as error:
         raise InputError(f"{log} is not the log of a run ({error})") from error
     for row in rows:
+        if row.get("heldout") is True:
+            languages.setdefault(row["tokens"] / 1e6, []).append(row["loss"])
+            continue
         for key, found in points.items():
             if key in row:
                 found.append((row["tokens"] / 1e6, row[key]))
+    points["heldout"] += [(at, fmean(losses)) for at, losses in languages.items()]
     return points
 
 
@@ -66,8 +74,9 @@ def loss_plot(log: Path) -> str:
         parts.append(f'<text x="{x}" y="{_HEIGHT - 20}" text-anchor="middle">{right * i / 5:.0f}</text>')
     parts.append(f'<text x="{_WIDTH / 2}" y="{_HEIGHT - 4}" text-anchor="middle">million tokens</text>')
     for n, (key, series) in enumerate(points.items()):
-        line = " ".join(place(x, y) for x, y in series)
-        parts.append(f'<polyline points="{line}" fill="none" stroke="{_COLOURS[key]}" stroke-width="2"/>')
+        line = " ".join(place(x, y) for x, y in (series * 2 if len(series) == 1 else series))
+        look = f'fill="none" stroke="{_COLOURS[key]}" stroke-width="2" stroke-linecap="round"'
+        parts.append(f'<polyline points="{line}" {look}/>')
         side, row = _WIDTH - 180, 30 + 18 * n
         parts.append(f'<rect x="{side}" y="{row - 9}" width="12" height="3" fill="{_COLOURS[key]}"/>')
         parts.append(f'<text x="{side + 18}" y="{row - 3}">{_LABELS[key]}</text>')
@@ -80,6 +89,7 @@ def samples(suggester: Suggester, cases: Sequence[Case], count: int = 20, seed: 
     drawn = random.Random(seed).sample(list(cases), min(count, len(cases)))
     out = []
     for number, case in enumerate(drawn, start=1):
+        language = language_of(case.path) or ""
         ask = suggester.block if case.kind == Cut.BLOCK else suggester.line
         answer = ask(case.prefix, case.suffix if suggester.fills else None).text.rstrip()
         right = answer == case.middle.rstrip()
@@ -88,8 +98,8 @@ def samples(suggester: Suggester, cases: Sequence[Case], count: int = 20, seed: 
         out.append(
             f"**{number}. {kind}**, {case.project} {case.version} ({case.licence}), `{case.path}`: "
             f"{'exact' if right else 'not exact'}\n\n"
-            f"~~~python\n{before}⟦{answer}⟧\n~~~\n"
-            + ("" if right else f"\nthe file has\n\n~~~python\n{case.middle.rstrip()}\n~~~\n")
+            f"~~~{language}\n{before}⟦{answer}⟧\n~~~\n"
+            + ("" if right else f"\nthe file has\n\n~~~{language}\n{case.middle.rstrip()}\n~~~\n")
         )
     return "\n".join(out)
 

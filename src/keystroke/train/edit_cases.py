@@ -299,10 +299,7 @@ def evaluate_edits(judge: Judge, cases: Sequence[EditCase], sure: float = SURE) 
 def edit_summary(report: EditReport) -> dict[str, float | list[float] | int]:
     rows: dict[str, float | list[float] | int] = {}
     for key in ("place", "text", "both", "offered", "alarms"):
-        share: Share = getattr(report, key)
-        rows[f"edit_{key}"] = round(share.value, 4)
-        rows[f"edit_{key}_95"] = [round(x, 4) for x in share.interval]
-        rows[f"edit_{key}_of"] = share.of
+        rows |= getattr(report, key).row(f"edit_{key}")
     return rows
 
 

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
-from typing import Protocol
+from typing import Any, Protocol
 
 from keystroke.assist.completion.gate import THRESHOLDS
 from keystroke.assist.completion.prompt import build_prompt, trim_text
@@ -161,6 +161,11 @@ class Share:
         centre = (p + z * z / (2 * n)) / (1 + z * z / n)
         half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
         return max(0.0, centre - half), min(1.0, centre + half)
+
+    def row(self, key: str) -> dict[str, Any]:
+        """As a benchmark's line says it: the share, its interval, and of how many."""
+        edges = [round(edge, 4) for edge in self.interval]
+        return {key: round(self.value, 4), f"{key}_95": edges, f"{key}_of": self.of}
 
 
 def edit_similarity(a: str, b: str) -> float:

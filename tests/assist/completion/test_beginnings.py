@@ -189,6 +189,8 @@ def test_a_card_names_languages_or_is_refused(tmp_path: Path) -> None:
     assert card_languages(tmp_path) is None
     (tmp_path / "keystroke.json").write_text('{"languages": ["Python", "go"]}')
     assert card_languages(tmp_path) == frozenset({"python", "go"})
+    (tmp_path / "keystroke.json").write_text('{"languages": ["typescript"]}')
+    assert card_languages(tmp_path) == frozenset({"typescript", "tsx"})  # so .tsx and .jsx are completed
     (tmp_path / "keystroke.json").write_text('{"languages": "python"}')
     with pytest.raises(ModelDamaged, match="must be a list"):
         card_languages(tmp_path)

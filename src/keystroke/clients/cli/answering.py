@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 Message = dict[str, Any]
 T = TypeVar("T")
+_SPELLED = {"cpp": "C++", "javascript": "JavaScript", "tsx": "TSX", "typescript": "TypeScript"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +153,7 @@ class Speaker(ABC):
         """Raise UnsupportedModel if the model's card says that it has not learned the language."""
         learned = self.facts.languages
         if learned is not None and language is not None and language not in learned:
-            known = " and ".join(name.capitalize() for name in sorted(learned))
+            known = ", ".join(_SPELLED.get(name, name.capitalize()) for name in sorted(learned))
             raise UnsupportedModel(
                 f"{self.name} has learned {known} and would only babble in {language}; "
                 "name another model with --model, for example one that `keystroke models add coder` brings"
