@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from keystroke.analysis.failures.tally import Tally
 from keystroke.engine.base import GREEDY, Sampling
 
 
@@ -29,10 +30,12 @@ class Policy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a check said. `score` is the share of it that passed; `message` is what a model can act on."""
+    """What a check said. `score` is the share of it that passed; `message` is what a model can act on;
+    `tally` is what its tests counted, if they ran."""
 
     score: float
     message: str = ""
+    tally: Tally | None = None
 
     @property
     def passed(self) -> bool:

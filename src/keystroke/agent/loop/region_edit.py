@@ -24,13 +24,15 @@ _FENCED = re.compile(r"\s*(?:[\w./-]+\n)?```[\w+-]*\n")
 
 @dataclass(frozen=True, slots=True)
 class RegionEdit:
-    """`text` is the file as it is; `failure` is what fails now, shown as data."""
+    """`text` is the file as it is; `failure` is what fails now, shown as data; `refused` is what was wrong
+    with an earlier answer."""
 
     region: Region
     text: str
     instruction: str
     rules: str = ""
     failure: str = ""
+    refused: str = ""
 
     @property
     def opening(self) -> str:
@@ -44,6 +46,8 @@ class RegionEdit:
         asked = self.instruction
         if self.failure:
             asked += f"\n\nThis is what fails now:\n{fenced(self.failure)}"
+        if self.refused:
+            asked += f"\n\nAn answer before this one was refused: {self.refused}"
         shown = {self.region.path: excerpt(self.text, self.region.path, self.region, self.instruction)}
         return list(rewrite_messages(self.region, self.text, asked, self.rules, shown))
 

@@ -1,8 +1,8 @@
 """A small model at work: the program finds the place, the model writes it anew, several times at once.
 
 Law: the model is asked for one thing at a time, a region, and can answer with nothing else. What it writes is
-judged before it becomes part of the task; where nothing holds, the next round has the failure and a larger
-region.
+judged before it becomes part of the task. A round that failed leaves nothing behind, and the next has a
+larger region; but where more tests pass, and none fails that passed before, the next begins from there.
 """
 
 from __future__ import annotations
@@ -26,18 +26,24 @@ from keystroke.errors import NotFound
 
 class Rewriting(Hands):
     def work(self, task: Working) -> bool:
-        """Rounds until the check passes, or a change is there where none was named. NotFound where no file
-        answers to the instruction."""
+        """Rounds until the check passes, or a change is there where none was named; given up after `tries`
+        that got no further. NotFound where no file answers to the instruction."""
         if task.options.check and not task.failure:
             first = task.check()
             task.failure = "" if first.ok else said(first)
         regions = self._regions(task)
-        for _ in range(task.options.tries):
+        in_vain = 0
+        while in_vain < task.options.tries:
+            begun = task.tally
             if self._round(task, regions):
                 return True
             task.tries += 1
             task.keep()
-            regions = _larger(regions, {r.path: text_of(task.overlay, r.path) for r in regions})
+            if task.tally is begun:
+                in_vain += 1
+                regions = _larger(regions, {r.path: text_of(task.overlay, r.path) for r in regions})
+            else:
+                regions = self._regions(task)
         return False
 
     def _regions(self, task: Working) -> list[Region]:
@@ -77,14 +83,15 @@ class Rewriting(Hands):
     def _round(self, task: Working, regions: Sequence[Region]) -> bool:
         """Every region once, from the end of each file so that lines stay where they are; all or none. The
         check is asked of the last, when everything is there."""
-        before = task.overlay.fork()
+        before, begun = task.overlay.fork(), task.tally
         ordered = sorted(regions, key=lambda region: (region.path, -region.start))
         changed = False
         for number, region in enumerate(ordered):
             last = number + 1 == len(ordered)
             made = self._rewritten(task, region, check=last, needed=last and not changed)
             if made is None:
-                task.overlay.take(before)
+                if task.tally is begun:
+                    task.overlay.take(before)
                 return False
             changed = changed or made
         task.failure = ""
@@ -92,14 +99,13 @@ class Rewriting(Hands):
         return True
 
     def _rewritten(self, task: Working, region: Region, *, check: bool, needed: bool) -> bool | None:
-        """Whether the region was changed; None where it should have been and no attempt holds."""
+        """Whether the region was changed; None where no attempt holds."""
         options = task.options
         text = text_of(task.overlay, region.path)
         task.doing(f"{'rewrite' if text else 'write'} {about(region, text)}")
-        edit = RegionEdit(region, text, task.instruction, task.rules, task.failure)
-        judge = EditJudge(
-            task.overlay, edit, task.runner, options.check if check else "", options.types if check else ""
-        )
+        edit = RegionEdit(region, text, task.instruction, task.rules, task.failure, task.refused)
+        commands = (options.check, options.types) if check else ()
+        judge = EditJudge(task.overlay, edit, task.runner, *commands, needed=needed)
         asked = Asked(
             messages=edit.messages(),
             judge=judge,
@@ -120,11 +126,9 @@ class Rewriting(Hands):
         task.spent(receipt)
         for line in steered.lines:
             task.instruction += f"\n{line}"
-        return self._taken(task, edit, judge, outcome, needed=needed)
+        return self._taken(task, edit, judge, outcome)
 
-    def _taken(
-        self, task: Working, edit: RegionEdit, judge: EditJudge, outcome: Outcome, *, needed: bool
-    ) -> bool | None:
+    def _taken(self, task: Working, edit: RegionEdit, judge: EditJudge, outcome: Outcome) -> bool | None:
         winner = outcome.winner
         if task.options.attempts > 1 or winner is None:
             task.note(outcome.report(), failed=winner is None)
@@ -133,17 +137,36 @@ class Rewriting(Hands):
             return None
         changed = judge.changed(winner.text)
         failed = winner.verdict is not None and not winner.verdict.passed
-        if isinstance(changed, str) and not needed and "changes nothing" in changed:
-            return False  # another region was what had to be changed
         if isinstance(changed, str) or failed:
             problem = winner.verdict.message if winner.verdict is not None else str(changed)
             task.note(f"that does not hold: {(problem.splitlines() or ['?'])[0]}", failed=True)
-            task.failure = problem
+            if winner.score > 0.0 or not task.options.check:
+                task.failure = problem
+            else:  # it could not even be checked: what has to be mended is still what the check said
+                task.refused = problem
+            self._built_on(task, judge, outcome)
             return None
+        if changed.texts == task.overlay.texts:
+            return False
         task.overlay.take(changed)
         answer = {"role": "assistant", "content": edit.opening + winner.text}
         task.messages += [*edit.messages(), answer]
         return True
+
+    @staticmethod
+    def _built_on(task: Working, judge: EditJudge, outcome: Outcome) -> None:
+        """Have the change of the attempt that got furthest, if one got further than the task was."""
+        for attempt in sorted(outcome.attempts, key=lambda attempt: -attempt.score):
+            verdict = attempt.verdict
+            changed = judge.changed(attempt.text)
+            if verdict is None or verdict.tally is None or isinstance(changed, str):
+                continue
+            if verdict.tally.further(task.tally):
+                task.overlay.take(changed)
+                task.failure, task.tally, task.refused = verdict.message, verdict.tally, ""
+                task.note(f"{verdict.tally} now; the next round goes on from there")
+                task.changed()
+                return
 
 
 def _to_be_written(text: str, instruction: str) -> bool:

@@ -143,7 +143,13 @@ class AgentTask:
     def _why(self, task: Working) -> str:
         said = [line.strip() for line in task.failure.splitlines() if line.strip()]
         what = f": {said[-1]:.120}" if said else ""  # where programs say what went wrong
-        return f"no change that holds was found{what}; nothing was changed"
+        if not task.overlay.texts or self._records is None:
+            return f"no change that holds was found{what}; nothing was changed"
+        got = f", with the one above {task.tally}" if task.tally.passed else what
+        return (
+            f"no change that holds was found{got}; nothing was changed: `keystroke do --continue` goes on "
+            "from it, `keystroke tasks apply` makes it as it is"
+        )
 
     # ── the deep model looks at the diff ──────────────────────────────────────────────────────
 
