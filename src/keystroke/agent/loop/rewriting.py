@@ -14,6 +14,7 @@ from keystroke.agent.chat import Asked, Message
 from keystroke.agent.loop.edit_judge import EditJudge, said
 from keystroke.agent.loop.place import about, find_files, find_regions, text_of
 from keystroke.agent.loop.region_edit import RegionEdit
+from keystroke.agent.loop.renaming import project_renamed
 from keystroke.agent.loop.working import Hands, Working
 from keystroke.analysis.stubs import stubs
 from keystroke.assist.edit import Region
@@ -28,6 +29,8 @@ class Rewriting(Hands):
     def work(self, task: Working) -> bool:
         """Rounds until the check passes, or a change is there where none was named; given up after `tries`
         that got no further. NotFound where no file answers to the instruction."""
+        if self._renamed(task):
+            return True
         if task.options.check and not task.failure:
             first = task.check()
             task.failure = "" if first.ok else said(first)
@@ -45,6 +48,23 @@ class Rewriting(Hands):
             else:
                 regions = self._regions(task)
         return False
+
+    def _renamed(self, task: Working) -> bool:
+        """Whether the task was nothing but a renaming, and its check passes with it."""
+        if task.options.files or task.options.types:
+            return False  # names have uses elsewhere; types are asked of what a model wrote
+        texts = project_renamed(task.overlay, task.instruction)
+        if not texts:
+            return False
+        task.doing(f"{task.instruction.strip():.100}, without a model, in {', '.join(sorted(texts)):.200}")
+        before = task.overlay.fork()
+        for name, text in texts.items():
+            task.overlay.write(name, text)
+        if task.options.check and not task.check().ok:
+            task.overlay.take(before)
+            return False
+        task.changed()
+        return True
 
     def _regions(self, task: Working) -> list[Region]:
         """Where to write: what the program is sure of, else what the model points at."""
