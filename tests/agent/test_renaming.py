@@ -25,7 +25,12 @@ def desk(tmp_path: Path) -> Desk:
 def test_every_use_in_the_project_follows_and_nothing_else(desk: Desk) -> None:
     before = desk.project.tree()
     asked: list[str] = []
-    chat = scripted(lambda prompt: asked.append(prompt) or "", small=True)
+
+    def script(prompt: str) -> str:
+        asked.append(prompt)
+        return ""
+
+    chat = scripted(script, small=True)
     ended = desk.task(chat).run("rename add to plus")
     assert ended.status is Status.DONE
     assert not asked

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from keystroke.analysis.failures.tally import Tally
+from keystroke.agent.sandbox import Ended
 from keystroke.engine.base import GREEDY, Sampling
 
 
@@ -31,11 +31,11 @@ class Policy(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What a check said. `score` is the share of it that passed; `message` is what a model can act on;
-    `tally` is what its tests counted, if they ran."""
+    `ended` is how a command of the user's ended, if one was run."""
 
     score: float
     message: str = ""
-    tally: Tally | None = None
+    ended: Ended | None = None
 
     @property
     def passed(self) -> bool:

@@ -13,7 +13,7 @@ from keystroke.agent.sandbox import Ended, Ending
 from keystroke.agent.tools import Runner
 from keystroke.agent.workspace import Overlay
 from keystroke.analysis.failures.tally import tally
-from keystroke.analysis.failures.telling import telling
+from keystroke.analysis.failures.telling import different, telling
 from keystroke.analysis.syntax import language_of
 from keystroke.assist.edit import Failure
 from keystroke.assist.edit.operations import Reason
@@ -70,12 +70,17 @@ class EditJudge:
         ended = self._runner.check(self._check, trial, interrupt)
         if ended.ok:
             return Verdict(1.0)
-        counted = tally(ended.output)
-        return Verdict(_TYPED + 0.5 * counted.share, f"`{self._check}` fails:\n{said(ended)}", counted)
+        share = tally(ended.output).share
+        return Verdict(_TYPED + 0.5 * share, f"`{self._check}` fails:\n{said(ended)}", ended)
 
     def key(self, text: str) -> str:
         new = self._edit.read(text)
         return text if isinstance(new, Failure) else normalised(new, language_of(self._edit.region.path))
+
+
+def each_said(ended: Ended) -> list[str]:
+    """What a failed command says, one failure after the other: a small model mends one at a time."""
+    return (different(ended.output) if ended.ending is not Ending.TIMEOUT else []) or [said(ended)]
 
 
 def said(ended: Ended) -> str:

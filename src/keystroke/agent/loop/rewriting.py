@@ -7,15 +7,17 @@ larger region; but where more tests pass, and none fails that passed before, the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from keystroke.agent.attempts import Attempt, Outcome
 from keystroke.agent.chat import Asked, Message
-from keystroke.agent.loop.edit_judge import EditJudge, said
+from keystroke.agent.loop.edit_judge import EditJudge, each_said, said
 from keystroke.agent.loop.place import about, find_files, find_regions, text_of
 from keystroke.agent.loop.region_edit import RegionEdit
 from keystroke.agent.loop.renaming import project_renamed
 from keystroke.agent.loop.working import Hands, Working
+from keystroke.analysis.failures.tally import Tally, tally
 from keystroke.analysis.stubs import stubs
 from keystroke.assist.edit import Region
 from keystroke.assist.edit.choice import enclosing, spans
@@ -24,6 +26,10 @@ from keystroke.assist.edit.pointing import parse_pointing, parts_of, point_messa
 from keystroke.assist.edit.rewrite import DESCRIBED
 from keystroke.errors import NotFound
 
+_EVERY = re.compile(
+    r"\b(?:every|each|all(?: of)?(?: the)?) (?:function|method|class|definition)", re.IGNORECASE
+)
+
 
 class Rewriting(Hands):
     def work(self, task: Working) -> bool:
@@ -31,22 +37,26 @@ class Rewriting(Hands):
         that got no further. NotFound where no file answers to the instruction."""
         if self._renamed(task):
             return True
-        if task.options.check and not task.failure:
-            first = task.check()
-            task.failure = "" if first.ok else said(first)
-        regions = self._regions(task)
+        if task.options.check and task.checked is None:
+            task.check()
+        regions: list[Region] = []
         in_vain = 0
         while in_vain < task.options.tries:
-            begun = task.tally
+            begun = task.checked
+            failing = [] if begun is None or begun.ok else each_said(begun)
+            task.failure = failing[in_vain % len(failing)] if failing else ""
+            if not regions or in_vain < len(failing):
+                task.refused = ""
+                regions = self._regions(task)
+            else:
+                regions = _larger(regions, {r.path: text_of(task.overlay, r.path) for r in regions})
             if self._round(task, regions):
                 return True
             task.tries += 1
             task.keep()
-            if task.tally is begun:
-                in_vain += 1
-                regions = _larger(regions, {r.path: text_of(task.overlay, r.path) for r in regions})
-            else:
-                regions = self._regions(task)
+            in_vain = in_vain + 1 if task.checked is begun else 0
+        if task.checked is not None and not task.checked.ok:
+            task.failure = said(task.checked)
         return False
 
     def _renamed(self, task: Working) -> bool:
@@ -62,6 +72,7 @@ class Rewriting(Hands):
             task.overlay.write(name, text)
         if task.options.check and not task.check().ok:
             task.overlay.take(before)
+            task.checked = None
             return False
         task.changed()
         return True
@@ -103,14 +114,14 @@ class Rewriting(Hands):
     def _round(self, task: Working, regions: Sequence[Region]) -> bool:
         """Every region once, from the end of each file so that lines stay where they are; all or none. The
         check is asked of the last, when everything is there."""
-        before, begun = task.overlay.fork(), task.tally
+        before, begun = task.overlay.fork(), task.checked
         ordered = sorted(regions, key=lambda region: (region.path, -region.start))
         changed = False
         for number, region in enumerate(ordered):
             last = number + 1 == len(ordered)
             made = self._rewritten(task, region, check=last, needed=last and not changed)
             if made is None:
-                if task.tally is begun:
+                if task.checked is begun:
                     task.overlay.take(before)
                 return False
             changed = changed or made
@@ -153,17 +164,14 @@ class Rewriting(Hands):
         if task.options.attempts > 1 or winner is None:
             task.note(outcome.report(), failed=winner is None)
         if winner is None:
-            task.failure = task.failure or "the answer could not be used"
+            task.refused = "it did not come to an end"
             return None
         changed = judge.changed(winner.text)
         failed = winner.verdict is not None and not winner.verdict.passed
         if isinstance(changed, str) or failed:
             problem = winner.verdict.message if winner.verdict is not None else str(changed)
             task.note(f"that does not hold: {(problem.splitlines() or ['?'])[0]}", failed=True)
-            if winner.score > 0.0 or not task.options.check:
-                task.failure = problem
-            else:  # it could not even be checked: what has to be mended is still what the check said
-                task.refused = problem
+            task.refused = problem
             self._built_on(task, judge, outcome)
             return None
         if changed.texts == task.overlay.texts:
@@ -176,23 +184,26 @@ class Rewriting(Hands):
     @staticmethod
     def _built_on(task: Working, judge: EditJudge, outcome: Outcome) -> None:
         """Have the change of the attempt that got furthest, if one got further than the task was."""
+        begun = tally(task.checked.output) if task.checked is not None else Tally()
         for attempt in sorted(outcome.attempts, key=lambda attempt: -attempt.score):
-            verdict = attempt.verdict
+            ended = attempt.verdict.ended if attempt.verdict is not None else None
             changed = judge.changed(attempt.text)
-            if verdict is None or verdict.tally is None or isinstance(changed, str):
+            if ended is None or isinstance(changed, str):
                 continue
-            if verdict.tally.further(task.tally):
+            counted = tally(ended.output)
+            if counted.further(begun):
                 task.overlay.take(changed)
-                task.failure, task.tally, task.refused = verdict.message, verdict.tally, ""
-                task.note(f"{verdict.tally} now; the next round goes on from there")
+                task.checked = ended
+                task.note(f"{counted} now; the next round goes on from there")
                 task.changed()
                 return
 
 
 def _to_be_written(text: str, instruction: str) -> bool:
-    """Whether a short file is the task as a whole: a description of a program, or empty functions that it has
-    to fill. Which of its parts the words of a description name is chance."""
-    return text.count("\n") <= WHOLE and (len(instruction) > DESCRIBED or len(stubs(text)) > 1)
+    """Whether a short file is the task as a whole: a description of a program, empty functions that it has to
+    fill, or every one of its parts. Which of them the words of a description name is chance."""
+    described = len(instruction) > DESCRIBED or len(stubs(text)) > 1
+    return text.count("\n") <= WHOLE and (described or _EVERY.search(instruction) is not None)
 
 
 def _larger(regions: Sequence[Region], texts: dict[str, str]) -> list[Region]:
