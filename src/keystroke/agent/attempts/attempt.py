@@ -31,7 +31,7 @@ class Policy(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What a check said. `score` is the share of it that passed; `message` is what a model can act on;
-    `ended` is how a command of the user's ended, if one was run."""
+    `ended` is how the user's own check ended, if it was run."""
 
     score: float
     message: str = ""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from keystroke.agent.attempts import Attempt, Outcome
+from keystroke.agent.attempts import Attempt, Outcome, Verdict
 from keystroke.agent.chat import Asked, Message
 from keystroke.agent.loop.edit_judge import EditJudge, each_said, said
 from keystroke.agent.loop.place import about, find_files, find_regions, text_of
@@ -169,10 +169,10 @@ class Rewriting(Hands):
         changed = judge.changed(winner.text)
         failed = winner.verdict is not None and not winner.verdict.passed
         if isinstance(changed, str) or failed:
-            problem = winner.verdict.message if winner.verdict is not None else str(changed)
-            task.note(f"that does not hold: {(problem.splitlines() or ['?'])[0]}", failed=True)
-            task.refused = problem
-            self._built_on(task, judge, outcome)
+            verdict = winner.verdict or Verdict(0.0, str(changed))
+            task.refused = verdict.message
+            if not self._built_on(task, judge, outcome):
+                task.note(f"that does not hold: {_short(verdict)}", failed=True)
             return None
         if changed.texts == task.overlay.texts:
             return False
@@ -182,7 +182,7 @@ class Rewriting(Hands):
         return True
 
     @staticmethod
-    def _built_on(task: Working, judge: EditJudge, outcome: Outcome) -> None:
+    def _built_on(task: Working, judge: EditJudge, outcome: Outcome) -> bool:
         """Have the change of the attempt that got furthest, if one got further than the task was."""
         begun = tally(task.checked.output) if task.checked is not None else Tally()
         for attempt in sorted(outcome.attempts, key=lambda attempt: -attempt.score):
@@ -196,7 +196,8 @@ class Rewriting(Hands):
                 task.checked = ended
                 task.note(f"{counted} now; the next round goes on from there")
                 task.changed()
-                return
+                return True
+        return False
 
 
 def _to_be_written(text: str, instruction: str) -> bool:
@@ -216,11 +217,18 @@ def _again(edit: RegionEdit, failed: Attempt) -> list[Message] | None:
     return edit.again(failed.text, problem) if problem and failed.text.strip() else None
 
 
+def _short(verdict: Verdict) -> str:
+    """What is wrong, in a line: how many tests pass, or the last that a command said."""
+    lines = [line.strip() for line in verdict.message.splitlines() if line.strip()] or ["it fails"]
+    counted = tally(verdict.ended.output) if verdict.ended is not None else Tally()
+    return str(counted) if counted.passed + counted.failed else lines[-1 if verdict.score else 0]
+
+
 def _told(task: Working, attempt: Attempt) -> None:
     """One line about an attempt, where there are several."""
     if task.options.attempts == 1:
         return
     state = attempt.reason or str(attempt.end)
     if attempt.verdict is not None:
-        state = "passes" if attempt.verdict.passed else (attempt.verdict.message.splitlines() or ["fails"])[0]
+        state = "passes" if attempt.verdict.passed else _short(attempt.verdict)
     task.note(f"attempt {attempt.number + 1}: {state:.100}", failed=bool(attempt.reason))
