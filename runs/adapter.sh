@@ -7,7 +7,7 @@
 set -eu
 base=$1 data=$2 run=$3 seconds=$4
 shift 4
-export PYTHONPATH="$(dirname "$0")/../src" PYTHONUNBUFFERED=1
+export PYTHONPATH="$(dirname "$0")/../src${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 python3 -m keystroke.train.adapter --model "$base" train --lessons "$data/lessons.npz" --facts "$data/manifest.json" \
   --run "$run" --seconds "$seconds" "$@"
 python3 -m keystroke.train.adapter --model "$base" answer --questions "$data/questions.npz" \

@@ -5,6 +5,6 @@
 set -eu
 data=$1 edits=$2 tokenizer=$3 run=$4 heldout=$5 minutes=$6
 shift 6
-PYTHONPATH="$(dirname "$0")/../src" PYTHONUNBUFFERED=1 exec python3 -m keystroke.train \
+PYTHONPATH="$(dirname "$0")/../src${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 exec python3 -m keystroke.train \
   --data "$data" --edits "$edits" --tokenizer "$tokenizer" --run "$run" --heldout "$heldout" --minutes "$minutes" \
   --workers "${WORKERS:-10}" "$@"

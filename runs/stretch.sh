@@ -7,6 +7,6 @@ folder=$1
 shift
 here=$(dirname "$0")/..
 export TORCHINDUCTOR_CACHE_DIR="${TORCHINDUCTOR_CACHE_DIR:-$folder/inductor}"  # a second start compiles nothing
-PYTHONPATH="$here/src" PYTHONUNBUFFERED=1 exec "${PYTHON:-python3}" -m keystroke.train.lent "$folder/plan.json" \
+PYTHONPATH="$here/src${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 exec "${PYTHON:-python3}" -m keystroke.train.lent "$folder/plan.json" \
   --data "$folder/pieces" --tokenizer "$folder/tok" --run "${RUN:-$folder/run}" --heldout "$folder/heldout" \
   --workers "${WORKERS:-13}" "$@"

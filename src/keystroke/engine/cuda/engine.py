@@ -526,8 +526,6 @@ def load_cuda(
         head = None if folder is None else open_head(folder)
         if head is not None and callable(draft_head):  # found, not asked for: the text is the same without
             head = head if has_room(head.config, checkpoint.spec, blocks, kind) else None
-        if precision == "auto" and head is not None:
-            precision = "bf16"  # the pair that was measured, and faster than stored weights without a head
         source = checkpoint if adapter is None else AdaptedCheckpoint(checkpoint, adapter)
         plan = plan_of(source, precision, blocks, kv_precision, kind)
         drafting = None if head is None else HeadPlan(head.config, plan)
