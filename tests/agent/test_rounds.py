@@ -116,6 +116,7 @@ def test_of_several_attempts_the_one_that_breaks_nothing_is_built_on(desk: Desk)
     told = Told(BREAKING, DOUBLED, BREAKING, BOTH)
     ended = desk.task(scripted(told, small=True), check=CHECK, tries=2, attempts=2).run(WHOLE)
     assert ended.status is Status.DONE
+    assert any("it passed 67% of the check" in line for line in desk.lines(Noted))
     second = told.prompts[-1]
     assert "return 2 * n" in second
     assert "return -n" not in second

@@ -19,7 +19,8 @@ from keystroke.assist.edit import Failure
 from keystroke.assist.edit.operations import Reason
 from keystroke.engine.base import Interrupt
 
-_FITS, _TYPED = 0.1, 0.4  # how far a change got that failed the next question
+# How far a change got that failed the next question; next to nothing: a score is the share that passed.
+_FITS, _TYPED = 0.001, 0.002
 
 
 class EditJudge:
@@ -71,7 +72,7 @@ class EditJudge:
         if ended.ok:
             return Verdict(1.0)
         share = tally(ended.output).share
-        return Verdict(_TYPED + 0.5 * share, f"`{self._check}` fails:\n{said(ended)}", ended)
+        return Verdict(_TYPED + (1 - 2 * _TYPED) * share, f"`{self._check}` fails:\n{said(ended)}", ended)
 
     def key(self, text: str) -> str:
         new = self._edit.read(text)
