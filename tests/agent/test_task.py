@@ -218,6 +218,25 @@ def test_a_large_file_is_rewritten_where_it_is_meant(desk: Desk) -> None:
     assert (desk.project.root / "big.py").read_text() == f"{filler}def wanted(a):\n    return -a\n"
 
 
+def test_what_is_said_of_every_function_is_about_the_file(desk: Desk) -> None:
+    source = "def one(a):\n    return a\n\n\ndef main():\n    return one(1)\n"
+    desk.project.write("few.py", source)
+    chat = scripted(lambda prompt: f"{source.replace('return', 'return -1 *')}```\n", small=True)
+    assert desk.task(chat).run("negate what every function of few.py returns").status is Status.DONE
+    assert desk.lines(Doing) == ["rewrite few.py"]
+
+
+def test_a_very_large_file_keeps_its_end(desk: Desk) -> None:
+    filler = "def data():\n    return [\n" + "        12345,\n" * 20_000 + "    ]\n"
+    desk.project.write("big.py", f"def wanted(a):\n    return a\n\n\n{filler}")
+    answer = "def wanted(a):\n    return -a\n```\n"
+    ended = desk.task(scripted(lambda prompt: answer, small=True)).run(
+        "wanted in big.py must negate its argument"
+    )
+    assert ended.status is Status.DONE
+    assert (desk.project.root / "big.py").read_text() == f"def wanted(a):\n    return -a\n\n\n{filler}"
+
+
 def test_no_file_that_answers_is_a_clear_error(desk: Desk) -> None:
     with pytest.raises(NotFound, match="name it in the task or with --file"):
         desk.task(scripted(lambda prompt: "", small=True)).run("zzz qqq")

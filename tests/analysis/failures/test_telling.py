@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from keystroke.analysis.failures.telling import telling
+from keystroke.analysis.failures.telling import different, telling
 
 TESTS = """
 from double import double
@@ -79,3 +79,11 @@ def test_of_anything_else_the_end_is_told() -> None:
     long = "\n".join(f"line {n}" for n in range(1000)) + "\nerror: no such thing"
     assert telling(long, 100).endswith("error: no such thing")
     assert len(telling(long, 100)) == 101
+
+
+def test_each_failure_that_differs_by_itself(tmp_path: Path) -> None:
+    each = different(reported(tmp_path, "def double(n):\n    return n + 0\n"))
+    assert len(each) == 4
+    assert "values = [1, 2]" in each[0]
+    assert [part.count("double.py:") for part in each] == [1, 1, 1, 1]
+    assert different("nothing of a report\n") == []

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from keystroke.agent.sandbox import Ended
 from keystroke.engine.base import GREEDY, Sampling
 
 
@@ -29,10 +30,12 @@ class Policy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a check said. `score` is the share of it that passed; `message` is what a model can act on."""
+    """What a check said. `score` is the share of it that passed; `message` is what a model can act on;
+    `ended` is how the user's own check ended, if it was run."""
 
     score: float
     message: str = ""
+    ended: Ended | None = None
 
     @property
     def passed(self) -> bool:

@@ -6,29 +6,38 @@ workspace, several at a time; nothing here touches the workspace itself.
 
 from __future__ import annotations
 
-import re
-
 from keystroke.agent.attempts import Verdict, normalised
 from keystroke.agent.attempts.judge import COMPLETE, ON, Sign, Watch
 from keystroke.agent.loop.region_edit import RegionEdit
 from keystroke.agent.sandbox import Ended, Ending
 from keystroke.agent.tools import Runner
 from keystroke.agent.workspace import Overlay
-from keystroke.analysis.failures.telling import telling
+from keystroke.analysis.failures.tally import tally
+from keystroke.analysis.failures.telling import different, telling
 from keystroke.analysis.syntax import language_of
 from keystroke.assist.edit import Failure
+from keystroke.assist.edit.operations import Reason
 from keystroke.engine.base import Interrupt
 
-_FITS, _TYPED = 0.1, 0.4  # how far a change got that failed the next question
+# How far a change got that failed the next question; next to nothing: a score is the share that passed.
+_FITS, _TYPED = 0.001, 0.002
 
 
 class EditJudge:
-    """`check` and `types` are shell lines of the user's."""
+    """`check` and `types` are shell lines of the user's. `needed`: an answer that changes nothing is none;
+    else another region was what had to be changed."""
 
     def __init__(
-        self, overlay: Overlay, edit: RegionEdit, runner: Runner, check: str = "", types: str = ""
+        self,
+        overlay: Overlay,
+        edit: RegionEdit,
+        runner: Runner,
+        check: str = "",
+        types: str = "",
+        *,
+        needed: bool = True,
     ) -> None:
-        self._overlay, self._edit = overlay, edit
+        self._overlay, self._edit, self._needed = overlay, edit, needed
         self._runner, self._check, self._types = runner, check, types
 
     def watch(self) -> Watch:
@@ -42,10 +51,11 @@ class EditJudge:
     def changed(self, text: str) -> Overlay | str:
         """The overlay with an attempt's change made, or why it cannot be made."""
         new = self._edit.read(text)
-        if isinstance(new, Failure):
-            return new.message
         trial = self._overlay.fork()
-        trial.write(self._edit.region.path, new)
+        if isinstance(new, str):
+            trial.write(self._edit.region.path, new)
+        elif self._needed or new.reason is not Reason.UNCHANGED:
+            return new.message
         return trial
 
     def check(self, text: str, interrupt: Interrupt) -> Verdict | None:
@@ -61,18 +71,17 @@ class EditJudge:
         ended = self._runner.check(self._check, trial, interrupt)
         if ended.ok:
             return Verdict(1.0)
-        return Verdict(_TYPED + 0.5 * share_passed(ended.output), f"`{self._check}` fails:\n{said(ended)}")
+        share = tally(ended.output).share
+        return Verdict(_TYPED + (1 - 2 * _TYPED) * share, f"`{self._check}` fails:\n{said(ended)}", ended)
 
     def key(self, text: str) -> str:
         new = self._edit.read(text)
         return text if isinstance(new, Failure) else normalised(new, language_of(self._edit.region.path))
 
 
-def share_passed(output: str) -> float:
-    """The share of tests that passed, where a runner says so in its summary."""
-    passed = sum(map(int, re.findall(r"\b(\d{1,6}) (?:passed|passing)\b", output)))
-    failed = sum(map(int, re.findall(r"\b(\d{1,6}) (?:failed|failing|errors?)\b", output)))
-    return passed / (passed + failed) if passed + failed else 0.0
+def each_said(ended: Ended) -> list[str]:
+    """What a failed command says, one failure after the other: a small model mends one at a time."""
+    return (different(ended.output) if ended.ending is not Ending.TIMEOUT else []) or [said(ended)]
 
 
 def said(ended: Ended) -> str:

@@ -66,7 +66,7 @@ def find_files(overlay: Overlay, instruction: str, output: str = "", most: int =
     for name in names[:_FILES] if words else ():
         if language_of(name) is None:
             continue
-        text = text_of(overlay, name)
+        text = text_of(overlay, name)[:_SIZE]
         found = {match[1] for match in defined.finditer(text)}
         used = len({word for word in words if word in text} - found)
         scores[name] += _DEFINED * len(found) * (0.3 if is_test(name) else 1.0) + _USED * min(used, 6)
@@ -126,7 +126,7 @@ def tried_by(overlay: Overlay, tests: Sequence[str], names: Sequence[str]) -> li
 def text_of(overlay: Overlay, name: str) -> str:
     """A file's text; empty where there is none to be read."""
     try:
-        return (overlay.read(name) or "")[:_SIZE]
+        return overlay.read(name) or ""
     except KeystrokeError:
         return ""
 

@@ -21,16 +21,20 @@ from keystroke.assist.edit.rewrite import rewrite_messages
 # Some models open a fence of their own behind the one that is there, with the file's name before it.
 _FENCED = re.compile(r"\s*(?:[\w./-]+\n)?```[\w+-]*\n")
 
+_WRONG = "The tests are right and this code is wrong: correct it."
+
 
 @dataclass(frozen=True, slots=True)
 class RegionEdit:
-    """`text` is the file as it is; `failure` is what fails now, shown as data."""
+    """`text` is the file as it is; `failure` is what fails now, shown as data; `refused` is what was wrong
+    with an earlier answer."""
 
     region: Region
     text: str
     instruction: str
     rules: str = ""
     failure: str = ""
+    refused: str = ""
 
     @property
     def opening(self) -> str:
@@ -44,8 +48,13 @@ class RegionEdit:
         asked = self.instruction
         if self.failure:
             asked += f"\n\nThis is what fails now:\n{fenced(self.failure)}"
+        if self.refused:
+            asked += f"\n\nAn answer before this one was refused: {self.refused}"
         shown = {self.region.path: excerpt(self.text, self.region.path, self.region, self.instruction)}
-        return list(rewrite_messages(self.region, self.text, asked, self.rules, shown))
+        messages: list[Message] = list(rewrite_messages(self.region, self.text, asked, self.rules, shown))
+        if self.failure:  # told to change nothing else, small models copy what has to be mended
+            messages[-1] = {**messages[-1], "content": f"{messages[-1]['content']}\n\n{_WRONG}"}
+        return messages
 
     def again(self, answer: str, problem: str) -> list[Message]:
         """The conversation that shows how an answer failed."""

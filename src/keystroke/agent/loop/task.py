@@ -27,6 +27,7 @@ from keystroke.agent.tools import Runner
 from keystroke.agent.tools.mcp import McpServer, McpTools
 from keystroke.agent.workspace import Overlay, Replicas
 from keystroke.agent.workspace.scratch import task_folder
+from keystroke.analysis.failures.tally import Tally, tally
 from keystroke.analysis.rules import project_rules
 from keystroke.assist.edit import Journal, Workspace
 from keystroke.engine.base import Interrupt
@@ -141,9 +142,16 @@ class AgentTask:
         return self._deep
 
     def _why(self, task: Working) -> str:
-        said = [line.strip() for line in task.failure.splitlines() if line.strip()]
+        said = [line.strip() for line in (task.failure or task.refused).splitlines() if line.strip()]
         what = f": {said[-1]:.120}" if said else ""  # where programs say what went wrong
-        return f"no change that holds was found{what}; nothing was changed"
+        if not task.overlay.texts or self._records is None:
+            return f"no change that holds was found{what}; nothing was changed"
+        counted = tally(task.checked.output) if task.checked is not None else Tally()
+        got = f", with the one above {counted}" if counted.passed else what
+        return (
+            f"no change that holds was found{got}; nothing was changed: `keystroke do --continue` goes on "
+            "from it, `keystroke tasks apply` makes it as it is"
+        )
 
     # ── the deep model looks at the diff ──────────────────────────────────────────────────────
 

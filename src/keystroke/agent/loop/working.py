@@ -54,7 +54,9 @@ class Working:
     account: Account = field(default_factory=Account)
     messages: list[Message] = field(default_factory=list)
     tools: tuple[Tool, ...] = ()  # of the user's own, besides ours
-    failure: str = ""  # what the check said last
+    checked: Ended | None = None  # how the named check ended with the change so far
+    failure: str = ""  # what has to be mended of it
+    refused: str = ""  # what was wrong with the last answer
     tries: int = 0
 
     def doing(self, line: str) -> None:
@@ -82,6 +84,7 @@ class Working:
         """Run the named check on what the task has changed so far."""
         self.doing(f"run `{self.options.check}`")
         ended = self.runner.check(self.options.check)
+        self.checked = ended
         self.spent(Receipt(f"run {self.options.check}", seconds=ended.seconds))
         self.note(f"`{self.options.check}` {ended.sentence(self.runner.limits)}", failed=not ended.ok)
         return ended

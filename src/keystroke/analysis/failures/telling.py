@@ -22,24 +22,28 @@ _NOISE = re.compile(r"^self = <.*>$")
 
 def telling(output: str, limit: int = LIMIT) -> str:
     """What a model or a person needs of it; the end of the output where no report is recognised."""
-    lines = output.strip().split("\n")
-    reports = list(_reports(lines))
+    reports = different(output, limit)
     if not reports:
         text = output.strip()
         return text if len(text) <= limit else f"…{text[-limit:]}"
+    lines = output.strip().split("\n")
     counts = next((line.strip("= ") for line in reversed(lines) if _COUNTS.match(line)), "")
     kept: list[str] = []
     room = limit - len(counts)
-    seen: set[str] = set()
-    for said, report in reports:
-        if said in seen or len(kept) == _MOST:
-            continue
+    for report in reports:
         if kept and len(report) > room:
             break
-        seen.add(said)
         kept.append(report[:room])
         room -= len(report) + 2
     return "\n\n".join([*kept, *([counts] if counts else [])])
+
+
+def different(output: str, limit: int = LIMIT) -> list[str]:
+    """The first failures of a report that say different things, each by itself."""
+    reports: dict[str, str] = {}
+    for said, report in _reports(output.strip().split("\n")):
+        reports.setdefault(said, report[:limit])
+    return list(reports.values())[:_MOST]
 
 
 def _reports(lines: list[str]) -> Iterator[tuple[str, str]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from keystroke.analysis.outline import Kind, flattened, outline
 from keystroke.analysis.syntax import language_of, tree, walk
@@ -32,14 +33,34 @@ _SHORTHAND = (
 )
 
 
-def renamed(files: Mapping[str, str], instruction: str) -> dict[str, str] | None:
-    """The files that a renaming changes; None where the instruction is none, or not one for certain."""
+@dataclass(frozen=True, slots=True)
+class Renaming:
+    """`qualified` is the old name as it was said, `Account.transfer`; `member`: it belongs to a class."""
+
+    qualified: str
+    new: str
+    member: bool
+
+    @property
+    def old(self) -> str:
+        return self.qualified.rpartition(".")[2]
+
+
+def read_renaming(instruction: str) -> Renaming | None:
+    """The renaming that an instruction is; None where it says anything else."""
     found = _RENAME.fullmatch(instruction)
     if found is None:
         return None
-    owner, _, old = found["old"].rpartition(".")
-    new, kind = found["new"], (found["kind"] or "").lower()
-    member = kind in _MEMBERS or bool(owner)
+    member = (found["kind"] or "").lower() in _MEMBERS or "." in found["old"]
+    return Renaming(found["old"], found["new"], member)
+
+
+def renamed(files: Mapping[str, str], instruction: str) -> dict[str, str] | None:
+    """The files that a renaming changes; None where the instruction is none, or not one for certain."""
+    asked = read_renaming(instruction)
+    if asked is None:
+        return None
+    old, new, member = asked.old, asked.new, asked.member
     if old == new or any(re.search(rf"\b{new}\b", text) for text in files.values()):
         return None
     if not _defined_once(files, old, member=member):

@@ -55,7 +55,10 @@ def do(
     types: Annotated[
         str, typer.Option("--types", metavar="CMD", help="A type checker that every attempt must pass.")
     ] = "",
-    tries: Annotated[int, typer.Option("--tries", min=1, max=20, help="Rounds before a model gives up.")] = 2,
+    tries: Annotated[
+        int,
+        typer.Option("--tries", min=1, max=20, help="Rounds that get no further before a model gives up."),
+    ] = 2,
     seconds: Annotated[
         float, typer.Option("--seconds", min=0.1, max=86400, help="Time limit of one command.")
     ] = 300.0,
