@@ -1,9 +1,9 @@
 """What a real code model loses to fewer bits, drafts, 8-bit keys and sparse attention, on one Hopper GPU.
 
-Regime: real weights (a GGUF file), text is the program's own source, so it is the same on every machine. The
-truth for divergence is the file's weights widened to float32 and multiplied in float32 (reference.py); every
-position's logits come from the decode kernel, sixteen rows a step, once over KV that it wrote itself and once
-over KV that prefill wrote. The floor is 0 nats; bf16's own figure says what 16 bits cost.
+Regime: real weights (a GGUF file), text is an old state of the program's own source, so it is always the
+same. The truth for divergence is the file's weights widened to float32 and multiplied in float32
+(reference.py); every position's logits come from the decode kernel, sixteen rows a step, once over KV that it
+wrote itself and once over KV that prefill wrote. The floor is 0 nats; bf16 says what 16 bits cost.
 
 Functions return plain rows, so that tests can hold them against limits. Nothing here is timed but `speed`.
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import gc
 import json
+import lzma
 import sys
 import time
 import traceback
@@ -26,7 +27,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import keystroke
 from bench.cuda_rows.cuda_parts import READY
 from keystroke.engine.base import Sampling
 from keystroke.engine.checkpoint import open_checkpoint
@@ -49,6 +49,7 @@ TEXT, ROWS = 1024, 16  # tokens that are compared, and rows of a step
 ANSWER = 96  # tokens of one
 LENGTHS = (8_192, 24_576, 120_000)
 STRETCHED = 131_072
+DATA = Path(__file__).parents[1] / "data"
 NEEDLES = (0.07, 0.21, 0.35, 0.52, 0.68, 0.81)  # how deep each lies, as a part of the text
 SCORED = 512  # tokens whose perplexity is taken, at the end of the context
 CODES = ("amber-4821", "cobalt-1937", "fennel-6604", "garnet-2758", "indigo-9143", "walnut-3370")
@@ -85,9 +86,8 @@ def asked(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def source_text() -> str:
-    """The program's own files, always in the same order."""
-    folder = Path(keystroke.__file__).parent
-    return "\n".join(path.read_text() for path in sorted(folder.rglob("*.py")))
+    """Files of the program as they once were: what a model finds in a text depends on the text."""
+    return lzma.decompress((DATA / "long-text.txt.xz").read_bytes()).decode()
 
 
 # Divergence
