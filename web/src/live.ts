@@ -43,6 +43,7 @@ export class Live {
   private cursor = 0;
   private ids = 0;
   private problems = 0;
+  private refused = -1; // the version at which a suggestion was dismissed, until another is asked for by hand
   private readonly asked = new Map<string, Asked>();
   private readonly edits = new Map<string, Edits>();
 
@@ -63,6 +64,7 @@ export class Live {
     this.path = path;
     this.language = language;
     this.buffer = `play:${++names}`;
+    this.refused = -1;
     this.doc = doc;
     this.plain = !hasPairs(doc);
     this.cursor = cursor;
@@ -104,7 +106,14 @@ export class Live {
     const id = `c${++this.ids}`, sent = performance.now(), cursor = this.offsets.toWire(this.cursor);
     if (this.asked.size > 64) this.asked.clear();
     this.asked.set(id, { version: this.version, key, sent });
+    if (invoked) this.refused = -1;
     this.socket.send({ type: "complete", id, buffer: this.buffer, version: this.version, cursor, invoked });
+  }
+
+  /** What is still on its way for this text is not wanted either. */
+  refuse(): void {
+    this.asked.clear();
+    this.refused = this.version;
   }
 
   feedback(id: string, outcome: "shown" | "accepted" | "partial" | "dismissed", length = 0): void {
@@ -158,7 +167,7 @@ export class Live {
       case "suggestion":
       case "not_shown": this.answered(event, received); return;
       case "suggestion.revised": {
-        if (event.version !== this.version) return;
+        if (event.version !== this.version || event.version === this.refused) return;
         const at = this.offsets, { id, text, verdict, receipt } = event;
         this.watcher.revised({ id, text, verdict, at: at.fromWire(event.start), to: at.fromWire(event.end), model: receipt.model });
         return;

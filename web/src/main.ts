@@ -73,7 +73,11 @@ const keys: Keys = {
   chat: () => { selectTab("chat"); need("chat-line").focus(); return true; },
 };
 const reports: Reports = {
-  taken: (ghost: Ghost, outcome, length) => { live.feedback(ghost.id, outcome, length); if (outcome === "accepted") announce("Taken."); },
+  taken: (ghost: Ghost, outcome, length) => {
+    live.feedback(ghost.id, outcome, length);
+    if (outcome === "accepted") announce("Taken.");
+    if (outcome === "dismissed") live.refuse();
+  },
   typed: (transaction) => { live.changed(transaction.changes, transaction.newDoc, transaction.newSelection.main.head, pressed || performance.now()); },
   update,
 };
