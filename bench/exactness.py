@@ -187,7 +187,7 @@ def exactness(
             said = suggester.answer(case, below=below, again=number < timed)
             if not timed or number < timed:
                 clock.append(said)
-            hit = said.text.rstrip() == case.middle.rstrip()
+            hit = _right(said, case)
             hits, asked = hits + hit, asked + 1
             shown, right = shown + said.shown, right + (hit and said.shown)
             verdicts[said.verdict] += 1
@@ -201,6 +201,10 @@ def exactness(
     return row
 
 
+def _right(said: Answer, case: Case) -> bool:
+    return said.text.rstrip() == case.middle.rstrip()
+
+
 def paired(
     first: Kept | Cascade, second: Kept | Cascade, cases: Sequence[Case], tasks: Sequence[str]
 ) -> dict[str, Any]:
@@ -212,10 +216,7 @@ def paired(
         if below and not (first.fills and second.fills):
             continue
         for case in (case for case in cases if case.kind == kind):
-            one, other = (
-                asked.answer(case, below=below).text.rstrip() == case.middle.rstrip()
-                for asked in (first, second)
-            )
+            one, other = (_right(asked.answer(case, below=below), case) for asked in (first, second))
             only_first, only_second, of = only_first + (one > other), only_second + (other > one), of + 1
     row: dict[str, Any] = {"only_first": only_first, "only_second": only_second, "of": of}
     if of:

@@ -26,10 +26,16 @@ _BY_EDITOR = {
     "objective-cpp": "cpp", "c#": "csharp", "py": "python", "js": "javascript", "ts": "typescript",
 }  # fmt: skip
 LANGUAGES = frozenset(_BY_SUFFIX.values())
+_SPELLED = {"cpp": "C++", "javascript": "JavaScript", "tsx": "TypeScript", "typescript": "TypeScript"}
 INDENTED = frozenset({"python", "yaml", "haskell"})  # blocks without brackets
 _REGION = 1500  # characters either side of the cursor that a check looks at, at least
 _NOT_BLOCKS = ("object", "dictionary", "dict", "set", "array", "pattern", "string", "comment", "template",
                "initializer", "literal", "struct_expression", "hash")  # fmt: skip
+
+
+def spelled(language: str) -> str:
+    """A language as people write its name."""
+    return _SPELLED.get(language, language.capitalize())
 
 
 def language_of(path: str | None, editor: str | None = None) -> str | None:

@@ -14,7 +14,7 @@ from keystroke.analysis.outline import flattened, outline
 from keystroke.analysis.syntax import language_of
 from keystroke.assist.edit.renaming import read_renaming, renamed
 from keystroke.errors import KeystrokeError
-from keystroke.text import apply_edits
+from keystroke.text import Document, apply_edits
 
 
 def project_renamed(overlay: Overlay, instruction: str) -> dict[str, str] | None:
@@ -36,8 +36,7 @@ def project_renamed(overlay: Overlay, instruction: str) -> dict[str, str] | None
     (home, unit), text = places[0], texts[places[0][0]]
     if language_of(home) != "python":
         return renamed(texts, instruction)
-    line = sum(len(part) for part in text.splitlines(keepends=True)[: unit.start])
-    head = text.find(unit.header, line)
+    head = text.find(unit.header, Document(text).line_span(unit.start)[0])
     found = word.search(text, head)
     if head < 0 or found is None:
         return None

@@ -187,11 +187,10 @@ class Rewriting(Hands):
         begun = tally(task.checked.output) if task.checked is not None else Tally()
         for attempt in sorted(outcome.attempts, key=lambda attempt: -attempt.score):
             ended = attempt.verdict.ended if attempt.verdict is not None else None
-            changed = judge.changed(attempt.text)
-            if ended is None or isinstance(changed, str):
+            if ended is None or not (counted := tally(ended.output)).further(begun):
                 continue
-            counted = tally(ended.output)
-            if counted.further(begun):
+            changed = judge.changed(attempt.text)
+            if not isinstance(changed, str):
                 task.overlay.take(changed)
                 task.checked = ended
                 task.note(f"{counted} now; the next round goes on from there")

@@ -17,16 +17,12 @@ from functools import lru_cache
 from pathlib import Path
 
 from keystroke.analysis.check.diagnostic import Diagnostic, Fix, Level
-from keystroke.analysis.syntax import language_of, tree
+from keystroke.analysis.syntax import language_of, spelled, tree
 from keystroke.text import Edit, apply_edits
 
 _TREES = {"javascript", "typescript", "tsx", "go", "java", "c", "cpp"}
 _MACROS = {"c", "cpp"}  # what stands there may be anything after preprocessing
 LANGUAGES = frozenset({*_TREES, "json", "yaml", "toml"})
-_NAMES = {
-    "javascript": "JavaScript", "typescript": "TypeScript", "tsx": "TypeScript", "go": "Go", "java": "Java",
-    "c": "C", "cpp": "C++",
-}  # fmt: skip
 _PREPROCESSED = re.compile(
     r"^\s*#\s*(?:define|if|ifdef|ifndef|undef)\b|\b(?:[A-Z][A-Z0-9_]{2,}|__?\w+)\b|\$\{", re.M
 )
@@ -251,7 +247,7 @@ def _unexpected(text: str, children: list[object], start: int, end: int, languag
     last = min(end, line if line >= 0 else end)
     words = text[start:last].strip()
     shown = f"`{words[:40]}` is not expected here" if words else "this cannot be read"
-    return Slip(f"{shown} ({_NAMES[language]})", start, max(last, min(start + 1, len(text))))
+    return Slip(f"{shown} ({spelled(language)})", start, max(last, min(start + 1, len(text))))
 
 
 def _offset(text: str, line: int, column: int) -> int:

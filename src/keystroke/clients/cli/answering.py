@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 Message = dict[str, Any]
 T = TypeVar("T")
-_SPELLED = {"cpp": "C++", "javascript": "JavaScript", "tsx": "TSX", "typescript": "TypeScript"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +152,9 @@ class Speaker(ABC):
         """Raise UnsupportedModel if the model's card says that it has not learned the language."""
         learned = self.facts.languages
         if learned is not None and language is not None and language not in learned:
-            known = ", ".join(_SPELLED.get(name, name.capitalize()) for name in sorted(learned))
+            from keystroke.analysis.syntax import spelled  # here: trees take time to load
+
+            known = ", ".join(sorted({spelled(name) for name in learned}))
             raise UnsupportedModel(
                 f"{self.name} has learned {known} and would only babble in {language}; "
                 "name another model with --model, for example one that `keystroke models add coder` brings"

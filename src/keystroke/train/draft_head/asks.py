@@ -14,13 +14,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from keystroke.analysis.syntax import spelled
 from keystroke.assist.edit import EditTask, Region, edit_steps
 from keystroke.engine.fim import FimTemplate
 from keystroke.engine.templates import ChatTemplate
 from keystroke.engine.tokenizer import Tokenizer
 from keystroke.train.documents import Source
 from keystroke.train.draft_head import topics
-from keystroke.train.draft_head.definitions import NAMES, Definition, definitions
+from keystroke.train.draft_head.definitions import Definition, definitions
 from keystroke.train.draft_head.writing import Ask
 
 # What an ask is, and how many of a hundred: new code first, because nothing else can draft that.
@@ -133,7 +134,7 @@ class _Maker:
         return None if text is None else self._chat(text)
 
     def _about(self, kind: str, d: Definition) -> str | None:
-        dice, language = self._dice, NAMES[d.language]
+        dice, language = self._dice, spelled(d.language)
         what = "class" if d.is_class else "function"
         if kind in ("function", "class"):
             said = d.said or f"Its name says what it is for: {_words(d.name)}."

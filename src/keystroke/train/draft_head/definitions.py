@@ -14,11 +14,7 @@ from ast_grep_py import SgNode
 
 from keystroke.analysis.syntax import language_of, tree
 
-NAMES = {
-    "python": "Python", "javascript": "JavaScript", "typescript": "TypeScript", "tsx": "TypeScript",
-    "go": "Go",
-    "rust": "Rust", "c": "C", "cpp": "C++", "java": "Java",
-}  # fmt: skip
+_KNOWN = {"python", "javascript", "typescript", "tsx", "go", "rust", "c", "cpp", "java"}
 _FUNCTIONS = (
     "function_definition", "function_declaration", "method_declaration", "method_definition", "function_item",
 )  # fmt: skip
@@ -42,13 +38,13 @@ class Definition:
 
 def knows(path: str) -> bool:
     """Whether files of this name have definitions that can be found."""
-    return language_of(path) in NAMES
+    return language_of(path) in _KNOWN
 
 
 def definitions(path: str, text: str) -> Iterator[Definition]:
     """The functions and classes of a file that are neither trivial nor very long."""
     language = language_of(path)
-    if language not in NAMES:
+    if language not in _KNOWN:
         return
     root = tree(text, language)
     for kinds in (_FUNCTIONS, _CLASSES):
