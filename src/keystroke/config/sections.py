@@ -236,6 +236,8 @@ class AssistSettings:
     completion: bool = option(True, "ghost text while typing")
     # Where a larger model is loaded anyway, its opinion is worth the pause it takes.
     second_opinion: bool = option(True, "a larger model that is loaded confirms or replaces ghost text")
+    # A small model does not know the project's names; what stands there already does.
+    project_text: bool = option(True, "ghost text knows what the file and the project's other files say")
     next_edit: bool = option(True, "suggest the next place to change")
     audit: bool = option(True, "security findings while typing")
     # What is read in a second is worth waiting for when a file is opened; more context is better guesses.

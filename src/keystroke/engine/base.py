@@ -75,6 +75,23 @@ class Interrupt:
 
 
 @dataclass(frozen=True, slots=True)
+class Mixture:
+    """What somebody beside the model takes for likely at one place: of the whole chance `weight`, shared out
+    by `chances`; `end` of it goes to whichever of `ends` the model itself finds likeliest. Chances and end
+    add up to 1."""
+
+    weight: float
+    chances: Mapping[int, float]
+    end: float = 0.0
+    ends: tuple[int, ...] = ()
+
+    def of(self, token: int, chance: float) -> float:
+        """The chance of a token to which the model gives `chance`."""
+        said = self.chances.get(token, self.end if token in self.ends else 0.0)
+        return (1.0 - self.weight) * chance + self.weight * said
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
     """How a token is chosen from logits. Temperature 0 is greedy. With a temperature the choice is
     argmax(log p + Gumbel(seed, position)): a pure function of (logits, seed, position), which is why
@@ -87,6 +104,9 @@ class Sampling:
     seed: int = 0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int | None = None  # None: none computed; 0: the chosen token's; n: and the n best
+    mixtures: tuple[
+        Mixture | None, ...
+    ] = ()  # by place of the step: the first, then after each drafted token
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature <= 5.0:
@@ -101,6 +121,9 @@ class Sampling:
             raise UsageError(f"min_p must be at least 0 and below 1, not {self.min_p}", param="min_p")
         if self.logprobs is not None and not 0 <= self.logprobs <= 20:
             raise UsageError(f"logprobs must be between 0 and 20, not {self.logprobs}", param="logprobs")
+
+    def mixture(self, row: int) -> Mixture | None:
+        return self.mixtures[row] if row < len(self.mixtures) else None
 
     @property
     def by_own_score(self) -> bool:

@@ -22,6 +22,7 @@ from keystroke.engine.base import (
     GREEDY,
     Extended,
     Interrupt,
+    Mixture,
     Sampling,
     Session,
     Step,
@@ -29,6 +30,7 @@ from keystroke.engine.base import (
     TokenLogprob,
 )
 from keystroke.engine.grammar.constraint import Constraint, following
+from keystroke.engine.mixing import Mixer, Predictor, mixed_logprobs
 from keystroke.engine.model import Model
 from keystroke.engine.speculative.base import MAX_DRAFT, Drafter
 from keystroke.engine.token_healing import RIVALS, TokenHealing
@@ -119,9 +121,10 @@ class Generation:
         drafter: Drafter | None = None,
         interrupt: Interrupt | None = None,
         said: Sequence[int] = (),
+        predictor: Predictor | None = None,
     ) -> None:
         """`said`: tokens of the answer that were made elsewhere, before. They are not given out again; what
-        follows is what would have followed there."""
+        follows is what would have followed there. `predictor`: whose opinion is mixed into the model's."""
         if not prompt:
             raise UsageError("the prompt is empty; a model needs at least one token to go on from")
         self.model = model
@@ -148,6 +151,12 @@ class Generation:
         self._appended = False  # forced tokens ride along with the step under way
         ends = frozenset() if self.params.ignore_eos else model.engine.info.eos
         self._eos = ends | self.params.stop_tokens
+        # Not beside a grammar: what that allows is not what was seen before.
+        self._mixer: Mixer | None = None
+        if predictor is not None and self._matcher is None:
+            line_ends = model.tokenizer.encode("\n") if "\n" in self.params.stop else []
+            self._mixer = Mixer(predictor, model.tokenizer, self._eos.union(line_ends[:1]))
+        self._mixtures: tuple[Mixture | None, ...] = ()  # of the step under way
         self._context = model.engine.info.context_length
         self._carried = ""  # text to go out with the next chunk
         self._carried_tokens: tuple[int, ...] = ()
@@ -232,6 +241,12 @@ class Generation:
             started = time.perf_counter()
             draft = self._drafter.propose(self.session.tokens, min(room - 1, MAX_DRAFT))
             self.stats.draft_seconds += time.perf_counter() - started
+        if self._mixer is not None:
+            left = self._healing.left if self._held else ""
+            torn = self._held and not left  # what must come ends in half a character
+            self._mixtures = () if torn else self._mixer.mixtures(self.tokens, draft, left)
+            if any(self._mixtures):
+                sampling = replace(sampling, mixtures=self._mixtures)
         if self._matcher is None:
             return StepRequest(self.session, draft, sampling)
         self._trusting = self._may_trust(self._matcher, sampling)
@@ -261,6 +276,8 @@ class Generation:
         stats.accepted += step.accepted
         if self._held:
             step = self._begun(step)
+        if any(self._mixtures) and step.logprobs:
+            step = replace(step, logprobs=mixed_logprobs(step.logprobs, self._mixtures))
         if self._trusting and self._matcher is not None:
             step = self._proved(self._matcher, step)
         tokens, text, finish = self._read(step.tokens)

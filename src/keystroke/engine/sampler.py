@@ -6,8 +6,8 @@ argmax(log p + Gumbel(seed, position, token)), an exact draw from p; so a draft 
 choice, and drafting never changes the text.
 
 A mask (engine/grammar) comes before all filters: what it leaves out is as if the vocabulary lacked it.
-Filters in order: logit bias, temperature, top-k, top-p (over what top-k left), min-p (against the best).
-Equal logits keep the lowest id, in the greedy choice and at the edge of top-k and top-p alike.
+Filters in order: logit bias, mixture, temperature, top-k, top-p (over what top-k left), min-p (against the
+best). Equal logits keep the lowest id, in the greedy choice and at the edge of top-k and top-p alike.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from keystroke.engine.base import GREEDY, Allowed, Mask, Sampling, Step, TokenLogprob
+from keystroke.engine.base import GREEDY, Allowed, Mask, Mixture, Sampling, Step, TokenLogprob
 from keystroke.engine.noise import LARGEST_GUMBEL, all_noise_bits, noise_bits, uniform
 from keystroke.errors import EngineError, UsageError
 
@@ -34,11 +34,12 @@ _COLD = 0.5  # below this temperature most of a vocabulary is hopeless, and look
 _BOUND_SLACK = 1.001  # float32 rounding of the bound below, generously
 
 
-def choose(logits: Logits, sampling: Sampling = GREEDY, position: int = 0, mask: Mask | None = None) -> int:
+def choose(
+    logits: Logits, sampling: Sampling = GREEDY, position: int = 0, mask: Mask | None = None, row: int = 0
+) -> int:
     """The token that `sampling` chooses from one row of logits for the place `position`, out of those in
-    `mask` where there is one."""
-    if sampling.logit_bias:
-        logits = _biased(logits, sampling)
+    `mask` where there is one. `row`: which row of its step it is."""
+    logits = _altered(logits, sampling, row)
     best = int(logits.argmax())
     if mask is not None and not (sampling.temperature == 0.0 and _is_allowed(mask, best)):
         logits = _masked(logits, mask)
@@ -48,8 +49,9 @@ def choose(logits: Logits, sampling: Sampling = GREEDY, position: int = 0, mask:
 
 def choose_allowed(logits: Logits, sampling: Sampling, position: int, allowed: Allowed, row: int) -> int:
     """What `choose` gives with the mask `allowed.row(row)`, which is only computed where it decides."""
-    if sampling.logit_bias:
-        logits, sampling = _biased(logits, sampling), replace(sampling, logit_bias={})
+    if sampling.logit_bias or sampling.mixtures:
+        logits = _altered(logits, sampling, row)
+        sampling = replace(sampling, logit_bias={}, mixtures=())
     if sampling.by_own_score:
         best = int(logits.argmax())
         if allowed.permits(row, best):  # then scores, which are against the best, are the same with the mask
@@ -96,7 +98,8 @@ class Choices(Sequence[int]):
             raise IndexError(index)
         token = self._known.get(row)
         if token is None:
-            token = self._known[row] = choose(self._rows[row], self._sampling, self._first + row)
+            token = choose(self._rows[row], self._sampling, self._first + row, row=row)
+            self._known[row] = token
         return token
 
     def __iter__(self) -> Iterator[int]:
@@ -127,7 +130,7 @@ def verify(
     tokens: list[int] = []
     for row in range(len(draft) + 1):
         if allowed is None:
-            tokens.append(choose(logits[row], sampling, first_position + row))
+            tokens.append(choose(logits[row], sampling, first_position + row, row=row))
         else:
             tokens.append(choose_allowed(logits[row], sampling, first_position + row, allowed, row))
         if row < len(draft) and tokens[row] != draft[row]:
@@ -139,7 +142,8 @@ def verify(
 
 
 def logprob(logits: Logits, token: int, top: int = 0) -> TokenLogprob:
-    """The model's own log probability of `token` and of the `top` best: no bias, temperature or filters."""
+    """The model's own log probability of `token` and of the `top` best: no bias, mixture, temperature or
+    filters."""
     relative = logits - logits.max()
     normaliser = math.log(float(np.exp(relative).sum(dtype=np.float64)))
     best = _best(relative, top) if top else ()
@@ -151,8 +155,7 @@ def logprob(logits: Logits, token: int, top: int = 0) -> TokenLogprob:
 
 def probabilities(logits: Logits, sampling: Sampling) -> npt.NDArray[np.float64]:
     """The distribution that `choose` draws from, over the whole vocabulary."""
-    if sampling.logit_bias:
-        logits = _biased(logits, sampling)
+    logits = _altered(logits, sampling, 0)
     result = np.zeros(len(logits))
     if sampling.temperature == 0.0:
         result[int(logits.argmax())] = 1.0
@@ -162,6 +165,34 @@ def probabilities(logits: Logits, sampling: Sampling) -> npt.NDArray[np.float64]
     weights = np.exp(relative[ids].astype(np.float64))
     result[ids] = weights / weights.sum()
     return result
+
+
+def _altered(logits: Logits, sampling: Sampling, row: int) -> Logits:
+    """The logits as choices are made from them: biased, then mixed with what others say."""
+    if sampling.logit_bias:
+        logits = _biased(logits, sampling)
+    mixture = sampling.mixture(row)
+    return logits if mixture is None else _mixed(logits, mixture)
+
+
+def _mixed(logits: Logits, mixture: Mixture) -> Logits:
+    """Logits of (1 - weight) p + weight q, p being what `logits` say. Only tokens that q names move."""
+    chances = dict(mixture.chances)
+    if mixture.end and mixture.ends:
+        likeliest = max(mixture.ends, key=lambda token: logits[token])
+        chances[likeliest] = chances.get(likeliest, 0.0) + mixture.end
+    top = float(logits.max())
+    if not math.isfinite(top):
+        return logits  # whoever chooses says what is wrong
+    total = float(np.exp(logits - np.float32(top)).sum(dtype=np.float64))
+    odds = mixture.weight / (1.0 - mixture.weight)
+    mixed = logits.astype(np.float32, copy=True)
+    for token, chance in chances.items():
+        if not 0 <= token < len(mixed):
+            raise UsageError(f"a mixture names token {token}, but the vocabulary ends at {len(mixed) - 1}")
+        own = math.exp(float(logits[token]) - top)  # of `total`
+        mixed[token] = top + math.log(own + odds * chance * total) if own or chance else -math.inf
+    return mixed
 
 
 def _biased(logits: Logits, sampling: Sampling) -> Logits:

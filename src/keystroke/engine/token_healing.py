@@ -63,6 +63,14 @@ class TokenHealing:
     def open(self) -> bool:
         return bool(self._left)
 
+    @property
+    def left(self) -> str:
+        """What is still to be said, as text; empty in the middle of a character."""
+        try:
+            return self._left.decode()
+        except UnicodeDecodeError:
+            return ""
+
     def bias(self) -> Mapping[int, float]:
         """What to add to the logits of the next step. Empty where no token agrees: then it is given up."""
         self._allowed = frozenset(index_of(self._tokenizer).agreeing(self._left))

@@ -1,18 +1,17 @@
 """Which files of a tree are source that the audit reads.
 
-Law: what git ignores is left out where git can be asked; links that lead out of the path are not followed;
-binary, minified and huge files are skipped and say why. Nothing here reads a rule.
+Law: what does not belong to the tree is left out (`project_files`); links that lead out of the path are not
+followed; binary, minified and huge files are skipped and say why. Nothing here reads a rule.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from keystroke.analysis.audit.auditor import MAX_LINE, MAX_TEXT
+from keystroke.analysis.project_files import project_files
 from keystroke.errors import NotFound
 
 LANGUAGE_OF = {
@@ -36,19 +35,6 @@ LANGUAGE_OF = {
     ".hh": "cpp",
     ".go": "go",
     ".java": "java",
-}
-_SKIPPED_FOLDERS = {
-    ".git",
-    ".hg",
-    ".svn",
-    "node_modules",
-    "__pycache__",
-    ".venv",
-    "venv",
-    ".tox",
-    ".mypy_cache",
-    "dist",
-    "build",
 }
 
 
@@ -81,7 +67,7 @@ def sources(root: Path, language: str | None = None) -> Iterator[Source | Skippe
         yield read(root, kind)
         return
     real = root.resolve()
-    for path in _tracked(root) or _walked(root):
+    for path in project_files(root):
         kind = language_of(path)
         if kind is None or (language is not None and kind != language):
             continue
@@ -117,27 +103,3 @@ def _other_encoding(data: bytes) -> bool:
     except UnicodeDecodeError:
         return True
     return False
-
-
-def _tracked(root: Path) -> list[Path]:
-    """What git knows below `root`: tracked files and new ones that it does not ignore."""
-    try:
-        found = subprocess.run(
-            ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-            capture_output=True,
-            timeout=60,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return sorted({root / os.fsdecode(name) for name in found.stdout.split(b"\0") if name})
-
-
-def _walked(root: Path) -> list[Path]:
-    out: list[Path] = []
-    for folder, folders, names in os.walk(root, followlinks=False):
-        folders[:] = sorted(
-            name for name in folders if name not in _SKIPPED_FOLDERS and not name.startswith(".")
-        )
-        out.extend(Path(folder) / name for name in names)
-    return sorted(out)

@@ -11,6 +11,7 @@ import fnmatch
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
+from typing import TYPE_CHECKING
 
 from keystroke.analysis.rules import ProjectRules
 from keystroke.analysis.syntax import breaks
@@ -23,7 +24,11 @@ from keystroke.assist.completion.stream import Stream
 from keystroke.assist.completion.tuning import moved
 from keystroke.assist.completion.window import PromptWindow, TextWindow, Window
 from keystroke.config import AssistSettings
+from keystroke.engine.mixing import Predictor
 from keystroke.engine.model import Model
+
+if TYPE_CHECKING:  # they work with numpy
+    from keystroke.analysis.text_index import Lexicon, TextIndex
 
 CONTEXT_TOKENS = 768  # a screenful above and below the cursor; where nothing was measured yet
 LEAST_CONTEXT, MOST_CONTEXT = 512, 2048
@@ -88,6 +93,10 @@ class LiveCompletion:
         self.cache = TypeThrough()
         self.shift = 0.0  # how much stricter than the settings say: learned from what was taken before
         self._name = PurePath(path).name if path else ""
+        self._path = path
+        self._here = model is not None
+        self.project: TextIndex | None = None  # what other files of the project hold, once it is known
+        self._words: Lexicon | None = None
 
     def grow(self, budget: int) -> bool:
         """Take a larger context where the machine turned out to be fast. True if that changed anything, which
@@ -125,9 +134,31 @@ class LiveCompletion:
         """A stream to run for this place."""
         extent = extent or extent_at(text, cursor, self.language)
         prompt = self.window.prompt(text, cursor)
-        return Stream(
-            text[:cursor], text[cursor:], extent, prompt, ending_for(text, cursor, extent, self.language)
+        ending = ending_for(text, cursor, extent, self.language)
+        predictor = self._remembered(text, cursor, extent, prompt.held) if self._here else None
+        return Stream(text[:cursor], text[cursor:], extent, prompt, ending, predictor)
+
+    def _remembered(self, text: str, cursor: int, extent: Extent, held: str) -> Predictor | None:
+        """What the file and the project have said before in such a place."""
+        if not self.settings.project_text:
+            return None
+        from keystroke.assist.completion.ngram_cache import NgramCache  # here: it works with numpy
+
+        return NgramCache(
+            text[: cursor - len(held)],
+            text[cursor:],
+            self._lexicon(),
+            self.project,
+            self._path,
+            ends_line=extent is not Extent.BLOCK,
         )
+
+    def _lexicon(self) -> Lexicon:
+        if self._words is None:
+            from keystroke.analysis.text_index import Lexicon
+
+            self._words = Lexicon()
+        return self._words
 
     def answer(
         self, stream: Stream, text: str, cursor: int, *, invoked: bool = False

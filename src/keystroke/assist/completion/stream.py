@@ -16,6 +16,7 @@ from keystroke.assist.completion.run import without_held
 from keystroke.assist.completion.window import WindowPrompt
 from keystroke.engine.base import Sampling
 from keystroke.engine.generation import Chunk, Finish, GenerationParams
+from keystroke.engine.mixing import Predictor
 
 LINE_TOKENS, BLOCK_TOKENS = 48, 256
 # A line whose first tokens are this unlikely is not worth its rest: the gate would never show it.
@@ -30,6 +31,7 @@ class Stream:
     extent: Extent
     prompt: WindowPrompt
     ending: Ending
+    predictor: Predictor | None = None  # whose opinion is mixed into the model's
     text: str = ""  # settled part of what the model said, without what it had to repeat
     done: bool = False  # nothing more will come
     whole: bool = True  # it ended by itself, not for want of tokens

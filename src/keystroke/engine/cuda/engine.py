@@ -489,8 +489,8 @@ def _with_lengths(
 
 
 def _on_device(sampling: Sampling) -> bool:
-    """The kernel makes every choice but those that logit bias or log probabilities go with."""
-    return sampling.logprobs is None and not sampling.logit_bias
+    """The kernel makes every choice but those that logit bias, mixtures or log probabilities go with."""
+    return sampling.logprobs is None and not sampling.logit_bias and not sampling.mixtures
 
 
 def _for_device(sampling: Sampling) -> Sampling:

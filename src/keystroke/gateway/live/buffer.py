@@ -313,7 +313,7 @@ class LiveBuffer:
 
     def _compute(self, stream: Stream, priority: Priority) -> None:
         prompt, params = stream.prompt, stream.params()
-        job: Job | RemoteJob = Job(prompt.tokens, params, affinity=self._affinity)
+        job: Job | RemoteJob = Job(prompt.tokens, params, affinity=self._affinity, predictor=stream.predictor)
         if self._remote:
             job = RemoteJob(params, prompt=prompt.prefix, suffix=prompt.suffix)
         self._submit(job, priority, stream)

@@ -13,7 +13,7 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path, PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from keystroke.analysis.rules import project_rules
 from keystroke.analysis.syntax import language_of
@@ -39,6 +39,9 @@ from keystroke.protocol.codec import decode_live_request
 from keystroke.protocol.faults import SlowClient, detail
 from keystroke.text import Edit
 
+if TYPE_CHECKING:
+    from keystroke.gateway.live.project_text import ProjectText
+
 log = logging.getLogger("keystroke.live")
 
 BUFFERS = 256  # open at a time on one connection
@@ -46,6 +49,7 @@ CHARACTERS = 64 << 20  # of all buffers of a connection together
 COPIED = 64 << 20  # characters that the edits of one change may copy: some 20 ms of the event loop
 RULES_SECONDS = 2.0  # that reading a project's rules may take
 _LARGEST_IMPORT = 256 * 1024
+PROJECTS = 4  # whose files a connection knows at a time
 _RECENT = 4
 
 
@@ -71,6 +75,7 @@ class LiveConnection:
         self._gone = False
         self._recent: deque[tuple[str, int, str]] = deque(maxlen=_RECENT)
         self.trail: deque[Change] = deque(maxlen=CHANGES)
+        self._projects: dict[str, ProjectText] = {}
         self._actions = LiveActions(self, service, caller, readable=self._readable)
 
     async def serve(self) -> None:
@@ -202,6 +207,7 @@ class LiveConnection:
         self._actions.opened(request)
         if self._readable(request):
             self._reading(self._open_with_rules(buffer, request, language))
+            self._remind(buffer)
         else:
             buffer.opened()
 
@@ -239,6 +245,7 @@ class LiveConnection:
             return
         if buffer.path and edits:
             self._remember(buffer, edits[-1])
+            self._remind(buffer)
 
     def _check_size(self, buffer: LiveBuffer, edits: Sequence[Edit]) -> None:
         """Refuse, as InputError, what opening would have refused, and what would hold up everybody else:
@@ -287,6 +294,33 @@ class LiveConnection:
             log.info("the project's rules were not read: %s", type(error).__name__)
         if self._buffers.get(request.buffer) is buffer:
             buffer.opened()
+
+    def _remind(self, buffer: LiveBuffer) -> None:
+        """Have the project's other files looked at, where they may be and that was not done lately."""
+        root, path, language = self._roots.get(buffer.name), buffer.path, buffer.language
+        if not (root and path and language and self._settings.project_text and self._files(root)):
+            return
+        project = self._projects.get(root)
+        if project is None:
+            from keystroke.gateway.live.project_text import ProjectText  # here: it works with numpy
+
+            while len(self._projects) >= PROJECTS:
+                del self._projects[next(iter(self._projects))]
+            project = self._projects[root] = ProjectText(root, self._settings.exclude)
+        buffer.completion.project = project.known(language)
+        if project.stale(language):
+            self._reading(self._look_around(project, root, path, language))
+
+    async def _look_around(self, project: ProjectText, root: str, path: str, language: str) -> None:
+        inside = [b for b in self._buffers.values() if b.path and self._roots.get(b.name) == root]
+        try:
+            await project.look(path, language, {str(b.path): b.text for b in inside})
+        except (OSError, ValueError) as error:
+            log.info("the project's files were not read: %s", type(error).__name__)
+            return
+        for buffer in self._buffers.values():
+            if self._roots.get(buffer.name) == root and buffer.language is not None:
+                buffer.completion.project = project.known(buffer.language)
 
     def _reading(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

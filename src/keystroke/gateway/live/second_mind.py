@@ -143,7 +143,8 @@ class SecondMind:
         if entry is None or completion is None or completion.refusal(place.text) is not None:
             return
         stream = completion.begin(place.text, place.cursor)
-        job = Job(stream.prompt.tokens, stream.params(), self._draft(entry, stream, place.shown))
+        draft = self._draft(entry, stream, place.shown)
+        job = Job(stream.prompt.tokens, stream.params(), draft, predictor=stream.predictor)
         try:
             work = self._service.submit(
                 entry, job, self._caller, priority=Priority.NEXT_EDIT, buffer=self._scope, live=True
@@ -164,7 +165,7 @@ class SecondMind:
                 entry.model, first.settings, path=self._path, language=self._language, budget=budget
             )
             self._completion.dismissed = first.dismissed
-        self._completion.rules = first.rules
+        self._completion.rules, self._completion.project = first.rules, first.project
         self._completion.grow(budget)
         return self._completion
 

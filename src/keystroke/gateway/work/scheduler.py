@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from keystroke.engine.base import Interrupt, Session
 from keystroke.engine.generation import Generation, GenerationParams, GenerationStats
+from keystroke.engine.mixing import Predictor
 from keystroke.engine.model import Model
 from keystroke.engine.speculative.base import Drafter
 from keystroke.errors import EngineError, Interrupted, KeystrokeError, QueueFull, Unavailable
@@ -34,7 +35,8 @@ _TELLING = 96  # tokens of a prefill from which its speed is worth noting
 class Job:
     """An answer to make: tokens in, chunks out. `warm` only brings the prompt into the cache. `said`: tokens
     of it that were made elsewhere, before. `affinity`: what it belongs to (a conversation by its beginning, a
-    buffer by its name), for whoever chooses among engines that hold different prefixes."""
+    buffer by its name), for whoever chooses among engines that hold different prefixes. `predictor`: whose
+    opinion is mixed into the model's; an engine that is elsewhere goes without."""
 
     prompt: Sequence[int]
     params: GenerationParams
@@ -42,6 +44,7 @@ class Job:
     warm: bool = False
     said: Sequence[int] = ()
     affinity: str = ""
+    predictor: Predictor | None = None
 
     @property
     def input_tokens(self) -> int:
@@ -195,7 +198,14 @@ class Scheduler:
         try:
             session = self.model.engine.session("" if self.share_prefixes else ticket.key)
             generation = Generation(
-                self.model, session, job.prompt, job.params, job.drafter, ticket.interrupt, job.said
+                self.model,
+                session,
+                job.prompt,
+                job.params,
+                job.drafter,
+                ticket.interrupt,
+                job.said,
+                job.predictor,
             )
         except Exception as error:
             self._end(ticket, _as_keystroke(error))

@@ -1,0 +1,342 @@
+"""What ghost text gains from the file and the project around it, on this machine's CPU.
+
+Regime: the late cases of `bench/completion.py`, each in its own project: the release it was taken from is
+fetched (from the package index that pip is set up for) and kept in a folder. Asked as an editor asks: the
+prompt window over the whole file, a half word told again, greedy, one line. Four rows a model, at the same
+places: `place` is how `bench/completion.py` asks (the case's own 1,900 characters, the cursor's half word cut
+as it stands); `editor` the same model asked by the live channel; `file` with the n-gram cache of the file
+above and below the cursor's line; `project` with the other files of the language, too, nearest first. Files
+that share more than half of the case's lines are copies or forms of it and are left out of the last row.
+A project is as it was released: other files may have been written after the line was.
+
+`rest_em`, `line_em`: right to the letter after trailing spaces are dropped, with Wilson's 95 % interval.
+`shown`: what the gate lets through, whole lines or a confident beginning of one, and `shown_right` of these.
+`step_ms`: a decode step, the cache's part in it included. `against`: places that only the row before or only
+this row has right. Ceiling: names and comments are free choices.
+
+    python -m bench.in_project [--model M] [--cases N] [--language L ...] [--context N] [--row R ...]
+                               [--projects FOLDER] [--minutes N] [--seed N] [--out FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from bench.completion import CASES, LANGUAGES
+from bench.exactness import language
+from keystroke.analysis.text_index import Lexicon, TextIndex
+from keystroke.assist.completion import Extent, LiveCompletion, Offer
+from keystroke.config import load_settings
+from keystroke.engine.generation import Generation
+from keystroke.engine.load import load_model
+from keystroke.engine.model import Model
+from keystroke.errors import KeystrokeError
+from keystroke.gateway.live.project_text import CHARACTERS, LARGEST, by_nearness, family_of
+from keystroke.train.cases import Case, read_cases
+from keystroke.train.corpus.archives import source_files
+from keystroke.train.corpus.index import PackageIndex
+from keystroke.train.evaluate import ModelSuggester, Share
+from keystroke.train.fim import Cut
+
+ROWS = ("place", "editor", "file", "project")
+KINDS = {Cut.REST_OF_LINE: "rest_em", Cut.LINE: "line_em"}
+SUFFIXES = frozenset(
+    (
+        ".py",
+        ".js",
+        ".mjs",
+        ".cjs",
+        ".jsx",
+        ".ts",
+        ".tsx",
+        ".go",
+        ".rs",
+        ".java",
+        ".c",
+        ".h",
+        ".cc",
+        ".cpp",
+        ".hpp",
+    )
+)  # of the languages that cases are in
+_COPY = 0.5  # of the lines of a case's file
+
+
+def fetched(cases: Iterable[Case], folder: Path) -> int:
+    """Bring the projects of the cases into `folder`, one file each; how many are there."""
+    wanted = {(case.project, case.version) for case in cases}
+    folder.mkdir(parents=True, exist_ok=True)
+    missing = [pair for pair in sorted(wanted) if not _kept(folder, *pair).exists()]
+    if missing:
+        index = PackageIndex()
+        with ThreadPoolExecutor(8) as pool:
+            for number, _ in enumerate(pool.map(lambda pair: _fetch(index, folder, *pair), missing)):
+                print(f"\rprojects: {number + 1} of {len(missing)}", end="", file=sys.stderr, flush=True)
+        print(file=sys.stderr)
+        index.close()
+    return sum(_kept(folder, *pair).exists() for pair in wanted)
+
+
+def _kept(folder: Path, project: str, version: str) -> Path:
+    return folder / f"{project}@{version}.json"
+
+
+def _fetch(index: PackageIndex, folder: Path, name: str, version: str) -> None:
+    try:
+        project = index.project(name)
+        release = next((r for r in project.releases if r.version == version), None) if project else None
+        if release is None:
+            return  # not from this index, or gone from it
+        download = release.download
+        files = {
+            path.partition("/")[2] if download.sdist else path: content.decode()
+            for path, content, _ in source_files(index.fetch(download), download.filename, SUFFIXES)
+            if _decodes(content)
+        }
+    except KeystrokeError as error:
+        print(f"\n{name}: {error}", file=sys.stderr)
+        return
+    _kept(folder, name, version).write_text(json.dumps(files))
+
+
+def _decodes(content: bytes) -> bool:
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A case in its file, and the project around it."""
+
+    case: Case
+    before: str
+    after: str
+    others: dict[str, str]
+
+
+@lru_cache(maxsize=2)
+def _project(file: Path) -> dict[str, str]:
+    return dict(json.loads(file.read_text()))
+
+
+def found(case: Case, folder: Path) -> Found | None:
+    """None where the project, or the place in it, is not there."""
+    kept = _kept(folder, case.project, case.version)
+    files = _project(kept) if kept.exists() else {}
+    text = files.get(case.path, "").replace("\r\n", "\n")
+    at = text.find(case.prefix + case.middle + case.suffix)
+    if at < 0:
+        return None
+    cursor = at + len(case.prefix)
+    return Found(case, text[:cursor], text[cursor + len(case.middle) :], files)
+
+
+def around(place: Found) -> TextIndex:
+    """The index that the gateway would make, without copies of the file itself."""
+    case, lexicon = place.case, Lexicon()
+    own, family = _lines(place.before + place.after), family_of(case.path)
+    texts: list[tuple[str, Any]] = []
+    left = CHARACTERS
+    for name in by_nearness(case.path, [n for n in place.others if family_of(n) == family]):
+        text = place.others[name]
+        if name == case.path or len(text) > LARGEST or len(own & _lines(text)) > _COPY * len(own):
+            continue
+        left -= len(text)
+        if left < 0:
+            break
+        texts.append((name, lexicon.lexed(text, keep=False)))
+    return TextIndex.of(lexicon, texts[::-1])
+
+
+@lru_cache(maxsize=4096)
+def _lines(text: str) -> frozenset[str]:
+    return frozenset(line.strip() for line in text.split("\n") if len(line.strip()) > 8)
+
+
+@dataclass(slots=True)
+class Row:
+    right: dict[str, list[bool]] = field(default_factory=lambda: {key: [] for key in KINDS.values()})
+    shown: int = 0
+    shown_right: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+
+    @property
+    def all(self) -> list[bool]:
+        return [one for hits in self.right.values() for one in hits]
+
+    def summary(self) -> dict[str, Any]:
+        told: dict[str, Any] = {}
+        for key, hits in self.right.items():
+            if hits:
+                told |= Share(sum(hits), len(hits)).row(key)
+        told |= Share(self.shown, len(self.all)).row("shown")
+        told |= Share(self.shown_right, self.shown).row("shown_right")
+        told["step_ms"] = round(1e3 * self.seconds / self.steps, 2) if self.steps else None
+        return told
+
+
+class Asked:
+    """One model at one place after another."""
+
+    def __init__(self, model: Model, context: int) -> None:
+        self._model, self._context = model, context
+        self._plain = ModelSuggester(model, context)
+        self._session = model.engine.session()
+        self._settings = load_settings({}, Path.cwd()).assist
+
+    def ask(self, name: str, place: Found, row: Row) -> None:
+        case = place.case
+        wanted = case.middle.rstrip()
+        if name == "place":
+            said = self._plain.line(case.prefix, case.suffix).text.rstrip()
+        else:
+            said = self._live(name, place, row)
+        row.right[KINDS[Cut(case.kind)]].append(said == wanted)
+
+    def _live(self, name: str, place: Found, row: Row) -> str:
+        """The live channel's own question; what the gate makes of the answer is counted."""
+        case = place.case
+        settings = replace(self._settings, project_text=name != "editor")
+        completion = LiveCompletion(
+            self._model, settings, path=case.path, language=language(case), budget=self._context
+        )
+        if name == "project":
+            completion.project = around(place)
+        text, cursor = place.before + place.after, len(place.before)
+        stream = completion.begin(text, cursor, Extent.REST)
+        generation = Generation(
+            self._model, self._session, stream.prompt.tokens, stream.params(), predictor=stream.predictor
+        )
+        began = 0.0
+        for chunk in generation:
+            if not began:  # the first step is not counted: the prompt is read in it
+                began = time.perf_counter()
+            stream.feed(chunk)
+        row.seconds += time.perf_counter() - began
+        row.steps += max(0, generation.stats.steps - 1)
+        answer = completion.answer(stream, text, cursor)
+        if isinstance(answer, Offer):
+            row.shown += 1
+            whole = answer.text.rstrip() == case.middle.rstrip()
+            row.shown_right += whole or (answer.begun and case.middle.startswith(answer.text))
+        return stream.text.rstrip()
+
+
+def against(first: Sequence[bool], second: Sequence[bool]) -> dict[str, int]:
+    pairs = list(zip(first, second, strict=True))
+    return {
+        "only_before": sum(a and not b for a, b in pairs),
+        "only_now": sum(b and not a for a, b in pairs),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--model", default="embedded", help="a model by name or path")
+    parser.add_argument("--cases", type=int, default=60, help="of each kind and language; 0 is all")
+    parser.add_argument("--language", action="append", help="only these languages")
+    parser.add_argument("--context", type=int, default=512, help="tokens of prompt")
+    parser.add_argument("--row", action="append", choices=ROWS, help="only these rows")
+    parser.add_argument("--projects", type=Path, help="where fetched projects are kept")
+    parser.add_argument("--minutes", type=float, default=60.0, help="stop asking after so long")
+    parser.add_argument("--seed", type=int, default=1, help="which cases are asked first")
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    settings = load_settings({}, Path.cwd())
+    folder = given.projects or settings.paths.cache / "bench-projects"
+    chosen = _chosen(given.cases, given.language, given.seed)
+    there = fetched(chosen, folder)
+    rows = given.row or list(ROWS)
+    model = load_model(given.model, settings)
+    asked, results, missing = Asked(model, given.context), _Results(), 0
+    until = time.monotonic() + 60 * given.minutes
+    for number, case in enumerate(chosen):
+        if time.monotonic() > until:
+            break
+        if (place := found(case, folder)) is None:
+            missing += 1
+            continue
+        for name in rows:
+            asked.ask(name, place, results.of(language(case), name))
+        print(f"\rplaces: {number + 1} of {len(chosen)}", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    model.engine.close()
+    return _told(given, results, rows, there, missing)
+
+
+def _chosen(each: int, languages: Sequence[str] | None, seed: int) -> list[Case]:
+    """`each` cases of each kind and language, in an order that may be stopped anywhere."""
+    pool = [case for case in [*read_cases(CASES), *read_cases(LANGUAGES)] if case.kind in set(KINDS)]
+    random.Random(seed).shuffle(pool)
+    taken: dict[tuple[str, str], list[Case]] = {}
+    for case in pool:
+        held = taken.setdefault((case.kind, language(case)), [])
+        if (not each or len(held) < each) and (not languages or language(case) in languages):
+            held.append(case)
+    return [case for case in pool if case in taken[case.kind, language(case)]]
+
+
+class _Results:
+    def __init__(self) -> None:
+        self.rows: dict[tuple[str, str], Row] = {}
+
+    def of(self, spoken: str, name: str) -> Row:
+        return self.rows.setdefault((spoken, name), Row())
+
+    def together(self, name: str) -> Row:
+        whole = Row()
+        for (_, row_name), row in sorted(self.rows.items()):
+            if row_name == name:
+                for key, hits in row.right.items():
+                    whole.right[key] += hits
+                whole.shown += row.shown
+                whole.shown_right += row.shown_right
+                whole.steps += row.steps
+                whole.seconds += row.seconds
+        return whole
+
+
+def _told(given: argparse.Namespace, results: _Results, rows: list[str], there: int, missing: int) -> int:
+    languages = sorted({spoken for spoken, _ in results.rows})
+    told: dict[str, Any] = {}
+    columns = {"rest_em": 9, "line_em": 9, "shown": 8, "shown_right": 13, "step_ms": 9}
+    heads = "".join(f"{column:>{width}}" for column, width in columns.items())
+    print(f"{'':<21}{heads}   against the row before")
+    for spoken in [*languages, "all"]:
+        before: Row | None = None
+        for name in rows:
+            row = results.together(name) if spoken == "all" else results.of(spoken, name)
+            line = row.summary()
+            if before is not None:
+                line["against"] = against(before.all, row.all)
+            told.setdefault(spoken, {})[name] = line
+            before = row
+            cells = ((line.get(column), width) for column, width in columns.items())
+            shown = "".join(f"{'-' if cell is None else cell:>{width}}" for cell, width in cells)
+            print(f"{spoken:<12}{name:<9}{shown}   {line.get('against', '')}")
+    result = {
+        "bench": "in_project", "model": given.model, "context": given.context, "projects": there,
+        "not_found": missing, "languages": told,
+    }  # fmt: skip
+    print(json.dumps(result))
+    if given.out:
+        given.out.write_text(json.dumps(result) + "\n")
+    return 0 if told else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

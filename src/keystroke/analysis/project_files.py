@@ -1,0 +1,53 @@
+"""The files of a tree that belong to it.
+
+Law: what git ignores is left out where git can be asked; a repository's own settings run nothing. Nothing is
+read here, and links are named as they are.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+_SKIPPED_FOLDERS = {
+    ".git",
+    ".hg",
+    ".svn",
+    "node_modules",
+    "__pycache__",
+    ".venv",
+    "venv",
+    ".tox",
+    ".mypy_cache",
+    "dist",
+    "build",
+}
+
+
+def project_files(root: Path, *, seconds: float = 60.0) -> list[Path]:
+    """Every file below `root` that git tracks or would track, in order of name; where git cannot say, every
+    file outside folders that hold no source. `seconds`: how long git may take."""
+    return _tracked(root, seconds) or _walked(root)
+
+
+def _tracked(root: Path, seconds: float) -> list[Path]:
+    # A repository may name a program as its file system monitor: looking must not start it.
+    command = ["git", "-C", str(root), "-c", "core.fsmonitor=false", "ls-files", "-z", "--cached", "--others"]
+    try:
+        found = subprocess.run(
+            [*command, "--exclude-standard"], capture_output=True, timeout=seconds, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return sorted({root / os.fsdecode(name) for name in found.stdout.split(b"\0") if name})
+
+
+def _walked(root: Path) -> list[Path]:
+    out: list[Path] = []
+    for folder, folders, names in os.walk(root, followlinks=False):
+        folders[:] = sorted(
+            name for name in folders if name not in _SKIPPED_FOLDERS and not name.startswith(".")
+        )
+        out.extend(Path(folder) / name for name in names)
+    return sorted(out)

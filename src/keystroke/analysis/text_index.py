@@ -1,0 +1,208 @@
+"""Where the words before a place have stood before, and what followed them there: an n-gram index of text.
+
+Law: pure over texts. A text is lines of words and signs; spaces between them do not matter, indentation
+neither. An index never changes once it is made, so threads may share it; lexed lines and the numbers of words
+are kept aside (`Lexicon`), so that making the next one costs little. Only the longest context counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+LONGEST = 24  # words of context that are compared
+SHORTEST = 2
+_CONTEXT = 600  # characters before a place that hold them
+_PLACES = 2000  # of one pair of words: the last ones
+_KEPT = 64  # of the places with the longest context
+_CONTINUED = 80  # characters of a line that are told
+_KEPT_LINES = 20_000
+_NEWLINE, _BREAK, _UNKNOWN = 0, -1, -2
+_WORD = re.compile(r"\w+|[^\w\s]")
+
+Numbers = npt.NDArray[np.int64]
+_Line = tuple[Numbers, Numbers]
+_EDGE, _LAST, _START = (np.array([number], dtype=np.int64) for number in (_BREAK, _NEWLINE, 0))
+
+
+class Lexicon:
+    """Numbers for words, and lines already taken apart. Not for two threads at a time."""
+
+    def __init__(self) -> None:
+        self.words: dict[str, int] = {"\n": _NEWLINE}
+        self._lines: dict[str, _Line] = {}
+
+    def lexed(self, text: str, *, keep: bool = True) -> Lexed:
+        """A text taken apart. `keep`: its lines will be met again soon."""
+        numbers, ends = [_EDGE], [_START]
+        starts, sizes = [0], [1]
+        at = 0
+        for line in text.split("\n"):
+            if line and not line.isspace():
+                words, stops = self._kept(line) if keep else self._apart(line)
+                numbers.append(words)
+                ends.append(stops)
+                starts.append(at)
+                sizes.append(len(words))
+            at += len(line) + 1
+        numbers.append(_LAST)
+        ends.append(_START)
+        starts.append(len(text))
+        sizes.append(1)
+        offsets = np.repeat(np.array(starts, dtype=np.int64), sizes)
+        return Lexed(text, np.concatenate(numbers), np.concatenate(ends) + offsets)
+
+    def _kept(self, line: str) -> _Line:
+        known = self._lines.get(line)
+        if known is None:
+            if len(self._lines) >= _KEPT_LINES:
+                self._lines.clear()
+            known = self._lines[line] = self._apart(line)
+        return known
+
+    def _apart(self, line: str) -> _Line:
+        """The words of a line behind one for its beginning, and where each ends."""
+        words = self.words
+        found = [(words.setdefault(m[0], len(words)), m.end()) for m in _WORD.finditer(line)]
+        found.insert(0, (_NEWLINE, len(line) - len(line.lstrip())))
+        both = np.array(found, dtype=np.int64)
+        return both[:, 0], both[:, 1]
+
+
+@dataclass(frozen=True, slots=True)
+class Lexed:
+    """A text as numbers of words, and where in it each of them ends."""
+
+    text: str
+    numbers: Numbers
+    ends: Numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The words before a place, and what has been written of the next one (spaces before it included)."""
+
+    words: tuple[str, ...]
+    begun: str
+
+    @classmethod
+    def before(cls, text: str) -> Context:
+        """The context at the end of `text`."""
+        tail = text[-_CONTEXT:]
+        if len(text) > _CONTEXT:
+            tail = tail[tail.find(" ") + 1 :]  # no half word at its beginning
+        words: list[str] = []
+        begun, last = "", True
+        for line in reversed(tail.split("\n")):
+            found = list(_WORD.finditer(line))
+            if last:
+                if found and found[-1].end() == len(line) and (line[-1].isalnum() or line[-1] == "_"):
+                    found.pop()  # it may go on
+                begun = line[found[-1].end() :] if found else line.lstrip()
+                last = False
+            elif not found:
+                continue
+            words[:0] = ["\n", *(m[0] for m in found)]
+            if len(words) > LONGEST:
+                break
+        return cls(tuple(words[-LONGEST:]), begun)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What followed the longest context that was found: the rest of each line, and how often."""
+
+    length: int
+    followed: Mapping[str, int]
+
+
+@dataclass(slots=True)
+class TextIndex:
+    """Texts one after another; `spans` says which is where, so that one of them can be passed over."""
+
+    lexicon: Lexicon
+    text: str
+    numbers: Numbers
+    ends: Numbers
+    spans: Mapping[str, tuple[int, int]]
+    _order: Numbers = field(init=False)
+    _pairs: Numbers = field(init=False)
+
+    def __post_init__(self) -> None:
+        pairs = _pair(self.numbers[:-1], self.numbers[1:])
+        self._order = np.argsort(pairs, kind="stable")
+        self._pairs = pairs[self._order]
+
+    @classmethod
+    def of(cls, lexicon: Lexicon, texts: Sequence[tuple[str, Lexed]]) -> TextIndex:
+        """Of texts by name, all taken apart by `lexicon`; the later ones are preferred where many match."""
+        numbers: list[Numbers] = [np.array([_BREAK], dtype=np.int64)]
+        ends: list[Numbers] = [np.array([0], dtype=np.int64)]
+        spans: dict[str, tuple[int, int]] = {}
+        characters, words = 0, 1
+        for name, lexed in texts:
+            numbers.append(lexed.numbers)
+            ends.append(lexed.ends + characters)
+            spans[name] = words, words + len(lexed.numbers)
+            words += len(lexed.numbers)
+            characters += len(lexed.text) + 1
+        text = "\n".join(lexed.text for _, lexed in texts)
+        return cls(lexicon, text, np.concatenate(numbers), np.concatenate(ends), spans)
+
+    def after(self, context: Context, without: str | None = None) -> Seen | None:
+        """What followed `context`; None where not even its last words stand anywhere. `without`: the name of
+        a text that does not count."""
+        if len(context.words) < SHORTEST:
+            return None
+        known = self.lexicon.words
+        words = [known.get(word, _UNKNOWN) for word in context.words]
+        places = self._places(words[-2], words[-1], without)
+        for length, at in _by_length(self.numbers, places, words):
+            followed = self._followed(at, context.begun)
+            if followed:
+                return Seen(length + any(map(str.isalnum, context.begun)), followed)
+        return None
+
+    def _places(self, first: int, second: int, without: str | None) -> Numbers:
+        """Where a word stands that these two stand before, the last ones."""
+        pair = _pair(np.int64(first), np.int64(second))
+        low, high = np.searchsorted(self._pairs, pair, "left"), np.searchsorted(self._pairs, pair, "right")
+        places = self._order[max(low, high - _PLACES) : high] + 2
+        if (span := self.spans.get(without or "")) is not None:
+            start, end = span
+            places = places[(places < start) | (places >= end)]
+        places = places[places < len(self.numbers)]
+        inside: Numbers = places[self.numbers[places] != _BREAK]
+        return inside
+
+    def _followed(self, places: Numbers, begun: str) -> dict[str, int]:
+        found: Counter[str] = Counter()
+        for end in self.ends[places[-_KEPT:] - 1].tolist():
+            if begun and not self.text.startswith(begun, end):
+                continue
+            stop = self.text.find("\n", end)
+            line = self.text[end + len(begun) : stop if stop >= 0 else len(self.text)]
+            found[line.rstrip()[:_CONTINUED]] += 1
+        return found
+
+
+def _by_length(numbers: Numbers, places: Numbers, words: Sequence[int]) -> list[tuple[int, Numbers]]:
+    """The places by how many of `words` stand before them, the most first."""
+    lengths = np.full(len(places), SHORTEST)
+    alive = np.arange(len(places))
+    for length in range(SHORTEST + 1, len(words) + 1):
+        before = places[alive] - length
+        alive = alive[(before >= 0) & (numbers[np.maximum(before, 0)] == words[-length])]
+        if not len(alive):
+            break
+        lengths[alive] = length
+    return [(int(length), places[lengths == length]) for length in np.unique(lengths)[::-1]]
+
+
+def _pair(first: Numbers | np.int64, second: Numbers | np.int64) -> Numbers:
+    return (first << np.int64(32)) + second  # type: ignore[return-value]
