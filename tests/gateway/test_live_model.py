@@ -43,7 +43,8 @@ def plain(model: Model, text: str, cursor: int) -> str:
     completion = LiveCompletion(model, AssistSettings(), path="a.py", language="python")
     stream = completion.begin(text, cursor, Extent.REST)
     with model.engine.session() as session:
-        for chunk in Generation(model, session, stream.prompt.tokens, stream.params()):
+        prompt, params = stream.prompt.tokens, stream.params()
+        for chunk in Generation(model, session, prompt, params, predictor=stream.predictor):
             stream.feed(chunk)
             if stream.done:
                 break

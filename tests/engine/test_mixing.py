@@ -1,0 +1,159 @@
+"""A second predictor's chances are mixed in exactly; drafts, half words and grammars stay what they are."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keystroke.engine.base import GREEDY, Mixture, Sampling, TokenLogprob
+from keystroke.engine.echo import EOS, SPECIAL, EchoEngine
+from keystroke.engine.generation import Finish, Generation, GenerationParams
+from keystroke.engine.grammar.constraint import choice
+from keystroke.engine.mixing import Mixer, Prediction, Predictor, mixed_logprobs
+from keystroke.engine.model import Model
+from keystroke.engine.sampler import choose, probabilities, verify
+from keystroke.engine.speculative import FileDrafter
+from keystroke.engine.tokenizer.byte_tokens import ByteTokenizer
+from keystroke.errors import UsageError
+
+TOKENIZER = ByteTokenizer(SPECIAL, eos=EOS)
+CHANCES = st.lists(st.floats(-12, 4, width=32), min_size=6, max_size=6).map(
+    lambda logits: np.array(logits, dtype=np.float32)
+)
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    weights = np.exp(logits.astype(np.float64) - logits.max())
+    return np.asarray(weights / weights.sum())
+
+
+@given(CHANCES, st.floats(0.01, 0.95), st.floats(0, 1))
+def test_the_chances_are_those_of_the_mixture(logits: np.ndarray, weight: float, share: float) -> None:
+    mixture = Mixture(weight, {1: share}, 1 - share, ends=(4, 5))
+    expected = (1 - weight) * softmax(logits)
+    expected[1] += weight * share
+    expected[4 + int(logits[5] > logits[4])] += weight * (1 - share)
+    sampling = Sampling(temperature=1.0, mixtures=(mixture,))
+    assert probabilities(logits, sampling) == pytest.approx(expected, rel=1e-4, abs=1e-7)
+    best = int(expected.argmax())
+    chosen = choose(logits, Sampling(mixtures=(mixture,)))
+    assert expected[chosen] == pytest.approx(expected[best], rel=1e-5)
+
+
+def test_a_bias_comes_before_the_mixture() -> None:
+    """A half word leaves few tokens; among those the mixture has its weight and no more."""
+    logits = np.array([8, 0, -1, -9], dtype=np.float32)
+    held = Sampling(logit_bias={1: 1e4, 2: 1e4}, mixtures=(Mixture(0.3, {2: 1.0}),))
+    assert choose(logits, held) == 1  # e^0 to e^-1 is 0.73 to 0.27, and 0.51 to 0.49 after it
+    assert choose(logits, Sampling(logit_bias={1: 1e4, 2: 1e4}, mixtures=(Mixture(0.4, {2: 1.0}),))) == 2
+
+
+def test_each_place_of_a_draft_has_its_own_mixture() -> None:
+    logits = np.zeros((3, 4), dtype=np.float32)
+    mixtures = (Mixture(0.9, {3: 1.0}), Mixture(0.9, {2: 1.0}), None)
+    step = verify(logits, [3, 1], Sampling(mixtures=mixtures), 0)
+    assert step.tokens == (3, 2)
+    assert step.accepted == 1
+
+
+def test_a_token_outside_the_vocabulary_is_refused() -> None:
+    with pytest.raises(UsageError, match="token 9"):
+        choose(np.zeros(4, dtype=np.float32), Sampling(mixtures=(Mixture(0.5, {9: 1.0}),)))
+
+
+def test_what_is_told_is_the_mixed_chance() -> None:
+    told = TokenLogprob(7, math.log(0.2), ((7, math.log(0.2)), (8, math.log(0.1))))
+    mixed, plain = mixed_logprobs([told, told], (Mixture(0.5, {7: 0.6}, 0.4, ends=(8,)), None))
+    assert math.exp(mixed.logprob) == pytest.approx(0.1 + 0.3)
+    assert [math.exp(p) for _, p in mixed.top] == pytest.approx([0.4, 0.25])
+    assert plain == told
+
+
+class Told:
+    """A predictor that goes on with one text, wherever the answer is at."""
+
+    def __init__(self, text: str, length: int = 24, ends_line: bool = True) -> None:
+        self.ends_line = ends_line
+        self._text, self._length = text, length
+
+    def after(self, said: str) -> Prediction | None:
+        if not self._text.startswith(said):
+            return None
+        return Prediction(self._length, {self._text[len(said) :]: 1.0})
+
+
+def mixture(predictor: Predictor, said: str, left: str = "") -> Mixture | None:
+    return Mixer(predictor, TOKENIZER, [EOS]).mixtures(TOKENIZER.encode(said), left=left)[0]
+
+
+def test_a_longer_context_weighs_more_and_disagreement_less() -> None:
+    class Torn(Told):
+        def after(self, said: str) -> Prediction:
+            return Prediction(self._length, {"a": 2.0, "b": 1.0})
+
+    weights = [found.weight for n in (2, 5, 24) if (found := mixture(Told("abc", n), ""))]
+    assert weights == sorted(set(weights))
+    assert len(weights) == 3
+    assert weights[-1] < 0.95
+    torn = mixture(Torn("", 24), "")
+    assert torn is not None
+    assert torn.weight < weights[-1] / 2
+    assert torn.chances == {ord("a"): pytest.approx(2 / 3), ord("b"): pytest.approx(1 / 3)}
+
+
+def test_the_end_of_a_line_ends_an_answer_only_where_that_is_one_line() -> None:
+    found = mixture(Told("abc"), "abc")
+    assert found is not None
+    assert found == Mixture(found.weight, {}, 1.0, (EOS,))
+    assert mixture(Told("abc", ends_line=False), "abc") is None
+
+
+def test_nothing_is_said_in_the_middle_of_a_character() -> None:
+    half = "é".encode()[:1]
+    assert Mixer(Told("é"), TOKENIZER, [EOS]).mixtures(list(half)) == (None,)
+
+
+def said(model: Model, params: GenerationParams, predictor: Predictor, draft: str = "") -> Generation:
+    drafter = FileDrafter(model.tokenizer.encode(draft)) if draft else None
+    with model.engine.session() as session:
+        generation = Generation(model, session, [65], params, drafter, predictor=predictor)
+        list(generation)
+    return generation
+
+
+def saying(text: str) -> Model:
+    """A model that would say `text`, and gives it 0.998."""
+    return Model("echo", EchoEngine(lambda _: text), TOKENIZER)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=0.7, seed=11), Sampling(logprobs=0)])
+@pytest.mark.parametrize("draft", ["self.width * 2", "self.height", "something"])
+def test_drafts_do_not_change_a_mixed_answer(sampling: Sampling, draft: str) -> None:
+    model, predictor = saying("self.width"), Told("self.height")
+    params = GenerationParams(max_tokens=24, sampling=sampling)
+    assert said(model, params, predictor, draft).text == said(model, params, predictor).text
+
+
+def test_where_the_context_is_long_what_was_seen_is_said_and_ends() -> None:
+    generation = said(saying("self.width"), GenerationParams(max_tokens=24), Told("self.height"))
+    assert generation.text == "self.height"
+    assert generation.finish is Finish.STOP
+
+
+def test_a_half_word_is_gone_on_with_whatever_was_seen() -> None:
+    params = GenerationParams(max_tokens=24, begin="self.w")
+    assert said(saying("self.width"), params, Told("self.height")).text.startswith("self.w")
+    assert said(saying("self.height"), params, Told("self.warm")).text == "self.warm"
+
+
+def test_beside_a_grammar_nobody_else_is_asked() -> None:
+    class Never(Told):
+        def after(self, said: str) -> Prediction | None:
+            raise AssertionError("asked")
+
+    params = GenerationParams(max_tokens=8, constraint=choice(["yes", "no"]))
+    assert said(saying("yes"), params, Never("")).text in ("yes", "no")

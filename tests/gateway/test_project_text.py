@@ -1,0 +1,173 @@
+"""What other files of a project hold reaches ghost text; what must not be read is not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from gateway_support import serving
+
+from keystroke.analysis.project_files import project_files
+from keystroke.analysis.text_index import TextIndex
+from keystroke.clients.live_connection import LiveClient
+from keystroke.config import AssistSettings, Settings
+from keystroke.engine.load import load_model
+from keystroke.errors import KeystrokeError
+from keystroke.gateway.live import project_text
+from keystroke.gateway.live.project_text import ProjectText, by_nearness
+from keystroke.protocol import live_messages as live
+
+Write = Callable[[Mapping[str, str]], None]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def files(texts: Mapping[str, str]) -> None:
+        for name, text in texts.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text)
+
+    return files
+
+
+def names(index: TextIndex) -> set[str]:
+    return set(index.spans)
+
+
+def looked(text: ProjectText, path: str = "a.py", **buffers: str) -> TextIndex:
+    return asyncio.run(text.look(path, "python", buffers))
+
+
+def test_files_of_the_language_are_read_and_no_others(tmp_path: Path, write: Write) -> None:
+    write({"a.py": "one\n", "lib/b.py": "two\n", "c.js": "three\n", "notes.txt": "four\n"})
+    assert names(looked(ProjectText(str(tmp_path), ()))) == {"a.py", "lib/b.py"}
+    both = asyncio.run(ProjectText(str(tmp_path), ()).look("x.tsx", "tsx", {}))
+    assert names(both) == {"c.js"}
+
+
+def test_secrets_links_out_and_what_git_ignores_are_not_read(tmp_path: Path, write: Write) -> None:
+    root = tmp_path / "project"
+    write({
+        "outside.py": "secret = 1\n", "project/a.py": "one\n", "project/key_file.py": "secret = 2\n",
+        "project/made/gen.py": "generated\n", "project/.gitignore": "made/\n", "project/broken.py": "ok\n",
+        "project/big.py": "x = 1\n" * 60_000, "project/min.py": "y" * 3000 + "\n",
+    })  # fmt: skip
+    (root / "link.py").symlink_to(tmp_path / "outside.py")
+    (root / "broken.py").write_bytes(b"\xff\xfe broken")
+    subprocess.run(["git", "init", "-q", str(root)], check=True)
+    assert names(looked(ProjectText(str(root), ("key_*",)))) == {"a.py"}
+
+
+def test_a_repository_cannot_have_a_program_run(tmp_path: Path, write: Write) -> None:
+    write({"a.py": "one\n", "monitor.sh": f"#!/bin/sh\ntouch {tmp_path}/ran\n"})
+    os.chmod(tmp_path / "monitor.sh", 0o755)
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    monitor = f"{tmp_path}/monitor.sh"
+    subprocess.run(["git", "-C", str(tmp_path), "config", "core.fsmonitor", monitor], check=True)
+    subprocess.run(["git", "-C", str(tmp_path), "status"], check=True, capture_output=True)
+    assert (tmp_path / "ran").exists()  # it would
+    (tmp_path / "ran").unlink()
+    assert tmp_path / "a.py" in project_files(tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_an_open_buffer_is_taken_as_the_editor_has_it(tmp_path: Path, write: Write) -> None:
+    write({"a.py": "on disk\n", "b.py": "too\n"})
+    assert "in editor" in looked(ProjectText(str(tmp_path), ()), **{"a.py": "in editor\n"}).text
+
+
+def test_changed_files_are_read_again_and_the_others_are_not(
+    tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write({"a.py": "one\n", "b.py": "two\n"})
+    text = ProjectText(str(tmp_path), ())
+    looked(text)
+    write({"b.py": "other words\n"})
+    (tmp_path / "c.py").write_text("three\n")
+    (tmp_path / "a.py").chmod(0o644)
+    read: list[str] = []
+    plain = Path.read_text
+
+    def noted(self: Path, **how: str) -> str:
+        read.append(self.name)
+        return plain(self, **how)
+
+    monkeypatch.setattr(Path, "read_text", noted)
+    index = looked(text)
+    assert sorted(read) == ["b.py", "c.py"]
+    assert "other words" in index.text
+    assert "two" not in index.text
+
+
+def test_the_nearest_files_come_first_and_the_rest_is_left_out(
+    tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(dict.fromkeys(("src/a/one.py", "src/a/two.py", "src/b/far.py", "tests/other.py"), "x = 1\n"))
+    assert by_nearness("src/a/me.py", ["tests/other.py", "src/b/far.py", "src/a/two.py"])[0] == "src/a/two.py"
+    monkeypatch.setattr(project_text, "CHARACTERS", 13)
+    assert names(looked(ProjectText(str(tmp_path), ()), "src/a/me.py")) == {"src/a/one.py", "src/a/two.py"}
+
+
+def test_it_is_looked_at_again_only_after_a_while(tmp_path: Path, write: Write) -> None:
+    write({"a.py": "one\n"})
+    text = ProjectText(str(tmp_path), ())
+    assert text.stale("python")
+    assert text.known("python") is None
+    index = looked(text)
+    assert not text.stale("python")
+    assert text.known("python") is index
+    assert text.stale("go")
+
+
+HELPER = '''"""Tanks."""
+
+
+def refill_station(tank_identifier, litres_wanted, overflow_valve):
+    return tank_identifier, litres_wanted, overflow_valve
+
+
+def refill_all(tanks):
+    for tank_identifier in tanks:
+        refill_station(tank_identifier, litres_wanted=40, overflow_valve=None)
+'''
+CALLER = """from tanks import refill_station
+
+
+def sunday(tanks):
+    for tank_identifier in tanks:
+        refill_"""
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(("on", "expected"), [(True, True), (False, False)])
+def test_a_name_that_only_another_file_knows_is_suggested(
+    tmp_path: Path, write: Write, on: bool, expected: bool
+) -> None:
+    """With the shipped model: the arguments stand in another file and nowhere in the prompt's own."""
+    write({"tanks.py": HELPER, "week.py": CALLER})
+    try:
+        model = load_model("embedded", Settings())
+    except KeystrokeError as error:
+        pytest.skip(error.message)
+
+    async def run(url: str) -> str:
+        async with LiveClient(url) as client:
+            path = str(tmp_path / "week.py")
+            client.open("week", CALLER, path=path, language="python", root=str(tmp_path))
+            for _ in range(50):  # until the project was read, in its own time
+                answer = await client.complete("week", len(CALLER), invoked=True)
+                text = answer.text if isinstance(answer, live.Suggestion) else answer.hidden
+                if "litres_wanted=40" in text:
+                    return text
+                client.close("week")
+                await asyncio.sleep(0.1)
+                client.open("week", CALLER, path=path, language="python", root=str(tmp_path))
+            return text
+
+    with serving(model, concurrent=0, assist=AssistSettings(project_text=on)) as running:
+        text = asyncio.run(run(running.url))
+    assert ("litres_wanted=40" in text) is expected, text
