@@ -140,34 +140,48 @@ CALLER = """from tanks import refill_station
 def sunday(tanks):
     for tank_identifier in tanks:
         refill_"""
+JS_HELPER = """export function refillAll(tanks) {
+  for (const tankIdentifier of tanks) {
+    refillStation(tankIdentifier, { litresWanted: 40, overflowValve: null });
+  }
+}
+"""
+JS_CALLER = """import { refillStation } from "./tanks.js";
+
+export function sunday(tanks) {
+  for (const tankIdentifier of tanks) {
+    refillStation(tankIdentifier, """
+PYTHON = ("tanks.py", HELPER, "week.py", CALLER, "litres_wanted=40, overflow_valve=None)")
+JAVASCRIPT = ("tanks.js", JS_HELPER, "week.js", JS_CALLER, "{ litresWanted: 40, overflowValve: null });")
 
 
 @pytest.mark.model
-@pytest.mark.parametrize(("on", "expected"), [(True, True), (False, False)])
-def test_a_name_that_only_another_file_knows_is_suggested(
-    tmp_path: Path, write: Write, on: bool, expected: bool
+@pytest.mark.parametrize("on", [True, False])
+@pytest.mark.parametrize(("helper", "said", "name", "text", "wanted"), [PYTHON, JAVASCRIPT])
+def test_what_only_another_file_knows_is_suggested(
+    tmp_path: Path, write: Write, on: bool, helper: str, said: str, name: str, text: str, wanted: str
 ) -> None:
-    """With the shipped model: the arguments stand in another file and nowhere in the prompt's own."""
-    write({"tanks.py": HELPER, "week.py": CALLER})
+    """With the shipped model, which has learned Python and follows JavaScript: the arguments stand in another
+    file, and nowhere in this one."""
+    write({helper: said, name: text})
     try:
         model = load_model("embedded", Settings())
     except KeystrokeError as error:
         pytest.skip(error.message)
 
     async def run(url: str) -> str:
+        path, offered = str(tmp_path / name), ""
         async with LiveClient(url) as client:
-            path = str(tmp_path / "week.py")
-            client.open("week", CALLER, path=path, language="python", root=str(tmp_path))
             for _ in range(50):  # until the project was read, in its own time
-                answer = await client.complete("week", len(CALLER), invoked=True)
-                text = answer.text if isinstance(answer, live.Suggestion) else answer.hidden
-                if "litres_wanted=40" in text:
-                    return text
+                client.open("week", text, path=path, root=str(tmp_path))
+                answer = await client.complete("week", len(text), invoked=True)
+                offered = answer.text if isinstance(answer, live.Suggestion) else answer.hidden
                 client.close("week")
+                if wanted in offered:
+                    break
                 await asyncio.sleep(0.1)
-                client.open("week", CALLER, path=path, language="python", root=str(tmp_path))
-            return text
+        return offered
 
     with serving(model, concurrent=0, assist=AssistSettings(project_text=on)) as running:
-        text = asyncio.run(run(running.url))
-    assert ("litres_wanted=40" in text) is expected, text
+        offered = asyncio.run(run(running.url))
+    assert (wanted in offered) is on, offered

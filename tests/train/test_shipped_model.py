@@ -67,7 +67,9 @@ def test_it_completes_an_obvious_line_of_every_language_that_its_card_names() ->
         for prefix, suffix, line in OBVIOUS.values():
             assert suggester.line(prefix, suffix).text == line
         suggester.close()
-        assert not model.knows("go")  # so the assistant shows nothing there
+        assert not model.knows("go")  # so the assistant shows nothing there but what the project says, too
+        assert "go" in model.follows
+        assert not model.follows & frozenset(OBVIOUS)
     finally:
         model.engine.close()
 

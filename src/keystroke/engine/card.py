@@ -25,15 +25,15 @@ def card_value(path: Path, key: str) -> object:
     return said
 
 
-def card_languages(path: Path) -> frozenset[str] | None:
-    """The languages the model has learned, by the names that syntax trees have; None where it says nothing:
-    then it is taken to know them all."""
-    said = card_value(path, "languages")
+def card_languages(path: Path, key: str = "languages") -> frozenset[str] | None:
+    """The languages that the card names under `key` (those the model has learned), by the names that syntax
+    trees have; None where it says nothing: then it is taken to know them all."""
+    said = card_value(path, key)
     if said is None:
         return None
     if isinstance(said, Array):
         said = said.values()
     if not isinstance(said, list) or not all(isinstance(name, str) for name in said):
-        raise ModelDamaged('"languages" in keystroke.json must be a list of names such as ["python"]')
+        raise ModelDamaged(f'"{key}" in keystroke.json must be a list of names such as ["python"]')
     named = frozenset(name.lower() for name in said)
     return named | {dialect for language, dialect in _DIALECTS.items() if language in named}

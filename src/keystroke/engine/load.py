@@ -83,7 +83,8 @@ def load_model(model: str | Path, settings: Settings | None = None, progress: Pr
         fim = replace(fim, order=cast("Literal['psm', 'spm']", adapter.facts["fim_order"]))
     draft = _draft(engine, tokenizer, fim, backend, settings, progress)
     learned = adapter.facts if adapter is not None else {}
-    return Model(name, engine, tokenizer, chat, fim, path, draft, card_languages(path), learned)
+    languages, follows = card_languages(path), card_languages(path, "follows") or frozenset()
+    return Model(name, engine, tokenizer, chat, fim, path, draft, languages, learned, follows)
 
 
 def _adapter(model: str, settings: Settings) -> AdapterFile | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -183,6 +184,18 @@ def test_a_language_outside_the_training_is_said_and_not_babbled_in() -> None:
     assert LiveCompletion(chosen, AssistSettings(), language="python").look("x = ", 4) is None
     assert LiveCompletion(chosen, AssistSettings(), path="notes", language=None).look("x = ", 4) is None
     assert LiveCompletion(model("x"), AssistSettings(), language="go").look("x = ", 4) is None
+
+
+def test_a_language_it_follows_is_completed_calmly_while_the_project_is_at_hand() -> None:
+    chosen = replace(model("x", frozenset({"python"})), follows=frozenset({"go"}))
+    go = LiveCompletion(chosen, AssistSettings(eagerness="eager"), path="a.go", language="go")
+    assert go.look("package main\n\nfunc ", 18) is None
+    assert go.eagerness == "calm"
+    assert LiveCompletion(chosen, AssistSettings(eagerness="eager"), language="python").eagerness == "eager"
+    alone = LiveCompletion(chosen, AssistSettings(project_text=False), path="a.go", language="go")
+    assert alone.look("package main\n\nfunc ", 18) == Withheld(Hidden.UNLEARNED)
+    rust = LiveCompletion(chosen, AssistSettings(), path="a.rs", language="rust")
+    assert rust.look("fn ", 3) == Withheld(Hidden.UNLEARNED)
 
 
 def test_a_card_names_languages_or_is_refused(tmp_path: Path) -> None:

@@ -88,6 +88,8 @@ class LiveCompletion:
         self.window: Window = PromptWindow(model, budget, path) if model is not None else TextWindow(budget)
         self.budget = budget
         self._learned = model is None or model.knows(language)
+        # What the project says carries a model through a language it has not learned.
+        self._follows = settings.project_text and model is not None and language in model.follows
         self.rhythm = gate.Rhythm()
         self.dismissed = gate.Dismissed()
         self.cache = TypeThrough()
@@ -97,6 +99,11 @@ class LiveCompletion:
         self._here = model is not None
         self.project: TextIndex | None = None  # what other files of the project hold, once it is known
         self._words: Lexicon | None = None
+
+    @property
+    def eagerness(self) -> str:
+        """How readily to show; calmly in a language that the model only follows."""
+        return self.settings.eagerness if self._learned else "calm"
 
     def grow(self, budget: int) -> bool:
         """Take a larger context where the machine turned out to be fast. True if that changed anything, which
@@ -113,7 +120,7 @@ class LiveCompletion:
             return Hidden.DISABLED
         if any(fnmatch.fnmatch(self._name, pattern) for pattern in self.settings.exclude):
             return Hidden.EXCLUDED
-        if not self._learned:
+        if not (self._learned or self._follows):
             return Hidden.UNLEARNED
         if len(text) > self.settings.max_file_kb * 1024:
             return Hidden.TOO_LARGE
@@ -223,9 +230,9 @@ class LiveCompletion:
             # Editors indent the first line of a body by themselves: there Tab need not.
             indented=kept.extent == Extent.BLOCK and self._indented(text, cursor),
         )
-        reason = gate.judge(candidate, self.settings.eagerness, self.dismissed, self.shift)
+        reason = gate.judge(candidate, self.eagerness, self.dismissed, self.shift)
         alone = not invoked and not followed and kept.extent != Extent.BLOCK
-        if reason is None and alone and doubtful(kept, typed, self.settings.eagerness, self.shift):
+        if reason is None and alone and doubtful(kept, typed, self.eagerness, self.shift):
             reason = Hidden.LOW_CONFIDENCE
         if reason in _WHOLE_LINE and (offer := self._begun(text, cursor, kept, typed, candidate, reason)):
             return offer
@@ -250,7 +257,7 @@ class LiveCompletion:
     ) -> Offer | None:
         """The confident beginning of what is not worth showing whole. In a burst of keys only what a calm
         user would be shown; what is on the screen already stays while it is typed."""
-        eagerness = "calm" if reason is Hidden.TYPING_FAST else self.settings.eagerness
+        eagerness = "calm" if reason is Hidden.TYPING_FAST else self.eagerness
         begun, chance = "", 0.0
         if kept.extent == Extent.BLOCK:
             least = moved(gate.THRESHOLDS[eagerness], self.shift)

@@ -174,7 +174,7 @@ class BufferOutcomes:
 
     async def _tune(self) -> None:
         counts = await asyncio.to_thread(self._learned.counts, self._language, self._project)
-        default = THRESHOLDS[self._completion.settings.eagerness]
+        default = THRESHOLDS[self._completion.eagerness]
         self._completion.shift = shift_between(default, tuned(default, *counts))
 
     def _name(self, request: str, watch: Watch) -> None:
