@@ -75,6 +75,14 @@ def test_a_repository_cannot_have_a_program_run(tmp_path: Path, write: Write) ->
     assert not (tmp_path / "ran").exists()
 
 
+def test_a_pipe_is_not_read_and_a_whole_disk_not_walked(tmp_path: Path, write: Write) -> None:
+    write({"a.py": "one\n", "deep/b.py": "two\n"})
+    os.mkfifo(tmp_path / "pipe.py")
+    assert names(looked(ProjectText(str(tmp_path), ()))) == {"a.py", "deep/b.py"}
+    assert project_files(tmp_path, seconds=1e-9) == []
+    assert len(project_files(tmp_path)) == 3
+
+
 def test_an_open_buffer_is_taken_as_the_editor_has_it(tmp_path: Path, write: Write) -> None:
     write({"a.py": "on disk\n", "b.py": "too\n"})
     assert "in editor" in looked(ProjectText(str(tmp_path), ()), **{"a.py": "in editor\n"}).text

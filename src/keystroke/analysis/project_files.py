@@ -6,10 +6,13 @@ read here, and links are named as they are.
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
+import time
 from pathlib import Path
 
+_PATIENCE = 60.0  # seconds for git, where nobody is in a hurry
 _SKIPPED_FOLDERS = {
     ".git",
     ".hg",
@@ -25,10 +28,11 @@ _SKIPPED_FOLDERS = {
 }
 
 
-def project_files(root: Path, *, seconds: float = 60.0) -> list[Path]:
+def project_files(root: Path, *, seconds: float | None = None) -> list[Path]:
     """Every file below `root` that git tracks or would track, in order of name; where git cannot say, every
-    file outside folders that hold no source. `seconds`: how long git may take."""
-    return _tracked(root, seconds) or _walked(root)
+    file outside folders that hold no source. `seconds`: how long looking may take; what was found by then is
+    what there is (a root may be a whole disk)."""
+    return _tracked(root, seconds or _PATIENCE) or _walked(root, seconds)
 
 
 def _tracked(root: Path, seconds: float) -> list[Path]:
@@ -43,9 +47,12 @@ def _tracked(root: Path, seconds: float) -> list[Path]:
     return sorted({root / os.fsdecode(name) for name in found.stdout.split(b"\0") if name})
 
 
-def _walked(root: Path) -> list[Path]:
+def _walked(root: Path, seconds: float | None) -> list[Path]:
     out: list[Path] = []
+    until = math.inf if seconds is None else time.monotonic() + seconds
     for folder, folders, names in os.walk(root, followlinks=False):
+        if time.monotonic() > until:
+            break
         folders[:] = sorted(
             name for name in folders if name not in _SKIPPED_FOLDERS and not name.startswith(".")
         )

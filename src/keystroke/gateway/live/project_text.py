@@ -11,6 +11,7 @@ import asyncio
 import fnmatch
 import logging
 import os
+import stat
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -25,7 +26,7 @@ STALE = 60.0  # seconds after which what was read is looked at again, if somebod
 CHARACTERS = 2_000_000  # of all files together, the nearest first: some 30 MB and a second of one core
 LARGEST = 300_000  # of one file; more is generated
 LONGEST_LINE = 2_000  # more is minified
-GIT_SECONDS = 5.0
+SECONDS = 3.0  # that listing the files may take
 _FAMILIES = {"typescript": "javascript", "tsx": "javascript", "jsx": "javascript", "cpp": "c"}
 
 
@@ -62,7 +63,7 @@ class ProjectText:
         began = time.perf_counter()
         found: list[tuple[str, Lexed]] = []
         left = CHARACTERS
-        names = [self._name(file) for file in project_files(self._root, seconds=GIT_SECONDS)]
+        names = [self._name(file) for file in project_files(self._root, seconds=SECONDS)]
         related = [name for name in names if name is not None and family_of(name) == family]
         for name in by_nearness(path, related):
             lexed = self._buffer(name, buffers[name]) if name in buffers else self._file(name)
@@ -98,7 +99,7 @@ class ProjectText:
             known = self._read.get(name)
             if known is not None and known[0] == mark:
                 return known[1]
-            if found.st_size > 4 * LARGEST:
+            if found.st_size > 4 * LARGEST or not stat.S_ISREG(found.st_mode):  # a pipe would never end
                 return None
             return self._kept(name, mark, file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
