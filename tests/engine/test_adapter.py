@@ -85,6 +85,7 @@ def test_an_adapter_beside_the_weights_is_the_adapter_in_them(tmp_path: Path, la
         plain = logprobs(engine)
     with OnnxEngine(beside, spec, precision=layout, threads=1, stored=stored, adapter=adapter) as engine:
         found = logprobs(engine)
+        assert engine.info.mapped == (layout == "native"), "only there a second engine shares the weights"
     apart = float((np.exp(wanted) * (wanted - plain)).sum(axis=1).mean())
     near = float((np.exp(wanted) * (wanted - found)).sum(axis=1).mean())
     assert apart > 0.02  # the adapter does something

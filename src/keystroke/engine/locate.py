@@ -13,7 +13,7 @@ from pathlib import Path
 from keystroke.config import NamedModel, Settings
 from keystroke.engine import builtin
 from keystroke.engine.library import EMBEDDED, Library, Progress, existing, silent
-from keystroke.errors import ConfigError, ModelDamaged, NotFound
+from keystroke.errors import ConfigError, KeystrokeError, ModelDamaged, NotFound
 
 EDIT = ":edit"  # behind a model's name: the same model with the adapter that has learned edits
 
@@ -87,6 +87,16 @@ def shipped_adapter() -> Path | None:
         for file in sorted((place / "coder-edit").glob("*.safetensors")):
             return file
     return None
+
+
+def has_adapter(weights: Path, settings: Settings) -> bool:
+    """Whether this installation brings an adapter for these weights: those of `coder`, by whatever name.
+    Another model of the same sizes would take it and talk nonsense."""
+    library, name = Library(settings.paths.models), builtin.CODER.name
+    with suppress(KeystrokeError):
+        if shipped_adapter() is not None and name in library.names():
+            return library.path(library.get(name)).resolve() == weights.resolve()
+    return False
 
 
 def _provided(library: Library, model: builtin.BuiltIn, progress: Progress) -> Path:

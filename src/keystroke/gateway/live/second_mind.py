@@ -196,6 +196,8 @@ class SecondMind:
             self._reading = None
             reading.work.enough()
             self._decide(reading)
+            if self._entry is not None:
+                self._service.registry.adapt(self._entry)  # so that the next opinion is a better one
         elif reading.work.ticket.done:
             self._reading = None  # stopped from elsewhere, or it failed: the first answer stands
 
