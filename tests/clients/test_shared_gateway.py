@@ -18,8 +18,9 @@ import pytest
 from cli_home import PROGRAM, Home, home  # noqa: F401
 from tiny_model import write_tiny_model
 
+from keystroke.clients.cli.fingerprint import checkout, fingerprint
 from keystroke.clients.cli.invocation import Invocation
-from keystroke.clients.cli.shared import code_identity, serve_command
+from keystroke.clients.cli.shared import serve_command
 from keystroke.clients.gateway_http import GatewayHttp, refusal
 from keystroke.clients.local_gateway import Announcement, alive, announced
 from keystroke.clients.place import Place
@@ -132,7 +133,7 @@ def test_other_settings_or_another_version_get_a_gateway_of_their_own(
 ) -> None:
     def name(**changes: object) -> str:
         run = Invocation(**changes)  # type: ignore[arg-type]
-        return serve_command(run, (), linger=None, echo=False, project=True).name
+        return serve_command(run, (), linger=None, echo=False, project=True).name("as it is")
 
     for key, value in shared.environment.items():
         monkeypatch.setenv(key, value)
@@ -156,21 +157,34 @@ def test_other_settings_or_another_version_get_a_gateway_of_their_own(
     assert name() != plain
 
 
-def test_a_checkout_whose_code_has_changed_gets_a_gateway_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_after_an_upgrade_commands_get_a_gateway_of_their_own_and_the_one_of_before_stays(
+    shared: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    package = tmp_path / "src" / "keystroke"
-    here = package / "clients" / "cli" / "shared.py"
-    here.parent.mkdir(parents=True)
-    here.write_text("")
-    monkeypatch.setattr("keystroke.clients.cli.shared.__file__", str(here))
-    os.utime(here, ns=(1, 1))
-    assert code_identity() == str(package), "an installed program changes with its version only"
-    (tmp_path / "pyproject.toml").write_text("")
-    before = code_identity()
-    assert code_identity() == before
-    os.utime(here, ns=(2, 2))
-    assert code_identity() != before
+    command = ("generate", "x", "--max-tokens", "2")
+    shared.keystroke(*command)
+    (before,) = gateways(shared)
+    with monkeypatch.context() as patch:
+        patch.setattr("keystroke.clients.cli.fingerprint.fingerprint", lambda: "another state")
+        shared.keystroke(*command)
+        told = json.loads(shared.keystroke("doctor", "--quick", "--json").stdout)["gateways"]
+        assert [found["current"] for found in told] == [False, False]
+    both = gateways(shared)
+    assert len(both) == 2
+    assert before in both
+    shared.keystroke(*command)
+    assert gateways(shared) == both, "what was there before is found again"
+
+
+def test_a_gateway_runs_the_program_of_whoever_started_it_and_says_so(shared: Home) -> None:
+    if checkout() is None:
+        pytest.skip("an installed program is found where its Python finds it")
+    another = shared.root / "elsewhere" / "keystroke" / "__init__.py"
+    another.parent.mkdir(parents=True)
+    another.write_text("raise RuntimeError('another checkout')\n")
+    shared.environment["PYTHONPATH"] = str(another.parents[1])
+    shared.keystroke("generate", "x", "--max-tokens", "2")
+    (said,) = gateways(shared)
+    assert said.program == fingerprint()
 
 
 def test_a_language_the_model_has_not_learned_is_refused_the_same_way_through_the_gateway(

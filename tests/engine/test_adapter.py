@@ -85,6 +85,7 @@ def test_an_adapter_beside_the_weights_is_the_adapter_in_them(tmp_path: Path, la
         plain = logprobs(engine)
     with OnnxEngine(beside, spec, precision=layout, threads=1, stored=stored, adapter=adapter) as engine:
         found = logprobs(engine)
+        assert engine.info.mapped == (layout == "native"), "only there a second engine shares the weights"
     apart = float((np.exp(wanted) * (wanted - plain)).sum(axis=1).mean())
     near = float((np.exp(wanted) * (wanted - found)).sum(axis=1).mean())
     assert apart > 0.02  # the adapter does something
@@ -158,3 +159,33 @@ def test_a_name_with_edit_is_the_model_with_the_adapter_that_is_shipped(
     assert adapter_path("tiny:edit", settings) == tmp_path / "coder-edit" / "a.safetensors"
     assert adapter_path("tiny", settings) is None
     assert locate.resolve("tiny:edit", settings) == locate.resolve("tiny", settings)
+
+
+def test_a_table_may_stand_for_a_model_with_the_adapter_that_is_shipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_tiny_model(tmp_path / "tiny")
+    monkeypatch.setattr(locate, "shipped_folders", lambda: [tmp_path])
+    settings = load_settings({
+        "paths.cache": str(tmp_path / "cache"),
+        "models.tiny.path": str(folder),
+        "models.tiny.precision": "fp32",
+        "models.second.model": "tiny:edit",
+        "models.second.role": "deep",
+        "models.plain.model": "smollm2",
+    })  # fmt: skip
+    with pytest.raises(NotFound, match=r"no adapter, so there is no tiny:edit, which models\.second names"):
+        load_model("second", settings)
+    assert adapter_path("plain", settings) is None
+    (tmp_path / "coder-edit").mkdir()
+    with open_checkpoint(folder) as checkpoint:
+        adapter_for(checkpoint.spec, tmp_path / "coder-edit" / "a.safetensors")
+    tiny, second, named = (load_model(name, settings) for name in ("tiny", "second", "tiny:edit"))
+    with tiny.engine, second.engine, named.engine:
+        assert tiny.fim is not None
+        assert second.fim is not None
+        assert (tiny.fim.order, second.fim.order) == ("psm", "spm")
+        assert dict(second.learned)["next_edit"] == "3"
+        assert (second.name, second.path) == ("second", folder)
+        assert named.fim == second.fim
+        assert named.engine.info.precision == "fp32", "NAME:edit is run as NAME is"

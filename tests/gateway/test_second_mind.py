@@ -15,6 +15,7 @@ from keystroke.assist.completion import Extent, Offer, Withheld
 from keystroke.assist.completion.reasons import Hidden
 from keystroke.assist.completion.second_opinion import Opinion, Verdict, second_opinion
 from keystroke.config import NamedModel
+from keystroke.engine.echo import EchoEngine
 from keystroke.engine.model import Model
 from keystroke.gateway.live.second_mind import LEAST, larger_model, reading_budget
 
@@ -205,6 +206,30 @@ def test_only_a_larger_model_that_fills_in_the_middle_has_an_opinion() -> None:
     with serving(small, replace(large, fim=None), roles={"large": "deep"}) as server:
         registry = server.gateway.service.registry
         assert larger_model(registry, registry.entries["small"]) is None
+
+
+@pytest.mark.parametrize("roles", [("deep", "deep"), ("deep", "chat"), ("chat", "deep")])
+def test_of_two_equally_large_models_the_one_that_takes_the_suffix_first_is_asked(
+    roles: tuple[str, str],
+) -> None:
+    small, large = two({}, {})
+    assert large.fim is not None
+    plain = replace(large, name="plain", fim=replace(large.fim, order="psm"))
+    given = {"plain": roles[0], "large": roles[1]}
+    for models in ((small, plain, large), (small, large, plain)):
+        with serving(*models, roles=given) as server:
+            registry = server.gateway.service.registry
+            assert larger_model(registry, registry.entries["small"]) is registry.entries["large"]
+
+
+def test_a_larger_model_is_asked_before_one_that_takes_the_suffix_first() -> None:
+    small, large = two({}, {})
+    assert large.fim is not None
+    plain = replace(large, name="plain", fim=replace(large.fim, order="psm"), engine=EchoEngine())
+    plain.engine.info = replace(plain.engine.info, parameters=7)
+    with serving(small, plain, large, roles={"plain": "deep", "large": "deep"}) as server:
+        registry = server.gateway.service.registry
+        assert larger_model(registry, registry.entries["small"]) is registry.entries["plain"]
 
 
 def test_a_model_whose_tokens_are_rationed_is_left_to_those_who_ask_for_it() -> None:

@@ -158,21 +158,26 @@ class Load:
             self.failures.append(f"asked {asked!r}, was told {said!r}")
 
     async def _turn(self, client: httpx.AsyncClient, asked: str) -> None:
-        """One streamed turn. Raises TransportError where the connection breaks before its terminal event."""
+        """One streamed turn. Raises TransportError or ConnectionError where the connection breaks before its
+        terminal event. What breaks behind that event is no loss, and asking again would ask twice."""
         body = {"model": "auto", "input": asked, "stream": True}
         said, ended = "", False
-        async with client.stream("POST", "/v1/responses", json=body) as response:
-            if response.status_code != 200:
-                self.failures.append(f"{response.status_code} {(await response.aread()).decode()[:200]}")
-                return
-            async for line in response.aiter_lines():
-                if not line.startswith("data: "):
-                    continue
-                event = json.loads(line[6:])
-                if event["type"] == "response.output_text.delta":
-                    said += event["delta"]
-                elif event["type"] in ENDS:
-                    ended = True
-                    self._ended(asked, said, event)
+        try:
+            async with client.stream("POST", "/v1/responses", json=body) as response:
+                if response.status_code != 200:
+                    self.failures.append(f"{response.status_code} {(await response.aread()).decode()[:200]}")
+                    return
+                async for line in response.aiter_lines():
+                    if not line.startswith("data: "):
+                        continue
+                    event = json.loads(line[6:])
+                    if event["type"] == "response.output_text.delta":
+                        said += event["delta"]
+                    elif event["type"] in ENDS:
+                        ended = True
+                        self._ended(asked, said, event)
+        except (httpx.TransportError, ConnectionError):
+            if not ended:
+                raise
         if not ended:
             raise httpx.ReadError("the stream ended early")

@@ -1,9 +1,10 @@
 """The gateway of this machine: found where one runs, started where none does.
 
-Law: editors and commands that would start the same gateway (same version, same settings, same models) share
+Law: editors and commands that would start the same gateway (same program, same settings, same models) share
 one. It announces itself in a file of the state folder that only its user can read (address, process, key),
-and ends itself some time after its last visitor left, so nobody has to count. Starting holds a lock: two that
-come together start one gateway. Waiting is done in small sleeps, on the caller's thread or beside a loop.
+is not found any more once another program is installed, and ends itself some time after its last visitor
+left, so nobody has to count. Starting holds a lock: two that come together start one gateway. Waiting is done
+in small sleeps, on the caller's thread or beside a loop.
 """
 
 from __future__ import annotations
@@ -37,42 +38,38 @@ _PROGRESS = re.compile(r"^(?P<what>[^\n]{1,120}): (?P<percent>\d+) %$", re.MULTI
 
 
 class Announcement(msgspec.Struct, frozen=True):
-    """What a gateway says about itself in its file."""
+    """What a gateway says about itself in its file. `program` is the state of the program that it was started
+    from; older ones do not say."""
 
     url: str
     pid: int
     token: str | None = None
     version: str = ""
+    program: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ServeCommand:
     """How a gateway is started: `arguments` is the program with everything but the announcement's file;
     `key_variable` is the environment variable that gives it its key. `identity` is all that makes two of them
-    the same gateway."""
+    the same gateway, and `program` says what is installed at the moment: an editor may outlive an upgrade."""
 
     arguments: Sequence[str]
     environment: Mapping[str, str]
     key_variable: str
     identity: tuple[str, ...]
+    program: Callable[[], str]
 
-    @property
-    def name(self) -> str:
-        """The same for all who would start the same gateway."""
-        return hashlib.sha256(repr(self.identity).encode()).hexdigest()[:12]
+    def name(self, program: str) -> str:
+        """The same for all who would start the same gateway from the same state of the program."""
+        return hashlib.sha256(repr((*self.identity, program)).encode()).hexdigest()[:12]
 
 
 class LocalGateway:
     def __init__(self, command: ServeCommand, state: Path) -> None:
         self._command = command
         self._folder = state / "gateways"
-        self._file = self._folder / f"{command.name}.json"
         self._child: subprocess.Popen[bytes] | None = None
-
-    @property
-    def log(self) -> Path:
-        """Where a gateway started here writes what goes wrong."""
-        return self._file.with_suffix(".log")
 
     async def locate(self) -> Place:
         """The gateway's place, after starting one if need be; the loop goes on meanwhile. Raises as
@@ -90,30 +87,43 @@ class LocalGateway:
         """The gateway's place, after starting one if need be. Raises Unavailable where trying again may help,
         KeystrokeError with its own words where it could not start, Interrupted once `stop` is set."""
         stop = stop or threading.Event()
-        if found := self.running():
+        program = self._command.program()
+        if found := self._running(program):
             return found
+        file = self._file(program)
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with _locked(self._file.with_suffix(".lock"), stop):
-            return self.running() or self._start(stop, watch)
+        with _locked(file.with_suffix(".lock"), stop):
+            return self._running(program) or self._start(file, stop, watch)
 
     def said(self) -> Place | None:
-        """Where a gateway says it is, and its process lives. Whether it answers is another question."""
+        """Where a gateway of this program says it is, and its process lives. Whether it answers is another
+        question."""
+        return self._said(self._command.program())
+
+    def _file(self, program: str) -> Path:
+        """Where a gateway of that state of the program announces itself; its log lies beside."""
+        return self._folder / f"{self._command.name(program)}.json"
+
+    def _said(self, program: str) -> Place | None:
         if self._child is not None:
             self._child.poll()  # a child that died is not left a zombie
-        said = read_announcement(self._file)
-        return Place(said.url, said.token) if said is not None and alive(said.pid) else None
+        said = read_announcement(self._file(program))
+        if said is None or said.program != program or not alive(said.pid):
+            return None
+        return Place(said.url, said.token)
 
-    def running(self) -> Place | None:
-        """The gateway's place, where one runs and answers."""
-        place = self.said()
+    def _running(self, program: str) -> Place | None:
+        """The gateway's place, where one of that state runs and answers."""
+        place = self._said(program)
         return place if place is not None and _healthy(place.url) else None
 
-    def _start(self, stop: threading.Event, watch: Watch | None) -> Place:
-        self._file.unlink(missing_ok=True)
+    def _start(self, file: Path, stop: threading.Event, watch: Watch | None) -> Place:
+        file.unlink(missing_ok=True)
+        log = file.with_suffix(".log")
         environment = {**self._command.environment, self._command.key_variable: secrets.token_urlsafe(32)}
-        with open(self.log, "wb", opener=_private) as output:
+        with open(log, "wb", opener=_private) as output:
             self._child = subprocess.Popen(
-                [*self._command.arguments, "--announce", str(self._file)],
+                [*self._command.arguments, "--announce", str(file)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -121,11 +131,11 @@ class LocalGateway:
                 cwd=self._folder,  # no project's settings: it serves them all
                 start_new_session=True,  # outlives whoever started it while others use it
             )
-        while (said := read_announcement(self._file)) is None:
+        while (said := read_announcement(file)) is None:
             if (code := self._child.poll()) is not None:
-                raise _failure(code, self.log)
+                raise _failure(code, log)
             if watch is not None:
-                watch(*_told(self.log))
+                watch(*_told(log))
             if stop.wait(_LOOK):
                 raise Interrupted("stopped while the gateway was starting")
         return Place(said.url, said.token)

@@ -195,6 +195,7 @@ class ModelInfo:
     precision: str  # "stored", "int4", "int8", "fp16", "bf16", "fp32"
     bos: int | None = None
     eos: frozenset[int] = frozenset()
+    mapped: bool = False  # weights are read where the file is mapped: another engine on it adds no copy
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from keystroke.engine.checkpoint.gguf_header import held_header
 from keystroke.engine.fim import FimTemplate
 from keystroke.engine.gpu_kind import other_gpu
 from keystroke.engine.library import Progress, silent
-from keystroke.engine.locate import adapter_path, resolve, shipped_folders
+from keystroke.engine.locate import adapter_path, resolve, shipped_folders, table_for
 from keystroke.engine.memory import available_bytes
 from keystroke.engine.model import Model
 from keystroke.engine.templates import detect_chat, detect_fim
@@ -62,14 +62,15 @@ def load_model(model: str | Path, settings: Settings | None = None, progress: Pr
     """Load the model a name or a path stands for. Converts it the first time, which takes seconds and
     is shown through `progress`. Raises NotFound, ConfigError, or one of ModelError's kinds."""
     settings = settings or load_settings()
+    # The adapter first: whoever has none need not fetch its model.
+    adapter = _adapter(model, settings) if isinstance(model, str) else None
     path = model if isinstance(model, Path) else resolve(model, settings, progress)
-    named = settings.models.get(str(model))
+    named = table_for(str(model), settings)
     kind = named.engine if named is not None and named.engine != "auto" else settings.engine.kind
     precision = (
         named.precision if named is not None and named.precision != "auto" else settings.model.precision
     )
     backend = _backend(kind)
-    adapter = _adapter(model, settings) if isinstance(model, str) else None
     with held_header(path):  # read once for all who ask
         # The tokenizer first: converting takes time, and is in vain without one.
         tokenizer = _tokenizer(path, settings.paths.cache / "tokenizers")
@@ -395,7 +396,7 @@ def gpu_verdict(model: str, settings: Settings) -> tuple[bool, str]:
     try:
         check_cuda()
         path = resolve(model, settings, silent)
-        named = settings.models.get(model)
+        named = table_for(model, settings)
         wanted = named.precision if named is not None else "auto"
         precision = _gpu_precision(wanted if wanted != "auto" else settings.model.precision)
         from keystroke.engine.cuda.gpu import gpu_report

@@ -10,10 +10,10 @@ import difflib
 from contextlib import suppress
 from pathlib import Path
 
-from keystroke.config import Settings
+from keystroke.config import NamedModel, Settings
 from keystroke.engine import builtin
 from keystroke.engine.library import EMBEDDED, Library, Progress, existing, silent
-from keystroke.errors import ConfigError, ModelDamaged, NotFound
+from keystroke.errors import ConfigError, KeystrokeError, ModelDamaged, NotFound
 
 EDIT = ":edit"  # behind a model's name: the same model with the adapter that has learned edits
 
@@ -34,7 +34,7 @@ def resolve(model: str, settings: Settings, progress: Progress = silent) -> Path
                 param="model",
             )
         return resolve(named.model, settings, progress)
-    if (base := _base(model)) is not None:
+    if (base := base_of(model)) is not None:
         return resolve(base, settings, progress)
     if model == EMBEDDED:
         return shipped() or _provided(library, builtin.SMOLLM2, progress)
@@ -52,26 +52,51 @@ def resolve(model: str, settings: Settings, progress: Progress = silent) -> Path
 
 def adapter_path(model: str, settings: Settings) -> Path | None:
     """The adapter that `model` is to be run with: what its `[models.NAME]` table names, or for NAME:edit the
-    one that is shipped. None: none. Raises NotFound where it is not there."""
+    one that is shipped, also where a table stands for NAME:edit. None: none. Raises NotFound where it is not
+    there."""
     named = settings.models.get(model)
     if named is not None and named.adapter is not None:
         return existing(named.adapter)
-    if _base(model) is None:
+    wanted = named.model if named is not None and named.path is None and named.model else model
+    if base_of(wanted) is None:
         return None
-    for place in shipped_folders():
-        for file in sorted((place / "coder-edit").glob("*.safetensors")):
-            return file
+    if (file := shipped_adapter()) is not None:
+        return file
+    by = "" if wanted == model else f", which models.{model:.80} names"
     raise NotFound(
-        f"this installation brings no adapter, so there is no {model:.80}; name a file as adapter in "
+        f"this installation brings no adapter, so there is no {wanted:.80}{by}; name a file as adapter in "
         "[models.NAME]",
         param="model",
     )
 
 
-def _base(model: str) -> str | None:
+def base_of(model: str) -> str | None:
     """What stands before `:edit` in a name; None in any other."""
     base = model.removesuffix(EDIT)
     return base if base and base != model else None
+
+
+def table_for(model: str, settings: Settings) -> NamedModel | None:
+    """What the settings say about how `model` is run: its own table, or for NAME:edit that of NAME."""
+    return settings.models.get(model) or settings.models.get(base_of(model) or model)
+
+
+def shipped_adapter() -> Path | None:
+    """The adapter that has learned edits, for the weights that `coder` stands for."""
+    for place in shipped_folders():
+        for file in sorted((place / "coder-edit").glob("*.safetensors")):
+            return file
+    return None
+
+
+def has_adapter(weights: Path, settings: Settings) -> bool:
+    """Whether this installation brings an adapter for these weights: those of `coder`, by whatever name.
+    Another model of the same sizes would take it and talk nonsense."""
+    library, name = Library(settings.paths.models), builtin.CODER.name
+    with suppress(KeystrokeError):
+        if shipped_adapter() is not None and name in library.names():
+            return library.path(library.get(name)).resolve() == weights.resolve()
+    return False
 
 
 def _provided(library: Library, model: builtin.BuiltIn, progress: Progress) -> Path:

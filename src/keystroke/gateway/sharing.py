@@ -21,11 +21,14 @@ from keystroke.gateway.app import Gateway
 _FIRST = 30.0  # seconds the first visitor may take to come
 
 
-def announce(file: Path, url: str, token: str | None, version: str) -> None:
-    """Write the announcement, readable by this user only."""
+def announce(file: Path, url: str, token: str | None, version: str, program: str) -> None:
+    """Write the announcement, readable by this user only. `program`: the state of the program that runs here,
+    so that those who have another one do not use it."""
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     draft = file.with_suffix(f".{os.getpid()}.tmp")
-    body = msgspec.json.encode({"url": url, "pid": os.getpid(), "token": token, "version": version})
+    body = msgspec.json.encode(
+        {"url": url, "pid": os.getpid(), "token": token, "version": version, "program": program}
+    )
     with open(draft, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
         out.write(body)
     os.replace(draft, file)

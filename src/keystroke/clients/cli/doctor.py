@@ -123,13 +123,16 @@ def kernels(settings: Settings) -> str:
 
 def gateways(state: Path) -> list[dict[str, Any]]:
     """The gateways that commands and editors of this user share, and what each has loaded."""
+    from keystroke.clients.cli.fingerprint import fingerprint
     from keystroke.clients.gateway_http import GatewayHttp
     from keystroke.clients.local_gateway import announced
     from keystroke.clients.place import Place
 
     found: list[dict[str, Any]] = []
+    program = fingerprint()
     for said in announced(state):
         record: dict[str, Any] = {"pid": said.pid, "url": said.url, "version": said.version}
+        record["current"] = said.program == program
         try:
             status = GatewayHttp(Place(said.url, said.token)).status()
         except KeystrokeError as error:
@@ -236,7 +239,10 @@ def _loaded_rows(found: list[dict[str, Any]]) -> list[tuple[str, str]]:
         return [("gateway", "none runs; the first command that asks a model starts one")]
     rows: list[tuple[str, str]] = []
     for gateway in found:
-        rows.append(("gateway", gateway.get("error") or f"{gateway['url']}, process {gateway['pid']}"))
+        where = f"{gateway['url']}, process {gateway['pid']}"
+        if not gateway["current"]:
+            where += ", of another installation: new commands do not use it"
+        rows.append(("gateway", gateway.get("error") or where))
         for model in gateway["models"]:
             text = f"{model['name']} ({model['role']})"
             if model["state"] == "loaded":

@@ -74,7 +74,11 @@ def serve(
     announcement: Annotated[Path | None, typer.Option("--announce", metavar="FILE", hidden=True)] = None,
 ) -> None:
     """Serve models to editors, the OpenAI SDK and Codex."""
+    from keystroke.clients.cli.fingerprint import fingerprint
     from keystroke.clients.cli.release import release
+
+    # Before anything else is loaded: of what is installed while it starts, it has only a part.
+    program = fingerprint() if announcement is not None else ""
     from keystroke.gateway.access.security import given_keys, is_loopback
     from keystroke.gateway.app import Gateway, check_exposure, run_server
     from keystroke.gateway.record.store import open_store
@@ -116,7 +120,8 @@ def serve(
         if editors is not None:
             editors.begin()
         if announcement is not None:
-            announce(announcement, address, next(iter(given_keys(server, run.environ)), None), release())
+            token = next(iter(given_keys(server, run.environ)), None)
+            announce(announcement, address, token, release(), program)
         names = ", ".join(gateway.service.registry.entries)
         if run.json:
             run.console.json({"url": address, "models": list(gateway.service.registry.entries)})

@@ -1,14 +1,13 @@
 """The gateway that this machine's commands and editors share, as one run of the command line sees it.
 
-Law: puts together how it is started and what makes it the same: the version and the code of this program,
+Law: puts together how it is started and what makes it the same: the version and the state of this program,
 the settings a gateway would see, and the models it is to begin with. How long it lingers does not make it
-another.
+another. What is started is the program that starts it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,6 +39,7 @@ def shared_gateway(
 def serve_command(
     run: Invocation, models: Sequence[str], *, linger: float | None, echo: bool, project: bool
 ) -> ServeCommand:
+    from keystroke.clients.cli.fingerprint import checkout, fingerprint
     from keystroke.clients.cli.release import release
     from keystroke.config import load_settings
 
@@ -48,34 +48,23 @@ def serve_command(
     for key, value in flags.items():
         shared += ["--set", f"{key}={value}"]
     wanted = [part for name in models for part in ("--model", name)]
-    program = [sys.executable, "-c", "from keystroke.clients.cli import main; main()"]
+    start = "from keystroke.clients.cli import main; main()"
+    if (source := checkout()) is not None:
+        # It starts in another folder, from where another checkout's code may be the first to be found.
+        start = f"import sys; sys.path.insert(0, {str(source / 'src')!r}); {start}"
     patience = run.settings.sharing.idle_s if linger is None else linger
     options = ["--host", "127.0.0.1", "--port", "0", "--idle-exit", f"{patience:g}"]
     # As the gateway will read them: without any project's file.
     seen = load_settings(flags, cwd=Path(Path.cwd().anchor or "/"), environ=run.environ)
     seen = dataclasses.replace(seen, origins={}, sharing=type(seen.sharing)())
-    identity = (release(), code_identity(), sys.executable, repr(seen), *models, *(["echo"] if echo else []))
+    identity = (release(), sys.executable, repr(seen), *models, *(["echo"] if echo else []))
     return ServeCommand(
-        [*program, *shared, "serve", *options, *wanted, *(["--echo"] if echo else [])],
+        [sys.executable, "-c", start, *shared, "serve", *options, *wanted, *(["--echo"] if echo else [])],
         run.environ,
         run.settings.server.api_key_env,
         identity,
+        fingerprint,
     )
-
-
-def code_identity() -> str:
-    """What tells two states of the same version apart: where the program lies, and in a checkout its last
-    change."""
-    package = Path(__file__).resolve().parents[2]
-    if not (package.parents[1] / "pyproject.toml").is_file():
-        return str(package)
-    changed = max(
-        os.stat(os.path.join(place, file)).st_mtime_ns
-        for place, _, files in os.walk(package)
-        for file in files
-        if file.endswith(".py")
-    )
-    return f"{package}@{changed}"
 
 
 def _project_flags(run: Invocation) -> dict[str, str]:

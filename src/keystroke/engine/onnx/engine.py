@@ -94,6 +94,7 @@ class OnnxEngine(Engine):
             precision=precision,
             bos=spec.bos,
             eos=spec.eos,
+            mapped=stored is not None and bool(stored.tables),
         )
 
     def session(self, scope: str = "") -> OnnxSession:

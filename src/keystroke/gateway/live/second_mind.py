@@ -61,8 +61,10 @@ class _Reading:
 
 
 def larger_model(registry: Registry, first: ServedModel) -> ServedModel | None:
-    """A loaded model that can have an opinion on what `first` completes; None where there is none. One whose
-    tokens or requests are rationed is left to those who ask for it."""
+    """A loaded model that can have an opinion on what `first` completes; None where there is none. The deep
+    one goes before others, then the largest; of those as large as that, one that takes the suffix first,
+    since typing only appends to its prompt. One whose tokens or requests are rationed is left to those who
+    ask for it."""
     able = [
         entry
         for entry in registry.entries.values()
@@ -73,7 +75,16 @@ def larger_model(registry: Registry, first: ServedModel) -> ServedModel | None:
         and not (entry.budget.tokens_per_minute or entry.budget.requests_per_minute)
         and entry.parameters >= first.parameters
     ]
-    return max(able, key=lambda entry: (entry.role == "deep", entry.parameters), default=None)
+    if not able:
+        return None
+    best = max(able, key=lambda entry: (entry.role == "deep", entry.parameters))
+    if _suffix_first(best):
+        return best
+    return next((e for e in able if e.parameters == best.parameters and _suffix_first(e)), best)
+
+
+def _suffix_first(entry: ServedModel) -> bool:
+    return entry.model is not None and entry.model.fim is not None and entry.model.fim.order == "spm"
 
 
 def reading_budget(rate: float | None) -> int:
@@ -186,6 +197,8 @@ class SecondMind:
             self._reading = None
             reading.work.enough()
             self._decide(reading)
+            if self._entry is not None:
+                self._service.registry.adapt(self._entry)  # so that the next opinion is a better one
         elif reading.work.ticket.done:
             self._reading = None  # stopped from elsewhere, or it failed: the first answer stands
 

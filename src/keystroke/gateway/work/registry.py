@@ -2,7 +2,8 @@
 
 Law: a name leads to one engine with its queue, its budget and its price; nothing is shared between names.
 Any number of models, embedded, CUDA or remote. What is configured is loaded before the server listens, what
-is only offered when it is first asked for; starting and stopping belong to the event loop.
+is only offered when it is first asked for, and a model with its adapter beside the model alone where that
+costs no second copy of the weights; starting and stopping belong to the event loop.
 """
 
 from __future__ import annotations
@@ -10,17 +11,20 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import difflib
+import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from keystroke.assist.next_edit.places import PlacesFormat, learned_places
 from keystroke.assist.next_edit.prompt import EditFormat, detect
 from keystroke.config import NamedModel, Settings
 from keystroke.engine.base import EngineStats
 from keystroke.engine.library import Library, Progress, silent
+from keystroke.engine.locate import EDIT, base_of, has_adapter
 from keystroke.engine.model import Model
-from keystroke.engine.roles import Role, model_for
+from keystroke.engine.roles import Role, is_remote, model_for
 from keystroke.engine.tokenizer import Tokenizer
 from keystroke.errors import ConfigError, KeystrokeError
 from keystroke.gateway.access.limits import Budget
@@ -31,6 +35,8 @@ from keystroke.gateway.work.remote import RemoteScheduler
 from keystroke.gateway.work.routing import Candidate, Router
 from keystroke.gateway.work.scheduler import Scheduler
 from keystroke.protocol.faults import ModelNotFound
+
+log = logging.getLogger("keystroke.registry")
 
 AUTO = "auto"
 ROLES = ("fast", "deep", "chat")
@@ -74,12 +80,15 @@ class ServedModel:
 
 
 Loader = Callable[[str, Progress], ServedModel]
+Adapted = Callable[[ServedModel], str | None]
+"""What a loaded model is called with the adapter that this installation brings for it; None: there is none,
+or loading it costs too much."""
 
 
 class Registry:
     """`entries` are loaded. `offers` could be, and are when first asked for by `load`, which takes a name;
     those are let go again when they were idle for `idle_s`, or sooner where another needs their memory.
-    `open_ended`: any name may be asked for that `load` makes something of."""
+    `open_ended`: any name may be asked for that `load` makes something of. `adapted`: see `adapt`."""
 
     def __init__(
         self,
@@ -88,6 +97,7 @@ class Registry:
         offers: Iterable[Offer] = (),
         load: Loader | None = None,
         open_ended: bool = False,
+        adapted: Adapted = lambda entry: None,
         idle_s: float = 900.0,
     ) -> None:
         self.entries: dict[str, ServedModel] = {}
@@ -104,6 +114,9 @@ class Registry:
         self._load = load
         self._open_ended = open_ended and load is not None
         self._idle_s = idle_s
+        self._adapted = adapted
+        # By the name of each model that `adapt` looked at: what was begun to be loaded beside it.
+        self._beside: dict[str, str | None] = {}
         self._used: dict[str, float] = {}
         self._sweeper: asyncio.Task[None] | None = None
         self._route()
@@ -157,7 +170,28 @@ class Registry:
         if entry is None:
             entry = await asyncio.shield(self.begin(name).result)
         self._used[name] = time.monotonic()
+        # Asked for by name, it no longer comes and goes with another.
+        self._beside = {base: None if beside == name else beside for base, beside in self._beside.items()}
         return entry
+
+    def adapt(self, entry: ServedModel) -> None:
+        """Begin to load what `entry` is with its adapter, if it has one; once loaded it is among the entries,
+        until `entry` is let go. It is tried once, and not before it is known how fast `entry` reads: the rate
+        is taken over, so that nobody has to wait to find out."""
+        rate = entry.scheduler.prefill_rate
+        if self._load is None or rate is None or entry.name in self._beside:
+            return
+        name = self._beside[entry.name] = self._adapted(entry)
+        if name is not None and name not in self.entries:
+            self.begin(name).result.add_done_callback(lambda ended: self._take_rate(entry.name, ended, rate))
+
+    def _take_rate(self, base: str, ended: asyncio.Future[ServedModel], rate: float) -> None:
+        if ended.cancelled():
+            return
+        if (error := ended.exception()) is not None:
+            log.info("%s goes on without its adapter: %s", base, error)
+        elif ended.result().scheduler.prefill_rate is None:
+            ended.result().scheduler.prefill_rate = rate
 
     def begin(self, name: str) -> Load[ServedModel]:
         """The load of a model under way, begun if it is not."""
@@ -179,7 +213,7 @@ class Registry:
 
     async def make_room(self) -> bool:
         """Let go of the model that was idle longest. False where none may go."""
-        idle = self._idle_for(_JUST_ASKED)
+        idle = self._idle_for(_JUST_ASKED)  # what was loaded beside another too: it is not loaded again
         if not idle:
             return False
         await self._let_go(min(idle, key=lambda e: self._used.get(e.name, 0.0)))
@@ -195,11 +229,15 @@ class Registry:
         while True:
             await asyncio.sleep(min(10.0, max(self._idle_s / 4, 0.05)))
             for entry in self._idle_for(self._idle_s):
-                await self._let_go(entry)
+                if entry.name not in self._beside.values():  # that goes with the other
+                    await self._let_go(entry)
 
     async def _let_go(self, entry: ServedModel) -> None:
         self.entries.pop(entry.name, None)
+        beside = self.entries.pop(self._beside.pop(entry.name, None) or "", None)
         await _closed(entry)
+        if beside is not None:
+            await _closed(beside)
 
     def _first(self, role: str) -> str | None:
         found = next((c.name for c in self.router.candidates if c.role == role), None)
@@ -275,13 +313,29 @@ def from_settings(
     entries = [_entry(name, table, settings, progress) for name, table in tables.items()]
 
     def load(name: str, progress: Progress) -> ServedModel:
-        offer = offers.get(name)
-        table = settings.models.get(name) or NamedModel(role=offer.role if offer is not None else "fast")
+        base = base_of(name) or name  # NAME:edit has the role and the limits of NAME
+        offer = offers.get(name) or offers.get(base)
+        table = settings.models.get(name) or tables.get(base)
+        if table is None or (base != name and is_remote(table)):
+            table = NamedModel(role=offer.role if offer is not None else "fast")
         return _entry(name, table, settings, progress)
 
     return Registry(
-        entries, offers=offers.values(), load=load, open_ended=open_ended, idle_s=settings.sharing.idle_s
+        entries,
+        offers=offers.values(),
+        load=load,
+        open_ended=open_ended,
+        adapted=partial(_adapted_name, settings=settings),
+        idle_s=settings.sharing.idle_s,
     )
+
+
+def _adapted_name(entry: ServedModel, settings: Settings) -> str | None:
+    """Where both read the same mapped file, a model with its adapter costs a graph, the adapter and KV."""
+    model = entry.model
+    if model is None or model.path is None or model.learned or not model.engine.info.mapped:
+        return None
+    return entry.name + EDIT if has_adapter(model.path, settings) else None
 
 
 def _stated_context(name: str, settings: Settings) -> int | None:
