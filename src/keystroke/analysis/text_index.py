@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 LONGEST = 24  # words of context that are compared
 SHORTEST = 2
-_CONTEXT = 600  # characters before a place that hold them
+CONTEXT = 600  # characters before a place that hold them
 _PLACES = 2000  # of one pair of words: the last ones
 _KEPT = 64  # of the places with the longest context
 _CONTINUED = 80  # characters of a line that are told
@@ -93,8 +93,8 @@ class Context:
     @classmethod
     def before(cls, text: str) -> Context:
         """The context at the end of `text`."""
-        tail = text[-_CONTEXT:]
-        if len(text) > _CONTEXT:
+        tail = text[-CONTEXT:]
+        if len(text) > CONTEXT:
             tail = tail[tail.find(" ") + 1 :]  # no half word at its beginning
         words: list[str] = []
         begun, last = "", True

@@ -28,7 +28,8 @@ from keystroke.engine.mixing import Predictor
 from keystroke.engine.model import Model
 
 if TYPE_CHECKING:  # they work with numpy
-    from keystroke.analysis.text_index import Lexicon, TextIndex
+    from keystroke.analysis.text_index import TextIndex
+    from keystroke.assist.completion.ngram_cache import FileText
 
 CONTEXT_TOKENS = 768  # a screenful above and below the cursor; where nothing was measured yet
 LEAST_CONTEXT, MOST_CONTEXT = 512, 2048
@@ -98,7 +99,7 @@ class LiveCompletion:
         self._path = path
         self._here = model is not None
         self.project: TextIndex | None = None  # what other files of the project hold, once it is known
-        self._words: Lexicon | None = None
+        self._file: FileText | None = None
 
     @property
     def eagerness(self) -> str:
@@ -149,23 +150,12 @@ class LiveCompletion:
         """What the file and the project have said before in such a place."""
         if not self.settings.project_text:
             return None
-        from keystroke.assist.completion.ngram_cache import NgramCache  # here: it works with numpy
+        from keystroke.assist.completion.ngram_cache import FileText, NgramCache  # here: they need numpy
 
-        return NgramCache(
-            text[: cursor - len(held)],
-            text[cursor:],
-            self._lexicon(),
-            self.project,
-            self._path,
-            ends_line=extent is not Extent.BLOCK,
-        )
-
-    def _lexicon(self) -> Lexicon:
-        if self._words is None:
-            from keystroke.analysis.text_index import Lexicon
-
-            self._words = Lexicon()
-        return self._words
+        self._file = self._file or FileText()
+        before, after = text[: cursor - len(held)], text[cursor:]
+        one_line = extent is not Extent.BLOCK
+        return NgramCache(before, after, self._file, self.project, self._path, ends_line=one_line)
 
     def answer(
         self, stream: Stream, text: str, cursor: int, *, invoked: bool = False

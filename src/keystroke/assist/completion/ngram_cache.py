@@ -9,35 +9,57 @@ from __future__ import annotations
 
 from collections import Counter
 
-from keystroke.analysis.text_index import Context, Lexicon, Seen, TextIndex
+from keystroke.analysis.text_index import CONTEXT, Context, Lexicon, Seen, TextIndex
 from keystroke.engine.mixing import Prediction
 
 _NEAR = 3.0  # places of the same file count so much
 _REACH = 120_000  # characters above and below the cursor that are looked at
 
 
+class FileText:
+    """What is above and below the cursor's line, as an index that is made anew only where that changed: keys
+    in one line find it ready. For one thread at a time."""
+
+    def __init__(self) -> None:
+        self._lexicon = Lexicon()
+        self._made: tuple[str, str, TextIndex] | None = None
+
+    def index(self, before: str, after: str) -> TextIndex:
+        """Of the file around a cursor with this text on either side."""
+        above = before[: before.rfind("\n") + 1][-_REACH:]
+        start = after.find("\n")
+        below = after[start + 1 :][:_REACH] if start >= 0 else ""
+        if self._made is None or self._made[:2] != (above, below):
+            lexed = self._lexicon.lexed
+            index = TextIndex.of(self._lexicon, [("below", lexed(below)), ("above", lexed(above))])
+            self._made = above, below, index
+        return self._made[2]
+
+
 class NgramCache:
     """`before`: the text that the model's answer follows; `after`: what is right of and below the cursor.
-    `lexicon` is the buffer's own: a key only costs the lines it changed."""
+    `file` is the buffer's own."""
 
     def __init__(
         self,
         before: str,
         after: str,
-        lexicon: Lexicon,
+        file: FileText,
         project: TextIndex | None = None,
         path: str | None = None,
         *,
         ends_line: bool = True,
     ) -> None:
         self.ends_line = ends_line
-        self._before, self._after, self._lexicon = before, after, lexicon
+        self._before, self._after, self._file = before, after, file
         self._project, self._path = project, path
-        self._file: TextIndex | None = None
+        self._near: TextIndex | None = None
 
     def after(self, said: str) -> Prediction | None:
-        context = Context.before(self._before + said)
-        near = self._own().after(context)
+        if self._near is None:  # made by whoever asks first, which is never the event loop
+            self._near = self._file.index(self._before, self._after)
+        context = Context.before(self._before[-CONTEXT:] + said)
+        near = self._near.after(context)
         far = self._project.after(context, without=self._path) if self._project is not None else None
         length = max((seen.length for seen in (near, far) if seen is not None), default=0)
         counts: Counter[str] = Counter()
@@ -45,15 +67,6 @@ class NgramCache:
             if seen is not None and seen.length == length:
                 _add(counts, seen, worth)
         return Prediction(length, counts) if counts else None
-
-    def _own(self) -> TextIndex:
-        if self._file is None:  # made by whoever asks first, which is never the event loop
-            above = self._before[: self._before.rfind("\n") + 1][-_REACH:]
-            start = self._after.find("\n")
-            below = self._after[start + 1 :][:_REACH] if start >= 0 else ""
-            lexed = self._lexicon.lexed
-            self._file = TextIndex.of(self._lexicon, [("below", lexed(below)), ("above", lexed(above))])
-        return self._file
 
 
 def _add(counts: Counter[str], seen: Seen, worth: float) -> None:
