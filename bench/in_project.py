@@ -183,9 +183,10 @@ class Row:
         for key, hits in self.right.items():
             if hits:
                 told |= Share(sum(hits), len(hits)).row(key)
-        told |= Share(self.shown, len(self.all)).row("shown")
-        told |= Share(self.shown_right, self.shown).row("shown_right")
-        told["step_ms"] = round(1e3 * self.seconds / self.steps, 2) if self.steps else None
+        if self.steps:  # asked by the live channel
+            told |= Share(self.shown, len(self.all)).row("shown")
+            told |= Share(self.shown_right, self.shown).row("shown_right")
+            told["step_ms"] = round(1e3 * self.seconds / self.steps, 2)
         return told
 
 
