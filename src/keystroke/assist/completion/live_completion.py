@@ -89,15 +89,15 @@ class LiveCompletion:
         self.window: Window = PromptWindow(model, budget, path) if model is not None else TextWindow(budget)
         self.budget = budget
         self._learned = model is None or model.knows(language)
+        self._recalls = model is not None and settings.project_text
         # What the project says carries a model through a language it has not learned.
-        self._follows = settings.project_text and model is not None and language in model.follows
+        self._follows = self._recalls and model is not None and language in model.follows
         self.rhythm = gate.Rhythm()
         self.dismissed = gate.Dismissed()
         self.cache = TypeThrough()
         self.shift = 0.0  # how much stricter than the settings say: learned from what was taken before
         self._name = PurePath(path).name if path else ""
         self._path = path
-        self._here = model is not None
         self.project: TextIndex | None = None  # what other files of the project hold, once it is known
         self._file: FileText | None = None
 
@@ -143,13 +143,11 @@ class LiveCompletion:
         extent = extent or extent_at(text, cursor, self.language)
         prompt = self.window.prompt(text, cursor)
         ending = ending_for(text, cursor, extent, self.language)
-        predictor = self._remembered(text, cursor, extent, prompt.held) if self._here else None
+        predictor = self._remembered(text, cursor, extent, prompt.held) if self._recalls else None
         return Stream(text[:cursor], text[cursor:], extent, prompt, ending, predictor)
 
-    def _remembered(self, text: str, cursor: int, extent: Extent, held: str) -> Predictor | None:
+    def _remembered(self, text: str, cursor: int, extent: Extent, held: str) -> Predictor:
         """What the file and the project have said before in such a place."""
-        if not self.settings.project_text:
-            return None
         from keystroke.assist.completion.ngram_cache import FileText, NgramCache  # here: they need numpy
 
         self._file = self._file or FileText()

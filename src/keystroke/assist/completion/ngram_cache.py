@@ -7,9 +7,7 @@ index was made; the file counts more.
 
 from __future__ import annotations
 
-from collections import Counter
-
-from keystroke.analysis.text_index import CONTEXT, Context, Lexicon, Seen, TextIndex
+from keystroke.analysis.text_index import CONTEXT, Context, Lexicon, TextIndex
 from keystroke.engine.mixing import Prediction
 
 _NEAR = 3.0  # places of the same file count so much
@@ -62,13 +60,9 @@ class NgramCache:
         near = self._near.after(context)
         far = self._project.after(context, without=self._path) if self._project is not None else None
         length = max((seen.length for seen in (near, far) if seen is not None), default=0)
-        counts: Counter[str] = Counter()
+        counts: dict[str, float] = {}
         for seen, worth in ((near, _NEAR), (far, 1.0)):
             if seen is not None and seen.length == length:
-                _add(counts, seen, worth)
+                for text, count in seen.followed.items():
+                    counts[text] = counts.get(text, 0.0) + worth * count
         return Prediction(length, counts) if counts else None
-
-
-def _add(counts: Counter[str], seen: Seen, worth: float) -> None:
-    for text, count in seen.followed.items():
-        counts[text] += worth * count  # type: ignore[assignment]
