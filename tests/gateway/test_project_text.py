@@ -120,6 +120,21 @@ def test_the_nearest_files_come_first_and_the_rest_is_left_out(
     assert names(looked(ProjectText(str(tmp_path), ()), "src/a/me.py")) == {"src/a/one.py", "src/a/two.py"}
 
 
+def test_where_not_all_found_room_a_file_elsewhere_is_looked_around_when_it_is_opened(
+    tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(dict.fromkeys(("src/a/one.py", "tests/other.py"), "x = 1\n"))
+    text = ProjectText(str(tmp_path), ())
+    looked(text, "src/a/me.py")
+    assert not text.stale("python", "tests/new.py")
+    monkeypatch.setattr(project_text, "CHARACTERS", 7)
+    assert names(looked(text, "src/a/me.py")) == {"src/a/one.py"}
+    assert text.stale("python", "tests/new.py")
+    assert not text.stale("python", "src/a/new.py")
+    assert not text.stale("python")
+    assert names(looked(text, "tests/new.py")) == {"tests/other.py"}
+
+
 def test_it_is_looked_at_again_only_after_a_while(tmp_path: Path, write: Write) -> None:
     write({"a.py": "one\n"})
     text = ProjectText(str(tmp_path), ())

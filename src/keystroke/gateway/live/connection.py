@@ -207,7 +207,7 @@ class LiveConnection:
         self._actions.opened(request)
         if self._readable(request):
             self._reading(self._open_with_rules(buffer, request, language))
-            self._remind(buffer)
+            self._remind(buffer, opened=True)
         else:
             buffer.opened()
 
@@ -295,7 +295,7 @@ class LiveConnection:
         if self._buffers.get(request.buffer) is buffer:
             buffer.opened()
 
-    def _remind(self, buffer: LiveBuffer) -> None:
+    def _remind(self, buffer: LiveBuffer, *, opened: bool = False) -> None:
         """Have the project's other files looked at, where they may be and that was not done lately."""
         root, path, language = self._roots.get(buffer.name), buffer.path, buffer.language
         if not (root and path and language and self._settings.project_text and self._files(root)):
@@ -308,7 +308,7 @@ class LiveConnection:
                 del self._projects[next(iter(self._projects))]
             project = self._projects[root] = ProjectText(root, self._settings.exclude)
         buffer.completion.project = project.known(language)
-        if project.stale(language):
+        if project.stale(language, path if opened else None):
             self._reading(self._look_around(project, root, path, language))
 
     async def _look_around(self, project: ProjectText, root: str, path: str, language: str) -> None:

@@ -14,6 +14,7 @@ import os
 import stat
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from keystroke.analysis.project_files import project_files
@@ -30,39 +31,54 @@ SECONDS = 3.0  # that listing the files may take
 _FAMILIES = {"typescript": "javascript", "tsx": "javascript", "jsx": "javascript", "cpp": "c"}
 
 
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """An index, when it was made, around which folder, and whether some files found no room."""
+
+    at: float
+    index: TextIndex
+    folder: PurePosixPath
+    cut: bool
+
+
 class ProjectText:
     def __init__(self, root: str, exclude: Sequence[str]) -> None:
         self._root, self._exclude = Path(root), exclude
         self._lexicon = Lexicon()
         self._read: dict[str, tuple[tuple[int, int], Lexed]] = {}
-        self._made: dict[str, tuple[float, TextIndex]] = {}  # by family of languages
+        self._made: dict[str, _Made] = {}  # by family of languages
         self._lock = asyncio.Lock()
 
     def known(self, language: str) -> TextIndex | None:
         """The index of files in `language` and its relatives, as it was made last."""
         made = self._made.get(_FAMILIES.get(language, language))
-        return made[1] if made is not None else None
+        return made.index if made is not None else None
 
-    def stale(self, language: str) -> bool:
-        """Whether it is time to look again, and nobody does."""
+    def stale(self, language: str, opened: str | None = None) -> bool:
+        """Whether it is time to look again, and nobody does. `opened`: a file that was opened just now; where
+        not everything found room, what lies around it may not be in there."""
+        if self._lock.locked():
+            return False
         made = self._made.get(_FAMILIES.get(language, language))
-        return not self._lock.locked() and (made is None or time.monotonic() - made[0] >= STALE)
+        if made is None or time.monotonic() - made.at >= STALE:
+            return True
+        return opened is not None and made.cut and _folder(opened) != made.folder
 
     async def look(self, path: str, language: str, buffers: Mapping[str, str]) -> TextIndex:
         """Make the index anew, files near `path` first. `buffers`: open files, as they are in the editor.
         Paths are relative to the root."""
         family = _FAMILIES.get(language, language)
         async with self._lock:
-            index = await asyncio.to_thread(self._index, family, path, dict(buffers))
-            self._made[family] = time.monotonic(), index
-            return index
+            made = await asyncio.to_thread(self._look, family, path, dict(buffers))
+            self._made[family] = made
+            return made.index
 
     # In a pool thread
 
-    def _index(self, family: str, path: str, buffers: Mapping[str, str]) -> TextIndex:
+    def _look(self, family: str, path: str, buffers: Mapping[str, str]) -> _Made:
         began = time.perf_counter()
         found: list[tuple[str, Lexed]] = []
-        left = CHARACTERS
+        left, cut = CHARACTERS, False
         names = [self._name(file) for file in project_files(self._root, seconds=SECONDS)]
         related = [name for name in names if name is not None and family_of(name) == family]
         for name in by_nearness(path, related):
@@ -70,6 +86,7 @@ class ProjectText:
             if lexed is not None:
                 left -= len(lexed.text)
                 if left < 0:
+                    cut = True
                     break
                 found.append((name, lexed))
         gone = {name for name in self._read if family_of(name) == family} - {name for name, _ in found}
@@ -77,7 +94,7 @@ class ProjectText:
             del self._read[name]
         index = TextIndex.of(self._lexicon, found[::-1])
         log.debug("%d files of the project read in %.0f ms", len(found), 1e3 * (time.perf_counter() - began))
-        return index
+        return _Made(time.monotonic(), index, _folder(path), cut)
 
     def _name(self, file: Path) -> str | None:
         name = file.relative_to(self._root).as_posix()
@@ -116,6 +133,10 @@ class ProjectText:
         return lexed
 
 
+def _folder(path: str) -> PurePosixPath:
+    return PurePosixPath(path).parent
+
+
 def family_of(name: str) -> str | None:
     """The language of a file, those that share a project's names as one."""
     language = language_of(name)
@@ -124,8 +145,8 @@ def family_of(name: str) -> str | None:
 
 def by_nearness(path: str, names: Iterable[str]) -> list[str]:
     """Files in the order of how few folders lie between them and `path`."""
-    here = PurePosixPath(path).parent.parts
-    return sorted(names, key=lambda name: (_distance(here, PurePosixPath(name).parent.parts), name))
+    here = _folder(path).parts
+    return sorted(names, key=lambda name: (_distance(here, _folder(name).parts), name))
 
 
 def _distance(here: Sequence[str], there: Sequence[str]) -> int:
