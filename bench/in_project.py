@@ -45,30 +45,12 @@ from keystroke.gateway.live.project_text import CHARACTERS, LARGEST, by_nearness
 from keystroke.train.cases import Case, read_cases
 from keystroke.train.corpus.archives import source_files
 from keystroke.train.corpus.index import PackageIndex
+from keystroke.train.corpus.languages import SUFFIXES
 from keystroke.train.evaluate import ModelSuggester, Share
 from keystroke.train.fim import Cut
 
 ROWS = ("place", "editor", "file", "project")
 KINDS = {Cut.REST_OF_LINE: "rest_em", Cut.LINE: "line_em"}
-SUFFIXES = frozenset(
-    (
-        ".py",
-        ".js",
-        ".mjs",
-        ".cjs",
-        ".jsx",
-        ".ts",
-        ".tsx",
-        ".go",
-        ".rs",
-        ".java",
-        ".c",
-        ".h",
-        ".cc",
-        ".cpp",
-        ".hpp",
-    )
-)  # of the languages that cases are in
 _COPY = 0.5  # of the lines of a case's file
 
 
@@ -100,7 +82,9 @@ def _fetch(index: PackageIndex, folder: Path, name: str, version: str) -> None:
         download = release.download
         files = {
             path.partition("/")[2] if download.sdist else path: content.decode()
-            for path, content, _ in source_files(index.fetch(download), download.filename, SUFFIXES)
+            for path, content, _ in source_files(
+                index.fetch(download), download.filename, frozenset(SUFFIXES)
+            )
             if _decodes(content)
         }
     except KeystrokeError as error:

@@ -51,7 +51,7 @@ class ProjectText:
 
     def known(self, language: str) -> TextIndex | None:
         """The index of files in `language` and its relatives, as it was made last."""
-        made = self._made.get(_FAMILIES.get(language, language))
+        made = self._made.get(_family(language))
         return made.index if made is not None else None
 
     def stale(self, language: str, opened: str | None = None) -> bool:
@@ -59,7 +59,7 @@ class ProjectText:
         not everything found room, what lies around it may not be in there."""
         if self._lock.locked():
             return False
-        made = self._made.get(_FAMILIES.get(language, language))
+        made = self._made.get(_family(language))
         if made is None or time.monotonic() - made.at >= STALE:
             return True
         return opened is not None and made.cut and _folder(opened) != made.folder
@@ -67,7 +67,7 @@ class ProjectText:
     async def look(self, path: str, language: str, buffers: Mapping[str, str]) -> TextIndex:
         """Make the index anew, files near `path` first. `buffers`: open files, as they are in the editor.
         Paths are relative to the root."""
-        family = _FAMILIES.get(language, language)
+        family = _family(language)
         async with self._lock:
             made = await asyncio.to_thread(self._look, family, path, dict(buffers))
             self._made[family] = made
@@ -104,7 +104,7 @@ class ProjectText:
     def _buffer(self, name: str, text: str) -> Lexed | None:
         """An open file as it is in the editor."""
         mark = (hash(text), len(text))
-        return self._kept(name, mark, text)
+        return self._known(name, mark) or self._lexed(name, mark, text)
 
     def _file(self, name: str) -> Lexed | None:
         file = self._root / name
@@ -113,19 +113,20 @@ class ProjectText:
                 return None
             found = os.stat(file)
             mark = (found.st_mtime_ns, found.st_size)
-            known = self._read.get(name)
-            if known is not None and known[0] == mark:
-                return known[1]
+            if (known := self._known(name, mark)) is not None:
+                return known
             if found.st_size > 4 * LARGEST or not stat.S_ISREG(found.st_mode):  # a pipe would never end
                 return None
-            return self._kept(name, mark, file.read_text(encoding="utf-8"))
+            return self._lexed(name, mark, file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
 
-    def _kept(self, name: str, mark: tuple[int, int], text: str) -> Lexed | None:
+    def _known(self, name: str, mark: tuple[int, int]) -> Lexed | None:
+        """What was made of a file, if it has not changed since."""
         known = self._read.get(name)
-        if known is not None and known[0] == mark:
-            return known[1]
+        return known[1] if known is not None and known[0] == mark else None
+
+    def _lexed(self, name: str, mark: tuple[int, int], text: str) -> Lexed | None:
         if len(text) > LARGEST or max(map(len, text.split("\n"))) > LONGEST_LINE:
             return None
         began = time.perf_counter()
@@ -140,10 +141,14 @@ def _folder(path: str) -> PurePosixPath:
     return PurePosixPath(path).parent
 
 
+def _family(language: str) -> str:
+    return _FAMILIES.get(language, language)
+
+
 def family_of(name: str) -> str | None:
     """The language of a file, those that share a project's names as one."""
     language = language_of(name)
-    return _FAMILIES.get(language, language) if language is not None else None
+    return _family(language) if language is not None else None
 
 
 def by_nearness(path: str, names: Iterable[str]) -> list[str]:
