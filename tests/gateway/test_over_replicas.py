@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from pathlib import Path
 
 from gateway_support import scripted_model, serving
@@ -56,6 +57,21 @@ class Pool:
 def registry(pool: Pool, table: NamedModel) -> Registry:
     side = asyncio.run(pool.replica.describe())
     return Registry([distant_entry(side, ReplicaQueue(pool, "echo"), table)])
+
+
+def test_a_gateway_knows_the_languages_of_a_model_that_is_elsewhere() -> None:
+    known, calm = frozenset({"python", "c"}), frozenset({"c"})
+
+    def load() -> ServedModel:
+        said = replace(scripted_model(lambda _: ""), languages=known, follows=calm)
+        return local_entry("echo", said)
+
+    pool = Pool()
+    pool.replica = EngineReplica(load, "0")
+    side = asyncio.run(pool.replica.describe())
+    model = distant_entry(side, ReplicaQueue(pool, "echo"), NamedModel()).model
+    assert model is not None
+    assert (model.languages, model.follows) == (known, calm)
 
 
 async def typed(url: str, files: int) -> list[live.Suggestion | live.NotShown]:

@@ -76,6 +76,7 @@ class TextSide:
     chat: ChatTemplate | None
     fim: FimTemplate | None
     languages: frozenset[str] | None
+    follows: frozenset[str]
     edits: EditFormat | PlacesFormat | None
     costs: tuple[float, ...]  # of verifying drafts, as measured on the replica
     slots: int  # sessions that one replica steps together

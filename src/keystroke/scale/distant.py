@@ -34,5 +34,13 @@ def distant_entry(side: TextSide, queue: Queue, table: NamedModel) -> ServedMode
     """The model as the gateway's registry holds it, with `queue` in place of an engine's own."""
     engine = DistantEngine(side)
     remember_cost(engine, side.costs)
-    model = Model(side.name, engine, side.tokenizer, side.chat, side.fim, languages=side.languages)
+    model = Model(
+        side.name,
+        engine,
+        side.tokenizer,
+        side.chat,
+        side.fim,
+        languages=side.languages,
+        follows=side.follows,
+    )
     return ServedModel(side.name, table.role, queue, model, budget_of(table), price_of(table), side.edits)

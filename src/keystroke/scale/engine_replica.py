@@ -86,6 +86,7 @@ class EngineReplica:
             model.chat,
             model.fim,
             model.languages,
+            model.follows,
             self._entry.edits,
             verify_cost(model.engine),
             max(1, model.engine.max_batch),

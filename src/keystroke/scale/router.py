@@ -19,6 +19,11 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray is untyped
     """`load_factor` and `slots` bound the load, as `ring.bound` does; `spread` sends calls round in turn
     instead, for comparison."""
 
+    # To wait for the home's word on a busy machine costs less than to read a prefix again elsewhere; one
+    # that has died says so at once. (Ray's own patience is a tenth of a second.)
+    queue_len_response_deadline_s = 1.0
+    max_queue_len_response_deadline_s = 2.0
+
     def initialize_state(self, load_factor: float = 1.25, slots: int = 1, spread: bool = False) -> None:
         self._factor, self._slots, self._spread = load_factor, slots, spread
         self._ring = Ring(())
