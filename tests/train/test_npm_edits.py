@@ -9,7 +9,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from keystroke.train.corpus.npm_edits import NpmRegistry, collect_packages, package_edits, script_files
+from keystroke.train.corpus.npm_edits import (
+    LARGEST_PACKAGE,
+    NpmRegistry,
+    collect_packages,
+    package_edits,
+    script_files,
+)
 from keystroke.train.corpus.trajectories import read_edits
 
 OLD = "\n".join(f"const v{i} = one({i});" for i in range(40)) + "\n"
@@ -26,8 +32,9 @@ def packed(files: dict[str, str]) -> bytes:
     return stream.getvalue()
 
 
-def registry(licence: object) -> NpmRegistry:
-    archives = {"1.0.0": packed({"lib/a.js": OLD}), "1.1.0": packed({"lib/a.js": NEW}), "2.0.0-rc1": b""}
+def registry(licence: object, first: bytes | None = None) -> NpmRegistry:
+    first = packed({"lib/a.js": OLD}) if first is None else first
+    archives = {"1.0.0": first, "1.1.0": packed({"lib/a.js": NEW}), "2.0.0-rc1": b""}
 
     def answer(request: httpx.Request) -> httpx.Response:
         name = request.url.path.rsplit("/", 1)[1]
@@ -53,6 +60,11 @@ def test_a_package_that_is_not_permissive_or_not_there_is_left_out(tmp_path: Pat
     found = collect_packages(registry(licence), ["left", "nowhere"], tmp_path)
     assert found == {"left out": 2}
     assert not list(tmp_path.iterdir())
+
+
+def test_a_package_that_turns_out_to_be_large_is_left_out(tmp_path: Path) -> None:
+    found = collect_packages(registry("MIT", bytes(LARGEST_PACKAGE + 1)), ["left"], tmp_path)
+    assert found == {"left out": 1}
 
 
 def test_what_a_build_wrote_is_left_out() -> None:

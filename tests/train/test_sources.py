@@ -7,6 +7,7 @@ import io
 import json
 import lzma
 import tarfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -145,7 +146,7 @@ def archive() -> Archive:
     return found
 
 
-def harvested(archive: Archive, folder: Path) -> dict[str, int]:
+def harvested(archive: Callable[[httpx.Request], httpx.Response], folder: Path) -> dict[str, int]:
     transport = httpx.MockTransport(archive)
     mirror = Mirror("https://debian.test", transport=transport)
     queue = Queue(dict.fromkeys(LANGUAGES, 10**9))
@@ -174,6 +175,24 @@ def test_npm_gives_what_was_written_and_nothing_younger_than_the_frozen_release(
     assert record.first_released < "2025-07"  # its registry does not say so, but a frozen package needs it
     assert read_record(stored_path(tmp_path, "npm:young")).outcome == "too_young"
     assert read_record(stored_path(tmp_path, "npm:right")).outcome == "absent"
+
+
+def test_no_more_of_a_large_package_is_fetched_than_it_takes_to_know(
+    archive: Archive, tmp_path: Path
+) -> None:
+    sent: list[int] = []
+
+    def endless() -> Iterator[bytes]:
+        while True:
+            sent.append(1 << 20)
+            yield bytes(1 << 20)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, content=endless()) if request.url.path == "/left.tgz" else archive(request)
+
+    harvested(answer, tmp_path)
+    assert read_record(stored_path(tmp_path, "npm:left")).outcome == "too_large"
+    assert sum(sent) < npm.LARGEST + (2 << 20)
 
 
 def test_a_harvest_goes_on_where_it_stopped(archive: Archive, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -15,6 +16,10 @@ from keystroke.errors import InputError, Unavailable
 
 _TRIES = 4
 _AGENT = "keystroke-corpus (research crawl of source releases; sequential per project)"
+
+
+class TooLarge(InputError):
+    """A file has more bytes than were wanted; the rest was not fetched."""
 
 
 class Fetcher:
@@ -35,9 +40,29 @@ class Fetcher:
 
     def get(self, url: str, **kwargs: Any) -> httpx.Response:
         """The answer, whatever it says, unless the server is in trouble. Raises Unavailable then."""
+        return self._tried(lambda: self._client.get(url, **kwargs))
+
+    def download(self, url: str, most: int) -> bytes:
+        """A file's bytes. Raises TooLarge as soon as there are more than `most`: a server need not say how
+        many will come."""
+        found = bytearray()
+
+        def asked() -> httpx.Response:
+            found.clear()
+            with self._client.stream("GET", url) as response:
+                for part in response.iter_bytes():
+                    found.extend(part)
+                    if len(found) > most:
+                        raise TooLarge(f"{url} has more than {most:,} bytes; it is left out")
+                return response
+
+        self._tried(asked).raise_for_status()
+        return bytes(found)
+
+    def _tried(self, ask: Callable[[], httpx.Response]) -> httpx.Response:
         for attempt in range(_TRIES):
             try:
-                response = self._client.get(url, **kwargs)
+                response = ask()
             except httpx.HTTPError as error:
                 problem = f"{type(error).__name__}: {error}"
             else:

@@ -17,7 +17,7 @@ from keystroke.train.corpus.fetching import Fetcher
 from keystroke.train.corpus.licences import permissive_licence
 from keystroke.train.corpus.npm_edits import configured_registry
 
-LARGEST = 6_000_000  # bytes unpacked
+LARGEST = 6_000_000  # bytes unpacked; a registry need not say how many, and then those of the archive count
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,8 @@ class Registry:
         return Package(name, str(number), licence, str(created), str(archive), tuple(dict.fromkeys(needs)))
 
     def fetch(self, package: Package) -> bytes:
-        answer = self._server.get(package.archive)
-        answer.raise_for_status()
-        return answer.content
+        """Raises TooLarge."""
+        return self._server.download(package.archive, LARGEST)
 
     def close(self) -> None:
         self._server.close()

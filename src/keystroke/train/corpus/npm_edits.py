@@ -24,9 +24,10 @@ from typing import Any
 
 import httpx
 
-from keystroke.errors import InputError, NotFound
+from keystroke.errors import InputError, KeystrokeError, NotFound
 from keystroke.train.corpus.archives import MAX_ENTRIES, MAX_TOTAL
 from keystroke.train.corpus.edits import FILES_OF_A_PAIR, without_sweeps
+from keystroke.train.corpus.fetching import Fetcher, TooLarge
 from keystroke.train.corpus.harvest import bounded
 from keystroke.train.corpus.hunks import LARGEST_FILE, NoEdit, trajectory
 from keystroke.train.corpus.licences import permissive_licence
@@ -69,12 +70,12 @@ class NpmRegistry:
 
     def __init__(self, base: str | None = None, *, transport: httpx.BaseTransport | None = None) -> None:
         self.base = base or configured_registry()
-        self._client = httpx.Client(timeout=60, follow_redirects=True, transport=transport)
+        self._server = Fetcher("the npm registry", transport=transport)
 
     def versions(self, name: str, count: int, until: datetime | None = None) -> tuple[str, list[Version]]:
         """The licence and the latest released versions of a package (before `until`), oldest first; none
         where the licence is not permissive or there is no such package."""
-        response = self._client.get(f"{self.base}/{name.replace('/', '%2f')}")
+        response = self._server.get(f"{self.base}/{name.replace('/', '%2f')}")
         if response.status_code != 200:
             return "", []
         data = response.json()
@@ -95,12 +96,11 @@ class NpmRegistry:
         return licence, small[-count:]
 
     def fetch(self, version: Version) -> bytes:
-        response = self._client.get(version.archive)
-        response.raise_for_status()
-        return response.content
+        """Raises TooLarge."""
+        return self._server.download(version.archive, LARGEST_PACKAGE)
 
     def close(self) -> None:
-        self._client.close()
+        self._server.close()
 
 
 def script_files(data: bytes) -> dict[str, str]:
@@ -185,8 +185,11 @@ def collect_packages(
                 return "left out"
             archives = [(version.number, registry.fetch(version)) for version in found]
             edits = crew.do(_store, name, licence, archives, target)
+        except TooLarge:
+            return "left out"
         except (
-            httpx.HTTPError, OSError, ValueError, KeyError, TypeError, AttributeError, BrokenExecutor,
+            KeystrokeError, httpx.HTTPError, OSError, ValueError, KeyError, TypeError, AttributeError,
+            BrokenExecutor,
         ) as error:  # fmt: skip
             return f"failed: {type(error).__name__}"
         return "collected" if edits else "no edits"

@@ -27,6 +27,7 @@ from keystroke.train.corpus import npm
 from keystroke.train.corpus.archives import source_files
 from keystroke.train.corpus.copyright import parse
 from keystroke.train.corpus.debian import Mirror, SourcePackage, contents_of, copyright_of
+from keystroke.train.corpus.fetching import TooLarge
 from keystroke.train.corpus.harvest import (
     ProjectRecord,
     bounded,
@@ -246,7 +247,11 @@ def _npm(registry: npm.Registry | None, wanted: Wanted, path: Path, crew: Proces
         return _refused(path, replace(record, outcome="licence"))
     if first >= LATE:
         return _refused(path, replace(record, outcome="too_young"))
-    return crew.do(_store_npm, path, record, registry.fetch(package) if registry is not None else b"")
+    try:
+        data = registry.fetch(package) if registry is not None else b""
+    except TooLarge:
+        return _refused(path, replace(record, outcome="too_large"))
+    return crew.do(_store_npm, path, record, data)
 
 
 def _store_npm(path: Path, record: ProjectRecord, data: bytes) -> ProjectRecord:
