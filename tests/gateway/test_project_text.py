@@ -184,7 +184,7 @@ JAVASCRIPT = ("tanks.js", JS_HELPER, "week.js", JS_CALLER, "{ litresWanted: 40, 
 def test_what_only_another_file_knows_is_suggested(
     tmp_path: Path, write: Write, on: bool, helper: str, said: str, name: str, text: str, wanted: str
 ) -> None:
-    """With the shipped model, which has learned Python and follows JavaScript: the arguments stand in another
+    """With the shipped model, which is calm in JavaScript: the arguments stand in another
     file, and nowhere in this one."""
     write({helper: said, name: text})
     try:

@@ -32,7 +32,8 @@ class Model:
     draft: Engine | DraftWorker | None = None
     languages: frozenset[str] | None = None  # those it has learned, as its card says; None: it does not say
     learned: Mapping[str, str] = field(default_factory=dict)  # what an adapter adds: see `engine.adapter`
-    # Languages it has not learned and follows all the same, where the project's own text is at hand.
+    # Languages in which it is surer than right: only what it is very sure of is shown. One of them that it
+    # has not learned is followed all the same, where the project's own text is at hand.
     follows: frozenset[str] = frozenset()
 
     def knows(self, language: str | None) -> bool:

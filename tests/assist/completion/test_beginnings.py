@@ -198,6 +198,17 @@ def test_a_language_it_follows_is_completed_calmly_while_the_project_is_at_hand(
     assert rust.look("fn ", 3) == Withheld(Hidden.UNLEARNED)
 
 
+def test_a_learned_language_that_it_follows_is_completed_calmly_with_and_without_a_project() -> None:
+    chosen = replace(model("x", frozenset({"python", "c"})), follows=frozenset({"c"}))
+    for settings in (
+        AssistSettings(eagerness="eager"),
+        AssistSettings(eagerness="eager", project_text=False),
+    ):
+        c = LiveCompletion(chosen, settings, path="a.c", language="c")
+        assert c.look("int main(", 9) is None
+        assert c.eagerness == "calm"
+
+
 def test_a_card_names_languages_or_is_refused(tmp_path: Path) -> None:
     assert card_languages(tmp_path) is None
     (tmp_path / "keystroke.json").write_text('{"languages": ["Python", "go"]}')

@@ -90,8 +90,9 @@ class LiveCompletion:
         self.budget = budget
         self._learned = model is None or model.knows(language)
         self._recalls = model is not None and settings.project_text
+        self._calm = model is not None and language in model.follows
         # What the project says carries a model through a language it has not learned.
-        self._follows = self._recalls and model is not None and language in model.follows
+        self._follows = self._recalls and self._calm
         self.rhythm = gate.Rhythm()
         self.dismissed = gate.Dismissed()
         self.cache = TypeThrough()
@@ -103,8 +104,8 @@ class LiveCompletion:
 
     @property
     def eagerness(self) -> str:
-        """How readily to show; calmly in a language that the model only follows."""
-        return self.settings.eagerness if self._learned else "calm"
+        """How readily to show; calmly where the model is surer than right or has not learned."""
+        return self.settings.eagerness if self._learned and not self._calm else "calm"
 
     def grow(self, budget: int) -> bool:
         """Take a larger context where the machine turned out to be fast. True if that changed anything, which
