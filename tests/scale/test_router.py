@@ -50,7 +50,7 @@ async def chosen(replicas: list[Replica], affinity: str) -> str:
     router.initialize_state()
     router.update_replicas(replicas)
     pending = PendingRequest(args=[call(affinity)], kwargs={}, metadata=RequestMetadata("1", "1"))
-    return (await router._choose_replica_for_request(pending)).replica_id.unique_id
+    return str((await router._choose_replica_for_request(pending)).replica_id.unique_id)
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.3])

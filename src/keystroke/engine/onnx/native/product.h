@@ -100,7 +100,7 @@ INLINE void meet_rows(const Tile *tile, int blocks, const Activations *a, size_t
 /* `rows` rows from `row` on with LANES rows of weights: total [rows][LANES]. */
 static void multiply(const Format *format, Rows weights, const Activations *a, size_t row, size_t rows,
                      float (*total)[LANES]) {
-    if (rows <= SINGLES && has_single(format)) {
+    if (rows <= SINGLES && has_single(format, a->width)) {
         for (size_t r = 0; r < rows; r++) put_floats(total[r], multiply_single(format, weights, a, row + r));
         return;
     }

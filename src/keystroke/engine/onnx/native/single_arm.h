@@ -187,7 +187,7 @@ INLINE floats meet_small(const int type, Rows rows, size_t unit, const size_t by
 
 enum { SINGLES = 2 }; /* rows for which weights are unpacked anew */
 
-INLINE int has_single(const Format *format) { return (void)format, 1; }
+INLINE int has_single(const Format *format, size_t width) { return (void)format, (void)width, 1; }
 
 INLINE floats multiply_type(const int type, const size_t bytes, Rows weights, const Activations *a, size_t row) {
     floats total = same(0);

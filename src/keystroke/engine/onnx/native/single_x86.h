@@ -1,4 +1,5 @@
-/* One row of activations with weights while they are unpacked, on x86_64: Q4_K, of which most files are made.
+/* One row of activations with weights while they are unpacked, on x86_64: Q4_K, of which most files are made, and Q8_0,
+ * of which the model that comes along is (where vectors have sixteen lanes: elsewhere its codes go in two parts).
  *
  * Law: the same terms in the same order as in `meet` of product.h, so the same bits.
  */
@@ -7,7 +8,9 @@
 
 enum { SINGLES = 1 }; /* rows for which weights are unpacked anew */
 
-INLINE int has_single(const Format *format) { return format->unpack == unpack_q4_k; }
+INLINE int has_single(const Format *format, size_t width) {
+    return format->unpack == unpack_q4_k || (LANES == 16 && format->unpack == unpack_q8_0 && width % (2 * BLOCK) == 0);
+}
 
 /* One row meets one unit, without a tile in between: most of decoding is this. */
 INLINE floats meet_q4_k(Rows rows, size_t unit, Slice s, floats total) {
@@ -35,13 +38,37 @@ INLINE floats meet_q4_k(Rows rows, size_t unit, Slice s, floats total) {
     return joined_unit(total, by_sums(six.minima[0], six.minima[1], s.split), six.minimum_factor, *s.unit);
 }
 
+/* One row meets two blocks of Q8_0, each a scale of two bytes and 32 signed ones. They are turned as they lie, 17 columns
+ * of four bytes: the first begins with one scale, the ninth ends with the other. */
+INLINE floats meet_q8_0(Rows rows, size_t at, Slice s, int block, floats total) {
+    ints column[20], products[2];
+    for (int i = 0; i < 4; i++) turned_at(rows, at + 16 * (size_t)i, column + 4 * i);
+    turned_at(rows, at + 52, column + 13);
+    const int8_t *values = s.codes + BLOCK * block;
+    const int8_t beside[8] = {0, 0, values[0], values[1], values[30], values[31], 0, 0}; /* a scale meets nothing */
+    for (int i = 0; i < 2; i++) products[i] = same_int(start_of(s.counts + 2 * (block + i), 0, 7, 1));
+    for (int i = 0; i < 17; i++) {
+        const int8_t *four = i == 0 ? beside : i == 8 ? beside + 4 : values + 4 * i - (i < 8 ? 2 : 4);
+        ints codes = differing(column[i], same_int((int32_t)0x80808080)); /* as unpack_q8_0 makes them */
+        products[i > 8] = dot_wide(products[i > 8], codes, four_bytes(four));
+    }
+    total = joined(total, products[0], low_halves(column[0]), s.scales[block]);
+    return joined(total, products[1], low_halves(right(column[8], 16)), s.scales[block + 1]);
+}
+
 /* Row `row` of the activations with LANES rows of weights. */
 INLINE floats multiply_single(const Format *format, Rows weights, const Activations *a, size_t row) {
-    (void)format;
     floats total = same(0);
     for (size_t unit = 0; unit * UNIT < a->width; unit++) {
-        fetch_ahead(weights, unit, 144, 0, 1);
-        total = meet_q4_k(weights, unit, slice_of(a, row, unit), total);
+        Slice s = slice_of(a, row, unit);
+        if (format->unpack == unpack_q4_k) {
+            fetch_ahead(weights, unit, 144, 0, 1);
+            total = meet_q4_k(weights, unit, s, total);
+            continue;
+        }
+        fetch_ahead(weights, unit, 272, 0, 1);
+        for (int block = 0; block < blocks_in(a->width, unit); block += 2)
+            total = meet_q8_0(weights, (unit * BLOCKS + (size_t)block) * 34, s, block, total);
     }
     return total;
 }
