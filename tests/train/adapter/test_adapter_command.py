@@ -22,7 +22,8 @@ from keystroke.engine.adapter import read_adapter
 from keystroke.engine.load import load_model
 from keystroke.gateway.work.registry import local_entry
 from keystroke.train import tokenizer as code_tokenizer
-from keystroke.train.adapter.data import Amounts, make_data
+from keystroke.train.adapter import data
+from keystroke.train.adapter.data import Amounts, make_data, python_names
 from keystroke.train.adapter.lessons import LEARNED
 from keystroke.train.adapter.making import forms_of, make_lessons
 from keystroke.train.corpus.hunks import Hunk
@@ -203,6 +204,29 @@ def test_names_come_from_debians_and_fewer_are_a_part_of_more() -> None:
     assert package_names(["node-left-pad", "node-left-pad-doc", "node-glob"]) == ["left-pad", "glob"]
     names = [f"n{i}" for i in range(50)]
     assert shuffled(names, "edits") == shuffled(reversed(names), "edits") != names
+
+
+def test_debians_names_come_first_and_those_drawn_from_the_index_are_not_asked_for_twice() -> None:
+    listed = [{"name": name} for name in ("Six", "Zope.Interface", *(f"drawn-{i}" for i in range(40)))]
+
+    def index(request: httpx.Request) -> httpx.Response:
+        assert request.url.path == "/simple/"
+        return httpx.Response(
+            200, json={"projects": listed}, headers={"Content-Type": "application/vnd.pypi.simple.v1+json"}
+        )
+
+    held = PackageIndex("https://index.test", transport=httpx.MockTransport(index))
+    with patch.object(data, "debian_packages", lambda: ["python3-six", "python3-zope-interface"]):
+        assert sorted(python_names(9, held, 0)) == ["six", "zope-interface"]
+        all_of_them = python_names(9, held, len(listed))
+        assert set(all_of_them[:2]) == {"six", "zope-interface"}
+        assert len(all_of_them) == len(set(all_of_them)) == len(listed)
+        few = python_names(9, held, 10)
+        assert few == all_of_them[: len(few)]
+        assert len(few) <= 12
+        rest = python_names(0, held, len(listed), after=10)  # of the draw what the first ten are not
+        assert len(rest) == len(listed) - 10
+        assert not {*rest} & {*python_names(0, held, 10)}
 
 
 def test_a_folder_without_edits_is_named(

@@ -631,12 +631,16 @@ def adapter_data(
     own: Annotated[
         list[Path] | None, typer.Option(help="Texts that the base wrote, which keep its skill.")
     ] = None,
-    projects: Annotated[int, typer.Option(min=0, help="Names of Python projects to ask for.")] = 4000,
-    packages: Annotated[int, typer.Option(min=0, help="Names of npm packages to ask for.")] = 1000,
+    projects: Annotated[int, typer.Option(min=0, help="Names of Python projects that Debian has.")] = 4000,
+    drawn: Annotated[int, typer.Option(min=0, help="Names drawn from the whole package index.")] = 22_400,
+    after: Annotated[
+        int, typer.Option(min=0, help="Leave out the first ones of the draw: an earlier run had them.")
+    ] = 0,
+    packages: Annotated[int, typer.Option(min=0, help="Names of npm packages to ask for.")] = 1600,
     until: Annotated[datetime, typer.Option(formats=["%Y-%m-%d"], help="Releases before this day.")] = (
         datetime(2026, 11, 1)
     ),
-    tokens: Annotated[int, typer.Option(min=1000, help="Of lessons.")] = 40_000_000,
+    tokens: Annotated[int, typer.Option(min=1000, help="Of lessons.")] = 64_000_000,
     seed: Annotated[int, typer.Option(help="Another one gives other lessons.")] = 0,
     workers: Annotated[int, typer.Option(min=1, max=16, help="Downloads at a time.")] = 8,
     processes: Processes = 0,
@@ -657,10 +661,10 @@ def adapter_data(
             resolve(model, run.settings),
             index,
             registry,
-            data.python_names(projects),
+            data.python_names(projects, index, drawn, after),
             data.npm_names(packages) if packages else [],
             until=until.replace(tzinfo=UTC),
-            amounts=data.Amounts(projects, packages, tokens=tokens),
+            amounts=data.Amounts(projects, drawn, packages, tokens=tokens),
             without=without or (),
             own=own or (),
             seed=seed,
@@ -687,7 +691,7 @@ def adapter(
     passes: Annotated[float, typer.Option(min=0.01, help="Over all lessons.")] = 1.0,
     rank: Annotated[int, typer.Option(min=1, max=256, help="Of each correction.")] = 16,
     rate: Annotated[float, typer.Option(min=1e-6, help="Learning rate.")] = 2e-4,
-    keep: Annotated[float, typer.Option(min=0.0, help="How dearly the base's own guesses are kept.")] = 2.0,
+    keep: Annotated[float, typer.Option(min=0.0, help="How dearly the base's own guesses are kept.")] = 4.0,
     batch: Annotated[int, typer.Option(min=64, help="Tokens that are read at once.")] = 8192,
     device: Annotated[str, typer.Option(help="cuda or cpu; the GPU if there is one.")] = "",
     json: options.Json = False,

@@ -31,7 +31,7 @@ from keystroke.train.edits import steps
 SHARES = {REWRITE: 0.06, FILL: 0.10, KEEP: 0.10}
 OWN_SHARE = 0.04  # of the base's own answers, where there are any
 _MADE_UP = 0.6  # of release steps that are followed by a change carried through one of their files by rule
-_OF_A_PROJECT = 24_000  # tokens of next edits
+_OF_A_PROJECT = 16_000  # tokens of next edits
 _TRIES = 400
 
 

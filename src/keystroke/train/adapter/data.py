@@ -1,9 +1,10 @@
 """All that an adapter is trained on, in one step: names, releases, edits, lessons, and an account of them.
 
 Law: what is published only grows, so a day (`until`) and a seed say which data these are. A project is one
-file and is asked for once; stopped, the same call goes on. Names are Debian's: somebody there checked that a
-package is real, kept software. Held-out and late projects are never fetched, files of evaluation cases are
-left out of the lessons and counted.
+file and is asked for once; stopped, the same call goes on. Names are Debian's, where somebody checked that a
+package is real, kept software, and names drawn from the whole index: what people write when nobody checks.
+Held-out and late projects are never fetched, files of evaluation cases are left out of the lessons and
+counted.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 from keystroke.train.adapter.lessons import LEARNED
 from keystroke.train.adapter.making import Progress, make_lessons
 from keystroke.train.corpus.edits import collect_named
-from keystroke.train.corpus.index import PackageIndex
+from keystroke.train.corpus.index import PackageIndex, normalised
 from keystroke.train.corpus.names import debian_packages, package_names, project_names, shuffled
 from keystroke.train.corpus.npm_edits import NpmRegistry, collect_packages
 
@@ -31,16 +32,20 @@ _SALT = "edits"
 class Amounts:
     """How much of everything. Names are drawn by a fixed hash: fewer are a part of more."""
 
-    projects: int = 4000  # names of Python projects
-    packages: int = 1000  # and of npm packages
-    releases: int = 5  # latest ones of each that are compared
-    tokens: int = 40_000_000  # of lessons
+    projects: int = 4000  # names of Python projects that Debian has
+    drawn: int = 22_400  # and of any on the index: one in five has edits and a licence
+    packages: int = 1600  # names of npm packages
+    releases: int = 6  # latest ones of each that are compared
+    tokens: int = 64_000_000  # of lessons
     heldout: int = 40  # projects whose lessons are kept apart
 
 
-def python_names(count: int) -> list[str]:
-    """Raises NotFound where this machine has no apt lists."""
-    return shuffled(project_names(debian_packages()), _SALT)[:count]
+def python_names(count: int, index: PackageIndex, drawn: int, after: int = 0) -> list[str]:
+    """Debian's, then those drawn from the index behind the first `after` of the draw, each once. Raises
+    NotFound where Debian's are asked for and this machine has no apt lists."""
+    known = shuffled(project_names(debian_packages()), _SALT)[:count] if count else []
+    others = shuffled(index.names(), _SALT)[after : after + drawn] if drawn else []
+    return list(dict.fromkeys(map(normalised, (*known, *others))))
 
 
 def npm_names(count: int) -> list[str]:

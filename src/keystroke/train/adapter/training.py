@@ -48,7 +48,7 @@ class Recipe:
         default_factory=lambda: {"next": 1.0, "new": 0.15, "quiet": 1.0, "rewrite": 0.3, "fill": 0.7}
     )
     answer: float = 32.0  # tokens that the words of a next edit count as at most
-    keep: float = 2.0  # of a nat of divergence from the base, beside a nat of an answer; 0 costs nothing
+    keep: float = 4.0  # of a nat of divergence from the base, beside a nat of an answer; 0 costs nothing
     choice: float = 6.0  # of the token that chooses a place, or silence
     lines: float = 3.0  # of the two that choose its lines
     schedule: Schedule = field(default_factory=lambda: Schedule(warmup=0.04, decay=0.8, floor=0.02))

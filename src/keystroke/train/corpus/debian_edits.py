@@ -7,7 +7,6 @@ hostile until read: hashes are checked, entries and sizes bounded, a damaged one
 
 from __future__ import annotations
 
-import hashlib
 import io
 import lzma
 import re
@@ -23,9 +22,10 @@ from pathlib import Path
 
 import httpx
 
-from keystroke.errors import InputError, NotFound
+from keystroke.errors import InputError, KeystrokeError, NotFound
 from keystroke.train.corpus.archives import MAX_ENTRIES, MAX_TOTAL
 from keystroke.train.corpus.edits import FILES_OF_A_PAIR, without_sweeps
+from keystroke.train.corpus.fetching import Fetcher
 from keystroke.train.corpus.harvest import bounded
 from keystroke.train.corpus.hunks import LARGEST_FILE, NoEdit, trajectory
 from keystroke.train.corpus.licences import permissive_licence
@@ -80,24 +80,20 @@ class SourceArchive:
 
     def __init__(self, base: str | None = None, *, transport: httpx.BaseTransport | None = None) -> None:
         self.base = base or configured_archive()
-        self._client = httpx.Client(timeout=60, follow_redirects=True, transport=transport)
+        self._fetcher = Fetcher("the archive", transport=transport)
 
     def packages(self, suite: str) -> dict[str, SourcePackage]:
         """Small packages of a release in the languages looked for, by name."""
-        response = self._client.get(f"{self.base}/dists/{suite}/main/source/Sources.xz")
+        response = self._fetcher.get(f"{self.base}/dists/{suite}/main/source/Sources.xz")
         response.raise_for_status()
         text = lzma.decompress(response.content).decode()
         return {found.name: found for part in text.split("\n\n") if (found := _package(part)) is not None}
 
     def fetch(self, file: SourceFile) -> bytes:
-        response = self._client.get(f"{self.base}/{file.path}")
-        response.raise_for_status()
-        if hashlib.sha256(response.content).hexdigest() != file.sha256:
-            raise InputError(f"{file.path} does not have the hash the archive states; it is left out")
-        return response.content
+        return self._fetcher.fetch(f"{self.base}/{file.path}", file.sha256, file.path)
 
     def close(self) -> None:
-        self._client.close()
+        self._fetcher.close()
 
 
 def _package(text: str) -> SourcePackage | None:
@@ -201,7 +197,7 @@ def collect_sources(
                 return "licence"
             versions = [(p[name].upstream, archive.fetch(p[name].written)) for p in (before, after)]
             edits = crew.do(_store, name, licence, versions, target)
-        except (httpx.HTTPError, InputError, OSError, ValueError, BrokenExecutor) as error:
+        except (httpx.HTTPError, KeystrokeError, OSError, ValueError, BrokenExecutor) as error:
             return f"failed: {type(error).__name__}"
         return "collected" if edits else "no edits"
 
