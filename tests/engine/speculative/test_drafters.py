@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keystroke.engine.base import Sampling
-from keystroke.engine.echo import BOS, EOS, SPECIAL, VOCAB, EchoEngine
+from keystroke.engine.base import Interrupt, Sampling
+from keystroke.engine.echo import BOS, EOS, SPECIAL, VOCAB, EchoEngine, EchoSession
 from keystroke.engine.generation import Generation, GenerationParams
 from keystroke.engine.model import Model
 from keystroke.engine.speculative import (
@@ -37,6 +37,26 @@ TOKENIZER = ByteTokenizer(SPECIAL, bos=BOS, eos=EOS, vocab_size=VOCAB)
 # Steps that verifying so many rows takes: as measured on two laptop cores, and on a GPU, nearly nothing.
 LAPTOP = cost_table({1: 1.0, 2: 2.1, 4: 2.3, 8: 3.7, 16: 6.0, 32: 11.2})
 FLAT = cost_table({1: 1.0, 32: 1.3})
+
+
+class Clock:
+    """The time as an engine's settings have it, whatever this machine is busy with."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+
+    def spend(session: EchoSession, seconds: float, interrupt: Interrupt | None) -> None:
+        clock.now += seconds
+
+    monkeypatch.setattr(EchoSession, "_spend", spend)
+    return clock
 
 
 class Replay:
@@ -328,16 +348,23 @@ def test_a_table_that_flatters_the_machine_is_corrected_by_the_clock() -> None:
     assert sum(drafted[-100:]) <= 16
 
 
-def test_the_drafter_for_an_engine_uses_its_measured_costs() -> None:
+def test_the_drafter_for_an_engine_uses_its_measured_costs(clock: Clock) -> None:
     engine = EchoEngine(step_cost=0.002)
     assert verify_cost(engine)[2] == pytest.approx(2.1)
     assert verify_cost(engine) == verify_cost(EchoEngine())
-    measured = measure_verify_cost(engine)
-    assert verify_cost(engine) == measured
-    drafter = drafter_for(engine, source=[1, 2, 3, 4])
-    drafter.begin([9])
-    assert list(drafter.propose([9], 2)) == [1, 2]
+
+    def drafted() -> list[int]:
+        drafter = drafter_for(engine, source=[1, 2, 3, 4])
+        drafter.begin([9])
+        return list(drafter.propose([9], 2))
+
+    cheap = measure_verify_cost(engine, clock=clock)
+    assert verify_cost(engine) == cheap
+    assert drafted() == [1, 2]
     assert list(drafter_for(engine).propose([9], 2)) == []
+    engine.row_cost = 0.02
+    assert measure_verify_cost(engine, clock=clock) != cheap
+    assert drafted() == []  # a row for the price of ten steps
 
 
 def test_no_draft_is_longer_than_the_table_of_costs() -> None:
@@ -358,12 +385,13 @@ def test_the_cost_table_runs_straight_between_measurements_and_never_falls() -> 
     assert cost_table({1: 0.5}) == tuple(float(n) for n in range(MAX_DRAFT + 2))
 
 
-def test_measuring_costs_leaves_no_session_behind_and_sees_what_rows_cost() -> None:
+def test_measuring_costs_leaves_no_session_behind_and_sees_what_rows_cost(clock: Clock) -> None:
     engine = EchoEngine(step_cost=0.002, row_cost=0.001)
-    table = measure_verify_cost(engine)
+    table = measure_verify_cost(engine, clock=clock)
     assert engine.stats().sessions == 0
-    assert table[1] == 1.0
-    assert 2.0 < table[16] < 20.0  # by its settings 8.5
+    assert table == pytest.approx([0.0, *(1 + rows / 2 for rows in range(MAX_DRAFT + 1))])
+    out_of_time = measure_verify_cost(engine, 0.0, clock)
+    assert out_of_time == pytest.approx(table)  # by the slope of the first three
     tiny = measure_verify_cost(EchoEngine(context_length=8))
     assert len(tiny) == MAX_DRAFT + 2
 

@@ -7,7 +7,7 @@ session behind. The result is a plain tuple, to be kept beside the model.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from weakref import WeakKeyDictionary
 
 from keystroke.engine.base import Engine, Session
@@ -33,12 +33,14 @@ def remember_cost(engine: Engine, table: Sequence[float]) -> None:
     _measured[engine] = tuple(table)
 
 
-def measure_verify_cost(engine: Engine, seconds: float = 0.4) -> tuple[float, ...]:
+def measure_verify_cost(
+    engine: Engine, seconds: float = 0.4, clock: Callable[[], float] = time.perf_counter
+) -> tuple[float, ...]:
     """`cost[n]`: the time of a step over n rows in units of a step over one; cost[0] is 0. When `seconds`
     run out it stops, and extrapolates from what it has. Remembered for `verify_cost`."""
     limit = min(engine.info.context_length // 2, _CONTEXT)
     measured: dict[int, float] = {1: 1.0} if limit < 2 else {}
-    deadline = time.perf_counter() + seconds
+    deadline = clock() + seconds
     with engine.session() as session:
         session.extend([i % engine.info.vocab_size for i in range(1, max(limit, 1) + 1)])
         for rows in _ROWS:
@@ -46,17 +48,19 @@ def measure_verify_cost(engine: Engine, seconds: float = 0.4) -> tuple[float, ..
                 continue
             # Tokens no model would choose: what is measured is the rows, not luck.
             draft = [(7 * i + 3) % engine.info.vocab_size for i in range(rows - 1)]
-            if len(measured) < _ENOUGH or time.perf_counter() < deadline:
-                measured[rows] = min(_timed(session, limit, draft) for _ in range(4 if rows == 1 else 2))
+            if len(measured) < _ENOUGH or clock() < deadline:
+                measured[rows] = min(
+                    _timed(session, limit, draft, clock) for _ in range(4 if rows == 1 else 2)
+                )
     table = _measured[engine] = cost_table(measured)
     return table
 
 
-def _timed(session: Session, length: int, draft: Sequence[int]) -> float:
+def _timed(session: Session, length: int, draft: Sequence[int], clock: Callable[[], float]) -> float:
     session.rollback(length)
-    started = time.perf_counter()
+    started = clock()
     session.step(draft)
-    return time.perf_counter() - started
+    return clock() - started
 
 
 def cost_table(seconds: Mapping[int, float]) -> tuple[float, ...]:
