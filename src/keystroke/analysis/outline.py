@@ -84,6 +84,8 @@ def _units(nodes: Sequence[SgNode], lines: list[str], owner: str, floor: int, ce
     pending: int | None = None  # where comments above the next definition begin
     made: list[Unit] = []
     for node in nodes:
+        if not node.is_named():
+            continue  # before its range, which takes as long to find as its line is long
         span = node.range()
         first, last = span.start.line, span.end.line
         if span.end.column == 0 and last > first:
@@ -94,7 +96,7 @@ def _units(nodes: Sequence[SgNode], lines: list[str], owner: str, floor: int, ce
                 near = pending is not None and not any(not line.strip() for line in lines[pending:first])
                 pending = pending if near else first
             continue
-        if not node.is_named() or not node.text().strip():
+        if not node.text().strip():
             continue
         if pending is not None and any(not line.strip() for line in lines[pending:first]):
             pending = None

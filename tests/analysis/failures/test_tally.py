@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -71,7 +72,12 @@ Tests:       1 failed, 2 passed, 3 total
 def ran(folder: Path, text: str, *command: str) -> Tally:
     (folder / "test_it.py").write_text(text)
     done = subprocess.run(
-        [sys.executable, "-m", *command], cwd=folder, capture_output=True, text=True, check=False
+        [sys.executable, "-m", *command],
+        cwd=folder,
+        env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},  # reading those here takes seconds
+        capture_output=True,
+        text=True,
+        check=False,
     )
     return tally(done.stdout + done.stderr)
 
