@@ -12,6 +12,10 @@ from hypothesis import settings
 settings.register_profile("keystroke", deadline=None)
 settings.load_profile("keystroke")
 
+# Tests run two at a time on two cores: threads of torch that wait for each other by spinning would take the
+# neighbour's core, and both would last twice as long.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Tests that import ONNX Runtime by themselves do so as the engine does: silenced (engine/onnx/__init__.py).
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 

@@ -19,7 +19,7 @@ from keystroke.engine.locate import resolve
 from keystroke.engine.model import Model
 from keystroke.engine.onnx import native
 from keystroke.engine.onnx.convert import converted
-from keystroke.engine.onnx.engine import PREFILL_CHUNK, OnnxEngine
+from keystroke.engine.onnx.engine import FEW_CORES, PREFILL_CHUNK, OnnxEngine
 from keystroke.engine.onnx.stored import Stored
 from keystroke.errors import ContextOverflow, Interrupted, ModelDamaged, NotEnoughMemory, SessionClosed
 
@@ -249,6 +249,17 @@ def test_an_interrupt_ends_a_run_under_way_and_the_session_goes_on(llama: OnnxEn
             read_again_and_again()
         session.extend(tokens)
         assert [session.step().tokens[0] for _ in range(5)] == expected
+
+
+@pytest.mark.parametrize(("cores", "spinning"), [(2, "0"), (FEW_CORES + 1, "1")])
+def test_threads_spin_only_where_cores_are_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, llama: OnnxEngine, cores: int, spinning: str
+) -> None:
+    monkeypatch.setattr("keystroke.engine.onnx.engine._cores", lambda: cores)
+    with made(tmp_path, "llama", "int8") as engine:
+        set_up = engine._runtime.get_session_options()
+        assert set_up.get_session_config_entry("session.intra_op.allow_spinning") == spinning
+        assert cold(engine, prompt(40), 8) == cold(llama, prompt(40), 8)
 
 
 def test_a_closed_session_or_engine_says_so(tmp_path: Path) -> None:

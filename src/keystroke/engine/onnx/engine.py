@@ -6,6 +6,7 @@ rollback is a length, a verification is a run of several rows, and a fork shares
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -28,6 +29,7 @@ TAIL = 16  # an extension up to this long rides along with the next step
 LOGIT_ROWS = 64  # more than any drafter's longest draft
 WORTH_COPYING = 16  # tokens: below this, recomputing is as quick as looking further
 WORTH_SPARING = 256  # tokens of a prefix that are worth a copy of the rest, where memory allows
+FEW_CORES = 4
 RESERVE = 1 << 30  # bytes that are left to the machine before kept prefixes go
 
 
@@ -375,8 +377,10 @@ def _open(model: Path, threads: int, stored: Stored | None) -> ort.InferenceSess
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    # Threads may spin inside a run but not between runs: an idle editor must not cost a core.
+    # Threads may spin inside a run but not between runs: an idle editor must not cost a core. Where cores are
+    # few not even inside: whoever spins there takes the core that the editor or the other thread waits for.
     options.add_session_config_entry("session.force_spinning_stop", "1")
+    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if _cores() > FEW_CORES else "0")
     try:
         if stored is not None:
             options.register_custom_ops_library(str(stored.library))
@@ -385,6 +389,11 @@ def _open(model: Path, threads: int, stored: Stored | None) -> ort.InferenceSess
         raise ModelDamaged(
             f"ONNX Runtime could not open the converted model {model}: {_first_line(error)}"
         ) from error
+
+
+def _cores() -> int:
+    """Those this process may use, where the system tells."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _first_line(error: BaseException) -> str:
