@@ -11,6 +11,7 @@ import os
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ class Tasks:
         self._runs: dict[str, TaskRun] = {}  # newest last; ended ones too, up to a number
         self._logs: dict[str, EventLog] = {}
         self._waiting: deque[tuple[TaskRun, Callable[[TaskRun], object]]] = deque()
+        self._acting = asyncio.Lock()  # held while something is done with a task that has ended
 
     @property
     def under_way(self) -> int:
@@ -71,10 +73,10 @@ class Tasks:
 
     async def resume(self, task_id: str, caller: Caller, instruction: str) -> wire.Task:
         """Go on with a task that has ended. InputError where it has not."""
-        record = await self._record(task_id, caller)
-        run = self._runs.get(task_id)
-        if (run is not None and not run.over.is_set()) or (run is None and record.under_way):
-            raise InputError("the task is still under way; steer it instead")
+        async with self._settled(task_id, caller, "steer it instead") as record:
+            return await self._go_on(record, caller, instruction)
+
+    async def _go_on(self, record: TaskRecord, caller: Caller, instruction: str) -> wire.Task:
         root = await asyncio.to_thread(self._kept.folder, record.workspace)
         given = {
             "instruction": record.instruction,
@@ -282,15 +284,15 @@ class Tasks:
 
     async def apply(self, task_id: str, caller: Caller, hunks: list[int] | None) -> wire.Task:
         """Make a change that was only proposed. InputError where there is none, or a file changed since."""
-        record = await self._settled(task_id, caller)
-        landed = await asyncio.to_thread(self._kept.land, record, hunks)
-        return self._changed(task_id, landed, wire.TaskLanded)
+        async with self._settled(task_id, caller) as record:
+            landed = await asyncio.to_thread(self._kept.land, record, hunks)
+            return self._changed(task_id, landed, wire.TaskLanded)
 
     async def undo(self, task_id: str, caller: Caller) -> wire.Task:
         """Take its change back, whole. InputError where it made none, or a file was changed since."""
-        record = await self._settled(task_id, caller)
-        undone = await asyncio.to_thread(self._kept.take_back, record)
-        return self._changed(task_id, undone, wire.TaskUndone)
+        async with self._settled(task_id, caller) as record:
+            undone = await asyncio.to_thread(self._kept.take_back, record)
+            return self._changed(task_id, undone, wire.TaskUndone)
 
     async def stop(self, seconds: float = 2.0) -> None:
         """End every task: each is `interrupted` and can be gone on with."""
@@ -322,12 +324,21 @@ class Tasks:
             raise InputError("the task has ended; go on with it by /resume")
         return run
 
-    async def _settled(self, task_id: str, caller: Caller) -> TaskRecord:
+    @asynccontextmanager
+    async def _settled(
+        self, task_id: str, caller: Caller, instead: str = "stop it or wait for its end"
+    ) -> AsyncIterator[TaskRecord]:
+        """The record of a task that has ended; nobody else acts on an ended one meanwhile. One that has just
+        told its end is waited for: its thread is still leaving, and whoever read "done" may act on it."""
         run = self._mine(task_id, caller)
-        record = await self._record(task_id, caller)
-        if (run is not None and not run.over.is_set()) or (run is None and record.under_way):
-            raise InputError("the task is still under way; stop it or wait for its end")
-        return record
+        if run is not None and run.task.ended_at is not None:
+            await run.over.wait()
+        async with self._acting:
+            record = await self._record(task_id, caller)
+            run = self._mine(task_id, caller)  # it may have been begun again
+            if (run is not None and not run.over.is_set()) or (run is None and record.under_way):
+                raise InputError(f"the task is still under way; {instead}")
+            yield record
 
     async def _record(self, task_id: str, caller: Caller) -> TaskRecord:
         return await asyncio.to_thread(self._kept.record, task_id, self._whose(caller))
