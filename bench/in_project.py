@@ -2,17 +2,20 @@
 
 Regime: the late cases of `bench/completion.py`, each in its own project: the release it was taken from is
 fetched (from the package index that pip is set up for) and kept in a folder. Asked as an editor asks: the
-prompt window over the whole file, a half word told again, greedy, one line. Four rows a model, at the same
+prompt window over the whole file, a half word told again, greedy, one line. Five rows a model, at the same
 places: `place` is how `bench/completion.py` asks (the case's own 1,900 characters, the cursor's half word cut
 as it stands); `editor` the same model asked by the live channel; `file` with the n-gram cache of the file
-above and below the cursor's line; `project` with the other files of the language, too, nearest first. Files
-that share more than half of the case's lines are copies or forms of it and are left out of the last row.
+above and below the cursor's line; `project` with the other files of the language, too, nearest first;
+`stepwise` the same without drafts from the cache, a token a step: the same text, later. Files that share more
+than half of the case's lines are copies or forms of it and are left out of the last two rows.
 A project is as it was released: other files may have been written after the line was.
 
 `rest_em`, `line_em`: right to the letter after trailing spaces are dropped, with Wilson's 95 % interval.
 `shown`: what the gate lets through, whole lines or a confident beginning of one, and `shown_right` of these.
-`step_ms`: a decode step, the cache's part in it included. `against`: places that only the row before or only
-this row has right. Ceiling: names and comments are free choices.
+`step_ms`: a decode step, the cache's part in it included; `steps` all of them; `answer_ms`: from an answer's
+first token to its last, the middle one; `shown_ms`: of those shown, to where that was decided, and `ended_ms`
+the same ones to their last token. `against`: places that only the row before or only this row has right.
+Ceiling: names and comments are free choices.
 
     python -m bench.in_project [--model M] [--cases N] [--language L ...] [--context N] [--row R ...]
                                [--projects FOLDER] [--minutes N] [--seed N] [--out FILE]
@@ -30,6 +33,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from bench.completion import CASES, LANGUAGES
@@ -49,7 +53,7 @@ from keystroke.train.corpus.languages import SUFFIXES
 from keystroke.train.evaluate import ModelSuggester, Share
 from keystroke.train.fim import Cut
 
-ROWS = ("place", "editor", "file", "project")
+ROWS = ("place", "editor", "file", "project", "stepwise")
 KINDS = {Cut.REST_OF_LINE: "rest_em", Cut.LINE: "line_em"}
 _COPY = 0.5  # of the lines of a case's file
 
@@ -156,7 +160,8 @@ class Row:
     shown: int = 0
     shown_right: int = 0
     steps: int = 0
-    seconds: float = 0.0
+    seconds: list[float] = field(default_factory=list)  # of each answer
+    decided: list[tuple[float, float]] = field(default_factory=list)  # of those shown: when, and their end
 
     @property
     def all(self) -> list[bool]:
@@ -170,7 +175,12 @@ class Row:
         if self.steps:  # asked by the live channel
             told |= Share(self.shown, len(self.all)).row("shown")
             told |= Share(self.shown_right, self.shown).row("shown_right")
-            told["step_ms"] = round(1e3 * self.seconds / self.steps, 2)
+            told["steps"] = self.steps
+            told["step_ms"] = round(1e3 * sum(self.seconds) / self.steps, 2)
+            told["answer_ms"] = round(1e3 * median(self.seconds), 1)
+        if self.decided:
+            shown, ended = zip(*self.decided, strict=True)
+            told["shown_ms"], told["ended_ms"] = (round(1e3 * median(times), 1) for times in (shown, ended))
         return told
 
 
@@ -199,23 +209,32 @@ class Asked:
         completion = LiveCompletion(
             self._model, settings, path=case.path, language=language(case), budget=self._context
         )
-        if name == "project":
+        if name in ("project", "stepwise"):
             completion.project = around(place)
         text, cursor = place.before + place.after, len(place.before)
         stream = completion.begin(text, cursor, Extent.REST)
         generation = Generation(
-            self._model, self._session, stream.prompt.tokens, stream.params(), predictor=stream.predictor
+            self._model,
+            self._session,
+            stream.prompt.tokens,
+            stream.params(),
+            predictor=stream.predictor,
+            drafts=name != "stepwise",
         )
-        began = 0.0
+        began, decided, answer = 0.0, 0.0, None
         for chunk in generation:
             if not began:  # the first step is not counted: the prompt is read in it
                 began = time.perf_counter()
             stream.feed(chunk)
-        row.seconds += time.perf_counter() - began
+            if answer is None and (answer := completion.answer(stream, text, cursor)) is not None:
+                decided = time.perf_counter() - began
+            if stream.done:  # as the gateway stops there
+                break
+        row.seconds.append(time.perf_counter() - began)
         row.steps += max(0, generation.stats.steps - 1)
-        answer = completion.answer(stream, text, cursor)
         if isinstance(answer, Offer):
             row.shown += 1
+            row.decided.append((decided, row.seconds[-1]))
             whole = answer.text.rstrip() == case.middle.rstrip()
             row.shown_right += whole or (answer.begun and case.middle.startswith(answer.text))
         return stream.text.rstrip()
@@ -292,13 +311,15 @@ class _Results:
                 whole.shown_right += row.shown_right
                 whole.steps += row.steps
                 whole.seconds += row.seconds
+                whole.decided += row.decided
         return whole
 
 
 def _told(given: argparse.Namespace, results: _Results, rows: list[str], there: int, missing: int) -> int:
     languages = sorted({spoken for spoken, _ in results.rows})
     told: dict[str, Any] = {}
-    columns = {"rest_em": 9, "line_em": 9, "shown": 8, "shown_right": 13, "step_ms": 9}
+    columns = {"rest_em": 9, "line_em": 9, "shown": 8, "shown_right": 13, "step_ms": 9, "answer_ms": 11,
+               "shown_ms": 10, "ended_ms": 10}  # fmt: skip
     heads = "".join(f"{column:>{width}}" for column, width in columns.items())
     print(f"{'':<21}{heads}   against the row before")
     for spoken in [*languages, "all"]:

@@ -139,7 +139,8 @@ class TwoMinds:
     def _works(self) -> bool:
         with urllib.request.urlopen(f"{self._url}/v1/status", timeout=30) as page:
             models = json.load(page)["models"]
-        return any(m["name"] == self._larger and m["running"] + m["waiting"] for m in models)
+        # Any of them: who has the say (it may be an adapter of the one named) is the choice of the gateway.
+        return any(m["running"] + m["waiting"] for m in models)
 
     def _heard(self, event: live.LiveEvent) -> None:
         if isinstance(event, live.Ready) and event.buffer in self._ready:

@@ -117,10 +117,12 @@ def test_nothing_is_said_in_the_middle_of_a_character() -> None:
     assert Mixer(Told("é"), TOKENIZER, [EOS]).mixtures(list(half)) == (None,)
 
 
-def said(model: Model, params: GenerationParams, predictor: Predictor, draft: str = "") -> Generation:
+def said(
+    model: Model, params: GenerationParams, predictor: Predictor, draft: str = "", *, drafts: bool = True
+) -> Generation:
     drafter = FileDrafter(model.tokenizer.encode(draft)) if draft else None
     with model.engine.session() as session:
-        generation = Generation(model, session, [65], params, drafter, predictor=predictor)
+        generation = Generation(model, session, [65], params, drafter, predictor=predictor, drafts=drafts)
         list(generation)
     return generation
 
@@ -136,6 +138,33 @@ def test_drafts_do_not_change_a_mixed_answer(sampling: Sampling, draft: str) -> 
     model, predictor = saying("self.width"), Told("self.height")
     params = GenerationParams(max_tokens=24, sampling=sampling)
     assert said(model, params, predictor, draft).text == said(model, params, predictor).text
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=0.7, seed=11), Sampling(logprobs=0)])
+@pytest.mark.parametrize("seen", ["self.width", "self.height * 2", "elsewhere"])
+def test_a_line_seen_before_is_said_in_fewer_steps_and_is_the_same_line(
+    sampling: Sampling, seen: str
+) -> None:
+    params = GenerationParams(max_tokens=24, sampling=sampling)
+    quick = said(saying("self.width"), params, Told(seen))
+    plain = said(saying("self.width"), params, Told(seen), drafts=False)
+    assert (quick.text, quick.tokens, quick.finish) == (plain.text, plain.tokens, plain.finish)
+    assert plain.stats.drafted == 0
+    if sampling is GREEDY and quick.text.startswith(seen):
+        assert quick.stats.steps < plain.stats.steps
+
+
+def test_only_what_is_believed_is_drafted() -> None:
+    def drafted(length: int, most: int = 9) -> str:
+        draft, mixtures = Mixer(Told("abcdefgh", length), TOKENIZER, [EOS]).drafted([], most)
+        assert len(mixtures) == len(draft) + 1
+        return TOKENIZER.decode(draft)
+
+    assert drafted(40) == "abcd"
+    assert drafted(40, most=2) == "ab"
+    assert drafted(4) == "a"
+    assert drafted(1) == ""
+    assert Mixer(Told("abc"), TOKENIZER, [EOS]).drafted(TOKENIZER.encode("abc"), 9)[0] == ()  # its end
 
 
 def test_where_the_context_is_long_what_was_seen_is_said_and_ends() -> None:

@@ -56,7 +56,7 @@ class Wire:
     async def until(self, kind: str, **fields: Any) -> dict[str, Any]:
         """The next event of this kind (with these fields); others are kept."""
         while True:
-            event: dict[str, Any] = json.loads(await asyncio.wait_for(self.socket.recv(), 10))
+            event: dict[str, Any] = json.loads(await asyncio.wait_for(self.socket.recv(), 60))
             self.heard.append(event)
             if event["type"] == kind and all(event.get(k) == v for k, v in fields.items()):
                 return event
@@ -77,7 +77,7 @@ class Wire:
     async def complete(self, cursor: int, version: int, name: str = "1", **more: Any) -> dict[str, Any]:
         await self.send(kind="complete", id=name, buffer="a.py", version=version, cursor=cursor, **more)
         while True:
-            event: dict[str, Any] = json.loads(await asyncio.wait_for(self.socket.recv(), 10))
+            event: dict[str, Any] = json.loads(await asyncio.wait_for(self.socket.recv(), 60))
             self.heard.append(event)
             if event.get("id") == name and event.get("done", True):
                 return event
@@ -310,7 +310,7 @@ class TestPlaces:
                 engine = server.engines["echo"]
                 before = engine.prefilled
                 await wire.send(kind="buffer.cursor", buffer="a.py", version=0, cursor=cursor)
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(60):
                     while engine.prefilled == before or not server.settled():  # noqa: ASYNC110
                         await asyncio.sleep(0.01)
                 event = await wire.complete(cursor, 0, invoked=True)

@@ -75,7 +75,7 @@ def test_buffers_are_opened_again_at_whatever_gateway_answers_next() -> None:
         client.open("a.py", "val", version=3, path="a.py")
         client.change("a.py", 4, [Edit(3, 3, "ue = ")])
         started = await asyncio.to_thread(running.__enter__)
-        await asyncio.wait_for(ready.wait(), 10)
+        await asyncio.wait_for(ready.wait(), 60)
         answer = await client.complete("a.py", 8)
         assert isinstance(answer, live.Suggestion)
         assert (answer.version, answer.text) == (4, "one")
@@ -160,7 +160,7 @@ def test_after_any_typing_the_mirror_is_the_editors_text() -> None:
                     asked.append(asyncio.create_task(client.complete("a.py", cursor)))
                 if rng.random() < 0.1:
                     await asyncio.sleep(0.01)
-            answers = await asyncio.wait_for(asyncio.gather(*asked), 20)
+            answers = await asyncio.wait_for(asyncio.gather(*asked), 60)
             assert all(isinstance(answer, (live.Suggestion, live.NotShown)) for answer in answers)
             assert not [a for a in answers if isinstance(a, live.NotShown) and a.reason == "failed"]
             (socket,) = server.gateway._connections

@@ -64,7 +64,7 @@ async def refusal(wire: Wire, version: int) -> str:
 
 async def begun(model: Editing) -> None:
     """Until the model is being asked for an edit."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not model.prompts:  # noqa: ASYNC110 the engine's thread fills it
             await asyncio.sleep(0.01)
 

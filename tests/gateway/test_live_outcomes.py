@@ -240,7 +240,7 @@ class TestWatching:
                 outcomes.follow([Edit(len(text) - 1, len(text) - 1, "b")], text)
             assert completion.shift == 0.0
             outcomes.tune()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while completion.shift == 0.0:
                     await asyncio.sleep(0.01)
                     outcomes.tune()

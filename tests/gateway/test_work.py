@@ -112,7 +112,7 @@ async def on_socket(server: RunningServer, text: str) -> None:
 
         async def said(kind: str) -> dict[str, Any]:
             while True:
-                event: dict[str, Any] = json.loads(await asyncio.wait_for(socket.recv(), 10))
+                event: dict[str, Any] = json.loads(await asyncio.wait_for(socket.recv(), 60))
                 if event["type"] == kind:
                     return event
 
@@ -151,7 +151,7 @@ async def typed(server: RunningServer, text: str) -> None:
             await socket.send(json.dumps(event))
 
         async def until(*kinds: str) -> None:
-            while json.loads(await asyncio.wait_for(socket.recv(), 10))["type"] not in kinds:
+            while json.loads(await asyncio.wait_for(socket.recv(), 60))["type"] not in kinds:
                 pass
 
         await send(kind="buffer.open", buffer="a.py", text=f"value = 1\n{text}", path="a.py", version=1)
@@ -212,7 +212,7 @@ async def test_a_warm_up_over_the_budget_is_refused(tmp_path: Path) -> None:
                 await socket.send(json.dumps({"type": "response.create", "input": text, "generate": False}))
             seen: list[str] = []
             while len(seen) < 2:
-                event = json.loads(await asyncio.wait_for(socket.recv(), 10))
+                event = json.loads(await asyncio.wait_for(socket.recv(), 60))
                 if event["type"] in ("response.completed", "error"):
                     seen.append(event["type"])
         assert seen == ["response.completed", "error"]

@@ -74,12 +74,25 @@ class GenerationParams:
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """What one step added. `text` may lag behind `tokens` where text is held back; a token that is
-    part of a stop string belongs to `tokens` though its text is never given out."""
+    part of a stop string belongs to `tokens` though its text is never given out. `ends`: how much of the text
+    there was after each token, where that is known."""
 
     text: str
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     finish: Finish | None = None
+    ends: tuple[int, ...] = ()
+
+    def each(self) -> Iterator[Chunk]:
+        """The chunks that steps of one token would have made of it."""
+        if len(self.tokens) < 2 or len(self.ends) != len(self.tokens):
+            yield self
+            return
+        begins = (0, *self.ends[:-1])
+        for i, (token, first) in enumerate(zip(self.tokens, begins, strict=True)):
+            last = i + 1 == len(self.tokens)
+            text = self.text[first:] if last else self.text[first : self.ends[i]]
+            yield Chunk(text, (token,), self.logprobs[i : i + 1], self.finish if last else None)
 
 
 @dataclass(slots=True)
@@ -122,9 +135,11 @@ class Generation:
         interrupt: Interrupt | None = None,
         said: Sequence[int] = (),
         predictor: Predictor | None = None,
+        drafts: bool = True,
     ) -> None:
         """`said`: tokens of the answer that were made elsewhere, before. They are not given out again; what
-        follows is what would have followed there. `predictor`: whose opinion is mixed into the model's."""
+        follows is what would have followed there. `predictor`: whose opinion is mixed into the model's; where
+        nobody else drafts, it does, if `drafts` are wanted."""
         if not prompt:
             raise UsageError("the prompt is empty; a model needs at least one token to go on from")
         self.model = model
@@ -156,6 +171,8 @@ class Generation:
         if predictor is not None and self._matcher is None:
             line_ends = model.tokenizer.encode("\n") if "\n" in self.params.stop else []
             self._mixer = Mixer(predictor, model.tokenizer, self._eos.union(line_ends[:1]))
+        self._mixer_drafts = drafts and drafter is None
+        self._ends: list[int] = []  # of the text of each token of the step that was read last
         self._mixtures: tuple[Mixture | None, ...] = ()  # of the step under way
         self._context = model.engine.info.context_length
         self._carried = ""  # text to go out with the next chunk
@@ -244,7 +261,10 @@ class Generation:
         if self._mixer is not None:
             left = self._healing.left if self._held else ""
             torn = self._held and not left  # what must come ends in half a character
-            self._mixtures = () if torn else self._mixer.mixtures(self.tokens, draft, left)
+            if self._mixer_drafts and not self._held and room > 1:
+                draft, self._mixtures = self._mixer.drafted(self.tokens, room - 1)
+            else:
+                self._mixtures = () if torn else self._mixer.mixtures(self.tokens, draft, left)
             if any(self._mixtures):
                 sampling = replace(sampling, mixtures=self._mixtures)
         if self._matcher is None:
@@ -301,12 +321,13 @@ class Generation:
             self._finished(finish)
             if finish is not Finish.STOP_STRING:
                 text += self._rest()
+        ends = () if self._carried or self._matcher is not None else tuple(self._ends)
         if self._carried:
             text, self._carried = self._carried + text, ""
         if self._carried_tokens:
             tokens, self._carried_tokens = self._carried_tokens + tokens, ()
         self._parts.append(text)
-        return Chunk(text, tokens, step.logprobs[: len(tokens)], finish)
+        return Chunk(text, tokens, step.logprobs[: len(tokens)], finish, ends)
 
     def _proved(self, matcher: Matcher, step: Step) -> Step:
         """A step that was made without a mask, up to the first token that is not allowed; that place is asked
@@ -415,14 +436,16 @@ class Generation:
     def _read(self, step: tuple[int, ...]) -> tuple[tuple[int, ...], str, Finish | None]:
         """The part of a step that belongs to the answer, its text, and why the answer ends there, if it does.
         Token by token, so that the answer does not depend on how steps cut it."""
-        text = ""
+        text, self._ends = "", []
         if self.params.max_tokens is not None:
             step = step[: self.params.max_tokens - len(self.tokens)]
         for index, token in enumerate(step):
             if token in self._eos:
+                self._ends.append(len(text))
                 return step[: index + 1], text, Finish.STOP
             piece, stopped = self._stops.feed(self._decoder.feed((token,)))
             text += piece
+            self._ends.append(len(text))
             if stopped:
                 return step[: index + 1], text, Finish.STOP_STRING
         return step, text, None

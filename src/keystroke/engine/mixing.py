@@ -22,6 +22,8 @@ from keystroke.engine.tokenizer import Tokenizer
 # nats; a table of 36 weights fitted to the same places comes to 1.259.
 _DOUBT = 0.94
 _MOST = 0.95  # the model is never overruled altogether
+_DRAFT = 4  # tokens of a line seen before that one step may say: a further row costs a tenth of a step
+_BELIEVED = 0.1  # how likely all of a draft must be by the predictor alone; nine of ten tokens came true
 _FIRST = 40  # characters of a text that decide about its first token
 
 
@@ -57,6 +59,24 @@ class Mixer:
         """For the place after `tokens`, which are the answer so far, and after each token of `draft`. `left`:
         what the next tokens have to say in any case (token healing)."""
         return tuple(self._mixture([*tokens, *draft[:ahead]], left) for ahead in range(len(draft) + 1))
+
+    def drafted(self, tokens: Sequence[int], most: int) -> tuple[tuple[int, ...], tuple[Mixture | None, ...]]:
+        """What follows `tokens` if the predictor is right, as far as it is believed, and the mixtures of that
+        draft: where it has seen the text before, one step says several tokens of it."""
+        draft: list[int] = []
+        mixtures = [self._mixture(tokens, "")]
+        believed = 1.0
+        while len(draft) < min(most, _DRAFT):
+            seen = mixtures[-1]
+            if seen is None or not seen.chances:
+                break
+            token, chance = max(seen.chances.items(), key=lambda entry: entry[1])
+            believed *= seen.weight * chance
+            if believed < _BELIEVED:
+                break
+            draft.append(token)
+            mixtures.append(self._mixture([*tokens, *draft], ""))
+        return tuple(draft), tuple(mixtures)
 
     def _mixture(self, tokens: Sequence[int], left: str) -> Mixture | None:
         said = self._tokenizer.decode(tokens) if tokens else ""

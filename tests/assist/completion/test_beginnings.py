@@ -6,18 +6,23 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from keystroke.assist.completion import Extent, Hidden, LiveCompletion, Offer, Withheld, complete
 from keystroke.assist.completion.beginning import confident_beginning, confident_lines
 from keystroke.assist.completion.cache import Kept
 from keystroke.assist.completion.extent import body_floor, extent_at
+from keystroke.assist.completion.gate import Dismissed
+from keystroke.assist.completion.stream import Stream
 from keystroke.config import AssistSettings
+from keystroke.engine.base import TokenLogprob
 from keystroke.engine.card import card_languages
 from keystroke.engine.echo import EOS, SPECIAL, EchoEngine
+from keystroke.engine.generation import Chunk, Finish
 from keystroke.engine.model import Model
 from keystroke.engine.tokenizer.byte_tokens import ByteTokenizer
 from keystroke.errors import ModelDamaged
@@ -103,6 +108,148 @@ def test_a_beginning_on_the_screen_stays_while_it_is_typed() -> None:
         offer = completion.look(now, len(now))
         assert isinstance(offer, Offer)
         assert offer.text == first.text[typed:]
+
+
+# ── before a line is said to its end ──────────────────────────────────────────────────────────
+
+
+def chunks(tokens: Sequence[tuple[str, float]]) -> list[Chunk]:
+    """Steps of one token each, and the end."""
+    said = [
+        Chunk(piece, (0,), (TokenLogprob(0, math.log(chance)),), ends=(len(piece),))
+        for piece, chance in tokens
+    ]
+    return [*said, Chunk("", (1,), (TokenLogprob(1, -0.1),), Finish.STOP, ends=(0,))]
+
+
+def begun(before: str, after: str = "", **settings: Any) -> tuple[LiveCompletion, Stream]:
+    completion = LiveCompletion(None, AssistSettings(**settings), language="python")
+    return completion, completion.begin(before + after, len(before), Extent.REST)
+
+
+def first_answer(
+    completion: LiveCompletion, stream: Stream, steps: Sequence[Chunk], text: str, cursor: int
+) -> tuple[int, Offer | Withheld]:
+    """What is answered as soon as that is decided, and after how many steps."""
+    for number, chunk in enumerate(steps, 1):
+        stream.feed(chunk)
+        answer = completion.answer(stream, text, cursor)
+        if answer is not None:
+            return number, answer
+    raise AssertionError("an answer that has ended is answered")
+
+
+LINE = [("eight", 0.99), (".", 0.95), ("value", 0.9), (" *", 0.2), (" depth", 0.4), (" +", 0.5), (" 1", 0.5)]
+
+
+def test_a_beginning_is_shown_once_the_rest_cannot_change_it() -> None:
+    text = "return self.h"
+    completion, stream = begun(text)
+    steps = chunks(LINE)
+    after, offer = first_answer(completion, stream, steps, text, len(text))
+    assert isinstance(offer, Offer)
+    assert (offer.text, offer.begun, after) == ("eight.value", True, 4)
+    assert not stream.done
+    # Typing goes on from what is on the screen, also before the line is said to its end and afterwards.
+    for typed in (1, 4):
+        now = text + offer.text[:typed]
+        answer = completion.answer(stream, now, len(now))
+        assert isinstance(answer, Offer)
+        assert (answer.text, answer.typed) == (offer.text[typed:], typed)
+    for chunk in steps[after:]:
+        stream.feed(chunk)
+    completion.keep(stream)
+    now = text + "eigh"
+    later = completion.look(now, len(now))
+    assert isinstance(later, Offer)
+    assert later.text == "t.value"
+
+
+@pytest.mark.parametrize("end", [" depth", " )"])  # the second would break the syntax
+def test_a_beginning_shown_early_stays_while_it_is_typed_whatever_the_rest_becomes(end: str) -> None:
+    text = "return self.h"
+    # Once its first token is typed, all that is left is likely enough to be shown whole.
+    steps = chunks([("ei", 0.55), ("ght", 0.99), (" *", 0.7), (end, 0.99), (" + 1", 0.99)])
+    completion, stream = begun(text)
+    after, offer = first_answer(completion, stream, steps, text, len(text))
+    assert isinstance(offer, Offer)
+    assert (offer.text, after) == ("eight", 3)
+
+    def shown(typed: int) -> str | None:
+        now = text + "eight"[:typed]
+        answer = completion.answer(stream, now, len(now))
+        return answer.text if isinstance(answer, Offer) else None
+
+    assert [shown(typed) for typed in (1, 2, 3, 4)] == ["ight", "ght", "ht", "t"]
+    completion.dismissed.add(text, "eight")
+    assert [shown(typed) for typed in (1, 2)] == [None, None]
+    completion.dismissed = Dismissed()
+    for chunk in steps[after:]:
+        stream.feed(chunk)
+    for typed in (1, 2, 3, 4):
+        left = shown(typed)
+        assert left is not None
+        assert left.startswith("eight"[typed:])
+
+
+def test_who_asks_for_it_gets_the_whole_line() -> None:
+    text = "return self.h"
+    completion, stream = begun(text)
+    for chunk in chunks(LINE)[:-1]:
+        stream.feed(chunk)
+        assert completion.answer(stream, text, len(text), invoked=True) is None
+
+
+def test_what_a_larger_model_put_in_its_place_meanwhile_stays() -> None:
+    text = "return self.h"
+    completion, stream = begun(text)
+    steps = chunks(LINE)
+    after, _ = first_answer(completion, stream, steps, text, len(text))
+    completion.cache.put(stream.before, stream.after, kept(("eight.better", 0.99)))
+    for chunk in steps[after:]:
+        stream.feed(chunk)
+    completion.keep(stream)
+    found = completion.cache.find(text, "")
+    assert found is not None
+    assert found[0].text == "eight.better"
+
+
+WORDS = st.sampled_from(["name", "va", "lue", "(", ")", '"', " ", ".", " = ", "self", ", ", "]"])
+CHANCES = st.sampled_from([0.99, 0.95, 0.9, 0.7, 0.4, 0.1])
+
+
+@given(
+    st.lists(st.tuples(WORDS, CHANCES), min_size=1, max_size=12),
+    st.sampled_from(["", ")", "\n    return name.value\n", '", 2)\n', "\nname(value)\n"]),
+    st.sampled_from(["", "name", "name.value", "name(value)", "self.name = name"]),
+    st.sampled_from(["calm", "balanced", "eager"]),
+    st.booleans(),
+)
+@example([("name", 0.99), (".", 0.99), ("value", 0.1)], "\n    return name.value\n", "", "balanced", False)
+@example([("name", 0.99), ("(", 0.99), ("value", 0.1), (")", 0.9)], "", "name(value)", "balanced", False)
+@example([("name", 0.99), ("(", 0.99), ("value", 0.1), (")", 0.9)], ")", "", "balanced", False)
+def test_what_is_shown_early_is_what_would_be_shown_in_the_end(
+    tokens: list[tuple[str, float]], after: str, dismissed: str, eagerness: str, fast: bool
+) -> None:
+    text = f"    return {after}"
+    cursor = len("    return ")
+    answers = []
+    for patient in (False, True):
+        completion, stream = begun(text[:cursor], after, eagerness=eagerness)
+        completion.dismissed.add(text[:cursor], dismissed)
+        for moment in range(8 if fast else 0):
+            completion.rhythm.key(moment * 0.03)
+        steps = chunks(tokens)
+        if patient:
+            for chunk in steps[:-1]:
+                stream.feed(chunk)
+            steps = [] if stream.done else steps[-1:]
+        answers.append(
+            first_answer(completion, stream, steps, text, cursor)[1]
+            if steps
+            else completion.answer(stream, text, cursor)
+        )
+    assert answers[0] == answers[1]
 
 
 def test_of_a_doubtful_body_the_sure_lines_are_shown() -> None:

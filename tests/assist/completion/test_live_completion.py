@@ -30,6 +30,7 @@ from keystroke.engine.echo import EOS, SPECIAL, EchoEngine
 from keystroke.engine.generation import Generation
 from keystroke.engine.model import Model
 from keystroke.engine.prefix import common_prefix
+from keystroke.engine.speculative import FileDrafter
 from keystroke.engine.templates import FimTemplate
 from keystroke.engine.tokenizer.byte_tokens import ByteTokenizer
 from keystroke.text import Edit, apply_edits
@@ -47,12 +48,24 @@ def shown(chosen: Model, tokens: list[int]) -> str:
     return b"".join(chosen.tokenizer.token_bytes(t) for t in tokens).decode()
 
 
-def run(chosen: Model, stream: Stream) -> None:
+def run(chosen: Model, stream: Stream, draft: str = "") -> None:
+    drafter = FileDrafter(chosen.tokenizer.encode(draft)) if draft else None
     with chosen.engine.session() as session:
-        for chunk in Generation(chosen, session, stream.prompt.tokens, stream.params()):
+        for chunk in Generation(chosen, session, stream.prompt.tokens, stream.params(), drafter):
             stream.feed(chunk)
             if stream.done:
                 return
+
+
+@pytest.mark.parametrize("draft", ["compute(width)\n", "compute(height)\n", "compute(width) + 1"])
+def test_what_is_kept_of_an_answer_does_not_depend_on_how_many_tokens_a_step_has(draft: str) -> None:
+    chosen = model(lambda _: "compute(width)\n")
+    completion = LiveCompletion(chosen, AssistSettings(), budget=200)
+    plain, drafted = completion.begin("x = ", 4), completion.begin("x = ", 4)
+    run(chosen, plain)
+    run(chosen, drafted, draft)
+    assert plain.kept(plain.text) == drafted.kept(drafted.text)
+    assert len(set(drafted.kept(drafted.text).ends)) == len("compute(width)")
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,10 @@ class Ending:
                 return Cut(self._tidied(kept), True)
         return Cut(self._tidied(kept), final)
 
+    def may_repeat(self, text: str) -> bool:
+        """Whether the line begun with `text` may still become the one below the cursor, and be dropped."""
+        return bool(self.following) and self.following.startswith(f"{self.before}{text}".rstrip())
+
     def _repeats(self, line: str, index: int) -> bool:
         """Whether this line is the one that stands below the cursor already."""
         shown = f"{self.before}{line}" if index == 0 else line

@@ -29,6 +29,11 @@ def line_at(text: str, cursor: int) -> tuple[int, int]:
     return text.rfind("\n", 0, cursor) + 1, len(text) if end < 0 else end
 
 
+def line_before(text: str, cursor: int) -> str:
+    """The cursor's line, left of the cursor."""
+    return text[text.rfind("\n", 0, cursor) + 1 : cursor]
+
+
 def only_closers(rest: str) -> bool:
     """Whether what is right of the cursor is what editors put there by themselves."""
     return _CLOSERS.fullmatch(rest) is not None

@@ -60,6 +60,11 @@ class Dismissed:
         line, text = place[0].lstrip(), place[1].rstrip()
         return any(text and line + text == old + said and text in said for old, said in self._seen)
 
+    def may_become(self, line: str, text: str) -> bool:
+        """Whether `text`, as more of it is said, may turn out to be one of them."""
+        begun = line.lstrip() + text
+        return any((old + said).startswith(begun) for old, said in self._seen)
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:

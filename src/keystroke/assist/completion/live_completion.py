@@ -18,7 +18,7 @@ from keystroke.analysis.syntax import breaks
 from keystroke.assist.completion import gate
 from keystroke.assist.completion.beginning import confident_beginning, confident_lines, doubtful
 from keystroke.assist.completion.cache import Kept, TypeThrough
-from keystroke.assist.completion.extent import Extent, body_floor, ending_for, extent_at, line_at
+from keystroke.assist.completion.extent import Extent, body_floor, ending_for, extent_at, line_at, line_before
 from keystroke.assist.completion.reasons import Hidden
 from keystroke.assist.completion.stream import Stream
 from keystroke.assist.completion.tuning import moved
@@ -163,9 +163,11 @@ class LiveCompletion:
         typed = stream.typed(text, cursor)
         if typed is None or typed < 0:
             return Withheld(Hidden.SUPERSEDED)
+        if not stream.done and stream.extent is not Extent.BLOCK:
+            return None if invoked else self._early(stream, text, cursor, typed)
         if not stream.done:
             first = stream.text.lstrip("\n").partition("\n")
-            if stream.extent is not Extent.BLOCK or not first[1] or typed:
+            if not first[1] or typed:
                 return None
             # A block's first line is shown while the rest is made.
             line = stream.text[: len(stream.text) - len(first[2]) - 1]
@@ -180,10 +182,36 @@ class LiveCompletion:
             kept = stream.kept(stream.text)  # what was typed is the model's own form, not the project's
         return self._judged(text, cursor, kept, typed, invoked)
 
-    def keep(self, stream: Stream) -> Kept:
-        """Put a finished stream into the cache."""
+    def _early(self, stream: Stream, text: str, cursor: int, typed: int) -> Offer | None:
+        """The confident beginning of a line that is not said to its end, once the line as a whole is too
+        unlikely to be shown: chances only fall, so whatever is still to be said changes neither."""
+        if stream.judged == typed:
+            return None
         kept = stream.kept(self._fitted(stream, stream.text))
-        self.cache.put(stream.before, stream.after, kept)
+        agrees = kept.text.startswith(text[len(stream.before) : cursor])
+        if agrees and (shown := self._on_screen(text, cursor, kept, typed)) is not None:
+            return shown
+        if not doubtful(kept, typed, self.eagerness, self.shift):
+            return None
+        line = line_before(text, cursor)
+        if stream.ending.may_repeat(stream.text) or self.dismissed.may_become(line, kept.text[typed:]):
+            return None  # by its end it may be something that is not shown at all
+        stream.judged = typed
+        if not agrees:
+            return None
+        early = self._judged(text, cursor, kept, typed, invoked=False)
+        if not isinstance(early, Offer):
+            return None
+        stream.begun, stream.judged = kept.begun, None
+        return early
+
+    def keep(self, stream: Stream) -> Kept:
+        """Put a finished stream into the cache. Where its beginning was shown before it ended, somebody who
+        knows better may have put something else there meanwhile: that stays."""
+        kept = stream.kept(self._fitted(stream, stream.text))
+        found = self.cache.find(stream.before, stream.after) if stream.begun else None
+        if found is None or found[1]:
+            self.cache.put(stream.before, stream.after, kept)
         return kept
 
     def ahead(self, text: str, cursor: int, offer: Offer) -> Stream | None:
@@ -223,12 +251,14 @@ class LiveCompletion:
         alone = not invoked and not followed and kept.extent != Extent.BLOCK
         if reason is None and alone and doubtful(kept, typed, self.eagerness, self.shift):
             reason = Hidden.LOW_CONFIDENCE
-        if reason in _WHOLE_LINE and (offer := self._begun(text, cursor, kept, typed, candidate, reason)):
+        if reason in _WHOLE_LINE and (offer := self._begun(text, cursor, kept, typed, candidate)):
             return offer
         if reason is None and self.language is not None:
             # Looked at once: typing through a suggestion leads to the same text.
             if kept.broken is None:
                 kept.broken = self._breaks(text, cursor, rest)
+            if kept.broken and (shown := self._on_screen(text, cursor, kept, typed)) is not None:
+                return shown
             reason = Hidden.BREAKS_SYNTAX if kept.broken else None
         if reason is not None:
             return Withheld(reason, rest, sure)
@@ -237,16 +267,16 @@ class LiveCompletion:
 
     def _indented(self, text: str, cursor: int) -> bool:
         """Whether the cursor stands on the blank line of a body, already further in than what opened it."""
-        line = text[text.rfind("\n", 0, cursor) + 1 : cursor]
+        line = line_before(text, cursor)
         floor = body_floor(text, cursor, self.language)
         return not line.strip() and floor is not None and len(line.expandtabs(4)) > floor
 
     def _begun(
-        self, text: str, cursor: int, kept: Kept, typed: int, candidate: gate.Candidate, reason: Hidden
+        self, text: str, cursor: int, kept: Kept, typed: int, candidate: gate.Candidate
     ) -> Offer | None:
         """The confident beginning of what is not worth showing whole. In a burst of keys only what a calm
         user would be shown; what is on the screen already stays while it is typed."""
-        eagerness = "calm" if reason is Hidden.TYPING_FAST else self.eagerness
+        eagerness = "calm" if candidate.fast and not candidate.invoked else self.eagerness
         begun, chance = "", 0.0
         if kept.extent == Extent.BLOCK:
             least = moved(gate.THRESHOLDS[eagerness], self.shift)
@@ -262,6 +292,16 @@ class LiveCompletion:
             return None
         kept.begun = typed + len(begun)
         return Offer(begun, Extent.BLOCK if "\n" in begun else Extent.REST, chance, typed, begun=True)
+
+    def _on_screen(self, text: str, cursor: int, kept: Kept, typed: int) -> Offer | None:
+        """What is left of a beginning that is shown already: it stays while it is typed, unless it was turned
+        down."""
+        left = kept.text[typed : kept.begun]
+        line = line_before(text, cursor)
+        if not typed or not left or (line, left) in self.dismissed:
+            return None
+        extent = Extent.BLOCK if "\n" in left else Extent.REST
+        return Offer(left, extent, gate.confidence(kept.sureness(typed)), typed, begun=True)
 
     def _breaks(self, text: str, cursor: int, inserted: str) -> bool:
         return self.language is not None and breaks(text, cursor, inserted, self.language)

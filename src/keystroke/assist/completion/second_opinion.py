@@ -10,10 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from keystroke.assist.completion.gate import THRESHOLDS
 from keystroke.assist.completion.live_completion import Offer, Withheld
 
-SURE = THRESHOLDS["calm"]  # how sure the larger model must be, to contradict what is shown
+# How sure the larger model must be, to contradict what is shown. Of 106 texts that the 1.5B contradicted in
+# eight languages 6 were right; from here on its own were in half, below in one of seven.
+SURE = 0.85
 
 
 class Verdict(StrEnum):

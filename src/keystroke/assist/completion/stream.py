@@ -35,6 +35,8 @@ class Stream:
     text: str = ""  # settled part of what the model said, without what it had to repeat
     done: bool = False  # nothing more will come
     whole: bool = True  # it ended by itself, not for want of tokens
+    begun: int = 0  # where the beginning of it ends that is on the screen already; 0: none is
+    judged: int | None = None  # the typed characters after which no beginning of it is worth showing
     _raw: str = ""
     _ends: list[int] = field(default_factory=list)
     _logprobs: list[float] = field(default_factory=list)
@@ -52,7 +54,15 @@ class Stream:
         )
 
     def feed(self, chunk: Chunk) -> None:
-        """Take what one step said; sets `done` where the ending is decided."""
+        """Take what one step said, token by token: an answer and its confidence do not depend on how many
+        tokens a step has. Sets `done` where the ending is decided; what the step said after that is not
+        taken."""
+        for number, part in enumerate(chunk.each()):
+            if number and self.done:
+                return
+            self._take(part)
+
+    def _take(self, chunk: Chunk) -> None:
         self._raw += chunk.text
         text = without_held(self.prompt.held, self._raw)
         if chunk.logprobs:
@@ -94,4 +104,4 @@ class Stream:
         while len(inside) > 1 and inside[-1][0] == inside[-2][0] == len(text):
             inside.pop()
         ends, logprobs = tuple(e for e, _ in inside), tuple(p for _, p in inside)
-        return Kept(text, self.extent, ends, logprobs, whole=self.whole)
+        return Kept(text, self.extent, ends, logprobs, whole=self.whole, begun=self.begun)

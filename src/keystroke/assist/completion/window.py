@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from keystroke.assist.completion.extent import line_at, only_closers
+from keystroke.assist.completion.extent import line_at, line_before, only_closers
 from keystroke.assist.completion.prompt import trim_text
 from keystroke.engine.model import Model
 from keystroke.text.diff import common_prefix
@@ -156,7 +156,7 @@ class PromptWindow:
         body = cursor - len(begin)
         if model.fim is None and not begin:
             # Tokens mostly begin with their space: a prompt that ends in one makes the model stumble.
-            line = text[text.rfind("\n", 0, cursor) + 1 : cursor]
+            line = line_before(text, cursor)
             body = cursor - (len(line) - len(line.rstrip(" \t")))
         held = text[body:cursor]
         if model.fim is not None:

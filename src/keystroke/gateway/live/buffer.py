@@ -25,6 +25,7 @@ from keystroke.assist.completion import (
     Withheld,
     context_budget,
 )
+from keystroke.assist.completion.extent import line_before
 from keystroke.assist.completion.second_opinion import Opinion
 from keystroke.assist.completion.window import ContextFile
 from keystroke.assist.next_edit import Other
@@ -397,10 +398,11 @@ class LiveBuffer:
                 completion.keep(stream)
                 return
         if self._ask is None:
-            if stream.typed(self.text, self.cursor) is None:
+            # A line whose beginning was shown is said to its end, also for a text that is only assumed.
+            if not stream.begun and stream.typed(self.text, self.cursor) is None:
                 self._stop_run()
             return
-        ask = self._ask
+        ask, seen = self._ask, stream.begun
         answer = completion.answer(stream, ask.text, ask.cursor, invoked=ask.invoked)
         if answer is None:
             return
@@ -414,7 +416,7 @@ class LiveBuffer:
                 ask.told = answer.text
                 self._say(self._suggestion(ask, answer, run))
             return
-        self._finish(answer, run=run)
+        self._finish(answer, run=run, known=isinstance(answer, Offer) and 0 < answer.typed < seen)
 
     def _finish(
         self, answer: Offer | Withheld, *, run: SuggestionRun | None = None, known: bool = False
@@ -438,7 +440,7 @@ class LiveBuffer:
             )
             return
         self._say(self._suggestion(ask, answer, None if known else run))
-        line = ask.text[ask.text.rfind("\n", 0, ask.cursor) + 1 : ask.cursor]
+        line = line_before(ask.text, ask.cursor)
         self._shown[ask.id] = (line, answer.text)
         while len(self._shown) > SHOWN:
             self._shown.popitem(last=False)
@@ -461,10 +463,7 @@ class LiveBuffer:
         """The larger model's opinion, while the text it read stands."""
         if place.version != self.version:
             return
-        self._shown[place.id] = (
-            place.text[place.text.rfind("\n", 0, place.cursor) + 1 : place.cursor],
-            opinion.text,
-        )
+        self._shown[place.id] = (line_before(place.text, place.cursor), opinion.text)
         if self._outcomes is not None:
             self._outcomes.revised(place.id, opinion.text, paid.model)
         total = (time.perf_counter() - place.arrived) * 1e3

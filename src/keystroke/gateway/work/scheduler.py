@@ -36,7 +36,8 @@ class Job:
     """An answer to make: tokens in, chunks out. `warm` only brings the prompt into the cache. `said`: tokens
     of it that were made elsewhere, before. `affinity`: what it belongs to (a conversation by its beginning, a
     buffer by its name), for whoever chooses among engines that hold different prefixes. `predictor`: whose
-    opinion is mixed into the model's; an engine that is elsewhere goes without."""
+    opinion is mixed into the model's; an engine that is elsewhere goes without. `drafts`: whether it may
+    draft, too."""
 
     prompt: Sequence[int]
     params: GenerationParams
@@ -45,6 +46,7 @@ class Job:
     said: Sequence[int] = ()
     affinity: str = ""
     predictor: Predictor | None = None
+    drafts: bool = True
 
     @property
     def input_tokens(self) -> int:
@@ -206,6 +208,7 @@ class Scheduler:
                 ticket.interrupt,
                 job.said,
                 job.predictor,
+                job.drafts,
             )
         except Exception as error:
             self._end(ticket, _as_keystroke(error))

@@ -202,6 +202,7 @@ class Service:
                 raise Unavailable(SHUTTING_DOWN)
             if isinstance(job, Job):
                 self._check_room(entry, job.prompt)
+                job.drafts = self.speculation
         except KeystrokeError:
             if permit is not None:
                 permit.settle(0)
