@@ -89,7 +89,8 @@ def test_a_round_mends_one_failure_and_after_one_in_vain_the_next(desk: Desk) ->
         "def half(n):\n    return n // 2\n",
         "def double(n):\n    return 2 * n\n",
     )
-    check = f"{sys.executable} -m pytest -q -p no:cacheprovider test_pair.py"
+    quick = "env PYTEST_DISABLE_PLUGIN_AUTOLOAD=1"  # of the machine's plugins none is needed
+    check = f"{quick} {sys.executable} -m pytest -q -p no:cacheprovider test_pair.py"
     ended = desk.task(scripted(told, small=True), check=check, tries=2).run(TASK)
     assert ended.status is Status.DONE
     assert [("double is wrong" in prompt, "half is wrong" in prompt) for prompt in told.prompts] == [

@@ -20,7 +20,7 @@ from keystroke.errors import InputError, UsageError
 
 HOLDING = [kind for kind in Kind if kind is not Kind.NONE and holds(Sandbox(kind))]
 PYTHON = (sys.executable, "-I", "-S", "-c")
-QUICK = Limits(seconds=20, processes=100)
+QUICK = Limits(seconds=60, processes=100)
 needs_sandbox = pytest.mark.skipif(not HOLDING, reason="no sandbox holds on this machine")
 
 
@@ -139,7 +139,7 @@ def test_a_gigabyte_of_output_is_cut_and_stopped(sandbox: Sandbox, place: Place)
 def test_processes_that_multiply_are_stopped(sandbox: Sandbox, place: Place) -> None:
     """A bomb that ends by itself, should nothing else end it: 2**9 processes, asleep."""
     bomb = python("import os, time\nfor _ in range(9): os.fork()\ntime.sleep(30)")
-    ended = sandbox.run(bomb, place, Limits(seconds=25, processes=60))
+    ended = sandbox.run(bomb, place, Limits(seconds=60, processes=60))
     assert ended.ending is Ending.PROCESSES or "BlockingIOError" in ended.output
 
 
@@ -147,18 +147,18 @@ def test_memory_of_all_processes_together_is_limited(sandbox: Sandbox, place: Pl
     hoard = python(
         "import os, time\nfor _ in range(3): os.fork()\nhoard = bytearray(60 << 20)\ntime.sleep(30)"
     )
-    ended = sandbox.run(hoard, place, Limits(seconds=25, memory=256 << 20))
+    ended = sandbox.run(hoard, place, Limits(seconds=60, memory=256 << 20))
     assert ended.ending is Ending.MEMORY
 
 
 def test_memory_of_one_process_is_limited(sandbox: Sandbox, place: Place) -> None:
-    ended = sandbox.run(python("bytearray(1 << 30)"), place, Limits(seconds=20, memory=256 << 20))
+    ended = sandbox.run(python("bytearray(1 << 30)"), place, Limits(seconds=60, memory=256 << 20))
     assert not ended.ok
 
 
 def test_a_file_without_end_is_cut(sandbox: Sandbox, place: Place) -> None:
     write = python("f = open('big', 'wb')\nfor _ in range(64): f.write(bytes(1 << 20))")
-    assert not sandbox.run(write, place, Limits(seconds=20, file=4 << 20)).ok
+    assert not sandbox.run(write, place, Limits(seconds=60, file=4 << 20)).ok
     assert (place.root / "big").stat().st_size <= 4 << 20
 
 
@@ -175,7 +175,7 @@ def test_an_interrupt_ends_the_whole_tree(sandbox: Sandbox, place: Place) -> Non
     heard = threading.Event()
 
     def stop() -> None:
-        heard.wait(20)
+        heard.wait(60)
         interrupt.set()
 
     threading.Thread(target=stop, daemon=True).start()

@@ -100,7 +100,7 @@ class Desk:
             deep=(lambda: chats[1]) if len(chats) > 1 else None,
             options=TaskOptions(**options),
             records=self.records,
-            limits=Limits(seconds=20),
+            limits=Limits(seconds=60),
             sink=sink,
             interrupt=self.interrupt,
             steering=self.steering,

@@ -271,7 +271,7 @@ class TestGenerate:
             assert process.stdout.read() == b"\n"
             assert process.stderr.read() == b""
         assert process.returncode == 130
-        assert server.cut.wait(10)
+        assert server.cut.wait(60)
 
 
 class TestComplete:
@@ -349,7 +349,7 @@ class TestComplete:
         )
 
         def type_on() -> None:
-            server.streaming.wait(30)
+            server.streaming.wait(60)
             file.write_text("typed meanwhile")
 
         typist = threading.Thread(target=type_on)

@@ -84,7 +84,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_conversation(remote_home: Home, s
         screen.type("\x03")
         screen.expect(r"\(stopped\)")
         screen.expect("> ")
-        assert server.cut.wait(10)
+        assert server.cut.wait(60)
         server.on("/chat/completions", echo_chat())
         screen.type("second\n")
         screen.expect("you said second")
@@ -258,7 +258,7 @@ def test_an_answer_that_repeats_itself_is_stopped_and_one_round_is_remembered(
     result = remote_home.keystroke("chat", "--json", stdin="first\n/save talk.json\n")
     last = json.loads(result.stdout.splitlines()[-1])
     assert last["finish"] == "repetition"
-    assert server.cut.wait(10)
+    assert server.cut.wait(60)
     saved = json.loads((remote_home.root / "talk.json").read_text())["messages"]
     assert saved[1]["content"] == "you said first.\nI will do that now!"
 

@@ -155,7 +155,7 @@ def test_ctrl_c_stops_it_and_a_line_typed_meanwhile_steers_it(
     says(server, slow, EDIT, chat("Done as told."))
     with terminal(remote_home, "do", "make add add") as screen:
         screen.expect("commands in")
-        assert server.streaming.wait(20)
+        assert server.streaming.wait(60)
         screen.type("just use plus\n")
         screen.expect(r"\(told: just use plus\)")
         screen.expect("Done as told")
@@ -167,7 +167,7 @@ def test_ctrl_c_stops_it_and_a_line_typed_meanwhile_steers_it(
     says(server, slow)
     with terminal(remote_home, "do", "make add add") as screen:
         screen.expect("commands in")
-        assert server.streaming.wait(20)
+        assert server.streaming.wait(60)
         screen.type("\x03")
         screen.expect("stopped")
         assert screen.leave() == 130

@@ -57,7 +57,7 @@ async def opened(server: RunningServer, root: Path) -> AsyncIterator[tuple[Termi
 
 
 async def until(true: Callable[[], Any], pilot: Pilot[None]) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not true():
         assert time.monotonic() < end, log(pilot.app)
         await pilot.pause(0.02)
@@ -119,10 +119,9 @@ async def test_a_task_shows_its_diff_waits_for_a_yes_and_rewinds_with_the_files(
         await pilot.press("ctrl+r")
         await until(lambda: app.screen.query(OptionList), pilot)
         await pilot.press("down", "enter")  # before the first thing said
-        await until(lambda: not app.session.entries or "problem" in log(app), pilot)
-        await until(lambda: (root / "calc.py").read_text() == BROKEN, pilot)
+        await until(lambda: app.query_one(Input).value == "hello", pilot)
         assert app.session.entries == []
-        assert app.query_one(Input).value == "hello"
+        assert (root / "calc.py").read_text() == BROKEN
 
 
 async def test_only_the_hunks_chosen_land_and_a_no_changes_nothing(server: RunningServer, root: Path) -> None:
@@ -217,7 +216,7 @@ def test_it_runs_in_a_real_terminal(server: RunningServer, root: Path) -> None:
 
 
 def _wait(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 40
+    end = time.monotonic() + 60
     while not true():
         assert time.monotonic() < end
         time.sleep(0.1)

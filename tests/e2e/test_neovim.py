@@ -138,7 +138,7 @@ def editing(folder: Path, name: str, text: str, gateway: RunningServer, *options
         yield editor
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
 
 
 def test_ghost_text_is_typed_through_and_taken_whole_by_word_and_by_line(

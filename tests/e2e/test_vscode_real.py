@@ -126,7 +126,7 @@ def running(command: list[str], home: Path) -> Iterator[str]:
         yield url
     finally:
         os.killpg(process.pid, 15)
-        process.wait(20)
+        process.wait(60)
         log.close()
 
 

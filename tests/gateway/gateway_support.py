@@ -72,7 +72,7 @@ class RunningServer:
     def ws(self) -> str:
         return f"ws://127.0.0.1:{self.port}/v1/responses"
 
-    def settled(self, timeout: float = 5.0) -> bool:
+    def settled(self, timeout: float = 60.0) -> bool:
         """Wait until nothing runs; True when every session was given back."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:

@@ -70,7 +70,7 @@ async def started(registry: Registry) -> AsyncIterator[Registry]:
 
 
 async def until(true: Callable[[], object]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not true():  # noqa: ASYNC110 - what is waited for happens in another thread
             await asyncio.sleep(0.005)
 

@@ -67,7 +67,7 @@ async def test_a_steered_turn_and_its_successor_each_end_once_and_in_order(
             json.dumps({"type": "response.create", "model": "auto", "input": "a long word " * 20})
         )
         steered = False
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             async for frame in socket:
                 event = json.loads(frame)
                 heard.append(event)
@@ -85,7 +85,7 @@ async def test_a_steered_turn_and_its_successor_each_end_once_and_in_order(
         last = ends[1]["response"]["id"]
         again = {"type": "response.create", "model": "auto", "input": "on", "previous_response_id": last}
         await socket.send(json.dumps(again))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             async for frame in socket:
                 event = json.loads(frame)
                 if event["type"] in ENDS:

@@ -41,7 +41,7 @@ async def test_a_hostile_template_fails_its_own_requests_and_stalls_nobody(
 ) -> None:
     monkeypatch.setattr(templates, "SECONDS", 1.5)
     with serving(foreign(HOSTILE)) as server:
-        async with httpx.AsyncClient(base_url=server.url, timeout=30) as http:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
             asked = asyncio.create_task(http.post("/v1/responses", json={"input": "hi"}))
             served = 0
             while not asked.done():

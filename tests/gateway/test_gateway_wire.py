@@ -60,7 +60,7 @@ class Wire:
         await self.send(type="response.create", input=text, store=False, **fields)
 
     async def receive(self) -> dict[str, Any]:
-        event: dict[str, Any] = json.loads(await asyncio.wait_for(self.connection.recv(), 20))
+        event: dict[str, Any] = json.loads(await asyncio.wait_for(self.connection.recv(), 60))
         return event
 
     async def until(self, *kinds: str) -> dict[str, Any]:
@@ -722,10 +722,10 @@ def test_infill_answers_the_way_llama_vim_expects(server: RunningServer) -> None
 def test_infill_stops_when_its_time_is_over(server: RunningServer) -> None:
     body = {"input_prefix": "[user]\nendless\n[assistant]", "n_predict": 100_000, "t_max_predict_ms": 60}
     began = time.perf_counter()
-    answer = httpx.post(f"{server.url}/infill", json=body, timeout=30)
+    answer = httpx.post(f"{server.url}/infill", json=body, timeout=90)
     assert answer.status_code == 200
     assert 0 < len(answer.json()["content"]) < 4000
-    assert time.perf_counter() - began < 25
+    assert time.perf_counter() - began < 60
 
 
 def test_a_failure_in_the_middle_of_a_stream_is_told_on_the_stream() -> None:
@@ -783,5 +783,5 @@ async def test_a_revoked_key_loses_its_open_sockets(tmp_path: Path) -> None:
             await asyncio.to_thread(store.revoke_key, key.id)
             for open_one in (turns, live):
                 with pytest.raises(websockets.ConnectionClosed):
-                    await asyncio.wait_for(open_one.recv(), 10)
+                    await asyncio.wait_for(open_one.recv(), 60)
                 assert open_one.close_code == 1008

@@ -298,6 +298,7 @@ async def test_more_ghost_text_than_one_types_waits_like_chats() -> None:
         for _ in range(HURRIED + 2)
     ]
     assert made == [Priority.GHOST] * HURRIED + [Priority.CHAT] * 2
+    assert not job.drafts  # speculation is off, so nobody drafts
 
 
 # Origins and roots

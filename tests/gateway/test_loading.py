@@ -41,7 +41,7 @@ class Shelf:
         if name.startswith("no-"):
             raise NotFound(f"there is no model called {name}")
         progress(f"converting {name}", 1, 2)
-        assert self.go_on.wait(30)
+        assert self.go_on.wait(60)
         assert self.registry is not None
         if sum(entry.name != "small" for entry in self.registry.entries.values()) >= self.room:
             raise NotEnoughMemory(f"{name} needs more memory than there is; choose a smaller model")
@@ -70,7 +70,7 @@ def asked(server: RunningServer, model: str, text: str = "hi") -> str:
 
 
 def eventually(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -41,7 +41,7 @@ schema = schemathesis.openapi.from_dict(document())
     derandomize=True,
 )
 def test_every_answer_is_one_the_document_promises(case: Any, server: RunningServer) -> None:
-    case.call_and_validate(base_url=server.url, checks=CHECKS, timeout=30)
+    case.call_and_validate(base_url=server.url, checks=CHECKS, timeout=60)
 
 
 def test_the_document_names_every_address_the_server_serves(server: RunningServer) -> None:

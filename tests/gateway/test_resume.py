@@ -46,7 +46,7 @@ async def read(wire: Any, most: int = 1000) -> list[dict[str, Any]]:
     """So many events, or up to the terminal one."""
     heard: list[dict[str, Any]] = []
     while len(heard) < most:
-        heard.append(json.loads(await asyncio.wait_for(wire.recv(), 10)))
+        heard.append(json.loads(await asyncio.wait_for(wire.recv(), 60)))
         if heard[-1]["type"] in TERMINAL or heard[-1]["type"] == "error":
             break
     return heard

@@ -51,7 +51,7 @@ def server() -> Iterator[RunningServer]:
 
 @pytest.fixture
 def http(server: RunningServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=30) as client:
+    with httpx.Client(base_url=server.url, timeout=60) as client:
         yield client
     assert server.settled()
 
@@ -291,7 +291,7 @@ def test_both_apis_say_what_a_small_model_was_not_shown() -> None:
     short = AssistSettings(tool_declarations="short")
     with (
         serving(scripted_model(script, context_length=4000), assist=short) as running,
-        httpx.Client(base_url=running.url, timeout=30) as http,
+        httpx.Client(base_url=running.url, timeout=60) as http,
     ):
         flat = [{"type": "function", **tool} for tool in tools]
         nested = [{"type": "function", "function": tool} for tool in tools]
@@ -357,7 +357,7 @@ async def test_a_remote_model_that_ignores_a_format_fails_the_answer(monkeypatch
         table = NamedModel(engine="remote", base_url=f"{behind.url}/v1", model="echo", role="fast")
         far = Registry([remote_entry("far", table, Settings())])
         monkeypatch.setattr(gateway_support, "Registry", lambda _entries: far)
-        with serving(scripted_model()) as front, httpx.Client(base_url=front.url, timeout=30) as client:
+        with serving(scripted_model()) as front, httpx.Client(base_url=front.url, timeout=60) as client:
             wanted = {"type": "json_schema", "schema": SCHEMA}
             body = post(client, "/v1/responses", input="good", text={"format": wanted})
             assert body["output"][0]["content"][0]["text"] == '{"name": "x", "n": 5}'

@@ -83,7 +83,7 @@ class Client:
     async def stop(self) -> None:
         await self.inbox.put({"type": "websocket.disconnect"})
         assert self.task is not None
-        await asyncio.wait_for(self.task, 10)
+        await asyncio.wait_for(self.task, 60)
         await self.service.registry.stop()
 
 
@@ -257,7 +257,7 @@ async def test_a_client_that_asks_and_never_reads_is_let_go_and_nothing_is_kept_
     for _ in range(FULL // (1 << 20) + 3):
         await inbox.put({"type": "websocket.receive", "text": "x" * (1 << 20)})
     await inbox.put({"type": "websocket.disconnect"})
-    await asyncio.wait_for(serving, 10)
+    await asyncio.wait_for(serving, 60)
     assert reader.told == ["stalled", "left"]
     assert aborted == [True]
     assert socket._outbox.bytes == 0

@@ -66,10 +66,10 @@ def node(log: Path, environ: dict[str, str], *flags: str) -> Iterator[None]:
     finally:
         family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
         process.send_signal(signal.SIGTERM)
-        _, left = psutil.wait_procs(family, timeout=15)
+        _, left = psutil.wait_procs(family, timeout=60)
         for one in left:
             one.kill()
-        process.wait(10)
+        process.wait(60)
 
 
 @pytest.fixture(scope="module")

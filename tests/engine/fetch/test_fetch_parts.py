@@ -233,7 +233,7 @@ class TestBreakingOff:
             assert process.poll() is None
             time.sleep(0.02)
         process.send_signal(how)
-        assert process.wait(30) != 0
+        assert process.wait(60) != 0
         index.release.set()
         index.asked.clear()
         known.add(library, model)

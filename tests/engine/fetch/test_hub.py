@@ -128,7 +128,7 @@ class TestAdding:
             assert process.poll() is None
             time.sleep(0.02)
         process.kill()
-        process.wait(30)
+        process.wait(60)
         assert (library.names(), [name for name, _ in library.partial()]) == ([], ["one"])
         hub.held.clear()
         hub.ranges.clear()

@@ -59,7 +59,7 @@ class OpenAIServer:
 
     def __exit__(self, *_: object) -> None:
         self._server.should_exit = True
-        self._thread.join(timeout=10)
+        self._thread.join(timeout=60)
         self._socket.close()
 
     def on(self, path: str, *behaviours: Behaviour) -> None:

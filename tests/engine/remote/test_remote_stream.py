@@ -484,4 +484,4 @@ class TestBlocking:
             for item in model.stream_chat(HELLO):
                 assert item == Chunk("a")
                 break
-            assert server.cut.wait(10)
+            assert server.cut.wait(60)
