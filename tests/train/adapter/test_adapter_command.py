@@ -88,6 +88,11 @@ def test_lessons_and_an_adapter_are_made_and_the_adapter_is_asked_in_its_format(
     command = ["train", "adapter", str(model), "--lessons", str(lessons), "--run", str(tmp_path / "run")]
     assert run(*command, *sizes) == 0
     trained = json.loads(capsys.readouterr().out)
+    command[-1] = str(tmp_path / "more")
+    assert run(*command, *sizes, "--begin", trained["adapter"]) == 0
+    first, trained = trained, json.loads(capsys.readouterr().out)
+    steps = read_adapter(Path(trained["adapter"])).facts["steps"]
+    assert int(steps) == first["steps"] + trained["steps"]
     settings = load_settings({
         "paths.cache": str(tmp_path / "cache"),
         "models.both.path": str(model),

@@ -13,6 +13,7 @@ import torch
 
 from keystroke.engine.adapter import read_adapter
 from keystroke.errors import InputError, ModelDamaged
+from keystroke.train.adapter.__main__ import scale
 from keystroke.train.adapter.evaluation import choices, counted, foreseen
 from keystroke.train.adapter.lora import Adapted, Adapter, merge, strengthened
 from keystroke.train.adapter.training import Recipe, Trainer, batch_of, export, shape_for
@@ -183,6 +184,20 @@ def test_what_is_exported_is_what_was_trained(
     assert size == (tmp_path / "a.safetensors").stat().st_size
     for layer, product, delta in adapter.deltas():
         assert np.allclose(held.delta(layer, product), delta.detach().numpy(), atol=2e-3)
+
+
+def test_other_lessons_go_on_from_a_trained_adapter_at_its_full_strength(
+    trained: tuple[Target, Adapter, Trainer], tmp_path: Path
+) -> None:
+    target, adapter, _ = trained
+    export(adapter, tmp_path / "whole.safetensors", {"base": "tiny"})
+    scale(tmp_path / "whole.safetensors", 0.5, tmp_path / "half.safetensors")
+    again = Adapter(shape_for(target, 8), seed=9)
+    again.begin(read_adapter(tmp_path / "half.safetensors"))
+    for (*_, found), (*_, wanted) in zip(again.deltas(), adapter.deltas(), strict=True):
+        assert torch.allclose(found, wanted, atol=4e-3)
+    with pytest.raises(InputError, match="train with its rank"):
+        Adapter(shape_for(target, 4)).begin(read_adapter(tmp_path / "whole.safetensors"))
 
 
 def test_a_stopped_run_goes_on_and_refuses_another_shapes_checkpoint(tmp_path: Path) -> None:

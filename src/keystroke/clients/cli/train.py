@@ -687,6 +687,9 @@ def adapter(
     model: Annotated[str, typer.Argument(help="The base: a model by name or path.")],
     lessons: Annotated[list[Path], typer.Option(help="Lessons (.npz); may be repeated.")],
     run: Annotated[Path, typer.Option(help="Folder of this run; a stopped run goes on.")],
+    begin: Annotated[
+        Path | None, typer.Option(help="An adapter to go on from, with other lessons.", exists=True)
+    ] = None,
     minutes: Annotated[float, typer.Option(min=0.0, help="End by the clock; 0: after its passes.")] = 0.0,
     passes: Annotated[float, typer.Option(min=0.01, help="Over all lessons.")] = 1.0,
     rank: Annotated[int, typer.Option(min=1, max=256, help="Of each correction.")] = 16,
@@ -711,7 +714,7 @@ def adapter(
     )
     with _resumable(invocation) as progress:
         path = resolve(model, invocation.settings)
-        made = training.train_adapter(path, lessons, run, recipe, rank, place, LEARNED, progress)
+        made = training.train_adapter(path, lessons, run, recipe, rank, place, LEARNED, progress, begin=begin)
     if invocation.wants_json(json):
         invocation.console.json(made)
     else:

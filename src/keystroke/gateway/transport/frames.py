@@ -40,6 +40,9 @@ class WireLimits:
     connections: int = 512
 
 
+_LIMITS = WireLimits()
+
+
 def text_frame_header(size: int) -> bytes:
     """The header of a final, unmasked text frame (RFC 6455, section 5.2)."""
     if size < 126:
@@ -53,7 +56,7 @@ class AbortableHttp(H11Protocol):
     """HTTP as uvicorn serves it, with a way to drop a connection whose client reads nothing: a polite close
     would wait for what is never read."""
 
-    def __init__(self, *arguments: Any, limits: WireLimits = WireLimits(), **named: Any) -> None:  # noqa: B008 - immutable
+    def __init__(self, *arguments: Any, limits: WireLimits = _LIMITS, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._limits = limits
         self._awaited: asyncio.TimerHandle | None = None  # until more of a request must have come

@@ -105,6 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
     train.add_argument("--rate", type=float, default=Recipe().rate)
     train.add_argument("--keep", type=float, default=Recipe().keep)
     train.add_argument("--batch", type=int, default=Recipe().batch)
+    train.add_argument("--begin", type=Path, help="an adapter to go on from, with other lessons")
     train.add_argument("--plain", action="store_true", help="do not compile")
     asked = steps.add_parser("answer")
     asked.add_argument("--adapter", type=Path)
@@ -132,7 +133,7 @@ def main(arguments: list[str] | None = None) -> int:
             learned = json.loads(given.facts.read_text())["learned"]
             made = train_adapter(
                 given.model, given.lessons, given.run, recipe, given.rank, given.device, learned,
-                compiled=False if given.plain else None,
+                begin=given.begin, compiled=False if given.plain else None,
             )  # fmt: skip
             _tell(made)
             return 0

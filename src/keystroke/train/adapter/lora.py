@@ -17,6 +17,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from keystroke.engine.adapter import PRODUCTS, AdapterFile, AdapterShape, product_sizes
+from keystroke.errors import InputError
 from keystroke.train.draft_head.target import Layer, Target, causal, rotated
 
 _ROWS = 2048  # of logits at a time
@@ -43,6 +44,22 @@ class Adapter(nn.Module):
         """The pairs of one layer, in the order of `PRODUCTS`."""
         first = layer * len(PRODUCTS)
         return [(self.down[first + i], self.up[first + i]) for i in range(len(PRODUCTS))]
+
+    @torch.no_grad()
+    def begin(self, held: AdapterFile) -> None:
+        """Go on from a trained one, which is at its full strength again if it was weakened. Raises InputError
+        where it has another shape."""
+        if held.shape != self.shape:
+            raise InputError(
+                f"the adapter to begin with has rank {held.shape.rank} and {held.shape.layers} layers, not "
+                f"{self.shape.rank} and {self.shape.layers}; train with its rank, on its base"
+            )
+        scale = self.shape.scale * float(held.facts.get("strength", 1.0))
+        for layer in range(self.shape.layers):
+            for product, (down, up) in zip(PRODUCTS, self.of(layer), strict=True):
+                held_down, held_up = held.pairs[layer, product]
+                down.copy_(torch.from_numpy(held_down))
+                up.copy_(torch.from_numpy(held_up / scale))
 
     def deltas(self) -> Iterator[tuple[int, str, Tensor]]:
         """What each weight would have to be changed by."""

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from keystroke.engine.adapter import PRODUCTS, AdapterShape, write_adapter
+from keystroke.engine.adapter import PRODUCTS, AdapterShape, read_adapter, write_adapter
 from keystroke.engine.checkpoint import open_checkpoint
 from keystroke.errors import InputError, ModelDamaged
 from keystroke.train.adapter.lora import Adapted, Adapter
@@ -235,10 +235,13 @@ def train_adapter(
     learned: Mapping[str, str],
     report: Callable[[str, int, int], None] = lambda *_: None,
     *,
+    begin: Path | None = None,
     compiled: bool | None = None,
 ) -> dict[str, Any]:
     """Load the base, train, and leave `adapter.safetensors` in `run`. What was made. `learned`: what the
-    lessons teach, for the file to say. `compiled`: None does so on a GPU."""
+    lessons teach, for the file to say. `begin`: an adapter to go on from; a run that was stopped goes on from
+    its own checkpoint. `compiled`: None does so on a GPU."""
+    held = read_adapter(begin) if begin is not None else None
     texts = [text for path in lessons for text in read_texts(path)]
     place = torch.device(device)
     length = max((len(text.tokens) for text in texts), default=0) + _GRAIN
@@ -248,6 +251,10 @@ def train_adapter(
         target = Target.load(checkpoint, place, dtype, length)
         report("base", 1, 1)
     adapter = Adapter(shape_for(target, rank), seed=recipe.seed, device=place)
+    before = {"steps": 0, "tokens": 0}
+    if held is not None:
+        adapter.begin(held)
+        before = {name: int(held.facts.get(name, 0)) for name in before}
     fuse = place.type == "cuda" if compiled is None else compiled
     trainer = Trainer(run, target, adapter, recipe, compiled=fuse)
     try:
@@ -256,7 +263,10 @@ def train_adapter(
         trainer.checkpoint()
         raise
     facts = {"base": target.spec.name, **learned}
-    facts |= {"steps": str(trainer.step), "tokens": str(trainer.tokens)}
+    facts |= {
+        "steps": str(before["steps"] + trainer.step),
+        "tokens": str(before["tokens"] + trainer.tokens),
+    }
     path = run / "adapter.safetensors"
     size = export(adapter, path, facts)
     return {"adapter": str(path), "bytes": size, "steps": trainer.step, "tokens": trainer.tokens}
