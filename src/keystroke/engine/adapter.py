@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import struct
 from collections.abc import Mapping
@@ -68,6 +69,19 @@ class AdapterFile:
     pairs: Mapping[tuple[int, str], tuple[Array, Array]]
     facts: Mapping[str, str]
     digest: str = ""
+
+    @property
+    def strength(self) -> float:
+        """What it was weakened or strengthened to since it was trained. Raises ModelDamaged where the file
+        says what cannot be."""
+        said = self.facts.get("strength", "1")
+        try:
+            strength = float(said)
+        except ValueError:
+            strength = 0.0
+        if not (math.isfinite(strength) and strength > 0):
+            raise ModelDamaged(f"the adapter says that its strength is {said!r}; get it again")
+        return strength
 
     def delta(self, layer: int, product: str) -> Array:
         """What the product's weight is changed by."""

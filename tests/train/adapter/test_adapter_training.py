@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -191,13 +192,19 @@ def test_other_lessons_go_on_from_a_trained_adapter_at_its_full_strength(
 ) -> None:
     target, adapter, _ = trained
     export(adapter, tmp_path / "whole.safetensors", {"base": "tiny"})
-    scale(tmp_path / "whole.safetensors", 0.5, tmp_path / "half.safetensors")
+    scale(tmp_path / "whole.safetensors", 0.8, tmp_path / "most.safetensors")
+    scale(tmp_path / "most.safetensors", 0.625, tmp_path / "half.safetensors")
+    half = read_adapter(tmp_path / "half.safetensors")
+    assert half.strength == 0.5
     again = Adapter(shape_for(target, 8), seed=9)
-    again.begin(read_adapter(tmp_path / "half.safetensors"))
+    again.begin(half)
     for (*_, found), (*_, wanted) in zip(again.deltas(), adapter.deltas(), strict=True):
         assert torch.allclose(found, wanted, atol=4e-3)
     with pytest.raises(InputError, match="train with its rank"):
         Adapter(shape_for(target, 4)).begin(read_adapter(tmp_path / "whole.safetensors"))
+    for said in ("much", "0", "nan"):
+        with pytest.raises(ModelDamaged, match="strength"):
+            again.begin(replace(half, facts={"strength": said}))
 
 
 def test_a_stopped_run_goes_on_and_refuses_another_shapes_checkpoint(tmp_path: Path) -> None:

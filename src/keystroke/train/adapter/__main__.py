@@ -74,7 +74,7 @@ def answer(
 def scale(adapter: Path, strength: float, out: Path) -> int:
     """Write an adapter that does `strength` times as much; its size in bytes."""
     held = read_adapter(adapter)
-    facts = {**held.facts, "strength": f"{strength:g}"}
+    facts = {**held.facts, "strength": f"{held.strength * strength:g}"}
     return write_adapter(out, replace(held.shape, scale=strength), held.pairs, facts)
 
 

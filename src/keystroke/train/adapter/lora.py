@@ -54,7 +54,7 @@ class Adapter(nn.Module):
                 f"the adapter to begin with has rank {held.shape.rank} and {held.shape.layers} layers, not "
                 f"{self.shape.rank} and {self.shape.layers}; train with its rank, on its base"
             )
-        scale = self.shape.scale * float(held.facts.get("strength", 1.0))
+        scale = self.shape.scale * held.strength
         for layer in range(self.shape.layers):
             for product, (down, up) in zip(PRODUCTS, self.of(layer), strict=True):
                 held_down, held_up = held.pairs[layer, product]
