@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import statistics
 import threading
@@ -35,6 +34,7 @@ from bench.stored_row import stored_row
 from keystroke.config import load_settings
 from keystroke.engine.base import Interrupt
 from keystroke.engine.checkpoint import open_checkpoint
+from keystroke.engine.cores import usable_cores
 from keystroke.engine.generation import Generation, GenerationParams
 from keystroke.engine.locate import resolve
 from keystroke.engine.model import Model
@@ -322,8 +322,7 @@ def main() -> None:
     parser.add_argument("--only-model", action="store_true", help="nothing but the row of --model")
     arguments = parser.parse_args()
     rounds = arguments.rounds
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = arguments.threads or cores
+    threads = arguments.threads or usable_cores()
     stored: dict[str, object] = {}
     if (file := arguments.model or added_coder()) is not None:
         text = "\n".join((ROOT / name).read_text() for name in SOURCES)

@@ -255,7 +255,7 @@ def test_an_interrupt_ends_a_run_under_way_and_the_session_goes_on(llama: OnnxEn
 def test_threads_spin_only_where_cores_are_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, llama: OnnxEngine, cores: int, spinning: str
 ) -> None:
-    monkeypatch.setattr("keystroke.engine.onnx.engine._cores", lambda: cores)
+    monkeypatch.setattr("keystroke.engine.onnx.engine.usable_cores", lambda: cores)
     with made(tmp_path, "llama", "int8") as engine:
         set_up = engine._runtime.get_session_options()
         assert set_up.get_session_config_entry("session.intra_op.allow_spinning") == spinning

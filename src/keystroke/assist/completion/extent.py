@@ -62,7 +62,7 @@ def body_floor(text: str, cursor: int, language: str | None) -> int | None:
     for header in headers:
         if not opens_block(text, header, language) or _has_body(text, header, end, skip=start):
             continue
-        floor = _depth(text[text.rfind("\n", 0, header) + 1 : header])
+        floor = _depth(line_before(text, header))
         if header == cursor or not before.strip() or _depth(before) > floor:
             return floor
     return None
@@ -82,7 +82,7 @@ def _line_above(text: str, start: int) -> int | None:
 
 def _above_docstring(text: str, end: int) -> int | None:
     """The end of the line above a docstring that ends at `end`; None where none does."""
-    line = text[text.rfind("\n", 0, end) + 1 : end].strip()
+    line = line_before(text, end).strip()
     for quotes in ('"""', "'''"):
         if not line.endswith(quotes):
             continue
@@ -100,7 +100,7 @@ def _above_docstring(text: str, end: int) -> int | None:
 def _has_body(text: str, header: int, after: int, skip: int) -> bool:
     """Whether lines below the cursor are indented deeper than the header: then the block is written already.
     What stands between the header and the cursor's line (`skip`) is blank or a docstring."""
-    line = text[text.rfind("\n", 0, header) + 1 : header]
+    line = line_before(text, header)
     depth = _depth(line)
     for below in text[after : after + 2000].split("\n")[1:]:
         if below.strip():

@@ -74,13 +74,14 @@ def doctor(
 
 
 def machine() -> dict[str, Any]:
+    from keystroke.engine.cores import usable_cores
     from keystroke.engine.memory import available_bytes
 
     return {
         "system": f"{platform.system()} {platform.release()}",
         "processor": _processor(),
         "architecture": platform.machine(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": usable_cores(),
         "memory_bytes": _sysconf("SC_PHYS_PAGES") * _sysconf("SC_PAGE_SIZE"),
         "free_bytes": available_bytes(),
         "python": platform.python_version(),

@@ -6,7 +6,6 @@ rollback is a length, a verification is a run of several rows, and a fork shares
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import onnxruntime as ort
 from keystroke.engine.adapter import AdapterFile
 from keystroke.engine.base import Engine, EngineStats, Interrupt, ModelInfo
 from keystroke.engine.checkpoint import ModelSpec
+from keystroke.engine.cores import usable_cores
 from keystroke.engine.host import HostSession
 from keystroke.engine.onnx.kept_prefixes import KeptPrefixes
 from keystroke.engine.onnx.kv import Buffers, Pool
@@ -380,7 +380,9 @@ def _open(model: Path, threads: int, stored: Stored | None) -> ort.InferenceSess
     # Threads may spin inside a run but not between runs: an idle editor must not cost a core. Where cores are
     # few not even inside: whoever spins there takes the core that the editor or the other thread waits for.
     options.add_session_config_entry("session.force_spinning_stop", "1")
-    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if _cores() > FEW_CORES else "0")
+    options.add_session_config_entry(
+        "session.intra_op.allow_spinning", "1" if usable_cores() > FEW_CORES else "0"
+    )
     try:
         if stored is not None:
             options.register_custom_ops_library(str(stored.library))
@@ -389,11 +391,6 @@ def _open(model: Path, threads: int, stored: Stored | None) -> ort.InferenceSess
         raise ModelDamaged(
             f"ONNX Runtime could not open the converted model {model}: {_first_line(error)}"
         ) from error
-
-
-def _cores() -> int:
-    """Those this process may use, where the system tells."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _first_line(error: BaseException) -> str:
