@@ -1,6 +1,6 @@
 """The lowest versions that pyproject.toml allows, as pip's constraints: python .ci/lowest.py EXTRA... > FILE
 
-Law: a floor says what was tried, so `make test-lowest` runs the tests on exactly these. Only what the project
+A floor says what was tried, so `make test-lowest` runs the tests on exactly these. Only what the project
 names itself is held at its floor; what those packages need in turn is chosen by pip.
 """
 

@@ -1,6 +1,6 @@
 """Fixes run: the code before and after, with harmless and with hostile input.
 
-Law: a trial is a program with a weakness, a driver that runs it with one input and gives back what came of
+A trial is a program with a weakness, a driver that runs it with one input and gives back what came of
 it, harmless inputs, hostile inputs and a pattern that tells a successful attack. A fix is right where every
 harmless result is the same before and after, every attack works before, and none works after. Trials lie in
 audit_trials/LANGUAGE.toml; audit_random.py makes more. A language whose tools are absent or broken is left

@@ -1,6 +1,6 @@
 """Programs nobody wrote: made from templates at random, to find the kinds of fix that go wrong.
 
-Law: a program is fixed by its seed. Each puts foreign values into a statement, a command, a page or a path
+A program is fixed by its seed. Each puts foreign values into a statement, a command, a page or a path
 in one of the ways people do: sums, interpolation, templates with places or names, quotes of either kind,
 values next to each other and next to constant text. A fix need not be offered; one that is offered must be
 right.

@@ -1,6 +1,6 @@
 """Labelled suites read from a folder: which lines or files are weak, which are not.
 
-Law: a suite is read as its authors wrote it; nothing of it is stored here. Three forms are known: labels.json
+A suite is read as its authors wrote it; nothing of it is stored here. Three forms are known: labels.json
 ({"path", "bad", "cwe", "line"}), a table of expected results (name, category, real, cwe), and marks in the
 source's own comments. A label is for one file, or for one line of it.
 """

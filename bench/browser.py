@@ -1,6 +1,6 @@
 """A Chromium of this machine, for whoever drives the page: benchmark, demonstration, tests.
 
-Law: finds one and says why there is none; it downloads nothing.
+Finds one and says why there is none; it downloads nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Exactness of one model's suggestions in one language, and what each costs; used by `bench/completion.py`.
 
-Law: knows cases and suggesters, nothing of files or the command line. Every share has its interval; a time is
+Knows cases and suggesters, nothing of files or the command line. Every share has its interval; a time is
 from the question to the whole answer, nothing warm. What is right does not depend on the machine, what it
 costs does: answers may come from anywhere, times from where the benchmark runs.
 """

@@ -1,6 +1,6 @@
 """The files that llama.cpp runs best, made from the very weights it is compared with.
 
-Law: made once for each content of the weights and kept in the cache; llama.cpp's own quantiser does it. What
+Made once for each content of the weights and kept in the cache; llama.cpp's own quantiser does it. What
 is left of a run that was broken off is never taken for a file.
 """
 

@@ -1,6 +1,6 @@
 """Ways to type into the program as an editor does: over the language server, or over the live channel.
 
-Law: a key is one change and one request that go out together; the answer comes back as plain values. The
+A key is one change and one request that go out together; the answer comes back as plain values. The
 gateway runs in a process of its own, as it does for editors.
 """
 

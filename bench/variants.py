@@ -1,7 +1,7 @@
 """Variants of the decode kernel timed against each other, and where a layer's time goes:
 `python -m bench.variants [PART ...] [--try "MACRO=1 in_flight=66048"]`, on a GPU.
 
-Law: a variant is a set of macros, and of parameters of a launch (lower case). All variants of a part share
+A variant is a set of macros, and of parameters of a launch (lower case). All variants of a part share
 one engine and one process and are timed in turns, launches one after another, so that a difference is
 the kernel's. Logits are compared bit for bit with the first variant's. A variant that hangs or fails costs
 itself: its process ends, and the part goes on without it.

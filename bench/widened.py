@@ -1,6 +1,6 @@
 """The reference that a quantised model is held against: its weights widened to 32-bit floats, one pass.
 
-Law: plain arithmetic, layer after layer, so that no more than one layer's floats are ever in memory; knows
+Plain arithmetic, layer after layer, so that no more than one layer's floats are ever in memory; knows
 checkpoints and no engine. Models of the plain Llama shape only.
 """
 

@@ -1,6 +1,6 @@
 """The documentation site: the repository's own Markdown, rendered by Sphinx with MyST (make docs).
 
-Law: pages are read where they lie, so the links that work in the repository work on the site. Nothing is
+Pages are read where they lie, so the links that work in the repository work on the site. Nothing is
 fetched while it is built, and a page that nobody links to is an error.
 """
 

@@ -1,6 +1,6 @@
 """Brings a VS Code (code-server) and the compiled extension into `.editors/`, for the tests that drive them.
 
-Law: everything comes from the npm registry; nothing outside `.editors/` is touched, and what is there already
+Everything comes from the npm registry; nothing outside `.editors/` is touched, and what is there already
 is kept. The native parts of code-server are compiled here (a C++ compiler; a minute or two).
 
     python editors/fetch.py          or: make test-editors

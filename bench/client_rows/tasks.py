@@ -1,6 +1,6 @@
 """Twenty small tasks of our own: fix, rename, add, delete, create.
 
-Law: a task is the files it begins with, what a user would say, and a check of what the folder then holds.
+A task is the files it begins with, what a user would say, and a check of what the folder then holds.
 Checks run the code where there is code to run; none looks at how the change was made.
 """
 

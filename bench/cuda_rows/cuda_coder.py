@@ -1,6 +1,6 @@
 """Rows of a real code model in chat: new code, and answers that repeat their prompt.
 
-Law: one process for one part, as cuda_parts.py has them; the weights are real, so is the text. Every prompt
+One process for one part, as cuda_parts.py has them; the weights are real, so is the text. Every prompt
 is answered plainly, with prompt lookup and with the draft head beside it, each by the same `Generation`
 that serves users; texts must be the same. Speed is tokens over the seconds of decoding, the median over
 prompts.

@@ -1,6 +1,6 @@
 """transformers with a compiled static cache, the peer of bench/cuda.py: one shape, in a process of its own.
 
-Law: the same prompt length, the same tokens let go by and timed, as often, as for our own engine. It compiles
+The same prompt length, the same tokens let go by and timed, as often, as for our own engine. It compiles
 before it says READY, and measures when told to. Weights are random, bf16.
 """
 

@@ -1,6 +1,6 @@
 """`keystroke serve --engine cuda` as a client sees it: tokens a second over a socket, alone and in company.
 
-Law: a real folder of weights (random ones, and a tokenizer of bytes and numbered words), a real server in a
+A real folder of weights (random ones, and a tokenizer of bytes and numbered words), a real server in a
 process of its own, our own client. It speaks with bench/cuda.py as the other parts do. An answer is stopped
 in mid-text, and must end at once and leave the server fit for the next.
 """

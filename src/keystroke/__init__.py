@@ -1,6 +1,6 @@
 """Keystroke: a real-time coding system anyone can run.
 
-Law: the names of `__all__` are the public Python API (docs/api.md); all else may change in any release.
+The names of `__all__` are the public Python API (docs/api.md); all else may change in any release.
 A name is imported when it is first used, so `import keystroke` costs next to nothing.
 """
 

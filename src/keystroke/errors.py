@@ -1,6 +1,6 @@
 """Every error a user can meet, drawn as one tree.
 
-Law: an error knows its wire code, its HTTP status, whether trying again helps, and says in one sentence
+An error knows its wire code, its HTTP status, whether trying again helps, and says in one sentence
 what is wrong and what to do. It knows nothing of the layer that raises it.
 
 KeystrokeError

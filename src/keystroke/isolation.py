@@ -1,6 +1,6 @@
 """A function in a process of its own, so that what a stranger wrote can be given up on.
 
-Law: a call is bounded in time and memory. A process over its bounds is ended, the call raises OverLimit, and
+A call is bounded in time and memory. A process over its bounds is ended, the call raises OverLimit, and
 the next one finds a fresh process. Arguments and results are plain values (MessagePack): nothing that comes
 back is unpickled. It knows nothing of what the function does. Where the system does not bound address space
 (macOS), only time does.

@@ -1,6 +1,6 @@
 """Models for the tests on a GPU: small, of every family, with random weights; and the kernels they need.
 
-Law: the one place that names shapes for these tests. Engines run on the GPU, references in torch beside them.
+The one place that names shapes for these tests. Engines run on the GPU, references in torch beside them.
 """
 
 from __future__ import annotations

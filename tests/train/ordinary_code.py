@@ -1,6 +1,6 @@
 """Ordinary Python files, always the same: what is counted in tests must not change with the program's own.
 
-Law: made from a few templates and tables, no dice. Each module has what people write: imports, a class, calls
+Made from a few templates and tables, no dice. Each module has what people write: imports, a class, calls
 with named arguments, lines that come again for another field.
 """
 

@@ -1,6 +1,6 @@
 // The next edit: marked where it would be made, one key to go there, the same key to take it.
 //
-// Law: shows what the server offers and nothing of its own. A change of the text lets an offer go, and asks anew
+// Shows what the server offers and nothing of its own. A change of the text lets an offer go, and asks anew
 // once the keys pause.
 
 import * as vscode from "vscode";

@@ -1,6 +1,6 @@
 // The status item: which model, how fast, and why nothing is shown where nothing is.
 //
-// Law: says what the last receipt says and invents nothing: the milliseconds of the last answer, and tokens a second
+// Says what the last receipt says and invents nothing: the milliseconds of the last answer, and tokens a second
 // where the answer had to be waited for. Often there are none: the server begins with the key, before VS Code asks.
 
 import * as vscode from "vscode";

@@ -1,6 +1,6 @@
 // Tasks: a list of what was asked of the agent, what each does now, and its change to be taken hunk by hunk.
 //
-// Law: a task is the gateway's. The tree shows what the server tells (`keystroke/task`), and every answer goes back
+// A task is the gateway's. The tree shows what the server tells (`keystroke/task`), and every answer goes back
 // through the server, which refuses a change while a file it touches is not saved.
 
 import * as vscode from "vscode";

@@ -1,6 +1,6 @@
 """The parts a source file is made of: functions, classes and their members, imports, other statements.
 
-Law: pure; lines count from 0 and a part ends before the next begins. Comments and decorators directly above a
+Pure; lines count from 0 and a part ends before the next begins. Comments and decorators directly above a
 definition belong to it. A language without a tree is divided where lines stand at the margin.
 """
 

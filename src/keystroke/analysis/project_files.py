@@ -1,6 +1,6 @@
 """The files of a tree that belong to it.
 
-Law: what git ignores is left out where git can be asked; a repository's own settings run nothing. Nothing is
+What git ignores is left out where git can be asked; a repository's own settings run nothing. Nothing is
 read here, and links are named as they are.
 """
 

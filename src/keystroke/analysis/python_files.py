@@ -1,6 +1,6 @@
 """The Python files of a workspace, as names relative to it.
 
-Law: folders that hold no source of the project (environments, caches, hidden ones) are left out, and links
+Folders that hold no source of the project (environments, caches, hidden ones) are left out, and links
 are not followed, so nothing outside is ever listed.
 """
 

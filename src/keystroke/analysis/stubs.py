@@ -1,6 +1,6 @@
 """Functions that wait to be written: a head and, at most, what they promise.
 
-Law: pure, Python only. Code that does not parse has none.
+Pure, Python only. Code that does not parse has none.
 """
 
 from __future__ import annotations

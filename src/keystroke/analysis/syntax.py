@@ -1,6 +1,6 @@
 """What a syntax tree says about text that is being typed: languages, errors, blocks, names.
 
-Law: in-process parsing by ast-grep, no files. Offsets are code points. A language it does not know has no
+In-process parsing by ast-grep, no files. Offsets are code points. A language it does not know has no
 tree: callers then go by indentation. Large texts are judged by the region around the cursor, so that a key
 costs about a millisecond.
 """

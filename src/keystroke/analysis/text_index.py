@@ -1,6 +1,6 @@
 """Where the words before a place have stood before, and what followed them there: an n-gram index of text.
 
-Law: pure over texts. A text is lines of words and signs; spaces between them do not matter, indentation
+Pure over texts. A text is lines of words and signs; spaces between them do not matter, indentation
 neither. An index never changes once it is made, so threads may share it; lexed lines and the numbers of words
 are kept aside (`Lexicon`), so that making the next one costs little. Only the longest context counts.
 """

@@ -1,6 +1,6 @@
 """The client every client of ours uses: many streams over one socket that comes back when it is lost.
 
-Law: speaks the protocol's types, never raw JSON. Each stream has an id of its own while it runs. When the
+Speaks the protocol's types, never raw JSON. Each stream has an id of its own while it runs. When the
 socket is lost it is opened again: what had begun is taken up behind the last event it has, each event exactly
 once; what had said nothing yet is asked again unseen; what the server no longer knows is asked again and says
 `Restarted` first, so that its reader drops what it has. A conversation whose server forgot it sends itself

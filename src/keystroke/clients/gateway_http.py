@@ -1,6 +1,6 @@
 """A gateway asked by a program without an event loop: plain requests and one stream at a time.
 
-Law: speaks the protocol's types over HTTP with the standard library alone, so a command that asks a warm
+Speaks the protocol's types over HTTP with the standard library alone, so a command that asks a warm
 gateway starts in no time. An answer is stopped by closing its connection, from any thread. What the server
 refuses is raised as the error it is; a server that went away is Gone.
 """

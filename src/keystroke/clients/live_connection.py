@@ -1,6 +1,6 @@
 """The live channel as an editor's process uses it: buffers in, suggestions out, a lost gateway survived.
 
-Law: calls that tell (open, change, close, feedback, cancel) never wait and never raise for a missing gateway:
+Calls that tell (open, change, close, feedback, cancel) never wait and never raise for a missing gateway:
 the text is kept here, and whatever gateway answers next gets every open buffer again. `complete` always
 returns: a suggestion, or `not_shown` with a reason. Losing the gateway is said once, finding it again once.
 """

@@ -1,6 +1,6 @@
 """The gateway of this machine: found where one runs, started where none does.
 
-Law: editors and commands that would start the same gateway (same program, same settings, same models) share
+Editors and commands that would start the same gateway (same program, same settings, same models) share
 one. It announces itself in a file of the state folder that only its user can read (address, process, key),
 is not found any more once another program is installed, and ends itself some time after its last visitor
 left, so nobody has to count. Starting holds a lock: two that come together start one gateway. Waiting is done

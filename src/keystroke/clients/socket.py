@@ -1,6 +1,6 @@
 """One WebSocket to a gateway: frames in by callback, frames out at once.
 
-Law: bytes and frames only. It knows the handshake, keeps the wire alive, and tells exactly once that the
+Bytes and frames only. It knows the handshake, keeps the wire alive, and tells exactly once that the
 connection is over and why. What a frame means is its owner's business.
 """
 

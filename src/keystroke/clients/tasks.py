@@ -1,6 +1,6 @@
 """A gateway's tasks as a client with an event loop asks for them.
 
-Law: speaks the protocol's types over HTTP. A stream of events that breaks is taken up again after the last
+Speaks the protocol's types over HTTP. A stream of events that breaks is taken up again after the last
 event seen, at whatever place the gateway is then; only one that stays away is Unavailable. What the server
 refuses is raised as the error it is.
 """

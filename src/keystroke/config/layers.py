@@ -1,6 +1,6 @@
 """The layers, later wins: defaults, the user's file, the project's file, environment, flags.
 
-Law: this reads configuration and nothing else: no model, no socket, no secret (a key is named by the variable
+This reads configuration and nothing else: no model, no socket, no secret (a key is named by the variable
 that holds it). A project's file is written by whoever wrote the repository, so it may tune but never
 redirect: guarded options are refused there. Every refusal names the place, the key and what to do.
 """

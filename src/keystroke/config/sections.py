@@ -1,6 +1,6 @@
 """The options there are: one frozen class a section, one line an option.
 
-Law: an option is declared here once, with its type, its range, one line of help and a default whose comment
+An option is declared here once, with its type, its range, one line of help and a default whose comment
 says why. Nothing here reads a file or the environment.
 """
 

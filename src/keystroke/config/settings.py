@@ -1,6 +1,6 @@
 """Resolved settings: frozen values, each with the place it came from.
 
-Law: `Settings` answers what a value is, where it came from and what it is for. It knows which keys exist,
+`Settings` answers what a value is, where it came from and what it is for. It knows which keys exist,
 and refuses any other by naming the nearest; it reads nothing.
 """
 

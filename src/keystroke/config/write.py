@@ -1,6 +1,6 @@
 """One setting, written into the user's own file.
 
-Law: changes the line it is asked for and keeps every other byte that TOML lets it keep: comments, order,
+Changes the line it is asked for and keeps every other byte that TOML lets it keep: comments, order,
 blank lines. The file is replaced whole or not at all, and a file that was not valid before is not touched.
 """
 

@@ -1,6 +1,6 @@
 """An adapter file: low-rank corrections of a model's linear layers, without the model.
 
-Law: knows the file and its numbers, no engine and no torch. The file is a safetensors file whose metadata say
+Knows the file and its numbers, no engine and no torch. The file is a safetensors file whose metadata say
 which base it belongs to, what it has learned and how large it is; `up` holds the scale already, so that a
 weight's correction is up @ down. Damage and a wrong base are errors that say what to do.
 """

@@ -1,6 +1,6 @@
 """The engine contract: what every backend must do, and the values that cross it.
 
-Law: an engine knows tokens and their KV cache. It never sees text, prompts, requests or the wire.
+An engine knows tokens and their KV cache. It never sees text, prompts, requests or the wire.
 All calls are blocking and come from one thread at a time, the engine thread; only `Interrupt.set`
 may be called from elsewhere. Sampling is a value (`Sampling`), so the same seed gives the same
 tokens on every backend that computes the same logits, whatever was drafted.

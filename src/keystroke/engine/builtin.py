@@ -1,6 +1,6 @@
 """Models that can be had by name alone: what each is, where it can be had, and what it must be.
 
-Law: values only. Size and SHA-256 are written here, and whatever else arrives is refused by `fetch/known`.
+Values only. Size and SHA-256 are written here, and whatever else arrives is refused by `fetch/known`.
 """
 
 from __future__ import annotations

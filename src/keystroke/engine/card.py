@@ -1,6 +1,6 @@
 """What a model says of itself beyond its tensors: `keystroke.json` beside the weights, or GGUF keys.
 
-Law: reads one named value and believes nothing else. The file beside the weights wins: a user can write it.
+Reads one named value and believes nothing else. The file beside the weights wins: a user can write it.
 """
 
 from __future__ import annotations

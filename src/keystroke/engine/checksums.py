@@ -1,6 +1,6 @@
 """The checksums that come with shipped weights: whether the files are still what was published.
 
-Law: reads `SHA256SUMS` beside the weights, in the form of `sha256sum`, and every byte of what it names. A
+Reads `SHA256SUMS` beside the weights, in the form of `sha256sum`, and every byte of what it names. A
 damaged or missing file is an error that names it.
 """
 

@@ -1,6 +1,6 @@
 """How many processor cores this process may use.
 
-Law: asks the system and guesses nothing.
+Asks the system and guesses nothing.
 """
 
 from __future__ import annotations

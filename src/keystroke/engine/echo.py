@@ -1,6 +1,6 @@
 """A deterministic engine without a network: for tests, and for measuring what the pipeline itself costs.
 
-Law: keeps the whole contract (prefix reuse, rollback, fork, interruption, limits), with costs that can
+Keeps the whole contract (prefix reuse, rollback, fork, interruption, limits), with costs that can
 be set. Unscripted, the next token is a hash of the last few tokens, so equal contexts give equal
 text. Scripted, a function turns the prompt's text into the answer.
 """

@@ -1,6 +1,6 @@
 """A model to try clients with: it repeats what the user said last, at a steady pace, without weights.
 
-Law: the echo engine behind the real template and tokenizer path, so everything but the thinking is real.
+The echo engine behind the real template and tokenizer path, so everything but the thinking is real.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Fill in the middle: how a model wants the text before and after the cursor.
 
-Law: knows the control tokens of each family and puts texts between them, as ids; text is never read for
+Knows the control tokens of each family and puts texts between them, as ids; text is never read for
 tokens. A model that has none of them can only go on from the text before the cursor.
 """
 

@@ -1,6 +1,6 @@
 """One answer being made: prompt in, chunks of text out, one engine step at a time.
 
-Law: pull-style and single-threaded, so a scheduler can interleave many. It owns neither the session nor the
+Pull-style and single-threaded, so a scheduler can interleave many. It owns neither the session nor the
 model. After every call `session.tokens` is exactly the prompt, what was emitted and what was spliced in: a
 draft that ran past the end is rolled back. Text given out never ends in half a character nor in the
 beginning of a stop string that may still come.

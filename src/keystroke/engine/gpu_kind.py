@@ -1,6 +1,6 @@
 """GPUs that are none of NVIDIA's: what this machine has, and what to use there instead.
 
-Law: looks at the system's own lists and imports nothing heavy; it runs no program and opens no device.
+Looks at the system's own lists and imports nothing heavy; it runs no program and opens no device.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A session whose logits reach the host: everything of the contract except the arithmetic.
 
-Law: keeps two sequences apart. `tokens` is what the session stands for; `_held` is what the KV buffer
+Keeps two sequences apart. `tokens` is what the session stands for; `_held` is what the KV buffer
 contains. A rollback only shortens the first, so going back and forth over the same text costs nothing,
 and a rejected draft that turns out right after all is found again. Backends supply `_forward` and,
 if they can, `_adopt` (KV from elsewhere) and `_release`.

@@ -1,6 +1,6 @@
 """The models on this machine: named entries, each a small manifest beside (or pointing at) its files.
 
-Law: knows names, files, sizes and hashes; opens no weights and starts no engine. An entry appears and
+Knows names, files, sizes and hashes; opens no weights and starts no engine. An entry appears and
 disappears whole (built aside, then renamed). Files that were added from elsewhere stay where they are
 unless a copy is asked for, and removing such an entry never deletes them.
 """

@@ -1,6 +1,6 @@
 """From a name or a path to a model that answers: the one place that chooses a backend.
 
-Law: knows every local backend and imports only the one it needs. Everything that can be wrong with a model
+Knows every local backend and imports only the one it needs. Everything that can be wrong with a model
 is found here, before the first token, and said in one sentence.
 """
 

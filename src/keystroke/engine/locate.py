@@ -1,6 +1,6 @@
 """Where the model that a name stands for lies on this machine.
 
-Law: turns a name or a path into a GGUF file or a folder, fetching a built-in model the first time it is
+Turns a name or a path into a GGUF file or a folder, fetching a built-in model the first time it is
 wanted. Settings come first, then what this installation brings, then the library, then the file system.
 """
 

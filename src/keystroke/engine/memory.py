@@ -1,6 +1,6 @@
 """How much memory this machine can still give.
 
-Law: asks the system and guesses nothing; None where it will not say.
+Asks the system and guesses nothing; None where it will not say.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A second predictor beside the model: texts that may follow, turned into chances of tokens.
 
-Law: knows texts and tokens, not where texts come from. A predictor is asked before each step, and after each
+Knows texts and tokens, not where texts come from. A predictor is asked before each step, and after each
 token of its draft, what it has seen follow; how far it is believed grows with how long a context it has
 found again, and falls where it has seen several things follow. That weight is shared out over the first
 tokens of those texts (`Mixture`); the model keeps the rest. What tokens are certain enough to be shown is

@@ -1,6 +1,6 @@
 """A model as the rest of the program uses it: an engine with the text side that belongs to it.
 
-Law: a value that holds things together; it opens and closes nothing. Text becomes a prompt here, and
+A value that holds things together; it opens and closes nothing. Text becomes a prompt here, and
 nowhere is the text of a special token taken for the token itself unless the caller asks.
 """
 

@@ -1,6 +1,6 @@
 """The randomness of sampling: Gumbel noise as a pure function of (seed, position, token).
 
-Law: knows one counter-based generator and nothing of logits. No state, no platform dependence:
+Knows one counter-based generator and nothing of logits. No state, no platform dependence:
 the integers are exact everywhere, so any backend, on any device, can compute the same noise.
 
     words   = Philox4x32-10(counter = (token // 4, position, 0, 0), key = (seed low, seed high))

@@ -1,6 +1,6 @@
 """Content-keyed reuse: which KV, of all that an engine holds, shares the longest prefix with a prompt.
 
-Law: knows token sequences, sizes and recency; what a payload is (a NumPy buffer, pages on a GPU) is the
+Knows token sequences, sizes and recency; what a payload is (a NumPy buffer, pages on a GPU) is the
 backend's business. Keyed on content, so a client that reconnects and resends everything finds its cache
 again; and on a scope, so that nobody learns from the time an answer takes what others have asked.
 """

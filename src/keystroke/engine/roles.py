@@ -1,6 +1,6 @@
 """Which model does which work: fast completes while one types, deep follows instructions, chat converses.
 
-Law: what the settings say comes first; what they leave open goes to what is installed. Reads names and what
+What the settings say comes first; what they leave open goes to what is installed. Reads names and what
 was recorded about models when they were added; loads nothing and fetches nothing.
 """
 

@@ -1,6 +1,6 @@
 """From logits to tokens: one choice per row, and the checking of drafts against those choices.
 
-Law: knows logits and `Sampling`, never sessions or text. A choice is a pure function of (logits, sampling,
+Knows logits and `Sampling`, never sessions or text. A choice is a pure function of (logits, sampling,
 position), where position is the index the chosen token will have in its sequence. With a temperature it is
 argmax(log p + Gumbel(seed, position, token)), an exact draw from p; so a draft is right where it equals the
 choice, and drafting never changes the text.

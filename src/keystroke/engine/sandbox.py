@@ -1,6 +1,6 @@
 """Templates that come with weights, run where they can do no harm.
 
-Law: nothing a template writes reaches beyond its own text: no attributes of Python objects, no text without
+Nothing a template writes reaches beyond its own text: no attributes of Python objects, no text without
 end. Whatever it tries becomes ModelDamaged. A template of somebody else's also runs in a process of its own
 (`render_foreign`): loops inside loops and texts that double cannot be bounded from inside. The only file of
 the engine that imports jinja2.

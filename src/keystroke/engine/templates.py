@@ -1,6 +1,6 @@
 """How a model wants to be spoken to: its chat template. (`engine/fim.py` has its other format.)
 
-Law: templates come with the weights and are not trusted: they run in a sandbox, in a process that can be
+Templates come with the weights and are not trusted: they run in a sandbox, in a process that can be
 ended, and whatever they do wrong becomes one sentence. What users write goes between control tokens, never
 into them: text that looks like a control token stays text.
 """

@@ -1,6 +1,6 @@
 """An answer that begins with given text: a word the user has half written, told again by the model.
 
-Law: a model knows words by their own tokens, not by the pieces a cursor leaves of them. So the half word is
+A model knows words by their own tokens, not by the pieces a cursor leaves of them. So the half word is
 taken out of the prompt and the answer is held to begin with it: while it lasts, only tokens that agree with
 it may be chosen. Their chances are told among each other, as if nothing else had been possible.
 """

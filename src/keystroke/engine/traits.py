@@ -1,6 +1,6 @@
 """What a model is, without loading it.
 
-Law: reads headers and texts of its files, never the weights. Whoever adds a model records this once, so that
+Reads headers and texts of its files, never the weights. Whoever adds a model records this once, so that
 choosing a model for a role takes no reading.
 """
 

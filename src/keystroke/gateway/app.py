@@ -1,6 +1,6 @@
 """The application: what listens where, what starts and what stops.
 
-Law: composition only. Sockets go straight to their connection (nothing between a token and the wire), HTTP
+Composition only. Sockets go straight to their connection (nothing between a token and the wire), HTTP
 goes through Starlette. Starting starts the engines; stopping lets running answers end, then ends them, then
 commits what is to be kept.
 """

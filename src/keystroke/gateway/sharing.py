@@ -1,6 +1,6 @@
 """A gateway that editors and commands share: it says where it is, and leaves when the last of them has gone.
 
-Law: a visitor is a socket or a request, counted while it is open; running answers count too, and asking for
+A visitor is a socket or a request, counted while it is open; running answers count too, and asking for
 its health does not. The announcement holds the key, so it is written for its owner alone, whole or not at
 all, and it goes when the gateway goes.
 """

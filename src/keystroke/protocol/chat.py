@@ -1,6 +1,6 @@
 """The bodies that chat, completion and infill clients read.
 
-Law: shapes only. Which tokens filled them is not known here.
+Shapes only. Which tokens filled them is not known here.
 """
 
 from __future__ import annotations

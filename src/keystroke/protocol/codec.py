@@ -1,6 +1,6 @@
 """The one place where raw JSON exists: bytes to typed requests, typed events to bytes.
 
-Law: one encoder and one decoder per request type, made when the module is imported. A body that does not
+One encoder and one decoder per request type, made when the module is imported. A body that does not
 fit its type becomes one sentence naming the field; the decoder's own wording of paths never reaches a user.
 """
 

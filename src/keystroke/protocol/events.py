@@ -1,6 +1,6 @@
 """Everything the server may say on a stream, one tagged struct per event.
 
-Law: an event is written once and never changed afterwards. `stream_id` is present exactly when the request
+An event is written once and never changed afterwards. `stream_id` is present exactly when the request
 named a stream. Every response ends in one of TERMINAL, and in only one.
 """
 

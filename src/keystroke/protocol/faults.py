@@ -1,6 +1,6 @@
 """Errors only the wire knows, each a leaf of the common tree.
 
-Law: a fault adds a wire code (and sometimes a status) that clients already understand to an error class
+A fault adds a wire code (and sometimes a status) that clients already understand to an error class
 that exists; it adds no behaviour. The mapping from any error to the wire's error body lives here too.
 """
 

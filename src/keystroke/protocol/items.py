@@ -1,6 +1,6 @@
 """What a conversation is made of: the items a client sends and the items a response gives back.
 
-Law: these are values. Input is read leniently (one shape with optional fields; unknown fields and item
+These are values. Input is read leniently (one shape with optional fields; unknown fields and item
 types do no harm) because clients differ; output is written strictly, one tagged type per kind.
 """
 

@@ -1,6 +1,6 @@
 """The live channel's words: buffers mirrored key by key, suggestions, next edits and findings about them.
 
-Law: offsets count code points of the buffer's text (a JavaScript client converts from UTF-16; Python and Rust
+Offsets count code points of the buffer's text (a JavaScript client converts from UTF-16; Python and Rust
 have them as they are). A change says which version it starts from; its edits happen one after another, each
 counted in the text the one before it left. Every `complete` ends in exactly one `suggestion` that is `done`,
 one `not_shown` or one `error` with its id; where a larger model reads along, a

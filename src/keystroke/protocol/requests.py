@@ -1,6 +1,6 @@
 """What clients may ask: Responses, chat, completions and infill bodies, and the WebSocket's client events.
 
-Law: bounds that do not depend on a model are part of the type, so the codec, the JSON Schema and the OpenAPI
+Bounds that do not depend on a model are part of the type, so the codec, the JSON Schema and the OpenAPI
 document state the same rule once. Unknown fields are ignored: clients are newer than servers.
 """
 

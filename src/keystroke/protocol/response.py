@@ -1,6 +1,6 @@
 """The response object and what hangs on it: usage, the receipt, the route taken, the error.
 
-Law: field names and nesting are those that OpenAI clients read; `receipt`, `routing`, `shortened` and
+Field names and nesting are those that OpenAI clients read; `receipt`, `routing`, `shortened` and
 `queue_position` are ours and ride along as extra fields that other clients ignore.
 """
 

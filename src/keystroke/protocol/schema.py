@@ -1,6 +1,6 @@
 """JSON Schema of the wire, generated from the types: `python -m keystroke.protocol.schema schema/`.
 
-Law: the types are the source. The files under `schema/` are written by this module and by nobody else; a test
+The types are the source. The files under `schema/` are written by this module and by nobody else; a test
 compares them, so they cannot drift.
 """
 

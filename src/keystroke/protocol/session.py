@@ -1,6 +1,6 @@
 """One connection's memory and rules: streams, their order, their limits, and what each stream said last.
 
-Law: sans-I/O. Frames and endings go in; actions come out (start this, stop that, send this event). Whoever
+Sans-I/O. Frames and endings go in; actions come out (start this, stop that, send this event). Whoever
 owns the socket carries them out. It knows no model and no scheduler; what a finished turn is to the
 gateway stays an opaque value here.
 """

@@ -1,6 +1,6 @@
 """What a gateway says about itself and its models.
 
-Law: shapes only, for the clients of this project: which models are loaded, how far a load has come, how far
+Shapes only, for the clients of this project: which models are loaded, how far a load has come, how far
 an answer is from its first word.
 """
 

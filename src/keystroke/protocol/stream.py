@@ -1,6 +1,6 @@
 """One response as a sequence of events, in the order every client accepts.
 
-Law: sans-I/O. It is told what happened (text came, a call began, the end) and gives the events that say so;
+Sans-I/O. It is told what happened (text came, a call began, the end) and gives the events that say so;
 it numbers them, opens and closes items, keeps the response object current, and refuses a second end.
 WebSocket, SSE, the plain HTTP body and the tests all read from this one place.
 """

@@ -1,6 +1,6 @@
 """A task on the wire: what a client may ask of one, what it looks like, and what it tells while it works.
 
-Law: shapes only. A task outlives the connection that began it: every event has a sequence number, and whoever
+Shapes only. A task outlives the connection that began it: every event has a sequence number, and whoever
 comes back asks for those after the last one seen. What a model or a command wrote is text, never markup.
 """
 

@@ -1,7 +1,7 @@
 """The Serve application of a configuration: which deployments there are, how many replicas of each, and
 what each takes.
 
-Law: settings in, an application out; nothing is started. Every figure comes from the settings or from the
+Settings in, an application out; nothing is started. Every figure comes from the settings or from the
 model's table, so the same file describes a laptop and a cluster.
 """
 

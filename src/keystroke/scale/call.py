@@ -1,6 +1,6 @@
 """What crosses between a gateway and an engine replica.
 
-Law: values only, picklable and complete: a call says everything a replica needs to make the answer from its
+Values only, picklable and complete: a call says everything a replica needs to make the answer from its
 beginning or to take it up in the middle, so any replica will do. Nothing here knows Ray.
 """
 

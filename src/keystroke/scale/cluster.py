@@ -1,6 +1,6 @@
 """Ray itself: started here or joined, and left clean.
 
-Law: the one file that starts and stops Ray. A local Ray belongs to the process that started it and goes with
+The one file that starts and stops Ray. A local Ray belongs to the process that started it and goes with
 it, replicas first, each drained; a cluster is joined and left as it was found, with the application on it.
 """
 

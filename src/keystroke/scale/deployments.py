@@ -1,6 +1,6 @@
 """The two kinds of replica, as Ray Serve runs them.
 
-Law: glue. What Ray calls (construction, health, the end) becomes what an engine replica and a gateway have
+Glue. What Ray calls (construction, health, the end) becomes what an engine replica and a gateway have
 anyway; what Ray raises becomes `Lost`. No decision is made here.
 """
 

@@ -1,6 +1,6 @@
 """A model whose engine is elsewhere, as a gateway holds it.
 
-Law: everything about text is here, nothing that computes. Asking it for a session is a fault of ours.
+Everything about text is here, nothing that computes. Asking it for a session is a fault of ours.
 """
 
 from __future__ import annotations

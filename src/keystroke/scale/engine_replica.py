@@ -1,6 +1,6 @@
 """One engine with its queue, as a replica: calls in, replies out.
 
-Law: the scheduler of a single machine does the work, with its priorities and its batches; this only carries
+The scheduler of a single machine does the work, with its priorities and its batches; this only carries
 its items. A replica knows no conversation and no user: whatever it needs is in the call, so losing one loses
 time and nothing else.
 """

@@ -1,6 +1,6 @@
 """The same configuration on Kubernetes: a manifest for KubeRay.
 
-Law: settings in, YAML out; talks to no cluster. Gateways and engines get worker groups of their own, because
+Settings in, YAML out; talks to no cluster. Gateways and engines get worker groups of their own, because
 one needs sockets and the other cards. Secrets are named, never written. What the manifest opens to the
 outside is one port.
 """

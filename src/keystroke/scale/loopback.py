@@ -1,7 +1,7 @@
 """Ray's environment: a local one that nobody else reaches, or the way into a cluster. Set up before Ray is
 imported, finished inside each replica.
 
-Law: environment and bindings only. Without a cluster, every port that Ray opens is bound to loopback, nothing
+Environment and bindings only. Without a cluster, every port that Ray opens is bound to loopback, nothing
 is reported to anybody, and calls between replicas take the direct way (gRPC, one loop), which is four times
 quicker than the object store. A test looks at the ports that are really open.
 """

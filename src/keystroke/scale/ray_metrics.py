@@ -1,6 +1,6 @@
 """The gateway's counters, told to Ray as well, whose agent on each node shows all processes to Prometheus.
 
-Law: the same names and labels as a single gateway's, with Ray's prefix (`ray_keystroke_...`). Asking one of
+The same names and labels as a single gateway's, with Ray's prefix (`ray_keystroke_...`). Asking one of
 many gateways for `/metrics` tells only of that one; the agents tell of all.
 """
 

@@ -1,6 +1,6 @@
 """Answers made by a pool of replicas, behind the same tickets as any other.
 
-Law: one task a ticket, which holds all that was said so far. When its replica is lost the call is made again
+One task a ticket, which holds all that was said so far. When its replica is lost the call is made again
 with that, so another goes on at the very next token; the reader sees a pause. It queues nothing: each replica
 has its own queue, priorities and turns of keys, and the router knows their loads; here one key is only kept
 from taking more than its share of the places. How replicas are reached is not known

@@ -1,6 +1,6 @@
 """Consistent hashing with bounded loads: which replica a key belongs to, and who takes it when that is full.
 
-Law: pure. Every process that knows the same members gets the same order for a key, without talking to any
+Pure. Every process that knows the same members gets the same order for a key, without talking to any
 other; a member that comes or goes moves only its own share of keys. Load is given, not known.
 """
 

@@ -1,6 +1,6 @@
 """An application on its way up: put there, waited for, and what it lacks said.
 
-Law: Ray waits for ever for a node with room; people are told what is missing after a few seconds, and get an
+Ray waits for ever for a node with room; people are told what is missing after a few seconds, and get an
 error when their patience ends. What was put on a cluster stays there: it comes up by itself as soon as there
 is room.
 """

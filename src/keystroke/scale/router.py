@@ -1,6 +1,6 @@
 """Which engine replica takes a call: the one whose cache holds its prefix, unless that one is overloaded.
 
-Law: a Ray Serve request router; it runs in every gateway and keeps nothing but a ring of the replicas that
+A Ray Serve request router; it runs in every gateway and keeps nothing but a ring of the replicas that
 Ray says are alive. Equal calls are sent to equal replicas by all gateways; loads are Ray's own counts.
 """
 

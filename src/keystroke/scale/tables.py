@@ -1,6 +1,6 @@
 """Which models a scaled application serves.
 
-Law: reads settings and what is installed; loads nothing and does not know Ray.
+Reads settings and what is installed; loads nothing and does not know Ray.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Spans across gateway, router and replica, as OpenTelemetry has them.
 
-Law: off unless settings name a place for them; then spans go to a file of JSON lines in a folder, or to a
+Off unless settings name a place for them; then spans go to a file of JSON lines in a folder, or to a
 collector. A span says where time went and which model and replica worked, never what was said. The rest of
 the room asks for `span` and never knows whether one was made.
 """

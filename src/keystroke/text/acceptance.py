@@ -1,6 +1,6 @@
 """Taking a suggestion in parts: a word, a line, or all of it.
 
-Law: pure text. The part taken and what is left always make the whole; a part is never empty where the
+Pure text. The part taken and what is left always make the whole; a part is never empty where the
 suggestion is not, so that taking parts comes to an end.
 """
 

@@ -1,6 +1,6 @@
 """Where two sequences differ: the shortest script of insertions and deletions, within a budget of work.
 
-Law: knows nothing of text; pieces are equal or not. When the budget ends before the shortest script is found,
+Knows nothing of text; pieces are equal or not. When the budget ends before the shortest script is found,
 pieces that occur once on each side split the problem, and what is left is reported as one difference:
 larger than need be, never wrong.
 """

@@ -1,6 +1,6 @@
 """The smallest edits that turn one text into another.
 
-Law: first whole lines are compared, then the words inside lines that differ, then the ends of what is left.
+First whole lines are compared, then the words inside lines that differ, then the ends of what is left.
 Work is bounded: where two texts differ too much to compare in the time allowed, a larger hunk is given, never
 a wrong one. A hunk never begins or ends inside a CRLF, a surrogate pair or a character with combining marks.
 """

@@ -1,6 +1,6 @@
 """A document is one immutable snapshot of a text: its content, its version and where its lines begin.
 
-Law: offsets are code points; a position is a line and a column counted in UTF-8, UTF-16 or UTF-32 units, as
+Offsets are code points; a position is a line and a column counted in UTF-8, UTF-16 or UTF-32 units, as
 the Language Server Protocol counts them (lines end in LF, CRLF or CR). The line index is made once, when
 first asked for, and carried through `apply` by rescanning only around the edits. No I/O.
 """

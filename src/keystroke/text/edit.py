@@ -1,6 +1,6 @@
 """An edit replaces one span of a text; a set of edits happens at once.
 
-Law: offsets are Python string indices (code points) into the text before the edits. Edits of a set never
+Offsets are Python string indices (code points) into the text before the edits. Edits of a set never
 overlap; several insertions at one point happen in the order given. Values only: nothing is changed in place.
 """
 

@@ -1,6 +1,6 @@
 """Bytes to text and back, exactly.
 
-Law: `encode(decode(data)) == data` for every file that is accepted; a file for which that cannot be promised
+`encode(decode(data)) == data` for every file that is accepted; a file for which that cannot be promised
 is refused. Line ends, a byte order mark, tabs and a missing final newline are content: nothing is translated.
 """
 

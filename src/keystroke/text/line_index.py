@@ -1,6 +1,6 @@
 """Where lines begin and how wide characters are, as arrays.
 
-Law: pure functions on text. The one file of this folder that needs numpy; whoever asks for lines imports it.
+Pure functions on text. The one file of this folder that needs numpy; whoever asks for lines imports it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A suggestion meets the typing that happened while it was made.
 
-Law: `rebase` moves an edit onto the text as it is now, or drops it with a named reason. It sees edits only,
+`rebase` moves an edit onto the text as it is now, or drops it with a named reason. It sees edits only,
 never the text: what was typed either lies elsewhere (the edit moves along), agrees with the suggestion (the
 suggestion gets shorter) or contradicts it (the suggestion goes).
 """

@@ -1,6 +1,6 @@
 """Text that goes round in circles: the same piece again and again, as small models write when they are lost.
 
-Law: pure. Only the end of a text is looked at, so a stream can be asked as it grows. Rulers, blank lines
+Pure. Only the end of a text is looked at, so a stream can be asked as it grows. Rulers, blank lines
 and rows of zeros are no loop until they are long; what is reported is where the second round begins.
 """
 

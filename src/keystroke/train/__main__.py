@@ -1,6 +1,6 @@
 """Pretraining on a bare machine: torch, numpy, tokenizers and the prompt formats are all it needs.
 
-Law: flags in, a run folder out. `keystroke train pretrain` is the same with the program's own manners.
+Flags in, a run folder out. `keystroke train pretrain` is the same with the program's own manners.
 """
 
 from __future__ import annotations

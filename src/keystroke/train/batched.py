@@ -1,6 +1,6 @@
 """Many completions at once with the plain model: evaluation on a GPU, where one at a time would waste it.
 
-Law: greedy and without a KV cache, so there is nothing to get wrong; the same prompts and stop rules as
+Greedy and without a KV cache, so there is nothing to get wrong; the same prompts and stop rules as
 the engine gets. Used for large samples; speed and the shipped precision are measured on the engine itself.
 """
 

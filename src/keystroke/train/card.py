@@ -1,6 +1,6 @@
 """What the model card shows of a run: its loss as a picture, and completions nobody selected.
 
-Law: drawn from the run's own log and from a seed. Plain SVG and Markdown; nothing is measured here.
+Drawn from the run's own log and from a seed. Plain SVG and Markdown; nothing is measured here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What models are asked when they are compared: places in files no model has seen.
 
-Law: a case is fixed text with its licence; the same cases go to every model. Making them needs the late
+A case is fixed text with its licence; the same cases go to every model. Making them needs the late
 part of the corpus and a seed; reading them needs nothing. One case a file at most of each kind, a few
 files a project.
 """

@@ -1,6 +1,6 @@
 """Completion at a cursor as the editor asks for it, with the answer: what the end of training is made of.
 
-Law: the layout and shares of `assist.completion.window` (a test holds the two together): pieces of other
+The layout and shares of `assist.completion.window` (a test holds the two together): pieces of other
 files, the file's path, the text below, the text above from the start of a line, then what is missing. Files
 are asked about at places and in sizes an editor would choose; given a random generator, always the same.
 """

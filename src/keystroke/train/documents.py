@@ -1,6 +1,6 @@
 """From source files to fixed windows of tokens.
 
-Law: given files, a tokenizer and a seed, always the same windows; no clock, no device. A
+Given files, a tokenizer and a seed, always the same windows; no clock, no device. A
 fill-in-the-middle sequence is never cut by a window's edge: plain files, which may be cut anywhere, fill
 what is left. Files of one project follow each other, so a window holds several of them: that is how the
 model learns to use a repository. Questions about one text are kept apart.

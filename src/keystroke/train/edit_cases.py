@@ -1,6 +1,6 @@
 """Next edits to be foreseen in projects no model has seen: is it the right place, and the right text?
 
-Law: a case is a moment in a release that people really made: what they had changed, the file as it stood,
+A case is a moment in a release that people really made: what they had changed, the file as it stood,
 and a few places of it framed alike, of which one had to change next or none had. A `Judge` is anything that
 says how likely a place changes and what it becomes. Plain counts, with 95 % intervals.
 """

@@ -1,6 +1,6 @@
 """Next-edit sequences from what people changed between two releases.
 
-Law: the prompt is `assist.next_edit.prompt`'s own. Some hunks of a release count as done, in an order someone
+The prompt is `assist.next_edit.prompt`'s own. Some hunks of a release count as done, in an order someone
 could have made them; the question is about a place where one is left (the answer rewrites it) or where none
 is (the answer leaves it). Both kinds of place are framed by the same function, so that the frame says
 nothing. Given a random generator, always the same.

@@ -1,6 +1,6 @@
 """How well a model completes code it has never seen, measured as a person would meet it.
 
-Law: the real engine and the real prompt formats; a model is a `Suggester` that is asked for text, and
+The real engine and the real prompt formats; a model is a `Suggester` that is asked for text, and
 nothing here knows how it answers. Scores are plain counts over fixed cases; every share comes with its 95
 % interval.
 """

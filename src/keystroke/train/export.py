@@ -1,6 +1,6 @@
 """From trained weights to files others load: a Hugging Face folder and a GGUF.
 
-Law: the numbers are the trained ones (bfloat16) or their nearest 8-bit blocks; names and row order are
+The numbers are the trained ones (bfloat16) or their nearest 8-bit blocks; names and row order are
 what transformers and llama.cpp expect. What does not fit together (tokenizer, shape, missing tensors) is
 refused before anything is written.
 """

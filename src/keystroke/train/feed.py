@@ -1,6 +1,6 @@
 """Windows for the trainer, made by worker processes while it trains.
 
-Law: pieces of code, and of edits in a folder of their own, may arrive while training runs; each is
+Pieces of code, and of edits in a folder of their own, may arrive while training runs; each is
 transformed anew for every pass, with its own seed, so no two passes cut a file the same way. A window is
 drawn once. The trainer never waits unless the workers are slower than it, and a damaged piece stops the run
 with its name.

@@ -1,6 +1,6 @@
 """Fill-in-the-middle: where a file is cut, and how the three parts become one token sequence.
 
-Law: pure functions of text, ids and a random generator; every sequence built here can be taken apart
+Pure functions of text, ids and a random generator; every sequence built here can be taken apart
 again. The live order is suffix first ("spm"): while someone types, only the prefix grows, at the end of
 the prompt, so the cached work on everything before it stays valid. The other order ("psm") is learned
 beside it.

@@ -1,6 +1,6 @@
 """A run in stretches from the command line of a bare machine: torch, numpy and tokenizers are what it needs.
 
-Law: flags in, a run folder out. `keystroke train stretch` is the same with the program's own manners. What is
+Flags in, a run folder out. `keystroke train stretch` is the same with the program's own manners. What is
 measured at the end, the loss on held-out pieces and the cases completed, by language, goes to the run's log.
 """
 

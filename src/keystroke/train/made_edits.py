@@ -1,6 +1,6 @@
 """Edits made up from ordinary files: one change carried through a text, as people carry it.
 
-Law: given a file and a random generator, always the same edit; the texts before and after it are both
+Given a file and a random generator, always the same edit; the texts before and after it are both
 plausible, and each of its hunks can be foreseen from the others. Real releases teach what people change;
 there are few of them, and these teach without end that what was done once is done again wherever it
 applies: a name changed, an argument given to every call, a parameter dropped with what calls give for it, an

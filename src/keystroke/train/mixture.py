@@ -1,6 +1,6 @@
 """Which piece of the corpus is learned from when: streams of pieces in fixed shares.
 
-Law: a plan is data, and the same plan gives the same order of pieces for ever, whoever asks and wherever they
+A plan is data, and the same plan gives the same order of pieces for ever, whoever asks and wherever they
 are stored. A stream is a language or the edits; one that is short is passed over again. The order is also
 the one in which pieces are worth sending to another machine.
 """

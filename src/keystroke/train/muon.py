@@ -1,6 +1,6 @@
 """Muon for the matrices, AdamW for the rest.
 
-Law: two optimisers behind one step. Matrices of one shape are orthogonalised together in one batched
+Two optimisers behind one step. Matrices of one shape are orthogonalised together in one batched
 product, so a step costs a few milliseconds whatever the number of layers. The learning rate arrives as a
 factor from the schedule.
 """

@@ -1,6 +1,6 @@
 """A run's state small enough to move: weights, optimiser and place in few bytes, in pieces with checksums.
 
-Law: packing loses something, so whoever packs goes on from what was packed (`settle`): a run that stopped and
+Packing loses something, so whoever packs goes on from what was packed (`settle`): a run that stopped and
 one that did not are then the same to the bit. Weights keep 16 bits beside a scale for every 64 of them, which
 is finer than bfloat16; momentum keeps 4, squares the logarithm in 8: both forget within some fifty steps.
 A damaged or missing piece is named.

@@ -1,6 +1,6 @@
 """Bits per byte: how surprised a model is by text, whatever its tokenizer.
 
-Law: any Llama-shaped checkpoint (a GGUF or a folder), computed in float32 by the plain model, so
+Any Llama-shaped checkpoint (a GGUF or a folder), computed in float32 by the plain model, so
 quantisation in the file counts and the engine's does not. The first token is predicted too, from the
 model's own start.
 """

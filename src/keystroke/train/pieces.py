@@ -1,6 +1,6 @@
 """The corpus on disk as training reads it: compressed pieces of whole projects.
 
-Law: a piece is JSON lines under bzip2 (source code packs nearly as small as under xz, eight times as
+A piece is JSON lines under bzip2 (source code packs nearly as small as under xz, eight times as
 fast), each line one file. It can be sent, read and transformed on its own. Damage is an error that names
 the piece.
 """

@@ -1,6 +1,6 @@
 """Training: the loop, its clock and its checkpoints.
 
-Law: a run is a folder. It holds the shape, a log line per report, a checkpoint to go on from, and the
+A run is a folder. It holds the shape, a log line per report, a checkpoint to go on from, and the
 weights. The end is a moment in time that may be moved while training runs (the folder's `deadline` file),
 and the learning rate reaches zero exactly then; or a number of steps. A run that was stopped goes on from
 its last checkpoint.

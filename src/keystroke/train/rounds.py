@@ -1,6 +1,6 @@
 """Windows for a trainer that stops and goes on: made by worker processes, in an order that nothing disturbs.
 
-Law: a round is some pieces of the plan, transformed side by side, their windows shuffled together by the
+A round is some pieces of the plan, transformed side by side, their windows shuffled together by the
 round's own seed. Which windows a step gets depends on the plan, the seed and how much was drawn before, never
 on how quick a worker was or when a piece arrived; so the place in the data is two numbers. A piece that is
 not there yet is waited for.

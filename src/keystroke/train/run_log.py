@@ -1,6 +1,6 @@
 """What a training run says of itself as it goes.
 
-Law: one JSON object a line, kept before anybody hears of it; a loss that is no number ends the run.
+One JSON object a line, kept before anybody hears of it; a loss that is no number ends the run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Warm-up, stable, decay: the learning rate as a pure function of how much of the run is over.
 
-Law: knows fractions, not clocks or steps. A run measured in seconds (a borrowed machine) and one measured
+Knows fractions, not clocks or steps. A run measured in seconds (a borrowed machine) and one measured
 in steps use the same curve, and the decay always ends at zero exactly when the run does.
 """
 

@@ -1,6 +1,6 @@
 """The special tokens: their spelling, and their ids, which never change.
 
-Law: names and numbers only. The first `RESERVED` ids of every vocabulary we train are these, in this
+Names and numbers only. The first `RESERVED` ids of every vocabulary we train are these, in this
 order, so that data, models and prompts agree without asking a tokenizer.
 """
 

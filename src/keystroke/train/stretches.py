@@ -1,6 +1,6 @@
 """A run in stretches: training on a machine that is lent for minutes at a time.
 
-Law: after every stretch of steps the state is packed and gone on from (`packed_state.settle`), and only there
+After every stretch of steps the state is packed and gone on from (`packed_state.settle`), and only there
 a run stops; so one that was stopped any number of times learns exactly what one without a stop learns, on a
 device whose arithmetic repeats itself. The rate is constant after its warm-up, for as long as anybody likes;
 the decay is a second command, `finish`, from wherever the run then is.

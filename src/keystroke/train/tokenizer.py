@@ -1,6 +1,6 @@
 """The code tokenizer: byte-level BPE whose tokens follow how Python is written.
 
-Law: knows text and token ids, nothing of models. Every byte string round-trips. The special tokens come
+Knows text and token ids, nothing of models. Every byte string round-trips. The special tokens come
 first, so their ids are the same whatever the vocabulary learned; plain text never becomes one of them.
 """
 

@@ -1,6 +1,6 @@
 """The model we train: the Llama architecture in plain torch, nothing more.
 
-Law: parameter names, shapes and arithmetic are exactly those of Hugging Face's LlamaForCausalLM with tied
+Parameter names, shapes and arithmetic are exactly those of Hugging Face's LlamaForCausalLM with tied
 embeddings, so an exported checkpoint loads anywhere. It knows tokens and losses, not text or files.
 """
 

@@ -1,6 +1,6 @@
 """Which text a vocabulary is learned from, and how densely it then packs each language.
 
-Law: languages count by their shares of the mixture, not by how much of each happened to be harvested; the
+Languages count by their shares of the mixture, not by how much of each happened to be harvested; the
 same corpus gives the same text. Measured on held-out code alone.
 """
 

@@ -1,6 +1,6 @@
 """Runs the decode kernel's own source on a CPU: compiled with g++ against emulator.hpp.
 
-Law: a `Launcher` for tests. Slow by a factor of thousands, so models must be tiny; exact in everything but
+A `Launcher` for tests. Slow by a factor of thousands, so models must be tiny; exact in everything but
 the last bits of exponentials.
 """
 

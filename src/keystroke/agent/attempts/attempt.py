@@ -1,6 +1,6 @@
 """One attempt at an answer, what its check said, and what came of all of them together.
 
-Law: values. An attempt is told apart from others by its number; why it ended and why one was taken are named.
+Values. An attempt is told apart from others by its number; why it ended and why one was taken are named.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which of several attempts is taken, and why.
 
-Law: pure. A check decides where there is one: what passes, else what passes most of it. Where several are
+Pure. A check decides where there is one: what passes, else what passes most of it. Where several are
 equal by that, most of them agreeing decides, then the model's own likelihood, then who came first.
 """
 

@@ -1,6 +1,6 @@
 """What writes attempts: an engine driven from here, or whatever else can write several texts at once.
 
-Law: an interface. One thread calls it. A decoder reads the shared prompt once; writers come of it, step
+An interface. One thread calls it. A decoder reads the shared prompt once; writers come of it, step
 together, can be turned in mid-answer with all they computed kept, and give everything back when closed.
 """
 

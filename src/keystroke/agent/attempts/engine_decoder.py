@@ -1,6 +1,6 @@
 """Attempts written by an engine on the calling thread: sessions forked from one that has read the prompt.
 
-Law: touches the engine from the calling thread alone. All writers advance in one batch; one that writes alone
+Touches the engine from the calling thread alone. All writers advance in one batch; one that writes alone
 may be drafted for.
 """
 

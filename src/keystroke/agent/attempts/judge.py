@@ -1,6 +1,6 @@
 """Who says what an attempt is worth, while it grows and when it has ended.
 
-Law: a protocol and the signs that cross it. Watching happens on the engine's thread, once a step, and must
+A protocol and the signs that cross it. Watching happens on the engine's thread, once a step, and must
 cost next to nothing; checking may take seconds and happens on threads of its own.
 """
 

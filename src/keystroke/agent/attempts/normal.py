@@ -1,6 +1,6 @@
 """Code without what does not change its meaning, so that answers can be compared.
 
-Law: pure. Layout, comments and docstrings go; in Python the names of a function's own variables are counted
+Pure. Layout, comments and docstrings go; in Python the names of a function's own variables are counted
 off too. A text that does not parse is compared as it stands, without white space at line ends.
 """
 

@@ -1,6 +1,6 @@
 """Attempts made together: one prompt read once, many sessions forked from it, advancing in one batch.
 
-Law: runs on one thread, which a decoder that drives an engine wants; checks run on threads of their own and
+Runs on one thread, which a decoder that drives an engine wants; checks run on threads of their own and
 are looked at between steps. At most `width` attempts decode at a time; where one fails and more may be made,
 the next begins, every other one with the failure shown to it. Whatever ends the race, every writer is closed.
 """

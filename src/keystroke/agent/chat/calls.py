@@ -1,6 +1,6 @@
 """Calls of tools in the text that a model on this machine writes.
 
-Law: text in, calls and text out; nothing is run. `call_grammar` is the language of such answers, so that a
+Text in, calls and text out; nothing is run. `call_grammar` is the language of such answers, so that a
 model can be held to it while it writes. Knows `<tool_call>` marks (Qwen, Hermes) and a JSON object
 that is the whole answer, fenced or not. What is almost a call is told apart from talk, so that the model can
 be told what is wrong with it.

@@ -1,6 +1,6 @@
 """What a task asks of a model: one answer, or several attempts at one.
 
-Law: an interface and its values. One thread asks; `Steering.say` and interrupts may come from any. A line
+An interface and its values. One thread asks; `Steering.say` and interrupts may come from any. A line
 said while an answer is being made takes effect at the next token, and what was written so far stays part of
 the conversation.
 """

@@ -1,6 +1,6 @@
 """A model on this machine as a task talks with it: one session that keeps its KV from turn to turn.
 
-Law: turns conversations into tokens with the model's own template and drives the engine on the calling
+Turns conversations into tokens with the model's own template and drives the engine on the calling
 thread. A steered answer keeps every token computed: the user's line is spliced in behind what was written.
 """
 

@@ -1,6 +1,6 @@
 """What a step of a task cost, and all of them together, by model.
 
-Law: values and sums. Prices are per million tokens, as the settings have them.
+Values and sums. Prices are per million tokens, as the settings have them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A model behind a server as a task talks with it.
 
-Law: the server has no sessions of ours, so a line said in mid-answer ends the answer and asks again with what
+The server has no sessions of ours, so a line said in mid-answer ends the answer and asks again with what
 was written, and attempts are made one after the other until one passes. Tool calls are the server's own.
 """
 

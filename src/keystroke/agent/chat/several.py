@@ -1,6 +1,6 @@
 """Several attempts at one answer, put together from what was asked: prompts, retries, lines said meanwhile.
 
-Law: composition only; whoever writes the attempts is a decoder, and the race does the rest.
+Composition only; whoever writes the attempts is a decoder, and the race does the rest.
 """
 
 from __future__ import annotations

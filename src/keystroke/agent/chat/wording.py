@@ -1,6 +1,6 @@
 """Conversations as tokens of a model of this machine: whole prompts, and a line said in mid-answer.
 
-Law: the model's own template decides; no text is put between messages here. Pure.
+The model's own template decides; no text is put between messages here. Pure.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Tasks done one after the other, each in every way asked for, and scored.
 
-Law: solving happens on the engine's thread, one task at a time, so that its seconds are its own; scoring
+Solving happens on the engine's thread, one task at a time, so that its seconds are its own; scoring
 happens beside it, on threads. Every result is recorded as it comes. An error of one task is its result and
 not the end of the run; an interrupt is the end, and loses nothing.
 """

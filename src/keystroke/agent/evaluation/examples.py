@@ -1,6 +1,6 @@
 """The examples that a description of a function holds, as assertions.
 
-Law: reads text; runs nothing. Takes `>>>` sessions, assertions, lines such as `f(2) -> 4`, `Input: x = 2`
+Reads text; runs nothing. Takes `>>>` sessions, assertions, lines such as `f(2) -> 4`, `Input: x = 2`
 with `Output: 4` below, and `for x = 2 the output should be 4`; both sides must be literals. What it cannot
 read for sure it leaves out: a wrong example would refuse right answers.
 """

@@ -1,6 +1,6 @@
 """Sets of folders to change: tasks in Terminal-Bench's format, and exercises of the polyglot benchmark.
 
-Law: reads folders the user has; runs nothing and fetches nothing. A container's image is not built: what its
+Reads folders the user has; runs nothing and fetches nothing. A container's image is not built: what its
 tests would fetch is left out of their script, and a task whose tools this machine lacks is skipped when it
 comes to it. Only what the instruction is about is shown to a solver.
 """

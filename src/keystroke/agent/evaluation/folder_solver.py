@@ -1,6 +1,6 @@
 """Folders changed by a model: each task in a workspace of its own, by the same loop that users run.
 
-Law: a solver sees the files a task is about and, where the task names one, a check; the tests that score are
+A solver sees the files a task is about and, where the task names one, a check; the tests that score are
 put beside the result afterwards and thrown away with it. Where a task gives several tries, the next one is
 shown what the tests said.
 """

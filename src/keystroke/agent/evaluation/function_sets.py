@@ -1,6 +1,6 @@
 """Sets of functions to write, in the formats they are published in.
 
-Law: reads files the user has; fetches nothing. Each format becomes `FunctionTask`s: what the model is shown,
+Reads files the user has; fetches nothing. Each format becomes `FunctionTask`s: what the model is shown,
 and a program that scores. HumanEval (and its kin), MBPP+ and BigCodeBench are known by their fields.
 """
 

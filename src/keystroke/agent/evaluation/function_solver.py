@@ -1,6 +1,6 @@
 """Functions written by a model on this machine, several attempts at once.
 
-Law: one engine, one thread. The prompt of a task is read once for all its attempts.
+One engine, one thread. The prompt of a task is read once for all its attempts.
 """
 
 from __future__ import annotations

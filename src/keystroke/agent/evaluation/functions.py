@@ -1,6 +1,6 @@
 """A function asked of a model: what it is told, how its answer is read, and how attempts are judged.
 
-Law: prompt and parser side by side. The answer is one block of code whose fence is written for the model, so
+Prompt and parser side by side. The answer is one block of code whose fence is written for the model, so
 it cannot begin with talk; the judge sees the examples of the description, never the tests that score.
 """
 

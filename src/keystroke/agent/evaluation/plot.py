@@ -1,6 +1,6 @@
 """Score against time, drawn as SVG.
 
-Law: pure text, no drawing library. One point a way; ways of one model are joined in order of time. Time is on
+Pure text, no drawing library. One point a way; ways of one model are joined in order of time. Time is on
 a logarithmic axis, as the field draws it. Every text is escaped.
 """
 

@@ -1,6 +1,6 @@
 """Small Python programs run in the sandbox, each to see whether a piece of code does what it should.
 
-Law: what a program says of itself counts only after a word that it could not know beforehand, so that code
+What a program says of itself counts only after a word that it could not know beforehand, so that code
 which prints or exits cannot pass for code that is right.
 """
 

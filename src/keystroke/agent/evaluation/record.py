@@ -1,6 +1,6 @@
 """Results as they come, on disk, so that a run can be taken up where it stopped.
 
-Law: one JSON line a result, appended and flushed; the first line names the set. A line that a crash cut short
+One JSON line a result, appended and flushed; the first line names the set. A line that a crash cut short
 is left out when read. A task done one way is done once: errors are done again.
 """
 

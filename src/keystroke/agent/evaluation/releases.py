@@ -1,6 +1,6 @@
 """Tasks made of consecutive releases: the new release's tests on the old release's source.
 
-Law: what ships is names: a package, two versions with their hashes, and the tests that fail on the old source
+What ships is names: a package, two versions with their hashes, and the tests that fail on the old source
 and pass on the new one (built and verified by `bench/release_tasks.py`). The archives are the user's to
 fetch. An archive is hostile until read: only plain files of modest size are unpacked, inside the folder.
 """

@@ -1,6 +1,6 @@
 """What a run of tasks came to: a score for each way of doing them, and the time it took.
 
-Law: pure. Tasks that cannot be scored here do not count; errors count as failed. Seconds are those that the
+Pure. Tasks that cannot be scored here do not count; errors count as failed. Seconds are those that the
 solver took for a task, from its prompt to its answer, checks of its own included.
 """
 

@@ -1,6 +1,6 @@
 """Sets of tasks by the user's path: a file, a folder or an archive.
 
-Law: finds out what a path holds by looking; an archive is unpacked into a cache, plain files only. The set
+Finds out what a path holds by looking; an archive is unpacked into a cache, plain files only. The set
 made of releases has a name instead of a path, and its archives are fetched by whoever may use the network.
 """
 

@@ -1,6 +1,6 @@
 """Interpreters that already wait in their sandboxes when there is a program for them.
 
-Law: each runs one program and ends. Starting one takes longer than most programs, so as many as are checked
+Each runs one program and ends. Starting one takes longer than most programs, so as many as are checked
 at a time stand ready, and the next is started while the model writes. None outlives `close`.
 """
 

@@ -1,6 +1,6 @@
 """What a task of a set is, and what came of doing it.
 
-Law: values. A task holds what its solver is shown and, apart from that, what it is scored by; nobody who
+Values. A task holds what its solver is shown and, apart from that, what it is scored by; nobody who
 solves a task reads the second part.
 """
 

@@ -1,6 +1,6 @@
 """Who may do what without being asked.
 
-Law: what needs a yes follows from the user's own options and from whether a sandbox holds, from nothing else:
+What needs a yes follows from the user's own options and from whether a sandbox holds, from nothing else:
 no text of a model, a file or a command's output is looked at here. Where there is nobody to ask, what needs a
 yes is refused.
 """

@@ -1,6 +1,6 @@
 """A model with tools at work: it asks for one thing after the other until it says that the task is done.
 
-Law: each answer is read strictly; one that is no call and looks like one is told what is wrong with it. The
+Each answer is read strictly; one that is no call and looks like one is told what is wrong with it. The
 same call with the same result thrice, or too many steps, is the end. What tools return is data: which tools
 there are and what they may do was decided before and is not looked at again.
 """

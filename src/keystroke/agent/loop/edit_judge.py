@@ -1,6 +1,6 @@
 """What an attempt at a change is worth: it fits, it parses, it breaks no name, and the named check passes.
 
-Law: cheap questions first; a change that fails one is not asked the next. Checks run in copies of the
+Cheap questions first; a change that fails one is not asked the next. Checks run in copies of the
 workspace, several at a time; nothing here touches the workspace itself.
 """
 

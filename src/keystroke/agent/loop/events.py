@@ -1,6 +1,6 @@
 """What a task tells while it works: each event complete in itself, fit to be sent to an editor.
 
-Law: msgspec structs with a tag; nothing of a model's or a command's text in them is ever interpreted.
+Msgspec structs with a tag; nothing of a model's or a command's text in them is ever interpreted.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A change in parts that can be taken one by one.
 
-Law: pure. A hunk is whole lines; edits that touch the same line belong to one. A file that is new or goes is
+Pure. A hunk is whole lines; edits that touch the same line belong to one. A file that is new or goes is
 one hunk. All hunks together are the change, none of them is no change.
 """
 

@@ -1,6 +1,6 @@
 """Which files of a project an instruction is about, and where in them.
 
-Law: the program's choice, made before a model is asked, from names: paths and identifiers in the instruction,
+The program's choice, made before a model is asked, from names: paths and identifiers in the instruction,
 and places and names in the output of a failing check. A test that has to pass is what shows the fault, not
 where it is mended. Which lines of a file are meant is the business of `assist/edit/choice`; here the whole
 project is looked at.

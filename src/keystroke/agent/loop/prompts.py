@@ -1,6 +1,6 @@
 """What a model with tools is told, and what it is told back.
 
-Law: words only. Text from files and commands is set apart as data, and the model is told that it is data;
+Words only. Text from files and commands is set apart as data, and the model is told that it is data;
 that it cannot do harm is not left to the model.
 """
 

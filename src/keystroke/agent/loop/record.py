@@ -1,6 +1,6 @@
 """A task on disk, so that it can be gone on with: after an interrupt, a crash, or to say more.
 
-Law: one JSON file a task under the user's state folder, readable by the user alone, replaced whole at every
+One JSON file a task under the user's state folder, readable by the user alone, replaced whole at every
 step. It holds what was said and what would change, never what the user was asked or answered.
 """
 

@@ -1,6 +1,6 @@
 """One region of one file to be written anew: what a model is told, and what its answer makes of the file.
 
-Law: a value over `assist/edit`, which owns the format on both sides. The fence that opens the answer is
+A value over `assist/edit`, which owns the format on both sides. The fence that opens the answer is
 written for the model, so it cannot begin with talk.
 """
 

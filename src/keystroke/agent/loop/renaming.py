@@ -1,6 +1,6 @@
 """A task that is nothing but a renaming: done by the program, in every file of the project.
 
-Law: shy. The whole instruction must be the renaming, and the name must be defined in one place; Python is
+Shy. The whole instruction must be the renaming, and the name must be defined in one place; Python is
 renamed by its meaning, other languages only where `assist/edit/renaming` is certain. Else a model is asked.
 """
 

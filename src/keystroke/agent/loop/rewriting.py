@@ -1,6 +1,6 @@
 """A small model at work: the program finds the place, the model writes it anew, several times at once.
 
-Law: the model is asked for one thing at a time, a region, and can answer with nothing else. What it writes is
+The model is asked for one thing at a time, a region, and can answer with nothing else. What it writes is
 judged before it becomes part of the task. A round that failed leaves nothing behind, and the next has a
 larger region; but where more tests pass, and none fails that passed before, the next begins from there.
 """

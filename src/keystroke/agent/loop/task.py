@@ -1,6 +1,6 @@
 """One task, from an instruction to a change that landed, or to a clear word that none did.
 
-Law: the main loop reads aloud: work, hand over to the deep model where the fast one failed, review, land. The
+The main loop reads aloud: work, hand over to the deep model where the fast one failed, review, land. The
 workspace is touched once, at the end, as one edit that `undo` takes back. Whatever happens, the task's record
 says how far it came, the copies are removed, and one `Ended` event is the last.
 """

@@ -1,6 +1,6 @@
 """What every part of a task works with: its options, its changes, its commands, its books.
 
-Law: holds things together and tells events; decides nothing.
+Holds things together and tells events; decides nothing.
 """
 
 from __future__ import annotations

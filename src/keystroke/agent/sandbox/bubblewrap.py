@@ -1,6 +1,6 @@
 """A sandbox by bubblewrap: everything read-only, the workspace writable, processes and network of its own.
 
-Law: makes the command line that `bwrap` is started with; runs nothing.
+Makes the command line that `bwrap` is started with; runs nothing.
 """
 
 from __future__ import annotations

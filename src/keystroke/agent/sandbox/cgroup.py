@@ -1,6 +1,6 @@
 """A hard limit on the number of processes, where the system lends us a control group.
 
-Law: best effort. Looking every few milliseconds ends a tree that grows, but a bomb grows faster than one
+Best effort. Looking every few milliseconds ends a tree that grows, but a bomb grows faster than one
 looks on a busy machine; a control group (version 2 or 1) cannot be outrun. Where none can be made, nothing
 changes.
 """

@@ -1,6 +1,6 @@
 """What stands between us and a command where no tool does it: namespaces or Landlock, by system calls.
 
-Law: runs as a program of its own (`python -I -S launcher.py SPEC COMMAND...`), so it imports the standard
+Runs as a program of its own (`python -I -S launcher.py SPEC COMMAND...`), so it imports the standard
 library only and nothing of this package. It confines itself first, then executes; any step of confinement
 that fails ends it with code 125 before the command has run. It stays as the command's parent: orphans fall to
 it, and when the command has ended it ends what is left. `none` confines nothing and is only the parent.

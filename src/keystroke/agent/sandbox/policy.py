@@ -1,6 +1,6 @@
 """What a command may do, for how long, and how it ended.
 
-Law: values only. A `Place` says which folder a command may write and what it must not see; `Limits` bound
+Values only. A `Place` says which folder a command may write and what it must not see; `Limits` bound
 time, memory, output, processes and disk of the whole tree of processes; `Ended` says what became of it.
 """
 

@@ -1,6 +1,6 @@
 """A tree of processes: how much it takes, and how all of it is ended.
 
-Law: looks and kills, nothing else. Everything below a process is found by who started whom, so what calls
+Looks and kills, nothing else. Everything below a process is found by who started whom, so what calls
 itself a daemon is found too, as long as orphans fall to a process of the tree (a namespace's first process,
 or a subreaper).
 """

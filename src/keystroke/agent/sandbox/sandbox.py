@@ -1,6 +1,6 @@
 """The sandbox that works on this machine, found by trying, and commands run in it.
 
-Law: a mechanism counts only after a probe has shown that it holds: a command in it could write the workspace
+A mechanism counts only after a probe has shown that it holds: a command in it could write the workspace
 and could neither write elsewhere nor reach the network. A tool that is present and broken is absent. Where
 nothing holds, `kind` is `none` and whoever runs a command must ask the user first, each time.
 """

@@ -1,6 +1,6 @@
 """A sandbox by `sandbox-exec` of macOS: everything readable but secrets, the workspace writable.
 
-Law: makes the profile and the command line; runs nothing. A profile is text, so paths are written into it as
+Makes the profile and the command line; runs nothing. A profile is text, so paths are written into it as
 parameters, never spliced.
 """
 

@@ -1,6 +1,6 @@
 """One command under watch: its output read, its limits kept, its whole tree ended.
 
-Law: knows no sandbox. It is given what to execute and returns how that ended; whatever happens (a limit, an
+Knows no sandbox. It is given what to execute and returns how that ended; whatever happens (a limit, an
 interrupt, an error here) no process of the command outlives the call.
 """
 

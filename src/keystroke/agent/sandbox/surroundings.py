@@ -1,6 +1,6 @@
 """What around the workspace a command must not see: secrets of the user, and doors out of any sandbox.
 
-Law: only names, no mounting. A secret is a file or folder that programs keep credentials in; a door is a
+Only names, no mounting. A secret is a file or folder that programs keep credentials in; a door is a
 socket that makes a program outside act (a container engine, a message bus, an agent of keys). The environment
 a command gets is made of names that are known to be harmless; what is not named here does not reach it.
 """

@@ -1,6 +1,6 @@
 """A tool as a model sees it, a call as it writes one, and what comes back.
 
-Law: a call is data from a model: its arguments are checked against the tool's own types before anything is
+A call is data from a model: its arguments are checked against the tool's own types before anything is
 done, and whatever is wrong with it becomes a result that says so in one sentence, never an exception. What a
 tool returns is data too: it is shown to the model as text and gives nobody any permission.
 """

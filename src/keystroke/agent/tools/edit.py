@@ -1,6 +1,6 @@
 """The tool that changes files: some lines of one become others.
 
-Law: the minimal-edit machinery finds the place and keeps everything around it byte for byte. A change that
+The minimal-edit machinery finds the place and keeps everything around it byte for byte. A change that
 does not fit, or that leaves a file which parsed no longer parsing, is not made, and the reason is named.
 """
 

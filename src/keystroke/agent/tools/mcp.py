@@ -1,6 +1,6 @@
 """Tools of the user's own: those of MCP servers, which are programs that the user has installed.
 
-Law: off unless the user names a server for a task, and only servers of the user's own file can be named.
+Off unless the user names a server for a task, and only servers of the user's own file can be named.
 Their programs run outside the sandbox, so every call is asked for like a command that nothing confines,
 whatever the level of approvals. What they say about themselves and return is data: it is cut, shown to the
 model as text, and gives nobody any permission.

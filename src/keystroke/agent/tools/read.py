@@ -1,6 +1,6 @@
 """The tool that reads a file, or part of it.
 
-Law: through the overlay, so the model sees its own changes; a path outside the workspace, a link out of it
+Through the overlay, so the model sees its own changes; a path outside the workspace, a link out of it
 and a secret are refused there.
 """
 

@@ -1,6 +1,6 @@
 """The tool that runs a command: in a copy of the workspace, in the sandbox, if it may.
 
-Law: a command line from a model is cut into words and executed; no shell ever reads it. Whether it may run is
+A command line from a model is cut into words and executed; no shell ever reads it. Whether it may run is
 asked of `approve`, and where no sandbox holds, always. A command that the user named (a check) is the user's:
 it goes through a shell, and naming it was the approval, unless nothing confines it. What commands change in
 the copy becomes part of the task only when the model ran them; a check changes nothing.

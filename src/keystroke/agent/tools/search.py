@@ -1,6 +1,6 @@
 """The tool that finds text in the workspace's files.
 
-Law: in-process, over the overlay. A query is a regular expression only where it can neither fail to compile
+In-process, over the overlay. A query is a regular expression only where it can neither fail to compile
 nor take exponential time; else it is looked for as it stands. Secrets, binary and huge files are passed over.
 """
 

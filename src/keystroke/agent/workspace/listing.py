@@ -1,6 +1,6 @@
 """Which files a project consists of.
 
-Law: what git ignores is left out where git can be asked; else folders that tools fill. Names are relative to
+What git ignores is left out where git can be asked; else folders that tools fill. Names are relative to
 the root, with forward slashes, in order. No repository's own monitor or hook is run.
 """
 

@@ -1,6 +1,6 @@
 """Changes of files that exist only in memory, over the workspace as it was when each was first read.
 
-Law: nothing on disk changes before `plan().apply(journal)`, which makes all changes as one edit that one undo
+Nothing on disk changes before `plan().apply(journal)`, which makes all changes as one edit that one undo
 takes back, or none where a file was changed by somebody else meanwhile. Paths are the workspace's: one that
 leads out of it, into the repository's own files or to a secret is Forbidden, here as everywhere. A file has
 one name here, its real one, whichever link it was named by.

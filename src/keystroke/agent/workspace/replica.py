@@ -1,6 +1,6 @@
 """A copy of the workspace on disk, for commands to run in and to spoil.
 
-Law: the user's own files are only read. What commands change in the copy is told by `changed` and gone at the
+The user's own files are only read. What commands change in the copy is told by `changed` and gone at the
 next `show`. Secrets are never copied. Repositories and installed packages are not copied either: they are
 shown read-only where the sandbox can mount, and linked where it cannot.
 """

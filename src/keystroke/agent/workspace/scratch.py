@@ -1,6 +1,6 @@
 """The folder in which a task keeps its copies, gone with the task, however the task goes.
 
-Law: a folder is held by a lock on a file inside it, which the system lets go when its process ends, even by
+A folder is held by a lock on a file inside it, which the system lets go when its process ends, even by
 SIGKILL. Whoever makes a folder removes those of its own user that nobody holds any more, and no others.
 """
 

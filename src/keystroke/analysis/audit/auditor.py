@@ -1,6 +1,6 @@
 """The audit of one text: afresh, or kept up to date while it is edited.
 
-Law: a text is audited unit by unit, and a unit's result depends only on its own text and on the facts its
+A text is audited unit by unit, and a unit's result depends only on its own text and on the facts its
 names have outside it (imports, constants, fields). So a result may be kept as long as both are the same, and
 the audit of an edited text equals the audit of the same text from scratch.
 """

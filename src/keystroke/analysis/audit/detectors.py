@@ -1,6 +1,6 @@
 """Detectors in code: what a rule's conditions cannot say.
 
-Law: a detector hears the walk and names the rule that describes what it found; the rule decides severity
+A detector hears the walk and names the rule that describes what it found; the rule decides severity
 and words.
 """
 

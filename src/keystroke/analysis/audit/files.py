@@ -1,6 +1,6 @@
 """Which files of a tree are source that the audit reads.
 
-Law: what does not belong to the tree is left out (`project_files`); links that lead out of the path are not
+What does not belong to the tree is left out (`project_files`); links that lead out of the path are not
 followed; binary, minified and huge files are skipped and say why. Nothing here reads a rule.
 """
 

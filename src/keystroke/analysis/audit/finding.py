@@ -1,6 +1,6 @@
 """What an audit says: a finding, where it is, and the edits that would silence it.
 
-Law: pure values, offsets are indices into the audited text. Nothing here knows how a finding was made.
+Pure values, offsets are indices into the audited text. Nothing here knows how a finding was made.
 """
 
 from __future__ import annotations

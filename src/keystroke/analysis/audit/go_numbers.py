@@ -1,6 +1,6 @@
 """Go's numbers from outside: parsed wide and kept narrow, dividing unchecked, or sizing an allocation.
 
-Law: any comparison of a number is taken as a check of its range; only numbers nobody looked at are said.
+Any comparison of a number is taken as a check of its range; only numbers nobody looked at are said.
 """
 
 from __future__ import annotations

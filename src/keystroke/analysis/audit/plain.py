@@ -1,6 +1,6 @@
 """The audit for another process: plain values in, plain values out.
 
-Law: parsing a large text holds an interpreter for as long as it takes, so whoever serves many runs this where
+Parsing a large text holds an interpreter for as long as it takes, so whoever serves many runs this where
 nobody else waits for it. The audits of a few buffers are kept, each brought up to date by what was edited.
 """
 

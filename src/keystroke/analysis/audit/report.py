@@ -1,6 +1,6 @@
 """Findings as text, as JSON and as SARIF 2.1.0.
 
-Law: pure functions from findings to words; lines and columns count from 1. Nothing here prints.
+Pure functions from findings to words; lines and columns count from 1. Nothing here prints.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Edits that might mend a wrong name, import, attribute or argument.
 
-Law: proposes, likeliest first; proves nothing. Works on one file's text and tree, and asks the project's
+Proposes, likeliest first; proves nothing. Works on one file's text and tree, and asks the project's
 modules what they hold. Every edit is as small as the slip.
 """
 

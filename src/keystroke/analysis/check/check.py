@@ -1,6 +1,6 @@
 """Errors in text that is not saved, and never run: syntax, and in Python names, imports, attributes.
 
-Law: plain functions on text; ranges are offsets. Every fix that comes out was applied and checked again: its
+Plain functions on text; ranges are offsets. Every fix that comes out was applied and checked again: its
 diagnostic is gone and no new one has come. What cannot be known from the text is not reported.
 """
 

@@ -1,6 +1,6 @@
 """What is wrong with a text: where, how bad, and the edits that were proved to mend it.
 
-Law: pure values; offsets are indices into the text that was checked. A `Fix` here has been tried: applied
+Pure values; offsets are indices into the text that was checked. A `Fix` here has been tried: applied
 to the text it belongs to, its diagnostic is gone and nothing worse has come.
 """
 

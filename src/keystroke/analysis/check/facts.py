@@ -1,6 +1,6 @@
 """What one piece of a text says by itself about imports, attributes, classes and strings.
 
-Law: reads a piece and nothing else, once; positions count from the piece's beginning. What it means inside
+Reads a piece and nothing else, once; positions count from the piece's beginning. What it means inside
 the module is decided by whoever knows all pieces.
 """
 

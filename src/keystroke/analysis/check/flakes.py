@@ -1,6 +1,6 @@
 """Names of a Python text by pyflakes, piece by piece.
 
-Law: gives what pyflakes gives for the whole text. A piece is looked at again only when it changes, or when
+Gives what pyflakes gives for the whole text. A piece is looked at again only when it changes, or when
 others define or no longer define a name that it mentions; what hangs together across pieces (imports used
 elsewhere) is put together at the end. Where pieces cannot be told apart the whole text is one.
 """

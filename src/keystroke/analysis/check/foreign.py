@@ -1,6 +1,6 @@
 """Syntax errors in languages other than Python, while they are typed.
 
-Law: plain functions on text. An error is told only where its parser is known to understand the file: every
+Plain functions on text. An error is told only where its parser is known to understand the file: every
 grammar has gaps, so one that stumbles over a file as it was saved, and never read it whole before, says
 nothing about it; of templates nothing is said. A fix was parsed again: the text has fewer errors with it.
 """

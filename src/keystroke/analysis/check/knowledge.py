@@ -1,6 +1,6 @@
 """What every Python programmer knows: where names live, what they were called, what packages are called.
 
-Law: tables only. An entry is a suggestion; the checks that use it prove it before it is offered.
+Tables only. An entry is a suggestion; the checks that use it prove it before it is offered.
 """
 
 from __future__ import annotations

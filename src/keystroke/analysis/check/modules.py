@@ -1,6 +1,6 @@
 """What a module holds, read from its source: nothing is imported that is not already part of this process.
 
-Law: answers names or None, and None means "cannot know": callers stay silent then. A project's own code and
+Answers names or None, and None means "cannot know": callers stay silent then. A project's own code and
 its packages are parsed, never run; only modules compiled into the interpreter are asked directly.
 """
 

@@ -1,6 +1,6 @@
 """A Python text in pieces: runs of whole statements at its top, each parsed once for as long as it stays.
 
-Law: a pure function of the text with a memory. The pieces joined are the text, and each parses by itself as
+A pure function of the text with a memory. The pieces joined are the text, and each parses by itself as
 it does inside the whole; a text that cannot be cut so is one piece, and one that does not parse has none.
 """
 

@@ -1,6 +1,6 @@
 """The check for another process: plain values in, plain values out.
 
-Law: a text is somebody else's, and some texts cannot be checked in any time worth waiting for; whoever serves
+A text is somebody else's, and some texts cannot be checked in any time worth waiting for; whoever serves
 many runs this where it can be ended. Projects are kept for a while, as their folders rarely change.
 """
 

@@ -1,6 +1,6 @@
 """Which names can be seen from a place in a Python file, and what a class in it has.
 
-Law: reads a syntax tree and nothing else. Where it cannot know (a base from elsewhere, attributes set by
+Reads a syntax tree and nothing else. Where it cannot know (a base from elsewhere, attributes set by
 name) it says None, and callers stay silent.
 """
 

@@ -1,6 +1,6 @@
 """A text that does not parse, and small edits after which it does.
 
-Law: proposes many small edits near the place of the error and keeps those after which the parser gets
+Proposes many small edits near the place of the error and keeps those after which the parser gets
 further: to the end of the text, or else to an error at a later line. It never looks at what the code means.
 """
 

@@ -1,6 +1,6 @@
 """From a failure to its place in the project, a sentence about it, and fixes.
 
-Law: nothing is run, so nothing is proved. A fix is edits of one file, checked as far as text can be: the
+Nothing is run, so nothing is proved. A fix is edits of one file, checked as far as text can be: the
 file still parses, has no new complaint, and the diagnostic behind the failure is gone where there is one.
 `checked` says which.
 """

@@ -1,6 +1,6 @@
 """A failure of a program, as a value: what went wrong and through which places.
 
-Law: says what was printed and nothing more; no file was looked at.
+Says what was printed and nothing more; no file was looked at.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which file of the workspace a printed place means.
 
-Law: answers a workspace name or None; nothing outside the workspace and nothing installed into it is ever
+Answers a workspace name or None; nothing outside the workspace and nothing installed into it is ever
 named. A compiler or a virtual machine may print only the end of a path: it counts if just one file fits.
 """
 

@@ -1,6 +1,6 @@
 """What a program said when it failed: tracebacks and stack traces in its output, as values.
 
-Law: reads text, knows formats through its parsers, touches no file. `failures` reads what is there;
+Reads text, knows formats through its parsers, touches no file. `failures` reads what is there;
 `Watch` hears a stream while it comes and tells each failure once, when it is complete.
 """
 

@@ -1,6 +1,6 @@
 """Fixes for errors that only running shows: attributes, keys, arguments, mixed types.
 
-Law: looks at the failing line and at what the file and the project define, proposes the nearest right thing,
+Looks at the failing line and at what the file and the project define, proposes the nearest right thing,
 likeliest first. Proving is the caller's.
 """
 

@@ -1,7 +1,7 @@
 """How other languages say that something failed: stack traces of Node, Go, Java and Rust, reports of
 sanitizers, and what compilers and checkers write about a line of a file.
 
-Law: lines in, failures with the index of their last line out. Places are told even where nothing can be
+Lines in, failures with the index of their last line out. Places are told even where nothing can be
 mended; warnings are no failures.
 """
 

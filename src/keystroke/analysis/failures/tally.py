@@ -1,6 +1,6 @@
 """How many tests passed and which failed, as a test runner's own report says it.
 
-Law: pure text. Counts are those of the summary. Read: pytest, unittest, cargo, node, jest; of other runners
+Pure text. Counts are those of the summary. Read: pytest, unittest, cargo, node, jest; of other runners
 that say "N passed, M failed" the counts alone.
 """
 

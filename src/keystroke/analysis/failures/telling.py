@@ -1,6 +1,6 @@
 """The part of a failing command's output that says what is wrong: what was expected and what came instead.
 
-Law: pure text. Of a test runner's report the first failures that differ are kept, each with the lines of the
+Pure text. Of a test runner's report the first failures that differ are kept, each with the lines of the
 test that led to it; of anything else the end, which is where programs say what went wrong.
 """
 

@@ -1,6 +1,6 @@
 """Python's own way of saying that something failed: tracebacks, syntax errors, pytest's reports.
 
-Law: lines in, failures with the index of their last line out. Whatever a logger or a container put before
+Lines in, failures with the index of their last line out. Whatever a logger or a container put before
 every line of a traceback is taken off.
 """
 

@@ -1,6 +1,6 @@
 """Parentheses that nobody needs once an expression has become a name.
 
-Law: takes away only what changes nothing: the text means the same before and after, by its tree.
+Takes away only what changes nothing: the text means the same before and after, by its tree.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A refactoring for another process: plain values in, plain values out.
 
-Law: a project is somebody else's, and some cannot be refactored in any time worth waiting for; whoever serves
+A project is somebody else's, and some cannot be refactored in any time worth waiting for; whoever serves
 many runs this where it can be ended.
 """
 

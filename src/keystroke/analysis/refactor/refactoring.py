@@ -1,6 +1,6 @@
 """Rename, extract, inline, move, change a signature, organise imports: planned by rope, handed out as edits.
 
-Law: nothing is written and nothing of the project is run. A plan whose result does not parse, or brings an
+Nothing is written and nothing of the project is run. A plan whose result does not parse, or brings an
 error that was not there, is refused whole. What rope cannot do is one sentence.
 """
 

@@ -1,6 +1,6 @@
 """A function's parameters as written, and the steps from one list to another.
 
-Law: parses parameter lists and compares them by name; knows nothing of calls. A new parameter needs a
+Parses parameter lists and compares them by name; knows nothing of calls. A new parameter needs a
 default, for nobody can invent what existing calls should pass.
 """
 

@@ -1,6 +1,6 @@
 """The texts that a refactoring works on: files of the workspace, under buffers that are not saved yet.
 
-Law: rope reads through this and can write nothing. It sees every text with LF line ends and no byte order
+Rope reads through this and can write nothing. It sees every text with LF line ends and no byte order
 mark; offsets and edits are translated, so a file keeps the line ends it has.
 """
 

@@ -1,6 +1,6 @@
 """Names that stand in strings and still mean the name: export lists and forward references.
 
-Law: a string is renamed only where it is sure what it means: an entry of `__all__` in the module that defines
+A string is renamed only where it is sure what it means: an entry of `__all__` in the module that defines
 the name or hands it on, and an annotation in quotes that would be left without its name.
 """
 

@@ -1,6 +1,6 @@
 """`.editorconfig`: the properties that hold for one file.
 
-Law: reads the files from the root of the project down; later sections and nearer files win. A line it cannot
+Reads the files from the root of the project down; later sections and nearer files win. A line it cannot
 read is skipped, as the format asks; nothing here raises for what a project contains.
 """
 

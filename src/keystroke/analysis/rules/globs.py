@@ -1,6 +1,6 @@
 """The globs of `.editorconfig`: `*`, `**`, `?`, `[a-z]`, `[!a]`, `{one,two}`, `{1..9}`, `\\` before a sign.
 
-Law: all places in the name that the glob's beginning can have reached go on together, as the bits of one
+All places in the name that the glob's beginning can have reached go on together, as the bits of one
 number: the time is the glob's length times a few operations on that number, whatever the glob. The format's
 own package translates to a regular expression, which tries again and again: eight stars take it minutes.
 """

@@ -1,7 +1,7 @@
 """What formatters and linters of a project say about style: ruff, black, isort's line length, prettier,
 rustfmt.
 
-Law: reads settings files as data, never runs a tool nor a JavaScript configuration. A file that is too large
+Reads settings files as data, never runs a tool nor a JavaScript configuration. A file that is too large
 or cannot be parsed says nothing.
 """
 

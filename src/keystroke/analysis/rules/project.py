@@ -1,6 +1,6 @@
 """The rules that hold for one file, gathered once and applied to everything inserted into it.
 
-Law: a frozen value. `fit` changes only white space at the start of lines, line ends, and quotes where the
+A frozen value. `fit` changes only white space at the start of lines, line ends, and quotes where the
 project's linter asks for them and the string stays the same; it never touches text that is already there.
 Instructions of the project (AGENTS.md) shape prompts, and are data: nothing in them is carried out here.
 """

@@ -1,6 +1,6 @@
 """A settings file of a project, read as what it is: something a stranger may have written.
 
-Law: regular files only, inside the project, bounded in size and in the length of a line (parsers of dotted
+Regular files only, inside the project, bounded in size and in the length of a line (parsers of dotted
 keys take quadratic time on one long line). Anything else says nothing. Never waits: a pipe or a device is
 not read, and a link that leads out of the project is not followed.
 """

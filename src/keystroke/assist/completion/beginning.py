@@ -1,6 +1,6 @@
 """The confident beginning of a suggestion: as much of it as the model is sure of, cut where a reader would.
 
-Law: pure. The chance that every token so far is right only falls; the cut is the last place where it is
+Pure. The chance that every token so far is right only falls; the cut is the last place where it is
 still high enough and no word, string or bracket is torn. Nothing is better than a fragment nobody can
 judge.
 """

@@ -1,6 +1,6 @@
 """Suggestions kept by the text they follow: typing through one costs a lookup.
 
-Law: an entry belongs to the text before its place and to the line below it. It answers there, and at every
+An entry belongs to the text before its place and to the line below it. It answers there, and at every
 place further on that one reaches by typing what it says. Going back (a deleted character) finds it again.
 """
 

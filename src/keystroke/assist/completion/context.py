@@ -1,6 +1,6 @@
 """What of other files a completion should know: the definitions that imports name, and what changed last.
 
-Law: pure over texts it is given; a path it may read is asked for through `read`. Pieces come in a stable
+Pure over texts it is given; a path it may read is asked for through `read`. Pieces come in a stable
 order (imports as they stand, then recent edits by age), so that the front of the prompt stays the same while
 one types.
 """

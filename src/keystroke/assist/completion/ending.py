@@ -1,6 +1,6 @@
 """Where a completion ends, and what of it is kept.
 
-Law: pure text. A completion is one line, a number of lines, or a block; it never repeats what already
+Pure text. A completion is one line, a number of lines, or a block; it never repeats what already
 follows the cursor, and it is cut only at places that more text could not move.
 """
 

@@ -1,6 +1,6 @@
 """How much to complete: the rest of a line, a line, or a block.
 
-Law: decided by the text around the cursor and its syntax tree, before a token is made. A block is offered
+Decided by the text around the cursor and its syntax tree, before a token is made. A block is offered
 only where one was opened and has no body (a docstring alone is none); there it is the whole body, also when
 its first line has been begun. Everywhere else a line is what a glance can judge.
 """

@@ -1,6 +1,6 @@
 """Compute at once, show calmly: whether a suggestion that was made may be seen.
 
-Law: pure. It looks at how sure the model was, how fast the user types, where the cursor stands, how long the
+Pure. It looks at how sure the model was, how fast the user types, where the cursor stands, how long the
 line gets and what was turned down before; the answer is None (show it) or a named reason.
 """
 

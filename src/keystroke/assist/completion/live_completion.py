@@ -1,6 +1,6 @@
 """Completion for one live buffer: what to compute, what to keep, what to show.
 
-Law: no engine is run and no message sent here; whoever drives it asks `look` first (an answer without
+No engine is run and no message sent here; whoever drives it asks `look` first (an answer without
 computing), else runs the stream that `begin` returns and asks `answer` as it grows. Everything made is kept
 for typing through, shown or not. After an answer `ahead` says what to compute as if it had been accepted.
 """

@@ -1,6 +1,6 @@
 """What the file and the project have said before in a place like this one: an n-gram cache beside the model.
 
-Law: pure; one object for one answer. The line the cursor stands in is no evidence, whatever it was before
+Pure; one object for one answer. The line the cursor stands in is no evidence, whatever it was before
 somebody began to change it. The file itself is looked at as it is now, other files as they were when their
 index was made; the file counts more.
 """

@@ -1,6 +1,6 @@
 """The prompt for a completion: as much around the cursor as fits, cut between lines.
 
-Law: text before the cursor matters most, then text after it; what is farthest from the cursor goes first.
+Text before the cursor matters most, then text after it; what is farthest from the cursor goes first.
 A model that can fill in the middle gets both sides in its own order; any other goes on from the text before.
 """
 

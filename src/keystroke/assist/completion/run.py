@@ -1,6 +1,6 @@
 """One completion, from the text around a cursor to the text to insert.
 
-Law: drives one generation until its ending is decided, then stops it. Knows no files and prints nothing.
+Drives one generation until its ending is decided, then stops it. Knows no files and prints nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a larger model makes of ghost text that a smaller one has shown: confirm, lengthen, replace, offer.
 
-Law: pure. Calm comes first: what is on the screen changes only where the larger model goes on from it, or
+Pure. Calm comes first: what is on the screen changes only where the larger model goes on from it, or
 contradicts it and is sure; a text that is being typed is never contradicted. Where it has nothing better to
 say, nothing is said.
 """

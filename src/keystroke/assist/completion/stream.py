@@ -1,6 +1,6 @@
 """One suggestion being made, kept for as long as typing agrees with it.
 
-Law: knows the place it was begun at, the text the model has said since and how sure it was. Typing ahead of
+Knows the place it was begun at, the text the model has said since and how sure it was. Typing ahead of
 the model is agreement too, until the model says otherwise. It runs nothing: chunks are fed in.
 """
 

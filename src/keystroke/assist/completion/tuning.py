@@ -1,6 +1,6 @@
 """How sure is sure enough, learned from what became of earlier suggestions.
 
-Law: pure. Counts of how many suggestions of each confidence were right go in, a shift of the thresholds comes
+Pure. Counts of how many suggestions of each confidence were right go in, a shift of the thresholds comes
 out. Without counts the shift is zero; few counts move it little, no counts move it far. It asks one question:
 from which confidence on is a suggestion right as often as one is at the default threshold elsewhere?
 """

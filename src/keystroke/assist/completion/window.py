@@ -1,6 +1,6 @@
 """The prompt of a live buffer, arranged so that a key only appends to it.
 
-Law: what stands in the prompt changes as rarely as can be. Project context comes first and is replaced only
+What stands in the prompt changes as rarely as can be. Project context comes first and is replaced only
 on request; then (for models that take the suffix first) the text below the cursor, a snapshot that may lag
 behind edits far below; then the text above, which begins at an anchored line and grows as one types. After
 any edits the prefix tokens equal a fresh encoding of the text from the anchor to the cursor, less the word

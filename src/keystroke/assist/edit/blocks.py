@@ -1,6 +1,6 @@
 """Search/replace blocks: the prompt that asks for them and the parser that reads them.
 
-Law: both sides of the format live here and nowhere else. The parser accepts what models really write (fences,
+Both sides of the format live here and nowhere else. The parser accepts what models really write (fences,
 marker lengths, decorated paths, a divider that is also content) and never guesses which file is meant.
 """
 

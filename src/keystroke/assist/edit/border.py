@@ -1,6 +1,6 @@
 """The edges of a rewritten region: what a model repeats of its neighbours, or moves to the margin.
 
-Law: pure text. A model that is shown a file and asked for a part of it writes more than the part, or the part
+Pure text. A model that is shown a file and asked for a part of it writes more than the part, or the part
 without its indentation. Only what stands in the file already is taken away, and only at the edges.
 """
 

@@ -1,6 +1,6 @@
 """Which lines an instruction is about: the program's own choice, made before a model is asked.
 
-Law: pure and cheap. It reads names, words and line numbers in the instruction against the outline of the
+Pure and cheap. It reads names, words and line numbers in the instruction against the outline of the
 files. It says whether it is sure; where it is not, the caller asks the model to point, or takes more than
 need be.
 """

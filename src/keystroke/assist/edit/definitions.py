@@ -1,6 +1,6 @@
 """Definitions that a rewrite left out, moved or wrote alone: put back where they belong.
 
-Law: pure; whole definitions, by their names. A model asked to add a method often writes the method and
+Pure; whole definitions, by their names. A model asked to add a method often writes the method and
 nothing else, or the class with only that method in it; what it did not write was not meant to go.
 """
 

@@ -1,7 +1,7 @@
 """What speaks against a change that holds together: a name or a text of the task that it does not have, a
 function that only calls itself.
 
-Law: pure. A doubt is worth a second question and no more: where the second answer is no better the first one
+Pure. A doubt is worth a second question and no more: where the second answer is no better the first one
 stands, since a task may speak of things that are not to be written.
 """
 

@@ -1,6 +1,6 @@
 """Changes that came of writing a text anew and were not asked for: lost remarks, other quotes, other layout.
 
-Law: pure. A line whose code is the same stays as it was, remarks included; a hunk without which the code is
+Pure. A line whose code is the same stays as it was, remarks included; a hunk without which the code is
 the same is taken back. Where nothing but remarks and layout changed, or the instruction speaks of them,
 they were the task and stay. The code that comes out is the code that went in, token for token.
 """

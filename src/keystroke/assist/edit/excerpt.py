@@ -1,6 +1,6 @@
 """What a model is shown of a file that is too long to be shown whole.
 
-Law: pure. Lines are the file's own and in its order; what is left out is marked. Kept are the imports, the
+Pure. Lines are the file's own and in its order; what is left out is marked. Kept are the imports, the
 first line of every part, the region to rewrite, and the parts that the region or the instruction names.
 """
 

@@ -1,6 +1,6 @@
 """The undo journal: what each applied edit replaced, kept under the user's state folder.
 
-Law: an entry is written before the files are, and holds inverse edits with the digests of both sides. Undo
+An entry is written before the files are, and holds inverse edits with the digests of both sides. Undo
 takes back the newest entry, whole or not at all, and only while every file is still as the edit left it. An
 edit whose process died in the middle is known by its open mark, and `recover` takes it back. Entries hold
 source text, so only the user may read them.

@@ -1,6 +1,6 @@
 """From an instruction to a change, question by question: the rungs that a small model climbs.
 
-Law: sans-I/O. `edit_steps` yields questions and is sent answers; whoever drives it owns the model. Rungs: a
+Sans-I/O. `edit_steps` yields questions and is sent answers; whoever drives it owns the model. Rungs: a
 renaming needs no question; blocks where the model can write them; else the regions that the program chose,
 the same with the fault named, the next larger one, the whole file. All regions of a task come out, or none.
 """

@@ -1,6 +1,6 @@
 """Where a search block is in a file.
 
-Law: exact lines first, then lines that differ in white space only, then part of one line, then the one place
+Exact lines first, then lines that differ in white space only, then part of one line, then the one place
 that is nearly the same; each step counts only if exactly one place fits. Never guesses between two.
 """
 

@@ -1,6 +1,6 @@
 """What an instruction mentions: names written as code, plain words, lines by number, things to be added.
 
-Law: pure; knows English and no file. "Add a method" means the verb, `add()` the function.
+Pure; knows English and no file. "Add a method" means the verb, `add()` the function.
 """
 
 from __future__ import annotations

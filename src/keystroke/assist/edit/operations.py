@@ -1,6 +1,6 @@
 """What an answer asks for, file by file, and the names of everything that can keep it from being done.
 
-Law: values only. An operation names a path as the answer wrote it; whether that path may be touched is
+Values only. An operation names a path as the answer wrote it; whether that path may be touched is
 decided by the workspace, and whether a search block fits is decided by matching.
 """
 

@@ -1,6 +1,6 @@
 """Patches written by others: the `apply_patch` envelope and unified diffs.
 
-Law: read by their structure, not by their line counts, which models get wrong; a line number is a hint
+Read by their structure, not by their line counts, which models get wrong; a line number is a hint
 that only chooses between equal places. Reading changes nothing and knows no files.
 """
 

@@ -1,6 +1,6 @@
 """From an instruction to a plan: which files change, by which smallest edits, and nothing else.
 
-Law: a plan is a value until `apply`. It is complete or it is empty with named failures: nothing is half done.
+A plan is a value until `apply`. It is complete or it is empty with named failures: nothing is half done.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The model's own pointing: which parts of the files must change, asked with a numbered outline.
 
-Law: the prompt and the parser side by side. A number that is not in the list means nothing.
+The prompt and the parser side by side. A number that is not in the list means nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Whether a model writes search/replace blocks well: three tiny edits it has to get right, asked once.
 
-Law: a model is believed only after it has shown it. The verdict is kept by the model's name in a small
+A model is believed only after it has shown it. The verdict is kept by the model's name in a small
 file, so that a model is probed once; what a model's own card says comes before any probe.
 """
 

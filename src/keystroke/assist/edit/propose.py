@@ -1,6 +1,6 @@
 """The one way in: an instruction, some texts, and a model that writes.
 
-Law: drives the ladder with a blocking writer. An answer becomes a complete proposal or named failures,
+Drives the ladder with a blocking writer. An answer becomes a complete proposal or named failures,
 nothing between. Model output is data here: it is parsed, matched and compared, never run.
 """
 

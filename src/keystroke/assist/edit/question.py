@@ -1,6 +1,6 @@
 """One thing to ask a model for an edit, and how to know that its answer has come to its end.
 
-Law: values and watchers of a stream; no model, no format beyond the fence that ends a block of code.
+Values and watchers of a stream; no model, no format beyond the fence that ends a block of code.
 """
 
 from __future__ import annotations

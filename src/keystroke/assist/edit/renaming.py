@@ -1,6 +1,6 @@
 """Instructions that need no model: one name becomes another, everywhere.
 
-Law: pure, and shy. The whole instruction must say nothing but the renaming, the old name must be defined in
+Pure, and shy. The whole instruction must say nothing but the renaming, the old name must be defined in
 the files exactly where it can be told from others, and the new one must be free; else nothing is done here
 and a model is asked.
 """

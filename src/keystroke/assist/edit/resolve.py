@@ -1,6 +1,6 @@
 """An answer and the texts it is about become new texts, all of them or none.
 
-Law: pure. Recognises the format, makes every operation on copies, and gives either the complete result or the
+Pure. Recognises the format, makes every operation on copies, and gives either the complete result or the
 named failures. Which files exist is known only through `read`.
 """
 

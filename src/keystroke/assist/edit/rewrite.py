@@ -1,6 +1,6 @@
 """A rewritten region: the prompt that asks for it and the parser that reads it.
 
-Law: the model writes the region anew, with the old text as its draft; how little changed is found afterwards.
+The model writes the region anew, with the old text as its draft; how little changed is found afterwards.
 An answer that leaves code out with a remark is refused: what it left out would be lost.
 """
 

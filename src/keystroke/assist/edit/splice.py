@@ -1,6 +1,6 @@
 """Lines written into a file in the file's own manner: its line ends, its indentation, its final newline.
 
-Law: lines that stay are the file's own, to the last character. Where to write is decided elsewhere.
+Lines that stay are the file's own, to the last character. Where to write is decided elsewhere.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A change asked of a model, for texts in memory: what is asked, and what came of it.
 
-Law: values only. No disk, no model: the ladder asks the questions, and whoever drives it has the model.
+Values only. No disk, no model: the ladder asks the questions, and whoever drives it has the model.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Whether a changed file still holds together, and the small things that can be put right without asking.
 
-Law: pure text in, text or a named failure out; nothing is run. Judged is only what the change did: a file
+Pure text in, text or a named failure out; nothing is run. Judged is only what the change did: a file
 that was broken before may stay so. What is put right: definitions that fell out of a rewrite come back, and
 a name of the standard library that is used for the first time is imported.
 """

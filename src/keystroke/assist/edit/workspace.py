@@ -1,6 +1,6 @@
 """The folder a user opened: reads files in it and writes several at once, all or none.
 
-Law: nothing outside the folder is read or written, however a path is spelled and wherever a link leads, and
+Nothing outside the folder is read or written, however a path is spelled and wherever a link leads, and
 nothing of the repository's own machinery (`.git`). A file that changed since it was read is not written.
 It moves bytes; what they mean is decided elsewhere.
 """

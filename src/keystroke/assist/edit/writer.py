@@ -1,6 +1,6 @@
 """Who writes the answer: a model on this machine, or any chat model that streams.
 
-Law: a `Writer` turns messages into text, piece by piece. `prediction` is text that the answer will probably
+A `Writer` turns messages into text, piece by piece. `prediction` is text that the answer will probably
 repeat; it may make the answer faster and never changes it. Nothing here knows the format of an answer.
 """
 

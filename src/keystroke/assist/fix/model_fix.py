@@ -1,6 +1,6 @@
 """A fix written by a model, for what no rule mends.
 
-Law: the model sees the failure and the lines around it and rewrites those lines; what comes back is text,
+The model sees the failure and the lines around it and rewrites those lines; what comes back is text,
 parsed and checked like any other fix. It is offered only if it changes something and has no new error.
 """
 

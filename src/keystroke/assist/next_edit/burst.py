@@ -1,6 +1,6 @@
 """A burst: everything typed at one place, seen as one replacement.
 
-Law: pure. Two texts in, the smallest single replacement between them out; and that replacement grown to whole
+Pure. Two texts in, the smallest single replacement between them out; and that replacement grown to whole
 words, which is how people mean it.
 """
 

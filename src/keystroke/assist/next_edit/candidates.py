@@ -1,6 +1,6 @@
 """Where a change may ask for another one: places worth a question to the model, best guess first.
 
-Law: pure and bounded, text only. It guesses, the model judges: the lines around the change, lines that
+Pure and bounded, text only. It guesses, the model judges: the lines around the change, lines that
 mention a name that came or went with it, lines made of the same words as the changed ones were, and lines
 somebody complains about. Two places stand so far apart that one question does not cover both.
 """

@@ -1,6 +1,6 @@
 """The next edit as other editors' plugins ask for it: prompts made for Zeta 2 and for Sweep's models.
 
-Law: pure text. It recognises such a prompt, reads from it what our own question needs (the file around the
+Pure text. It recognises such a prompt, reads from it what our own question needs (the file around the
 cursor, the lines that may be rewritten, what was changed lately), and writes the rewritten lines back in the
 words the client reads. What it does not understand whole it does not recognise: the prompt then goes to the
 model as it is.

@@ -1,6 +1,6 @@
 """The next edit as one question about several places: where, and to what, in one short answer.
 
-Law: one builder for training and for live use, over lines and an encoder alone; it knows no buffers and no
+One builder for training and for live use, over lines and an encoder alone; it knows no buffers and no
 engine. For a model of the ChatML family with an adapter that has learned this format. History comes first,
 newest last, so that what was typed before keeps its KV.
 

@@ -1,6 +1,6 @@
 """The next edit by a model that is shown all places at once: one step chooses among them, or silence.
 
-Law: as `question`, sees values only and runs nothing. The choice costs one step; only where it is sure enough
+As `question`, sees values only and runs nothing. The choice costs one step; only where it is sure enough
 is the new text written, greedily and with the old lines as the draft. What comes is an edit or a reason.
 """
 

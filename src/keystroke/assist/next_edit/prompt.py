@@ -1,6 +1,6 @@
 """The next edit as the model reads it: what was changed lately, and one place that may have to follow.
 
-Law: one builder for training and for live use, over lines and an encoder alone; it knows no buffers and no
+One builder for training and for live use, over lines and an encoder alone; it knows no buffers and no
 engine. History comes first, so that every place asked about shares its tokens; newest last, oldest left out.
 
     <|edit|>PATH\\n<|edit_before|>OLD<|edit_after|>NEW                 each change, oldest first

@@ -1,6 +1,6 @@
 """The next edit by the model itself, asked for where no rule knows what a change means.
 
-Law: sees values only and runs nothing: `run` is how the caller's engine answers a prompt. Each candidate
+Sees values only and runs nothing: `run` is how the caller's engine answers a prompt. Each candidate
 place costs one step (how likely is it that this stays as it is?); only the best one is written, greedily and
 with its old lines as the draft. What comes of it is reduced, parsed and weighed; it is an edit or a reason.
 """

@@ -1,6 +1,6 @@
 """A name changed where it is defined: the other places that mean the same thing.
 
-Law: judged on the text before the change, whose names agree. Only the scope of the definition counts; a
+Judged on the text before the change, whose names agree. Only the scope of the definition counts; a
 nested function that has the name for itself is left alone; strings and comments are never touched. A change
 of a mere use is no rename.
 """

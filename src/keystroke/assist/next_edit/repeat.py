@@ -1,6 +1,6 @@
 """The same change made twice: the places left where it fits.
 
-Law: text only. Two bursts with the same words before and after are a pattern; a place fits where the old
+Text only. Two bursts with the same words before and after are a pattern; a place fits where the old
 words stand between word boundaries and the new ones do not stand already. One change alone is no pattern.
 """
 

@@ -1,6 +1,6 @@
 """A function's parameters changed: its calls.
 
-Law: compares the parameters before and after by name. A parameter added without a default is asked of every
+Compares the parameters before and after by name. A parameter added without a default is asked of every
 call, one removed is taken out, one renamed is renamed where calls name it. Calls that spread their arguments
 are left alone: nobody can count them.
 """

@@ -1,6 +1,6 @@
 """What one buffer's changes ask for next, kept true while the user types.
 
-Law: following a key is cheap and never parses; an inquiry parses and may run in a thread, on values that do
+Following a key is cheap and never parses; an inquiry parses and may run in a thread, on values that do
 not change. A proposal is rebased over every edit; taken one by one it shrinks; contradicted it is dropped
 with a named reason. Changes a proposal itself made are no new intent.
 """

@@ -1,6 +1,6 @@
 """What changed, as git tells it: each file's new text and the lines of it that are new.
 
-Law: asks git and reads the workspace; changes neither. No external diff, text conversion or monitor of the
+Asks git and reads the workspace; changes neither. No external diff, text conversion or monitor of the
 repository is run. Files that are binary, too large or outside the workspace are left out and said.
 """
 

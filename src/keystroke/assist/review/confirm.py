@@ -1,6 +1,6 @@
 """Second questions: a model's remark is believed only if the model still says so when asked the other way.
 
-Law: the prompts and the parsers side by side. Every question is asked twice with its two sides swapped; a
+The prompts and the parsers side by side. Every question is asked twice with its two sides swapped; a
 model that answers by position, or by habit, contradicts itself and confirms nothing.
 """
 

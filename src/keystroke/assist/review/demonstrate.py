@@ -1,6 +1,6 @@
 """A change demonstrated: calls for which the new version of a definition does something else than before.
 
-Law: only definitions that compute and nothing else are run, cut out of their module, in a process of its
+Only definitions that compute and nothing else are run, cut out of their module, in a process of its
 own with limits on time, memory and files. No text of a model is run. A call that fails now and did not
 before is a defect by itself, unless the new code raises the error on purpose; any other difference only
 says that something changed.

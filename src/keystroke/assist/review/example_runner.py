@@ -1,6 +1,6 @@
 """Run by itself, in a process of its own: the same calls on two versions of a module, and what came of each.
 
-Law: reads one JSON job from standard input, writes one JSON answer, imports nothing of this project. The
+Reads one JSON job from standard input, writes one JSON answer, imports nothing of this project. The
 module's text was cut down to what only computes before it came here. Two walls stand behind that: builtins
 that do more are missing, and an audit hook ends this process at whatever Python itself would report: a file
 opened, a process started, a socket, a name removed.

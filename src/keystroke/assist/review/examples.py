@@ -1,6 +1,6 @@
 """Calls that try a changed definition: arguments by name, annotation and default, objects made on the way.
 
-Law: pure and deterministic. A plan is a list of steps that a runner can follow on two versions of a module;
+Pure and deterministic. A plan is a list of steps that a runner can follow on two versions of a module;
 values are plain JSON with tags for what JSON lacks. Nothing here runs anything.
 """
 

@@ -1,6 +1,6 @@
 """What a changed definition should give, as its documentation, the project's tests or a model have it.
 
-Law: the code of the definition itself is no witness, and the model is not shown it. Every example is taken
+The code of the definition itself is no witness, and the model is not shown it. Every example is taken
 apart into plain values and calls (`scripts`), so no text of anybody is run. A claim counts against a change
 only if it held before: whoever is wrong about both versions says nothing about the change.
 """

@@ -1,6 +1,6 @@
 """One remark of a review: where, how grave, who says it, and the fix if there is one.
 
-Law: pure values; `start` and `end` are offsets in the new text of the file, `line` and `column` count from 1.
+Pure values; `start` and `end` are offsets in the new text of the file, `line` and `column` count from 1.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a definition's results had in common before a change and no longer have: a bound, an order, a form.
 
-Law: pure; reads values that were seen, runs nothing. Mending a definition gives its results something in
+Pure; reads values that were seen, runs nothing. Mending a definition gives its results something in
 common; losing it without a word is what a slip looks like. Only what held in every call that was tried, and
 in enough of them to be no chance, counts as lost.
 """

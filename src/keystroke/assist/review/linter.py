@@ -1,6 +1,6 @@
 """The project's own linter: ruff, where the project has configured it and it is installed.
 
-Law: the text is given on standard input, so nothing is written and nothing of the project is run. Only the
+The text is given on standard input, so nothing is written and nothing of the project is run. Only the
 ruff of the user's PATH or of this installation is used, never a program that lies in the workspace.
 """
 

@@ -1,6 +1,6 @@
 """A model's remarks on a change: the prompt that asks for them and the parser that reads them.
 
-Law: one remark is one JSON object. What names a line that did not change is dropped, and so is what the model
+One remark is one JSON object. What names a line that did not change is dropped, and so is what the model
 does not confirm; a replacement is a fix only if the file parses with it and has no new error. Model output
 is data.
 """

@@ -1,6 +1,6 @@
 """Which part of a Python module can be run without touching anything: definitions that only compute.
 
-Law: pure analysis of syntax. Kept are imports of modules that only compute, definitions that use nothing
+Pure analysis of syntax. Kept are imports of modules that only compute, definitions that use nothing
 else, and constants made of such; the rest of the module is left out, so that running what remains opens no
 file, starts no process and waits for nobody.
 """

@@ -1,6 +1,6 @@
 """The review of a change: every reviewer over every changed file, findings as they come.
 
-Law: only what changed is reviewed, and each fault is said once, by whoever says it first (checks before the
+Only what changed is reviewed, and each fault is said once, by whoever says it first (checks before the
 audit, the audit before the linter, then what examples show, the model last). What a model says is a finding
 only where an example shows that something went wrong; else it is told as a suspicion. A reviewer that fails
 is a remark, not the end.

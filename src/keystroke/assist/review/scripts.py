@@ -1,6 +1,6 @@
 """Examples written as code (in a test, in a documentation, by a model) taken apart into plans.
 
-Law: pure; reads syntax and runs nothing. Understood are plain values, calls of the module's own definitions,
+Pure; reads syntax and runs nothing. Understood are plain values, calls of the module's own definitions,
 names given to their results, and claims about them. Whatever holds anything else is left out whole, since
 half of it might say something that its author did not, and so is whatever asks an object for more than its
 module gave it.

@@ -1,6 +1,6 @@
 """How a model writes a call: the form its chat template was made for.
 
-Law: read from the template's source. A template that knows no tools is told of them in words (`told`), in the
+Read from the template's source. A template that knows no tools is told of them in words (`told`), in the
 form of Hermes, which most models have seen.
 """
 

@@ -1,6 +1,6 @@
 """The grammar of an answer that may call tools.
 
-Law: says what a model may write, in the form its template was made for: any text until a call begins, then
+Says what a model may write, in the form its template was made for: any text until a call begins, then
 that call and nothing else; or calls alone, where the caller requires them. A call begun in another common
 form (bare or fenced JSON) is held to its arguments too. Knows no wire.
 """

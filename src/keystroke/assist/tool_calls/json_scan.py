@@ -1,6 +1,6 @@
 """JSON while it is being written: where a value ends, and the text of one of its strings so far.
 
-Law: for JSON that a grammar vouches for; nothing is checked. Characters in, one after the other.
+For JSON that a grammar vouches for; nothing is checked. Characters in, one after the other.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a model's text means: answer, reasoning, or a call of a tool it was shown.
 
-Law: text in, segments out, incrementally; a marker split over two chunks is still found. A call that is not
+Text in, segments out, incrementally; a marker split over two chunks is still found. A call that is not
 valid JSON or names no tool stays text: model output is data, nothing here runs it.
 
 Where a grammar holds the model to its calls (`held`), a call begins here wherever it begins for the grammar,

@@ -1,6 +1,6 @@
 """Patches as functions: what a small model can call, and the patch text that its call becomes.
 
-Law: text to text. A patch is the one that Codex's `apply_patch` takes: whole old lines out, whole new lines
+Text to text. A patch is the one that Codex's `apply_patch` takes: whole old lines out, whole new lines
 in, or a whole file, which is put where there was one. A small model copies a patch's example and gets its
 marks wrong; asked for old and new lines, or for the whole of a short file, it does well.
 """

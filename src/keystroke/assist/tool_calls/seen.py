@@ -1,6 +1,6 @@
 """The lines a model has read in a conversation: the only ones it can know, and so replace.
 
-Law: collects lines of the texts it is given, newest last, within a bound. Line numbers that tools put before
+Collects lines of the texts it is given, newest last, within a bound. Line numbers that tools put before
 lines are taken off.
 """
 

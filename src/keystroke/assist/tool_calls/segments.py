@@ -1,6 +1,6 @@
 """What a model's text is made of: answer, reasoning, calls whole or piece by piece.
 
-Law: values, no behaviour.
+Values, no behaviour.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The tools of a request, as their owner offers them and as a model is shown them.
 
-Law: values. What is shown may be less than what was offered, and shorter: a small model is lost in pages of
+Values. What is shown may be less than what was offered, and shorter: a small model is lost in pages of
 declarations. It never means something else: every call of a shown tool is a valid call of an offered one.
 """
 

@@ -1,6 +1,6 @@
 """Which of its tools a small model may call next, and with what.
 
-Law: decides from what was asked, read, written and tried; changes no tool's meaning, only leaves out. A model
+Decides from what was asked, read, written and tried; changes no tool's meaning, only leaves out. A model
 of one or two billion parameters acts before it looks, undoes what it did and repeats itself: so it first
 reads a file that the user names, creates and deletes files where the user speaks of that, and leaves alone
 what it wrote. It loses its place among lines to replace: a short file that it has read it writes whole.

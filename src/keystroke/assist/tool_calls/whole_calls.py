@@ -1,6 +1,6 @@
 """Calls that are whole, in any common form: JSON objects and lists of them, XML-like functions.
 
-Law: text in, calls out, all of them or none. Where a grammar holds the model's calls (`held`), one in a form
+Text in, calls out, all of them or none. Where a grammar holds the model's calls (`held`), one in a form
 that the grammar leaves free counts only if the grammar would have allowed it: its arguments meet the schema,
 its input is of the tool's own grammar. What cannot be proved is no call.
 """

@@ -1,6 +1,6 @@
 """The agent that ACP editors talk to: each prompt is a task of the gateway, a session goes on with its own.
 
-Law: wiring. Nothing is decided here: what a task may do is the gateway's business, what the user allows the
+Wiring. Nothing is decided here: what a task may do is the gateway's business, what the user allows the
 editor's. A prompt that goes on in a session goes on with its task, conversation and all. Cancelling a prompt
 stops its task within a step.
 """

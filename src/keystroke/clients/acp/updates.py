@@ -1,6 +1,6 @@
 """What a task tells, as an ACP editor shows it.
 
-Law: pure. A step is a tool call, its outcome the call's end; what the model says is a message; a change is a
+Pure. A step is a tool call, its outcome the call's end; what the model says is a message; a change is a
 diff of whole files, which is what editors preview.
 """
 

@@ -1,6 +1,6 @@
 """The `keystroke` command.
 
-Law: this file turns whatever ends a command into an exit code: an error of the tree is one sentence on
+This file turns whatever ends a command into an exit code: an error of the tree is one sentence on
 standard error and its own code, Ctrl-C is 130, a reader that went away is silence. Nothing heavy is
 imported here; each command imports what it needs when it runs.
 """

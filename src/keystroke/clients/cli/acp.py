@@ -1,6 +1,6 @@
 """`keystroke acp`: the agent for editors that speak the Agent Client Protocol.
 
-Law: puts the agent together with a way to a gateway: the one named, or this machine's own. Standard output
+Puts the agent together with a way to a gateway: the one named, or this machine's own. Standard output
 belongs to the editor.
 """
 

@@ -1,6 +1,6 @@
 """Something that answers, and its answer: a model on this machine or one behind a server.
 
-Law: commands ask and read text; they never see which kind it is. An answer is pulled piece by piece by one
+Commands ask and read text; they never see which kind it is. An answer is pulled piece by piece by one
 thread, may be stopped from any, and may be redirected between two pieces: what was said stays said.
 """
 

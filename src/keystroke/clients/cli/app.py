@@ -1,6 +1,6 @@
 """The table of commands, and the options they share.
 
-Law: a command is a line in `COMMANDS`: its name, where its Typer app or function is, one line of help, and
+A command is a line in `COMMANDS`: its name, where its Typer app or function is, one line of help, and
 the optional extra it needs, if any. Its module is imported only when the command runs, so `--help` and
 shell completion stay quick however many commands there are.
 """

@@ -1,6 +1,6 @@
 """Files in a conversation: `@path` in a line, `@path:10-20` for some of its lines, or `/file PATH`.
 
-Law: reads text files and nothing else; what is no file stays as it was written. A file that may hold
+Reads text files and nothing else; what is no file stays as it was written. A file that may hold
 secrets or is too large is refused with a sentence, and then nothing of the line is sent.
 """
 

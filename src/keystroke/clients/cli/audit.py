@@ -1,6 +1,6 @@
 """`keystroke audit`: security weaknesses in files, with fixes.
 
-Law: chooses files, asks the auditor, prints. Exit code 0 when nothing was found, 1 when something was, 2
+Chooses files, asks the auditor, prints. Exit code 0 when nothing was found, 1 when something was, 2
 when the command itself was wrong. A file is rewritten only with --fix, never by a suggestion, and its diff
 is shown first: on a terminal the user is asked.
 """

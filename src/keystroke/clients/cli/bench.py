@@ -1,6 +1,6 @@
 """`keystroke bench`: the repository's benchmarks where there is a checkout, a quick one anywhere.
 
-Law: runs a benchmark's own file unchanged, with this Python, and leaves with its exit code. The quick one
+Runs a benchmark's own file unchanged, with this Python, and leaves with its exit code. The quick one
 measures the default model and says so.
 """
 

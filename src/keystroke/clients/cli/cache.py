@@ -1,6 +1,6 @@
 """`keystroke cache`: what Keystroke keeps on this machine, how much it is, and away with it.
 
-Law: without names only what is made again is cleared. What is not (models, undo, history, a server's
+Without names only what is made again is cleared. What is not (models, undo, history, a server's
 database, settings) goes only when it is named, or with --everything, and nothing goes unasked.
 """
 

@@ -1,6 +1,6 @@
 """Changes to files as the command line shows, confirms and makes them.
 
-Law: nothing is written before the user has said so: by a key on the terminal or by an option. What is written
+Nothing is written before the user has said so: by a key on the terminal or by an option. What is written
 can be taken back with `keystroke undo`.
 """
 

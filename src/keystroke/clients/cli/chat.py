@@ -1,6 +1,6 @@
 """`keystroke chat`: a conversation on a terminal, or one line of input for one answer in a pipe.
 
-Law: owns the keyboard and the screen. Ctrl-C stops the answer and keeps what was said; a line typed while
+Owns the keyboard and the screen. Ctrl-C stops the answer and keeps what was said; a line typed while
 the answer comes, on a line of its own below it, is spliced into it. Lines that begin with / are for this
 program, not for the model.
 """

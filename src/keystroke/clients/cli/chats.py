@@ -1,6 +1,6 @@
 """Models that tasks are given to, opened by name: on this machine or behind a server.
 
-Law: what the user named comes first, then what the settings give the role to; a server is never chosen by
+What the user named comes first, then what the settings give the role to; a server is never chosen by
 itself. Whoever opens one closes it.
 """
 

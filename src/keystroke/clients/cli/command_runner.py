@@ -1,6 +1,6 @@
 """A command run as if we were not there: its output passes through untouched, and a listener hears it.
 
-Law: no byte is added, dropped or held back. Where our own output is a terminal the command gets one too, with
+No byte is added, dropped or held back. Where our own output is a terminal the command gets one too, with
 its size, its signals and its job control. How it ended is told exactly, a signal as a signal.
 """
 

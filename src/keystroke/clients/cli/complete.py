@@ -1,6 +1,6 @@
 """`keystroke complete`: the text that belongs at a cursor.
 
-Law: standard output carries the completion and nothing else, so it can be piped; with `--apply` the
+Standard output carries the completion and nothing else, so it can be piped; with `--apply` the
 file gets it instead, all or nothing.
 """
 

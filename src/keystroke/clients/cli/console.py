@@ -1,6 +1,6 @@
 """What is printed where: answers on standard output, everything else on standard error.
 
-Law: colours and moving bars appear on a terminal only, and never with NO_COLOR; a file or a pipe gets plain
+Colours and moving bars appear on a terminal only, and never with NO_COLOR; a file or a pipe gets plain
 lines. The rest of the command line writes through this file and knows no escape codes. Rich is imported when
 something is drawn, not before.
 """

@@ -1,6 +1,6 @@
 """A conversation and the answer being made in it.
 
-Law: messages are the truth; whatever was said, by interrupt or redirection too, is in them. The answer runs
+Messages are the truth; whatever was said, by interrupt or redirection too, is in them. The answer runs
 on a thread of its own (an engine wants one), so the thread that watches the keyboard never waits for a step.
 """
 

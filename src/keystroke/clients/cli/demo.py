@@ -1,6 +1,6 @@
 """`keystroke demo`: the embedded model at work, in a minute, with nothing to set up.
 
-Law: shows real completions of a real model as they are made, with what they cost; nothing is rehearsed.
+Shows real completions of a real model as they are made, with what they cost; nothing is rehearsed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`keystroke do`: a task given to a model, from an instruction to one edit that can be taken back.
 
-Law: puts together what `keystroke.agent` has: models, sandbox, approvals, records. Nothing is run that was
+Puts together what `keystroke.agent` has: models, sandbox, approvals, records. Nothing is run that was
 not asked for, nothing is written but the one edit at the end, and what was refused stays refused.
 """
 

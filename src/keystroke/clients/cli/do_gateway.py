@@ -1,6 +1,6 @@
 """A task of `keystroke do` at the gateway that all commands share, told as one done here.
 
-Law: runs on the thread that a task runs on, and speaks the same events, questions and steering, so nobody who
+Runs on the thread that a task runs on, and speaks the same events, questions and steering, so nobody who
 watches can tell the difference; only the model was loaded before, by whoever needed it first. Stopping stops
 the task, never the gateway.
 """

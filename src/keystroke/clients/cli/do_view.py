@@ -1,6 +1,6 @@
 """A task as a terminal shows it: its events above, a line to type on below, its questions in between.
 
-Law: the task runs on a thread of its own, because an engine wants one; this side never waits for it without
+The task runs on a thread of its own, because an engine wants one; this side never waits for it without
 watching the keyboard. A line typed while it works steers it; while it asks, the line is the answer. Ctrl-C
 stops the task cleanly, a second one ends the program.
 """

@@ -1,6 +1,6 @@
 """`keystroke doctor`: one screen about this machine, its model and its speed.
 
-Law: looks, measures for about two seconds and changes nothing but caches. Whatever is missing is a line
+Looks, measures for about two seconds and changes nothing but caches. Whatever is missing is a line
 of the report; only a model that cannot be used makes the command fail.
 """
 

@@ -1,6 +1,6 @@
 """`keystroke edit` and `keystroke undo`: the smallest change that does what was asked.
 
-Law: nothing is written before the user agrees, all files or none, and every edit can be taken back. A command
+Nothing is written before the user agrees, all files or none, and every edit can be taken back. A command
 is run only when --check names it, within a time limit; if it fails the edit is taken back.
 """
 

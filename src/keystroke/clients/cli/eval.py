@@ -1,6 +1,6 @@
 """`keystroke eval`: tasks of a set done by models, in several ways, and score against time.
 
-Law: opens models and sets, shows progress, writes results as they come and a plot at the end. Ctrl-C loses
+Opens models and sets, shows progress, writes results as they come and a plot at the end. Ctrl-C loses
 nothing: the same command goes on. Nothing is fetched but archives of the set that is made of releases.
 """
 

@@ -1,6 +1,6 @@
 """Which state of the program this is: two installations of one version are told apart by it.
 
-Law: cheap enough for every command, so no source and no weights are read. An installed package is known by
+Cheap enough for every command, so no source and no weights are read. An installed package is known by
 its RECORD, where the installer put the checksum of every file, the shipped weights' too; a checkout, and what
 came without a RECORD, by the names, sizes and times of its files. Nothing changed: the same words every time.
 """

@@ -1,6 +1,6 @@
 """A model of the gateway that all commands share, answering like one loaded here.
 
-Law: the same questions give the same text as a model in this process; only who loaded it differs. Stopping an
+The same questions give the same text as a model in this process; only who loaded it differs. Stopping an
 answer stops that answer and nothing else. A gateway that is gone before the first word is found again, or
 another is started; one that goes in the middle of an answer ends it with one sentence.
 """

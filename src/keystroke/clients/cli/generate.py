@@ -1,6 +1,6 @@
 """`keystroke generate`: a prompt goes on, streamed.
 
-Law: standard output carries the text as it comes; with `--json`, one line for each piece and one for the
+Standard output carries the text as it comes; with `--json`, one line for each piece and one for the
 end. Ctrl-C keeps what came and leaves with 130.
 """
 

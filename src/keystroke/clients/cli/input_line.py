@@ -1,6 +1,6 @@
 """A line to type on while text streams above it: what is typed and what is answered never mix.
 
-Law: owns the keys and the last line of the terminal for as long as it is open, and gives both back. It knows
+Owns the keys and the last line of the terminal for as long as it is open, and gives both back. It knows
 nothing of conversations: whole lines come out. Ctrl-C stays a signal; what was not ended by Enter is handed
 on, so that nothing typed is lost.
 """

@@ -1,6 +1,6 @@
 """Ctrl-C as an engine's interrupt.
 
-Law: while an answer is being made the first Ctrl-C stops it cleanly at the next step; a second one, for
+While an answer is being made the first Ctrl-C stops it cleanly at the next step; a second one, for
 an engine that does not listen, ends the program the usual way.
 """
 

@@ -1,6 +1,6 @@
 """What one run of the command line was asked for, and the settings it runs with.
 
-Law: a command reads its shared options here and nowhere else. Settings are read once, when first needed,
+A command reads its shared options here and nowhere else. Settings are read once, when first needed,
 so a broken configuration never stands in the way of `--help` or of the command that mends it.
 """
 

@@ -1,6 +1,6 @@
 """Every file that Keystroke keeps outside its own installation, and how each kind is taken away.
 
-Law: only what is named here is ever removed, never a whole folder that a setting points to: it may be
+Only what is named here is ever removed, never a whole folder that a setting points to: it may be
 somebody's home. What is made again by itself is told apart from what is not. Models that were added from
 elsewhere are forgotten; their files stay.
 """

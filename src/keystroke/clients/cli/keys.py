@@ -1,6 +1,6 @@
 """`keystroke keys`: who may use a server beyond this machine.
 
-Law: a key's text is printed once, when it is made; after that there is only its hash.
+A key's text is printed once, when it is made; after that there is only its hash.
 """
 
 from __future__ import annotations

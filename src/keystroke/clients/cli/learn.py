@@ -1,6 +1,6 @@
 """`keystroke learn`: what became of suggestions, in the hands of the one who took or left them.
 
-Law: nothing is kept until it is turned on, nothing ever leaves the machine unless its owner exports it to a
+Nothing is kept until it is turned on, nothing ever leaves the machine unless its owner exports it to a
 file. Everything that is kept can be seen, and deleted, here.
 """
 

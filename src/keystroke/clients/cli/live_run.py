@@ -1,6 +1,6 @@
 """What `keystroke run` does while its command runs: hears, diagnoses, and says so when it disturbs nobody.
 
-Law: diagnosing happens on a thread of its own, so the command's output never waits for it. On a terminal
+Diagnosing happens on a thread of its own, so the command's output never waits for it. On a terminal
 something is said only while the command is silent, between two lines or at a prompt (which is then shown
 again), and never over a program that fills the screen; what could not be said is said at the end.
 """

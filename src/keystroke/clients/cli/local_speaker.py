@@ -1,6 +1,6 @@
 """A model on this machine, answering through one session that keeps its KV cache from turn to turn.
 
-Law: turns conversations into tokens with the model's own template and drives generations. One thread at
+Turns conversations into tokens with the model's own template and drives generations. One thread at
 a time, as the engine demands.
 """
 

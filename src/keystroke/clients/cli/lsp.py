@@ -1,6 +1,6 @@
 """`keystroke lsp`: the language server for editors.
 
-Law: puts the server together with a way to a gateway: the one named, or this machine's own, which is
+Puts the server together with a way to a gateway: the one named, or this machine's own, which is
 started with the options given here. Standard output belongs to the editor, whose first message is answered
 before anything heavy is loaded.
 """

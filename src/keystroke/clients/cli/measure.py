@@ -1,6 +1,6 @@
 """How fast a loaded model is here, in about two seconds.
 
-Law: speaks to the engine through its contract alone and leaves no session behind. Prompts differ from run to
+Speaks to the engine through its contract alone and leaves no session behind. Prompts differ from run to
 run, because an engine remembers content; figures are of this moment on this machine, not a benchmark.
 """
 

@@ -1,6 +1,6 @@
 """`keystroke models`: what is on this machine, and what settings name.
 
-Law: prints what the library knows and asks it for changes. Long work shows progress on standard error.
+Prints what the library knows and asks it for changes. Long work shows progress on standard error.
 """
 
 from __future__ import annotations

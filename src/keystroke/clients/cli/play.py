@@ -1,6 +1,6 @@
 """`keystroke play`: the playground in a browser.
 
-Law: finds a server (the one named, or the gateway this machine's commands share) and opens its page. The key
+Finds a server (the one named, or the gateway this machine's commands share) and opens its page. The key
 travels in the address's fragment, which browsers never send, through a file that this user alone can read: a
 program's arguments can be read by everybody on the machine.
 """

@@ -1,6 +1,6 @@
 """`keystroke refactor`: rename, extract, inline, move, signature, imports.
 
-Law: shows the change as a diff and makes it only when the user agrees; all files or none, and `keystroke
+Shows the change as a diff and makes it only when the user agrees; all files or none, and `keystroke
 undo` takes it back. Places are FILE:LINE:COLUMN, counted from 1 as editors show them.
 """
 

@@ -1,6 +1,6 @@
 """Which release this is.
 
-Law: imports nothing else of the command line, so that asking costs next to nothing.
+Imports nothing else of the command line, so that asking costs next to nothing.
 """
 
 from __future__ import annotations

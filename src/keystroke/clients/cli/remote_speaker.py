@@ -1,6 +1,6 @@
 """A model behind an OpenAI-compatible server, answering like one on this machine.
 
-Law: a redirection is a stream cut and another begun with what was said so far; the server's own prefix
+A redirection is a stream cut and another begun with what was said so far; the server's own prefix
 cache makes that cheap. Nothing is sent anywhere but to the endpoint given.
 """
 

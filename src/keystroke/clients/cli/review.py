@@ -1,6 +1,6 @@
 """`keystroke review`: what changed, looked over before anybody else sees it.
 
-Law: findings are printed as they are found and ranked at the end. Nothing is written unless the user presses
+Findings are printed as they are found and ranked at the end. Nothing is written unless the user presses
 a key for it or says --fix. Exit code 0: nothing was found; 1: something was; 2: the command was wrong.
 """
 

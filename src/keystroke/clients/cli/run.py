@@ -1,6 +1,6 @@
 """`keystroke run -- COMMAND`: a program as ever, and when something in it fails, where and what to do.
 
-Law: the command's output, exit code and signals are its own. A failure is told while the command still runs,
+The command's output, exit code and signals are its own. A failure is told while the command still runs,
 between two lines of it, on standard error. A fix is written only after it ended and when the user agrees (a
 key, or --fix); --verify runs the command again.
 """

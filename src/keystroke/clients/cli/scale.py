@@ -1,6 +1,6 @@
 """`keystroke scale`: the same program on more than one engine, on this machine or on a cluster.
 
-Law: flags become settings, settings an application, and Ray runs it. On this machine Ray belongs to the
+Flags become settings, settings an application, and Ray runs it. On this machine Ray belongs to the
 command and goes with it; a cluster keeps the application after the command has left.
 """
 

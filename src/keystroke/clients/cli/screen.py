@@ -1,6 +1,6 @@
 """What a terminal shows where its cursor is, as far as the bytes sent to it tell.
 
-Law: hears output and answers one question: may somebody else say a line now, and what has to be shown again
+Hears output and answers one question: may somebody else say a line now, and what has to be shown again
 afterwards? Never inside a program that fills the screen, and never inside a line that is being drawn over.
 """
 

@@ -1,6 +1,6 @@
 """`keystroke serve`: the gateway in this process.
 
-Law: turns flags into settings, opens what the gateway needs, and runs it until it is interrupted. What
+Turns flags into settings, opens what the gateway needs, and runs it until it is interrupted. What
 cannot work is said before the first model is loaded.
 """
 

@@ -1,6 +1,6 @@
 """`keystroke config`: what is set, where it comes from, and the file to change it in.
 
-Law: shows and opens; it never rewrites a file itself. A broken file can still be found and edited.
+Shows and opens; it never rewrites a file itself. A broken file can still be found and edited.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The gateway that this machine's commands and editors share, as one run of the command line sees it.
 
-Law: puts together how it is started and what makes it the same: the version and the state of this program,
+Puts together how it is started and what makes it the same: the version and the state of this program,
 the settings a gateway would see, and the models it is to begin with. How long it lingers does not make it
 another. What is started is the program that starts it.
 """

@@ -1,6 +1,6 @@
 """A file and a cursor, as named on a command line.
 
-Law: reads bytes, refuses what is not text, and writes back only what changed: line ends, byte order mark and
+Reads bytes, refuses what is not text, and writes back only what changed: line ends, byte order mark and
 permissions stay. Lines and columns count from 1, columns in characters, as editors show them.
 """
 

@@ -1,6 +1,6 @@
 """Which model a command talks to: opened by its name, with the settings and what the command line says.
 
-Law: a name is a table of the settings, a model of the library, a path, or URL#MODEL; whoever asks gets a
+A name is a table of the settings, a model of the library, a path, or URL#MODEL; whoever asks gets a
 Speaker and never learns which kind it is.
 """
 

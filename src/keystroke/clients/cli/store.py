@@ -1,6 +1,6 @@
 """`keystroke store`: the server's database, copied out and back.
 
-Law: works on whatever `server.database` names, SQLite or Postgres, while servers run. A backup is one file of
+Works on whatever `server.database` names, SQLite or Postgres, while servers run. A backup is one file of
 JSON lines that any of the two can take back; what is there already is never overwritten unasked.
 """
 

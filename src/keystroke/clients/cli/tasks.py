@@ -1,6 +1,6 @@
 """`keystroke tasks`: tasks that this machine's gateway does in the background, watched and answered for.
 
-Law: asks the gateway and shows what it says; decides nothing. A task is named by its id or the end of it;
+Asks the gateway and shows what it says; decides nothing. A task is named by its id or the end of it;
 without a name the newest of this folder is meant.
 """
 

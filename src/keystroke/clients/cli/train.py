@@ -1,6 +1,6 @@
 """`keystroke train`: the steps that make the model we ship, from a corpus to its evaluation.
 
-Law: each command is one step, can be stopped and run again, and leaves files the next one reads. It asks
+Each command is one step, can be stopped and run again, and leaves files the next one reads. It asks
 `keystroke.train` to do the work and shows how far it has come; torch is loaded only by the steps that need
 it.
 """

@@ -1,6 +1,6 @@
 """`keystroke tui`, and `keystroke` alone on a terminal: chat and tasks on one screen.
 
-Law: finds the gateway and hands over; everything on the screen is `clients/tui`'s.
+Finds the gateway and hands over; everything on the screen is `clients/tui`'s.
 """
 
 from __future__ import annotations

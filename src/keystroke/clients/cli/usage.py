@@ -1,6 +1,6 @@
 """`keystroke usage`: what was spent, by key and model.
 
-Law: reads receipts that servers stored; computes nothing that is not in them.
+Reads receipts that servers stored; computes nothing that is not in them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A model that writes changes: the one named, or the one configured for work that follows instructions.
 
-Law: says plainly when a model is too small for the task or follows no instructions, and how to configure
+Says plainly when a model is too small for the task or follows no instructions, and how to configure
 another; it never chooses a server by itself.
 """
 

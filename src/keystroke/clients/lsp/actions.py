@@ -1,6 +1,6 @@
 """Code actions, rename and edits by instruction: what can be done here, and doing it.
 
-Law: listing is cheap and asks nobody (editors list at every move of the cursor); what an action would change
+Listing is cheap and asks nobody (editors list at every move of the cursor); what an action would change
 is asked for when it is chosen. Changes come back whole, and are turned into one workspace edit for the text
 they were made for; a text that changed meanwhile refuses them.
 """

@@ -1,6 +1,6 @@
 """The live channel as the language server holds it: wherever the gateway is, with answers to await.
 
-Law: adds two things to the live client. Each connection first asks where the gateway is, so one that died and
+Adds two things to the live client. Each connection first asks where the gateway is, so one that died and
 was started again elsewhere is found. `ask` sends a request and returns its one answer, or raises.
 """
 

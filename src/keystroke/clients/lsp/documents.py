@@ -1,6 +1,6 @@
 """The documents an editor has open.
 
-Law: each is an immutable snapshot that moves on by the editor's own edits; those of the recent past are kept,
+Each is an immutable snapshot that moves on by the editor's own edits; those of the recent past are kept,
 so that an answer about an older revision can be carried onto the text of now. The editor's version is only
 reported back: revisions are counted here, because not every editor counts as it should. No I/O.
 """

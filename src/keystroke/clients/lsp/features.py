@@ -1,6 +1,6 @@
 """Which messages the language server answers, and with what.
 
-Law: a table in code. Each handler reads its parameters, calls one thing and returns; an error of ours becomes
+A table in code. Each handler reads its parameters, calls one thing and returns; an error of ours becomes
 a response error with its own sentence, or a message where nobody waits for a response.
 """
 

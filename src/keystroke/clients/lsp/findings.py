@@ -1,6 +1,6 @@
 """What is known to be wrong with the open documents, as diagnostics and quick fixes.
 
-Law: keeps the last findings and problems of each document with the revision they were made for, and shows
+Keeps the last findings and problems of each document with the revision they were made for, and shows
 them carried onto the text of now; what was typed into is left out until it is looked at again. It asks
 nobody: whoever hears of findings puts them here.
 """

@@ -1,6 +1,6 @@
 """Messages as bytes: where one ends and the next begins on a stream.
 
-Law: knows `Content-Length` and nothing of what is inside. Imports nothing heavy: the first message is
+Knows `Content-Length` and nothing of what is inside. Imports nothing heavy: the first message is
 answered before anything heavy is loaded.
 """
 

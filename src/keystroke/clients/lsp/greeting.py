@@ -1,6 +1,6 @@
 """The answer to `initialize`, given before anything heavy is loaded.
 
-Law: plain values only. It says exactly what the server itself would say, and a test compares the two; the
+Plain values only. It says exactly what the server itself would say, and a test compares the two; the
 server then gets the same message, with its own answer left out. Whatever is not a sound `initialize` is left
 to the server.
 """

@@ -1,6 +1,6 @@
 """The language server: the editor's messages on one side, the live channel on the other.
 
-Law: wiring only. Every notification is dealt with at once and in order; every request is a task that can be
+Wiring only. Every notification is dealt with at once and in order; every request is a task that can be
 cancelled, and its cancellation reaches the engine. Nothing waits for the gateway: without one the editor gets
 empty answers, one sentence when it is lost and one when it is back.
 """

@@ -1,6 +1,6 @@
 """Ghost text and next edits, as editors ask for them.
 
-Law: one question to the live channel, one answer in the editor's words. An answer about a text that has
+One question to the live channel, one answer in the editor's words. An answer about a text that has
 changed meanwhile is no answer. Feedback goes back under the suggestion's id, which travels in its command.
 """
 

@@ -1,6 +1,6 @@
 """Tasks in the editor: given by a command, told as they go, their change taken hunk by hunk.
 
-Law: a task is the gateway's; here it is shown and answered for. An editor that says it knows tasks
+A task is the gateway's; here it is shown and answered for. An editor that says it knows tasks
 (`experimental.keystrokeTasks`) gets every event as `keystroke/task` and answers by commands; every other one
 gets progress, and is asked by plain messages: all, none, or one hunk after the other. A change is never taken
 while a document it touches differs from its file: what was typed would be lost.

@@ -1,6 +1,6 @@
 """Messages in and out of the language server: standard streams, or one TCP connection to debug with.
 
-Law: reads one message at a time and lets its handler begin before the next is read, so every request sees
+Reads one message at a time and lets its handler begin before the next is read, so every request sees
 the text it was asked about. Bytes that are no message are logged and skipped. Ends with the stream, or when
 the editor says exit.
 """

@@ -1,6 +1,6 @@
 """The terminal interface put together: one log, one line to type in, one status bar.
 
-Law: shows and asks; what is true lives in the session and on the gateway. Enter sends, or redirects what is
+Shows and asks; what is true lives in the session and on the gateway. Enter sends, or redirects what is
 under way; Escape stops it. A change is made only after a yes. Rewinding takes back conversation and files
 together, newest first, and stops where a file was changed by somebody else.
 """

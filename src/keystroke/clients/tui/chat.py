@@ -1,6 +1,6 @@
 """The conversation of a session, over the open socket.
 
-Law: sends only what is new while the server knows the rest, and everything where it does not. What comes of a
+Sends only what is new while the server knows the rest, and everything where it does not. What comes of a
 turn is told to one listener; stopping and redirecting act on the turn under way.
 """
 

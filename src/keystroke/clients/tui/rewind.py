@@ -1,6 +1,6 @@
 """Conversation and files, taken back together.
 
-Law: files first, newest first, each task's change whole or not at all. Where one is refused (somebody changed
+Files first, newest first, each task's change whole or not at all. Where one is refused (somebody changed
 the file since) nothing older is touched, and the conversation is kept up to and with that task.
 """
 

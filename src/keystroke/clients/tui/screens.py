@@ -1,6 +1,6 @@
 """Lists to choose from: sessions, and points to rewind to.
 
-Law: a screen is given what to list and gives back what was chosen, or nothing; it changes nothing itself.
+A screen is given what to list and gives back what was chosen, or nothing; it changes nothing itself.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A session: what was said and done in one folder, kept on disk, to be gone on with and rewound.
 
-Law: entries are the truth, in order: something said, an answer, or a task with the change it made. Rewinding
+Entries are the truth, in order: something said, an answer, or a task with the change it made. Rewinding
 cuts them off at a point; which tasks' changes must be taken back for that, newest first, is said here, taking
 them back is the gateway's. A file of sessions that cannot be read is left alone and said, never overwritten.
 """

@@ -1,6 +1,6 @@
 """A task's events as they appear on the screen.
 
-Law: one event, one change of what is seen. It knows no gateway: events come in, entries, diff and question go
+One event, one change of what is seen. It knows no gateway: events come in, entries, diff and question go
 to whoever owns the screen.
 """
 

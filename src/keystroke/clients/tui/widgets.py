@@ -1,6 +1,6 @@
 """What stands on the screen: things said, tasks with their diffs, a question, the status bar.
 
-Law: text of models, files and commands is shown as text: no markup is read in it, and control characters that
+Text of models, files and commands is shown as text: no markup is read in it, and control characters that
 could move the cursor or set a title are made visible.
 """
 

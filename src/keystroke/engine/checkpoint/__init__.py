@@ -1,6 +1,6 @@
 """Checkpoints: a model's files on disk, read into one spec and one naming of tensors.
 
-Law: knows file formats, knows no engine. Bad files end in one sentence from the error tree.
+Knows file formats, knows no engine. Bad files end in one sentence from the error tree.
 """
 
 from __future__ import annotations

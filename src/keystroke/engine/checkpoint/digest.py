@@ -1,6 +1,6 @@
 """Hashes of big files: a quick one that samples, a full one that reads everything.
 
-Law: equal content gives equal digests, wherever the files lie and whatever the folder is called.
+Equal content gives equal digests, wherever the files lie and whatever the folder is called.
 """
 
 from __future__ import annotations

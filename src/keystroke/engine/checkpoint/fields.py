@@ -1,6 +1,6 @@
 """Typed reads from a mapping somebody else wrote: a config.json, or a GGUF file's metadata.
 
-Law: a value is of the asked type and inside its bounds, or ModelDamaged says which key is not. The bounds
+A value is of the asked type and inside its bounds, or ModelDamaged says which key is not. The bounds
 stop an absurd number long before anything is allocated for it.
 """
 

@@ -1,6 +1,6 @@
 """How GGUF files store numbers: each type's name and the size of its blocks.
 
-Law: data alone, so that a header is read without the packages that widen tensors. A test holds the table
+Data alone, so that a header is read without the packages that widen tensors. A test holds the table
 against the `gguf` package.
 """
 

@@ -1,6 +1,6 @@
 """A GGUF model: metadata to a ModelSpec, llama.cpp's tensor names and row order to canonical ones.
 
-Law: whoever reads a tensor here cannot tell that it came from a GGUF file. Block-quantised tensors are
+Whoever reads a tensor here cannot tell that it came from a GGUF file. Block-quantised tensors are
 widened one at a time, or handed over as stored.
 """
 

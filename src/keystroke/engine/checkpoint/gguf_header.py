@@ -1,6 +1,6 @@
 """The GGUF container: its metadata and where its tensors lie. Nothing about models.
 
-Law: every length is checked against the bytes that are there before it is used, and counts are capped, so
+Every length is checked against the bytes that are there before it is used, and counts are capped, so
 a truncated or hostile file costs little time and memory and ends in ModelDamaged. Long arrays (a
 vocabulary) are walked over, and decoded only when asked for. A file's header is read once as long as
 somebody holds it.

@@ -1,6 +1,6 @@
 """A Hugging Face folder: config.json, generation_config.json and one or many safetensors files.
 
-Law: translates that layout into a ModelSpec and canonical tensors. It refuses, with a sentence that says
+Translates that layout into a ModelSpec and canonical tensors. It refuses, with a sentence that says
 what to do, every model whose arithmetic the spec cannot express; it never guesses.
 """
 

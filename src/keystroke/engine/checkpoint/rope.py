@@ -1,6 +1,6 @@
 """Rotary embedding as tables of cosines and sines, for every scaling rule we read.
 
-Law: pure arithmetic on a spec, in float64 until the end. The attention factor of YaRN is folded into both
+Pure arithmetic on a spec, in float64 until the end. The attention factor of YaRN is folded into both
 tables, so an engine multiplies and adds and knows no scaling rule.
 """
 

@@ -1,6 +1,6 @@
 """One safetensors file, memory-mapped: its header checked byte by byte, its tensors as views.
 
-Law: knows the container, not the model. Every offset is proved to lie inside the file before a view is
+Knows the container, not the model. Every offset is proved to lie inside the file before a view is
 made, so a truncated or hostile file gives ModelDamaged and never a crash or a large allocation.
 """
 

@@ -1,6 +1,6 @@
 """What a model is, whatever file it came from: its sizes, its rotary embedding, its tensors.
 
-Law: a spec is a frozen value; a checkpoint gives tensors under Hugging Face's names, row order and shapes.
+A spec is a frozen value; a checkpoint gives tensors under Hugging Face's names, row order and shapes.
 Nothing here knows a file format, and nothing here knows which engine will use the tensors.
 """
 

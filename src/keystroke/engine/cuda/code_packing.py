@@ -1,6 +1,6 @@
 """Codes, scales and offsets in the order in which the decode kernel reads them, and back.
 
-Law: knows the byte layout of the stored formats in kernels/layout.cuh and multiply.cuh. A block is 16 rows by
+Knows the byte layout of the stored formats in kernels/layout.cuh and multiply.cuh. A block is 16 rows by
 64 columns: codes lane by lane, then the grid of scales and offsets in 16-bit floats. Codes are exact; a scale
 keeps 11 of its bits (a product of two numbers has up to 17), an eighth of what bf16 would lose of a weight.
 """

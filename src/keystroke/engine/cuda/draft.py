@@ -1,6 +1,6 @@
 """A draft head on the GPU: its weights, its own keys and values, the launch that reads and drafts.
 
-Law: knows kernels/draft.cuh, as step.py knows kernels/layout.cuh. Entry t of its memory stands for the token
+Knows kernels/draft.cuh, as step.py knows kernels/layout.cuh. Entry t of its memory stands for the token
 at t beside the feature of the one before, and lies in the page that holds the target's KV of t: whoever
 shares, copies or gives back a page does so for both. Entries may be missing or stale: drafts are then worse
 and nothing else is.

@@ -1,6 +1,6 @@
 """The GPU behind the decode kernel: compiled at run time, kept on disk, launched through the CUDA driver.
 
-Law: the only file that talks to NVRTC and the driver. It knows source text and launches, no models. A missing
+The only file that talks to NVRTC and the driver. It knows source text and launches, no models. A missing
 library or an unsuitable GPU is one sentence that says what to do.
 """
 

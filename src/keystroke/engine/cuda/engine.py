@@ -1,6 +1,6 @@
 """The CUDA engine: sessions over one paged KV memory, stepped alone or together.
 
-Law: decides what runs and when; the numbers are the kernel's. A plain step is followed at once by the next
+Decides what runs and when; the numbers are the kernel's. A plain step is followed at once by the next
 one on the device, before the host has seen its token; if the caller does otherwise, the follower is let go.
 """
 

@@ -1,6 +1,6 @@
 """The GPU of this machine: whether the engine runs on it, and whether a model fits.
 
-Law: looks and says, in one sentence with what to do; it allocates nothing.
+Looks and says, in one sentence with what to do; it allocates nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Weights in the order in which the decode kernel reads them, and back.
 
-Law: knows the byte layout of kernels/layout.cuh. `pack` turns rows into units, `unpack` gives the very values
+Knows the byte layout of kernels/layout.cuh. `pack` turns rows into units, `unpack` gives the very values
 the kernel multiplies with, so prefill and decode use one copy of the weights and the same numbers.
 """
 

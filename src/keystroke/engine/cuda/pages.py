@@ -1,6 +1,6 @@
 """Which page of KV memory holds what: counted references, content that can be found again, eviction.
 
-Law: pure bookkeeping on page numbers; it never touches a device. A page is free, held (by one or more
+Pure bookkeeping on page numbers; it never touches a device. A page is free, held (by one or more
 sequences), or idle (held by none, its content known and kept until the room is needed). Full pages are known
 by the whole text before and in them, compared exactly, never by a hash alone.
 """

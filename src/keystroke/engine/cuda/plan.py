@@ -1,6 +1,6 @@
 """How a model's work is cut: sizes, splits and the layout of shared memory, decided before anything runs.
 
-Law: pure arithmetic on a spec; the one place where Python and kernels/layout.cuh must agree, and nothing here
+Pure arithmetic on a spec; the one place where Python and kernels/layout.cuh must agree, and nothing here
 touches a device. A model the kernel cannot run is refused here, in one sentence.
 """
 

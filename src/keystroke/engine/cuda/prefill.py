@@ -1,6 +1,6 @@
 """Prefill: KV for many tokens at once, with the libraries' own matrix products and attention.
 
-Law: reads the packed weights through `Weights.dense`, so it computes with the decode kernel's very numbers,
+Reads the packed weights through `Weights.dense`, so it computes with the decode kernel's very numbers,
 and writes the same pages. One call is one portion: the caller looks at its interrupt in between.
 """
 

@@ -1,6 +1,6 @@
 """Attention of a prefill portion: the last rows of a context over all of it.
 
-Law: the libraries' own kernels, in as many parts as make them fast. A part gives its rows' weighted values
+The libraries' own kernels, in as many parts as make them fast. A part gives its rows' weighted values
 and the logarithm of the sum of their weights; parts meet by those sums, exactly as softmax would have it.
 """
 

@@ -1,6 +1,6 @@
 """What prefill does between matrix products: norms, rotations, activations, and where keys and values go.
 
-Law: two ways to the same numbers. `Library` says what they are, in plain torch, and runs anywhere; `Kernels`
+Two ways to the same numbers. `Library` says what they are, in plain torch, and runs anywhere; `Kernels`
 has one launch for each stretch: a short prompt is a matter of launches, a long one of passes over memory.
 """
 

@@ -1,6 +1,6 @@
 """Fewer bits: weights at load time (eight bits a row, or four bits a group of 64), keys and values in bytes.
 
-Law: plain arithmetic on tensors, no layout. Ranges are searched, not assumed: for four bits each group keeps
+Plain arithmetic on tensors, no layout. Ranges are searched, not assumed: for four bits each group keeps
 the clipping that leaves the smallest squared error.
 """
 

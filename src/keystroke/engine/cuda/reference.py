@@ -1,6 +1,6 @@
 """The model as one reads it in a textbook: the truth that kernels and caches are held against.
 
-Law: plain torch over a whole sequence, on any device and in any dtype; no cache, no tiles, no tricks.
+Plain torch over a whole sequence, on any device and in any dtype; no cache, no tiles, no tricks.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How large a step of an 8-bit key or value is: one size for each dimension of each head.
 
-Law: sizes follow from the weights alone, so what is stored for a token never depends on the text around it
+Sizes follow from the weights alone, so what is stored for a token never depends on the text around it
 or on its company. Biases make some dimensions of a key a hundred times larger than others: one size for all
 would wipe out the rest, and a float of eight bits, whose steps grow with the number, spoils just those.
 """

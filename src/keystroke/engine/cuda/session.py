@@ -1,6 +1,6 @@
 """A sequence whose KV lives in pages on the GPU.
 
-Law: bookkeeping of one sequence. Tokens, residency and reuse follow `HostSession`; arithmetic is the
+Bookkeeping of one sequence. Tokens, residency and reuse follow `HostSession`; arithmetic is the
 engine's.
 """
 

@@ -1,6 +1,6 @@
 """Sparse attention: when a session uses it, and what the kernel must know of its pages.
 
-Law: keeps, for whole pages, the largest and smallest value of every key dimension, so that the kernel can
+Keeps, for whole pages, the largest and smallest value of every key dimension, so that the kernel can
 bound what a page may weigh. Bounds belong to a page's content: whoever writes to a page forgets them. Which
 chunks a row attends to is the kernel's choice (kernels/selection.cuh).
 """

@@ -1,6 +1,6 @@
 """One step of the decode kernel: its buffers, its arguments, its results.
 
-Law: knows the structures of kernels/layout.cuh and how a launch follows another without the host. What runs
+Knows the structures of kernels/layout.cuh and how a launch follows another without the host. What runs
 the kernel (a GPU, or the emulator of the tests) is a `Launcher`; what sessions are is none of its business.
 """
 

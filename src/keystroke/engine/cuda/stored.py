@@ -1,6 +1,6 @@
 """Weights of a GGUF file as codes, scales and offsets, read on the device, without rounding any of them.
 
-Law: bytes in, tensors out; knows GGUF's block types and which packed format holds which, no kernel and no
+Bytes in, tensors out; knows GGUF's block types and which packed format holds which, no kernel and no
 model. A weight is `scale * code + offset`; where a type has no minima the offset is `-zero * scale` for all.
 """
 

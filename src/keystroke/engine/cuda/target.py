@@ -1,6 +1,6 @@
 """The kinds of GPU that the kernels are compiled for, and what of them decides how work is cut.
 
-Law: a table and a choice from it; it asks no device and knows no models. A GPU that is too old is refused
+A table and a choice from it; it asks no device and knows no models. A GPU that is too old is refused
 here, in one sentence.
 """
 

@@ -1,6 +1,6 @@
 """A model's weights on the device, packed for the decode kernel.
 
-Law: knows where tensors come from (a checkpoint, or chance for speed measurements) and the order in which
+Knows where tensors come from (a checkpoint, or chance for speed measurements) and the order in which
 they lie. It computes nothing with them.
 """
 

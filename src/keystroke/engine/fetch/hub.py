@@ -1,6 +1,6 @@
 """Models of the Hugging Face hub, by owner and name.
 
-Law: `huggingface_hub` knows the hub (its addresses, what a repository holds, the user's token and endpoint);
+`huggingface_hub` knows the hub (its addresses, what a repository holds, the user's token and endpoint);
 this file chooses which files make up a model, brings them in stretches that can be taken up again, and turns
 whatever goes wrong into one sentence. Only texts, safetensors and GGUF files are taken: nothing that could
 be run.

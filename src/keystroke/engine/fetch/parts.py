@@ -1,6 +1,6 @@
 """One file that comes in parts, several at a time.
 
-Law: each part goes straight to its place in the file and is compared on the way; a mark beside the file says
+Each part goes straight to its place in the file and is compared on the way; a mark beside the file says
 that it is there, so a broken download goes on with the parts that are missing. The whole is compared once
 more at the end. Where parts come from is not known here.
 """

@@ -1,6 +1,6 @@
 """A repository of the hub becomes an entry of the library.
 
-Law: the texts come first, so that a model no engine could run is refused before its weights are fetched; the
+The texts come first, so that a model no engine could run is refused before its weights are fetched; the
 entry appears whole, and half a download stays for the next time.
 """
 

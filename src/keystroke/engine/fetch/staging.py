@@ -1,6 +1,6 @@
 """Where a download grows until it is whole.
 
-Law: one folder a download, inside the library and on its file system, so that the finished files are renamed
+One folder a download, inside the library and on its file system, so that the finished files are renamed
 into place. It outlives a crash, belongs to one process at a time, and goes when the download is complete.
 Room on the disk is looked for before the first byte.
 """

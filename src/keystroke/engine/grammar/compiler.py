@@ -1,6 +1,6 @@
 """From a constraint to matchers: compiled once for a vocabulary, in bounded time and memory.
 
-Law: compiling happens in one thread of its own, whose stack is deep enough for the longest chain of rules
+Compiling happens in one thread of its own, whose stack is deep enough for the longest chain of rules
 that the size limits let through; whoever asks waits at most `PATIENCE`. What was compiled is kept, the least
 recently used let go. What is wrong with a grammar is said here, in one sentence that names the place.
 """

@@ -1,6 +1,6 @@
 """What an answer may be: the value that goes with a request, like its sampling.
 
-Law: immutable text, made from what callers send (JSON Schema, Lark, GBNF, regular expressions, words) and
+Immutable text, made from what callers send (JSON Schema, Lark, GBNF, regular expressions, words) and
 checked only for size. Knows no tokenizer and compiles nothing; two that say the same are equal.
 
 JSON is written the way models were shown it: one space after a comma or a colon, no other white space. That

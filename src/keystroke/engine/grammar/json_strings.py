@@ -1,6 +1,6 @@
 """A grammar as it reads inside a JSON string: the same language, every text of it escaped.
 
-Law: rewrites the terminals of a Lark grammar (texts and patterns), what JSON must escape in the one way that
+Rewrites the terminals of a Lark grammar (texts and patterns), what JSON must escape in the one way that
 JSON encoders use. Where a line ended with one byte it now ends with two, which a lexer that never
 looks back cannot tell from text; so the rules become one terminal, and a grammar that is not regular is
 refused, as is whatever has no exact counterpart.

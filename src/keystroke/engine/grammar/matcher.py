@@ -1,6 +1,6 @@
 """Where an answer stands in its grammar: what may come next, and what must.
 
-Law: a function of the tokens consumed and nothing else, so drafts, rollbacks and forks never change what is
+A function of the tokens consumed and nothing else, so drafts, rollbacks and forks never change what is
 allowed. A run of forced tokens is found where it begins and kept to its end, however steps cut it. Never
 raises on account of the grammar: where that gives up (a limit, a dead end) `failure` says why, and only the
 end of the answer is left.

@@ -1,6 +1,6 @@
 """Where in a JSON Schema something is wrong.
 
-Law: reads schemas as data; what fails to compile is asked of whoever compiles. Places are JSON pointers.
+Reads schemas as data; what fails to compile is asked of whoever compiles. Places are JSON pointers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Whether a JSON value meets a schema: for answers that were made where no grammar held them.
 
-Law: knows the keywords that say what a value may be (types, members, items, alternatives, bounds, patterns),
+Knows the keywords that say what a value may be (types, members, items, alternatives, bounds, patterns),
 as draft 2020-12 means them, and lets the others pass, `format` among them: it refuses only what it can name.
 """
 

@@ -1,6 +1,6 @@
 """A tokenizer as the grammar compiler sees it: the bytes of every token, and how text is cut into tokens.
 
-Law: made once for a tokenizer and the tokens that end its model's answers, and kept as long as the tokenizer
+Made once for a tokenizer and the tokens that end its model's answers, and kept as long as the tokenizer
 is. Building it reads the whole vocabulary (about a second for 150,000 tokens): not for the event loop.
 """
 

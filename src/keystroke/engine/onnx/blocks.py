@@ -1,6 +1,6 @@
 """Weights of a GGUF file, laid out anew for ONNX Runtime's own operators without changing one of them.
 
-Law: bytes in, arrays out; knows no model, graph or file. A weight of a block is
+Bytes in, arrays out; knows no model, graph or file. A weight of a block is
     scale * (code - half) + offset
 with codes of 4 or 8 bits, `half` the middle of their range, and an offset where the format has a minimum.
 Nothing is rounded but the sum of two single-precision numbers that makes an offset.

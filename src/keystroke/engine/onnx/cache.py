@@ -1,6 +1,6 @@
 """A folder of things that were costly to make, each in a folder of its own.
 
-Law: an entry is whole or absent. It is made in a temporary folder, described by a manifest of sizes and
+An entry is whole or absent. It is made in a temporary folder, described by a manifest of sizes and
 hashes, and renamed into place; one process makes it while others wait. Knows nothing about models.
 """
 

@@ -1,6 +1,6 @@
 """A checkpoint as ONNX Runtime wants it: built once, kept in the cache, found again by content.
 
-Law: the same weights and settings give the same entry, wherever the model lies. A model that is there is
+The same weights and settings give the same entry, wherever the model lies. A model that is there is
 found without loading what would build it.
 """
 

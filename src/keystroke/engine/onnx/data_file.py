@@ -1,6 +1,6 @@
 """The weights of a graph, in one file beside it.
 
-Law: arrays are written as they are made and forgotten, so a model of any size converts in the memory of
+Arrays are written as they are made and forgotten, so a model of any size converts in the memory of
 one tensor. Knows bytes and alignment, nothing of networks.
 """
 

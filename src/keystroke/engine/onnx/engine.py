@@ -1,6 +1,6 @@
 """The embedded engine: the contract of `engine.base` on ONNX Runtime.
 
-Law: one thread calls it, runs release the GIL, a run appends KV in place. Positions are inputs, so a
+One thread calls it, runs release the GIL, a run appends KV in place. Positions are inputs, so a
 rollback is a length, a verification is a run of several rows, and a fork shares memory until written.
 """
 

@@ -1,6 +1,6 @@
 """From a checkpoint to one ONNX graph that decodes.
 
-Law: knows the shape of the network and nothing of sessions, files or caches. One graph serves prefill,
+Knows the shape of the network and nothing of sessions, files or caches. One graph serves prefill,
 decode and verification: any number of rows in, logits only for the rows asked for. KV buffers are inputs
 and outputs at once (the same memory), so a run appends in place and a rollback is just a smaller length.
 

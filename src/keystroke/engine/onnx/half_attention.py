@@ -1,6 +1,6 @@
 """Attention by our own operator, over keys and values in half precision.
 
-Law: knows one operator and what a graph asks for because of it, nothing of how matrices are stored. Keys and
+Knows one operator and what a graph asks for because of it, nothing of how matrices are stored. Keys and
 values are appended in place, and a row's result depends on nothing but the tokens before it: no padding.
 """
 

@@ -1,6 +1,6 @@
 """Prefixes on disk, so that a long context is warm after a restart.
 
-Law: a file is one prefix: what it is of (model, settings, scope), its tokens, its keys and values, and a
+A file is one prefix: what it is of (model, settings, scope), its tokens, its keys and values, and a
 checksum over all of it. A file that does not fit, is damaged or is not this user's own is deleted, never
 used. Bounded in bytes, oldest first. Files are readable by their owner alone: tokens are text.
 """

@@ -1,6 +1,6 @@
 """KV memory of the embedded engine: growable, shared until written.
 
-Law: knows buffers, lengths and bytes; never tokens. A buffer may have several owners (a fork, a
+Knows buffers, lengths and bytes; never tokens. A buffer may have several owners (a fork, a
 prefix borrowed from another session); whoever writes while others look copies first.
 """
 

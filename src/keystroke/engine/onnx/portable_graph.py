@@ -1,6 +1,6 @@
 """A graph of stored weights for ONNX Runtime's own operators: any machine, no compiler.
 
-Law: the same weights as in `stored_graph`, laid out for MatMulNBits. That operator has no minimum a block, so
+The same weights as in `stored_graph`, laid out for MatMulNBits. That operator has no minimum a block, so
 what a minimum adds, (the sum of a block's activations) times (its offset), is a product of its own.
 """
 

@@ -1,6 +1,6 @@
 """How the embedded engine stores weights, keys and values, and what its kernels ask for.
 
-Law: facts that graph, cache and sessions share. Imports nothing that builds graphs: a model already
+Facts that graph, cache and sessions share. Imports nothing that builds graphs: a model already
 converted runs without the `onnx` package ever being loaded.
 """
 

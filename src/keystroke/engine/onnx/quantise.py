@@ -1,6 +1,6 @@
 """Weights in few bits, laid out as ONNX Runtime's MatMulNBits reads them.
 
-Law: numpy arrays in, numpy arrays out; knows no model, graph or file. Each row is cut into blocks of
+Numpy arrays in, numpy arrays out; knows no model, graph or file. Each row is cut into blocks of
 consecutive columns; a block shares one scale (and, asymmetric, one zero point):
 value = scale * (code - zero point). Without zero points the operator takes 2 ** (bits - 1).
 Work goes in slices of rows, so memory stays bounded whatever the matrix.

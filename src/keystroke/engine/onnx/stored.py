@@ -1,6 +1,6 @@
 """Which models can be run on their weights as they are stored, and what such a graph is opened with.
 
-Law: facts and arrays, no graph; imports nothing that builds one. A table handed over is the mapped file
+Facts and arrays, no graph; imports nothing that builds one. A table handed over is the mapped file
 itself (in Llama files queries and keys are copied, since their rows are stored in another order).
 """
 

@@ -1,6 +1,6 @@
 """A graph whose matrices are those of a GGUF file, read as they are stored by operators of our own.
 
-Law: no matrix is written anywhere. Each is an input of the graph, bound to the mapped file by whoever runs
+No matrix is written anywhere. Each is an input of the graph, bound to the mapped file by whoever runs
 it: as an initializer the runtime would copy it. Keys and values are kept in half precision and appended in
 place.
 """

@@ -1,6 +1,6 @@
 """A remote model for code without an event loop: the command line and scripts.
 
-Law: the same streams as `RemoteModel`, pulled one item at a time by one thread. Between pulls nothing runs;
+The same streams as `RemoteModel`, pulled one item at a time by one thread. Between pulls nothing runs;
 the network's own buffers hold what arrives. An exception or an early exit cuts the stream.
 """
 

@@ -1,6 +1,6 @@
 """Fill-in-the-middle formats by model name, for servers that show no tokenizer.
 
-Law: a guess from the name alone, used only after a server refused `suffix`. A name that is not known
+A guess from the name alone, used only after a server refused `suffix`. A name that is not known
 gives None rather than a wrong format.
 """
 

@@ -1,6 +1,6 @@
 """A model behind an OpenAI-compatible server, as an asynchronous stream of text.
 
-Law: turns messages or a prompt into one request and the server's events into stream items; every stream
+Turns messages or a prompt into one request and the server's events into stream items; every stream
 ends with one chunk that carries `finish`, or raises from the error tree. It has no tokens and no KV cache:
 those are the server's. Belongs to the event loop it is first used in.
 """

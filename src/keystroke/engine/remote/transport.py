@@ -1,6 +1,6 @@
 """One HTTP exchange with a server: opened, retried while that is safe, watched, and cut at once.
 
-Law: knows connections, status codes, time limits and keys; nothing of prompts or answers. A request is sent
+Knows connections, status codes, time limits and keys; nothing of prompts or answers. A request is sent
 again only before the server's first byte of an answer, and only where nothing was done: no connection,
 or 429, 502, 503, 504. A key is read from the environment when a request is made and appears in no message.
 """

@@ -1,6 +1,6 @@
 """The OpenAI wire as values: bytes of an event stream in, stream items out.
 
-Law: this file knows the shapes that servers send (vLLM, SGLang, llama.cpp, Ollama, clouds) and does no
+This file knows the shapes that servers send (vLLM, SGLang, llama.cpp, Ollama, clouds) and does no
 I/O. It trusts nothing: a line has a largest size, a payload must be the JSON we expect, and whatever is
 not becomes one sentence.
 """

@@ -1,6 +1,6 @@
 """How long a draft is worth its verification.
 
-Law: knows a table of costs (what verifying n rows takes, in single-row steps) and learns how often drafts of
+Knows a table of costs (what verifying n rows takes, in single-row steps) and learns how often drafts of
 each strength come true. It drafts what promises the most tokens per second, and it keeps an account: a draft
 may cost at most what earlier drafts have gained plus a small allowance, so text that nobody can predict is
 decoded at about its plain speed.

@@ -1,6 +1,6 @@
 """What a drafter is: a guess at the tokens to come, checked by the engine in one step.
 
-Law: a drafter may be wrong at no cost but time. It sees tokens, never text, and it can never change
+A drafter may be wrong at no cost but time. It sees tokens, never text, and it can never change
 what is generated, only how many steps that takes.
 """
 

@@ -1,6 +1,6 @@
 """Several drafters in order of preference: the first that has a guess is heard.
 
-Law: every drafter sees the whole sequence; only the one that spoke hears what became of its draft.
+Every drafter sees the whole sequence; only the one that spoke hears what became of its draft.
 """
 
 from __future__ import annotations

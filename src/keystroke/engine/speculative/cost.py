@@ -1,6 +1,6 @@
 """What verifying several rows costs on this machine.
 
-Law: measures an engine through its contract alone, in under half a second on a small model, and leaves no
+Measures an engine through its contract alone, in under half a second on a small model, and leaves no
 session behind. The result is a plain tuple, to be kept beside the model.
 """
 

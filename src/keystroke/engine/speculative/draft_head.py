@@ -1,6 +1,6 @@
 """A trained head drafts for its own target: the plain arithmetic, and the drafter over it.
 
-Law: numpy in float32, one token at a time, no tricks: what a kernel's drafting is held against. The target's
+Numpy in float32, one token at a time, no tricks: what a kernel's drafting is held against. The target's
 features come from whoever runs the target (`FeatureSource`); the head keeps keys and values of its own, one
 pair a token. It chooses with the sampling of the sequence, at the positions its guesses would have, so drafts
 and choices share their noise.

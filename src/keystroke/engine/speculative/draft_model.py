@@ -1,6 +1,6 @@
 """A smaller model drafts for a larger one.
 
-Law: owns a session of the small engine and nothing else. It chooses with the same noise at the same positions
+Owns a session of the small engine and nothing else. It chooses with the same noise at the same positions
 as the large model will, so the two agree whenever their distributions put the same token first. A paced one
 drafts as far as that pays: it knows what its steps and a verification take, and how often it was right.
 """

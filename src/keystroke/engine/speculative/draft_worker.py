@@ -1,6 +1,6 @@
 """A worker: a model in a process of its own that drafts for another, seen from the other's side.
 
-Law: nothing here blocks but a wait with a deadline, and nothing raises once the worker has said that it is
+Nothing here blocks but a wait with a deadline, and nothing raises once the worker has said that it is
 ready: one that is killed, hangs or lags is a drafter without a guess. It ends with this process, whose end of
 the pipe is the only one. Belongs to the thread of the engine it drafts for.
 """

@@ -1,6 +1,6 @@
 """The engine's own guesses, made behind its last step while the caller was busy with that.
 
-Law: asks the engine and keeps a record of what came true. Where guesses do not pay for the time they take,
+Asks the engine and keeps a record of what came true. Where guesses do not pay for the time they take,
 it stops asking for a while, and the engine then spends none on them.
 """
 

@@ -1,6 +1,6 @@
 """The original file as the draft of its edited version.
 
-Law: walks a cursor through the source beside the output. While they agree the source is the draft; after they
+Walks a cursor through the source beside the output. While they agree the source is the draft; after they
 part, the cursor goes where the last few tokens of the output stand in the source, nearest to where it was:
 behind what was deleted, at the same place after an insertion, past what was replaced.
 """

@@ -1,6 +1,6 @@
 """Which draft head belongs to a model that is being loaded.
 
-Law: looks at folders and their config.json, loads no weights. A head that was named must be there and fit;
+Looks at folders and their config.json, loads no weights. A head that was named must be there and fit;
 one that was not named is taken where it lies beside the model, in the library or in this installation, and
 fits.
 """

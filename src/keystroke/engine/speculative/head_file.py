@@ -1,6 +1,6 @@
 """A draft head on disk: config.json and head.safetensors, as `keystroke train draft-head` writes them.
 
-Law: knows the format and checks all of it before anything is used; computes nothing. Matrices are bytes with
+Knows the format and checks all of it before anything is used; computes nothing. Matrices are bytes with
 one float32 scale a row (value = byte * scale); norms are float32; `vocabulary` gives the target's token for
 each row of the output matrix. A head belongs to one target: whoever loads it asks `fits`.
 

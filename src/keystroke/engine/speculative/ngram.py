@@ -1,6 +1,6 @@
 """Prompt lookup: what followed the last time these few tokens stood here. The baseline for drafters.
 
-Law: remembers the latest place of each short run of tokens, nothing else.
+Remembers the latest place of each short run of tokens, nothing else.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Drafts from everything seen so far: the longest ending of the text that occurred before, and what followed.
 
-Law: an online suffix automaton over tokens, amortised constant work for each. The last state's suffix link
+An online suffix automaton over tokens, amortised constant work for each. The last state's suffix link
 points to that longest ending, for free. Where several continuations are known the most frequent wins, then
 the latest. Old text is forgotten in halves once the automaton is full.
 """

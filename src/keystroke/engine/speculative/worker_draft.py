@@ -1,6 +1,6 @@
 """Drafts from a worker: a model beside the target that guesses on while the target verifies.
 
-Law: tells the worker what the target said, and turns its guesses into the target's tokens; where the two cut
+Tells the worker what the target said, and turns its guesses into the target's tokens; where the two cut
 text differently, text crosses between them. It never waits longer than the tokens it hopes for are worth, by
 what the worker's pieces, the target's rows and their chances were measured to be, and never longer than one
 plain step. Where drafts do not pay it gives the worker no room, and asks again later.

@@ -1,6 +1,6 @@
 """How a worker guesses on: in the target's own tokens, in text, or by asking a server.
 
-Law: one object for one sequence. It knows what the target has said and what it guessed beyond, and takes the
+One object for one sequence. It knows what the target has said and what it guessed beyond, and takes the
 guess back to where the target said otherwise. It knows nothing of processes or pipes.
 """
 

@@ -1,6 +1,6 @@
 """What a model and the worker that drafts for it say to each other.
 
-Law: values and their frames, nothing else: MessagePack behind four bytes of length, so that nothing that
+Values and their frames, nothing else: MessagePack behind four bytes of length, so that nothing that
 comes back is unpickled. An answer is counted in units from its first: tokens where both models share a
 vocabulary, bytes of text where they do not.
 """

@@ -1,6 +1,6 @@
 """The worker's own side: a process that drafts for a model elsewhere.
 
-Law: guesses on from what the target has said, as far as it was given room, and takes back where the target
+Guesses on from what the target has said, as far as it was given room, and takes back where the target
 said otherwise. The sequence told of last goes first. Input is read in a thread, so that news reaches it in
 the middle of a prompt, and it ends when that input does: its parent is gone then, however it went.
 """

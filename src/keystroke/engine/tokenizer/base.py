@@ -1,6 +1,6 @@
 """What a tokenizer is to the rest of the engine: text to tokens and back, byte for byte.
 
-Law: every token stands for exact bytes, and text is the UTF-8 reading of their concatenation. Text of
+Every token stands for exact bytes, and text is the UTF-8 reading of their concatenation. Text of
 special tokens is plain text unless the caller says otherwise, so that nothing a user types or a model
 writes can pose as a control token. Knows nothing of prompts or models.
 """

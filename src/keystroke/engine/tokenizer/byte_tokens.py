@@ -1,6 +1,6 @@
 """A tokenizer without a vocabulary: each byte is a token, and special tokens come after.
 
-Law: the simplest thing that keeps the Tokenizer contract; used with the echo engine and byte-level models.
+The simplest thing that keeps the Tokenizer contract; used with the echo engine and byte-level models.
 """
 
 from __future__ import annotations

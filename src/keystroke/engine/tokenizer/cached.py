@@ -1,6 +1,6 @@
 """Tokenizers that were built once, kept beside the converted models.
 
-Law: what comes out encodes as what went in. A file is found by a hash of everything it was built from, is
+What comes out encodes as what went in. A file is found by a hash of everything it was built from, is
 whole or not used, and a folder that cannot be written only costs time.
 """
 

@@ -1,6 +1,6 @@
 """A tokenizer out of a GGUF file's own tables (`tokenizer.ggml.*`).
 
-Law: rebuilds in memory the tokenizer the model was trained with, and refuses what it cannot rebuild exactly.
+Rebuilds in memory the tokenizer the model was trained with, and refuses what it cannot rebuild exactly.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Tokenizers run by the `tokenizers` library: those of a `tokenizer.json`, and those built from a GGUF.
 
-Law: the library splits and merges plain text; special tokens are found here, before it sees them, and only
+The library splits and merges plain text; special tokens are found here, before it sees them, and only
 when asked for. Unicode normalisation is taken out where tokens are bytes: an editor's text must come back
 exactly. Bytes of a token are read from the vocabulary, never guessed by decoding.
 """

@@ -1,6 +1,6 @@
 """The tokens of a text that is being edited.
 
-Law: after any edits `tokens` equals a fresh encode of `text`, and an edit re-encodes only the pieces it
+After any edits `tokens` equals a fresh encode of `text`, and an edit re-encodes only the pieces it
 touches. The text is kept as pieces between cuts, places where the tokenizer promises that nothing on one side
 can change the tokens on the other; whether a place is a cut depends on the two characters around it alone, so
 a cut outside an edit stays one. A tokenizer without cuts has one piece: correct, but slow on long texts.

@@ -1,6 +1,6 @@
 """Tokens to text while they arrive.
 
-Law: what was given out is never taken back. A character whose bytes are spread over tokens is held until
+What was given out is never taken back. A character whose bytes are spread over tokens is held until
 whole; bytes that can no longer become a character come out as U+FFFD, exactly as in a decode of everything.
 Control tokens are no text, but for the marks that say what the text after them is: a call, a thought.
 """

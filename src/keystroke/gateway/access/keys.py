@@ -1,6 +1,6 @@
 """Bearer keys: made, checked, revoked.
 
-Law: a secret exists in clear only in the moment it is made and shown. At rest there is its SHA-256 (secrets
+A secret exists in clear only in the moment it is made and shown. At rest there is its SHA-256 (secrets
 are 256 random bits, so a slow hash would add nothing), compared in constant time. A key is `ks_ID_SECRET`;
 the id is public and finds the row, so no comparison ever runs over all keys.
 """

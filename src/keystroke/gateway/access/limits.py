@@ -1,6 +1,6 @@
 """Budgets per key and per model, each independent of every other.
 
-Law: counts and clocks, nothing of requests or sockets. A bucket refills continuously; taking more than it
+Counts and clocks, nothing of requests or sockets. A bucket refills continuously; taking more than it
 holds raises RateLimited with the seconds until it would not. Tokens are taken at the start (what the prompt
 holds) and settled at the end (what the answer cost), so a long answer is paid by the next request, not cut.
 """

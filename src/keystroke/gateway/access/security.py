@@ -1,6 +1,6 @@
 """Who may come in: keys and origins.
 
-Law: decides from headers alone, before a body is read or a socket accepted. Browsers send an Origin and
+Decides from headers alone, before a body is read or a socket accepted. Browsers send an Origin and
 act for whatever page is open, so a page that is not ours needs to be allowed by name; programs send none.
 """
 

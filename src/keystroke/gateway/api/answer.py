@@ -1,6 +1,6 @@
 """One answer under way: items of its work in, the serializer's messages out.
 
-Law: runs in callbacks on the event loop, with no task of its own. It interprets text (calls, thoughts) and
+Runs in callbacks on the event loop, with no task of its own. It interprets text (calls, thoughts) and
 feeds the serializer; what it costs is the work's affair. It never touches a socket: whoever made it gave a
 sink.
 """

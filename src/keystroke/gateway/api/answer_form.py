@@ -1,6 +1,6 @@
 """What a request asks of the form of its answer: the tools, how they may be called, the language of its text.
 
-Law: wire fields in, an AnswerForm out, whichever API they came through; fields that contradict each other or
+Wire fields in, an AnswerForm out, whichever API they came through; fields that contradict each other or
 cannot be met are refused by name. What holds a model to the form is the engine's grammar; a model that runs
 elsewhere is told of it, where its server understands, and checked at the end.
 """

@@ -1,6 +1,6 @@
 """Chat completions, completions (with a suffix) and infill: one question, one answer, nothing remembered.
 
-Law: transport-free, like the Responses API beside it. Each function turns its request into a job and a
+Transport-free, like the Responses API beside it. Each function turns its request into a job and a
 serializer; all three share one way of running.
 """
 

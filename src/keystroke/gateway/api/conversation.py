@@ -1,7 +1,7 @@
 """What a conversation says of the tools a small model may use next: what it was asked, what it has read, and
 what has just led nowhere.
 
-Law: reads items, changes none. A line counts as read where a tool's result or a fenced block of the user's
+Reads items, changes none. A line counts as read where a tool's result or a fenced block of the user's
 shows it; an instruction is no line of a file. A model of one or two billion parameters repeats itself: a call
 made twice in vain, or an edit that failed, is not open to it in the next turn, so that it reads, does
 something else, or says that it is done. Nor does it undo its own work, unless something failed since.

@@ -1,6 +1,6 @@
 """Finished turns by their id, so that a conversation goes on from its exact tokens.
 
-Law: remembers, forgets, and finds again: from memory where the tokens are, else rebuilt from the store as
+Remembers, forgets, and finds again: from memory where the tokens are, else rebuilt from the store as
 items. A turn is its caller's own; anybody else is told that it does not exist.
 """
 

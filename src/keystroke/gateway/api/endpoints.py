@@ -1,6 +1,6 @@
 """What each address does.
 
-Law: one small function an endpoint: read, ask the layer that knows, write. Nothing is decided here but the
+One small function an endpoint: read, ask the layer that knows, write. Nothing is decided here but the
 form of the answer.
 """
 

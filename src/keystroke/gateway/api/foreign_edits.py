@@ -1,6 +1,6 @@
 """Answers to prompts made for Zeta 2 and Sweep's models, by our own questions to our own models.
 
-Law: the prompt is read and the answer worded in `assist/next_edit/foreign.py`; here models are asked. Where
+The prompt is read and the answer worded in `assist/next_edit/foreign.py`; here models are asked. Where
 the cursor stands at the end of its line the text there comes first, as ghost text does; else, or where that
 is not sure enough, the edit that the last change asks for. Where neither is, the window goes back unchanged,
 which clients show as nothing. A model that was made for such prompts gets them as they are.

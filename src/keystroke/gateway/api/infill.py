@@ -1,6 +1,6 @@
 """`POST /infill`, the exchange llama.vim and llama.vscode have with a local server.
 
-Law: translates between that exchange and a completion with a suffix. `prompt` is what stands on the cursor's
+Translates between that exchange and a completion with a suffix. `prompt` is what stands on the cursor's
 line before it; `input_extra` are other files, put before the prefix; time limits bound the answer.
 """
 

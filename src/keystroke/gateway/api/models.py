@@ -1,6 +1,6 @@
 """`GET /v1/models`: one body that the OpenAI SDK and Codex both read.
 
-Law: `data` is OpenAI's list; `models` is the metadata Codex wants before it offers its editing tools. Both
+`data` is OpenAI's list; `models` is the metadata Codex wants before it offers its editing tools. Both
 say the same models in the same order: the choices first (auto, fast, deep), then the names.
 """
 

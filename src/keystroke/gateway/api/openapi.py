@@ -1,6 +1,6 @@
 """The OpenAPI document, from the same types the codec reads and writes.
 
-Law: nothing is described by hand that a type already says. Every operation lists the errors it can give, so
+Nothing is described by hand that a type already says. Every operation lists the errors it can give, so
 that generated clients and fuzzers know them.
 """
 

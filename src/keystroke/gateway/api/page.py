@@ -1,6 +1,6 @@
 """The playground's files, as a browser gets them.
 
-Law: serves the few files that were built into the package, each whole from memory, under a content policy
+Serves the few files that were built into the package, each whole from memory, under a content policy
 that lets nothing run or load but them: no inline script, no outside address, no frame. Styles that the editor
 makes while it runs carry a nonce of this one visit. The files hold nothing of anybody, so they need no key;
 what the page then asks of the server does.

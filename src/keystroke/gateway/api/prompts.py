@@ -1,6 +1,6 @@
 """A conversation as tokens: whole where it must be, only what is new where it can be.
 
-Law: items become template messages here and nowhere else. A continued conversation keeps the exact tokens
+Items become template messages here and nowhere else. A continued conversation keeps the exact tokens
 that are in the KV cache and appends those of the new items; the template is asked only for the join, on a
 conversation of two stand-in messages. Where a template does not allow that, the whole is rendered again.
 """

@@ -1,6 +1,6 @@
 """What a run said, kept for a while, so that a client whose connection broke can take it up again.
 
-Law: every event is kept in order with the response it belongs to and its number; whoever comes back names the
+Every event is kept in order with the response it belongs to and its number; whoever comes back names the
 last one it has and gets each later one exactly once, then what follows as it is made. One reader at a time: a
 newer one takes the older one's place. A run that nobody takes up again in time is stopped, and what is kept
 is bounded in bytes and time.

@@ -1,6 +1,6 @@
 """One request under way, from its first response to its last.
 
-Law: a run is one place in a conversation that may become several responses: a steered one is followed by its
+A run is one place in a conversation that may become several responses: a steered one is followed by its
 successor. Each of them ends exactly once and leaves a Turn from which the next can go on. It starts nothing
 by itself: successors are made by its owner.
 """

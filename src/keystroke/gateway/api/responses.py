@@ -1,6 +1,6 @@
 """The Responses API: create, continue, steer, cancel, fetch.
 
-Law: everything a response is, whichever transport asked: what may be asked, which model answers, what becomes
+Everything a response is, whichever transport asked: what may be asked, which model answers, what becomes
 its prompt, what the response object says. What happens while it runs is the ResponseRun's.
 """
 

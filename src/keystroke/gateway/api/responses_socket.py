@@ -1,6 +1,6 @@
 """`/v1/responses` as a WebSocket: frames to actions, answers to frames.
 
-Law: carries out what the sans-I/O session says, with no task per token. A client that goes away, with or
+Carries out what the sans-I/O session says, with no task per token. A client that goes away, with or
 without a close frame, stops its answers within one step; background ones run on.
 """
 

@@ -1,6 +1,6 @@
 """The same answer for different clients: Responses events, chat chunks, completion chunks.
 
-Law: a serializer turns what happened into the typed messages its clients read, in order, and keeps what a
+A serializer turns what happened into the typed messages its clients read, in order, and keeps what a
 plain (not streamed) body needs. It knows no socket and no engine, and has one terminal message.
 """
 

@@ -1,6 +1,6 @@
 """What is loaded here, and loading it.
 
-Law: reads the registry and the engines' own words; the one thing it starts is a load that somebody asked
+Reads the registry and the engines' own words; the one thing it starts is a load that somebody asked
 for, and it tells how far that has come, line by line.
 """
 

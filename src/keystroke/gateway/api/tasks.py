@@ -1,6 +1,6 @@
 """`/v1/tasks`: a task made, told by events, steered, answered, taken back.
 
-Law: one small function an address: read, ask the tasks, write. A listener that leaves changes nothing; a task
+One small function an address: read, ask the tasks, write. A listener that leaves changes nothing; a task
 goes on without one.
 """
 

@@ -1,6 +1,6 @@
 """What a live client asks for by name: problems, refactorings, edits by instruction.
 
-Law: each ask is one task and ends in exactly one answer: what was asked for, an error, or `not_shown` when it
+Each ask is one task and ends in exactly one answer: what was asked for, an error, or `not_shown` when it
 was cancelled. It reads the mirrored texts and changes nothing: changes are the client's to make. Checks and
 refactorings run in processes of the key's own, a model's thinking behind its queue; none holds up a key.
 """

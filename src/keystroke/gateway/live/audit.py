@@ -1,6 +1,6 @@
 """The findings about one live buffer, kept up to date in a thread.
 
-Law: one audit at a time; keys that come while it works are taken together by the next. A text that cannot be
+One audit at a time; keys that come while it works are taken together by the next. A text that cannot be
 audited (binary, far too large) is left alone from then on. Audits have threads of their own, so that many of
 them hold up nothing else, and one whose client has left ends before its next function. Large texts are
 audited in another process.

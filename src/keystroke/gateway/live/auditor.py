@@ -1,6 +1,6 @@
 """Findings in large texts, looked for in another process.
 
-Law: parsing takes the interpreter for itself, half a second for a megabyte, in which no key of anybody is
+Parsing takes the interpreter for itself, half a second for a megabyte, in which no key of anybody is
 answered; so large texts are audited where nobody else waits. Small ones are quicker here.
 """
 

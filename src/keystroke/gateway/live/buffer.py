@@ -1,6 +1,6 @@
 """One open buffer of a live connection: its mirror and its running suggestion.
 
-Law: lives in the event loop and never waits there; engine work goes through the scheduler. At most one
+Lives in the event loop and never waits there; engine work goes through the scheduler. At most one
 generation runs per buffer: newer work takes its place. Every request it accepts is answered exactly once.
 """
 

@@ -1,6 +1,6 @@
 """Problems of a text, looked for in a process that can be ended.
 
-Law: a text that cannot be checked in time is an error in one sentence.
+A text that cannot be checked in time is an error in one sentence.
 """
 
 from __future__ import annotations

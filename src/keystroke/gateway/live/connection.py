@@ -1,6 +1,6 @@
 """`/v1/live` as a WebSocket: frames to buffers, buffers' events to frames.
 
-Law: owns the open buffers of one socket. A frame that breaks a rule costs an error event, never the
+Owns the open buffers of one socket. A frame that breaks a rule costs an error event, never the
 connection; a change that does not follow the mirrored version costs a resync, never a guess. When the client
 goes, everything it had running stops within one step.
 """

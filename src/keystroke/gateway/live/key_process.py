@@ -1,6 +1,6 @@
 """Work on what strangers wrote, in a process and a thread of one key's own.
 
-Law: a hostile text or project, or a hundred asks at once, hold up nobody but their own key, nor fill the
+A hostile text or project, or a hundred asks at once, hold up nobody but their own key, nor fill the
 threads that all share. Both go when nobody holds this any more, that is with the last connection of the key,
 whatever they are at: what runs in the thread must not hold it either.
 """

@@ -1,6 +1,6 @@
 """The next edit of one live buffer: looked for when the keys pause, moved along with every key.
 
-Law: following a key is done at once and is cheap; looking happens in a thread on texts that do not change.
+Following a key is done at once and is cheap; looking happens in a thread on texts that do not change.
 Rules are asked first and the model, where it knows how, when they find nothing. What stands is said again
 whenever it moved; what no longer stands is said once, with its reason. Whoever asks hears what was found, or
 why nothing is shown, as soon as that is known.

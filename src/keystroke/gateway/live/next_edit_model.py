@@ -1,6 +1,6 @@
 """The model's own next edit for one live buffer: its questions, put through the model's queue.
 
-Law: asks only a model that has learned a format, below ghost text in priority, one short job after
+Asks only a model that has learned a format, below ghost text in priority, one short job after
 another; cancelling the awaiting task cancels the job under way. It decides nothing: what an answer is worth
 is judged where the question was made.
 """

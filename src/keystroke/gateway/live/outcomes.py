@@ -1,6 +1,6 @@
 """What becomes of the suggestions of one buffer: taken, typed, turned down, and what stood there in the end.
 
-Law: lives in the event loop and computes little: it moves a few spans with every key. Editors tell what was
+Lives in the event loop and computes little: it moves a few spans with every key. Editors tell what was
 taken; what they do not tell is seen from what is typed. A suggestion that was held back is watched too: if it
 is then typed by hand, it would have been right. Each is handed on once, when it has settled.
 """

@@ -1,6 +1,6 @@
 """What the files of a project hold, as an index for ghost text; one for each connection.
 
-Law: reads only below the root that the editor named, never through a link that leads out of it, never a file
+Reads only below the root that the editor named, never through a link that leads out of it, never a file
 that may hold secrets, and no more than a few megabytes. All of it happens in a pool thread, one at a time;
 the event loop gets a finished index. Files that did not change are not read again.
 """

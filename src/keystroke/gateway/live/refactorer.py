@@ -1,6 +1,6 @@
 """Refactorings of open buffers, planned in a process that can be ended.
 
-Law: nothing is written. A refactoring that takes too long is an error in one sentence.
+Nothing is written. A refactoring that takes too long is an error in one sentence.
 """
 
 from __future__ import annotations

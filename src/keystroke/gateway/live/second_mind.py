@@ -1,6 +1,6 @@
 """The larger model beside one buffer: it reads along and has an opinion on what the smaller one has shown.
 
-Law: never in the way. It begins when the keys pause, with the smaller one's text as its draft (as text, since
+Never in the way. It begins when the keys pause, with the smaller one's text as its draft (as text, since
 the two cut text into different tokens), ends at the next key that contradicts it, and speaks at most once for
 each request, only while the text it read still stands. What it found is kept for typing through all the
 same. Lives in the event loop; its work goes through its own model's queue.

@@ -1,6 +1,6 @@
 """The store as one file, and back: JSON lines, compressed, with a count and a checksum at the end.
 
-Law: reads one consistent snapshot, writes whole files or none, and never overwrites a row: what a restore
+Reads one consistent snapshot, writes whole files or none, and never overwrites a row: what a restore
 finds already there stands. Budgets are not kept; they are full again within a minute.
 """
 

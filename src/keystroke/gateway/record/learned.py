@@ -1,6 +1,6 @@
 """What became of suggestions, kept in a file of its owner's alone on this machine.
 
-Law: nobody but the command line and the gateway of this machine opens it, and nothing here sends anything.
+Nobody but the command line and the gateway of this machine opens it, and nothing here sends anything.
 Keeping never waits and never fails the one who keeps: a file that cannot be written costs a line in the log.
 A text that may hold a secret is not kept, only its numbers. The oldest make room; what was forgotten stays
 so, also where a gateway still runs.

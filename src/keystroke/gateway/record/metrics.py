@@ -1,6 +1,6 @@
 """Counters for Prometheus.
 
-Law: touched when work begins or ends, never per token. Labels are model, priority and status only: nothing a
+Touched when work begins or ends, never per token. Labels are model, priority and status only: nothing a
 caller can multiply, and nothing of what was said.
 """
 

@@ -1,6 +1,6 @@
 """Budgets that several gateways take from: one row a key and a model, in the store they share.
 
-Law: every admission is one transaction that locks its row, so what all gateways together let through is
+Every admission is one transaction that locks its row, so what all gateways together let through is
 exactly what one would have. The database's clock counts, not the gateways'. A place in the count of running
 responses is a lease: it goes back when the response ends, or by itself when its gateway is gone. Models
 without a budget never come here.

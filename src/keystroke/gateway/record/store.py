@@ -1,6 +1,6 @@
 """What outlives a process: responses, usage with receipts, and keys.
 
-Law: SQLAlchemy core, SQLite in WAL mode unless a URL says otherwise. Writes are handed to one thread that
+SQLAlchemy core, SQLite in WAL mode unless a URL says otherwise. Writes are handed to one thread that
 commits them in batches (`writer.py`), so they cost the event loop an append; reads run in a worker thread and
 find what is not yet committed too. A database that cannot be written is tried again, and never fails a
 response.

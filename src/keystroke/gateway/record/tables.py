@@ -1,6 +1,6 @@
 """The tables of the store, and the database they live in.
 
-Law: columns and their upgrades, nothing of what they mean. A database that an earlier version made is brought
+Columns and their upgrades, nothing of what they mean. A database that an earlier version made is brought
 up to date when it is opened. A SQLite file is its owner's alone: what was said to a model is nobody else's
 business.
 """

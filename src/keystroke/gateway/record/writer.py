@@ -1,6 +1,6 @@
 """The one thread that writes: batches in, one transaction each, tried again until it is kept.
 
-Law: what was handed over is in memory, and can be read there, until it is committed. A database that is
+What was handed over is in memory, and can be read there, until it is committed. A database that is
 locked or full is tried again with growing pauses; `failing` says so meanwhile, so that nobody is promised
 what may not be kept. A key over its quota loses its oldest responses.
 """

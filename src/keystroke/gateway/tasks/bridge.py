@@ -1,6 +1,6 @@
 """How a thread that is not the loop's has work done by the server's models, and reads what comes of it.
 
-Law: work goes the one way it always goes: admitted, queued by priority, its books kept. A limit that is
+Work goes the one way it always goes: admitted, queued by priority, its books kept. A limit that is
 reached is waited out for a while, because a task in the middle has nobody to ask to come back later.
 """
 

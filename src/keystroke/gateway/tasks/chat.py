@@ -1,6 +1,6 @@
 """A model of this server as a task talks with it: every answer is work in the model's queue.
 
-Law: the same interface as a model that a task has to itself. A line said in mid-answer is spliced into the
+The same interface as a model that a task has to itself. A line said in mid-answer is spliced into the
 running session; where the answer ended first, or the model is elsewhere, it is asked again with what was
 written. The engine is never touched from here.
 """

@@ -1,6 +1,6 @@
 """Attempts written by the server's scheduler: as many pieces of work as there are attempts.
 
-Law: the prompt is read once and found in the cache by every attempt; the scheduler batches them with whatever
+The prompt is read once and found in the cache by every attempt; the scheduler batches them with whatever
 else it has, better priorities first. What an attempt wrote comes through one queue; one that is closed is
 stopped within a step and what it still says is dropped.
 """

@@ -1,6 +1,6 @@
 """The tasks of a server: made, found again, steered, answered, stopped, made good or taken back.
 
-Law: belongs to the event loop; what touches files goes to other threads (`kept`). So many tasks work at a
+Belongs to the event loop; what touches files goes to other threads (`kept`). So many tasks work at a
 time, the next ones wait in order. What is not in memory is read from disk, so a task outlives its server.
 """
 

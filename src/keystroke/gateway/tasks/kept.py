@@ -1,6 +1,6 @@
 """Tasks on disk, as a server reads them: whose they are, what they propose, how a change lands or goes back.
 
-Law: blocking; called on threads that may wait. A task is its owner's alone: for everybody else it does not
+Blocking; called on threads that may wait. A task is its owner's alone: for everybody else it does not
 exist. Folders are checked here, every time: what was allowed when a task began may not be any more.
 """
 

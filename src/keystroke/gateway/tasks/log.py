@@ -1,6 +1,6 @@
 """What a task told, numbered, for whoever listens now or comes back later.
 
-Law: belongs to the event loop. Numbers only grow; nothing is told twice. Text that models and commands
+Belongs to the event loop. Numbers only grow; nothing is told twice. Text that models and commands
 write is kept up to a size and the oldest forgotten first; every other event stays.
 """
 

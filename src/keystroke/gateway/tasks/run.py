@@ -1,6 +1,6 @@
 """One task under way: the agent on a thread of its own, what it tells and asks on the event loop.
 
-Law: everything that a client sees is changed on the loop alone. The thread tells by posting, in batches, and
+Everything that a client sees is changed on the loop alone. The thread tells by posting, in batches, and
 waits for answers to its questions; stopping it answers them with no. A run ends with one `task.ended`.
 """
 

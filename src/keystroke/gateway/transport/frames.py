@@ -1,6 +1,6 @@
 """The protocol classes uvicorn runs for us: the shipped ones, with a short way out and a way to hang up.
 
-Law: the handshake, reading, pings and closing are uvicorn's and `websockets`' own. Only text going out takes
+The handshake, reading, pings and closing are uvicorn's and `websockets`' own. Only text going out takes
 the short way: without compression a server frame is a header of two to ten bytes before the payload, and all
 frames that wait go out in one write. Applications find both ways as an extension of their scope. Whoever
 sends half a request, or reads nothing, is waited for a while only; what arrives at once is read in pieces, so

@@ -1,6 +1,6 @@
 """The HTTP side: plain bodies and server-sent events.
 
-Law: reads a bounded body, finds out who asks, hands a typed request on, and writes what comes back. A client
+Reads a bounded body, finds out who asks, hands a typed request on, and writes what comes back. A client
 that hangs up stops its answer within one step, streamed or not. JSON exists only through the codec.
 """
 

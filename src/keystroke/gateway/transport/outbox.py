@@ -1,6 +1,6 @@
 """What is on its way to one client: a bounded buffer with back-pressure.
 
-Law: messages keep their order; nothing is dropped while the client is there. While it keeps up, each goes out
+Messages keep their order; nothing is dropped while the client is there. While it keeps up, each goes out
 as it came. When it falls behind, text deltas that follow each other become one; when it falls further behind,
 its answers are paused, and only its answers. What waits is counted in bytes, and `full` says when it is more
 than a client may be owed. Of a client that is gone nothing is kept.

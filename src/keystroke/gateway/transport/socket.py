@@ -1,6 +1,6 @@
 """One WebSocket: text frames in, messages out, and a client that stalls or vanishes noticed.
 
-Law: the one loop that both sockets run. It reads and writes and knows nothing of what a frame means: that is
+The one loop that both sockets run. It reads and writes and knows nothing of what a frame means: that is
 its reader's. One reader, one writer, no task per message. Nothing a client sends ends the connection except
 closing it; however it ends, the reader is told exactly once.
 """

@@ -1,6 +1,6 @@
 """One short question to a model, awaited whole: tokens in, tokens and their chances out.
 
-Law: the question goes through the model's queue like everybody's work; cancelling the awaiting task cancels
+The question goes through the model's queue like everybody's work; cancelling the awaiting task cancels
 it. What the answer means is the asker's affair.
 """
 

@@ -1,6 +1,6 @@
 """How keys share a queue.
 
-Law: pure; it looks at tickets and says where one goes, whoever works them off. One key takes at most half of
+Pure; it looks at tickets and says where one goes, whoever works them off. One key takes at most half of
 what may wait; equals of different keys take turns; a key's own order stays. Whoever needs no key (`local`)
 shares with nobody.
 """

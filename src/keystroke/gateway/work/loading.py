@@ -1,6 +1,6 @@
 """Models that are loaded when somebody first asks for them.
 
-Law: knows which names may be asked for, what is being loaded and how far that has come. A load runs on a
+Knows which names may be asked for, what is being loaded and how far that has come. A load runs on a
 thread of its own, once however many wait for it, and goes on if those who asked leave: the next one finds it
 done.
 """

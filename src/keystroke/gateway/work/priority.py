@@ -1,6 +1,6 @@
 """Whose work goes first.
 
-Law: an order and nothing else. A priority is what the work is for, a tier is what was paid for; a priority
+An order and nothing else. A priority is what the work is for, a tier is what was paid for; a priority
 always beats a tier, so that ghost text under a cheap tier still beats a dear chat.
 """
 

@@ -1,6 +1,6 @@
 """What a queue of tickets is, whoever works them off: an engine here, a server elsewhere, a pool of replicas.
 
-Law: a shape, nothing else. `submit` never blocks; every ticket it gives out gets exactly one `Ended`.
+A shape, nothing else. `submit` never blocks; every ticket it gives out gets exactly one `Ended`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a response cost and where its time went.
 
-Law: reads stamps and counters that were taken anyway, at the end, once. A redirected answer is two
+Reads stamps and counters that were taken anyway, at the end, once. A redirected answer is two
 responses over one generation, so a receipt covers a span between two readings of the same counters.
 """
 

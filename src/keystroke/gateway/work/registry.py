@@ -1,6 +1,6 @@
 """The models a server has, by name and by role.
 
-Law: a name leads to one engine with its queue, its budget and its price; nothing is shared between names.
+A name leads to one engine with its queue, its budget and its price; nothing is shared between names.
 Any number of models, embedded, CUDA or remote. What is configured is loaded before the server listens, what
 is only offered when it is first asked for, and a model with its adapter beside the model alone where that
 costs no second copy of the weights; starting and stopping belong to the event loop.

@@ -1,6 +1,6 @@
 """Answers made elsewhere, behind the same tickets.
 
-Law: a remote model has no steps to schedule, only streams to hold open; so this counts them, queues what is
+A remote model has no steps to schedule, only streams to hold open; so this counts them, queues what is
 over the count, and passes items on. One stream that fails ends its own ticket and nothing else.
 """
 

@@ -1,6 +1,6 @@
 """Which model does a piece of work, and why.
 
-Law: a decision from words, size, task and what each model can do, made in microseconds and said aloud: every
+A decision from words, size, task and what each model can do, made in microseconds and said aloud: every
 route carries its reason, and naming a model (or a role) always overrides. It knows what models can, not
 engines. Work that no model here can do is refused with what to add, never given to one that would babble.
 """

@@ -1,6 +1,6 @@
 """One engine, one thread, many answers: who steps next.
 
-Law: the engine is touched by this thread alone. Each turn of the loop takes the best-ranked answers (as many
+The engine is touched by this thread alone. Each turn of the loop takes the best-ranked answers (as many
 as the engine steps together), equals in rotation; a better one that arrives goes first at the next step, and
 even in the middle of a long prefill, which goes on later from where it stopped. What came of a step is
 posted to the event loop in batches: one wake-up however many tokens.

@@ -1,6 +1,6 @@
 """A job becomes work: routed, checked, admitted, queued, and its books kept.
 
-Law: transport-free and the one way to an engine, for HTTP, WebSocket and the live channel alike. Every
+Transport-free and the one way to an engine, for HTTP, WebSocket and the live channel alike. Every
 refusal is raised here, before anything began; what follows is the Work's.
 """
 

@@ -1,6 +1,6 @@
 """A place in the queue, and what comes of it.
 
-Law: the one object that both the event loop and an engine thread hold. The loop side reads items and may
+The one object that both the event loop and an engine thread hold. The loop side reads items and may
 cancel, pause, redirect; the engine side only posts. Every ticket gets exactly one `Ended`, last.
 """
 

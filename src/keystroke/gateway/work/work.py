@@ -1,6 +1,6 @@
 """One unit of work: a ticket with what was paid for it, settled exactly once however it ends.
 
-Law: whoever submits work only consumes it. The permit, the receipt, the metrics and the usage are this
+Whoever submits work only consumes it. The permit, the receipt, the metrics and the usage are this
 file's: they are written when the ticket ends (done, stopped, superseded, failed, its reader gone), never by
 the reader. A steered answer is several responses over one ticket; each is a span with a receipt of its own,
 and together they are what the limits are charged.

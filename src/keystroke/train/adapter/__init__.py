@@ -1,4 +1,4 @@
 """An adapter: a small correction of a model's linear layers that teaches it to edit.
 
-Law: the base model never changes. Lessons in, a file of low-rank matrices out.
+The base model never changes. Lessons in, a file of low-rank matrices out.
 """

@@ -1,6 +1,6 @@
 """An adapter on a bare machine: torch, numpy and tokenizers are all it needs.
 
-Law: token files in, token files out; nothing here turns tokens into text or judges an answer. `train` makes
+Token files in, token files out; nothing here turns tokens into text or judges an answer. `train` makes
 an adapter by the clock, `answer` has a base answer prepared questions with and without it, `scale` writes it
 stronger or weaker. `keystroke train adapter` is the first with the program's own manners; `bench/adapter.py`
 prepares questions and scores.

@@ -1,7 +1,7 @@
 """A course: lessons of all kinds in fixed shares of tokens, from collected edits and, if there are any, the
 base's own answers.
 
-Law: project by project, each with dice of its own, so that projects can be worked on side by side and any
+Project by project, each with dice of its own, so that projects can be worked on side by side and any
 first part of a course is a fair sample; what a project gives is bounded. The same edits and seed give the
 same course.
 """

@@ -1,6 +1,6 @@
 """All that an adapter is trained on, in one step: names, releases, edits, lessons, and an account of them.
 
-Law: what is published only grows, so a day (`until`) and a seed say which data these are. A project is one
+What is published only grows, so a day (`until`) and a seed say which data these are. A project is one
 file and is asked for once; stopped, the same call goes on. Names are Debian's, where somebody checked that a
 package is real, kept software, and names drawn from the whole index: what people write when nobody checks.
 Held-out and late projects are never fetched, files of evaluation cases are left out of the lessons and

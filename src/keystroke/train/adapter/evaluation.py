@@ -1,6 +1,6 @@
 """How well a base with an adapter foresees edits, hundreds of cases at a time on one device.
 
-Law: a case is a lesson: the question, and the answer that was right. Place and silence are read from one
+A case is a lesson: the question, and the answer that was right. Place and silence are read from one
 softmax over the numbers that an answer may begin with; text is written greedily from the right place on, as
 `train.edit_cases` asks for it. It knows tokens only; whether an answer is right to the letter in spite of
 other tokens is for whoever can decode.

@@ -1,6 +1,6 @@
 """What an adapter learns from, as token sequences: next edits, silence, instructed rewriting, filling in.
 
-Law: every prompt is the one that the program sends (`assist.next_edit.places`, `assist.edit.rewrite`, the
+Every prompt is the one that the program sends (`assist.next_edit.places`, `assist.edit.rewrite`, the
 model's own fill-in tokens with the suffix first), so that what is learned is what is asked. A lesson is a
 text of which the first tokens are given. A next edit whose text nobody could foresee is marked (`NEW`): its
 place is worth learning, its words are not. Given a random generator, always the same.

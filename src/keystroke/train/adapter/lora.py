@@ -1,6 +1,6 @@
 """The adapter itself: two thin matrices beside each of a layer's four products, and the base run with them.
 
-Law: the base's weights are frozen and stay in their own type; the adapter's are float32 and are rounded only
+The base's weights are frozen and stay in their own type; the adapter's are float32 and are rounded only
 where they are multiplied. Batches are rectangles laid out flat and filled up to one size, so that everything
 but attention sees one shape. A new adapter changes nothing: its second matrices are zero.
 """

@@ -1,6 +1,6 @@
 """Lessons from what lies on disk: collected edits, the base's own answers, the cases to keep out.
 
-Law: a base's tokenizer and templates in, one file of lessons out; needs no torch. It knows where things lie
+A base's tokenizer and templates in, one file of lessons out; needs no torch. It knows where things lie
 and in which order; what a lesson is stands in `lessons`, how many there are of each kind in `course`.
 """
 

@@ -1,6 +1,6 @@
 """One run of an adapter: lessons in rectangles, steps by the clock, a file of matrices at the end.
 
-Law: a run folder holds a log, a checkpoint to go on from (the adapter and its optimiser: small, for the base
+A run folder holds a log, a checkpoint to go on from (the adapter and its optimiser: small, for the base
 is not in it) and the adapter's file. It ends after a number of passes or of seconds, whichever comes first;
 the learning rate reaches zero just then. A lesson's answer counts, its question does not; the token that
 chooses a place counts more, and a long answer hardly more than a short one: right to the letter is counted by

@@ -1,6 +1,6 @@
 """Source files out of a source archive or a wheel, in memory.
 
-Law: nothing is written or executed. An archive is hostile until read: entries, sizes and the total are
+Nothing is written or executed. An archive is hostile until read: entries, sizes and the total are
 bounded, and a damaged one gives what could be read before the damage.
 """
 

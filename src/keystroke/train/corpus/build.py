@@ -1,6 +1,6 @@
 """From harvested projects to pieces ready for training, and the manifest that accounts for every file.
 
-Law: the same harvest gives the same corpus, byte for byte. Near-copies go to the older project; a held-out
+The same harvest gives the same corpus, byte for byte. Near-copies go to the older project; a held-out
 file that resembles a training file is dropped from the held-out part, never the other way round. A training
 file that holds lines of an evaluation case is dropped, too. Nothing is downloaded here. Files are read by
 worker processes; what is kept is decided by one, in order.

@@ -1,6 +1,6 @@
 """What a Debian source package says of the licence of each file (debian/copyright, machine readable form).
 
-Law: reads what is stated, never guesses. A file belongs to the last paragraph whose patterns match it; a
+Reads what is stated, never guesses. A file belongs to the last paragraph whose patterns match it; a
 statement is permissive only if every licence that binds is on the list. A text in another form states
 nothing.
 """

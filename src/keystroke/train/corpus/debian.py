@@ -1,6 +1,6 @@
 """Debian's source packages: which there are, and the files of one with the licence each is under.
 
-Law: the mirror is whatever apt is set up for; no host is named. A release's indexes are read once, hashes are
+The mirror is whatever apt is set up for; no host is named. A release's indexes are read once, hashes are
 checked, and what an archive holds is never run. Only a package whose debian/copyright can be read by a
 machine, and the files it says are permissively licensed, count. That text is taken from the smallest binary
 package made from the source: every one carries it, and many mirrors keep binaries alone complete.

@@ -1,6 +1,6 @@
 """Edits between the versions of one source package in two releases of Debian: C, C++, Go, Rust and Java.
 
-Law: the archive is whatever apt is set up for; it names no host. What Debian's own copyright file says of all
+The archive is whatever apt is set up for; it names no host. What Debian's own copyright file says of all
 files must be a permissive licence. The same hunks as for Python, and nothing a tool wrote. An archive is
 hostile until read: hashes are checked, entries and sizes bounded, a damaged one gives what could be read.
 """

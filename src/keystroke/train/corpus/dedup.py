@@ -1,6 +1,6 @@
 """Near-duplicate files, found by MinHash over pairs of neighbouring lines.
 
-Law: knows texts and their order, nothing else. The first of a group of near-copies is kept. One hash per
+Knows texts and their order, nothing else. The first of a group of near-copies is kept. One hash per
 line pair and one permutation (bins of the hash's range) make a signature, so a file costs about as much as
 reading it.
 """

@@ -1,6 +1,6 @@
 """From collected edits to pieces ready for training, and the manifest that accounts for them.
 
-Law: the same collection gives the same pieces, byte for byte. Near-copies of a change are kept once, and a
+The same collection gives the same pieces, byte for byte. Near-copies of a change are kept once, and a
 held-out change that resembles a trained one is dropped from the held-out part. A file to train on that holds
 lines of an evaluation case, before or after its change, is dropped. Projects are shuffled and capped, so that
 the first pieces alone are a fair sample. Nothing is downloaded here.

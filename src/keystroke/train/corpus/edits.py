@@ -1,6 +1,6 @@
 """Edits as people made them: what changed between consecutive releases of a project.
 
-Law: downloads and compares; one file per project, so a collection can stop and go on. The same filters and
+Downloads and compares; one file per project, so a collection can stop and go on. The same filters and
 licences as the corpus. What is trained on and what is held out is decided in `edit_pieces`.
 """
 

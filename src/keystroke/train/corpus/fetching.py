@@ -1,6 +1,6 @@
 """Files from a server that somebody else pays for: few connections, tried again politely, hashes checked.
 
-Law: knows addresses and bytes, nothing of packages. What does not come is one error that says so.
+Knows addresses and bytes, nothing of packages. What does not come is one error that says so.
 """
 
 from __future__ import annotations

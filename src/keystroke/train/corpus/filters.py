@@ -1,6 +1,6 @@
 """Which files are worth learning from, and what is taken out of those that are.
 
-Law: pure functions of a path and its bytes. A refusal is a named reason, never silence, so that the
+Pure functions of a path and its bytes. A refusal is a named reason, never silence, so that the
 manifest can count them. Nothing here knows projects, licences or the index. A costly pattern runs only where
 a plain word or a cheaper pattern that it cannot do without was found: the outcome is the same.
 """

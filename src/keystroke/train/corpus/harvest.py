@@ -1,6 +1,6 @@
 """From project names to cleaned files on disk, one compressed file per project.
 
-Law: a project is done when its file exists, so a harvest can stop at any moment and go on later. The first
+A project is done when its file exists, so a harvest can stop at any moment and go on later. The first
 line of that file is the project's record (licence, dates, why files were refused); each further line is
 one source file.
 """

@@ -1,6 +1,6 @@
 """What changed in one file between two versions, as the hunks a person could have made one after another.
 
-Law: pure functions of two texts. A file that is no edit worth learning from ends in a named reason. Changes
+Pure functions of two texts. A file that is no edit worth learning from ends in a named reason. Changes
 that teach nothing (formatting, sorted imports, version numbers, long rewrites) are applied to the text the
 hunks start from, so that the hunks always lead exactly to the new version.
 """

@@ -1,6 +1,6 @@
 """The package index this machine's pip is set up for, read through its JSON interface.
 
-Law: knows projects, releases and downloads with checked hashes. It keeps nothing on disk and names no host:
+Knows projects, releases and downloads with checked hashes. It keeps nothing on disk and names no host:
 the index is whatever pip would ask. Requests are few at a time and are tried again politely.
 """
 

@@ -1,6 +1,6 @@
 """The languages the model learns, and what of a project's tree is written by hand in them.
 
-Law: pure functions of a path and a text. What is a test, what a tool wrote and what belongs to others is
+Pure functions of a path and a text. What is a test, what a tool wrote and what belongs to others is
 read from names; a header file is C++ where its text says so.
 """
 

@@ -1,6 +1,6 @@
 """Which licence a project's own metadata states, and whether we may learn from it.
 
-Law: reads metadata only, never guesses from file text. Anything that is not clearly permissive is refused;
+Reads metadata only, never guesses from file text. Anything that is not clearly permissive is refused;
 so is a project whose statements contradict each other (one permissive, one copyleft).
 """
 

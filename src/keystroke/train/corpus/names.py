@@ -1,6 +1,6 @@
 """Which projects to ask the index for.
 
-Law: gives names only. The curated list is Debian's: a package there had a person check that it is real, kept
+Gives names only. The curated list is Debian's: a package there had a person check that it is real, kept
 software. `required` widens it by what harvested projects themselves rely on; `sampled` draws from the
 whole index by a seed, for projects too young to be in any list.
 """

@@ -1,6 +1,6 @@
 """npm packages as sources: the latest version of one, its licence, and what it is built with.
 
-Law: the registry is whatever npm is set up for. Names come from outside and grow by what packages require:
+The registry is whatever npm is set up for. Names come from outside and grow by what packages require:
 the registry has no list of its own. A package is fetched once; nothing of it is run.
 """
 

@@ -1,6 +1,6 @@
 """Edits between consecutive versions of JavaScript and TypeScript packages.
 
-Law: the registry is whatever npm is set up for; it names no host. The same hunks and the same kinds of
+The registry is whatever npm is set up for; it names no host. The same hunks and the same kinds of
 licence as for Python. What a build wrote (bundles, minified files, compiled modules) is nobody's edit and is
 left out. An archive is hostile until read: entries and sizes are bounded, a damaged one gives what could be
 read.

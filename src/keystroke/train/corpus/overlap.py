@@ -1,6 +1,6 @@
 """Files that hold lines a model is evaluated on: they must never be trained on.
 
-Law: knows texts and case files, not projects. Six lines in a row that also stand around a case are a copy,
+Knows texts and case files, not projects. Six lines in a row that also stand around a case are a copy,
 whatever project they come from; lines of a single character do not count as lines.
 """
 

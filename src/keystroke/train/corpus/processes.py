@@ -1,6 +1,6 @@
 """Threads wait for the network; processes do what needs a core.
 
-Law: knows nothing of what is done. Without processes the work is done where it is asked for. A worker is
+Knows nothing of what is done. Without processes the work is done where it is asked for. A worker is
 stopped by its owner alone, so that an interrupt ends in one message, and ends with it however that ends.
 """
 

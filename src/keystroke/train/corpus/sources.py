@@ -1,6 +1,6 @@
 """From Debian source packages and npm packages to cleaned files on disk, one compressed file a package.
 
-Law: as `harvest` does it for the package index: a package is done when its file exists, threads wait for the
+As `harvest` does it for the package index: a package is done when its file exists, threads wait for the
 network, processes clean, and a stopped harvest goes on. What is asked for next is the ecosystem furthest
 from its goal, so that time that runs out is spent evenly. A package's date is the youngest it can be: what a
 frozen release of Debian holds or names is older than the release.

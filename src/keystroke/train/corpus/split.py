@@ -1,6 +1,6 @@
 """Which part of the corpus a project belongs to.
 
-Law: decided by the project alone, never by the file, and never by what else is in the corpus: a project
+Decided by the project alone, never by the file, and never by what else is in the corpus: a project
 stays where it is when the corpus grows. What was first released late is never trained on, by us or by any
 model older than it.
 """

@@ -1,6 +1,6 @@
 """Edit trajectories on disk: one line for each file that changed between two releases.
 
-Law: knows the record and its form, not where records come from. Needs nothing but the standard library, so
+Knows the record and its form, not where records come from. Needs nothing but the standard library, so
 that a machine that only trains can read it. Damage is an error that names the file.
 """
 

@@ -1,6 +1,6 @@
 """Prompts for the target to answer, made from real code: chat, edits, fill-in-the-middle, tools, plain text.
 
-Law: given sources, a seed and a model's formats, always the same asks. Words come from the code's own names
+Given sources, a seed and a model's formats, always the same asks. Words come from the code's own names
 and documentation and from `topics`; formats are those that `assist` and the model's templates use. Nothing
 here answers anything.
 """

@@ -1,6 +1,6 @@
 """Attention of a drafted token: over the true past, and over the drafts that led to it.
 
-Law: a start i has drafted `s` tokens so far; its query sees the first pass's keys up to i and, of every later
+A start i has drafted `s` tokens so far; its query sees the first pass's keys up to i and, of every later
 pass j <= s, the key at i alone. `plain` says that in the shortest way; `merged` computes the same from a
 library's causal attention and its log-sum-exp, forwards and backwards, without a table of scores. Tensors are
 [rows, heads, length, head_dim], all with the same number of heads.

@@ -1,6 +1,6 @@
 """The noise of `engine/noise.py` for many rows at once, on any device.
 
-Law: the same integers bit for bit. Rows have a seed and a position of their own; the noise becomes float32
+The same integers bit for bit. Rows have a seed and a position of their own; the noise becomes float32
 only at the end, where the engines' own choice is float64: they part where two tokens are level to seven
 digits.
 """

@@ -1,6 +1,6 @@
 """Functions and classes of real source files, with what their authors say of them.
 
-Law: a syntax tree in, definitions out, in the order of the file; no file is run or imported. What stands in a
+A syntax tree in, definitions out, in the order of the file; no file is run or imported. What stands in a
 file of a language the trees do not know is not found.
 """
 

@@ -1,6 +1,6 @@
 """How many tokens a step of the target yields with this head.
 
-Law: exact, without running the two together. A draft is right where it is what the target wrote, and a head
+Exact, without running the two together. A draft is right where it is what the target wrote, and a head
 that was right so far has been fed the target's own tokens: so the rank of every true token among the head's
 guesses, for every start and depth, says what any chain or tree of drafts would have had accepted. Text
 written greedily gives greedy acceptance; text drawn with the engines' noise gives that of sampling, the head

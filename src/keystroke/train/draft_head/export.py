@@ -1,6 +1,6 @@
 """From a run's weights to the folder that is shipped: 8 bits a weight, one scale a row.
 
-Law: writes what `engine/speculative/head_file.py` reads, and nothing it does not read. A folder appears
+Writes what `engine/speculative/head_file.py` reads, and nothing it does not read. A folder appears
 whole: the config, without which it is no head, is written last.
 """
 

@@ -1,6 +1,6 @@
 """What the head learns from: texts in batches, with what the target thought and would say at every token.
 
-Law: a lesson is computed by the frozen target when it is first asked for, and kept on the device while there
+A lesson is computed by the frozen target when it is first asked for, and kept on the device while there
 is room: later passes over the texts then cost the head's own work alone. Batches are rectangles of texts of
 like length.
 """

@@ -1,6 +1,6 @@
 """How far the head's guesses are from what the target would say.
 
-Law: cross entropy against the target's own distribution, given as its likeliest tokens inside the head's
+Cross entropy against the target's own distribution, given as its likeliest tokens inside the head's
 vocabulary and their probabilities (of the whole vocabulary: what lies outside weighs nothing). Scores are
 never kept: a part of the rows at a time, forwards and backwards in one go.
 """

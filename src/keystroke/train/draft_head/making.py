@@ -1,6 +1,6 @@
 """A head from a target and some code, step by step: asks, answers, training, evaluation, export.
 
-Law: a run is a folder, and every step leaves a file there that the next one reads; what is there already is
+A run is a folder, and every step leaves a file there that the next one reads; what is there already is
 not made again, so a run that was stopped goes on. It knows the order of the steps and where things lie, no
 arithmetic.
 """

@@ -1,6 +1,6 @@
 """The draft head: one decoder layer over [embedding of the newest token ; what the target thought before it].
 
-Law: the arithmetic is written once, here, in four parts that training and reference drafting share:
+The arithmetic is written once, here, in four parts that training and reference drafting share:
 
     h = fuse(rms(feature_1), ..., rms(feature_n))      of the token before, or the last pass's own result g
     q, k, v = projections of [rms(e) w_e ; rms(h) w_h]  e: the target's embedding of the newest token

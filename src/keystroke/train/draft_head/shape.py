@@ -1,6 +1,6 @@
 """The sizes of a draft head.
 
-Law: pure numbers, written beside the weights. Heads and rotary embedding are the target's own, so that an
+Pure numbers, written beside the weights. Heads and rotary embedding are the target's own, so that an
 engine attends in the head as in any other layer.
 """
 

@@ -1,6 +1,6 @@
 """Code to make asks from: corpus pieces, or plain folders of source files.
 
-Law: reads, never follows links out of a folder, and takes only files of languages it knows and of a sensible
+Reads, never follows links out of a folder, and takes only files of languages it knows and of a sensible
 size. Licences are the caller's business: a corpus made by `keystroke train corpus` holds permissive ones
 alone.
 """

@@ -1,6 +1,6 @@
 """The target model in plain torch, for many sequences at a time: what the head learns from.
 
-Law: weights come from a checkpoint under Hugging Face's names and never change. The residual stream is
+Weights come from a checkpoint under Hugging Face's names and never change. The residual stream is
 float32, as the engines keep it; products are in the weights' own type. It knows tokens, not text.
 """
 

@@ -1,6 +1,6 @@
 """Token sequences on disk: what was asked, what the target answered, and real code beside it.
 
-Law: a piece is one compressed numpy file that can be read on its own. A text is its tokens, how many of them
+A piece is one compressed numpy file that can be read on its own. A text is its tokens, how many of them
 were given (the rest the target wrote), what kind of ask it was, and how its tokens were chosen. Damage is an
 error that names the file.
 """

@@ -1,6 +1,6 @@
 """What people ask a code model to write, in words of our own.
 
-Law: plain lists. Together with a language and a way of asking each is an ask; none of them is an evaluation
+Plain lists. Together with a language and a way of asking each is an ask; none of them is an evaluation
 prompt (`bench/data/new-code.jsonl`).
 """
 

@@ -1,6 +1,6 @@
 """Training a head: the loop, its clock and its checkpoints.
 
-Law: a run is a folder, as in `train/pretrain.py`: the shape, a log line per report, a checkpoint to go on
+A run is a folder, as in `train/pretrain.py`: the shape, a log line per report, a checkpoint to go on
 from, the weights. It ends after a number of passes over the texts or of seconds, whichever comes first, and
 the learning rate reaches zero just then. The head drafts from its own results while it learns, as it will
 when it is used.

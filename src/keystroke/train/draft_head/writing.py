@@ -1,6 +1,6 @@
 """The target writes: hundreds of answers at a time, each ended by its own end.
 
-Law: prompts in, texts out, in the order in which they end. Every answer is the target's own: its likeliest
+Prompts in, texts out, in the order in which they end. Every answer is the target's own: its likeliest
 tokens, or draws at the ask's temperature. With `coupled` draws are those of the engines (`engine/noise.py`);
 otherwise they are the device's own, which is quicker and cannot be repeated.
 """

@@ -1,6 +1,6 @@
 """From a match and a rule's word on its fix to edits.
 
-Law: a fix is built from the rule's data and the syntax at hand; where a piece is missing, or what the fixed
+A fix is built from the rule's data and the syntax at hand; where a piece is missing, or what the fixed
 code would do is not known, there is none. The auditor looks at the fixed text once more; that a kind of fix
 is right is shown by running it, in the tests.
 """

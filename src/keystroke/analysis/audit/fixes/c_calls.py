@@ -1,6 +1,6 @@
 """C's copies, formats and readers, each told the size of the buffer it writes to.
 
-Law: a size is written only where it is known: `sizeof` of an array, or the number a block was allocated
+A size is written only where it is known: `sizeof` of an array, or the number a block was allocated
 with. A call whose result is used keeps that result, or is left alone.
 """
 

@@ -1,6 +1,6 @@
 """C's missing statements: the check behind an allocation, the guard around a use, the release before the end.
 
-Law: a statement is added only beside a plain statement of a block. A guard wraps one statement and skips it
+A statement is added only beside a plain statement of a block. A guard wraps one statement and skips it
 where it would go wrong; a check ends the function as its own returns say it fails, or stops the program.
 """
 

@@ -1,6 +1,6 @@
 """What a fix needs at the top of the file, and what it leaves there unused.
 
-Law: an import is added once, where the file's own imports stand; in Go one that a fix made needless is taken
+An import is added once, where the file's own imports stand; in Go one that a fix made needless is taken
 away, because the compiler refuses it.
 """
 

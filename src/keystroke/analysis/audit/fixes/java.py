@@ -1,6 +1,6 @@
 """Fixes of Java that add statements: prepared statements, settings of XML parsers, flags of cookies.
 
-Law: statements are added only before or behind a plain statement of the same block, so that they run exactly
+Statements are added only before or behind a plain statement of the same block, so that they run exactly
 when it does; the exceptions they may throw are among those the statement beside them already throws.
 """
 

@@ -1,6 +1,6 @@
 """Fixes on their way from the unit they were built in to the file they are offered for.
 
-Law: an offer holds edits of its unit and what the file must import. Placed, it is a `Fix` of the whole text:
+An offer holds edits of its unit and what the file must import. Placed, it is a `Fix` of the whole text:
 moved there, with the imports it needs and without those it made needless.
 """
 

@@ -1,6 +1,6 @@
 """Paths: a name from outside is made absolute and tidy first, so that nothing in it leads out of the folder.
 
-Law: `/` before the name and the language's own tidying turn every `..` into nothing; a name below the
+`/` before the name and the language's own tidying turn every `..` into nothing; a name below the
 folder, with folders of its own, stays what it was. Only a name that stands behind a folder is anchored.
 """
 

@@ -1,6 +1,6 @@
 """Shell commands: a value becomes one word of the command, whatever is in it.
 
-Law: quotes the command already has around a value are taken into account; a value that is a command, or that
+Quotes the command already has around a value are taken into account; a value that is a command, or that
 a second shell would read again, is left alone.
 """
 

@@ -1,6 +1,6 @@
 """Where a fix is built: the match, its syntax, what data flow knew there, and the names around it.
 
-Law: a site answers questions about one unit's text and changes nothing. Whatever it cannot be sure of it
+A site answers questions about one unit's text and changes nothing. Whatever it cannot be sure of it
 answers with None, and a fixer that gets None offers nothing.
 """
 

@@ -1,6 +1,6 @@
 """SQL: values out of the statement and into its parameters.
 
-Law: only what the database takes as a value becomes a parameter, written as the driver in the imports wants
+Only what the database takes as a value becomes a parameter, written as the driver in the imports wants
 it; a statement whose driver is not known, or one part of which is not surely a value, is left alone.
 """
 

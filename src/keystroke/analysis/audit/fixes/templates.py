@@ -1,6 +1,6 @@
 """Fixes that a rule spells out itself: another callee, an argument set or dropped, the call written anew.
 
-Law: a template is filled from the syntax at hand; where a piece is missing, or an argument would be lost,
+A template is filled from the syntax at hand; where a piece is missing, or an argument would be lost,
 there is no fix.
 """
 

@@ -1,6 +1,6 @@
 """A text put together in the source, seen as its characters and holes with the place of each.
 
-Law: every constant character knows the span that spells it and every hole the expression that fills it, so a
+Every constant character knows the span that spells it and every hole the expression that fills it, so a
 part can be replaced by edits that touch nothing else. What is not understood exactly is None.
 """
 

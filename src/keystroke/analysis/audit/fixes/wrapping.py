@@ -1,6 +1,6 @@
 """Escaping at the place of use: each foreign part of a text goes through a function, the rest stays.
 
-Law: what the program itself writes is never escaped. In markup a value is escaped only where an escaped value
+What the program itself writes is never escaped. In markup a value is escaped only where an escaped value
 is safe: between tags, or inside a quoted attribute that holds no address and no script.
 """
 

@@ -1,6 +1,6 @@
 """Data flow inside one function: a walk over the neutral form with what is known of each variable.
 
-Law: branches are walked apart and joined, loops twice at most, tests narrow what they check. The walk tells a
+Branches are walked apart and joined, loops twice at most, tests narrow what they check. The walk tells a
 listener of each call, assignment, return, index and definition with the values involved; it knows libraries
 only through `Knowledge` and knows no rule.
 """

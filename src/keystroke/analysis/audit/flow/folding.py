@@ -1,6 +1,6 @@
 """Small pure computations on expressions and constants that the walk uses.
 
-Law: nothing here knows an environment or a rule.
+Nothing here knows an environment or a rule.
 """
 
 from __future__ import annotations

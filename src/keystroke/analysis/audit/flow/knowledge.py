@@ -1,6 +1,6 @@
 """What each language's libraries do to data: sources, sanitisers, validators, formatters, copies.
 
-Law: this is data read from `knowledge/LANGUAGE.toml`, validated here, asked by path globs ("*" spans dots).
+This is data read from `knowledge/LANGUAGE.toml`, validated here, asked by path globs ("*" spans dots).
 It knows names of libraries, never a rule.
 """
 

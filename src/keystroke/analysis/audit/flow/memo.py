@@ -1,6 +1,6 @@
 """What earlier walks learnt of single statements, kept while their function is being edited.
 
-Law: a statement seen again with the same text, in the same function, with the same facts about everything it
+A statement seen again with the same text, in the same function, with the same facts about everything it
 can reach does the same to the environment. Only statements that told the listener nothing are kept, so a
 walk that skips them hears what a walk from scratch hears.
 """

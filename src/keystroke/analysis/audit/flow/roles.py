@@ -1,6 +1,6 @@
 """Which parameters of a function carry what a client sent, whatever they are called.
 
-Law: a role is told from a parameter's name, its type, its neighbours, or the call its function is given to.
+A role is told from a parameter's name, its type, its neighbours, or the call its function is given to.
 In scripts it is the name under which rules and sources know the parameter: `req`, `res`, `ctx`; in Python it
 says only that the caller is a client.
 """

@@ -1,6 +1,6 @@
 """What data flow knows of a value.
 
-Law: a value is immutable and says four things: is it a known constant, how foreign is the data in it, for
+A value is immutable and says four things: is it a known constant, how foreign is the data in it, for
 which uses has it been made safe, and what is known of its text or memory. A join keeps what holds of both.
 """
 

@@ -1,6 +1,6 @@
 """What the parts of the data-flow walk share.
 
-Law: holds the state of one walk (what is known of each variable, where the walk is, how far it may go) and
+Holds the state of one walk (what is known of each variable, where the walk is, how far it may go) and
 the listener it tells. The parts add statements, expressions, calls and narrowing, and reach each other
 through the methods declared here.
 """

@@ -1,6 +1,6 @@
 """C's control flow: endless recursion and loops, assertions that input reaches, data that threads share.
 
-Law: said from the syntax of one function and from two facts of the file, which functions start threads or
+Said from the syntax of one function and from two facts of the file, which functions start threads or
 handle signals. A loop or a recursion is reported only where nothing in it can end it.
 """
 

@@ -1,6 +1,6 @@
 """C's copying, printing and scanning held against the memory they write to.
 
-Law: a copy that cannot fit is reported with its numbers; one of unknown length only where data is foreign.
+A copy that cannot fit is reported with its numbers; one of unknown length only where data is foreign.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """C's memory and files over time: what is allocated, released, used too late, too early, or never released.
 
-Law: each allocation has a number; what is known of it lies in the environment under that number, so that
+Each allocation has a number; what is known of it lies in the environment under that number, so that
 branches join it as they join variables. A leak is said only where nothing else can hold the pointer.
 """
 

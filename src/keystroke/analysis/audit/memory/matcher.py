@@ -1,6 +1,6 @@
 """C's and C++'s memory: capacities, string lengths, allocations and the bounds that tests give to numbers.
 
-Law: hears the same walk as the rules do and says only what the numbers show: a copy that cannot fit, an index
+Hears the same walk as the rules do and says only what the numbers show: a copy that cannot fit, an index
 past the end, a block used after it was freed. Unknown sizes stay silent unless data comes from outside.
 """
 

@@ -1,6 +1,6 @@
 """C's and C++'s walk: pointers into buffers, addresses of variables, and aliases of one block.
 
-Law: a pointer is its block with an offset, so that what is written through one name is seen through all. What
+A pointer is its block with an offset, so that what is written through one name is seen through all. What
 a pointer may do to memory is told to the listener; no size is judged here.
 """
 

@@ -1,6 +1,6 @@
 """Whether a regular expression can take exponential time on a text that does not match.
 
-Law: a repetition is dangerous when one text can be cut into its rounds in more than one way: a round can be
+A repetition is dangerous when one text can be cut into its rounds in more than one way: a round can be
 continued by what begins the next one, or two alternatives begin alike. Sets of characters are compared
 exactly for the first 256 code points. An expression that cannot be read is not judged.
 """

@@ -1,6 +1,6 @@
 """Rules as data: `rules/LANGUAGE/*.toml`, read once, validated with errors that name the file and the rule.
 
-Law: a rule says what to look for, why it matters and how to fix it. It holds no code; what cannot be said
+A rule says what to look for, why it matters and how to fix it. It holds no code; what cannot be said
 with calls, assignments, literals or a syntax pattern names a detector by its name.
 """
 

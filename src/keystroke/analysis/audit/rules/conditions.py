@@ -1,6 +1,6 @@
 """The conditions' little language, asked of a value; see docs/audit for its words.
 
-Law: a condition is a pure question about one value (or its absence); it changes nothing and sees no syntax.
+A condition is a pure question about one value (or its absence); it changes nothing and sees no syntax.
 """
 
 from __future__ import annotations

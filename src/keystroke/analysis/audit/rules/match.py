@@ -1,6 +1,6 @@
 """Rules held against what the data flow sees.
 
-Law: the matcher hears the walk's events, finds the rules they may concern by name, asks each rule's
+The matcher hears the walk's events, finds the rules they may concern by name, asks each rule's
 conditions of the values, and keeps one match per rule and place. It edits nothing and knows no syntax.
 """
 

@@ -1,6 +1,6 @@
 """A regular expression as a tree, whatever language it was written for.
 
-Law: reads what Python, JavaScript, Java and Go have in common and what each adds; raises ValueError for what
+Reads what Python, JavaScript, Java and Go have in common and what each adds; raises ValueError for what
 it does not know, and bounds nesting. Characters become sets of code points: bit 256 stands for all above 255.
 Of flags only "verbose" matters. (The standard library's own reader is private, and for Python only.)
 """

@@ -1,6 +1,6 @@
 """Secrets written into source: by the name they are given, and by the form providers give their keys.
 
-Law: a name alone is not enough; the value must look like a secret and not like a placeholder, a label or a
+A name alone is not enough; the value must look like a secret and not like a placeholder, a label or a
 path.
 """
 

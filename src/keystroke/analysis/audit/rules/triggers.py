@@ -1,6 +1,6 @@
 """Whether any rule can match a text at all, told from its words before anything is parsed.
 
-Law: an answer of no is a promise that the rules would be silent; yes promises nothing. Most functions hold no
+An answer of no is a promise that the rules would be silent; yes promises nothing. Most functions hold no
 word that any rule waits for, so most keys cost a look at words. Nothing here parses or follows data.
 """
 

@@ -1,6 +1,6 @@
 """Functions of a file or a project that only hand a text of their caller on to a shell.
 
-Law: told from the text of one function, without parsing: a parameter that is given as it came to a call that
+Told from the text of one function, without parsing: a parameter that is given as it came to a call that
 runs it. A call of such a function is a call of what it hands on to. Statements need no such list: a text of
 SQL is known by its words wherever it is given.
 """

@@ -1,6 +1,6 @@
 """The neutral form every language is lowered to before data flow looks at it.
 
-Law: an expression or statement here says what is computed, never how a language spells it. Each keeps the
+An expression or statement here says what is computed, never how a language spells it. Each keeps the
 syntax node it came from, for its place. Nothing here knows a rule or a value.
 """
 

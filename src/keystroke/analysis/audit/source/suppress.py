@@ -1,6 +1,6 @@
 """In-line suppression: `# keystroke: ignore[rule-id] reason`, on the finding's line or on the line above.
 
-Law: a suppression names its rules and says why; one without a reason is itself a finding and suppresses
+A suppression names its rules and says why; one without a reason is itself a finding and suppresses
 nothing.
 """
 

@@ -1,6 +1,6 @@
 """A text cut into the pieces that are audited alone: each outermost function or method, and the rest.
 
-Law: cutting is lexical and a function of the text alone, so that auditing after an edit and auditing afresh
+Cutting is lexical and a function of the text alone, so that auditing after an edit and auditing afresh
 see the same pieces. Broken text may be cut badly; it is never cut differently the second time.
 """
 

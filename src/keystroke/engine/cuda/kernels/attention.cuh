@@ -1,5 +1,5 @@
 // Attention over the pages of a sequence, one chunk of keys at a time; results are partial.
-// Law: a key's chunk depends on its place alone, so a row's sums never depend on the rows beside it.
+// A key's chunk depends on its place alone, so a row's sums never depend on the rows beside it.
 
 // A block takes one KV head of one sequence over one chunk of keys. Each warp scores a part of them, then gathers an
 // eighth of the head's dimensions over all. Pages that no row of this step writes to come through the ring, ahead of

@@ -1,5 +1,5 @@
 // From logits to tokens: the best, the draw, the acceptance of drafts, the news for the host.
-// Law: makes the choices of engine/sampler.py with the noise of engine/noise.py, bit for bit.
+// Makes the choices of engine/sampler.py with the noise of engine/noise.py, bit for bit.
 
 DEVICE bool better(float value, int token, float best, int best_token) {
   return value > best || (value == best && token < best_token);

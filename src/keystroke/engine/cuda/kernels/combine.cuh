@@ -1,5 +1,5 @@
 // Partial attention results of a row's chunks become the row that the O projection reads.
-// Law: one tree of sums, whoever walks it.
+// One tree of sums, whoever walks it.
 
 // Partial results of a row's chunks meet in three stages of fixed shape, so that any number of threads may share the
 // work: chunk c belongs to group c % 32 and a group's chunks are added first (up to 32 chunks a group is one chunk);

@@ -1,5 +1,5 @@
 // How bytes come into shared memory behind the computing warps' back, and who is told when they are there.
-// Law: the one place where GPUs differ. From compute capability 9.0 on (BULK) one thread asks a copy engine, which counts bytes;
+// The one place where GPUs differ. From compute capability 9.0 on (BULK) one thread asks a copy engine, which counts bytes;
 // before, all lanes of the asking warp copy 16 bytes at a time, and each arrives when its own are there. Others see a barrier.
 
 enum { ASKERS = BULK ? 1 : 32 };  // threads of a warp that ask together: as often one arrives at the barrier

@@ -1,5 +1,5 @@
 // The instructions the decode kernel needs beyond plain C++, one function each.
-// Law: knows PTX for compute capability 8.0 and what 9.0 added, knows nothing of models. The tests put an emulator with the
+// Knows PTX for compute capability 8.0 and what 9.0 added, knows nothing of models. The tests put an emulator with the
 // same functions in this file's place, so that the kernel's logic also runs on a CPU.
 
 typedef unsigned char u8;

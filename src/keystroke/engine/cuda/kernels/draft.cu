@@ -1,5 +1,5 @@
 // One launch reads the features of the step before it and drafts what may follow, for one sequence.
-// Law: keys and values of every verified row first, then a chain: one layer over them, a token, the layer again. Tokens are
+// Keys and values of every verified row first, then a chain: one layer over them, a token, the layer again. Tokens are
 // chosen with the noise that the target will choose with. What is drafted goes to the host and into the next step's control.
 
 // A matrix that was asked for and is not needed: its chunks are let go.

@@ -1,5 +1,5 @@
 // What a draft head is made of, and the memory it shares with the host.
-// Law: sizes and structures only; draft_head.py says the same in Python. Built over layout.cuh with the head's own sizes:
+// Sizes and structures only; draft_head.py says the same in Python. Built over layout.cuh with the head's own sizes:
 // one layer, VOCAB rows of its own vocabulary, eight bits a weight. And FEATURES: how many layers of the target it reads.
 
 typedef Matrix<HIDDEN / 16, FEATURES * HIDDEN, 1> Fuse;

@@ -1,5 +1,5 @@
 // From the layer's result to a token of the head's vocabulary, and how likely it is.
-// Law: draws with the noise the target will choose with (choice.cuh); filters of the draw are the target's business.
+// Draws with the noise the target will choose with (choice.cuh); filters of the draw are the target's business.
 
 // Of some rows of the head's vocabulary: the one that is chosen, and what its chance follows from.
 struct Choice {

@@ -1,5 +1,5 @@
 // A draft head's one layer: features become a stream, the stream and a token become the layer's result.
-// Law: one function for each phase, between two meetings of all blocks; the order of phases is draft.cu's.
+// One function for each phase, between two meetings of all blocks; the order of phases is draft.cu's.
 
 DEVICE float2 pair_of(const float* from) { return load8((const float2*)from); }
 

@@ -1,5 +1,5 @@
 // What a draft head reads of its target: the residual stream behind some layers, one row for each row of the step.
-// Law: writes down numbers that are there anyway; nothing in the step depends on it.
+// Writes down numbers that are there anyway; nothing in the step depends on it.
 
 constexpr float FEATURE_SCALE = 0.015625f;  // keeps float16 far from overflow, as activations of quantised weights
 

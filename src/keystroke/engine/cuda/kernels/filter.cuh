@@ -1,5 +1,5 @@
 // Top-k and top-p: the last token that each row may still choose.
-// Law: tokens are ordered by how far they are behind the best, then by number, as engine/sampler.py orders them; what a
+// Tokens are ordered by how far they are behind the best, then by number, as engine/sampler.py orders them; what a
 // filter leaves is a beginning of that order, so one edge says it all. Counts and sums are integers: no order of
 // adding changes them.
 

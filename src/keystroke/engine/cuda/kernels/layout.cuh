@@ -1,5 +1,5 @@
 // Sizes and structures: what the host and the kernel agree on, and how shared memory is divided.
-// Law: constants and layouts only. plan.py and step.py say the same in Python; change both or neither.
+// Constants and layouts only. plan.py and step.py say the same in Python; change both or neither.
 
 // Sizes come as macros (plan.py): HIDDEN HEADS KV_HEADS HEAD_DIM INTERMEDIATE VOCAB LAYERS TILES_N FORMAT VALUE_FORMAT
 // OUTPUT_FORMAT GATE_UP_FORMAT DOWN_FORMAT WIDE_FORMAT WIDE_LOW WIDE_HIGH HEAD_FORMAT O_SPLIT O_ALONE DOWN_SPLIT ACTIVATION_TAGS QUERY_TAGS QK_NORM NORM_EPS SPARSE

@@ -1,5 +1,5 @@
 // Packed weights times the rows in the operand, on tensor cores, in every format.
-// Law: knows blocks and units (packing.py), not what a matrix is for; `finish` is the caller's.
+// Knows blocks and units (packing.py), not what a matrix is for; `finish` is the caller's.
 
 // Weights as a file stores them, 16 rows by 64 columns: code times scale plus offset. A code alone in the low bits of a
 // float16 is the number code * 2**-24, exactly; scales are kept 2**24 times as large, so one multiply-add makes the weight,

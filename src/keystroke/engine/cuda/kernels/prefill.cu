@@ -1,5 +1,5 @@
 // What prefill does between the libraries' matrix products: one launch for each stretch of row-wise arithmetic.
-// Law: the numbers of between.py's Library, rounded where it rounds. A row's result is its own: no block waits for another.
+// The numbers of between.py's Library, rounded where it rounds. A row's result is its own: no block waits for another.
 
 // Sizes come as macros: HIDDEN HEADS KV_HEADS HEAD_DIM INTERMEDIATE QK_NORM NORM_EPS KV_BYTES.
 #define STRETCH extern "C" __global__ __launch_bounds__(256)

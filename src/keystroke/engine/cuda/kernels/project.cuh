@@ -1,5 +1,5 @@
 // The layer's matrices: what goes into the operand before each, and where its results go.
-// Law: one function for each phase; the order of phases is decode.cu's.
+// One function for each phase; the order of phases is decode.cu's.
 
 // Residual stream: fixed-point sums do not depend on the order in which blocks add to them.
 DEVICE s64 counted(float v) { return to_s64(v * FIXED_ONE) * (1 << COUNT_BITS) + 1; }

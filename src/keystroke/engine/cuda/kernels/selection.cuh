@@ -1,5 +1,5 @@
 // Sparse attention: which chunks of keys a row attends to, and the most weight that it thereby leaves out.
-// Law: a row chooses by its own queries and by pages that its step does not write to, so the choice never depends on
+// A row chooses by its own queries and by pages that its step does not write to, so the choice never depends on
 // the rows beside it. With every chunk chosen, the result is that of attend_all, bit for bit.
 
 constexpr int LOOK = 2 * COMPUTE;     // chunks that all threads look at together while choosing, two each

@@ -1,5 +1,5 @@
 // Who does what in a block: the share of the weights, the ring that brings them, the barrier between blocks.
-// Law: moves bytes and waits; computes nothing.
+// Moves bytes and waits; computes nothing.
 
 // The share of each matrix's units that falls to this block. The larger shares move around between matrices.
 struct Span { int low, high; };

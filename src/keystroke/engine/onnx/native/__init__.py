@@ -1,6 +1,6 @@
 """Operators of our own, compiled for the very processor they will run on.
 
-Law: knows compilers and files, nothing of models. Compiles nothing but the C source beside it, into a folder
+Knows compilers and files, nothing of models. Compiles nothing but the C source beside it, into a folder
 that is the user's alone. Where there is no compiler, or the processor lacks the vectors that the operators
 are written in, or what was compiled does not pass its own check, there is no library and the caller goes
 without.

@@ -1,6 +1,6 @@
 /* Activations, rounded to 8 bits in blocks of 32, each with its own scale.
  *
- * Law: how a row is rounded follows from that row alone. Where a few numbers of a row are so large that rounding
+ * How a row is rounded follows from that row alone. Where a few numbers of a row are so large that rounding
  * would lose the others, what was lost can be rounded too, as a second row. For formats of 256 weights the scale of a
  * block is a share, a small integer, of a scale that its unit has: so what a unit sums up to is an integer. There the
  * codes of half a block sum up to no more than MOST_HALF, all taken as positive, and 16 bits hold what they and

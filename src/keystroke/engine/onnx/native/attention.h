@@ -1,6 +1,6 @@
 /* Attention over keys and values that are kept in half precision.
  *
- * Law: like a product, a row's result depends on nothing but that row and the keys and values before it. Keys
+ * Like a product, a row's result depends on nothing but that row and the keys and values before it. Keys
  * are met in runs of CHUNK at fixed positions, chunks in spans of SPAN; each span keeps its own maximum and
  * sum, and spans are merged in order. So any number of rows, threads and cuts gives the same bits.
  */

@@ -1,6 +1,6 @@
 /* What a library must do before anybody loads it: every format and attention once, against plain arithmetic.
  *
- * Law: run in a process of its own right after compiling. An instruction that the compiler believes in and the
+ * Run in a process of its own right after compiling. An instruction that the compiler believes in and the
  * machine does not have ends that process, and a compiler that miscompiles is found out; either way the library
  * is thrown away.
  */

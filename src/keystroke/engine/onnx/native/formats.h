@@ -1,6 +1,6 @@
 /* How GGUF files store weights: from the bytes of LANES rows to codes, scales and minima.
  *
- * Law: knows the block layouts of GGUF and nothing of what is done with the weights. A unit is 256 weights of
+ * Knows the block layouts of GGUF and nothing of what is done with the weights. A unit is 256 weights of
  * a row, or what is left of it, cut into blocks of 32; a weight is
  *     scale * (code - zero) + minimum
  * with one scale a block (two in Q6_K), one minimum a block where the format has any, and codes of 8 bits.

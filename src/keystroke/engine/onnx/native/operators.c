@@ -1,7 +1,7 @@
 /* Three operators for ONNX Runtime: products with weights as a GGUF file stores them, rows of such a table,
  * and attention over keys and values in half precision.
  *
- * Law: translates between the runtime's values and the plain functions of the headers. Every size is checked
+ * Translates between the runtime's values and the plain functions of the headers. Every size is checked
  * against the bytes that are there before it is used; what does not fit is an error of the session.
  */
 #include "attention.h"

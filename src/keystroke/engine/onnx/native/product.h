@@ -1,6 +1,6 @@
 /* Products of activations with weights as they are stored.
  *
- * Law: a row's result is a function of that row and of the weights alone, to the last bit: whatever other
+ * A row's result is a function of that row and of the weights alone, to the last bit: whatever other
  * rows come with it and on whichever path, every number is the sum of the same terms in the same order.
  * That is what lets drafts, prefixes and forks give the very text of plain decoding. The products of a block
  * are exact integers.

@@ -1,6 +1,6 @@
 /* The part of ONNX Runtime's C interface that custom operators need.
  *
- * Law: declares, in our own words, what the runtime promises never to change: the order of its table of
+ * Declares, in our own words, what the runtime promises never to change: the order of its table of
  * functions and the layout of an operator's description. Nothing is included from the runtime, whose Python
  * package ships no headers. Knows nothing of what the operators do.
  */

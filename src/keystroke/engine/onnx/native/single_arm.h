@@ -1,6 +1,6 @@
 /* One row of activations with weights while they are unpacked, on 64-bit ARM: most of decoding is this.
  *
- * Law: the same terms in the same order as in product.h, so the same bits. Weights are not turned: a row's codes meet
+ * The same terms in the same order as in product.h, so the same bits. Weights are not turned: a row's codes meet
  * the values as they lie in memory, and only the sums of a block, which are integers and so the same in any order,
  * are put side by side. In formats of 256 weights 16 bits hold them, so they may overflow on the way.
  */

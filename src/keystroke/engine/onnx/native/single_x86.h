@@ -1,7 +1,7 @@
 /* One row of activations with weights while they are unpacked, on x86_64: Q4_K, of which most files are made, and Q8_0,
  * of which the model that comes along is (where vectors have sixteen lanes: elsewhere its codes go in two parts).
  *
- * Law: the same terms in the same order as in `meet` of product.h, so the same bits.
+ * The same terms in the same order as in `meet` of product.h, so the same bits.
  */
 #pragma once
 #include "activations.h"

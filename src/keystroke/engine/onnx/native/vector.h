@@ -1,6 +1,6 @@
 /* Numbers by the vector: the few operations of a processor that the operators are written in.
  *
- * Law: everything that differs between processors lies in the two halves below, and gives the same bits on
+ * Everything that differs between processors lies in the two halves below, and gives the same bits on
  * each: integers are exact, and of floats every lane is computed alone and in the order that is written.
  * A half says how many LANES a vector has and how many REGISTERS there are, and defines the same names as the
  * other. A sum of products starts at NOTHING; TAKES_ZERO: whether products take the zero of codes off; FETCHED says

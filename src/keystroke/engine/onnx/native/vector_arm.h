@@ -1,6 +1,6 @@
 /* The vectors of 64-bit ARM: four lanes, with the dot products of ARMv8.2 where the processor has them.
  *
- * Law: see vector.h. The products are of signed bytes, so codes can have their zero taken off. Integers below 2^22 become floats by lying in
+ * See vector.h. The products are of signed bytes, so codes can have their zero taken off. Integers below 2^22 become floats by lying in
  * the lower bits of one: a sum starts at NOTHING, the bits of 1.5 * 2^23, and a subtraction ends it. That is
  * exact, and a conversion would occupy the processor for four times as long.
  */

@@ -1,6 +1,6 @@
 /* The vectors of x86_64: sixteen lanes need AVX-512 with VNNI, eight need AVX2.
  *
- * Law: see vector.h. Codes are unsigned bytes and values signed ones, as the processor's own products have them.
+ * See vector.h. Codes are unsigned bytes and values signed ones, as the processor's own products have them.
  */
 #pragma once
 #include <immintrin.h>

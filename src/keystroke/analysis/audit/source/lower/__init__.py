@@ -1,6 +1,6 @@
 """Syntax trees to the neutral form, one module per language family.
 
-Law: a lowering knows one grammar and no rule. Whatever it does not know becomes `Other` over the lowered
+A lowering knows one grammar and no rule. Whatever it does not know becomes `Other` over the lowered
 children, so that data still flows through it. Depth is bounded: hostile nesting becomes an empty `Other`.
 """
 
