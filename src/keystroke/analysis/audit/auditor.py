@@ -465,9 +465,9 @@ def _lasting(memory: Memory | None) -> Memory | None:
 
 def _first_function(stmts: list[ir.Stmt], name: str) -> ir.Function | None:
     for stmt in stmts:
-        if isinstance(stmt, ir.Def) and stmt.function.name == name:
+        if isinstance(stmt, ir.FunctionStmt) and stmt.function.name == name:
             return stmt.function
-        if isinstance(stmt, ir.ClassDef):
+        if isinstance(stmt, ir.ClassStmt):
             found = _first_function(stmt.body, name)
             if found is not None:
                 return found

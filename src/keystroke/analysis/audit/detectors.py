@@ -38,21 +38,21 @@ def _mentioned(expr: ir.Expr, depth: int) -> list[str]:
     """Names whose text ends up in the text of an expression."""
     if depth > 6:
         return []
-    if isinstance(expr, ir.Name):
+    if isinstance(expr, ir.NameExpr):
         return [expr.id]
-    if isinstance(expr, ir.Attr):
+    if isinstance(expr, ir.AttrExpr):
         return [key_of(expr) or expr.name]
-    if isinstance(expr, ir.Index) and isinstance(expr.key, ir.Const):
+    if isinstance(expr, ir.IndexExpr) and isinstance(expr.key, ir.ConstExpr):
         return [str(expr.key.value)]
-    if isinstance(expr, ir.Text):
+    if isinstance(expr, ir.TextExpr):
         return [name for part in expr.parts for name in _mentioned(part, depth + 1)]
-    if isinstance(expr, ir.Op) and expr.op in ("+", "%", "||", "or"):
+    if isinstance(expr, ir.OpExpr) and expr.op in ("+", "%", "||", "or"):
         return [name for part in expr.args for name in _mentioned(part, depth + 1)]
-    if isinstance(expr, ir.Coll) and expr.keys is None:
+    if isinstance(expr, ir.CollectionExpr) and expr.keys is None:
         return [name for part in expr.items for name in _mentioned(part, depth + 1)]
     if (
-        isinstance(expr, ir.Call)
-        and isinstance(expr.func, ir.Attr)
+        isinstance(expr, ir.CallExpr)
+        and isinstance(expr.func, ir.AttrExpr)
         and expr.func.name in ("%", "format", "decode", "toString")
     ):
         base = _mentioned(expr.func.base, depth + 1) if expr.func.name in ("decode", "toString") else []
@@ -60,8 +60,8 @@ def _mentioned(expr: ir.Expr, depth: int) -> list[str]:
             name for part in (*expr.args, *expr.kwargs.values()) for name in _mentioned(part, depth + 1)
         ]
     if (
-        isinstance(expr, ir.Call)
-        and isinstance(expr.func, ir.Name)
+        isinstance(expr, ir.CallExpr)
+        and isinstance(expr.func, ir.NameExpr)
         and expr.func.id in ("str", "repr", "String")
     ):
         return [name for part in expr.args for name in _mentioned(part, depth + 1)]
@@ -72,7 +72,7 @@ class _Secrets(Matcher):
     def bind(self, path: str, key: str, value: Value, node: ir.Syntax, target: ir.Expr) -> None:
         super().bind(path, key, value, node, target)
         name = path.rsplit(".", 1)[-1]
-        if name.endswith("[]") and isinstance(target, ir.Index) and isinstance(target.key, ir.Const):
+        if name.endswith("[]") and isinstance(target, ir.IndexExpr) and isinstance(target.key, ir.ConstExpr):
             name = str(target.key.value)
         self.named(name, value, node)
 
@@ -90,28 +90,38 @@ class _Secrets(Matcher):
                 self.detected("named-secret", event.call.kwargs[name].node)
         return super().call(event)
 
-    def literal(self, value: Value, node: ir.Syntax, coll: ir.Coll) -> None:
+    def literal(self, value: Value, node: ir.Syntax, coll: ir.CollectionExpr) -> None:
         super().literal(value, node, coll)
         if coll.keys is not None:
             for key, item in zip(coll.keys, coll.items, strict=True):
-                if isinstance(key, ir.Const) and isinstance(key.value, str) and isinstance(item, ir.Const):
+                if (
+                    isinstance(key, ir.ConstExpr)
+                    and isinstance(key.value, str)
+                    and isinstance(item, ir.ConstExpr)
+                ):
                     self.named(key.value, Value(item.value), item.node)
 
-    def tested(self, test: ir.Op, args: list[Value]) -> None:
+    def tested(self, test: ir.OpExpr, args: list[Value]) -> None:
         self.compared(test, args)
         for side, other in ((0, 1), (1, 0)):
             expr = test.args[side]
-            name = expr.id if isinstance(expr, ir.Name) else expr.name if isinstance(expr, ir.Attr) else ""
-            if name and isinstance(test.args[other], ir.Const):
+            name = (
+                expr.id
+                if isinstance(expr, ir.NameExpr)
+                else expr.name
+                if isinstance(expr, ir.AttrExpr)
+                else ""
+            )
+            if name and isinstance(test.args[other], ir.ConstExpr):
                 self.named(name, args[other], test.node)
 
-    def compared(self, test: ir.Op, args: list[Value]) -> None:
+    def compared(self, test: ir.OpExpr, args: list[Value]) -> None:
         """A secret held against what a caller sent, character by character."""
         if self.language not in _TIMED or any(not value.level or value.numeric for value in args):
             return
         names = [
             str(expr.key.value)
-            if isinstance(expr, ir.Index) and isinstance(expr.key, ir.Const)
+            if isinstance(expr, ir.IndexExpr) and isinstance(expr.key, ir.ConstExpr)
             else key_of(expr) or ""
             for expr in test.args
         ]
@@ -139,7 +149,7 @@ class _Secrets(Matcher):
     def define(self, function: ir.Function, handler: bool) -> None:
         super().define(function, handler)
         for param in function.params:
-            if isinstance(param.default, ir.Const) and isinstance(param.default.value, str):
+            if isinstance(param.default, ir.ConstExpr) and isinstance(param.default.value, str):
                 self.named(param.name, Value(param.default.value), param.default.node)
 
     def named(self, name: str, value: Value, node: ir.Syntax) -> None:
@@ -227,7 +237,7 @@ class Detectors(_Secrets):
         if not event.path.endswith(".addCookie") or not event.call.args:
             return
         holder = event.call.args[0]
-        if not isinstance(holder, ir.Name) or event.args[0].path not in ("Cookie", "Cookie()"):
+        if not isinstance(holder, ir.NameExpr) or event.args[0].path not in ("Cookie", "Cookie()"):
             return
         text = event.call.node.get_root().root().text()
         if f"{holder.id}.setSecure(" not in text:
@@ -235,7 +245,7 @@ class Detectors(_Secrets):
         if f"{holder.id}.setHttpOnly(" not in text:
             self.detected("bare-cookie", event.call.node)
 
-    def index(self, base: Value, key: Value, node: ir.Syntax, expr: ir.Index) -> None:
+    def index(self, base: Value, key: Value, node: ir.Syntax, expr: ir.IndexExpr) -> None:
         """`target[key] = value` with a foreign key: JavaScript objects answer to __proto__."""
         if self.language == "python":
             if (
@@ -257,7 +267,7 @@ class Detectors(_Secrets):
         if parent is None:
             return
         nested = (
-            isinstance(expr.base, ir.Index)
+            isinstance(expr.base, ir.IndexExpr)
             and self.flow is not None
             and self.flow.eval_quiet(expr.base.key).level >= PARAMETER
         )

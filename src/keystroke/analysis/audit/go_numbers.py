@@ -54,12 +54,12 @@ class GoDetectors(Detectors):
         if op in ("/", "%") and self.unchecked(args[1]):
             self.detected("foreign-divisor", node, origin=args[1].origin)
 
-    def narrowed(self, flow: Walk, test: ir.Op, truth: bool) -> None:
+    def narrowed(self, flow: Walk, test: ir.OpExpr, truth: bool) -> None:
         super().narrowed(flow, test, truth)
         if test.op not in ("<", ">", "<=", ">=", "==", "!="):
             return
         for side in test.args:
-            inner = side.args[0] if isinstance(side, ir.Call) and side.args else side
+            inner = side.args[0] if isinstance(side, ir.CallExpr) and side.args else side
             key = key_of(inner)
             known = flow.held(key) if key is not None else None
             if key is not None and known is not None and known.numeric and "range" not in known.clean:

@@ -199,7 +199,7 @@ def room(site: Site, spec: FixSpec) -> Repair | None:
     held = int(found[2] or found[4])
     if wanted > 1_000_000:
         return None
-    memory = site.match.evaluate(ir.Name(site.match.node, name)).memory
+    memory = site.match.evaluate(ir.NameExpr(site.match.node, name)).memory
     if memory is None or memory.start != 0:
         return None
     unit = max(memory.unit, 1) if found[1] else 1

@@ -27,7 +27,7 @@ _TEMPLATE = re.compile(r"^(?:queryFor\w+|query|update)$")
 def parameters(site: Site, spec: FixSpec) -> Repair | None:
     """SQL: values out of the statement and into its parameters."""
     call, given = site.call, site.arguments()
-    if call is None or not given or not isinstance(call.func, ir.Attr):
+    if call is None or not given or not isinstance(call.func, ir.AttrExpr):
         return None
     written = sql.site_value(site, given[0])
     statement = compose(written, site.language, site.text)
@@ -74,11 +74,11 @@ def _marks(statement: Composition, bound: list[sql.Bound]) -> int | None:
 
 
 def _prepared(
-    site: Site, call: ir.Call, holder: ir.Syntax, edits: list[Edit], bound: list[sql.Bound], first: int
+    site: Site, call: ir.CallExpr, holder: ir.Syntax, edits: list[Edit], bound: list[sql.Bound], first: int
 ) -> Repair | None:
     """`statement.execute(text)` with a prepared statement of the same connection."""
     func = call.func
-    assert isinstance(func, ir.Attr)
+    assert isinstance(func, ir.AttrExpr)
     owner = func.base.node
     scope = site.function(call.node).text()
     if owner.kind() != "identifier" or first != 1 or _LATER.search(scope):
@@ -115,7 +115,7 @@ def _setter(number: int, item: sql.Bound) -> str:
 
 
 def _set_behind(
-    site: Site, call: ir.Call, edits: list[Edit], bound: list[sql.Bound], first: int
+    site: Site, call: ir.CallExpr, edits: list[Edit], bound: list[sql.Bound], first: int
 ) -> Repair | None:
     """Parameters of a statement that is prepared already, set behind its declaration."""
     declared = call.node.parent()
@@ -245,7 +245,7 @@ def closed_parser(site: Site, spec: FixSpec) -> Repair | None:
     """An XML parser told to follow nothing out of the document, before it is used."""
     call = site.call
     place = _statement(site, site.match.node)
-    if call is None or place is None or not isinstance(call.func, ir.Attr):
+    if call is None or place is None or not isinstance(call.func, ir.AttrExpr):
         return None
     owner = call.func.base.node
     kind = site.value(owner).path.split(".", 1)[0].removesuffix("()")

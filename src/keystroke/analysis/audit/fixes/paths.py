@@ -56,7 +56,7 @@ def _paths(site: Site) -> list[ir.Syntax]:
     """The paths a call is given, and the one it is called on."""
     out = site.arguments()
     call = site.call
-    if call is not None and isinstance(call.func, ir.Attr) and site.family in ("python", "java"):
+    if call is not None and isinstance(call.func, ir.AttrExpr) and site.family in ("python", "java"):
         base = call.func.base.node
         if base.kind() in ("call", "binary_operator", "parenthesized_expression", "identifier"):
             out = [base, *out]

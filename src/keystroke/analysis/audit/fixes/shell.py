@@ -232,7 +232,7 @@ def exec_file(site: Site, spec: FixSpec) -> Repair | None:
     file = "execFileSync" if site.method.endswith("Sync") else "execFile"
     edits = [Edit(start, end, f"{listed[0]}, [{', '.join(listed[1:])}]")]
     at, stop = span(call.func.node)
-    if isinstance(call.func, ir.Attr):
+    if isinstance(call.func, ir.AttrExpr):
         name = call.func.node.field("property")
         if name is None:
             return None

@@ -115,23 +115,25 @@ class Site:
     # The match
 
     @property
-    def call(self) -> ir.Call | None:
+    def call(self) -> ir.CallExpr | None:
         """The call that the match is about; one found by its syntax is lowered here."""
         if self.match.subject is None and self.match.node.kind() in _CALLS:
             self.match.subject = self.lower(self.match.node)
-        return self.match.subject if isinstance(self.match.subject, ir.Call) else None
+        return self.match.subject if isinstance(self.match.subject, ir.CallExpr) else None
 
     @property
     def method(self) -> str:
         """The last name of what is called."""
         func = self.call.func if self.call is not None else None
-        return func.name if isinstance(func, ir.Attr) else func.id if isinstance(func, ir.Name) else ""
+        return (
+            func.name if isinstance(func, ir.AttrExpr) else func.id if isinstance(func, ir.NameExpr) else ""
+        )
 
     @property
     def path(self) -> str:
         """The full name of what is called, after imports."""
         func = self.call.func if self.call is not None else None
-        if isinstance(func, ir.Attr):
+        if isinstance(func, ir.AttrExpr):
             base = self.match.evaluate(func.base).path
             return f"{base}.{func.name}" if base else func.name
         return self.match.evaluate(func).path if func is not None else ""

@@ -40,12 +40,12 @@ def changed(site: Site, spec: FixSpec) -> Repair | None:
     """Settings that are given and wrong, set right; nothing is added."""
     call = site.call
     held: dict[str, ir.Expr] = dict(call.kwargs) if call is not None else {}
-    colls = [arg for arg in call.args if isinstance(arg, ir.Coll)] if call is not None else []
-    if isinstance(site.match.subject, ir.Coll):
+    colls = [arg for arg in call.args if isinstance(arg, ir.CollectionExpr)] if call is not None else []
+    if isinstance(site.match.subject, ir.CollectionExpr):
         colls.append(site.match.subject)
     for coll in colls:
         for key, item in zip(coll.keys or [], coll.items, strict=False):
-            if isinstance(key, ir.Const) and isinstance(key.value, str):
+            if isinstance(key, ir.ConstExpr) and isinstance(key.value, str):
                 held.setdefault(key.value, item)
     edits: list[Edit] = []
     for name, value in spec.keyword:

@@ -19,9 +19,9 @@ _SLOT = re.compile(r"\{(\d+|base|callee|method|args|rest\d+)\}")
 def filled(site: Site, spec: FixSpec) -> Repair | None:
     """The edits a rule's own template asks for."""
     subject = site.match.subject
-    if isinstance(subject, ir.Call):
+    if isinstance(subject, ir.CallExpr):
         edits = _call(site, subject, spec)
-    elif isinstance(subject, ir.Coll) and spec.keyword:
+    elif isinstance(subject, ir.CollectionExpr) and spec.keyword:
         edits = _set_items(subject, spec.keyword, site.language)
     elif spec.value:
         edits = _right_side(site, spec.value)
@@ -48,7 +48,7 @@ def _right_side(site: Site, value: str) -> tuple[Edit, ...] | None:
     return None
 
 
-def _call(site: Site, call: ir.Call, spec: FixSpec) -> tuple[Edit, ...] | None:
+def _call(site: Site, call: ir.CallExpr, spec: FixSpec) -> tuple[Edit, ...] | None:
     start, end = span(call.node)
     if spec.replace:
         if "{args}" not in spec.replace and "{rest" not in spec.replace:
@@ -77,7 +77,7 @@ def _call(site: Site, call: ir.Call, spec: FixSpec) -> tuple[Edit, ...] | None:
     return tuple(edits) or None
 
 
-def callee_span(call: ir.Call) -> tuple[int, int]:
+def callee_span(call: ir.CallExpr) -> tuple[int, int]:
     start, end = span(call.func.node)
     if (start, end) == span(call.node):  # Java: the callee has no node of its own
         name = call.node.field("name")
@@ -91,7 +91,7 @@ def _source(node: ir.Syntax, text: str) -> str:
     return text[start:end]
 
 
-def _fill(template: str, call: ir.Call, text: str) -> str | None:
+def _fill(template: str, call: ir.CallExpr, text: str) -> str | None:
     missing = False
 
     def slot(found: re.Match[str]) -> str:
@@ -107,11 +107,17 @@ def _fill(template: str, call: ir.Call, text: str) -> str | None:
         if name == "args":
             listed = call.node.field("arguments")
             return _source(listed, text)[1:-1] if listed is not None else ""
-        if name == "base" and isinstance(call.func, ir.Attr):
+        if name == "base" and isinstance(call.func, ir.AttrExpr):
             return _source(call.func.base.node, text)
         if name == "method":
             func = call.func
-            return func.name if isinstance(func, ir.Attr) else func.id if isinstance(func, ir.Name) else ""
+            return (
+                func.name
+                if isinstance(func, ir.AttrExpr)
+                else func.id
+                if isinstance(func, ir.NameExpr)
+                else ""
+            )
         if name == "callee":
             start, end = callee_span(call)
             return text[start:end]
@@ -122,7 +128,7 @@ def _fill(template: str, call: ir.Call, text: str) -> str | None:
     return None if missing else whole
 
 
-def _set_keyword(call: ir.Call, name: str, value: str, language: str, text: str) -> Edit | None:
+def _set_keyword(call: ir.CallExpr, name: str, value: str, language: str, text: str) -> Edit | None:
     if name.isdigit():
         if int(name) >= len(call.args):
             return None
@@ -134,7 +140,7 @@ def _set_keyword(call: ir.Call, name: str, value: str, language: str, text: str)
     if "**" in call.kwargs:
         return None  # it may be given there already
     for arg in call.args:
-        if isinstance(arg, ir.Coll) and arg.keys is not None:
+        if isinstance(arg, ir.CollectionExpr) and arg.keys is not None:
             edits = _set_items(arg, ((name, value),), language)
             return edits[0] if edits else None
     if language != "python":
@@ -151,14 +157,18 @@ def _set_keyword(call: ir.Call, name: str, value: str, language: str, text: str)
     return Edit(len(before), close, f"{glue}{name}={value}")
 
 
-def _set_items(coll: ir.Coll, wanted: tuple[tuple[str, str], ...], language: str) -> tuple[Edit, ...] | None:
+def _set_items(
+    coll: ir.CollectionExpr, wanted: tuple[tuple[str, str], ...], language: str
+) -> tuple[Edit, ...] | None:
     """Fields of an object literal set to these values, new ones behind its last."""
     if not coll.keys or len(coll.keys) != len(coll.items):
         return None
     if language == "python":
         wanted = tuple((f'"{name}"', value) for name, value in wanted)
     places = {
-        key.value: item for key, item in zip(coll.keys, coll.items, strict=True) if isinstance(key, ir.Const)
+        key.value: item
+        for key, item in zip(coll.keys, coll.items, strict=True)
+        if isinstance(key, ir.ConstExpr)
     }
     edits = [
         Edit(*span(places[name.strip(chr(34))].node), value)
@@ -172,7 +182,7 @@ def _set_items(coll: ir.Coll, wanted: tuple[tuple[str, str], ...], language: str
     return tuple(sorted(edits, key=lambda edit: edit.start))
 
 
-def _drop(call: ir.Call, name: str, text: str) -> Edit | None:
+def _drop(call: ir.CallExpr, name: str, text: str) -> Edit | None:
     if name not in call.kwargs:
         return None
     node = call.kwargs[name].node.parent()

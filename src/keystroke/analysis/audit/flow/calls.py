@@ -53,11 +53,11 @@ _SETTER, _GETTER = re.compile(r"set[A-Z]\w*"), re.compile(r"get[A-Z]\w*")
 
 
 class Calls(Narrowing):
-    def call(self, expr: ir.Call) -> Value:
+    def call(self, expr: ir.CallExpr) -> Value:
         receiver: Value | None = None
         func = expr.func
         function = None
-        if isinstance(func, ir.Attr):
+        if isinstance(func, ir.AttrExpr):
             receiver = self.eval(func.base)
             if receiver.path:
                 path = f"{receiver.path}.{func.name}"
@@ -76,7 +76,7 @@ class Calls(Narrowing):
             path, function = callee.path or "?", callee.function
         args: list[Value] = []
         for arg in expr.args:
-            if isinstance(arg, ir.Closure):
+            if isinstance(arg, ir.ClosureExpr):
                 args.append(
                     self.closure(
                         arg,
@@ -111,7 +111,12 @@ class Calls(Narrowing):
         return self.result(expr, path, receiver, args, kwargs)
 
     def result(
-        self, expr: ir.Call, path: str, receiver: Value | None, args: list[Value], kwargs: dict[str, Value]
+        self,
+        expr: ir.CallExpr,
+        path: str,
+        receiver: Value | None,
+        args: list[Value],
+        kwargs: dict[str, Value],
     ) -> Value:
         know = self.know
         out = f"{path}()"
@@ -156,7 +161,12 @@ class Calls(Narrowing):
         if path == "require" and args and isinstance(args[0].const, str) and self.family == "javascript":
             return Value(path=args[0].const.removeprefix("node:"))
         last = path.rsplit(".", 1)[-1]
-        if self.family == "java" and not args and _GETTER.fullmatch(last) and isinstance(expr.func, ir.Attr):
+        if (
+            self.family == "java"
+            and not args
+            and _GETTER.fullmatch(last)
+            and isinstance(expr.func, ir.AttrExpr)
+        ):
             holder = key_of(expr.func.base)
             given = self.env.get(f"{holder}.{last[3:]}") if holder is not None else None
             if given is not None:
@@ -254,7 +264,7 @@ class Calls(Narrowing):
             return Value(path="RegExp()", skeleton=f"/{args[0].const}/{flags}")
         return None
 
-    def effects(self, expr: ir.Call, path: str, receiver: Value | None, args: list[Value]) -> None:
+    def effects(self, expr: ir.CallExpr, path: str, receiver: Value | None, args: list[Value]) -> None:
         """What a call does to the variables it is given."""
         last = path.rsplit(".", 1)[-1]
         fills = self.know.fills.get(path) or self.know.fills.get(f"*.{last}")
@@ -295,7 +305,7 @@ class Calls(Narrowing):
                     skeleton=whole.text,
                     clean=whole.clean,
                 )
-        if receiver is None or not isinstance(expr.func, ir.Attr):
+        if receiver is None or not isinstance(expr.func, ir.AttrExpr):
             return
         holder = key_of(expr.func.base)
         if holder is None or self.held(holder) is None:

@@ -51,19 +51,21 @@ class Flow(Expressions):
     ) -> None:
         super().__init__(language, knowledge, listener, env)
         self.dispatch = {
-            ir.Const: lambda e: constant(e.value),
-            ir.Name: self.name,
-            ir.Attr: self.attr,
-            ir.Index: self.index,
-            ir.Call: self.call,
-            ir.Text: lambda e: text_of([self.eval(part) for part in e.parts]),
-            ir.Op: self.op,
-            ir.Coll: self.coll,
-            ir.Cond: self.cond,
-            ir.Closure: self.closure,
-            ir.Bind: self.bind,
-            ir.Cast: self.cast,
-            ir.Other: lambda e: mix([self.eval(part) for part in e.parts]) if e.parts else Value(level=LOCAL),
+            ir.ConstExpr: lambda e: constant(e.value),
+            ir.NameExpr: self.name,
+            ir.AttrExpr: self.attr,
+            ir.IndexExpr: self.index,
+            ir.CallExpr: self.call,
+            ir.TextExpr: lambda e: text_of([self.eval(part) for part in e.parts]),
+            ir.OpExpr: self.op,
+            ir.CollectionExpr: self.coll,
+            ir.ConditionalExpr: self.cond,
+            ir.ClosureExpr: self.closure,
+            ir.AssignExpr: self.bind,
+            ir.CastExpr: self.cast,
+            ir.UnknownExpr: lambda e: (
+                mix([self.eval(part) for part in e.parts]) if e.parts else Value(level=LOCAL)
+            ),
         }
 
     # Statements: each answers whether control never gets past it
@@ -72,15 +74,15 @@ class Flow(Expressions):
         dead = False
         for stmt in stmts:
             if dead:
-                if isinstance(stmt, ir.Label) and stmt.name in self.gotos:
+                if isinstance(stmt, ir.LabelStmt) and stmt.name in self.gotos:
                     self.env = dict(self.gotos[stmt.name])
                     dead = False
-                elif isinstance(stmt, ir.Def | ir.ClassDef) or (
-                    isinstance(stmt, ir.Pending) and stmt.node.kind() in _DEFINITIONS
+                elif isinstance(stmt, ir.FunctionStmt | ir.ClassStmt) or (
+                    isinstance(stmt, ir.LazyStmt) and stmt.node.kind() in _DEFINITIONS
                 ):
                     self.stmt(stmt)
                 continue
-            if isinstance(stmt, ir.Label) and stmt.name in self.gotos:
+            if isinstance(stmt, ir.LabelStmt) and stmt.name in self.gotos:
                 self.env = self.joined([self.env, self.gotos[stmt.name]])
             dead = self.stmt(stmt)
         return dead
@@ -90,18 +92,18 @@ class Flow(Expressions):
         if self.steps > MAX_STEPS:
             raise ExhaustedError
         kind = type(stmt)
-        if kind is ir.Pending:
+        if kind is ir.LazyStmt:
             return self.pending(stmt)  # type: ignore[arg-type]
-        if kind is ir.Do:
+        if kind is ir.ExprStmt:
             return self.do(stmt)  # type: ignore[arg-type]
-        if kind is ir.Let:
+        if kind is ir.DeclareStmt:
             self.let(stmt)  # type: ignore[arg-type]
             return False
-        if isinstance(stmt, ir.If):
+        if isinstance(stmt, ir.IfStmt):
             return self.branch(stmt)
-        if isinstance(stmt, ir.Return):
+        if isinstance(stmt, ir.ReturnStmt):
             value = self.eval(stmt.value) if stmt.value is not None else PLAIN
-            if self.inline and isinstance(stmt.value, ir.Name):
+            if self.inline and isinstance(stmt.value, ir.NameExpr):
                 value = self.gathered(stmt.value.id, value)
             self.returns[-1].append(value)
             if not self.quiet and stmt.value is not None:
@@ -109,19 +111,19 @@ class Flow(Expressions):
             if self.functions and not self.quiet:
                 self.hear.leave(self.env, self.functions[-1])
             return True
-        if isinstance(stmt, ir.Loop):
+        if isinstance(stmt, ir.LoopStmt):
             return self.loop(stmt)
-        if isinstance(stmt, ir.Block):
+        if isinstance(stmt, ir.BlockStmt):
             return self.run(stmt.body)
-        if isinstance(stmt, ir.Try):
+        if isinstance(stmt, ir.TryStmt):
             return self.attempt(stmt)
-        if isinstance(stmt, ir.Switch):
+        if isinstance(stmt, ir.SwitchStmt):
             return self.switch(stmt)
-        if isinstance(stmt, ir.Jump):
+        if isinstance(stmt, ir.JumpStmt):
             return self.jump(stmt)
-        if isinstance(stmt, ir.Def):
+        if isinstance(stmt, ir.FunctionStmt):
             self.define(stmt.function)
-        elif isinstance(stmt, ir.ClassDef):
+        elif isinstance(stmt, ir.ClassStmt):
             if not self.quiet:
                 self.hear.classdef(stmt)
             for mark in stmt.decorators:
@@ -135,7 +137,7 @@ class Flow(Expressions):
                 for name, value in inside.items():  # its texts are there for its methods
                     if isinstance(value.const, str) and "." not in name and outer.get(name) is not value:
                         outer[f"self.{name}"] = outer[f"cls.{name}"] = outer[f"{stmt.name}.{name}"] = value
-        elif isinstance(stmt, ir.Import):
+        elif isinstance(stmt, ir.ImportStmt):
             if stmt.name not in ("*", "#include"):
                 root = stmt.name.split(".", 1)[0] if self.family == "python" else stmt.name
                 path = stmt.path if root == stmt.name else root
@@ -154,7 +156,7 @@ class Flow(Expressions):
         mixed = mix([value, *items.values()])
         return replace(mixed, path=value.path, items=tuple(items.items()))
 
-    def pending(self, stmt: ir.Pending) -> bool:
+    def pending(self, stmt: ir.LazyStmt) -> bool:
         """A statement walked before in a like environment is not walked again."""
         memo = self.memo
         if memo is None or self.quiet or self._whole(stmt.node) or self._broken(stmt.node):
@@ -192,10 +194,10 @@ class Flow(Expressions):
     def importable(self, path: str) -> str:
         return path.rsplit(".", 1)[-1] if self.family == "java" else path
 
-    def do(self, stmt: ir.Do) -> bool:
+    def do(self, stmt: ir.ExprStmt) -> bool:
         expr = stmt.expr
         value = self.eval(expr)
-        if isinstance(expr, ir.Call):
+        if isinstance(expr, ir.CallExpr):
             path = value.path.removesuffix("()")
             if path and self.know.exits.match(path):
                 return True
@@ -207,11 +209,14 @@ class Flow(Expressions):
                     ALL if VALIDATING.search(path) and raises(path) else NONE
                 )
                 if uses:
-                    for arg in [*expr.args, *([expr.func.base] if isinstance(expr.func, ir.Attr) else [])]:
+                    for arg in [
+                        *expr.args,
+                        *([expr.func.base] if isinstance(expr.func, ir.AttrExpr) else []),
+                    ]:
                         self.clean(arg, uses)
         return False
 
-    def let(self, stmt: ir.Let) -> None:
+    def let(self, stmt: ir.DeclareStmt) -> None:
         value = (
             self.eval(stmt.value) if stmt.value is not None else Value(path="", roots=frozenset({stmt.name}))
         )
@@ -229,7 +234,7 @@ class Flow(Expressions):
         value = self.hear.let(stmt, value)
         self.store(stmt.name, value)
         if not self.quiet and stmt.value is not None:
-            self.hear.bind(stmt.name, stmt.name, written, stmt.node, ir.Name(stmt.node, stmt.name))
+            self.hear.bind(stmt.name, stmt.name, written, stmt.node, ir.NameExpr(stmt.node, stmt.name))
 
     def declared(self, kind: str, value: Value) -> Value:
         """Java: a value under the type it is declared with, or the narrower one it was made with."""
@@ -238,7 +243,7 @@ class Flow(Expressions):
         made = value.path.removesuffix("()")
         return replace(value, path=made if made.endswith(kind) and "." not in made else kind)
 
-    def branch(self, stmt: ir.If) -> bool:
+    def branch(self, stmt: ir.IfStmt) -> bool:
         test = self.eval(stmt.test)
         if test.known and test.level == CONSTANT:
             return self.run(stmt.then if test.const else stmt.other)
@@ -257,7 +262,7 @@ class Flow(Expressions):
         self.env = after_then if right else self.joined([after_then, self.env])
         return False
 
-    def loop(self, stmt: ir.Loop) -> bool:
+    def loop(self, stmt: ir.LoopStmt) -> bool:
         self.run(stmt.init)
         changed = self.changes.get(id(stmt))
         if changed is None:
@@ -319,7 +324,7 @@ class Flow(Expressions):
                 return True
         return False
 
-    def switch(self, stmt: ir.Switch) -> bool:
+    def switch(self, stmt: ir.SwitchStmt) -> bool:
         subject = self.eval(stmt.subject)
         before = self.env
         self.breaks.append([])
@@ -357,7 +362,7 @@ class Flow(Expressions):
         self.env = self.joined(ends)
         return False
 
-    def attempt(self, stmt: ir.Try) -> bool:
+    def attempt(self, stmt: ir.TryStmt) -> bool:
         before = dict(self.env)
         # A handler may start after any statement of the body; the first few tell the states apart.
         states = [before]
@@ -377,12 +382,12 @@ class Flow(Expressions):
         final = self.run(stmt.final)
         return final or not ends
 
-    def jump(self, stmt: ir.Jump) -> bool:
+    def jump(self, stmt: ir.JumpStmt) -> bool:
         if stmt.value is not None and stmt.kind != "goto":
             self.eval(stmt.value)
         if stmt.kind == "break" and self.breaks:
             self.breaks[-1].append(dict(self.env))
-        elif stmt.kind == "goto" and isinstance(stmt.value, ir.Name):
+        elif stmt.kind == "goto" and isinstance(stmt.value, ir.NameExpr):
             known = self.gotos.get(stmt.value.id)
             self.gotos[stmt.value.id] = self.joined([known, self.env]) if known else dict(self.env)
         return True
@@ -451,7 +456,7 @@ class Flow(Expressions):
                 else param.type.replace("::", ".").split("<", 1)[0].strip("*& ")
             )
         numeric = param.type.split("=", 1)[0].strip() in self.know.numeric_types
-        if any(mark.split("(", 1)[0].lstrip("@") in self.know.handler_marks for mark in param.marks):
+        if any(mark.split("(", 1)[0].lstrip("@") in self.know.handler_marks for mark in param.annotations):
             level = REMOTE
         if self.know.sources.match(path):
             level = REMOTE
@@ -461,7 +466,7 @@ class Flow(Expressions):
             level=level, path=path, numeric=numeric, origin=param.name, roots=frozenset({param.name})
         )
 
-    def closure(self, expr: ir.Closure, first: Value | None = None, roles: tuple[str, ...] = ()) -> Value:
+    def closure(self, expr: ir.ClosureExpr, first: Value | None = None, roles: tuple[str, ...] = ()) -> Value:
         handler = any(
             self.know.handler_types.match(self.typed(param.type))
             for param in expr.function.params

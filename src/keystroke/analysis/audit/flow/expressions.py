@@ -47,7 +47,7 @@ class Expressions(Calls):
             raise ExhaustedError
         return self.dispatch[type(expr)](expr)
 
-    def name(self, expr: ir.Name) -> Value:
+    def name(self, expr: ir.NameExpr) -> Value:
         known = self.held(expr.id)
         if known is None:
             known = self.unknown(expr.id)
@@ -65,7 +65,7 @@ class Expressions(Calls):
         origin = path if self.know.origins.match(path) else ""
         return Value(level=level, path=path, origin=origin, roots=frozenset({path}))
 
-    def attr(self, expr: ir.Attr) -> Value:
+    def attr(self, expr: ir.AttrExpr) -> Value:
         key = key_of(expr)
         if key is not None:
             known = self.held(key)
@@ -116,7 +116,7 @@ class Expressions(Calls):
             whole, path=f"{whole.path}[]" if whole.path else "", items=None, memory=None, skeleton=None
         )
 
-    def index(self, expr: ir.Index) -> Value:
+    def index(self, expr: ir.IndexExpr) -> Value:
         base = self.eval(expr.base)
         key = self.eval(expr.key)
         if not self.quiet:
@@ -137,7 +137,7 @@ class Expressions(Calls):
             element = replace(element, numeric=True)
         return element
 
-    def coll(self, expr: ir.Coll) -> Value:
+    def coll(self, expr: ir.CollectionExpr) -> Value:
         values = [self.eval(item) for item in expr.items]
         if expr.keys is None:
             items: tuple[tuple[Any, Value], ...] = tuple(enumerate(values))
@@ -158,7 +158,7 @@ class Expressions(Calls):
             self.hear.literal(value, expr.node, expr)
         return value
 
-    def cond(self, expr: ir.Cond) -> Value:
+    def cond(self, expr: ir.ConditionalExpr) -> Value:
         test = self.eval(expr.test)
         if test.known and test.level == CONSTANT:
             return self.eval(expr.then if test.const else expr.other)
@@ -172,7 +172,7 @@ class Expressions(Calls):
         self.env = before
         return join(left, right)
 
-    def cast(self, expr: ir.Cast) -> Value:
+    def cast(self, expr: ir.CastExpr) -> Value:
         value = self.eval(expr.value)
         kind = expr.type.strip("()* ")
         if kind in self.know.numeric_types and "*" not in expr.type:
@@ -181,7 +181,7 @@ class Expressions(Calls):
             return replace(value, path=kind)
         return value
 
-    def op(self, expr: ir.Op) -> Value:
+    def op(self, expr: ir.OpExpr) -> Value:
         op = expr.op
         if op in ("and", "&&", "or", "||", "??"):
             return self.logical(expr)
@@ -189,7 +189,7 @@ class Expressions(Calls):
         if len(args) == 1:
             return self.unary(op, args[0])
         if op == "%" and self.family == "python" and args[0].text is not None:  # a template in a variable
-            several = isinstance(expr.args[1], ir.Coll) and expr.args[1].keys is None
+            several = isinstance(expr.args[1], ir.CollectionExpr) and expr.args[1].keys is None
             return formatted(args[0], [value for _, value in args[1].items or ()] if several else [args[1]])
         if op == "+" and not all(arg.numeric for arg in args):
             if any(arg.memory is not None for arg in args):
@@ -297,7 +297,7 @@ class Expressions(Calls):
             return PLAIN
         return arg
 
-    def logical(self, expr: ir.Op) -> Value:
+    def logical(self, expr: ir.OpExpr) -> Value:
         left = self.eval(expr.args[0])
         both = expr.op in ("and", "&&")
         if left.known and left.level == CONSTANT and expr.op != "??":
@@ -315,7 +315,7 @@ class Expressions(Calls):
 
     # Assignment
 
-    def bind(self, expr: ir.Bind) -> Value:
+    def bind(self, expr: ir.AssignExpr) -> Value:
         value = self.eval(expr.value)
         if expr.op and expr.op != ":":
             old = self.eval(expr.target)
@@ -336,29 +336,29 @@ class Expressions(Calls):
             else:
                 folded = fold(expr.op, old.const, value.const, self.family)
                 value = constant(folded) if folded is not UNKNOWN else self.ranged(expr.op, [old, value])
-        elif self.family == "java" and isinstance(expr.target, ir.Name) and expr.target.id in self.kinds:
+        elif self.family == "java" and isinstance(expr.target, ir.NameExpr) and expr.target.id in self.kinds:
             value = self.declared(self.kinds[expr.target.id], value)
         self.assign(expr.target, value, expr.node)
         return value
 
     def assign(self, target: ir.Expr, value: Value, node: ir.Syntax) -> None:
-        if isinstance(target, ir.Coll):
+        if isinstance(target, ir.CollectionExpr):
             for at, item in enumerate(target.items):
                 part = value.item(at) if target.keys is None else None
                 if part is None and target.keys is not None:
                     label = target.keys[at]
-                    name = label.value if isinstance(label, ir.Const) else "*"
+                    name = label.value if isinstance(label, ir.ConstExpr) else "*"
                     part = self.member(value, str(name)) if name != "..." else value
                 elif part is None:
                     part = value if at == 0 else replace(value, memory=None)
                 self.assign(item, part, node)
             return
-        if isinstance(target, ir.Bind):  # a default: {a = 1}
+        if isinstance(target, ir.AssignExpr):  # a default: {a = 1}
             self.assign(target.target, value, node)
             return
         key = key_of(target)
         path = key or ""
-        if isinstance(target, ir.Attr):
+        if isinstance(target, ir.AttrExpr):
             base = self.eval(target.base)
             path = f"{base.path}.{target.name}" if base.path else key or f"?.{target.name}"
             owner = key_of(target.base)
@@ -366,7 +366,7 @@ class Expressions(Calls):
                 self.put(owner, target.name, value)
             if self.family == "javascript" and owner is not None and target.name in _TEXTS:
                 self.store(f"{owner}.innerHTML", value.cleaned(frozenset({"html"})))
-        elif isinstance(target, ir.Index):
+        elif isinstance(target, ir.IndexExpr):
             base = self.eval(target.base)
             index = self.eval(target.key)
             if not self.quiet:
@@ -375,7 +375,7 @@ class Expressions(Calls):
             holder = key_of(target.base)
             if holder is not None and self.held(holder) is not None:
                 self.put(holder, index.const if index.known else UNKNOWN, value)
-        if key is not None and not isinstance(target, ir.Index):
+        if key is not None and not isinstance(target, ir.IndexExpr):
             self.store(key, value)
         if not self.quiet:
             self.hear.bind(path, key or path, value, node, target)

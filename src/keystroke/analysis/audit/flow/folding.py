@@ -89,14 +89,14 @@ def maps(path: str) -> bool:
 
 def key_of(expr: ir.Expr) -> str | None:
     """The environment's name for a place: `x`, `self.x`, `x.y[0]`; None for anything computed."""
-    if isinstance(expr, ir.Name):
+    if isinstance(expr, ir.NameExpr):
         return expr.id
-    if isinstance(expr, ir.Attr):
+    if isinstance(expr, ir.AttrExpr):
         base = key_of(expr.base)
         return f"{base}.{expr.name}" if base is not None else None
-    if isinstance(expr, ir.Op) and expr.op == "&" and len(expr.args) == 1:
+    if isinstance(expr, ir.OpExpr) and expr.op == "&" and len(expr.args) == 1:
         return key_of(expr.args[0])
-    if isinstance(expr, ir.Cast):
+    if isinstance(expr, ir.CastExpr):
         return key_of(expr.value)
     return None
 
@@ -192,13 +192,13 @@ def assigned(stmts: list[ir.Stmt], known: dict[str, frozenset[str]] | None = Non
 def _assigned(node: Any, out: set[str], depth: int, known: dict[str, frozenset[str]] | None) -> None:
     if depth > 60:
         return
-    if isinstance(node, ir.Bind):
+    if isinstance(node, ir.AssignExpr):
         key = key_of(node.target)
         if key is not None:
             out.add(key)
-    elif isinstance(node, ir.Let):
+    elif isinstance(node, ir.DeclareStmt):
         out.add(node.name)
-    elif isinstance(node, ir.Pending):
+    elif isinstance(node, ir.LazyStmt):
         text = node.node.text() if known is not None else ""
         found = known.get(text) if known is not None else None
         if found is None:
@@ -207,7 +207,7 @@ def _assigned(node: Any, out: set[str], depth: int, known: dict[str, frozenset[s
                 known[text] = found
         out |= found
         return
-    elif isinstance(node, ir.Function | ir.Const | ir.Name):
+    elif isinstance(node, ir.Function | ir.ConstExpr | ir.NameExpr):
         return
     for name in node.__slots__ if hasattr(node, "__slots__") else ():
         if name == "node":
@@ -229,12 +229,12 @@ def names(expr: ir.Expr) -> frozenset[str]:
     stack: list[ir.Expr] = [expr]
     while stack:
         item = stack.pop()
-        if isinstance(item, ir.Name):
+        if isinstance(item, ir.NameExpr):
             out.add(item.id)
-        elif isinstance(item, ir.Op):
+        elif isinstance(item, ir.OpExpr):
             stack.extend(item.args)
-        elif isinstance(item, ir.Attr):
+        elif isinstance(item, ir.AttrExpr):
             stack.append(item.base)
-        elif isinstance(item, ir.Call):
+        elif isinstance(item, ir.CallExpr):
             stack.extend(item.args)
     return frozenset(out)

@@ -26,7 +26,7 @@ _ALWAYS = frozenset(
 class Narrowing(Walk):
     def narrow(self, test: ir.Expr, truth: bool) -> None:
         """What the environment knows more once `test` turned out `truth`."""
-        if isinstance(test, ir.Op):
+        if isinstance(test, ir.OpExpr):
             if test.op in ("!", "not"):
                 self.narrow(test.args[0], not truth)
             elif test.op in ("and", "&&"):
@@ -44,14 +44,14 @@ class Narrowing(Walk):
             else:
                 self.compared(test, truth)
             return
-        if isinstance(test, ir.Bind):
+        if isinstance(test, ir.AssignExpr):
             self.narrow(test.target, truth)
             return
-        if isinstance(test, ir.Call):
+        if isinstance(test, ir.CallExpr):
             self.validated(test, truth)
-        if isinstance(test, ir.Name | ir.Attr):
-            self.hear.narrowed(self, ir.Op(test.node, "!=", [test, ir.Const(test.node, None)]), truth)
-            if truth and isinstance(test, ir.Name):
+        if isinstance(test, ir.NameExpr | ir.AttrExpr):
+            self.hear.narrowed(self, ir.OpExpr(test.node, "!=", [test, ir.ConstExpr(test.node, None)]), truth)
+            if truth and isinstance(test, ir.NameExpr):
                 known = self.held(test.id)
                 if (
                     known is not None
@@ -72,13 +72,13 @@ class Narrowing(Walk):
             ends.append(self.env)
         self.env = self.joined(ends)
 
-    def compared(self, test: ir.Op, truth: bool) -> None:
+    def compared(self, test: ir.OpExpr, truth: bool) -> None:
         if len(test.args) != 2:
             return
         left, right = test.args
         op = test.op
         self.hear.narrowed(self, test, truth)
-        if isinstance(left, ir.Op) and left.op == "typeof" and isinstance(right, ir.Const):
+        if isinstance(left, ir.OpExpr) and left.op == "typeof" and isinstance(right, ir.ConstExpr):
             if truth == (op in ("==", "===")) and right.value in _SCALARS:
                 self.clean(
                     left.args[0], frozenset({"nosql", "proto"} if right.value != "string" else {"nosql"})
@@ -86,7 +86,7 @@ class Narrowing(Walk):
             return
         if op in ("in", "not in"):
             held = truth == (op == "in")
-            if isinstance(left, ir.Const) and isinstance(left.value, str):
+            if isinstance(left, ir.ConstExpr) and isinstance(left.value, str):
                 if not held:  # `".." in path` was false
                     self.clean(right, frozenset({"path", "header", "log"}) | refused(left.value))
             elif held:
@@ -103,16 +103,16 @@ class Narrowing(Walk):
                         and value.const != ""
                         and not isinstance(value.const, bool)
                     ):
-                        whole = isinstance(side, ir.Name | ir.Attr)
+                        whole = isinstance(side, ir.NameExpr | ir.AttrExpr)
                         self.clean(
                             side,
                             ALL if whole and not value.numeric else frozenset({"path", "url", "redirect"}),
                         )
-                    elif value.level <= LOCAL and isinstance(side, ir.Call | ir.Attr):
+                    elif value.level <= LOCAL and isinstance(side, ir.CallExpr | ir.AttrExpr):
                         self.clean(side, frozenset({"path", "url", "redirect"}))
-            elif isinstance(right, ir.Const) and right.value in ("__proto__", "constructor", "prototype"):
+            elif isinstance(right, ir.ConstExpr) and right.value in ("__proto__", "constructor", "prototype"):
                 self.clean(left, frozenset({"proto"}))
-            elif isinstance(left, ir.Call) and self.eval_quiet(right).const == -1:
+            elif isinstance(left, ir.CallExpr) and self.eval_quiet(right).const == -1:
                 self.clean(left, frozenset({"path"}))  # indexOf("..") != -1 was false
 
         elif op in ("<", "<=", ">", ">=") and self.family in ("python", "javascript"):
@@ -122,16 +122,16 @@ class Narrowing(Walk):
             if key is not None and known is not None and self.eval_quiet(limit).level <= LOCAL:
                 self.env[key] = replace(known, bounded=True)
 
-    def validated(self, test: ir.Call, truth: bool) -> None:
+    def validated(self, test: ir.CallExpr, truth: bool) -> None:
         func = test.func
-        path = self.eval_quiet(func).path if isinstance(func, ir.Name) else ""
-        if isinstance(func, ir.Attr):
+        path = self.eval_quiet(func).path if isinstance(func, ir.NameExpr) else ""
+        if isinstance(func, ir.AttrExpr):
             base = self.eval_quiet(func.base)
             path = f"{base.path or ('str' if isinstance(base.const, str) else '?')}.{func.name}"
         uses = self.know.validates(path)
         if path.endswith(_OWN):
             uses = _ALWAYS
-        if path.endswith((".includes", ".has", ".contains", ".indexOf")) and isinstance(func, ir.Attr):
+        if path.endswith((".includes", ".has", ".contains", ".indexOf")) and isinstance(func, ir.AttrExpr):
             group = self.eval_quiet(func.base)
             if not truth and any(item.const == "__proto__" for _, item in group.items or ()):
                 for arg in test.args:
@@ -143,19 +143,19 @@ class Narrowing(Walk):
             return
         negative = path.endswith(
             (".contains", ".Contains", ".includes", ".indexOf", ".isAbs", ".find", ".some")
-        ) and any(isinstance(arg, ir.Const) for arg in test.args)
+        ) and any(isinstance(arg, ir.ConstExpr) for arg in test.args)
         if truth == negative:
             return
         if negative:  # `x.contains("..")` was false: only what such a check is for
             uses = frozenset({"path", "header", "log"})
         for arg in test.args:
             self.clean(arg, uses)
-        if isinstance(func, ir.Attr):
+        if isinstance(func, ir.AttrExpr):
             self.clean(func.base, uses)
 
     def clean(self, expr: ir.Expr, uses: frozenset[str]) -> None:
         """Everything that flowed into `expr` is safe for `uses` from here on."""
-        if isinstance(expr, ir.Bind):
+        if isinstance(expr, ir.AssignExpr):
             expr = expr.target
         keys: set[str] = set()
         key = key_of(expr)
@@ -165,7 +165,7 @@ class Narrowing(Walk):
         keys |= value.roots
         for name in keys:
             known = self.held(name)
-            if known is None and isinstance(expr, ir.Attr | ir.Index) and name == key:
+            if known is None and isinstance(expr, ir.AttrExpr | ir.IndexExpr) and name == key:
                 known = value
             if known is not None and known.level:
                 self.env[name] = known.cleaned(uses)

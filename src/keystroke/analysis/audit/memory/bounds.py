@@ -29,12 +29,12 @@ class Bounds(Matcher):
     def remark(self, detector: str, node: ir.Syntax) -> None:
         self.detected(detector, node)
 
-    def reached(self, base: Value, expr: ir.Attr) -> None:
+    def reached(self, base: Value, expr: ir.AttrExpr) -> None:
         self.dereferenced(base, expr.node, expr.base)
 
     def dereferenced(self, value: Value, node: ir.Syntax, expr: ir.Expr) -> None:
         memory = value.memory
-        if value.known and value.const is None and memory is None and isinstance(expr, ir.Name):
+        if value.known and value.const is None and memory is None and isinstance(expr, ir.NameExpr):
             if self.flow is None or expr.id not in self.flow.env:
                 return  # a global is not null for ever
             if self.elsewhere is None:
@@ -50,7 +50,7 @@ class Bounds(Matcher):
 
     # Tests
 
-    def narrowed(self, flow: Walk, test: ir.Op, truth: bool) -> None:
+    def narrowed(self, flow: Walk, test: ir.OpExpr, truth: bool) -> None:
         left, right = test.args
         op = test.op
         for side, other, turned in ((left, right, op), (right, left, _FLIP.get(op, op))):
@@ -58,13 +58,13 @@ class Bounds(Matcher):
             if effective is None:
                 continue
             bound = flow.eval_quiet(other)
-            if isinstance(side, ir.Call) and isinstance(side.func, ir.Name | ir.Attr):
-                name = side.func.id if isinstance(side.func, ir.Name) else side.func.name
+            if isinstance(side, ir.CallExpr) and isinstance(side.func, ir.NameExpr | ir.AttrExpr):
+                name = side.func.id if isinstance(side.func, ir.NameExpr) else side.func.name
                 if name in _LENGTHS and effective in ("<", "<=", "=="):
                     inner = (
                         side.args[0]
                         if side.args
-                        else (side.func.base if isinstance(side.func, ir.Attr) else None)
+                        else (side.func.base if isinstance(side.func, ir.AttrExpr) else None)
                     )
                     if inner is not None:
                         self.length_known(flow, inner, bound.const, effective)
@@ -73,17 +73,17 @@ class Bounds(Matcher):
                     for arg in side.args:
                         self.bound(flow, arg, effective, bound)
                 continue
-            if isinstance(side, ir.Op) and effective in ("<", "<=") and side.op in ("+", "-"):
+            if isinstance(side, ir.OpExpr) and effective in ("<", "<=") and side.op in ("+", "-"):
                 step = flow.eval_quiet(side.args[-1]).const
                 if isinstance(step, int) and isinstance(bound.const, int) and len(side.args) == 2:
                     limit = bound.const - step if side.op == "+" else bound.const + step
                     self.bound(flow, side.args[0], effective, Value(limit, numeric=True))
                     continue
-            if isinstance(side, ir.Op) and effective in ("<", "<=", ">", ">="):
+            if isinstance(side, ir.OpExpr) and effective in ("<", "<=", ">", ">="):
                 for arg in side.args:
                     self.bound(flow, arg, "<", Value(numeric=True))
                 continue
-            if isinstance(side, ir.Bind):
+            if isinstance(side, ir.AssignExpr):
                 side = side.target
             key = key_of(side)
             if key is None:

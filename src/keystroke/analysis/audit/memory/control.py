@@ -200,7 +200,7 @@ class Control(Matcher):
 
     def asserted(self, event: CallEvent) -> None:
         expr, value = event.call.args[0], event.args[0]
-        if value.known and not value.const and not isinstance(expr, ir.Const):
+        if value.known and not value.const and not isinstance(expr, ir.ConstExpr):
             self.detected(
                 "reachable-assertion", event.call.node, "this assertion fails whenever it is reached"
             )

@@ -103,10 +103,10 @@ class Copies(Bounds):
         if self.misplaced(event, to, source):
             return
         if (
-            isinstance(whole, ir.Call)
+            isinstance(whole, ir.CallExpr)
             and named(whole, "sizeof")
             and whole.args
-            and isinstance(exprs[to], ir.Attr)
+            and isinstance(exprs[to], ir.AttrExpr)
         ):
             owner = key_of(exprs[to].base)  # type: ignore[attr-defined]
             if owner is not None and key_of(whole.args[0]) == owner:
@@ -159,7 +159,7 @@ class Copies(Bounds):
                 and count.level >= PARAMETER
                 and not self.limited(whole, memory)
             ):
-                own = isinstance(whole, ir.Call) and named(whole, "sizeof")
+                own = isinstance(whole, ir.CallExpr) and named(whole, "sizeof")
                 if not own and (count.level >= REMOTE or "strlen" in whole.node.text() or memory.array):
                     self.detected(
                         "unchecked-length",
@@ -368,7 +368,7 @@ class Copies(Bounds):
 
     def directed(self, event: CallEvent, at: int) -> None:
         """A format that asks for more arguments than there are."""
-        if at >= len(event.call.args) or not isinstance(event.call.args[at], ir.Const):
+        if at >= len(event.call.args) or not isinstance(event.call.args[at], ir.ConstExpr):
             return
         template = event.call.args[at].node
         if template.kind() != "string_literal" or any("..." in arg.node.text() for arg in event.call.args):
@@ -412,5 +412,5 @@ class Copies(Bounds):
                 return
 
 
-def named(call: ir.Call, *names: str) -> bool:
-    return isinstance(call.func, ir.Name) and call.func.id in names
+def named(call: ir.CallExpr, *names: str) -> bool:
+    return isinstance(call.func, ir.NameExpr) and call.func.id in names

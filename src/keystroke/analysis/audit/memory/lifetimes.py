@@ -150,9 +150,9 @@ class Lifetimes(Copies):
             return
         target = (node.field("left") or node.field("declarator")).text().lstrip("* ")
         for arg in event.call.args:
-            for part in arg.args if isinstance(arg, ir.Op) else [arg]:
+            for part in arg.args if isinstance(arg, ir.OpExpr) else [arg]:
                 if (
-                    isinstance(part, ir.Call)
+                    isinstance(part, ir.CallExpr)
                     and named(part, "sizeof")
                     and "type" not in part.kwargs
                     and part.args
@@ -195,26 +195,28 @@ class Lifetimes(Copies):
         """Checks the size asked for; answers the variable whose string it was made for."""
         bare = expr
         if (
-            isinstance(bare, ir.Op)
+            isinstance(bare, ir.OpExpr)
             and bare.op == "*"
-            and any(isinstance(arg, ir.Call) and named(arg, "sizeof") for arg in bare.args)
+            and any(isinstance(arg, ir.CallExpr) and named(arg, "sizeof") for arg in bare.args)
         ):
-            bare = next(arg for arg in bare.args if not (isinstance(arg, ir.Call) and named(arg, "sizeof")))
-        if isinstance(bare, ir.Call) and named(bare, "strlen", "wcslen"):
+            bare = next(
+                arg for arg in bare.args if not (isinstance(arg, ir.CallExpr) and named(arg, "sizeof"))
+            )
+        if isinstance(bare, ir.CallExpr) and named(bare, "strlen", "wcslen"):
             self.detected("strlen-allocation", event.call.node, subject=event.call, args=event.args)
         limited = size.bounded or size.high is not None
-        if (isinstance(expr, ir.Op) and expr.op in ("*", "+", "<<")) or name == "new[]":
+        if (isinstance(expr, ir.OpExpr) and expr.op in ("*", "+", "<<")) or name == "new[]":
             foreign = size.level >= REMOTE or (
-                size.level >= PARAMETER and isinstance(expr, ir.Op) and expr.op in ("*", "<<")
+                size.level >= PARAMETER and isinstance(expr, ir.OpExpr) and expr.op in ("*", "<<")
             )
             lengths = "strlen" in str(event.call.node.text())
             if foreign and size.numeric and not limited and not lengths:
                 self.detected("allocation-overflow", event.call.node, origin=size.origin, subject=event.call)
         elif size.level >= REMOTE and size.numeric and not limited and name != "realloc":
             self.detected("allocation-size", event.call.node, origin=size.origin, subject=event.call)
-        if isinstance(expr, ir.Op) and expr.op == "+":
+        if isinstance(expr, ir.OpExpr) and expr.op == "+":
             for arg in expr.args:
-                if isinstance(arg, ir.Call) and named(arg, "strlen", "wcslen") and arg.args:
+                if isinstance(arg, ir.CallExpr) and named(arg, "strlen", "wcslen") and arg.args:
                     return str(arg.args[0].node.text())
         return ""
 
@@ -230,7 +232,7 @@ class Lifetimes(Copies):
             self.detected("moved-free", event.call.node, subject=event.call)
             return
         key = key_of(expr)
-        if key is None or (isinstance(expr, ir.Op) and not value.target):
+        if key is None or (isinstance(expr, ir.OpExpr) and not value.target):
             return
         start = expr.node.range().start.index
         uaf = self.rules.detectors.get("use-after-free")
@@ -304,10 +306,10 @@ class Lifetimes(Copies):
 
     def bind(self, path: str, key: str, value: Value, node: ir.Syntax, target: ir.Expr) -> None:
         super().bind(path, key, value, node, target)
-        if value.memory is not None and (not isinstance(target, ir.Name) or key not in self.declared):
+        if value.memory is not None and (not isinstance(target, ir.NameExpr) or key not in self.declared):
             self.escape(value)  # into a structure, a parameter, a member or a global
 
-    def literal(self, value: Value, node: ir.Syntax, coll: ir.Coll) -> None:
+    def literal(self, value: Value, node: ir.Syntax, coll: ir.CollectionExpr) -> None:
         super().literal(value, node, coll)
         for _, item in value.items or ():
             self.escape(item)
@@ -398,7 +400,7 @@ class Lifetimes(Copies):
         if known is not None:
             self.flow.env[name] = replace(known, memory=None)
 
-    def unwritten(self, stmt: ir.Let) -> bool:
+    def unwritten(self, stmt: ir.DeclareStmt) -> bool:
         """Whether a declaration leaves a plain variable without a value."""
         return (
             stmt.value is None

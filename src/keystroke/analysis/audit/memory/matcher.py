@@ -38,7 +38,7 @@ _LENGTH = "the length of "  # no text in memory is so long that sums with its le
 class MemoryMatcher(Lifetimes):
     # Declarations
 
-    def let(self, stmt: ir.Let, value: Value) -> Value:
+    def let(self, stmt: ir.DeclareStmt, value: Value) -> Value:
         self.declared.add(stmt.name)
         unit = size_of(stmt.type) or 1
         if stmt.size is not None and self.flow is not None:
@@ -53,7 +53,7 @@ class MemoryMatcher(Lifetimes):
             if isinstance(value.const, str):
                 length = len(value.const) * unit
                 capacity = capacity if capacity is not None else length + unit
-            elif value.items is not None and capacity is None and not isinstance(stmt.size, ir.Const):
+            elif value.items is not None and capacity is None and not isinstance(stmt.size, ir.ConstExpr):
                 capacity = len(value.items) * unit or None
             if size_of(stmt.type) is None and not stmt.pointer:
                 capacity = None
@@ -82,12 +82,16 @@ class MemoryMatcher(Lifetimes):
             return replace(value, low=max(value.low or 0, 0))
         return value
 
-    def fitted(self, stmt: ir.Let, value: Value) -> None:
+    def fitted(self, stmt: ir.DeclareStmt, value: Value) -> None:
         """Arithmetic on constants whose result the type cannot hold."""
         size = size_of(stmt.type)
         if size is None or stmt.pointer or not isinstance(value.const, int) or isinstance(value.const, bool):
             return
-        if not isinstance(stmt.value, ir.Op) or stmt.value.op not in ("+", "-", "*") or "double" in stmt.type:
+        if (
+            not isinstance(stmt.value, ir.OpExpr)
+            or stmt.value.op not in ("+", "-", "*")
+            or "double" in stmt.type
+        ):
             return
         free = "unsigned" in stmt.type or stmt.type.startswith(("uint", "size_t"))
         top = 1 << (8 * size - (not free))
@@ -98,7 +102,7 @@ class MemoryMatcher(Lifetimes):
 
     def call(self, event: CallEvent) -> Value | None:
         super().call(event)
-        if isinstance(event.call.func, ir.Attr):  # a method or a function pointer, whatever its name
+        if isinstance(event.call.func, ir.AttrExpr):  # a method or a function pointer, whatever its name
             self.lent(event, "")
             return None
         name = event.path.rsplit(".", 1)[-1]
@@ -185,7 +189,7 @@ class MemoryMatcher(Lifetimes):
 
     # Places
 
-    def index(self, base: Value, key: Value, node: ir.Syntax, expr: ir.Index) -> None:
+    def index(self, base: Value, key: Value, node: ir.Syntax, expr: ir.IndexExpr) -> None:
         if base.path == FORGED:
             self.detected("foreign-pointer", node, origin=base.origin)
             return

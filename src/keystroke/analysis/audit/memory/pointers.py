@@ -48,22 +48,22 @@ _READERS = frozenset({"free", "memcmp", "strcmp", "sizeof", "printf", "fprintf",
 class Pointers(Flow):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.calling: list[ir.Call] = []
+        self.calling: list[ir.CallExpr] = []
         self.visits = 0  # functions of the file walked at calls
         self.alone: Callable[[str], frozenset[str]] | None = None  # rules a function breaks by itself
 
     def place(self, expr: ir.Expr) -> str | None:
         """The variable whose memory an expression points into."""
         while True:
-            if isinstance(expr, ir.Cast):
+            if isinstance(expr, ir.CastExpr):
                 expr = expr.value
-            elif isinstance(expr, ir.Op) and expr.op == "&" and len(expr.args) == 1:
+            elif isinstance(expr, ir.OpExpr) and expr.op == "&" and len(expr.args) == 1:
                 inner = expr.args[0]
-                expr = inner.base if isinstance(inner, ir.Index) else inner
-            elif isinstance(expr, ir.Op) and expr.op in ("+", "-") and len(expr.args) == 2:
+                expr = inner.base if isinstance(inner, ir.IndexExpr) else inner
+            elif isinstance(expr, ir.OpExpr) and expr.op in ("+", "-") and len(expr.args) == 2:
                 left, right = expr.args
                 held = self.eval_quiet(left)
-                expr = left if held.memory is not None or not isinstance(right, ir.Name) else right
+                expr = left if held.memory is not None or not isinstance(right, ir.NameExpr) else right
             else:
                 return key_of(expr)
 
@@ -76,14 +76,14 @@ class Pointers(Flow):
 
     # Expressions
 
-    def name(self, expr: ir.Name) -> Value:
+    def name(self, expr: ir.NameExpr) -> Value:
         if expr.id not in self.env and expr.id.isupper():  # a macro may be another name for a variable
             known = self.outside.get(expr.id)
             if known is not None and known.path in self.env:
-                return super().name(ir.Name(expr.node, known.path))
+                return super().name(ir.NameExpr(expr.node, known.path))
         return super().name(expr)
 
-    def op(self, expr: ir.Op) -> Value:
+    def op(self, expr: ir.OpExpr) -> Value:
         if expr.op == "&" and len(expr.args) == 1:
             return self.address(expr.args[0])
         return super().op(expr)
@@ -93,7 +93,7 @@ class Pointers(Flow):
         return constant(limit) if limit is not None else super().unknown(path)
 
     def address(self, inner: ir.Expr) -> Value:
-        if isinstance(inner, ir.Index):
+        if isinstance(inner, ir.IndexExpr):
             base, at = self.eval(inner.base), self.eval(inner.key)
             if base.memory is not None:
                 return self.offset([base, at])
@@ -135,11 +135,11 @@ class Pointers(Flow):
             ),
         )
 
-    def index(self, expr: ir.Index) -> Value:
+    def index(self, expr: ir.IndexExpr) -> Value:
         if (
-            isinstance(expr.key, ir.Const)
+            isinstance(expr.key, ir.ConstExpr)
             and expr.key.value == 0
-            and isinstance(expr.base, ir.Name | ir.Attr)
+            and isinstance(expr.base, ir.NameExpr | ir.AttrExpr)
         ):
             base = self.eval_quiet(expr.base)
             held = self.held(base.target) if base.target else None
@@ -148,8 +148,8 @@ class Pointers(Flow):
                 return held
         return super().index(expr)
 
-    def call(self, expr: ir.Call) -> Value:
-        if isinstance(expr.func, ir.Name) and expr.func.id == "sizeof":  # its operand is never evaluated
+    def call(self, expr: ir.CallExpr) -> Value:
+        if isinstance(expr.func, ir.NameExpr) and expr.func.id == "sizeof":  # its operand is never evaluated
             args = [self.eval_quiet(arg) for arg in expr.args]
             kwargs = {name: self.eval_quiet(arg) for name, arg in expr.kwargs.items()}
             event = CallEvent(expr, "sizeof", None, args, kwargs, None)
@@ -187,7 +187,7 @@ class Pointers(Flow):
         self.adopt(after, call, function)
         return reduce(join, results) if results else None
 
-    def adopt(self, after: Env, call: ir.Call, function: ir.Function) -> None:
+    def adopt(self, after: Env, call: ir.CallExpr, function: ir.Function) -> None:
         """What a called function did to blocks, globals and its references."""
         for key, value in after.items():
             if (key.startswith("#") and not key.startswith("#l")) or key in self.outside:
@@ -199,7 +199,7 @@ class Pointers(Flow):
             if inner.memory.block == known.memory.block:
                 self.env[key] = inner
         for arg in call.args:  # what was written to a variable whose address was given
-            place = key_of(arg) if isinstance(arg, ir.Op) and arg.op == "&" else None
+            place = key_of(arg) if isinstance(arg, ir.OpExpr) and arg.op == "&" else None
             if place is not None and place in after and place in self.env:
                 self.env[place] = after[place]
         for param, arg in zip(function.params, call.args, strict=False):
@@ -207,7 +207,7 @@ class Pointers(Flow):
             if name is not None and param.name in after:
                 self.store(name, after[param.name])
 
-    def cast(self, expr: ir.Cast) -> Value:
+    def cast(self, expr: ir.CastExpr) -> Value:
         value = super().cast(expr)
         if expr.type in ("float", "double") and value.level >= REMOTE:
             return replace(value, bounded=True)  # it does not wrap around
@@ -225,8 +225,8 @@ class Pointers(Flow):
                 return replace(value, memory=replace(value.memory, unit=unit))
         return value
 
-    def attr(self, expr: ir.Attr) -> Value:
-        if not self.quiet and isinstance(expr.base, ir.Name | ir.Attr) and "->" in expr.node.text():
+    def attr(self, expr: ir.AttrExpr) -> Value:
+        if not self.quiet and isinstance(expr.base, ir.NameExpr | ir.AttrExpr) and "->" in expr.node.text():
             self.hear.reached(self.eval_quiet(expr.base), expr)
         return super().attr(expr)
 
@@ -238,33 +238,40 @@ class Pointers(Flow):
                 continue
             self.env[key] = replace(value, memory=replace(value.memory, capacity=None, length=None))
 
-    def branch(self, stmt: ir.If) -> bool:
+    def branch(self, stmt: ir.IfStmt) -> bool:
         test = stmt.test
-        if isinstance(test, ir.Bind) and not test.op and isinstance(test.value, ir.Const) and not self.quiet:
+        if (
+            isinstance(test, ir.AssignExpr)
+            and not test.op
+            and isinstance(test.value, ir.ConstExpr)
+            and not self.quiet
+        ):
             self.hear.remark("assigned-test", test.node)
         return super().branch(stmt)
 
-    def do(self, stmt: ir.Do) -> bool:
-        if isinstance(stmt.expr, ir.Op) and stmt.expr.op == "==" and not self.quiet:
+    def do(self, stmt: ir.ExprStmt) -> bool:
+        if isinstance(stmt.expr, ir.OpExpr) and stmt.expr.op == "==" and not self.quiet:
             parent = stmt.expr.node.parent()
             if parent is not None and parent.kind() == "expression_statement":
                 self.hear.remark("lost-comparison", stmt.expr.node)
         return super().do(stmt)
 
-    def loop(self, stmt: ir.Loop) -> bool:
+    def loop(self, stmt: ir.LoopStmt) -> bool:
         """A loop that counts to one is no loop."""
         test = stmt.test
-        if not isinstance(test, ir.Op) or test.op != "<" or not stmt.init:
+        if not isinstance(test, ir.OpExpr) or test.op != "<" or not stmt.init:
             return super().loop(stmt)
         self.run(stmt.init)
         first, last = (self.eval_quiet(arg).const for arg in test.args)
         if isinstance(first, int) and isinstance(last, int) and last - first == 1:
-            return self.run([ir.Switch(stmt.node, ir.Const(stmt.node, True), [([], stmt.body)]), *stmt.step])
+            return self.run(
+                [ir.SwitchStmt(stmt.node, ir.ConstExpr(stmt.node, True), [([], stmt.body)]), *stmt.step]
+            )
         return super().loop(replace(stmt, init=[]))
 
-    def validated(self, test: ir.Call, truth: bool) -> None:
+    def validated(self, test: ir.CallExpr, truth: bool) -> None:
         """The compiler's own check of a sum or product: where it says no, the numbers fit."""
-        if isinstance(test.func, ir.Name) and _CHECKED.fullmatch(test.func.id):
+        if isinstance(test.func, ir.NameExpr) and _CHECKED.fullmatch(test.func.id):
             for arg in test.args[:2]:
                 key = key_of(arg)
                 known = self.held(key) if key is not None and not truth else None
@@ -275,7 +282,7 @@ class Pointers(Flow):
 
     # Effects
 
-    def bind(self, expr: ir.Bind) -> Value:
+    def bind(self, expr: ir.AssignExpr) -> Value:
         if expr.op in ("+", "-", "*") and not self.quiet:
             parent = expr.node.parent()
             if parent is not None and parent.kind() == "expression_statement":
@@ -290,10 +297,10 @@ class Pointers(Flow):
 
     def assign(self, target: ir.Expr, value: Value, node: ir.Syntax) -> None:
         if (
-            isinstance(target, ir.Index)
-            and isinstance(target.key, ir.Const)
+            isinstance(target, ir.IndexExpr)
+            and isinstance(target.key, ir.ConstExpr)
             and target.key.value == 0
-            and isinstance(target.base, ir.Name | ir.Attr)
+            and isinstance(target.base, ir.NameExpr | ir.AttrExpr)
         ):
             base = self.eval_quiet(target.base)
             if base.target and self.held(base.target) is not None:
@@ -324,10 +331,10 @@ class Pointers(Flow):
             if changed != known.memory or level != known.level:
                 self.env[name] = replace(known, level=level, origin=origin, memory=changed)
 
-    def effects(self, expr: ir.Call, path: str, receiver: Value | None, args: list[Value]) -> None:
+    def effects(self, expr: ir.CallExpr, path: str, receiver: Value | None, args: list[Value]) -> None:
         if path in ("swap", "std.swap", "std::swap") and len(expr.args) == 2:
             keys = [key_of(arg) for arg in expr.args]
-            if all(isinstance(arg, ir.Name) for arg in expr.args) and keys[0] and keys[1]:
+            if all(isinstance(arg, ir.NameExpr) for arg in expr.args) and keys[0] and keys[1]:
                 self.env[keys[0]], self.env[keys[1]] = args[1], args[0]
                 return
         exprs = [self.pointed(arg) for arg in expr.args]
@@ -335,7 +342,7 @@ class Pointers(Flow):
         for place, arg in zip(exprs, args, strict=True):
             if arg.target and path not in _READERS:
                 self.given(arg.target)
-            if arg.memory is None or not arg.memory.block or not isinstance(place, ir.Name):
+            if arg.memory is None or not arg.memory.block or not isinstance(place, ir.NameExpr):
                 continue
             filled = self.held(place.id)
             if filled is None:
@@ -368,10 +375,10 @@ class Pointers(Flow):
         super().store(key, value)
 
     def pointed(self, expr: ir.Expr) -> ir.Expr:
-        if isinstance(expr, ir.Op | ir.Cast):
+        if isinstance(expr, ir.OpExpr | ir.CastExpr):
             key = self.place(expr)
             if key is not None:
-                return ir.Name(expr.node, key)
+                return ir.NameExpr(expr.node, key)
         return expr
 
     def ranged(self, op: str, args: list[Value]) -> Value:

@@ -128,7 +128,7 @@ class Matcher(Listener):
 
     def bind(self, path: str, key: str, value: Value, node: ir.Syntax, target: ir.Expr) -> None:
         pairs = self.rules.binds_for(path)
-        if isinstance(target, ir.Index) and isinstance(target.key, ir.Const) and path.endswith("[]"):
+        if isinstance(target, ir.IndexExpr) and isinstance(target.key, ir.ConstExpr) and path.endswith("[]"):
             pairs = [*pairs, *self.rules.binds_for(f"{path[:-1]}{target.key.value}]")]  # by name too
         for rule, when in pairs:
             if self.holds(rule, when, value, [value], {}, self.function):
@@ -141,7 +141,7 @@ class Matcher(Listener):
             if self.holds(rule, when, value, [value], {}, function):
                 self.add(rule, when, node, value, None, [value])
 
-    def literal(self, value: Value, node: ir.Syntax, coll: ir.Coll) -> None:
+    def literal(self, value: Value, node: ir.Syntax, coll: ir.CollectionExpr) -> None:
         for rule, when in self.rules.literals:
             if (
                 when.literal is not None

@@ -1,7 +1,7 @@
-"""The neutral form every language is lowered to before data flow looks at it.
+"""The intermediate representation (IR) that every language is lowered to before data flow analysis.
 
-An expression or statement here says what is computed, never how a language spells it. Each keeps the
-syntax node it came from, for its place. Nothing here knows a rule or a value.
+An IR node says what is computed, independent of the syntax of a language, and keeps the syntax node it came
+from for its position.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ class Expr:
 
 
 @dataclass(slots=True)
-class Const(Expr):
+class ConstExpr(Expr):
     value: Any
 
 
 @dataclass(slots=True)
-class Name(Expr):
+class NameExpr(Expr):
     id: str
 
 
 @dataclass(slots=True)
-class Attr(Expr):
+class AttrExpr(Expr):
     base: Expr
     name: str
 
 
 @dataclass(slots=True)
-class Index(Expr):
+class IndexExpr(Expr):
     base: Expr
     key: Expr
 
 
 @dataclass(slots=True)
-class Call(Expr):
+class CallExpr(Expr):
     func: Expr
     args: list[Expr]
     kwargs: dict[str, Expr] = field(default_factory=dict)
@@ -49,20 +49,20 @@ class Call(Expr):
 
 
 @dataclass(slots=True)
-class Text(Expr):
-    """A string put together from parts: interpolation or concatenation."""
+class TextExpr(Expr):
+    """A string built from parts by interpolation or concatenation."""
 
     parts: list[Expr]
 
 
 @dataclass(slots=True)
-class Op(Expr):
+class OpExpr(Expr):
     op: str
     args: list[Expr]
 
 
 @dataclass(slots=True)
-class Coll(Expr):
+class CollectionExpr(Expr):
     """A list, tuple, set or (with keys) mapping; `type` names a constructed type (Go composite literals)."""
 
     items: list[Expr]
@@ -71,19 +71,19 @@ class Coll(Expr):
 
 
 @dataclass(slots=True)
-class Cond(Expr):
+class ConditionalExpr(Expr):
     test: Expr
     then: Expr
     other: Expr
 
 
 @dataclass(slots=True)
-class Closure(Expr):
+class ClosureExpr(Expr):
     function: Function
 
 
 @dataclass(slots=True)
-class Bind(Expr):
+class AssignExpr(Expr):
     """Assignment; `op` is "" for a plain one, else the operator of an augmented one."""
 
     target: Expr
@@ -92,13 +92,15 @@ class Bind(Expr):
 
 
 @dataclass(slots=True)
-class Cast(Expr):
+class CastExpr(Expr):
     type: str
     value: Expr
 
 
 @dataclass(slots=True)
-class Other(Expr):
+class UnknownExpr(Expr):
+    """Syntax the lowering does not model; data flows through it from its parts."""
+
     parts: list[Expr]
 
 
@@ -108,13 +110,13 @@ class Stmt:
 
 
 @dataclass(slots=True)
-class Do(Stmt):
+class ExprStmt(Stmt):
     expr: Expr
 
 
 @dataclass(slots=True)
-class Let(Stmt):
-    """A declaration; `size` is the element count of a fixed array."""
+class DeclareStmt(Stmt):
+    """A variable declaration; `size` is the element count of a fixed array."""
 
     name: str
     value: Expr | None
@@ -125,22 +127,22 @@ class Let(Stmt):
 
 
 @dataclass(slots=True)
-class Import(Stmt):
-    """`name` now stands for the dotted `path`."""
+class ImportStmt(Stmt):
+    """Binds `name` to the dotted `path`."""
 
     name: str
     path: str
 
 
 @dataclass(slots=True)
-class If(Stmt):
+class IfStmt(Stmt):
     test: Expr
     then: list[Stmt]
     other: list[Stmt]
 
 
 @dataclass(slots=True)
-class Loop(Stmt):
+class LoopStmt(Stmt):
     init: list[Stmt]
     test: Expr | None
     step: list[Stmt]
@@ -150,37 +152,37 @@ class Loop(Stmt):
 
 
 @dataclass(slots=True)
-class Switch(Stmt):
+class SwitchStmt(Stmt):
     subject: Expr
-    cases: list[tuple[list[Expr], list[Stmt]]]  # no labels: the default
+    cases: list[tuple[list[Expr], list[Stmt]]]  # a case without labels is the default
 
 
 @dataclass(slots=True)
-class Return(Stmt):
+class ReturnStmt(Stmt):
     value: Expr | None
 
 
 @dataclass(slots=True)
-class Jump(Stmt):
+class JumpStmt(Stmt):
     kind: str  # break, continue, raise, goto
     value: Expr | None = None
 
 
 @dataclass(slots=True)
-class Try(Stmt):
+class TryStmt(Stmt):
     body: list[Stmt]
     handlers: list[list[Stmt]]
     final: list[Stmt]
 
 
 @dataclass(slots=True)
-class Block(Stmt):
+class BlockStmt(Stmt):
     body: list[Stmt]
 
 
 @dataclass(slots=True)
-class Pending(Stmt):
-    """A statement lowered when it is asked for: most are not, while a function is typed in."""
+class LazyStmt(Stmt):
+    """A statement lowered on first use; most are never needed while a function is being edited."""
 
     lower: Callable[[Syntax], list[Stmt]]
     lowered: list[Stmt] | None = None
@@ -192,17 +194,17 @@ class Pending(Stmt):
 
 
 @dataclass(slots=True)
-class Label(Stmt):
+class LabelStmt(Stmt):
     name: str
 
 
 @dataclass(slots=True)
-class Def(Stmt):
+class FunctionStmt(Stmt):
     function: Function
 
 
 @dataclass(slots=True)
-class ClassDef(Stmt):
+class ClassStmt(Stmt):
     name: str
     bases: list[str]
     body: list[Stmt]
@@ -213,7 +215,7 @@ class ClassDef(Stmt):
 class Param:
     name: str
     type: str = ""
-    marks: tuple[str, ...] = ()  # annotations on the parameter
+    annotations: tuple[str, ...] = ()
     default: Expr | None = None
 
 

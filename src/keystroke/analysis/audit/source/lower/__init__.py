@@ -1,21 +1,28 @@
-"""Syntax trees to the neutral form, one module per language family.
+"""Lowers syntax trees to the IR; one module per language family.
 
-A lowering knows one grammar and no rule. Whatever it does not know becomes `Other` over the lowered
-children, so that data still flows through it. Depth is bounded: hostile nesting becomes an empty `Other`.
+A syntax kind without a method becomes an `UnknownExpr` over its lowered children, so that data still flows
+through it. Nesting deeper than MAX_DEPTH becomes an empty `UnknownExpr`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from keystroke.analysis.audit.source.ir import Const, Do, Expr, Op, Other, Stmt, Syntax, Text
+from keystroke.analysis.audit.source import ir
+from keystroke.analysis.audit.source.ir import Expr, Stmt, Syntax
 
-ERROR = "@error"  # stands for whatever a handler caught
-MAX_DEPTH = 90  # deeper than any code a person writes; keeps Python's own stack far away
+ERROR = "@error"  # the name of the value that an exception handler catches
+MAX_DEPTH = 90  # keeps well below Python's recursion limit
+SwitchCases = list[tuple[list[Expr], list[Stmt]]]
 
 
 class Lowering:
-    """Dispatch by node kind; subclasses fill the two tables with `x_KIND` and `s_KIND` methods."""
+    """Dispatches on the kind of a syntax node.
+
+    Methods named `x_KIND` lower expressions, `s_KIND` statements. Kinds that several grammars share are here.
+    """
+
+    for_fields = ("initializer", "condition", "update")  # fields of a C-style `for`
 
     def __init__(self) -> None:
         self.depth = 0
@@ -29,16 +36,23 @@ class Lowering:
 
     def expr(self, node: Syntax) -> Expr:
         if self.depth > MAX_DEPTH:
-            return Other(node, [])
+            return ir.UnknownExpr(node, [])
         self.depth += 1
         try:
-            found = self.exprs.get(node.kind())
-            return found(node) if found else self.other(node)
+            lower = self.exprs.get(node.kind())
+            return lower(node) if lower else self.unknown(node)
         finally:
             self.depth -= 1
 
-    def other(self, node: Syntax) -> Expr:
-        return Other(node, [self.expr(child) for child in named(node)])
+    def optional(self, node: Syntax | None) -> Expr | None:
+        return self.expr(node) if node is not None else None
+
+    def children(self, node: Syntax | None) -> list[Expr]:
+        """The lowered named children of a node."""
+        return [self.expr(child) for child in named(node)] if node is not None else []
+
+    def unknown(self, node: Syntax) -> Expr:
+        return ir.UnknownExpr(node, self.children(node))
 
     def stmt(self, node: Syntax) -> list[Stmt]:
         if self.depth > MAX_DEPTH:
@@ -46,27 +60,27 @@ class Lowering:
         self.depth += 1
         try:
             kind = node.kind()
-            found = self.stmts.get(kind)
-            if found:
-                return found(node)
+            lower = self.stmts.get(kind)
+            if lower:
+                return lower(node)
             if kind == "comment":
                 return []
             if kind == "ERROR":
                 return self.body(node)
-            return [Do(node, self.expr(node))]
+            return [ir.ExprStmt(node, self.expr(node))]
         finally:
             self.depth -= 1
 
     def body(self, node: Syntax | None) -> list[Stmt]:
-        if node is None:
-            return []
-        out: list[Stmt] = []
-        for child in named(node):
-            out.extend(self.stmt(child))
-        return out
+        """The statements inside a node."""
+        return [stmt for child in named(node) for stmt in self.stmt(child)] if node is not None else []
+
+    def block(self, node: Syntax | None) -> list[Stmt]:
+        """A body that may be a single statement without braces."""
+        return [] if node is None else self.stmt(node)
 
     def sum(self, node: Syntax) -> Expr:
-        """A chain of `+`, read without recursion: text where one part is text, else nested sums."""
+        """A chain of `+`, lowered without recursion: a TextExpr if a part is text, else nested sums."""
         kind, whole_node = node.kind(), node
         parts: list[Syntax] = []
         while (
@@ -80,21 +94,109 @@ class Lowering:
         parts.reverse()
         exprs = [self.expr(part) for part in parts if part is not None]
         if len(exprs) > 2 and any(
-            isinstance(expr, Text) or (isinstance(expr, Const) and isinstance(expr.value, str))
+            isinstance(expr, ir.TextExpr) or (isinstance(expr, ir.ConstExpr) and isinstance(expr.value, str))
             for expr in exprs
         ):
-            return Text(whole_node, exprs)
+            return ir.TextExpr(whole_node, exprs)
         whole = exprs[0]
         for expr in exprs[1:MAX_DEPTH]:
-            whole = Op(expr.node.parent() or expr.node, "+", [whole, expr])
+            whole = ir.OpExpr(expr.node.parent() or expr.node, "+", [whole, expr])
         return whole
 
-    def block(self, node: Syntax | None) -> list[Stmt]:
-        """A body that may be one bare statement."""
-        return [] if node is None else self.stmt(node)
+    # Expressions
+
+    def x_identifier(self, node: Syntax) -> Expr:
+        return ir.NameExpr(node, node.text())
+
+    def x_true(self, node: Syntax) -> Expr:
+        return ir.ConstExpr(node, True)
+
+    def x_false(self, node: Syntax) -> Expr:
+        return ir.ConstExpr(node, False)
+
+    def lower_none(self, node: Syntax) -> Expr:
+        return ir.ConstExpr(node, None)
+
+    def lower_number(self, node: Syntax) -> Expr:
+        return ir.ConstExpr(node, number(node.text()))
+
+    def lower_list(self, node: Syntax) -> Expr:
+        return ir.CollectionExpr(node, self.children(node))
+
+    def x_binary_expression(self, node: Syntax) -> Expr:
+        op = node.field("operator").text()
+        if op == "+":
+            return self.sum(node)
+        return ir.OpExpr(node, op, [self.expr(node.field("left")), self.expr(node.field("right"))])
+
+    def x_unary_expression(self, node: Syntax) -> Expr:
+        operand = node.field("argument") or node.field("operand")
+        return ir.OpExpr(node, node.field("operator").text(), [self.expr(operand)])
+
+    def x_parenthesized_expression(self, node: Syntax) -> Expr:
+        inner = named(node)
+        return self.expr(inner[0]) if inner else ir.UnknownExpr(node, [])
+
+    def x_ternary_expression(self, node: Syntax) -> Expr:
+        test, then, other = (
+            self.expr(node.field(name)) for name in ("condition", "consequence", "alternative")
+        )
+        return ir.ConditionalExpr(node, test, then, other)
+
+    def x_assignment_expression(self, node: Syntax) -> Expr:
+        op = text(node.field("operator")).rstrip("=")
+        return ir.AssignExpr(node, self.expr(node.field("left")), self.expr(node.field("right")), op)
+
+    # Statements
+
+    def s_expression_statement(self, node: Syntax) -> list[Stmt]:
+        return [ir.ExprStmt(node, expr) for expr in self.children(node)]
+
+    def s_block(self, node: Syntax) -> list[Stmt]:
+        return [ir.BlockStmt(node, self.body(node))]
+
+    def skip(self, node: Syntax) -> list[Stmt]:
+        return []
+
+    def s_if_statement(self, node: Syntax) -> list[Stmt]:
+        other = node.field("alternative")
+        wrapped = other is not None and other.kind() == "else_clause"
+        return [
+            ir.IfStmt(
+                node,
+                self.expr(node.field("condition")),
+                self.block(node.field("consequence")),
+                self.body(other) if wrapped else self.block(other),
+            )
+        ]
+
+    def s_while_statement(self, node: Syntax) -> list[Stmt]:
+        return [ir.LoopStmt(node, [], self.expr(node.field("condition")), [], self.block(node.field("body")))]
+
+    s_do_statement = s_while_statement
+
+    def s_for_statement(self, node: Syntax) -> list[Stmt]:
+        init, test, step = (node.field(name) for name in self.for_fields)
+        steps: list[Stmt] = [ir.ExprStmt(step, self.expr(step))] if step is not None else []
+        first, test_expr = self.block(init), self.optional(test)
+        return [ir.LoopStmt(node, first, test_expr, steps, self.block(node.field("body")))]
+
+    def s_return_statement(self, node: Syntax) -> list[Stmt]:
+        inner = named(node)
+        return [ir.ReturnStmt(node, self.expr(inner[0]) if inner else None)]
+
+    def s_throw_statement(self, node: Syntax) -> list[Stmt]:
+        return [ir.JumpStmt(node, "raise", self.unknown(node))]
+
+    def s_break_statement(self, node: Syntax) -> list[Stmt]:
+        return [ir.JumpStmt(node, "break")]
+
+    def s_continue_statement(self, node: Syntax) -> list[Stmt]:
+        return [ir.JumpStmt(node, "continue")]
 
 
 def named(node: Syntax) -> list[Syntax]:
+    """The named children of a node, without comments."""
     return [
         child
         for child in node.children()
@@ -103,28 +205,22 @@ def named(node: Syntax) -> list[Syntax]:
 
 
 def first(node: Syntax, *kinds: str) -> Syntax | None:
+    """The first child of one of these kinds."""
     for child in node.children():
         if child.kind() in kinds:
             return child
     return None
 
 
-_ESCAPES = {
-    "n": "\n",
-    "t": "\t",
-    "r": "\r",
-    "0": "\0",
-    "\\": "\\",
-    "'": "'",
-    '"': '"',
-    "\n": "",
-    "a": "\a",
-    "b": "\b",
-}
+def text(node: Syntax | None) -> str:
+    return node.text() if node is not None else ""
+
+
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\n": "", "a": "\a", "b": "\b"}
 
 
 def unescape(text: str) -> str:
-    """Simple escapes of C-like literals; numeric ones are left as one placeholder character each."""
+    """Replaces the escapes of a C-like literal; an invalid numeric one becomes one placeholder character."""
     if "\\" not in text:
         return text
     out: list[str] = []
@@ -154,7 +250,7 @@ def unescape(text: str) -> str:
 
 
 def number(text: str) -> int | float | None:
-    """A literal's value whatever suffix or separator its language allows; None when it is not plain."""
+    """The value of a number literal with any suffix or separator; None if it is not a plain number."""
     text = text.replace("_", "").replace("'", "").rstrip("uUlLnN")
     try:
         if len(text) > 1 and text[0] == "0" and text[1].isdigit() and "." not in text:
