@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from keystroke.config import Origin, Settings, Source, load_settings
+from keystroke.config import Origin, Settings, SettingSource, load_settings
 from keystroke.errors import ConfigError
 
 
@@ -55,11 +55,11 @@ def test_later_layers_win_and_each_value_names_its_origin(home: Home) -> None:
     env = {"KEYSTROKE_ENGINE_THREADS": "3", "KEYSTROKE_ENGINE_CONTEXT": "3000"}
     settings = home.load(user, project, env, {"engine.threads": 4, "engine.kind": None})
     seen = {row.key: (row.value, row.origin) for row in settings.describe()}
-    assert seen["engine.threads"] == ("4", Origin(Source.FLAG))
-    assert seen["engine.context"] == ("3000", Origin(Source.ENVIRONMENT, "KEYSTROKE_ENGINE_CONTEXT"))
-    assert seen["engine.kv_budget_mb"] == ("200", Origin(Source.PROJECT, str(home.project), 4))
-    assert seen["generation.top_k"] == ("9", Origin(Source.USER, str(home.user), 7))
-    assert seen["engine.kind"] == ("auto", Origin(Source.DEFAULT))
+    assert seen["engine.threads"] == ("4", Origin(SettingSource.FLAG))
+    assert seen["engine.context"] == ("3000", Origin(SettingSource.ENVIRONMENT, "KEYSTROKE_ENGINE_CONTEXT"))
+    assert seen["engine.kv_budget_mb"] == ("200", Origin(SettingSource.PROJECT, str(home.project), 4))
+    assert seen["generation.top_k"] == ("9", Origin(SettingSource.USER, str(home.user), 7))
+    assert seen["engine.kind"] == ("auto", Origin(SettingSource.DEFAULT))
     assert settings.origin("generation.top_k") == seen["generation.top_k"][1]
     assert settings.get("engine.threads") == settings.engine.threads == 4
 
@@ -189,7 +189,7 @@ def test_paths_in_a_file_start_at_that_file(home: Home) -> None:
 def test_a_model_name_may_hold_dots_and_flags_reach_it(home: Home) -> None:
     settings = home.load("[models.'qwen2.5']\nrole = 'deep'\n", flags={"models.qwen2.5.concurrent": "2"})
     assert settings.models["qwen2.5"].concurrent == 2
-    assert settings.origin("models.qwen2.5.role") == Origin(Source.USER, str(home.user), 2)
+    assert settings.origin("models.qwen2.5.role") == Origin(SettingSource.USER, str(home.user), 2)
     with pytest.raises(ConfigError, match=r"models\.qwen3\.role is not a setting"):
         settings.origin("models.qwen3.role")
 
@@ -246,3 +246,24 @@ def test_a_hostile_project_file_is_refused_in_one_short_sentence(home: Home, tex
 
 def test_an_unknown_flag_is_refused_with_the_nearest_key(home: Home) -> None:
     assert "did you mean server.port?" in home.refusal(flags={"server.prot": 1})
+
+
+@pytest.mark.parametrize("source", ["user", "project", "environment", "flag"])
+def test_a_setting_of_an_earlier_release_is_accepted_with_one_warning(
+    home: Home, source: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = '[speculation]\nmax_draft = 8\ndraft_worker = "ahead"\n'
+    key, variable = "speculation.draft_worker", "KEYSTROKE_SPECULATION_DRAFT_WORKER"
+    given: dict[str, Any] = {
+        "user": {"user": text},
+        "project": {"project": text},
+        "environment": {"env": {variable: "ahead"}},
+        "flag": {"flags": {key: "ahead"}},
+    }[source]
+    settings = home.load(**given)
+    assert settings == home.load(**given)  # read again: no second warning
+    assert settings.speculation.max_draft == (8 if source in ("user", "project") else 16)
+    [said] = [record.getMessage() for record in caplog.records]
+    assert f"{key} has no effect any more; remove it" in said
+    if source in ("user", "project"):
+        assert "keystroke.toml, line 3: " in said

@@ -12,12 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keystroke.engine.base import GREEDY, Sampling
-from keystroke.engine.noise import gumbel
+from keystroke.engine.noise import noise_bits, uniform
 from keystroke.engine.sampler import (
     Logits,
     choose,
     choose_allowed,
-    choose_rows,
     logprob,
     probabilities,
     verify,
@@ -80,9 +79,8 @@ def test_a_choice_is_the_argmax_of_log_p_plus_gumbel_noise(
 ) -> None:
     logits = random_logits(seed)[0]
     with np.errstate(divide="ignore"):
-        scores = np.log(probabilities(logits, sampling)) + gumbel(
-            sampling.seed, position, np.arange(len(logits))
-        )
+        noise = uniform(noise_bits(sampling.seed, position, np.arange(len(logits))))
+        scores = np.log(probabilities(logits, sampling)) - np.log(-np.log1p(-noise))
     assert choose(logits, sampling, position) == int(scores.argmax())
 
 
@@ -181,10 +179,10 @@ def test_verifying_a_draft_gives_the_tokens_that_single_choices_give(
 
 def test_rows_after_those_read_are_never_evaluated() -> None:
     rows = np.stack([random_logits(1)[0], np.full(40, np.nan, dtype=np.float32)])
-    choices = choose_rows(rows, GREEDY, 0)
-    assert choices[0] == int(rows[0].argmax())
+    best = int(rows[0].argmax())
+    assert verify(rows, [best + 1], GREEDY, 0).tokens == (best,)
     with pytest.raises(EngineError, match="not finite"):
-        list(choices)
+        verify(rows, [best], GREEDY, 0)
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])

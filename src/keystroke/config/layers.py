@@ -8,6 +8,8 @@ redirect: guarded options are refused there. Every refusal names the place, the 
 from __future__ import annotations
 
 import difflib
+import functools
+import logging
 import math
 import os
 import re
@@ -21,8 +23,19 @@ from typing import Any
 import platformdirs
 
 from keystroke.config.sections import SECTIONS, NamedModel
-from keystroke.config.settings import FIXED, Known, Origin, Settings, Source, find, keys
+from keystroke.config.settings import (
+    FIXED_SETTINGS,
+    RETIRED,
+    SettingSpec,
+    Origin,
+    Settings,
+    SettingSource,
+    find_setting,
+    all_settings,
+)
 from keystroke.errors import ConfigError
+
+log = logging.getLogger("keystroke.config")
 
 FILE_NAME = "keystroke.toml"
 PREFIX = "KEYSTROKE_"
@@ -38,7 +51,7 @@ _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _KINDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", Path: "a path"}
 
 
-def _value(known: Known, raw: Any, where: str, base: Path, *, parse: bool) -> Any:
+def _value(known: SettingSpec, raw: Any, where: str, base: Path, *, parse: bool) -> Any:
     """`raw` as the option's type, checked. `parse`: a string may stand for a number or a truth value.
     Relative paths start at `base`: the folder of the file that names them."""
 
@@ -128,22 +141,24 @@ def load_settings(
     origins: dict[str, Origin] = {}
 
     own = user_file(environ)
-    for key, value, origin in _from_file(own, Source.USER):
+    for key, value, origin in _from_file(own, SettingSource.USER):
         values[key], origins[key] = value, origin
     project = project_file(cwd)
     if project is not None and not (own.exists() and own.samefile(project)):
-        for key, value, origin in _from_file(project, Source.PROJECT, own):
+        for key, value, origin in _from_file(project, SettingSource.PROJECT, own):
             values[key], origins[key] = value, origin
     unknown: dict[str, str] = {}
     for variable, key, value in _from_environment(environ, cwd, unknown):
-        values[key], origins[key] = value, Origin(Source.ENVIRONMENT, variable)
+        values[key], origins[key] = value, Origin(SettingSource.ENVIRONMENT, variable)
     for key, raw in (flags or {}).items():
-        if raw is not None:
-            values[key] = _value(find(key, where="flag: "), raw, "flag: ", cwd, parse=True)
-            origins[key] = Origin(Source.FLAG)
+        if key in RETIRED:
+            _warn_retired(key, "flag: ")
+        elif raw is not None:
+            values[key] = _value(find_setting(key, where="flag: "), raw, "flag: ", cwd, parse=True)
+            origins[key] = Origin(SettingSource.FLAG)
 
     settings = _build(values, origins)
-    secrets = {settings.get(k.key) for k in keys(settings.models) if k.name == "api_key_env"}
+    secrets = {settings.get(k.key) for k in all_settings(settings.models) if k.name == "api_key_env"}
     for variable, nearest in unknown.items():
         if variable not in secrets:
             raise ConfigError(
@@ -152,7 +167,9 @@ def load_settings(
     return settings
 
 
-def _from_file(path: Path, source: Source, own: Path | None = None) -> Iterator[tuple[str, Any, Origin]]:
+def _from_file(
+    path: Path, source: SettingSource, own: Path | None = None
+) -> Iterator[tuple[str, Any, Origin]]:
     text = _read(path)
     try:
         # The parser's time grows with the square of a key's depth, and a project's file may be hostile.
@@ -169,23 +186,31 @@ def _from_file(path: Path, source: Source, own: Path | None = None) -> Iterator[
     for key, raw in given:
         line_number = lines.get(key)
         where = f"{path}, line {line_number}: " if line_number else f"{path}: "
-        known = find(key, where=where)
+        if key in RETIRED:
+            _warn_retired(key, where)
+            continue
+        known = find_setting(key, where=where)
         if known.model is not None and not MODEL_NAME.fullmatch(known.model):
             raise ConfigError(
                 f"{where}a model's name holds letters, digits and . _ : - only, not {known.model!r}"
             )
-        if source is Source.PROJECT and known.guarded:
+        if source is SettingSource.PROJECT and known.guarded:
             raise ConfigError(
                 f"{where}a project may not set {key}, because it could redirect your code or your keys; "
                 f"put it in {own}",
                 param=key,
             )
-        if source is Source.PROJECT and key in NAMING and not MODEL_NAME.fullmatch(str(raw)):
+        if source is SettingSource.PROJECT and key in NAMING and not MODEL_NAME.fullmatch(str(raw)):
             raise ConfigError(
                 f"{where}a project may name a model, not a path; add the model on this machine first"
             )
         origin = Origin(source, str(path), line_number)
         yield key, _value(known, raw, where, path.parent, parse=False), origin
+
+
+@functools.cache  # once a process, however often the settings are read
+def _warn_retired(key: str, where: str) -> None:
+    log.warning("%s%s has no effect any more; remove it", where, key)
 
 
 def _read(path: Path) -> str:
@@ -208,7 +233,7 @@ def _read(path: Path) -> str:
 def _flattened(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in table.items():
         key = f"{prefix}{name}"
-        if isinstance(value, dict) and key not in FIXED:
+        if isinstance(value, dict) and key not in FIXED_SETTINGS:
             yield from _flattened(value, f"{key}.")
         else:
             yield key, value
@@ -236,13 +261,16 @@ def _from_environment(
 ) -> Iterator[tuple[str, str, Any]]:
     """KEYSTROKE_ENGINE_THREADS is engine.threads. Empty counts as unset. Named models come from files only.
     Unknown names go to `unknown`: one may be the variable that holds a key."""
-    names = {PREFIX + key.upper().replace(".", "_"): key for key in FIXED}
+    names = {PREFIX + key.upper().replace(".", "_"): key for key in (*FIXED_SETTINGS, *RETIRED)}
     for variable, raw in environ.items():
         if not variable.startswith(PREFIX) or variable in OTHER_VARIABLES or not raw.strip():
             continue
         if variable in names:
             key = names[variable]
-            yield variable, key, _value(FIXED[key], raw, f"{variable}: ", cwd, parse=True)
+            if key in RETIRED:
+                _warn_retired(key, f"{variable}: ")
+                continue
+            yield variable, key, _value(FIXED_SETTINGS[key], raw, f"{variable}: ", cwd, parse=True)
         elif not variable.endswith("_KEY"):  # those hold secrets for other programs, such as an editor's
             near = difflib.get_close_matches(variable[:100], names, n=1, cutoff=0.5)
             unknown[variable] = f"did you mean {near[0]}?" if near else "unset it"
@@ -252,7 +280,7 @@ def _build(values: Mapping[str, Any], origins: Mapping[str, Origin]) -> Settings
     sections: dict[str, dict[str, Any]] = {}
     models: dict[str, dict[str, Any]] = {}
     for key, value in values.items():
-        known = find(key)
+        known = find_setting(key)
         target = sections if known.model is None else models
         target.setdefault(known.model or key.partition(".")[0], {})[known.name] = value
     named = {name: NamedModel(**given) for name, given in models.items()}

@@ -21,7 +21,6 @@ KERNELS = ("auto", "portable")
 SPARSE = ("off", "auto", "always")
 KV_PRECISIONS = ("bf16", "int8")
 CUDA_TARGETS = ("auto", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
-DRAFT_WORKERS = ("off", "turns", "ahead")
 
 
 def option(
@@ -116,22 +115,7 @@ class SpeculationSettings:
     max_draft: int = option(16, "longest draft in tokens", least=1, most=128)
     # None: the text itself is the best drafter, and costs nothing. Guarded: it loads another model.
     draft_model: str | None = option(
-        None, "a smaller model which drafts; of the same vocabulary, unless it is a worker", guarded=True
-    )
-    # Off: it pays only where verifying several rows costs little more than one. Guarded: it runs a process.
-    draft_worker: str = option(
-        "off",
-        "the draft model in a process of its own, which drafts ahead of the model or in turns with it",
-        choices=DRAFT_WORKERS,
-        guarded=True,
-    )
-    # onnx: the hardware that is idle while a GPU verifies.
-    draft_engine: str = option(
-        "onnx", "which engine runs the draft model of a worker", choices=ENGINES[:-1], guarded=True
-    )
-    # All cores: right while the model waits; one that drafts ahead must leave cores to the model.
-    draft_threads: int = option(
-        0, "CPU threads of a worker; 0 means one per physical core", least=0, most=1024
+        None, "a smaller model of the same vocabulary, which drafts", guarded=True
     )
     # auto: a head that lies on this machine for the model at hand only makes it faster. Guarded: it is read.
     draft_head: str = option(

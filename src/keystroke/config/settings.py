@@ -33,7 +33,7 @@ from keystroke.config.sections import (
 from keystroke.errors import ConfigError
 
 
-class Source(StrEnum):
+class SettingSource(StrEnum):
     DEFAULT = "default"
     USER = "user file"
     PROJECT = "project file"
@@ -45,7 +45,7 @@ class Source(StrEnum):
 class Origin:
     """Where a value came from. `str(origin)` is fit to show: `default`, a variable, or file and line."""
 
-    source: Source
+    source: SettingSource
     place: str = ""
     line: int | None = None
 
@@ -55,11 +55,11 @@ class Origin:
         return f"{self.place}, line {self.line}" if self.line else self.place
 
 
-DEFAULT = Origin(Source.DEFAULT)
+DEFAULT = Origin(SettingSource.DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SettingRow:
     """One line of `keystroke config show`. Passwords inside URLs are masked in `value`."""
 
     key: str
@@ -88,7 +88,7 @@ class Settings:
 
     def get(self, key: str) -> Any:
         """The value of a dotted key."""
-        known = find(key, self.models)
+        known = find_setting(key, self.models)
         section: Any = getattr(self, key.split(".", 1)[0])
         if known.model is not None:
             section = section[known.model]
@@ -96,17 +96,17 @@ class Settings:
 
     def origin(self, key: str) -> Origin:
         """Where the value of a dotted key came from."""
-        return self.origins.get(find(key, self.models).key, DEFAULT)
+        return self.origins.get(find_setting(key, self.models).key, DEFAULT)
 
-    def describe(self) -> tuple[Row, ...]:
+    def describe(self) -> tuple[SettingRow, ...]:
         """Every key with its value, origin and help, in the order declared."""
         return tuple(
-            Row(known.key, shown(self.get(known.key)), self.origin(known.key), known.help)
-            for known in keys(self.models)
+            SettingRow(known.key, format_value(self.get(known.key)), self.origin(known.key), known.help)
+            for known in all_settings(self.models)
         )
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value as `config show` prints it; the password inside a URL is masked."""
     if value is None:
         return ""
@@ -118,7 +118,7 @@ def shown(value: Any) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class SettingSpec:
     """One declared option under its full key."""
 
     key: str
@@ -132,26 +132,30 @@ class Known:
     model: str | None = None
 
 
-def _declared(prefix: str, section: type, model: str | None = None) -> Iterator[Known]:
+def _declared(prefix: str, section: type, model: str | None = None) -> Iterator[SettingSpec]:
     hints = typing.get_type_hints(section)
     for item in dataclasses.fields(section):
-        yield Known(f"{prefix}.{item.name}", item.name, hints[item.name], model=model, **item.metadata)
+        yield SettingSpec(f"{prefix}.{item.name}", item.name, hints[item.name], model=model, **item.metadata)
 
 
-FIXED: dict[str, Known] = {k.key: k for name, section in SECTIONS.items() for k in _declared(name, section)}
-_OF_MODEL: dict[str, Known] = {k.name: k for k in _declared("models.NAME", NamedModel)}
+FIXED_SETTINGS: dict[str, SettingSpec] = {
+    k.key: k for name, section in SECTIONS.items() for k in _declared(name, section)
+}
+# Settings of earlier releases: still accepted, without effect.
+RETIRED = ("speculation.draft_worker", "speculation.draft_engine", "speculation.draft_threads")
+_OF_MODEL: dict[str, SettingSpec] = {k.name: k for k in _declared("models.NAME", NamedModel)}
 
 
-def keys(models: Mapping[str, Any]) -> Iterator[Known]:
-    yield from FIXED.values()
+def all_settings(models: Mapping[str, Any]) -> Iterator[SettingSpec]:
+    yield from FIXED_SETTINGS.values()
     for name in models:
         yield from _declared(f"models.{name}", NamedModel, name)
 
 
-def find(key: str, models: Mapping[str, Any] | None = None, where: str = "") -> Known:
+def find_setting(key: str, models: Mapping[str, Any] | None = None, where: str = "") -> SettingSpec:
     """The option called `key`; ConfigError with the nearest known key otherwise. `models` limits the
     named models to those that exist."""
-    if known := FIXED.get(key):
+    if known := FIXED_SETTINGS.get(key):
         return known
     head, _, rest = key.partition(".")
     name, _, last = rest.rpartition(".")  # a model's name may hold dots itself
@@ -160,7 +164,7 @@ def find(key: str, models: Mapping[str, Any] | None = None, where: str = "") -> 
     if len(key) > 100:  # comparing a key of any length with all others would take any time
         key = f"{key[:97]}..."
     names = list(models) if models is not None else [name[:60] or "NAME"]
-    candidates = [*FIXED, *(f"models.{n}.{field_name}" for n in names for field_name in _OF_MODEL)]
+    candidates = [*FIXED_SETTINGS, *(f"models.{n}.{field_name}" for n in names for field_name in _OF_MODEL)]
     near = difflib.get_close_matches(key, candidates, n=1, cutoff=0.5) or [
         k for k in candidates if k.rpartition(".")[2] == key.rpartition(".")[2]
     ]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 import platform
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
@@ -21,7 +20,6 @@ from keystroke.engine.card import card_languages
 from keystroke.engine.checkpoint import Checkpoint, ModelSpec, extended, open_checkpoint
 from keystroke.engine.checkpoint.digest import quick_digest
 from keystroke.engine.checkpoint.gguf_header import held_header
-from keystroke.engine.fim import FimTemplate
 from keystroke.engine.gpu_kind import other_gpu
 from keystroke.engine.library import Progress, silent
 from keystroke.engine.locate import adapter_path, resolve, shipped_folders, table_for
@@ -29,14 +27,13 @@ from keystroke.engine.memory import available_bytes
 from keystroke.engine.model import Model
 from keystroke.engine.templates import detect_chat, detect_fim
 from keystroke.engine.tokenizer import Tokenizer, load_tokenizer
-from keystroke.errors import ConfigError, EngineError, KeystrokeError, ModelError, NotEnoughMemory
+from keystroke.errors import ConfigError, KeystrokeError, ModelError, NotEnoughMemory
 
 if TYPE_CHECKING:
     from keystroke.engine.cuda.plan import KvPrecision
     from keystroke.engine.cuda.sparse import Sparse
     from keystroke.engine.onnx.kept_prefixes import KeptPrefixes
     from keystroke.engine.onnx.stored import Stored
-    from keystroke.engine.speculative.draft_worker import DraftWorker
 
 # A model that is not stored in blocks is rounded. Below this, four bits cost more quality than they save
 # time; above, memory traffic decides.
@@ -82,7 +79,7 @@ def load_model(model: str | Path, settings: Settings | None = None, progress: Pr
         chat, fim = detect_chat(path), detect_fim(tokenizer, path)
     if adapter is not None and fim is not None and adapter.facts.get("fim_order") in ("psm", "spm"):
         fim = replace(fim, order=cast("Literal['psm', 'spm']", adapter.facts["fim_order"]))
-    draft = _draft(engine, tokenizer, fim, backend, settings, progress)
+    draft = _draft(engine, tokenizer, backend, settings, progress)
     learned = adapter.facts if adapter is not None else {}
     languages, follows = card_languages(path), card_languages(path, "follows") or frozenset()
     return Model(name, engine, tokenizer, chat, fim, path, draft, languages, learned, follows)
@@ -97,19 +94,15 @@ def _adapter(model: str, settings: Settings) -> AdapterFile | None:
 def _draft(
     engine: Engine,
     tokenizer: Tokenizer,
-    fim: FimTemplate | None,
     backend: str,
     settings: Settings,
     progress: Progress,
-) -> Engine | DraftWorker | None:
-    """The engine of the smaller model that drafts for `engine`, or the worker that runs it, where the
-    settings name one."""
+) -> Engine | None:
+    """The engine of the smaller model that drafts for `engine`, where the settings name one."""
     wanted = settings.speculation.draft_model
     if wanted is None or not settings.speculation.enabled:
         return None
     try:
-        if settings.speculation.draft_worker != "off":
-            return _worker(wanted, engine, tokenizer, fim, settings, progress)
         path = resolve(wanted, settings, progress)
         precision = settings.model.precision
         if backend == "cuda":
@@ -123,8 +116,7 @@ def _draft(
             ):
                 raise ConfigError(
                     f"{draft.info.name} cannot draft for {engine.info.name}: they do not share a vocabulary; "
-                    "set speculation.draft_model to a smaller model of the same family, or let a worker "
-                    "draft text (speculation.draft_worker)"
+                    "set speculation.draft_model to a smaller model of the same family"
                 )
         except BaseException:
             draft.close()
@@ -133,42 +125,6 @@ def _draft(
         engine.close()
         raise
     return draft
-
-
-def _worker(
-    model: str,
-    engine: Engine,
-    tokenizer: Tokenizer,
-    fim: FimTemplate | None,
-    settings: Settings,
-    progress: Progress,
-) -> DraftWorker:
-    """The model in a process of its own, loaded or asked for. Raises ConfigError."""
-    from keystroke.engine.speculative.cost import measure_verify_cost
-    from keystroke.engine.speculative.draft_worker import DraftWorker
-    from keystroke.engine.speculative.worker_messages import Address, Load
-
-    wanted, named = settings.speculation, settings.models.get(model)
-    if named is not None and named.base_url is not None:
-        load = Load(model, {}, Address(named.base_url, named.model or model, named.api_key_env))
-    else:
-        flags = {
-            "engine.kind": wanted.draft_engine,
-            "engine.threads": wanted.draft_threads,
-            "engine.kernels": settings.engine.kernels,
-            "engine.exact": False,  # a draft may be a little off
-            "engine.kv_budget_mb": 512,
-            "model.precision": "auto",
-            "speculation.enabled": False,
-            "paths.cache": str(settings.paths.cache),
-            "paths.models": str(settings.paths.models),
-        }
-        load = Load(str(resolve(model, settings, progress)), flags)
-    worker = DraftWorker(load, tokenizer, fim, ahead=wanted.draft_worker == "ahead")
-    worker.start(PROBE, engine.info.vocab_size)
-    with suppress(EngineError):  # what its drafts are worth depends on it; else costs are learned by and by
-        measure_verify_cost(engine)
-    return worker
 
 
 def _tokenizer(path: Path, cache: Path) -> Tokenizer:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # whoever only asks a model elsewhere needs none of this
     from keystroke.engine.base import Engine
-    from keystroke.engine.speculative.draft_worker import DraftWorker
     from keystroke.engine.templates import ChatTemplate, FimTemplate
     from keystroke.engine.tokenizer import Tokenizer
 
@@ -28,13 +27,12 @@ class Model:
     chat: ChatTemplate | None = None
     fim: FimTemplate | None = None
     path: Path | None = None  # where it lies; what else it has learned is said there
-    # A smaller model that drafts for `engine`: one of the same vocabulary, or a process of its own.
-    draft: Engine | DraftWorker | None = None
+    draft: Engine | None = None  # a smaller model of the same vocabulary that drafts for `engine`
     languages: frozenset[str] | None = None  # those it has learned, as its card says; None: it does not say
     learned: Mapping[str, str] = field(default_factory=dict)  # what an adapter adds: see `engine.adapter`
     # Languages in which it is surer than right: only what it is very sure of is shown. One of them that it
     # has not learned is followed all the same, where the project's own text is at hand.
-    follows: frozenset[str] = frozenset()
+    conservative_languages: frozenset[str] = frozenset()
 
     def knows(self, language: str | None) -> bool:
         """Whether the model has learned a language; a text of no known language is taken to be one it has."""

@@ -69,8 +69,3 @@ def all_noise_bits(seed: int, position: int, vocab: int) -> Bits:
 
 def uniform(bits: Bits) -> npt.NDArray[np.float64]:
     return (bits.astype(np.float64) + 0.5) * 2.0**-32
-
-
-def gumbel(seed: int, position: int, tokens: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.float64]:
-    """The Gumbel noise of each of `tokens`, in float64."""
-    return np.asarray(-np.log(-np.log1p(-uniform(noise_bits(seed, position, tokens)))))

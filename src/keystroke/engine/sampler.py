@@ -13,9 +13,9 @@ best). Equal logits keep the lowest id, in the greedy choice and at the edge of 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -70,46 +70,6 @@ def _chosen(logits: Logits, best: int, sampling: Sampling, position: int) -> int
     relative = _relative(logits, np.float32(top), sampling)
     filtered = sampling.top_k or sampling.top_p < 1.0 or sampling.min_p > 0.0 or sampling.temperature < _COLD
     return _draw(relative, _survivors(relative, sampling) if filtered else None, sampling.seed, position)
-
-
-class Choices(Sequence[int]):
-    """The choice at each row, made when first looked at: rows after a draft's mismatch cost nothing."""
-
-    __slots__ = ("_first", "_known", "_rows", "_sampling")
-
-    def __init__(self, rows: Logits, sampling: Sampling, first_position: int) -> None:
-        self._rows = rows
-        self._sampling = sampling
-        self._first = first_position
-        self._known: dict[int, int] = {}
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[int]: ...
-    def __getitem__(self, index: int | slice) -> int | list[int]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        row = index + len(self) if index < 0 else index
-        if not 0 <= row < len(self):
-            raise IndexError(index)
-        token = self._known.get(row)
-        if token is None:
-            token = choose(self._rows[row], self._sampling, self._first + row, row=row)
-            self._known[row] = token
-        return token
-
-    def __iter__(self) -> Iterator[int]:
-        for row in range(len(self)):
-            yield self[row]
-
-
-def choose_rows(logits: Logits, sampling: Sampling, first_position: int) -> Choices:
-    """Choices for consecutive positions, one per row, evaluated as they are read."""
-    return Choices(logits, sampling, first_position)
 
 
 def verify(

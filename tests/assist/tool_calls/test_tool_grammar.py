@@ -23,7 +23,7 @@ from keystroke.engine.grammar.compiler import matcher_for
 from keystroke.engine.grammar.constraint import Constraint, choice, regex
 from keystroke.engine.grammar.validate import unmet
 from keystroke.engine.model import Model
-from keystroke.engine.speculative.ngram import NgramDrafter
+from keystroke.engine.speculative import SuffixDrafter
 from keystroke.engine.tokenizer import ByteTokenizer
 
 MARKS = {"<tool_call>": 270, "</tool_call>": 271, "[TOOL_CALLS]": 272}
@@ -357,7 +357,7 @@ def test_free_text_without_masks_is_the_text_with_them(
     for constraint in (trusting, dataclasses.replace(trusting, free=None)):
         model = Model("echo", EchoEngine(lambda _: "".join(said)), tokenizer)
         params = GenerationParams(120, sampling, constraint=constraint)
-        drafter = NgramDrafter() if drafts else None
+        drafter = SuffixDrafter() if drafts else None
         generation = Generation(model, model.engine.session(), [65], params, drafter)
         text = "".join(chunk.text for chunk in generation)
         texts.append((text, generation.tokens, generation.finish, list(generation.session.tokens)))

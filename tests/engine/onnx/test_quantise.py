@@ -9,7 +9,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from keystroke.engine.onnx.quantise import Quantised, dequantise, quantise
+from keystroke.engine.onnx.quantise import Quantised, quantise
 from keystroke.errors import ModelDamaged
 
 Array = np.ndarray[Any, Any]
@@ -22,6 +22,27 @@ def _weight(rows: int, columns: int, seed: int = 0) -> Array:
     random = np.random.default_rng(seed)
     spread = random.uniform(0.01, 1.0, (rows, 1))
     return (random.standard_normal((rows, columns)) * spread).astype(np.float32)
+
+
+def dequantise(quantised: Quantised) -> Array:
+    """The matrix the codes stand for."""
+    rows, columns = quantised.shape
+    bits, blocks = quantised.bits, quantised.packed.shape[1]
+    codes = _unpacked(quantised.packed, bits).astype(np.float32)
+    if quantised.zero_points is None:
+        codes -= 1 << (bits - 1)
+    else:
+        zeros = _unpacked(quantised.zero_points.reshape(rows, -1), bits)[:, :blocks]
+        codes -= zeros[..., None].astype(np.float32)
+    codes *= quantised.scales.reshape(rows, blocks, 1)
+    return codes.reshape(rows, -1)[:, :columns]
+
+
+def _unpacked(packed: Array, bits: int) -> Array:
+    if bits == 8:
+        return packed
+    pairs = np.stack([packed & 15, packed >> 4], axis=-1)
+    return pairs.reshape(*packed.shape[:-1], -1)
 
 
 def _session(quantised: Quantised, accuracy: int) -> ort.InferenceSession:

@@ -22,7 +22,6 @@ from keystroke.engine.speculative import (
     Drafter,
     FileDrafter,
     ModelDrafter,
-    NgramDrafter,
     SuffixDrafter,
     cost_table,
     drafter_for,
@@ -181,10 +180,9 @@ def test_history_is_drafted_from_and_no_draft_crosses_from_one_text_into_another
     assert list(drafter.propose([2, 3], 9)) == [4]
 
 
-@pytest.mark.parametrize("drafter", [SuffixDrafter(), NgramDrafter()])
-def test_repeated_text_is_drafted_from_its_first_appearance(drafter: Drafter) -> None:
+def test_repeated_text_is_drafted_from_its_first_appearance() -> None:
     phrase = words(200, seed=3)
-    replay = Replay(drafter, phrase + words(50, seed=4), phrase)
+    replay = Replay(SuffixDrafter(), phrase + words(50, seed=4), phrase)
     assert replay.steps <= 14
 
 
@@ -404,13 +402,12 @@ def test_measuring_costs_leaves_no_session_behind_and_sees_what_rows_cost(clock:
     st.sampled_from([0.0, 1.0, 2.5]),
     st.integers(0, 2**32),
     st.lists(st.sampled_from(b"abcdefghijklmnopqrstuvwxyz ()=.:_\n"), max_size=60),
-    st.sampled_from(["file", "suffix", "ngram", "combined", "adaptive"]),
+    st.sampled_from(["file", "suffix", "combined", "adaptive"]),
 )
 def test_no_drafter_changes_the_text(temperature: float, seed: int, source: list[int], kind: str) -> None:
     drafters: dict[str, Drafter] = {
         "file": FileDrafter(source),
         "suffix": SuffixDrafter([source], shortest=1),
-        "ngram": NgramDrafter(shortest=1),
         "combined": CombinedDrafter([FileDrafter(source), SuffixDrafter([source])]),
         "adaptive": AdaptiveDrafter([FileDrafter(source), SuffixDrafter([source], shortest=1)], FLAT),
     }

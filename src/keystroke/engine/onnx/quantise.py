@@ -76,20 +76,6 @@ def quantise(weight: npt.NDArray[np.floating], *, bits: int, block: int, symmetr
     return Quantised(bits, block, (rows, columns), packed, scales.ravel(), _packed_zeros(zeros, bits))
 
 
-def dequantise(quantised: Quantised) -> Float32:
-    """The matrix the codes stand for."""
-    rows, columns = quantised.shape
-    bits, blocks = quantised.bits, quantised.packed.shape[1]
-    codes = _unpacked(quantised.packed, bits).astype(np.float32)
-    if quantised.zero_points is None:
-        codes -= 1 << (bits - 1)
-    else:
-        zeros = _unpacked(quantised.zero_points.reshape(rows, -1), bits)[:, :blocks]
-        codes -= zeros[..., None].astype(np.float32)
-    codes *= quantised.scales.reshape(rows, blocks, 1)
-    return codes.reshape(rows, -1)[:, :columns]
-
-
 def _blocked(weight: npt.NDArray[np.floating], blocks: int, block: int) -> Float32:
     """[rows, blocks, block]; a last block that is not full is padded with zeros."""
     rows, columns = weight.shape
@@ -182,10 +168,3 @@ def _pairs(codes: UInt8) -> UInt8:
     high: UInt8 = np.left_shift(codes[..., 1::2], 4, dtype=np.uint8)
     high |= codes[..., 0::2]
     return high
-
-
-def _unpacked(packed: UInt8, bits: int) -> UInt8:
-    if bits == 8:
-        return packed
-    pairs = np.stack([packed & 15, packed >> 4], axis=-1)
-    return pairs.reshape(*packed.shape[:-1], -1)

@@ -8,7 +8,6 @@ from keystroke.engine.speculative.combined import CombinedDrafter
 from keystroke.engine.speculative.cost import cost_table, measure_verify_cost, verify_cost
 from keystroke.engine.speculative.draft_model import ModelDrafter
 from keystroke.engine.speculative.file_draft import FileDrafter
-from keystroke.engine.speculative.ngram import NgramDrafter
 from keystroke.engine.speculative.suffix_automaton import SuffixDrafter
 
 __all__ = [
@@ -18,7 +17,6 @@ __all__ = [
     "Drafter",
     "FileDrafter",
     "ModelDrafter",
-    "NgramDrafter",
     "SuffixDrafter",
     "cost_table",
     "drafter_for",

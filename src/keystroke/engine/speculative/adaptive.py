@@ -15,11 +15,9 @@ from keystroke.engine.speculative.base import Drafter
 from keystroke.engine.speculative.combined import CombinedDrafter
 from keystroke.engine.speculative.cost import verify_cost
 from keystroke.engine.speculative.draft_model import ModelDrafter
-from keystroke.engine.speculative.draft_worker import DraftWorker
 from keystroke.engine.speculative.engine_draft import EngineDrafter
 from keystroke.engine.speculative.file_draft import FileDrafter
 from keystroke.engine.speculative.suffix_automaton import SuffixDrafter
-from keystroke.engine.speculative.worker_draft import Price, WorkerDrafter
 
 ALLOWANCE = 0.012  # of each plain step, saved up for trying: the most that hopeless drafting can cost
 OPENING = 3.0  # steps an account starts with, for a first try
@@ -29,7 +27,7 @@ _FORGET = 0.98
 _PRIOR_WEIGHT = 2.0
 _PACE = 0.1
 _UNIT_EVERY = 64
-_ENGINE, _WORKER = -1, -2  # the engine's own guesses and those of a worker, as speakers
+_ENGINE = -1  # stands for the engine's own guesses where a drafter's index is expected
 _ENGINES_MOST = 6  # tokens that such a guess has, at most
 _HOPED = 0.8  # what a try assumes of its draft, and so how long it is
 
@@ -43,13 +41,10 @@ class AdaptiveDrafter(Drafter):
         drafters: Sequence[Drafter],
         cost: Sequence[float],
         engine: EngineDrafter | None = None,
-        worker: WorkerDrafter | None = None,
     ) -> None:
-        """`engine` and `worker` are heard besides the first of `drafters` that has a guess, and the likelier
-        is taken."""
+        """The engine's guess is compared with the first drafter's; the likelier is used."""
         self._inner = CombinedDrafter(drafters)
         self._engine = engine
-        self._worker = worker
         self._cost = tuple(cost)
         self._clock = _Clock(self._cost, _UNIT_EVERY if engine is None else 8 * _UNIT_EVERY)
         self._longest = len(self._cost) - 2  # a draft of n tokens is a step over n + 1 rows
@@ -64,18 +59,12 @@ class AdaptiveDrafter(Drafter):
 
     def choose_by(self, sampling: Sampling) -> None:
         self._inner.choose_by(sampling)
-        if self._worker is not None:
-            self._worker.choose_by(sampling)
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._inner.begin(prompt)
-        if self._worker is not None:
-            self._worker.begin(prompt)
 
     def observe(self, tokens: Sequence[int]) -> None:
         self._inner.observe(tokens)
-        if self._worker is not None:
-            self._worker.observe(tokens)
 
     def propose(self, tokens: Sequence[int], limit: int) -> Sequence[int]:
         self._asked = None
@@ -90,8 +79,6 @@ class AdaptiveDrafter(Drafter):
             self._asked = (self._inner.speaker, _bucket(self._inner.strength))
             length, rate = self._best(self.likelihood(*self._asked), len(draft))
         if self._engine is not None and (guess := self._engines(self._engine, tokens, limit, rate)):
-            return guess
-        if self._worker is not None and (guess := self._workers(self._worker, affordable, rate)):
             return guess
         if self._asked is None:
             return ()
@@ -118,16 +105,6 @@ class AdaptiveDrafter(Drafter):
         self._asked = key
         return guess
 
-    def _workers(self, worker: WorkerDrafter, limit: int, rate: float) -> Sequence[int]:
-        """What a worker guesses, if that promises more than `rate`. Waiting for it is paid from the account
-        too."""
-        guess = worker.offer(limit, rate, Price(self._clock.cost, self._clock.unit))
-        if worker.waited:
-            self._account = max(self._account - worker.waited / self._clock.unit, 0.0)
-        if guess:
-            self._asked = (_WORKER, 0)
-        return guess
-
     def verified(self, drafted: int, accepted: int, seconds: float) -> None:
         self._clock.saw(drafted + 1, seconds)
         key = self._asked
@@ -142,8 +119,6 @@ class AdaptiveDrafter(Drafter):
         self._misses[key] = self._misses.get(key, 0.0) * _DECAY + (accepted < drafted)
         if key[0] == _ENGINE and self._engine is not None:
             self._engine.verified(drafted, accepted, seconds)
-        elif key[0] == _WORKER and self._worker is not None:
-            self._worker.verified(drafted, accepted, seconds)
         else:
             self._inner.verified(drafted, accepted, seconds)
 
@@ -232,17 +207,15 @@ def drafter_for(
     engine: Engine,
     source: Sequence[int] | None = None,
     history: Iterable[Sequence[int]] = (),
-    draft: Engine | DraftWorker | None = None,
+    draft: Engine | None = None,
 ) -> AdaptiveDrafter:
     """The drafter for `engine`: first the original file, where the answer is an edit of one (`source`),
     then what was seen before: in the prompt, in `history` and in the answer itself; then what the smaller
-    model `draft` would say, if there is one. Where the engine guesses by itself, or a worker beside it, the
-    likelier of the two."""
+    model `draft` would say, if there is one. Where the engine guesses by itself, the likelier of the two."""
     drafters: list[Drafter] = [SuffixDrafter(history)]
-    worker = WorkerDrafter(draft) if isinstance(draft, DraftWorker) else None
-    if draft is not None and not isinstance(draft, DraftWorker):
+    if draft is not None:
         drafters.append(ModelDrafter.shared(draft, engine))
     if source:
         drafters.insert(0, FileDrafter(source))
     own = EngineDrafter(engine) if engine.drafts else None
-    return AdaptiveDrafter(drafters, verify_cost(engine), own, worker)
+    return AdaptiveDrafter(drafters, verify_cost(engine), own)

@@ -1,36 +1,22 @@
-"""A trained head drafts for its own target: the plain arithmetic, and the drafter over it.
+"""The reference implementation of a draft head, in plain numpy.
 
-Numpy in float32, one token at a time, no tricks: what a kernel's drafting is held against. The target's
-features come from whoever runs the target (`FeatureSource`); the head keeps keys and values of its own, one
-pair a token. It chooses with the sampling of the sequence, at the positions its guesses would have, so drafts
-and choices share their noise.
+Float32, one token at a time: the tests compare the CUDA kernel and the trained module with it. The caller
+supplies the target's features; the head keeps one key and one value per token of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from keystroke.engine.base import GREEDY, Sampling
 from keystroke.engine.checkpoint.rope import rope_tables
 from keystroke.engine.checkpoint.spec import ModelSpec
-from keystroke.engine.sampler import choose
-from keystroke.engine.speculative.base import Drafter
 from keystroke.engine.speculative.head_file import HeadWeights
 
 Float32 = npt.NDArray[np.float32]
 Choose = Callable[[Float32, int], int]  # logits over the head's vocabulary, place in the draft -> row
-
-
-class FeatureSource(Protocol):
-    """What an engine must tell for a head to draft: the least addition to its contract."""
-
-    def features(self, start: int, stop: int) -> Float32:
-        """The residual stream behind each of the head's layers for the tokens [start, stop) of the sequence,
-        all of which the target has computed: [stop - start, layers, hidden]."""
 
 
 class ReferenceHead:
@@ -109,38 +95,3 @@ class ReferenceHead:
         first, second = np.split(x, 2, -1)
         cos, sin = self._cosines[position], self._sines[position]
         return np.concatenate((first * cos - second * sin, second * cos + first * sin), -1)
-
-
-class HeadDrafter(Drafter):
-    """Drafts with a head for one sequence of its target."""
-
-    def __init__(self, head: ReferenceHead, source: FeatureSource) -> None:
-        self._head, self._source = head, source
-        self._seen: list[int] = []
-        self._sampling = GREEDY
-
-    def choose_by(self, sampling: Sampling) -> None:
-        self._sampling = sampling
-
-    def propose(self, tokens: Sequence[int], limit: int) -> Sequence[int]:
-        """The last of `tokens` may still be pending: its feature is not asked for."""
-        count = len(tokens)
-        if limit < 1 or count < 2:
-            return ()
-        same = next(
-            (i for i, pair in enumerate(zip(self._seen, tokens, strict=False)) if pair[0] != pair[1]),
-            min(len(self._seen), count),
-        )
-        # The newest entry is read again where nothing is new: it is what drafting goes on from.
-        kept = max(0, min(same - 1, count - 2))
-        self._head.forget(kept)
-        self._head.observe(self._source.features(kept, count - 1), tokens[kept + 1 :])
-        self._seen = list(tokens)
-        full = np.full(self._head.config.target_vocabulary, -np.inf, np.float32)
-
-        def choose_row(logits: Float32, place: int) -> int:
-            full[self._head.vocabulary] = logits
-            token = choose(full, self._sampling, count + place)
-            return int(np.searchsorted(self._head.vocabulary, token))
-
-        return self._head.draft(limit, choose_row)
