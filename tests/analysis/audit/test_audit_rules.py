@@ -55,16 +55,23 @@ call = ["f"]
     [
         ("[[rule", "not valid TOML"),
         ("x = 1", "only [[rule]] tables"),
-        (WHOLE.replace('severity = "low"', 'severity = "grave"'), "'grave' is not one of"),
-        (WHOLE.replace("cwe = 1", 'cwe = "1"'), "'cwe' must be a int"),
-        (WHOLE.replace('title = "t"', 'titel = "t"'), "unknown key 'titel'"),
+        (
+            WHOLE.replace('severity = "low"', 'severity = "grave"'),
+            "Invalid enum value 'grave' - at `$.severity`",
+        ),
+        (WHOLE.replace("cwe = 1", 'cwe = "1"'), "Expected `int`, got `str` - at `$.cwe`"),
+        (WHOLE.replace('title = "t"', 'titel = "t"'), "unknown field `titel`"),
+        (WHOLE.replace('title = "t"', ""), "missing required field `title`"),
+        (WHOLE + "wiht = {}", "unknown field `wiht` - at `$.when[0]`"),
+        (WHOLE + "[[rule.fix]]\ntitel = 't'", "unknown field `titel` - at `$.fix[0]`"),
+        (WHOLE.replace("cwe = 1", "cwe = 1\nlanguage = 'go'"), "folder of a rule names its language"),
         (WHOLE.replace('id = "python-x-y"', 'id = "X"'), "an id is lower-case words"),
         (WHOLE.replace('call = ["f"]', ""), "exactly one of"),
-        (WHOLE.replace('call = ["f"]', 'call = "f"'), "must be a list of names"),
+        (WHOLE.replace('call = ["f"]', 'call = "f"'), "Expected `array`, got `str` - at `$.when[0].call`"),
         (WHOLE + 'is = "tained"', "the condition 'tained' cannot be read"),
         (WHOLE + 'is = "~("', "cannot be read"),
         (WHOLE + 'text = "("', "not a valid regular expression"),
-        (WHOLE.replace('call = ["f"]', 'pattern = "f($A)"'), "says in 'needs'"),
+        (WHOLE.replace('call = ["f"]', 'pattern = "f($A)"'), "must list in 'needs'"),
     ],
 )
 def test_a_malformed_rule_is_refused_with_its_place(text: str, sentence: str) -> None:

@@ -7,7 +7,6 @@ is right is shown by running it, in the tests.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 from keystroke.analysis.audit.fixes import (
@@ -95,13 +94,13 @@ def build(site: Site, spec: FixSpec) -> Repair | None:
         if site.call is None:
             return None
         start, end = templates.callee_span(site.call)
-        if not re.search(spec.only, site.text[start:end]):
+        if not spec.only.search(site.text[start:end]):
             return None
-    if spec.path and not re.search(spec.path, site.path):
+    if spec.path and not spec.path.search(site.path):
         return None
     if spec.alone and not site.alone(site.match.node):
         return None
-    if spec.unless and re.search(spec.unless, site.function(site.match.node).text()):
+    if spec.unless and spec.unless.search(site.function(site.match.node).text()):
         return None
     fixer = FIXERS[spec.fixer] if spec.fixer else templates.filled
     repair = fixer(site, spec)

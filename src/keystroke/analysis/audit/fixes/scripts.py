@@ -51,7 +51,7 @@ def options(site: Site, spec: FixSpec) -> Repair | None:
     call, given = site.call, site.arguments()
     if call is None or not given:
         return None
-    wanted = dict(spec.keyword)
+    wanted = spec.keyword
     last = given[-1]
     if last.kind() == "object":
         held = {_key(pair): pair for pair in last.children() if pair.kind() == "pair"}

@@ -48,7 +48,7 @@ def changed(site: Site, spec: FixSpec) -> Repair | None:
             if isinstance(key, ir.ConstExpr) and isinstance(key.value, str):
                 held.setdefault(key.value, item)
     edits: list[Edit] = []
-    for name, value in spec.keyword:
+    for name, value in spec.keyword.items():
         expr = held.get(name)
         if expr is not None and expr.node.text() != value and expr.node.text() in _WRONG:
             edits.append(Edit(*span(expr.node), value))

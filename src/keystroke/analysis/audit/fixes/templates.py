@@ -65,7 +65,7 @@ def _call(site: Site, call: ir.CallExpr, spec: FixSpec) -> tuple[Edit, ...] | No
             return None
         at, stop = callee_span(call)
         edits.append(Edit(at, stop, callee))
-    for name, value in spec.keyword:
+    for name, value in spec.keyword.items():
         edit = _set_keyword(call, name, value, site.language, site.text)
         if edit is None:
             return None
@@ -141,7 +141,7 @@ def _set_keyword(call: ir.CallExpr, name: str, value: str, language: str, text: 
         return None  # it may be given there already
     for arg in call.args:
         if isinstance(arg, ir.CollectionExpr) and arg.keys is not None:
-            edits = _set_items(arg, ((name, value),), language)
+            edits = _set_items(arg, {name: value}, language)
             return edits[0] if edits else None
     if language != "python":
         return None
@@ -157,14 +157,12 @@ def _set_keyword(call: ir.CallExpr, name: str, value: str, language: str, text: 
     return Edit(len(before), close, f"{glue}{name}={value}")
 
 
-def _set_items(
-    coll: ir.CollectionExpr, wanted: tuple[tuple[str, str], ...], language: str
-) -> tuple[Edit, ...] | None:
+def _set_items(coll: ir.CollectionExpr, wanted: dict[str, str], language: str) -> tuple[Edit, ...] | None:
     """Fields of an object literal set to these values, new ones behind its last."""
     if not coll.keys or len(coll.keys) != len(coll.items):
         return None
     if language == "python":
-        wanted = tuple((f'"{name}"', value) for name, value in wanted)
+        wanted = {f'"{name}"': value for name, value in wanted.items()}
     places = {
         key.value: item
         for key, item in zip(coll.keys, coll.items, strict=True)
@@ -172,10 +170,10 @@ def _set_items(
     }
     edits = [
         Edit(*span(places[name.strip(chr(34))].node), value)
-        for name, value in wanted
+        for name, value in wanted.items()
         if name.strip('"') in places
     ]
-    missing = "".join(f", {name}: {value}" for name, value in wanted if name.strip('"') not in places)
+    missing = "".join(f", {name}: {value}" for name, value in wanted.items() if name.strip('"') not in places)
     if missing:
         end = span(coll.items[-1].node)[1]
         edits.append(Edit(end, end, missing))

@@ -15,7 +15,7 @@ from typing import Any
 from keystroke.analysis.audit.finding import Severity
 from keystroke.analysis.audit.flow.data_flow import CallEvent, ExhaustedError, Flow, Listener, key_of
 from keystroke.analysis.audit.flow.values import REMOTE, Value
-from keystroke.analysis.audit.rules.catalog import Rule, When, load_rules
+from keystroke.analysis.audit.rules.catalog import Rule, RuleCondition, load_rules
 from keystroke.analysis.audit.rules.conditions import satisfies
 from keystroke.analysis.audit.rules.triggers import WORD
 from keystroke.analysis.audit.source import ir
@@ -45,38 +45,38 @@ class Index:
     """One language's rules by what can trigger them."""
 
     def __init__(self, rules: Iterable[Rule]) -> None:
-        self.calls: dict[str, list[tuple[Rule, When]]] = defaultdict(list)
-        self.any_call: list[tuple[Rule, When]] = []
-        self.binds: list[tuple[Rule, When]] = []
-        self.literals: list[tuple[Rule, When]] = []
-        self.imports: list[tuple[Rule, When]] = []
-        self.returns: list[tuple[Rule, When]] = []
-        self.patterns: list[tuple[Rule, When]] = []
-        self.detectors: dict[str, tuple[Rule, When]] = {}
+        self.calls: dict[str, list[tuple[Rule, RuleCondition]]] = defaultdict(list)
+        self.any_call: list[tuple[Rule, RuleCondition]] = []
+        self.binds: list[tuple[Rule, RuleCondition]] = []
+        self.literals: list[tuple[Rule, RuleCondition]] = []
+        self.imports: list[tuple[Rule, RuleCondition]] = []
+        self.returns: list[tuple[Rule, RuleCondition]] = []
+        self.patterns: list[tuple[Rule, RuleCondition]] = []
+        self.detectors: dict[str, tuple[Rule, RuleCondition]] = {}
         for rule in rules:
-            for when in rule.whens:
-                pair = (rule, when)
-                if when.call is not None:
-                    for last in {pattern.rsplit(".", 1)[-1] for pattern in when.call.patterns}:
+            for condition in rule.conditions:
+                pair = (rule, condition)
+                if condition.call is not None:
+                    for last in {pattern.rsplit(".", 1)[-1] for pattern in condition.call.patterns}:
                         (self.any_call if "*" in last else self.calls[last]).append(pair)
-                for condition, place in (
-                    (when.bind, self.binds),
-                    (when.literal, self.literals),
-                    (when.imports, self.imports),
-                    (when.ast, self.patterns),
-                    (when.returns, self.returns),
+                for trigger, group in (
+                    (condition.bind, self.binds),
+                    (condition.literal, self.literals),
+                    (condition.imports, self.imports),
+                    (condition.ast, self.patterns),
+                    (condition.returns, self.returns),
                 ):
-                    if condition:
-                        place.append(pair)
-                if when.detector:
-                    self.detectors[when.detector] = pair
-        waited = [when for _, when in [*self.any_call, *self.patterns]]
-        needed = dict.fromkeys(word for when in waited for word in when.needs)
+                    if trigger:
+                        group.append(pair)
+                if condition.detector:
+                    self.detectors[condition.detector] = pair
+        waited = [condition for _, condition in [*self.any_call, *self.patterns]]
+        needed = dict.fromkeys(word for condition in waited for word in condition.needs)
         self.needed = tuple(word for word in needed if WORD.fullmatch(word))
         self.marks = tuple(word for word in needed if not WORD.fullmatch(word))  # what is no part of a word
         self.binds_for = lru_cache(maxsize=4096)(self._binds_for)
 
-    def _binds_for(self, path: str) -> list[tuple[Rule, When]]:
+    def _binds_for(self, path: str) -> list[tuple[Rule, RuleCondition]]:
         return [pair for pair in self.binds if pair[1].bind is not None and pair[1].bind.match(path)]
 
 
@@ -114,46 +114,46 @@ class Matcher(Listener):
     def call(self, event: CallEvent) -> Value | None:
         path = event.path
         last = path.rsplit(".", 1)[-1]
-        for rule, when in [*self.rules.calls.get(last, ()), *self.any_call]:
+        for rule, condition in [*self.rules.calls.get(last, ()), *self.any_call]:
             if (
-                when.call is None
-                or not when.call.match(path)
-                or (when.excluded is not None and when.excluded.match(path))
+                condition.call is None
+                or not condition.call.match(path)
+                or (condition.excluded is not None and condition.excluded.match(path))
             ):
                 continue
-            value = self.argument(event, when.arg)
-            if self.holds(rule, when, value, event.args, event.kwargs, event.function):
-                self.add(rule, when, event.call.node, value, event.call, event.args)
+            value = self.argument(event, condition.arg)
+            if self.holds(rule, condition, value, event.args, event.kwargs, event.function):
+                self.add(rule, condition, event.call.node, value, event.call, event.args)
         return None
 
     def bind(self, path: str, key: str, value: Value, node: ir.Syntax, target: ir.Expr) -> None:
         pairs = self.rules.binds_for(path)
         if isinstance(target, ir.IndexExpr) and isinstance(target.key, ir.ConstExpr) and path.endswith("[]"):
             pairs = [*pairs, *self.rules.binds_for(f"{path[:-1]}{target.key.value}]")]  # by name too
-        for rule, when in pairs:
-            if self.holds(rule, when, value, [value], {}, self.function):
-                self.add(rule, when, node, value, target, [value])
+        for rule, condition in pairs:
+            if self.holds(rule, condition, value, [value], {}, self.function):
+                self.add(rule, condition, node, value, target, [value])
 
     def returned(self, value: Value, node: ir.Syntax, function: ir.Function | None) -> None:
         if self.language == "python" and value.items is not None:  # body, status, headers
             value = value.item(0) or value
-        for rule, when in self.rules.returns:
-            if self.holds(rule, when, value, [value], {}, function):
-                self.add(rule, when, node, value, None, [value])
+        for rule, condition in self.rules.returns:
+            if self.holds(rule, condition, value, [value], {}, function):
+                self.add(rule, condition, node, value, None, [value])
 
     def literal(self, value: Value, node: ir.Syntax, coll: ir.CollectionExpr) -> None:
-        for rule, when in self.rules.literals:
+        for rule, condition in self.rules.literals:
             if (
-                when.literal is not None
-                and when.literal.match(value.path)
-                and self.holds(rule, when, value, [value], {}, self.function)
+                condition.literal is not None
+                and condition.literal.match(value.path)
+                and self.holds(rule, condition, value, [value], {}, self.function)
             ):
-                self.add(rule, when, node, value, coll, [value])
+                self.add(rule, condition, node, value, coll, [value])
 
     def imported(self, path: str, node: ir.Syntax) -> None:
-        for rule, when in self.rules.imports:
-            if when.imports is not None and when.imports.match(path):
-                self.add(rule, when, node, None, None, [])
+        for rule, condition in self.rules.imports:
+            if condition.imports is not None and condition.imports.match(path):
+                self.add(rule, condition, node, None, None, [])
 
     def define(self, function: ir.Function, handler: bool) -> None:
         self.handlers[id(function)] = handler
@@ -164,12 +164,12 @@ class Matcher(Listener):
 
     def patterns(self, root: Any) -> None:
         """Syntax rules, on the units whose text can match at all."""
-        for rule, when in self.rules.patterns:
-            if when.ast is None or self.present.isdisjoint(when.needs):
+        for rule, condition in self.rules.patterns:
+            if condition.ast is None or self.present.isdisjoint(condition.needs):
                 continue
-            for node in root.find_all({"rule": when.ast}):
-                if when.unless is None or not when.unless.search(_around(node).text()):
-                    self.add(rule, when, node, None, None, [])
+            for node in root.find_all({"rule": condition.ast}):
+                if condition.unless is None or not condition.unless.search(_around(node).text()):
+                    self.add(rule, condition, node, None, None, [])
 
     def detected(
         self,
@@ -230,38 +230,44 @@ class Matcher(Listener):
     def holds(
         self,
         rule: Rule,
-        when: When,
+        condition: RuleCondition,
         value: Value | None,
         args: list[Value],
         kwargs: dict[str, Value],
         function: ir.Function | None,
     ) -> bool:
-        if when.handler and not (function is not None and self.handlers.get(id(function))):
+        if condition.handler and not (function is not None and self.handlers.get(id(function))):
             return False
-        if when.function is not None and not (function is not None and when.function.search(function.name)):
+        if condition.function is not None and not (
+            function is not None and condition.function.search(function.name)
+        ):
             return False
-        if not satisfies(value, when.test, rule.use):
+        if not satisfies(value, condition.test, rule.use):
             return False
-        if when.unless is not None and function is not None and when.unless.search(function.node.text()):
+        if (
+            condition.unless is not None
+            and function is not None
+            and condition.unless.search(function.node.text())
+        ):
             return False
-        if when.text is not None:
+        if condition.text is not None:
             text = value.text if value is not None else None
-            if text is None or not when.text.search(text):
+            if text is None or not condition.text.search(text):
                 return False
-        for names, test in when.options:
+        for names, test in condition.options:
             found = next(
                 (item for name in names if (item := self.option(name, args, kwargs)) is not None), None
             )
             if not satisfies(found, test, rule.use):
                 return False
-        if when.without and "**" not in kwargs:
-            return all(self.option(name, args, kwargs) is None for name in when.without)
-        return not when.without
+        if condition.without and "**" not in kwargs:
+            return all(self.option(name, args, kwargs) is None for name in condition.without)
+        return not condition.without
 
     def add(
         self,
         rule: Rule,
-        when: When,
+        condition: RuleCondition,
         node: ir.Syntax,
         value: Value | None,
         subject: ir.Expr | None,
@@ -278,12 +284,14 @@ class Matcher(Listener):
                 return
             subject, args, here = None, [], None
         span = node.range()
-        self.place(rule, when, span.start.index, span.end.index, value, subject, args, message, origin, here)
+        self.place(
+            rule, condition, span.start.index, span.end.index, value, subject, args, message, origin, here
+        )
 
     def place(
         self,
         rule: Rule,
-        when: When,
+        condition: RuleCondition,
         start: int,
         end: int,
         value: Value | None = None,
@@ -301,9 +309,9 @@ class Matcher(Listener):
             rule,
             start,
             end,
-            when.severity or rule.severity,
-            message or when.message or rule.message,
-            when.cwe or rule.cwe,
+            condition.severity or rule.severity,
+            message or condition.message or rule.message,
+            condition.cwe or rule.cwe,
             origin or (value.origin if value is not None else ""),
             subject,
             value,

@@ -32,7 +32,11 @@ def reference() -> str:
         rules = load_rules(language)
         total += len(rules)
         for rule in rules:
-            weaknesses |= {rule.cwe, *rule.also, *(when.cwe for when in rule.whens if when.cwe)}
+            weaknesses |= {
+                rule.cwe,
+                *rule.also,
+                *(condition.cwe for condition in rule.conditions if condition.cwe),
+            }
         lines += [
             f"## {title}",
             "",

@@ -15,7 +15,7 @@ from functools import cache
 from keystroke.analysis.audit.flow.knowledge import Knowledge, load_knowledge
 from keystroke.analysis.audit.flow.roles import STANDARD, VIEW
 from keystroke.analysis.audit.flow.values import REMOTE, Value
-from keystroke.analysis.audit.rules.catalog import Rule, When, load_rules
+from keystroke.analysis.audit.rules.catalog import Rule, RuleCondition, load_rules
 from keystroke.analysis.audit.rules.conditions import satisfies
 from keystroke.analysis.audit.rules.secrets import ASSIGNED, FORMAT_MARKS, SECRET_WORDS
 
@@ -88,8 +88,8 @@ class Triggers:
         self.returns: list[_Need] = []
         self.syntax: list[_Need] = []
         for rule in rules:
-            for when in rule.whens:
-                self._add(when, _need(rule, when))
+            for condition in rule.conditions:
+                self._add(condition, _need(rule, condition))
         self.sources: dict[str, list[_Name]] = defaultdict(list)
         self.loose: list[_Name] = []
         self.exact: list[str] = []
@@ -107,9 +107,9 @@ class Triggers:
             (name.rsplit(".", 1)[-1], name, re.compile(rf"\b{re.escape(name)}\b")) for name in self.exact
         ]
 
-    def _add(self, when: When, need: _Need) -> None:
-        if when.call is not None:
-            for pattern in when.call.patterns:
+    def _add(self, condition: RuleCondition, need: _Need) -> None:
+        if condition.call is not None:
+            for pattern in condition.call.patterns:
                 last = pattern.rsplit(".", 1)[-1]
                 if "*" in last:
                     self._hole(pattern, need)
@@ -118,16 +118,16 @@ class Triggers:
                     self.names[word].append(
                         _Name(_words(pattern), _pieces(pattern), self.python and pattern == word, need)
                     )
-        for globs in (when.bind, when.literal, when.imports):
+        for globs in (condition.bind, condition.literal, condition.imports):
             for pattern in globs.patterns if globs is not None else ():
-                if self.python and when.bind is not None and pattern[-1].isalnum():
+                if self.python and condition.bind is not None and pattern[-1].isalnum():
                     word = re.findall(r"\w+", pattern)[-1]
                     self.binds.append((word, re.compile(rf"{word}\s*(?::[^=\n]*)?=(?!=)"), need))
                 else:
                     self._hole(pattern, need)
-        if when.returns:
+        if condition.returns:
             self.returns.append(need)
-        if when.ast is not None:
+        if condition.ast is not None:
             self.syntax.append(need)
 
     def _hole(self, pattern: str, need: _Need) -> None:
@@ -320,16 +320,16 @@ def _spelling(values: list[Value]) -> str:
     return "".join(out)
 
 
-def _need(rule: Rule, when: When) -> _Need:
-    groups: list[tuple[str, ...]] = [when.needs] if when.needs else []
-    remote = when.handler or _remote(when.test)
-    for places, test in ((when.arg, when.test), *when.options):
-        if when.call is None or satisfies(None, test, rule.use):
+def _need(rule: Rule, condition: RuleCondition) -> _Need:
+    groups: list[tuple[str, ...]] = [condition.needs] if condition.needs else []
+    remote = condition.handler or _remote(condition.test)
+    for places, test in ((condition.arg, condition.test), *condition.options):
+        if condition.call is None or satisfies(None, test, rule.use):
             continue
         remote = remote or _remote(test)
         if not any(place in ("receiver", "*") or place.lstrip("-")[:1].isdigit() for place in places):
             groups.append(tuple(place.rsplit(".", 1)[-1] for place in places))
-    function = when.function
+    function = condition.function
     if function is not None and re.search(r"[\^$]", function.pattern):
         function = None
     return _Need(tuple(groups), function, remote)
