@@ -17,7 +17,7 @@ from openai_server import OpenAIServer, answer, chat, delta, echo_chat, stream, 
 from tiny_model import write_tiny_model
 
 from keystroke.clients.cli import app
-from keystroke.clients.cli.app import COMMANDS, Command
+from keystroke.clients.cli.app import COMMANDS, CommandEntry
 from keystroke.engine.locate import shipped
 
 
@@ -37,16 +37,25 @@ class TestCommands:
 
     @pytest.mark.parametrize("name", sorted(COMMANDS))
     def test_every_command_in_the_table_can_be_loaded(self, name: str) -> None:
-        assert app.load(name).name == name
+        assert app.load_command(name).name == name
 
     def test_a_missing_extra_is_named(
         self, home: Home, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         (tmp_path / "needs_more.py").write_text("import a_package_nobody_has\n")
         monkeypatch.syspath_prepend(str(tmp_path))
-        monkeypatch.setitem(COMMANDS, "train", Command("needs_more:app", "Train.", extra="train"))
-        needs = "`keystroke train` needs a_package_nobody_has, which is not installed"
-        assert home.refused("train", "x") == f"{needs}; install it with: pip install 'keystroke[train]'"
+        monkeypatch.setitem(COMMANDS, "scale", CommandEntry("needs_more:app", "Scale.", extra="scale"))
+        needs = "`keystroke scale` needs a_package_nobody_has, which is not installed"
+        assert home.refused("scale", "x") == f"{needs}; install it with: pip install 'keystroke[scale]'"
+
+    def test_training_without_the_lab_says_how_to_install_it(
+        self, home: Home, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delitem(sys.modules, "keystroke_lab.cli", raising=False)
+        monkeypatch.setitem(sys.modules, "keystroke_lab", None)
+        assert home.refused("train", "corpus", "x") == (
+            "`keystroke train` is installed apart from the program: run `make lab` in a clone"
+        )
 
     def test_what_cannot_be_parsed_is_one_sentence(self, home: Home) -> None:
         assert home.refused("complte") == "No such command 'complte'. Did you mean 'complete'?"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cli_home import PROGRAM, Home, home  # noqa: F401
 
-from keystroke.clients.cli.console import Console, complain, size
+from keystroke.clients.cli.console import Console, format_size, print_error
 
 
 def test_progress_without_a_terminal_is_sparse_plain_lines(
@@ -32,7 +32,7 @@ def test_quiet_prints_results_and_errors_only(capsys: pytest.CaptureFixture[str]
         progress("convert", 1, 2)
     quiet.note("a remark")
     quiet.line("a result")
-    complain("an error\nin two lines")
+    print_error("an error\nin two lines")
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == ("a result\n", "keystroke: an error in two lines\n")
 
@@ -47,7 +47,7 @@ def test_a_table_lines_up_and_its_last_column_is_free(capsys: pytest.CaptureFixt
     [(0, "0 B"), (999, "999 B"), (1500, "1.5 KB"), (98_362_432, "98.4 MB"), (3e12, "3.0 TB")],
 )
 def test_sizes_are_for_people(count: float, text: str) -> None:
-    assert size(count) == text
+    assert format_size(count) == text
 
 
 def test_hints_can_be_typed_as_they_stand_where_the_program_is_not_on_the_path(home: Home) -> None:

@@ -14,11 +14,11 @@ from cli_home import Home, home  # noqa: F401
 
 from keystroke.config import load_settings
 from keystroke.errors import ConfigError
-from keystroke.gateway.record.learned import Learned, Outcome
-from keystroke.train.cases import Case, read_cases
+from keystroke.gateway.record.outcome_store import OutcomeStore, SuggestionOutcome
+from keystroke.text.cases import Case, read_cases
 
 
-def outcome(**more: object) -> Outcome:
+def outcome(**more: object) -> SuggestionOutcome:
     row: dict[str, object] = {
         "at": time.time() + 60,
         "project": "p1",
@@ -37,13 +37,13 @@ def outcome(**more: object) -> Outcome:
         "written": "one",
         "suffix": "\n",
     }
-    return Outcome(**{**row, **more})  # type: ignore[arg-type]
+    return SuggestionOutcome(**{**row, **more})  # type: ignore[arg-type]
 
 
-def keep(home: Home, *outcomes: Outcome) -> None:
-    with closing(Learned(home.root / "state" / "learned.db")) as learned:
+def keep(home: Home, *outcomes: SuggestionOutcome) -> None:
+    with closing(OutcomeStore(home.root / "state" / "learned.db")) as learned:
         for row in outcomes:
-            learned.keep(row)
+            learned.save(row)
 
 
 def status(home: Home) -> dict[str, object]:

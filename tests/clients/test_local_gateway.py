@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from keystroke.clients.gateway_address import GatewayAddress
 from keystroke.clients.local_gateway import LocalGateway, ServeCommand, read_announcement
-from keystroke.clients.place import Place
 from keystroke.gateway.sharing import announce
 
 URL = "http://127.0.0.1:9"
@@ -35,20 +35,20 @@ def test_a_gateway_is_found_as_long_as_the_program_is_the_one_it_was_started_fro
 ) -> None:
     finder = LocalGateway(command, tmp_path)
     announce(file(command, tmp_path, "one"), URL, "key", "0.1.0", "one")
-    assert finder.said() == Place(URL, "key")
+    assert finder.announced_address() == GatewayAddress(URL, "key")
     installed.append("two")
-    assert finder.said() is None
+    assert finder.announced_address() is None
     announce(file(command, tmp_path, "two"), URL, "other", "0.1.0", "two")
-    assert finder.said() == Place(URL, "other")
+    assert finder.announced_address() == GatewayAddress(URL, "other")
     installed.append("one")
-    assert finder.said() == Place(URL, "key")
+    assert finder.announced_address() == GatewayAddress(URL, "key")
 
 
 def test_a_gateway_that_was_started_while_the_program_was_replaced_is_not_taken_for_the_one_of_before(
     command: ServeCommand, tmp_path: Path
 ) -> None:
     announce(file(command, tmp_path, "one"), URL, "key", "0.1.0", "two")
-    assert LocalGateway(command, tmp_path).said() is None
+    assert LocalGateway(command, tmp_path).announced_address() is None
 
 
 def test_a_gateway_that_does_not_say_what_it_runs_is_read_and_not_used(
@@ -60,4 +60,4 @@ def test_a_gateway_that_does_not_say_what_it_runs_is_read_and_not_used(
     said = read_announcement(place)
     assert said is not None
     assert (said.url, said.pid, said.version, said.program) == (URL, os.getpid(), "0.1.0", "")
-    assert LocalGateway(command, tmp_path).said() is None
+    assert LocalGateway(command, tmp_path).announced_address() is None

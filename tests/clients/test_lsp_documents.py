@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from lsprotocol import types
 
 from keystroke.clients.lsp.documents import HISTORY, Documents, OpenDocument
-from keystroke.clients.lsp.findings import Findings, suppression
+from keystroke.clients.lsp.findings import Findings, suppression_edit
 from keystroke.protocol import live_messages as live
 from keystroke.text import Edit
 
@@ -21,7 +21,7 @@ def opened(text: str, language: str = "python", uri: str = "file:///work/a.py") 
 def typed(document: OpenDocument, start: int, end: int, text: str) -> None:
     place = document.range(start, end)
     change = types.TextDocumentContentChangePartial(range=place, text=text)
-    document.change(document.version + 1, [change])
+    document.apply_changes(document.version + 1, [change])
 
 
 @given(TEXTS, st.data())
@@ -34,7 +34,7 @@ def test_a_span_carried_over_edits_still_holds_its_text(text: str, data: st.Data
         first = data.draw(st.integers(0, size))
         last = data.draw(st.integers(first, size))
         typed(document, first, last, data.draw(TEXTS))
-    carried = document.carried(start, end, 0)
+    carried = document.carry_span(start, end, 0)
     if carried is not None:
         assert document.text[slice(*carried)] == text[start:end]
 
@@ -43,9 +43,9 @@ def test_what_happened_too_long_ago_is_not_guessed_at() -> None:
     document = opened("x = 1\n")
     for _ in range(HISTORY + 1):
         typed(document, 0, 0, "#")
-    assert document.carried(0, 1, 0) is None
-    assert document.rebased([Edit(0, 1, "y")], 0) is None
-    assert document.carried(0, 1, document.revision - 1) == (1, 2)
+    assert document.carry_span(0, 1, 0) is None
+    assert document.rebase_edits([Edit(0, 1, "y")], 0) is None
+    assert document.carry_span(0, 1, document.revision - 1) == (1, 2)
 
 
 def test_half_characters_are_replaced_and_positions_stay_right() -> None:
@@ -66,16 +66,16 @@ def test_a_document_belongs_to_the_innermost_root() -> None:
 def test_findings_typed_into_are_left_out_and_fixes_move_along() -> None:
     document = opened("import os\nrun(x)\nrun(y)\n")
     findings = Findings()
-    fix = live.LiveFix(title="mend", edits=[live.Delta(21, 22, "safe")])
+    fix = live.LiveFix(title="mend", edits=[live.BufferEdit(21, 22, "safe")])
     found = [
         live.LiveFinding(rule="first", cwe=1, severity="high", message="m", start=10, end=16),
         live.LiveFinding(rule="second", cwe=1, severity="low", message="m", start=17, end=23, fixes=[fix]),
     ]
-    findings.audited(live.Diagnostics(buffer=document.uri, version=0, findings=found))
-    assert [k.code for k in findings.known(document)] == ["first", "second"]
+    findings.set_audit(live.Diagnostics(buffer=document.uri, version=0, findings=found))
+    assert [k.code for k in findings.placed(document)] == ["first", "second"]
     typed(document, 14, 14, "0")
     typed(document, 0, 0, "# top\n")
-    (left,) = findings.known(document)
+    (left,) = findings.placed(document)
     assert left.code == "second"
     assert document.text[left.start : left.end] == "run(y)"
     assert left.fixes == (("mend", (Edit(28, 29, "safe"),)),)
@@ -84,17 +84,17 @@ def test_findings_typed_into_are_left_out_and_fixes_move_along() -> None:
 def test_diagnostics_that_did_not_change_are_not_told_twice() -> None:
     document, findings = opened("run(x)\n"), Findings()
     found = [live.LiveFinding(rule="r", cwe=1, severity="high", message="m", start=0, end=6)]
-    findings.audited(live.Diagnostics(buffer=document.uri, version=0, findings=found))
-    assert findings.news(document) is not None
-    assert findings.news(document) is None
+    findings.set_audit(live.Diagnostics(buffer=document.uri, version=0, findings=found))
+    assert findings.changed_diagnostics(document) is not None
+    assert findings.changed_diagnostics(document) is None
     typed(document, 0, 6, "")
-    assert findings.news(document) == []
+    assert findings.changed_diagnostics(document) == []
 
 
 def test_a_suppression_stands_above_its_line_with_its_indentation_and_line_end() -> None:
     document = opened("if x:\r\n\trun(x)\r\n", "c")
-    assert suppression(document, 8, "some-rule", " it is\nfine ") == Edit(
+    assert suppression_edit(document, 8, "some-rule", " it is\nfine ") == Edit(
         7, 7, "\t// keystroke: ignore[some-rule] it is fine\r\n"
     )
-    assert suppression(document, 8, "some-rule", "  ") is None
-    assert suppression(opened("x = 1 + \\\n  run(x)\n"), 14, "some-rule", "why") is None
+    assert suppression_edit(document, 8, "some-rule", "  ") is None
+    assert suppression_edit(opened("x = 1 + \\\n  run(x)\n"), 14, "some-rule", "why") is None

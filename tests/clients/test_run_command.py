@@ -16,7 +16,7 @@ from cli_home import PROGRAM, Home, home, remote_home, server  # noqa: F401
 from openai_server import OpenAIServer, chat
 from test_cli_chat import terminal
 
-from keystroke.clients.cli.command_runner import run_quietly
+from keystroke.clients.cli.command_runner import run_captured
 from keystroke.errors import NotFound
 
 PYTHON = sys.executable
@@ -208,7 +208,7 @@ def alive(pid: int) -> bool:
 
 
 def test_a_check_is_ended_with_its_children_when_its_time_is_over(tmp_path: Path) -> None:
-    ended = run_quietly("sleep 600 & echo $!; wait", tmp_path, 0.5)
+    ended = run_captured("sleep 600 & echo $!; wait", tmp_path, 0.5)
     assert ended.timed_out
     pid = int(ended.output.split()[0])
     deadline = time.monotonic() + 60  # a killed process takes a moment to die; alone it sleeps ten minutes
@@ -216,4 +216,4 @@ def test_a_check_is_ended_with_its_children_when_its_time_is_over(tmp_path: Path
         time.sleep(0.02)
     assert not alive(pid)
     with pytest.raises(NotFound):
-        run_quietly(["nosuch-command"], tmp_path, 1)
+        run_captured(["nosuch-command"], tmp_path, 1)

@@ -20,10 +20,10 @@ from tiny_model import write_tiny_model
 
 from keystroke.clients.cli.fingerprint import checkout, fingerprint
 from keystroke.clients.cli.invocation import Invocation
-from keystroke.clients.cli.shared import serve_command
-from keystroke.clients.gateway_http import GatewayHttp, refusal
-from keystroke.clients.local_gateway import Announcement, alive, announced
-from keystroke.clients.place import Place
+from keystroke.clients.cli.shared_gateway import serve_command
+from keystroke.clients.gateway_address import GatewayAddress
+from keystroke.clients.gateway_http import GatewayHttp, error_from_detail
+from keystroke.clients.local_gateway import Announcement, process_exists, running_gateways
 from keystroke.errors import KeystrokeError, NotFound, QueueFull
 from keystroke.protocol.response import ErrorDetail
 
@@ -55,7 +55,7 @@ def shared(home: Home, tmp_path: Path) -> Iterator[Home]:
 
 
 def gateways(home: Home) -> list[Announcement]:
-    return announced(home.root / "state")
+    return running_gateways(home.root / "state")
 
 
 def test_two_commands_use_one_gateway_and_say_what_a_model_loaded_here_says(shared: Home) -> None:
@@ -111,7 +111,7 @@ def test_any_model_of_this_machine_can_be_asked_for_and_is_loaded_once(shared: H
     for name in ("other", str(other), "./other"):
         assert shared.keystroke("generate", "def f(", "--model", name, "--max-tokens", "4").code == 0
     (said,) = gateways(shared)
-    status = GatewayHttp(Place(said.url, said.token)).status()
+    status = GatewayHttp(GatewayAddress(said.url, said.token)).status()
     assert sorted(m.name for m in status.models) == sorted(["tiny", str(other)])
 
 
@@ -243,7 +243,7 @@ def test_an_interrupt_ends_the_answer_and_not_the_gateway(shared: Home) -> None:
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=60)
     assert (process.returncode, told) == (130, b"")
-    http = GatewayHttp(Place(said.url, said.token))
+    http = GatewayHttp(GatewayAddress(said.url, said.token))
     eventually(lambda: not any(m.running or m.waiting for m in http.status().models))
     assert gateways(shared) == [said]
 
@@ -296,14 +296,14 @@ def test_an_edit_through_the_gateway_is_the_edit_made_here(shared: Home) -> None
 
 
 def test_a_refusal_keeps_its_kind_over_the_wire() -> None:
-    assert type(refusal(ErrorDetail("x", "not_found", "There is none."), 404)) is NotFound
-    full = refusal(ErrorDetail("x", "queue_full", "Full."), 429)
+    assert type(error_from_detail(ErrorDetail("x", "not_found", "There is none."), 404)) is NotFound
+    full = error_from_detail(ErrorDetail("x", "queue_full", "Full."), 429)
     assert isinstance(full, QueueFull)
-    assert type(refusal(ErrorDetail("x", "something_new", "New."), 400)) is KeystrokeError
+    assert type(error_from_detail(ErrorDetail("x", "something_new", "New."), 400)) is KeystrokeError
 
 
 def test_a_process_that_is_gone_is_not_alive() -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    assert not alive(ended.pid)
-    assert alive(os.getpid())
+    assert not process_exists(ended.pid)
+    assert process_exists(os.getpid())

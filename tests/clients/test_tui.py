@@ -19,10 +19,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "gateway"))
 
 from gateway_support import RunningServer, last_user, scripted_model, serving
 
-from keystroke.clients.place import Place
-from keystroke.clients.tui.app import Terminal
-from keystroke.clients.tui.session import Entry, Sessions
-from keystroke.clients.tui.widgets import Diff, Question, Said, StatusBar, shown
+from keystroke.clients.gateway_address import GatewayAddress
+from keystroke.clients.tui.app import TerminalApp
+from keystroke.clients.tui.session import SessionEntry, SessionStore
+from keystroke.clients.tui.widgets import DiffView, LogEntry, QuestionPanel, StatusBar, escape_controls
 
 BROKEN = "def add(a, b):\n    return a - b\n\n\ndef sub(a, b):\n    return a + b\n"
 FIXED = "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return a - b\n"
@@ -50,8 +50,8 @@ def server(tmp_path: Path) -> Iterator[RunningServer]:
 
 
 @asynccontextmanager
-async def opened(server: RunningServer, root: Path) -> AsyncIterator[tuple[Terminal, Pilot[None]]]:
-    app = Terminal(Place(server.url), root, root.parent / "state")
+async def opened(server: RunningServer, root: Path) -> AsyncIterator[tuple[TerminalApp, Pilot[None]]]:
+    app = TerminalApp(GatewayAddress(server.url), root, root.parent / "state")
     async with app.run_test(size=(100, 40)) as pilot:
         yield app, pilot
 
@@ -64,10 +64,10 @@ async def until(true: Callable[[], Any], pilot: Pilot[None]) -> None:
 
 
 def log(app: Any) -> str:
-    return "\n".join(f"{said.kind}: {said.words}" for said in app.query(Said))
+    return "\n".join(f"{said.kind}: {said.words}" for said in app.query(LogEntry))
 
 
-async def say(app: Terminal, pilot: Pilot[None], line: str) -> None:
+async def say(app: TerminalApp, pilot: Pilot[None], line: str) -> None:
     app.query_one(Input).focus()
     app.query_one(Input).value = line
     await pilot.press("enter")
@@ -77,10 +77,10 @@ async def test_an_answer_streams_and_the_bar_tells_model_and_speed(server: Runni
     async with opened(server, root) as (app, pilot):
         await say(app, pilot, "hello")
         await until(lambda: "You said: hello" in log(app), pilot)
-        await until(lambda: "ready" in app.query_one(StatusBar).words, pilot)
-        assert "worker" in app.query_one(StatusBar).words
-        assert "tok/s" in app.query_one(StatusBar).words
-        assert "– tok/s" not in app.query_one(StatusBar).words
+        await until(lambda: "ready" in app.query_one(StatusBar).body, pilot)
+        assert "worker" in app.query_one(StatusBar).body
+        assert "tok/s" in app.query_one(StatusBar).body
+        assert "– tok/s" not in app.query_one(StatusBar).body
 
 
 async def test_escape_stops_and_a_line_redirects(server: RunningServer, root: Path) -> None:
@@ -89,10 +89,10 @@ async def test_escape_stops_and_a_line_redirects(server: RunningServer, root: Pa
         await until(lambda: "word word" in log(app), pilot)
         await say(app, pilot, "be brief")
         await until(lambda: "You said: be brief" in log(app), pilot)
-        await until(lambda: "ready" in app.query_one(StatusBar).words, pilot)
+        await until(lambda: "ready" in app.query_one(StatusBar).body, pilot)
         await say(app, pilot, "a long one again")
         await until(
-            lambda: log(app).count("word word") and "answering" in app.query_one(StatusBar).words, pilot
+            lambda: log(app).count("word word") and "answering" in app.query_one(StatusBar).body, pilot
         )
         await pilot.press("escape")
         await until(lambda: "stopped" in log(app), pilot)
@@ -106,16 +106,16 @@ async def test_a_task_shows_its_diff_waits_for_a_yes_and_rewinds_with_the_files(
 ) -> None:
     async with opened(server, root) as (app, pilot):
         await say(app, pilot, "hello")
-        await until(lambda: "ready" in app.query_one(StatusBar).words and "You said" in log(app), pilot)
+        await until(lambda: "ready" in app.query_one(StatusBar).body and "You said" in log(app), pilot)
         await pilot.press("ctrl+t")
         await say(app, pilot, "make add in calc.py add")
-        await until(lambda: app.query(Question) and not isinstance(app.focused, Input), pilot)
-        assert app.query(Diff)
+        await until(lambda: app.query(QuestionPanel) and not isinstance(app.focused, Input), pilot)
+        assert app.query(DiffView)
         assert (root / "calc.py").read_text() == BROKEN
         await pilot.press("y")
         await until(lambda: "done" in log(app), pilot)
         assert (root / "calc.py").read_text() == FIXED
-        await until(lambda: "ready" in app.query_one(StatusBar).words, pilot)
+        await until(lambda: "ready" in app.query_one(StatusBar).body, pilot)
         await pilot.press("ctrl+r")
         await until(lambda: app.screen.query(OptionList), pilot)
         await pilot.press("down", "enter")  # before the first thing said
@@ -127,13 +127,13 @@ async def test_a_task_shows_its_diff_waits_for_a_yes_and_rewinds_with_the_files(
 async def test_only_the_hunks_chosen_land_and_a_no_changes_nothing(server: RunningServer, root: Path) -> None:
     async with opened(server, root) as (app, pilot):
         await say(app, pilot, "/do make add in calc.py add")
-        await until(lambda: app.query(Question) and not isinstance(app.focused, Input), pilot)
+        await until(lambda: app.query(QuestionPanel) and not isinstance(app.focused, Input), pilot)
         await pilot.press("n")
         await until(lambda: "proposed" in log(app), pilot)
         assert (root / "calc.py").read_text() == BROKEN
-        await until(lambda: "ready" in app.query_one(StatusBar).words, pilot)
+        await until(lambda: "ready" in app.query_one(StatusBar).body, pilot)
         await say(app, pilot, "/do make add in calc.py add")
-        await until(lambda: app.query(Question) and not isinstance(app.focused, Input), pilot)
+        await until(lambda: app.query(QuestionPanel) and not isinstance(app.focused, Input), pilot)
         await pilot.press("down", "space", "y")
         await until(lambda: "done" in log(app), pilot)
         assert (root / "calc.py").read_text() == BROKEN.replace("a - b", "a + b", 1)
@@ -142,9 +142,9 @@ async def test_only_the_hunks_chosen_land_and_a_no_changes_nothing(server: Runni
 async def test_a_rewind_stops_where_somebody_else_changed_a_file(server: RunningServer, root: Path) -> None:
     async with opened(server, root) as (app, pilot):
         await say(app, pilot, "/do make add in calc.py add")
-        await until(lambda: app.query(Question) and not isinstance(app.focused, Input), pilot)
+        await until(lambda: app.query(QuestionPanel) and not isinstance(app.focused, Input), pilot)
         await pilot.press("y")
-        await until(lambda: "done" in log(app) and "ready" in app.query_one(StatusBar).words, pilot)
+        await until(lambda: "done" in log(app) and "ready" in app.query_one(StatusBar).body, pilot)
         (root / "calc.py").write_text("mine = 1\n")
         await pilot.press("ctrl+r")
         await until(lambda: app.screen.query(OptionList), pilot)
@@ -157,7 +157,7 @@ async def test_a_rewind_stops_where_somebody_else_changed_a_file(server: Running
 async def test_a_session_is_listed_and_gone_on_with(server: RunningServer, root: Path) -> None:
     async with opened(server, root) as (app, pilot):
         await say(app, pilot, "remember me")
-        await until(lambda: "You said" in log(app) and "ready" in app.query_one(StatusBar).words, pilot)
+        await until(lambda: "You said" in log(app) and "ready" in app.query_one(StatusBar).body, pilot)
     async with opened(server, root) as (app, pilot):
         await pilot.press("ctrl+o")
         await until(lambda: app.screen.query(OptionList), pilot)
@@ -169,15 +169,15 @@ async def test_a_session_is_listed_and_gone_on_with(server: RunningServer, root:
 
 
 def test_strangers_text_cannot_steer_the_terminal() -> None:
-    assert shown("\x1b]0;title\x07[bold]\x9b2J\nnext") == "�]0;title�[bold]�2J\nnext"
+    assert escape_controls("\x1b]0;title\x07[bold]\x9b2J\nnext") == "�]0;title�[bold]�2J\nnext"
 
 
 def test_sessions_are_private_whole_or_not_at_all_and_unreadable_ones_are_left_alone(tmp_path: Path) -> None:
-    sessions = Sessions(tmp_path)
-    session = sessions.fresh(tmp_path)
+    sessions = SessionStore(tmp_path)
+    session = sessions.create(tmp_path)
     sessions.save(session)
     assert sessions.list() == []  # nothing said, nothing kept
-    session.entries.append(Entry(kind="user", text="hello"))
+    session.entries.append(SessionEntry(kind="user", text="hello"))
     sessions.save(session)
     (file,) = (tmp_path / "sessions").glob("*.json")
     assert file.stat().st_mode & 0o777 == 0o600
@@ -193,7 +193,7 @@ def test_it_runs_in_a_real_terminal(server: RunningServer, root: Path) -> None:
         pytest.skip("tmux is not installed")
     socket = str(root.parent / "tmux")
     code = (
-        "from pathlib import Path; from keystroke.clients.place import Place; "
+        "from pathlib import Path; from keystroke.clients.gateway_address import Place; "
         "from keystroke.clients.tui.app import Terminal; "
         f"Terminal(Place({server.url!r}), Path({str(root)!r}), Path({str(root.parent / 'state')!r})).run()"
     )

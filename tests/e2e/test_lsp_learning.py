@@ -10,7 +10,7 @@ from lsp_support import editing, scripted_model, serving
 from lsprotocol import types
 
 from keystroke.config import LearnSettings
-from keystroke.gateway.record.learned import Learned
+from keystroke.gateway.record.outcome_store import OutcomeStore
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -31,7 +31,7 @@ async def test_what_an_editor_takes_is_kept(tmp_path: Path) -> None:
             await editor.client.workspace_execute_command_async(params)
             editor.close(uri)
             await editor.ghost(editor.open("after.py", "total = "))  # all before it has been seen
-    with closing(Learned(folder / "learned.db")) as learned:
+    with closing(OutcomeStore(folder / "learned.db")) as learned:
         rows = [row for row in learned.outcomes() if row.path == "taken.py"]
     assert [(row.became, row.taken, row.written) for row in rows] == [("accepted", 12, "left + right")]
     assert str(work) not in rows[0].project

@@ -15,7 +15,7 @@ from page_support import Tab, browser, needs_browser, serving, visiting
 
 from keystroke.config import load_settings
 from keystroke.engine.locate import shipped
-from keystroke.gateway.work.registry import from_settings
+from keystroke.gateway.work.registry import registry_from_settings
 
 if TYPE_CHECKING:
     from gateway_support import RunningServer
@@ -50,7 +50,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     if shipped() is None:
         pytest.skip("the embedded model is not here")
     alone = {"paths.models": str(tmp_path_factory.mktemp("models"))}  # whatever else is on this machine
-    with serving(registry=from_settings(load_settings(alone, environ={}))) as running:
+    with serving(registry=registry_from_settings(load_settings(alone, environ={}))) as running:
         yield running
 
 

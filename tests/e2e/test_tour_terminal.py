@@ -14,9 +14,9 @@ from bench.browser import FLAGS, chromium
 from page_support import needs_browser, scripted_model, serving
 from textual.widgets import Input
 
-from keystroke.clients.place import Place
-from keystroke.clients.tui.app import Terminal
-from keystroke.clients.tui.widgets import Question
+from keystroke.clients.gateway_address import GatewayAddress
+from keystroke.clients.tui.app import TerminalApp
+from keystroke.clients.tui.widgets import QuestionPanel
 
 pytestmark = [needs_browser, pytest.mark.browser]
 
@@ -27,15 +27,15 @@ async def test_the_terminal_shows_a_change_and_waits_for_a_yes(tmp_path: Path) -
     (root / "calc.py").write_text("def add(a, b):\n    return a - b\n")
     model = scripted_model(lambda prompt: "def add(a, b):\n    return a + b\n```\n", "echo")
     with serving(model, folder=tmp_path / "state") as running:
-        app = Terminal(Place(running.url), root, tmp_path / "sessions")
+        app = TerminalApp(GatewayAddress(running.url), root, tmp_path / "sessions")
         async with app.run_test(size=(100, 26)) as pilot:
             app.query_one(Input).value = "/do make add in calc.py add"
             await pilot.press("enter")
             for _ in range(500):
-                if app.query(Question) and not isinstance(app.focused, Input):
+                if app.query(QuestionPanel) and not isinstance(app.focused, Input):
                     break
                 await pilot.pause(0.02)
-            assert app.query(Question)
+            assert app.query(QuestionPanel)
             await pilot.pause(0.2)
             drawn = app.export_screenshot(title="keystroke")
             await pilot.press("n")

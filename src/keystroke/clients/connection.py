@@ -19,7 +19,7 @@ from typing import Any
 
 from msgspec import UNSET
 
-from keystroke.clients.socket import Socket
+from keystroke.clients.gateway_socket import GatewaySocket
 from keystroke.errors import EngineError, KeystrokeError, ProtocolError, RateLimited, Unavailable, UsageError
 from keystroke.protocol import codec, events
 from keystroke.protocol.items import Item, as_input
@@ -47,7 +47,7 @@ class RemoteError(EngineError):
 Event = events.Event | Restarted
 
 
-class Stream:
+class AnswerStream:
     """One answer under way. Iterate for events; `text()` for the text alone; `response` once it ended."""
 
     def __init__(self, client: Client, request: ResponseCreate, stream_id: str) -> None:
@@ -152,7 +152,7 @@ class Stream:
             self._waiter.set_result(None)
 
 
-class Conversation:
+class ChainedConversation:
     """Turns that follow each other. Only what is new is sent; the whole where the server asks for it."""
 
     def __init__(self, client: Client, settings: dict[str, Any]) -> None:
@@ -198,9 +198,9 @@ class Client:
         self._api_key = api_key or os.environ.get("KEYSTROKE_API_KEY") or None
         self._tls = tls
         self._attempts = attempts
-        self._socket: Socket | None = None
+        self._socket: GatewaySocket | None = None
         self._opening = asyncio.Lock()
-        self._streams: dict[str, Stream] = {}
+        self._streams: dict[str, AnswerStream] = {}
         self._free = [f"s{n}" for n in range(STREAMS)]
         self._room = asyncio.Semaphore(STREAMS)
         self._coming_back: asyncio.Task[None] | None = None
@@ -225,13 +225,13 @@ class Client:
         for stream in tuple(self._streams.values()):
             stream._fail(Unavailable("The client was closed."))
 
-    async def respond(self, content: str | list[Item] | None = None, **settings: Any) -> Stream:
+    async def respond(self, content: str | list[Item] | None = None, **settings: Any) -> AnswerStream:
         """Ask for a response; `settings` are the fields of `response.create`. Waits only for a free id."""
         items = [Item(role="user", content=content)] if isinstance(content, str) else content
         stream_id = await self._take_stream_id()
         settings.setdefault("on_disconnect", "continue")
         request = ResponseCreate(input=items, stream_id=stream_id, **settings)
-        stream = Stream(self, request, stream_id)
+        stream = AnswerStream(self, request, stream_id)
         self._streams[stream_id] = stream
         try:
             socket = await self._connect()
@@ -250,8 +250,8 @@ class Client:
         """Bring a prompt into the server's cache ahead of time; chain from the response's id."""
         return await self.ask(content, generate=False, **settings)
 
-    def conversation(self, **settings: Any) -> Conversation:
-        return Conversation(self, settings)
+    def conversation(self, **settings: Any) -> ChainedConversation:
+        return ChainedConversation(self, settings)
 
     # Stream ids
 
@@ -261,19 +261,19 @@ class Client:
         await self._room.acquire()
         return self._free.pop()
 
-    def _release(self, stream: Stream) -> None:
+    def _release(self, stream: AnswerStream) -> None:
         if self._streams.pop(stream._stream_id, None) is not None:
             self._free.append(stream._stream_id)
             self._room.release()
 
     # The socket
 
-    async def _connect(self) -> Socket:
+    async def _connect(self) -> GatewaySocket:
         if self._socket is not None:
             return self._socket
         async with self._opening:
             if self._socket is None:
-                self._socket = await Socket.open(
+                self._socket = await GatewaySocket.open(
                     self._url,
                     api_key=self._api_key,
                     on_frame=self._on_frame,
@@ -299,7 +299,7 @@ class Client:
         if stream is not None:
             stream._receive(event)
 
-    def _alone(self) -> Stream | None:
+    def _alone(self) -> AnswerStream | None:
         """Whose an event without an id is: the only stream there is."""
         return next(iter(self._streams.values())) if len(self._streams) == 1 else None
 
@@ -309,7 +309,7 @@ class Client:
             return
         self._coming_back = asyncio.get_running_loop().create_task(self._come_back(error))
 
-    def _ask_again(self, stream: Stream) -> None:
+    def _ask_again(self, stream: AnswerStream) -> None:
         """From the beginning: the server does not know it."""
         stream._restart()
         try:

@@ -16,11 +16,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from keystroke.clients.place import Place
+from keystroke.clients.gateway_address import GatewayAddress
 from keystroke.errors import EngineError, KeystrokeError, ProtocolError, RateLimited, Unavailable
 from keystroke.protocol.chat import ChatChunk, TextCompletion
 from keystroke.protocol.response import ErrorBody, ErrorDetail
-from keystroke.protocol.status import LoadStep, ModelStatus, Status, Waiting
+from keystroke.protocol.status import GatewayStatus, LoadStep, ModelStatus, WaitingNotice
 
 Event = ChatChunk | TextCompletion
 
@@ -29,25 +29,25 @@ _SILENCE = 60.0  # seconds without a sign of life; signs come every quarter of a
 _DONE = b"[DONE]"
 
 
-class Gone(Unavailable):
+class GatewayGone(Unavailable):
     """The gateway cannot be reached, or went away in the middle."""
 
     code = "gateway_gone"
 
 
 class GatewayHttp:
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: GatewayAddress) -> None:
         self._where = urlsplit(place.url)
         self._headers = {"Content-Type": "application/json", "X-Keystroke-Progress": "1"}
         if place.token:
             self._headers["Authorization"] = f"Bearer {place.token}"
 
-    def status(self) -> Status:
+    def status(self) -> GatewayStatus:
         """What the gateway has loaded. Raises Gone."""
         with self._asked("GET", "/v1/status", None) as (_, answer):
-            return msgspec.json.decode(_body(answer), type=Status)
+            return msgspec.json.decode(_body(answer), type=GatewayStatus)
 
-    def load(self, model: str, watch: Callable[[str, int, int], None]) -> ModelStatus:
+    def load(self, model: str, on_progress: Callable[[str, int, int], None]) -> ModelStatus:
         """Have `model` loaded, telling `watch` how far that has come. Raises Gone, or what loading raised."""
         with self._asked("POST", "/v1/models/load", {"model": model}) as (_, answer):
             while line := _line(answer):
@@ -55,15 +55,15 @@ class GatewayHttp:
                 if step.state == "ready" and step.model is not None:
                     return step.model
                 if step.state == "failed" and step.error is not None:
-                    raise refusal(step.error, step.status)
-                watch(step.what, step.done, step.total)
-        raise Gone("The gateway went away while it loaded the model; run the command again.")
+                    raise error_from_detail(step.error, step.status)
+                on_progress(step.what, step.done, step.total)
+        raise GatewayGone("The gateway went away while it loaded the model; run the command again.")
 
     @contextlib.contextmanager
-    def stream(self, path: str, body: dict[str, Any], kind: type[Event]) -> Iterator[Stream]:
+    def stream(self, path: str, body: dict[str, Any], kind: type[Event]) -> Iterator[SseStream]:
         """The events of one answer. Leaving the block ends the answer."""
         with self._asked("POST", path, {**body, "stream": True}) as (connection, answer):
-            yield Stream(connection, answer, kind)
+            yield SseStream(connection, answer, kind)
 
     @contextlib.contextmanager
     def _asked(
@@ -86,7 +86,7 @@ class GatewayHttp:
             connection.close()
 
 
-class Stream(Iterator[Event | Waiting]):
+class SseStream(Iterator[Event | WaitingNotice]):
     """Iterate for events and signs of life; `close` may be called from any thread and ends it."""
 
     def __init__(
@@ -96,22 +96,22 @@ class Stream(Iterator[Event | Waiting]):
         self._decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(kind)
         self.closed = False
 
-    def __next__(self) -> Event | Waiting:
+    def __next__(self) -> Event | WaitingNotice:
         while True:
             line = _line(self._answer, quiet=lambda: self.closed)
             if self.closed:
                 raise StopIteration
             if not line:
-                raise Gone("The gateway went away in the middle of the answer; run the command again.")
+                raise GatewayGone("The gateway went away in the middle of the answer; run the command again.")
             if line.startswith(b": "):
-                return msgspec.json.decode(line[2:], type=Waiting)
+                return msgspec.json.decode(line[2:], type=WaitingNotice)
             if not line.startswith(b"data: "):
                 continue
             data = line[6:].strip()
             if data == _DONE:
                 raise StopIteration
             if data.startswith(b'{"error"'):
-                raise refusal(msgspec.json.decode(data, type=ErrorBody).error, 500)
+                raise error_from_detail(msgspec.json.decode(data, type=ErrorBody).error, 500)
             return self._decoder.decode(data)
 
     def close(self) -> None:
@@ -125,7 +125,7 @@ def _line(answer: http.client.HTTPResponse, quiet: Callable[[], bool] = lambda: 
     try:
         with _reached():
             return answer.readline()
-    except Gone:
+    except GatewayGone:
         if quiet():
             return b""
         raise
@@ -139,7 +139,7 @@ def _reached() -> Iterator[None]:
         yield
     except (OSError, http.client.HTTPException) as error:
         why = getattr(error, "strerror", None) or type(error).__name__
-        raise Gone(f"The gateway does not answer any more ({why}); run the command again.") from None
+        raise GatewayGone(f"The gateway does not answer any more ({why}); run the command again.") from None
 
 
 def _body(answer: http.client.HTTPResponse) -> bytes:
@@ -149,12 +149,12 @@ def _body(answer: http.client.HTTPResponse) -> bytes:
 
 def _refused(answer: http.client.HTTPResponse) -> KeystrokeError:
     try:
-        return refusal(msgspec.json.decode(answer.read(), type=ErrorBody).error, answer.status)
+        return error_from_detail(msgspec.json.decode(answer.read(), type=ErrorBody).error, answer.status)
     except msgspec.MsgspecError:
         return ProtocolError(f"The gateway answered {answer.status} without saying why.")
 
 
-def refusal(detail: ErrorDetail, status: int) -> KeystrokeError:
+def error_from_detail(detail: ErrorDetail, status: int) -> KeystrokeError:
     """The error that a server's words stand for: of the kind that has its code, where that is known."""
     kind = _kinds().get(detail.code or "", EngineError if status >= 500 else KeystrokeError)
     if issubclass(kind, RateLimited):

@@ -14,14 +14,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-from keystroke.clients.socket import Socket
+from keystroke.clients.gateway_socket import GatewaySocket
 from keystroke.errors import InputError, KeystrokeError, ProtocolError, Unavailable, UsageError
 from keystroke.protocol import live_messages as live
 from keystroke.protocol.codec import decode_live_event, encode
 from keystroke.text import Edit, apply_edits
 
 _BACKOFF = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)  # seconds between attempts; the last one repeats
-Answer = live.Suggestion | live.NotShown
+CompletionResult = live.Suggestion | live.NotShown
 OnEvent = Callable[[live.LiveEvent], None]
 OnNotice = Callable[[str], None]
 OnPartial = Callable[[live.Suggestion], None]
@@ -43,7 +43,7 @@ class _Buffer:
 class _Asked:
     buffer: str
     version: int
-    answer: asyncio.Future[Answer]
+    answer: asyncio.Future[CompletionResult]
     on_partial: OnPartial | None
 
 
@@ -70,7 +70,7 @@ class LiveClient:
         self._tls = tls
         self._on_event = on_event or (lambda _event: None)
         self._on_notice = on_notice or (lambda _sentence: None)
-        self._socket: Socket | None = None
+        self._socket: GatewaySocket | None = None
         self._buffers: dict[str, _Buffer] = {}
         self._asked: dict[str, _Asked] = {}
         self._count = 0
@@ -143,10 +143,10 @@ class LiveClient:
         if len(edits) > live.MAX_DELTAS:
             self._send_open(buffer)
             return
-        deltas = [live.Delta(e.start, e.end, e.text) for e in edits]
+        deltas = [live.BufferEdit(e.start, e.end, e.text) for e in edits]
         self._send(live.BufferChange(buffer=buffer, base=base, version=version, edits=deltas, cursor=cursor))
 
-    def moved(self, buffer: str, cursor: int) -> None:
+    def move_cursor(self, buffer: str, cursor: int) -> None:
         """The user went there without typing."""
         held = self._held(buffer)
         if 0 <= cursor <= len(held.text) and cursor != held.cursor:
@@ -171,7 +171,7 @@ class LiveClient:
         extent: live.Extent = "auto",
         selected: Edit | None = None,
         on_partial: OnPartial | None = None,
-    ) -> Answer:
+    ) -> CompletionResult:
         """The suggestion at `cursor` in the buffer as it is now. `on_partial` sees a block's first lines
         while the rest is made. `selected`: what the editor's own list would put there. Cancelling the
         awaiting task cancels the request."""
@@ -183,20 +183,20 @@ class LiveClient:
             id=name, buffer=buffer, version=version, cursor=cursor, invoked=invoked, extent=extent
         )
         if selected is not None:
-            ask.selected = live.Delta(selected.start, selected.end, selected.text)
+            ask.selected = live.BufferEdit(selected.start, selected.end, selected.text)
         if not self._send(ask):
             return live.NotShown(id=name, buffer=buffer, version=version, reason="disconnected")
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[CompletionResult] = asyncio.get_running_loop().create_future()
         self._asked[name] = _Asked(buffer, version, answer, on_partial)
         try:
             return await answer
         except asyncio.CancelledError:
-            self._send(live.Cancel(id=name))
+            self._send(live.CancelRequest(id=name))
             raise
         finally:
             self._asked.pop(name, None)
 
-    def ask_next_edit(self, buffer: str, cursor: int) -> None:
+    def request_next_edit(self, buffer: str, cursor: int) -> None:
         """The answer comes as a `next_edit` or `next_edit.dropped` event."""
         self._count += 1
         version = self._held(buffer).version
@@ -238,7 +238,7 @@ class LiveClient:
         )
 
     async def _connect(self) -> None:
-        self._socket = await Socket.open(
+        self._socket = await GatewaySocket.open(
             self._url,
             api_key=self._api_key,
             on_frame=self._on_frame,

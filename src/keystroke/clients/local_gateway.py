@@ -26,10 +26,10 @@ from urllib.parse import urlsplit
 import msgspec
 from filelock import FileLock, Timeout
 
-from keystroke.clients.place import Place
+from keystroke.clients.gateway_address import GatewayAddress
 from keystroke.errors import Interrupted, KeystrokeError, Unavailable
 
-Watch = Callable[[str, int, int], None]
+OnProgress = Callable[[str, int, int], None]
 """Told what a gateway that starts is doing, how much of it is done, and of how much (0: unknown)."""
 
 _LOOK = 0.03  # seconds between looks at a file or a process
@@ -71,19 +71,21 @@ class LocalGateway:
         self._folder = state / "gateways"
         self._child: subprocess.Popen[bytes] | None = None
 
-    async def locate(self) -> Place:
+    async def locate(self) -> GatewayAddress:
         """The gateway's place, after starting one if need be; the loop goes on meanwhile. Raises as
         `locate_now` does."""
         import asyncio
 
         stop = threading.Event()
         try:
-            return await asyncio.to_thread(self.locate_now, stop=stop)
+            return await asyncio.to_thread(self.locate_blocking, stop=stop)
         except asyncio.CancelledError:
             stop.set()  # the thread ends soon; a gateway that it started finds nobody and leaves
             raise
 
-    def locate_now(self, *, stop: threading.Event | None = None, watch: Watch | None = None) -> Place:
+    def locate_blocking(
+        self, *, stop: threading.Event | None = None, on_progress: OnProgress | None = None
+    ) -> GatewayAddress:
         """The gateway's place, after starting one if need be. Raises Unavailable where trying again may help,
         KeystrokeError with its own words where it could not start, Interrupted once `stop` is set."""
         stop = stop or threading.Event()
@@ -93,9 +95,9 @@ class LocalGateway:
         file = self._file(program)
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _locked(file.with_suffix(".lock"), stop):
-            return self._running(program) or self._start(file, stop, watch)
+            return self._running(program) or self._start(file, stop, on_progress)
 
-    def said(self) -> Place | None:
+    def announced_address(self) -> GatewayAddress | None:
         """Where a gateway of this program says it is, and its process lives. Whether it answers is another
         question."""
         return self._said(self._command.program())
@@ -104,20 +106,20 @@ class LocalGateway:
         """Where a gateway of that state of the program announces itself; its log lies beside."""
         return self._folder / f"{self._command.name(program)}.json"
 
-    def _said(self, program: str) -> Place | None:
+    def _said(self, program: str) -> GatewayAddress | None:
         if self._child is not None:
             self._child.poll()  # a child that died is not left a zombie
         said = read_announcement(self._file(program))
-        if said is None or said.program != program or not alive(said.pid):
+        if said is None or said.program != program or not process_exists(said.pid):
             return None
-        return Place(said.url, said.token)
+        return GatewayAddress(said.url, said.token)
 
-    def _running(self, program: str) -> Place | None:
+    def _running(self, program: str) -> GatewayAddress | None:
         """The gateway's place, where one of that state runs and answers."""
         place = self._said(program)
         return place if place is not None and _healthy(place.url) else None
 
-    def _start(self, file: Path, stop: threading.Event, watch: Watch | None) -> Place:
+    def _start(self, file: Path, stop: threading.Event, watch: OnProgress | None) -> GatewayAddress:
         file.unlink(missing_ok=True)
         log = file.with_suffix(".log")
         environment = {**self._command.environment, self._command.key_variable: secrets.token_urlsafe(32)}
@@ -138,13 +140,13 @@ class LocalGateway:
                 watch(*_told(log))
             if stop.wait(_LOOK):
                 raise Interrupted("stopped while the gateway was starting")
-        return Place(said.url, said.token)
+        return GatewayAddress(said.url, said.token)
 
 
-def announced(state: Path) -> list[Announcement]:
+def running_gateways(state: Path) -> list[Announcement]:
     """Every gateway of this user that says it runs, and does."""
     found = [read_announcement(file) for file in sorted((state / "gateways").glob("*.json"))]
-    return [said for said in found if said is not None and alive(said.pid) and _healthy(said.url)]
+    return [said for said in found if said is not None and process_exists(said.pid) and _healthy(said.url)]
 
 
 def read_announcement(file: Path) -> Announcement | None:
@@ -177,7 +179,7 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def alive(pid: int) -> bool:
+def process_exists(pid: int) -> bool:
     """Whether a process exists; where that cannot be asked, it is taken to."""
     if sys.platform == "win32":
         return True  # there, signal 0 is Ctrl-C

@@ -31,7 +31,7 @@ from acp.schema import (
 )
 
 from keystroke.clients.acp.updates import ALLOW, OPTIONS, Updates
-from keystroke.clients.tasks import TaskClient
+from keystroke.clients.task_client import TaskClient
 from keystroke.errors import KeystrokeError
 from keystroke.protocol import tasks as wire
 
@@ -43,7 +43,7 @@ MODES = {
 
 
 @dataclass(slots=True)
-class Session:
+class AcpSession:
     cwd: str
     approve: str = "all"
     task: str | None = None  # the last one, to go on with
@@ -55,7 +55,7 @@ class TaskAgent:
 
     def __init__(self, client: TaskClient, version: str, options: dict[str, Any] | None = None) -> None:
         self._client, self._version, self._options = client, version, options or {}
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, AcpSession] = {}
         self._editor: Client | None = None
 
     def on_connect(self, conn: Client) -> None:
@@ -75,7 +75,7 @@ class TaskAgent:
 
     async def new_session(self, cwd: str, **_: Any) -> NewSessionResponse:
         name = f"session_{secrets.token_hex(8)}"
-        session = self._sessions[name] = Session(cwd, self._options.get("approve", "all"))
+        session = self._sessions[name] = AcpSession(cwd, self._options.get("approve", "all"))
         modes = [SessionMode(id=key, name=said, description=why) for key, (said, why) in MODES.items()]
         return NewSessionResponse(
             session_id=name, modes=SessionModeState(current_mode_id=session.approve, available_modes=modes)
@@ -112,13 +112,13 @@ class TaskAgent:
 
     # ── how ───────────────────────────────────────────────────────────────────────────────────
 
-    def _session(self, session_id: str) -> Session:
+    def _session(self, session_id: str) -> AcpSession:
         session = self._sessions.get(session_id)
         if session is None:
             raise RequestError.invalid_params({"message": f"there is no session {session_id:.60}"})
         return session
 
-    async def _begun(self, session: Session, instruction: str, files: list[str]) -> tuple[str, int]:
+    async def _begun(self, session: AcpSession, instruction: str, files: list[str]) -> tuple[str, int]:
         """The task of a prompt, and the number after which its events are its own."""
         if session.task is not None:
             before = await self._client.get(session.task)
@@ -130,12 +130,14 @@ class TaskAgent:
             given["files"] = files
         return (await self._client.create(session.cwd, instruction, **given)).id, 0
 
-    async def _followed(self, session_id: str, session: Session, task: str, after: int) -> wire.Task | None:
+    async def _followed(
+        self, session_id: str, session: AcpSession, task: str, after: int
+    ) -> wire.Task | None:
         assert self._editor is not None
         updates = Updates(lambda path: str(Path(session.cwd) / path))
         async with contextlib.aclosing(self._client.events(task, after)) as events:
             async for event in events:
-                for update in updates.of(event):
+                for update in updates.from_event(event):
                     await self._editor.session_update(session_id, update)
                 if isinstance(event, wire.TaskAsked):
                     await self._ask(session_id, session, task, event.question, updates)
@@ -144,11 +146,11 @@ class TaskAgent:
         return None
 
     async def _ask(
-        self, session_id: str, session: Session, task: str, asked: wire.TaskQuestion, updates: Updates
+        self, session_id: str, session: AcpSession, task: str, asked: wire.TaskQuestion, updates: Updates
     ) -> None:
         assert self._editor is not None
         read = lambda path: _read(Path(session.cwd) / path)  # noqa: E731
-        call = await asyncio.to_thread(updates.question, asked, read)
+        call = await asyncio.to_thread(updates.permission_request, asked, read)
         answer = await self._editor.request_permission(session_id, call, list(OPTIONS))
         yes = isinstance(answer.outcome, AllowedOutcome) and answer.outcome.option_id == ALLOW
         with contextlib.suppress(KeystrokeError):  # it was stopped meanwhile, or answered elsewhere

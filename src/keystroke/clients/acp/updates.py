@@ -31,7 +31,7 @@ class Updates:
         self._open: str | None = None
         self._printed = ""
 
-    def of(self, event: wire.TaskEvent) -> list[Any]:
+    def from_event(self, event: wire.TaskEvent) -> list[Any]:
         """The updates of an event; none for what an editor does not show."""
         if isinstance(event, wire.TaskDoing):
             return [*self._ended("completed"), self._begun(event.line)]
@@ -49,7 +49,7 @@ class Updates:
             return [*self._ended("failed" if failed else "completed"), line]
         return []
 
-    def question(self, asked: wire.TaskQuestion, read: Read) -> ToolCallUpdate:
+    def permission_request(self, asked: wire.TaskQuestion, read: Read) -> ToolCallUpdate:
         """What the editor asks the user about."""
         self._calls += 1
         paths = list(dict.fromkeys(hunk.path for hunk in asked.hunks))

@@ -36,17 +36,17 @@ def _run(arguments: list[str]) -> int:
 
         sys.stdout.write(f"keystroke {release()}\n")
         return 0
-    from keystroke.clients.cli.app import command, missing
-    from keystroke.clients.cli.console import complain
+    from keystroke.clients.cli.app import missing_package_message, root_command
+    from keystroke.clients.cli.console import print_error
     from keystroke.errors import KeystrokeError
 
     try:
-        code = command().main(args=arguments, prog_name="keystroke", standalone_mode=False)
+        code = root_command().main(args=arguments, prog_name="keystroke", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except KeystrokeError as error:
         if os.environ.get(DEBUG):
             raise
-        complain(str(error))
+        print_error(str(error))
         return error.exit_code
     except BrokenPipeError:
         _mute()
@@ -59,20 +59,20 @@ def _run(arguments: list[str]) -> int:
             return 2
         # What the option parser raises; its classes have moved between releases, its methods have not.
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
-            complain(_usage_sentence(error))
+            print_error(_usage_sentence(error))
             return int(error.exit_code)
         if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("keystroke"):
-            complain(missing(arguments, error.name or "a package"))
+            print_error(missing_package_message(arguments, error.name or "a package"))
             return 2
         if isinstance(error, OSError) and error.strerror:
-            complain(
+            print_error(
                 f"the system refused: {error.strerror}{f' ({error.filename})' if error.filename else ''}"
             )
             return 1
         if isinstance(error, MemoryError):
-            complain("this machine has not enough memory for that; choose a smaller model or context")
+            print_error("this machine has not enough memory for that; choose a smaller model or context")
             return 1
-        complain(f"unexpected failure ({type(error).__name__}: {error}); set {DEBUG}=1 to see where")
+        print_error(f"unexpected failure ({type(error).__name__}: {error}); set {DEBUG}=1 to see where")
         return 1
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from keystroke.clients.cli.invocation import Invocation, of
+from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.errors import UsageError
 
 
@@ -43,7 +43,7 @@ def acp(
     """Be the agent of an editor that speaks the Agent Client Protocol."""
     if approve not in ("never", "commands", "all"):
         raise UsageError(f"--approve is never, commands or all, not {approve!r:.40}")
-    run = of(ctx)
+    run = invocation_of(ctx)
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(name)s %(message)s")
     options: dict[str, Any] = {"attempts": attempts, "check": check, "approve": approve, "run": run_commands}
     named = {"model": model, "deep": deep}
@@ -57,7 +57,7 @@ async def _serve(run: Invocation, gateway: str | None, options: dict[str, Any]) 
     from keystroke.clients.acp.agent import TaskAgent
     from keystroke.clients.cli.lsp import locate_by
     from keystroke.clients.cli.release import release
-    from keystroke.clients.tasks import TaskClient
+    from keystroke.clients.task_client import TaskClient
 
     client = TaskClient(locate_by(run, gateway))
     try:

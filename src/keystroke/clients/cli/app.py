@@ -19,70 +19,83 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from keystroke.clients.cli.invocation import Invocation, of
-from keystroke.errors import ConfigError
+from keystroke.clients.cli.invocation import Invocation, invocation_of
+from keystroke.errors import ConfigError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class CommandEntry:
     """`target` is "module:attribute", a Typer app or a plain function. `asks`: it asks a model."""
 
     target: str
     help: str
     extra: str | None = None
-    asks: bool = False
+    uses_model: bool = False
 
 
 _HERE = "keystroke.clients.cli"
-COMMANDS: dict[str, Command] = {
-    "complete": Command(
+LAB = "keystroke_lab"  # not in the wheel; `make lab` installs it
+COMMANDS: dict[str, CommandEntry] = {
+    "complete": CommandEntry(
         f"{_HERE}.complete:complete",
         "Complete code at a position in a file, or after standard input.",
-        asks=True,
+        uses_model=True,
     ),
-    "generate": Command(f"{_HERE}.generate:generate", "Continue a prompt, streaming the text.", asks=True),
-    "chat": Command(
-        f"{_HERE}.chat:chat", "Talk with a model; interrupt or redirect it while it answers.", asks=True
+    "generate": CommandEntry(
+        f"{_HERE}.generate:generate", "Continue a prompt, streaming the text.", uses_model=True
     ),
-    "edit": Command(f"{_HERE}.edit:edit", "Change files as told, by the smallest edits.", asks=True),
-    "do": Command(f"{_HERE}.do:do", "Do a task: find the place, change it, check it.", asks=True),
-    "tasks": Command(f"{_HERE}.tasks:app", "Tasks in the background: list, watch, answer, undo."),
-    "undo": Command(f"{_HERE}.edit:undo", "Take the last edit back."),
-    "run": Command(
-        f"{_HERE}.run:run", "Run a command; a traceback becomes a diagnosis and a fix.", asks=True
+    "chat": CommandEntry(
+        f"{_HERE}.chat:chat", "Talk with a model; interrupt or redirect it while it answers.", uses_model=True
     ),
-    "refactor": Command(f"{_HERE}.refactor:app", "Rename, extract, inline, move: Python by its meaning."),
-    "review": Command(
-        f"{_HERE}.review:review", "Review the working diff, each finding with its fix.", asks=True
+    "edit": CommandEntry(
+        f"{_HERE}.edit:edit", "Change files as told, by the smallest edits.", uses_model=True
     ),
-    "models": Command(f"{_HERE}.models:app", "List, add, check and remove models on this machine."),
-    "cache": Command(f"{_HERE}.cache:cache", "Show what is kept on this machine, and clear it."),
-    "config": Command(f"{_HERE}.settings:app", "Show where settings come from, and edit them."),
-    "learn": Command(f"{_HERE}.learn:app", "Learn, on this machine only, from which suggestions you take."),
-    "doctor": Command(f"{_HERE}.doctor:doctor", "Look at this machine, its model and its speed."),
-    "serve": Command(f"{_HERE}.serve:serve", "Serve models to editors, the OpenAI SDK and Codex."),
-    "tui": Command(f"{_HERE}.tui:tui", "Chat and tasks on one screen; also `keystroke` alone on a terminal."),
-    "play": Command(f"{_HERE}.play:play", "Open the playground: an editor in the browser, with everything."),
-    "scale": Command(
+    "do": CommandEntry(f"{_HERE}.do:do", "Do a task: find the place, change it, check it.", uses_model=True),
+    "tasks": CommandEntry(f"{_HERE}.tasks:app", "Tasks in the background: list, watch, answer, undo."),
+    "undo": CommandEntry(f"{_HERE}.edit:undo", "Take the last edit back."),
+    "run": CommandEntry(
+        f"{_HERE}.run:run", "Run a command; a traceback becomes a diagnosis and a fix.", uses_model=True
+    ),
+    "refactor": CommandEntry(
+        f"{_HERE}.refactor:app", "Rename, extract, inline, move: Python by its meaning."
+    ),
+    "review": CommandEntry(
+        f"{_HERE}.review:review", "Review the working diff, each finding with its fix.", uses_model=True
+    ),
+    "models": CommandEntry(f"{_HERE}.models:app", "List, add, check and remove models on this machine."),
+    "cache": CommandEntry(f"{_HERE}.cache:cache", "Show what is kept on this machine, and clear it."),
+    "config": CommandEntry(f"{_HERE}.settings:app", "Show where settings come from, and edit them."),
+    "learn": CommandEntry(
+        f"{_HERE}.learn:app", "Learn, on this machine only, from which suggestions you take."
+    ),
+    "doctor": CommandEntry(f"{_HERE}.doctor:doctor", "Look at this machine, its model and its speed."),
+    "serve": CommandEntry(f"{_HERE}.serve:serve", "Serve models to editors, the OpenAI SDK and Codex."),
+    "tui": CommandEntry(
+        f"{_HERE}.tui:tui", "Chat and tasks on one screen; also `keystroke` alone on a terminal."
+    ),
+    "play": CommandEntry(
+        f"{_HERE}.play:play", "Open the playground: an editor in the browser, with everything."
+    ),
+    "scale": CommandEntry(
         f"{_HERE}.scale:app", "Serve with many replicas on Ray: this machine or a cluster.", extra="scale"
     ),
-    "keys": Command(f"{_HERE}.keys:app", "Create, list and revoke the keys of a server."),
-    "usage": Command(f"{_HERE}.usage:usage", "Show tokens, time and cost by key and model."),
-    "store": Command(f"{_HERE}.store:app", "Back up and restore what a server keeps."),
-    "audit": Command(f"{_HERE}.audit:audit", "Find security weaknesses in files, with fixes."),
-    "lsp": Command(f"{_HERE}.lsp:lsp", "Serve an editor over the Language Server Protocol."),
-    "acp": Command(
+    "keys": CommandEntry(f"{_HERE}.keys:app", "Create, list and revoke the keys of a server."),
+    "usage": CommandEntry(f"{_HERE}.usage:usage", "Show tokens, time and cost by key and model."),
+    "store": CommandEntry(f"{_HERE}.store:app", "Back up and restore what a server keeps."),
+    "audit": CommandEntry(f"{_HERE}.audit:audit", "Find security weaknesses in files, with fixes."),
+    "lsp": CommandEntry(f"{_HERE}.lsp:lsp", "Serve an editor over the Language Server Protocol."),
+    "acp": CommandEntry(
         f"{_HERE}.acp:acp", "Be the agent of an editor that speaks the Agent Client Protocol.", extra="acp"
     ),
-    "demo": Command(
-        f"{_HERE}.demo:demo", "Watch the embedded model complete a few lines of code.", asks=True
+    "demo": CommandEntry(
+        f"{_HERE}.demo:demo", "Watch the embedded model complete a few lines of code.", uses_model=True
     ),
-    "eval": Command(f"{_HERE}.eval:evaluate", "Do sets of tasks: score against time."),
-    "bench": Command(f"{_HERE}.bench:bench", "Run a benchmark."),
-    "train": Command(
-        f"{_HERE}.train:app", "Make a model: corpus, tokenizer, training, evaluation.", extra="train"
+    "eval": CommandEntry(f"{_HERE}.eval:evaluate", "Do sets of tasks: score against time."),
+    "bench": CommandEntry(f"{_HERE}.bench:bench", "Run a benchmark."),
+    "train": CommandEntry(
+        f"{LAB}.cli:app", "Make a model: corpus, tokenizer, training, evaluation (make lab)."
     ),
-    "version": Command(f"{_HERE}.version:version", "Print the version."),
+    "version": CommandEntry(f"{_HERE}.version:version", "Print the version."),
 }
 
 
@@ -99,19 +112,26 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         self.commands = {name: self.get_command(ctx, name) for name in COMMANDS}  # for "did you mean"
         name, found, rest = super().resolve_command(ctx, args)
-        return name, load(name) if found is not None and name else found, rest
+        return name, load_command(name) if found is not None and name else found, rest
 
 
-def load(name: str) -> Any:
+def load_command(name: str) -> Any:
     """Import the command called `name`."""
     entry = COMMANDS[name]
     module, _, attribute = entry.target.partition(":")
-    target = getattr(importlib.import_module(module), attribute)
+    try:
+        target = getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        if error.name != LAB:
+            raise
+        raise UsageError(
+            f"`keystroke {name}` is installed apart from the program: run `make lab` in a clone"
+        ) from error
     if isinstance(target, typer.Typer):
         loaded: Any = typer.main.get_group(target)
     else:
         single = typer.Typer(add_completion=False, rich_markup_mode=None)
-        single.command(name, help=entry.help)(_with_local(target) if entry.asks else target)
+        single.command(name, help=entry.help)(_with_local(target) if entry.uses_model else target)
         loaded = typer.main.get_command(single)
     loaded.name = name
     return loaded
@@ -124,7 +144,7 @@ def _with_local(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def asking(ctx: typer.Context, *, local: bool, **given: Any) -> None:
         if local:
-            of(ctx).local = True
+            invocation_of(ctx).local = True
         command(ctx, **given)
 
     hints = typing.get_type_hints(command, include_extras=True)
@@ -137,7 +157,7 @@ def _with_local(command: Callable[..., None]) -> Callable[..., None]:
     return asking
 
 
-def missing(arguments: list[str], package: str) -> str:
+def missing_package_message(arguments: list[str], package: str) -> str:
     """The sentence for a command whose optional extra is not installed."""
     name = next((a for a in arguments if a in COMMANDS), None)
     extra = COMMANDS[name].extra if name else None
@@ -147,7 +167,7 @@ def missing(arguments: list[str], package: str) -> str:
 
 
 @functools.cache
-def command() -> Any:
+def root_command() -> Any:
     """The whole command line as one click command."""
     return typer.main.get_command(app)
 

@@ -12,7 +12,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from keystroke.assist.edit.blocks import fenced
-from keystroke.clients.cli.source import Source
+from keystroke.clients.cli.text_file import TextFile
 from keystroke.errors import InputError
 
 MOST = 200_000  # characters of one file: about what the longest contexts hold
@@ -20,7 +20,7 @@ _MENTION = re.compile(r"(?<![\w@/.])@(?P<path>\"[^\"]+\"|[^\s\"'`]+)")
 _LINES = re.compile(r"^(?P<path>.+?):(?P<first>\d{1,7})(?:-(?P<last>\d{1,7}))?$")
 
 
-def with_files(line: str, exclude: Sequence[str] = ()) -> tuple[str, list[str]]:
+def attach_mentions(line: str, exclude: Sequence[str] = ()) -> tuple[str, list[str]]:
     """The message for a line that may mention files, and the names of those it holds. Raises InputError and
     NotFound for a file that cannot be sent."""
     parts: list[str] = []
@@ -36,11 +36,11 @@ def with_files(line: str, exclude: Sequence[str] = ()) -> tuple[str, list[str]]:
     return "\n\n".join([*parts, line]) if parts else line, names
 
 
-def attached(name: str, exclude: Sequence[str] = ()) -> str:
+def attach_file(name: str, exclude: Sequence[str] = ()) -> str:
     """A file as a message of its own. Raises NotFound where there is none."""
     part = _part(name, exclude)
     if part is None:
-        Source.read(Path(name).expanduser())  # says why not
+        TextFile.read(Path(name).expanduser())  # says why not
         raise InputError(f"{name} is not a file that can be shown")
     return part
 
@@ -56,7 +56,7 @@ def _part(name: str, exclude: Sequence[str]) -> str | None:
         return None
     if any(fnmatch(path.name, pattern) for pattern in exclude):
         raise InputError(f"{path} may hold secrets (assist.exclude), so it is not sent")
-    text = Source.read(path).text
+    text = TextFile.read(path).text
     if first is not None and last is not None:
         kept = text.split("\n")[first - 1 : last]
         if not kept or first < 1:

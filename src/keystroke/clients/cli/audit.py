@@ -20,8 +20,8 @@ from keystroke.analysis.audit.files import Skipped, Source, sources
 from keystroke.analysis.audit.report import Audited, as_json, as_sarif, as_text, diff, fixed
 from keystroke.analysis.audit.rules.wrappers import project_wrappers
 from keystroke.clients.cli import options
-from keystroke.clients.cli.console import Console, complain
-from keystroke.clients.cli.invocation import Invocation, of
+from keystroke.clients.cli.console import Console, print_error
+from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.clients.cli.release import release
 from keystroke.errors import InputError, KeystrokeError, UsageError
 
@@ -59,7 +59,7 @@ def audit(
     nosec: Annotated[bool, typer.Option("--nosec", help="Honour `# nosec` and `# noqa: S...` too.")] = False,
     json: options.Json = False,
 ) -> None:
-    run = of(ctx)
+    run = invocation_of(ctx)
     if form is None:
         form = Format.JSON if run.wants_json(json) else Format.TEXT
     elif json and form is not Format.JSON:
@@ -96,7 +96,7 @@ def _audited(chosen: list[Source], severity: Severity, nosec: bool, *, quiet: bo
                 auditor = Auditor(source.language, honour_others=nosec, helpers=helpers)
                 findings = auditor.audit(source.text)
             except KeystrokeError as error:
-                complain(f"{source.path} was skipped: {error}")
+                print_error(f"{source.path} was skipped: {error}")
                 continue
             kept = tuple(item for item in findings if item.severity.rank >= severity.rank)
             found.append(Audited(str(source.path), source.text, kept))
@@ -116,7 +116,7 @@ def _sources(paths: list[str], language: str) -> list[Source]:
     for path in paths:
         for item in sources(Path(path), language or None):
             if isinstance(item, Skipped):
-                complain(f"{item.path} was skipped: {item.why}")
+                print_error(f"{item.path} was skipped: {item.why}")
             else:
                 out.append(item)
     return out
@@ -124,7 +124,7 @@ def _sources(paths: list[str], language: str) -> list[Source]:
 
 def _mend(run: Invocation, found: list[Audited], chosen: list[Source], *, yes: bool) -> None:
     """Show each file's diff; write it where the user agrees, or where there is nobody to ask."""
-    from keystroke.clients.cli.changes import key, show_lines
+    from keystroke.clients.cli.changes import read_key, show_diff_lines
 
     places = {str(source.path): source for source in chosen}
     asks = not yes and sys.stdin.isatty() and sys.stderr.isatty()
@@ -132,15 +132,17 @@ def _mend(run: Invocation, found: list[Audited], chosen: list[Source], *, yes: b
         after, count = fixed(file)
         if not count:
             continue
-        show_lines(run, diff(file.path, file.text, after))
+        show_diff_lines(run, diff(file.path, file.text, after))
         if asks:
-            pressed = key(f"{file.path}: apply {count} fix{'' if count == 1 else 'es'}? y, n, q quit ", "yqn")
+            pressed = read_key(
+                f"{file.path}: apply {count} fix{'' if count == 1 else 'es'}? y, n, q quit ", "yqn"
+            )
             if pressed == "q":
                 return
             if pressed != "y":
                 continue
         _rewrite(places[file.path].path, file.text, after)
-        complain(f"{file.path}: {count} fixed")
+        print_error(f"{file.path}: {count} fixed")
 
 
 def _rewrite(path: Path, before: str, after: str) -> None:

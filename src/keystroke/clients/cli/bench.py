@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from keystroke.clients.cli import options
-from keystroke.clients.cli.invocation import Invocation, of
+from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.errors import NotFound, UnsupportedModel
 
 QUICK = "quick"
@@ -32,7 +32,7 @@ def bench(
     model: options.Model = None,
     json: options.Json = False,
 ) -> None:
-    run = of(ctx)
+    run = invocation_of(ctx)
     found = benchmarks()
     if name is None:
         rows = [(QUICK, "prefill and decode of the default model, about two seconds")]
@@ -45,9 +45,9 @@ def bench(
         _quick(model, run, as_json=run.wants_json(json))
     elif name in found:
         if name == CUDA:
-            from keystroke.engine.load import check_cuda
+            from keystroke.engine.cuda.backend import check_machine
 
-            check_cuda()  # says what is missing
+            check_machine()  # raises an error that says what is missing
         command = [sys.executable, "-m", f"bench.{name}", *(arguments or ())]
         done = subprocess.run(command, check=False, cwd=found[name].parents[1])
         raise typer.Exit(done.returncode)

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from keystroke.clients.cli import options
-from keystroke.clients.cli.invocation import Invocation, of
+from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.errors import UsageError
 
 if TYPE_CHECKING:
-    from keystroke.clients.cli.kept_files import Kept
+    from keystroke.clients.cli.stored_files import StoredFiles
 
 
 def cache(
@@ -32,11 +32,11 @@ def cache(
     json: options.Json = False,
 ) -> None:
     """Show what is kept on this machine and where; with --clear, remove it."""
-    from keystroke.clients.cli.console import size
-    from keystroke.clients.cli.kept_files import kept, tidy
+    from keystroke.clients.cli.console import format_size
+    from keystroke.clients.cli.stored_files import remove_empty_folders, stored_files
 
-    run = of(ctx)
-    known = kept(run.settings, run.environ)
+    run = invocation_of(ctx)
+    known = stored_files(run.settings, run.environ)
     if unknown := [name for name in names or () if name not in {kind.name for kind in known}]:
         raise UsageError(f"{unknown[0]} is not kept here; there are {', '.join(k.name for k in known)}")
     chosen = [kind for kind in known if kind.name in names] if names else known
@@ -44,35 +44,35 @@ def cache(
     if not clear:
         _show(run, chosen, as_json)
         return
-    going = [kind for kind in chosen if names or everything or kind.again]
+    going = [kind for kind in chosen if names or everything or kind.regenerable]
     total = sum(kind.measure()[0] for kind in going)
-    if not yes and not _agreed(going, size(total)):
+    if not yes and not _agreed(going, format_size(total)):
         raise typer.Exit(1)
     freed = {kind.name: kind.clear() for kind in going}
     if everything:
-        tidy(run.settings, run.environ)
+        remove_empty_folders(run.settings, run.environ)
     if as_json:
         run.console.json({"freed": freed})
     else:
-        run.console.note(f"{size(sum(freed.values()))} freed")
+        run.console.note(f"{format_size(sum(freed.values()))} freed")
 
 
-def _show(run: Invocation, chosen: list[Kept], as_json: bool) -> None:
-    from keystroke.clients.cli.console import size
+def _show(run: Invocation, chosen: list[StoredFiles], as_json: bool) -> None:
+    from keystroke.clients.cli.console import format_size
 
     rows: list[dict[str, Any]] = []
     for kind in chosen:
         total, count = kind.measure()
         where = [str(place) for place in kind.where]
         row = {"name": kind.name, "what": kind.what, "where": where, "bytes": total, "files": count}
-        rows.append({**row, "made_again": kind.again})
+        rows.append({**row, "made_again": kind.regenerable})
     if as_json:
         run.console.json(rows)
         return
     cells = [
         (
             row["name"],
-            size(row["bytes"]) if row["files"] else "-",
+            format_size(row["bytes"]) if row["files"] else "-",
             "by --clear" if row["made_again"] else "if named",
             row["what"],
             row["where"][0] if row["where"] else "",
@@ -80,13 +80,13 @@ def _show(run: Invocation, chosen: list[Kept], as_json: bool) -> None:
         for row in rows
     ]
     run.console.table(("name", "size", "cleared", "what", "where"), cells)
-    in_all = size(sum(row["bytes"] for row in rows))
+    in_all = format_size(sum(row["bytes"] for row in rows))
     run.console.note(f"{in_all} in all; `keystroke cache --clear` removes what is made again")
 
 
-def _agreed(going: list[Kept], total: str) -> bool:
-    from keystroke.clients.cli.changes import key
+def _agreed(going: list[StoredFiles], total: str) -> bool:
+    from keystroke.clients.cli.changes import read_key
 
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError("there is no terminal to ask on; say --yes to remove")
-    return key(f"Remove {', '.join(kind.name for kind in going)} ({total})? [y/N] ", "yn") == "y"
+    return read_key(f"Remove {', '.join(kind.name for kind in going)} ({total})? [y/N] ", "yn") == "y"

@@ -61,15 +61,15 @@ def show_diff(run: Invocation, plan: EditPlan) -> None:
 
 def preview(run: Invocation, path: str, before: str, edits: Iterable[Edit]) -> None:
     """What edits of one file would change, shown beside the question whether to make them."""
-    show_lines(run, unified_diff(before, apply_edits(before, edits), f"a/{path}", f"b/{path}"))
+    show_diff_lines(run, unified_diff(before, apply_edits(before, edits), f"a/{path}", f"b/{path}"))
 
 
-def show_lines(run: Invocation, diff: str) -> None:
+def show_diff_lines(run: Invocation, diff: str) -> None:
     """A diff on standard error, where questions are asked."""
     for line in diff.splitlines():
         head = line.startswith(("---", "+++"))
         style = "" if head else GREEN if line.startswith("+") else RED if line.startswith("-") else ""
-        run.console.aside(line, style)
+        run.console.prompt_line(line, style)
 
 
 def as_record(plan: EditPlan, *, answers: bool = False) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def as_record(plan: EditPlan, *, answers: bool = False) -> dict[str, Any]:
     }
 
 
-def agreed(question: str, *, yes: bool, unasked: Sequence[str] = ()) -> bool:
+def confirm(question: str, *, yes: bool, unasked: Sequence[str] = ()) -> bool:
     """Whether to go on: `yes` was given, or the user says so. No terminal to ask on is an error. `unasked`:
     files that would run by themselves and that the user did not name; `yes` does not cover them."""
     if yes and not unasked:
@@ -105,10 +105,10 @@ def agreed(question: str, *, yes: bool, unasked: Sequence[str] = ()) -> bool:
         )
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError("there is no terminal to ask on; say --yes to apply, or --dry-run to look only")
-    return key(f"{question} [y/N] ", "yn") == "y"
+    return read_key(f"{question} [y/N] ", "yn") == "y"
 
 
-def key(question: str, known: str) -> str:
+def read_key(question: str, known: str) -> str:
     """One key of `known`; the last of them stands for every other answer. No Enter is needed."""
     with _unbuffered() as read:
         sys.stderr.write(question)
@@ -137,7 +137,7 @@ def _unbuffered() -> Iterator[Callable[[], str]]:
         termios.tcsetattr(fd, termios.TCSANOW, before)
 
 
-def apply(run: Invocation, plan: EditPlan, journal: Journal) -> None:
+def apply_plan(run: Invocation, plan: EditPlan, journal: Journal) -> None:
     plan.apply(journal)
     for line in plan.summary():
         run.console.note(line)

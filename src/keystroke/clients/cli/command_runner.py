@@ -31,7 +31,7 @@ _GLANCE = 0.2  # seconds between two looks at whether the command is gone
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class CommandResult:
     """`code` as `subprocess` tells it: negative for a signal. `output`: the last part of what was printed."""
 
     code: int
@@ -39,17 +39,17 @@ class Ended:
     timed_out: bool = False
 
 
-class Listener(Protocol):
+class OutputListener(Protocol):
     """Who hears what a command prints while it runs. Every call comes from the thread that runs it, and must
     return quickly: meanwhile the command's output waits."""
 
-    def heard(self, stream: int, data: bytes) -> None:
+    def on_output(self, stream: int, data: bytes) -> None:
         """`data` was written to our stream 1 or 2."""
 
-    def wait(self) -> float | None:
+    def poll_delay(self) -> float | None:
         """In how many seconds `turn` is wanted; None if there is no hurry."""
 
-    def turn(self) -> None:
+    def on_poll(self) -> None:
         """Something passed, or the time is over."""
 
 
@@ -66,7 +66,9 @@ class Deaf:
         pass
 
 
-def run_command(command: Sequence[str], cwd: Path | None = None, listener: Listener | None = None) -> int:
+def run_command(
+    command: Sequence[str], cwd: Path | None = None, listener: OutputListener | None = None
+) -> int:
     """Run a command in the foreground, its input and output ours. Its code as `subprocess` tells it."""
     try:
         return _Foreground(listener or Deaf()).run(command, cwd)
@@ -87,7 +89,7 @@ class _Foreground:
     too; the others are pipes. Keys go to the command's terminal if they come from ours; any other input it
     reads itself."""
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: OutputListener) -> None:
         self.listener = listener
         self.terminals = [fd for fd in (1, 2) if os.isatty(fd)]
         self.own = bool(self.terminals) and os.isatty(0)  # the command gets a session of its own
@@ -141,7 +143,7 @@ class _Foreground:
         """Carry bytes until the command is gone and all it wrote was read."""
         keys = [0] if self.own else []
         while self.routes:
-            wait = self.listener.wait()
+            wait = self.listener.poll_delay()
             ready, _, _ = select.select([*self.routes, *keys], [], [], min(_GLANCE, wait or _GLANCE))
             for source in ready:
                 if source == 0:
@@ -153,12 +155,12 @@ class _Foreground:
                     continue
                 data = _read(source)
                 if data:
-                    self.listener.heard(self.routes[source], data)
+                    self.listener.on_output(self.routes[source], data)
                 # Where nobody reads any more the command shall notice, as if it had written there itself.
                 if not data or not _write(self.routes[source], data):
                     del self.routes[source]
                     os.close(source)
-            self.listener.turn()
+            self.listener.on_poll()
             if not ready and (ended := self._state(child)) is not None:
                 return ended
         return child.wait()
@@ -295,7 +297,7 @@ def _write(fd: int, data: bytes) -> bool:
     return True
 
 
-def run_quietly(command: str | Sequence[str], cwd: Path, seconds: float) -> Ended:
+def run_captured(command: str | Sequence[str], cwd: Path, seconds: float) -> CommandResult:
     """Run a command that the user named as a check: its output kept, its time limited, its children ended."""
     shell = isinstance(command, str)
     try:
@@ -323,7 +325,7 @@ def run_quietly(command: str | Sequence[str], cwd: Path, seconds: float) -> Ende
         _end(child)
         child.wait()
         raise
-    return Ended(child.returncode, output[-KEPT:].decode("utf-8", "replace"), late)
+    return CommandResult(child.returncode, output[-KEPT:].decode("utf-8", "replace"), late)
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from keystroke.clients.cli import options
-from keystroke.clients.cli.invocation import of
+from keystroke.clients.cli.invocation import invocation_of
 from keystroke.errors import InputError, Interrupted, UsageError
 
 
@@ -36,13 +36,13 @@ def complete(
 ) -> None:
     from keystroke.analysis.syntax import language_of
     from keystroke.clients.cli.interruption import interruptible
-    from keystroke.clients.cli.source import Place, Source, read_input
     from keystroke.clients.cli.speaker import open_speaker, params
+    from keystroke.clients.cli.text_file import FilePosition, TextFile, read_input
 
-    run = of(ctx)
+    run = invocation_of(ctx)
     source = None
     offset = 0
-    where = Place.parse(place)
+    where = FilePosition.parse(place)
     if place == "-":
         if apply:
             raise UsageError("--apply needs a file; standard input cannot be written back")
@@ -50,7 +50,7 @@ def complete(
     else:
         if suffix:
             raise UsageError("--suffix goes with standard input; a file has its own text after the cursor")
-        source = Source.read(where.path)
+        source = TextFile.read(where.path)
         offset = source.offset(where)
         before, after = source.text[:offset], source.text[offset:]
     if not before.strip() and not after.strip():

@@ -47,11 +47,11 @@ def _typed() -> str:
     return shlex.quote(str(ran.relative_to(here) if ran.is_relative_to(here) else ran))
 
 
-def complain(sentence: str) -> None:
+def print_error(sentence: str) -> None:
     """The one line on standard error that an error ends in."""
     try:
         line = "".join(c if c.isprintable() else " " for c in typeable(sentence))
-        _say(f"{RED}keystroke:{PLAIN} {line}" if colourful(sys.stderr) else f"keystroke: {line}")
+        _say(f"{RED}keystroke:{PLAIN} {line}" if supports_colour(sys.stderr) else f"keystroke: {line}")
     except (BrokenPipeError, ValueError):
         pass
 
@@ -61,7 +61,7 @@ def _say(line: str) -> None:
     sys.stderr.flush()
 
 
-def colourful(stream: TextIO) -> bool:
+def supports_colour(stream: TextIO) -> bool:
     """Whether `stream` may be coloured."""
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and stream.isatty()
 
@@ -74,7 +74,7 @@ class Console:
         """Part of an answer, at once. A terminal never gets control characters that a model wrote: they
         could move its cursor or set its title."""
         text = self.plain(text)
-        sys.stdout.write(f"{style}{text}{PLAIN}" if style and colourful(sys.stdout) else text)
+        sys.stdout.write(f"{style}{text}{PLAIN}" if style and supports_colour(sys.stdout) else text)
         sys.stdout.flush()
 
     @staticmethod
@@ -96,12 +96,12 @@ class Console:
         """A remark for a person; silent with --quiet."""
         if not self.quiet:
             text = typeable(text)
-            _say(f"{DIM}{text}{PLAIN}" if colourful(sys.stderr) else text)
+            _say(f"{DIM}{text}{PLAIN}" if supports_colour(sys.stderr) else text)
 
-    def aside(self, text: str, style: str = "") -> None:
+    def prompt_line(self, text: str, style: str = "") -> None:
         """A line that belongs to a question, where the question is: shown even with --quiet."""
         text = text.translate(_CONTROLS) if sys.stderr.isatty() else text
-        _say(f"{style}{text}{PLAIN}" if style and colourful(sys.stderr) else text)
+        _say(f"{style}{text}{PLAIN}" if style and supports_colour(sys.stderr) else text)
 
     def table(self, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Columns as wide as their widest cell; the last one is free."""
@@ -118,7 +118,7 @@ class Console:
             from keystroke.engine.library import silent
 
             yield silent
-        elif colourful(sys.stderr) or (sys.stderr.isatty() and os.environ.get("TERM") != "dumb"):
+        elif supports_colour(sys.stderr) or (sys.stderr.isatty() and os.environ.get("TERM") != "dumb"):
             with _Bar() as bar:
                 yield bar
         else:
@@ -192,7 +192,7 @@ class _Bar:
         self._bar.update(self._tasks[what], completed=done, total=total or None)
 
 
-def size(count: float) -> str:
+def format_size(count: float) -> str:
     """A number of bytes for people."""
     for unit in ("B", "KB", "MB", "GB"):
         if count < 1000:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import typer
 
 from keystroke.clients.cli import options
-from keystroke.clients.cli.invocation import of
+from keystroke.clients.cli.invocation import invocation_of
 
 SNIPPETS = (
     'def greet(name: str) -> str:\n    """Return a friendly greeting."""\n    return ',
@@ -22,7 +22,7 @@ def demo(ctx: typer.Context, model: options.Model = None) -> None:
     from keystroke.clients.cli.interruption import interruptible
     from keystroke.clients.cli.speaker import open_speaker, params
 
-    run = of(ctx)
+    run = invocation_of(ctx)
     chosen = params(run.settings, max_tokens=48, temperature=0.0, seed=None)
     with open_speaker(model, run) as speaker:
         run.console.note(f"{speaker.name} completes what stands before the arrow:\n")

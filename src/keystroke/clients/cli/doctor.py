@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from keystroke.clients.cli import options
-from keystroke.clients.cli.invocation import Invocation, of
+from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.errors import KeystrokeError
 
 if TYPE_CHECKING:
@@ -35,15 +35,17 @@ def doctor(
     json: options.Json = False,
 ) -> None:
     from keystroke.clients.cli.release import release
+    from keystroke.engine.backends import BACKENDS
     from keystroke.engine.gpu_kind import other_gpu
 
-    run = of(ctx)
+    run = invocation_of(ctx)
     facts: dict[str, Any] = {
         "keystroke": release(),
         "machine": machine(),
         "packages": packages(),
         "gpu": gpu(),
         "other_gpu": other_gpu(),
+        "backends": {name: backend.unavailable_reason() for name, backend in BACKENDS.items()},
     }
     settings = run.settings
     facts["folders"] = {
@@ -52,9 +54,9 @@ def doctor(
     }
     facts["gateways"] = gateways(settings.paths.state)
     if facts["gpu"] is not None or settings.engine.kind == "cuda":
-        from keystroke.engine.load import gpu_verdict
+        from keystroke.engine.cuda.backend import report
 
-        suits, why = gpu_verdict(model or settings.model.default, settings)
+        suits, why = report(model or settings.model.default, settings)
         facts["cuda"] = {"suits": suits, "why": why}
     problem: KeystrokeError | None = None
     if not quick:
@@ -125,17 +127,17 @@ def kernels(settings: Settings) -> str:
 def gateways(state: Path) -> list[dict[str, Any]]:
     """The gateways that commands and editors of this user share, and what each has loaded."""
     from keystroke.clients.cli.fingerprint import fingerprint
+    from keystroke.clients.gateway_address import GatewayAddress
     from keystroke.clients.gateway_http import GatewayHttp
-    from keystroke.clients.local_gateway import announced
-    from keystroke.clients.place import Place
+    from keystroke.clients.local_gateway import running_gateways
 
     found: list[dict[str, Any]] = []
     program = fingerprint()
-    for said in announced(state):
+    for said in running_gateways(state):
         record: dict[str, Any] = {"pid": said.pid, "url": said.url, "version": said.version}
         record["current"] = said.program == program
         try:
-            status = GatewayHttp(Place(said.url, said.token)).status()
+            status = GatewayHttp(GatewayAddress(said.url, said.token)).status()
         except KeystrokeError as error:
             record |= {"models": [], "error": str(error)}
         else:
@@ -187,7 +189,7 @@ def _examined(speaker: Speaker) -> dict[str, Any]:
 
 
 def _print(run: Invocation, facts: dict[str, Any]) -> None:
-    from keystroke.clients.cli.console import size
+    from keystroke.clients.cli.console import format_size
 
     box, out = facts["machine"], run.console
 
@@ -196,14 +198,15 @@ def _print(run: Invocation, facts: dict[str, Any]) -> None:
 
     row("keystroke", f"{facts['keystroke']} on Python {box['python']}")
     row("machine", ", ".join(dict.fromkeys((box["processor"], box["architecture"], box["system"]))))
-    free = f", {size(box['free_bytes'])} free" if box["free_bytes"] else ""
-    row("cores", f"{box['cores']} usable; memory {size(box['memory_bytes'])}{free}")
+    free = f", {format_size(box['free_bytes'])} free" if box["free_bytes"] else ""
+    row("cores", f"{box['cores']} usable; memory {format_size(box['memory_bytes'])}{free}")
     row("packages", ", ".join(f"{name} {v}" for name, v in facts["packages"].items() if v))
     row("gpu", facts["gpu"] or facts["other_gpu"] or "none found")
+    row("engines", ", ".join(name for name, reason in facts["backends"].items() if reason is None) or "none")
     if "cuda" in facts:
         row("cuda", ("suits: " if facts["cuda"]["suits"] else "no: ") + facts["cuda"]["why"])
     for name, folder in facts["folders"].items():
-        row(name, f"{size(folder['bytes'])} in {folder['path']}")
+        row(name, f"{format_size(folder['bytes'])} in {folder['path']}")
     for label, text in _loaded_rows(facts["gateways"]):
         row(label, text)
     model = facts.get("model")
@@ -219,10 +222,13 @@ def _print(run: Invocation, facts: dict[str, Any]) -> None:
         row(
             "model", f"{model['name']}: {model['architecture']}, {model['parameters'] / 1e6:.0f} M parameters"
         )
-        row("engine", f"{model['engine']}, {model['precision']}, {size(model['weight_bytes'])} of weights")
+        row(
+            "engine",
+            f"{model['engine']}, {model['precision']}, {format_size(model['weight_bytes'])} of weights",
+        )
         if "kernels" in facts:
             row("kernels", facts["kernels"])
-        kv = f"{size(model['kv_bytes_per_token'] * 1000)} of cache for 1000"
+        kv = f"{format_size(model['kv_bytes_per_token'] * 1000)} of cache for 1000"
         row("context", f"{model['context']} tokens, {kv}")
         fim = model["fill_in_the_middle"]
         row("formats", f"chat {'yes' if model['chat'] else 'no'}, fill in the middle {fim or 'no'}")
@@ -234,7 +240,7 @@ def _print(run: Invocation, facts: dict[str, Any]) -> None:
 
 def _loaded_rows(found: list[dict[str, Any]]) -> list[tuple[str, str]]:
     """What is loaded where: one line a model, under the process that has it."""
-    from keystroke.clients.cli.console import size
+    from keystroke.clients.cli.console import format_size
 
     if not found:
         return [("gateway", "none runs; the first command that asks a model starts one")]
@@ -247,8 +253,8 @@ def _loaded_rows(found: list[dict[str, Any]]) -> list[tuple[str, str]]:
         for model in gateway["models"]:
             text = f"{model['name']} ({model['role']})"
             if model["state"] == "loaded":
-                text += f": {model['precision']}, {size(model['weight_bytes'])} of weights, "
-                text += f"{size(model['cached_bytes'] or 0)} of cache"
+                text += f": {model['precision']}, {format_size(model['weight_bytes'])} of weights, "
+                text += f"{format_size(model['cached_bytes'] or 0)} of cache"
                 if busy := model["running"] + model["waiting"]:
                     text += f", {busy} answer{'s' * (busy > 1)} under way"
             elif model["state"] == "offered":

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from keystroke.clients.cli import options
-from keystroke.clients.cli.invocation import Invocation, of
+from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.errors import InputError, KeystrokeError, NotFound, UsageError
 
 if TYPE_CHECKING:
@@ -49,9 +49,9 @@ def edit(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    from keystroke.clients.cli.changes import agreed, as_record, open_workspace, show_diff
+    from keystroke.clients.cli.changes import as_record, confirm, open_workspace, show_diff
 
-    run = of(ctx)
+    run = invocation_of(ctx)
     as_json = run.wants_json(json)
     if bool(patch) == bool(instruction.strip()):
         raise UsageError('say what to change with -m "...", or give a patch with --patch')
@@ -74,7 +74,7 @@ def edit(
     verdict = None
     named = {workspace.name(file) for file in files or []}
     unasked = sorted(set(plan.self_running()) - named)
-    if not dry_run and agreed("Apply this?", yes=yes, unasked=unasked):
+    if not dry_run and confirm("Apply this?", yes=yes, unasked=unasked):
         entry = plan.apply(journal)
         applied = True
         if check and entry is not None:
@@ -116,7 +116,7 @@ def _asked(
     region = _region(lines, names, workspace) if lines else None
     for name in names:
         workspace.read(name)  # what cannot be edited is said before a model is loaded
-    rules = project_rules(workspace.root / names[0], workspace.root).header()
+    rules = project_rules(workspace.root / names[0], workspace.root).prompt_header()
     show = None if as_json or run.quiet or not sys.stderr.isatty() else _progress()
     with interruptible() as interrupt, open_writer(model, run, interrupt) as writer:
         plan = plan_edit(
@@ -167,11 +167,11 @@ def _region(lines: str, names: list[str], workspace: Workspace) -> Region:
 
 def _patched(workspace: Workspace, patch: str, files: list[str]) -> EditPlan:
     from keystroke.assist.edit import plan_patch
-    from keystroke.clients.cli.source import Source, read_input
+    from keystroke.clients.cli.text_file import TextFile, read_input
 
     if files:
         raise UsageError("a patch names its own files; leave FILE out")
-    text = read_input() if patch == "-" else Source.read(Path(patch)).text
+    text = read_input() if patch == "-" else TextFile.read(Path(patch)).text
     return plan_patch(workspace, text)
 
 
@@ -179,11 +179,11 @@ def _verdict(
     run: Invocation, journal: Journal, entry: JournalEntry, command: str, seconds: float, root: Path
 ) -> str | None:
     """Run the user's check. None if it passed; else the edit is taken back, and the sentence says so."""
-    from keystroke.clients.cli.command_runner import run_quietly
+    from keystroke.clients.cli.command_runner import run_captured
 
     run.console.note(f"running {command}")
     try:
-        ended = run_quietly(command, root, seconds)
+        ended = run_captured(command, root, seconds)
     except BaseException:
         journal.take_back(entry)
         raise
@@ -208,7 +208,7 @@ def undo(
 ) -> None:
     from keystroke.clients.cli.changes import open_workspace
 
-    run = of(ctx)
+    run = invocation_of(ctx)
     as_json = run.wants_json(json)
     _, journal = open_workspace(run)
     if listed:

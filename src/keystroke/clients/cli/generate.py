@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from keystroke.clients.cli import options
-from keystroke.clients.cli.invocation import of
+from keystroke.clients.cli.invocation import invocation_of
 from keystroke.errors import InputError
 
 
@@ -30,10 +30,10 @@ def generate(
     json: options.Json = False,
 ) -> None:
     from keystroke.clients.cli.interruption import interruptible
-    from keystroke.clients.cli.source import read_input
     from keystroke.clients.cli.speaker import open_speaker, params
+    from keystroke.clients.cli.text_file import read_input
 
-    run = of(ctx)
+    run = invocation_of(ctx)
     if prompt is None or prompt == "-":
         if sys.stdin.isatty():
             run.console.note("reading the prompt; end it with Ctrl-D")

@@ -51,7 +51,7 @@ class Invocation:
         return Console(quiet=self.quiet)
 
     @property
-    def shares(self) -> bool:
+    def uses_shared_gateway(self) -> bool:
         """Whether models of this machine are asked through the gateway that all commands share."""
         return self.settings.sharing.enabled and not self.local
 
@@ -60,7 +60,7 @@ class Invocation:
         return self.json or flag
 
 
-def of(ctx: Any) -> Invocation:
+def invocation_of(ctx: Any) -> Invocation:
     """The invocation that a command's context carries."""
     found = ctx.find_object(Invocation)
     return found if found is not None else Invocation()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from keystroke.clients.cli import options
-from keystroke.clients.cli.invocation import Invocation, of
+from keystroke.clients.cli.invocation import Invocation, invocation_of
 
 if TYPE_CHECKING:
     from keystroke.gateway.record.store import Store
@@ -37,7 +37,7 @@ def create(
     """Make a key and print it, once."""
     from keystroke.gateway.access.keys import make_key
 
-    run = of(ctx)
+    run = invocation_of(ctx)
     with _store(run) as store:
         key, token = make_key(name, priority=priority)
         store.add_key(key)
@@ -51,7 +51,7 @@ def create(
 @app.command("list")
 def list_(ctx: typer.Context, json: options.Json = False) -> None:
     """List keys, without their text."""
-    run = of(ctx)
+    run = invocation_of(ctx)
     with _store(run) as store:
         keys = store.keys()
     if run.wants_json(json):
@@ -84,7 +84,7 @@ def list_(ctx: typer.Context, json: options.Json = False) -> None:
 @app.command()
 def revoke(ctx: typer.Context, name: Annotated[str, typer.Argument(help="The key's id or name.")]) -> None:
     """Revoke a key; servers stop accepting it within seconds."""
-    run = of(ctx)
+    run = invocation_of(ctx)
     with _store(run) as store:
         key = store.revoke_key(name)
     run.console.note(f"revoked {key.name} ({key.id})")

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from keystroke.clients.cli import options
-from keystroke.clients.cli.invocation import Invocation, of
+from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.errors import InputError, UsageError
 
 if TYPE_CHECKING:
-    from keystroke.gateway.record.learned import Learned, Outcome
+    from keystroke.gateway.record.outcome_store import OutcomeStore, SuggestionOutcome
 
 app = typer.Typer(
     name="learn",
@@ -38,23 +38,23 @@ _KIND = {"rest": "rest_of_line", "line": "line", "block": "block"}  # as trainin
 @app.command("on")
 def turn_on(ctx: typer.Context, json: options.Json = False) -> None:
     """Keep what becomes of suggestions, and tune how readily they show."""
-    _switch(of(ctx), True, json)
+    _switch(invocation_of(ctx), True, json)
 
 
 @app.command("off")
 def turn_off(ctx: typer.Context, json: options.Json = False) -> None:
     """Keep nothing more, at once. What is there stays; `forget` deletes it."""
-    _switch(of(ctx), False, json)
+    _switch(invocation_of(ctx), False, json)
 
 
 @app.command()
 def status(ctx: typer.Context, json: options.Json = False) -> None:
     """Show whether it is on, what is kept, and how sure suggestions must be by now."""
     from keystroke.assist.completion.gate import THRESHOLDS
-    from keystroke.assist.completion.tuning import tuned
-    from keystroke.clients.cli.console import size
+    from keystroke.assist.completion.tuning import tune_threshold
+    from keystroke.clients.cli.console import format_size
 
-    run = of(ctx)
+    run = invocation_of(ctx)
     settings = run.settings
     default = THRESHOLDS[settings.assist.eagerness]
     rows: list[dict[str, Any]] = []
@@ -62,7 +62,7 @@ def status(ctx: typer.Context, json: options.Json = False) -> None:
     if kept is not None:
         with closing(kept):
             for group in kept.groups():
-                threshold = tuned(default, *kept.counts(group.language, group.project))
+                threshold = tune_threshold(default, *kept.counts(group.language, group.project))
                 rows.append({**dataclasses.asdict(group), "threshold": threshold, "default": default})
     file = _file(run)
     total = file.stat().st_size if file.exists() else 0
@@ -71,7 +71,7 @@ def status(ctx: typer.Context, json: options.Json = False) -> None:
             {"enabled": settings.learn.enabled, "file": str(file), "bytes": total, "groups": rows}
         )
         return
-    run.console.line(f"{'on' if settings.learn.enabled else 'off'}  {file}  {size(total)}")
+    run.console.line(f"{'on' if settings.learn.enabled else 'off'}  {file}  {format_size(total)}")
     if rows:
         headings = ("language", "project", "shown", "accepted", "characters", "not shown", "shown from")
         cells = [
@@ -99,7 +99,7 @@ def show(
     json: options.Json = False,
 ) -> None:
     """Show what is kept, newest first; with a number, everything about that one."""
-    run = of(ctx)
+    run = invocation_of(ctx)
     found = _outcomes(run, language=language, project=project, number=number, limit=limit)
     if number is not None and not found:
         raise InputError(f"there is no suggestion {number}; `keystroke learn show` lists them")
@@ -133,9 +133,9 @@ def export(
     json: options.Json = False,
 ) -> None:
     """Write what you took, or wrote instead, as cases that `keystroke train` reads."""
-    from keystroke.train.cases import Case, write_cases
+    from keystroke.text.cases import Case, write_cases
 
-    run = of(ctx)
+    run = invocation_of(ctx)
     if not file.name.endswith(".jsonl.xz"):
         raise UsageError(f"{file} must end in .jsonl.xz: that is how training cases are kept")
     if file.exists():
@@ -177,14 +177,14 @@ def forget(
     json: options.Json = False,
 ) -> None:
     """Delete what is kept: all of it, or a part. Thresholds follow."""
-    run = of(ctx)
+    run = invocation_of(ctx)
     if not yes and not _agreed():
         raise typer.Exit(1)
     before = None if days is None else time.time() - days * 86_400
     gone = 0
     if (kept := _kept(run)) is not None:
         with closing(kept):
-            gone = kept.forget(language=language, project=project, before=before, number=number)
+            gone = kept.delete(language=language, project=project, before=before, number=number)
     if run.wants_json(json):
         run.console.json({"forgotten": gone})
     else:
@@ -193,11 +193,11 @@ def forget(
 
 def _switch(run: Invocation, on: bool, json: bool) -> None:
     from keystroke.config.write import write_setting
-    from keystroke.gateway.record.learned import open_learned
+    from keystroke.gateway.record.outcome_store import open_outcome_store
 
     if on or _file(run).exists():
-        with closing(open_learned(run.settings)) as kept:
-            kept.pause(not on)
+        with closing(open_outcome_store(run.settings)) as kept:
+            kept.set_paused(not on)
     file = write_setting("learn.enabled", on, run.environ)
     if run.wants_json(json):
         run.console.json({"enabled": on, "settings": str(file), "file": str(_file(run))})
@@ -212,19 +212,19 @@ def _switch(run: Invocation, on: bool, json: bool) -> None:
 
 
 def _file(run: Invocation) -> Path:
-    from keystroke.gateway.record.learned import learned_file
+    from keystroke.gateway.record.outcome_store import outcome_file
 
-    return learned_file(run.settings)
+    return outcome_file(run.settings)
 
 
-def _kept(run: Invocation) -> Learned | None:
+def _kept(run: Invocation) -> OutcomeStore | None:
     """What is kept; None where nothing ever was, so that looking makes no file."""
-    from keystroke.gateway.record.learned import open_learned
+    from keystroke.gateway.record.outcome_store import open_outcome_store
 
-    return open_learned(run.settings) if _file(run).exists() else None
+    return open_outcome_store(run.settings) if _file(run).exists() else None
 
 
-def _outcomes(run: Invocation, **asked: Any) -> list[Outcome]:
+def _outcomes(run: Invocation, **asked: Any) -> list[SuggestionOutcome]:
     kept = _kept(run)
     if kept is None:
         return []
@@ -232,7 +232,7 @@ def _outcomes(run: Invocation, **asked: Any) -> list[Outcome]:
         return kept.outcomes(**asked)
 
 
-def _describe(run: Invocation, outcome: Outcome) -> None:
+def _describe(run: Invocation, outcome: SuggestionOutcome) -> None:
     for name in ("id", "at", "language", "project", "path", "model", "kind", "extent", "confidence", "became",
                  "shown", "taken", "worth"):  # fmt: skip
         run.console.line(f"{name:<11} {getattr(outcome, name)}")
@@ -243,8 +243,8 @@ def _describe(run: Invocation, outcome: Outcome) -> None:
 
 
 def _agreed() -> bool:
-    from keystroke.clients.cli.changes import key
+    from keystroke.clients.cli.changes import read_key
 
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError("there is no terminal to ask on; say --yes to delete")
-    return key("Delete what became of suggestions? [y/N] ", "yn") == "y"
+    return read_key("Delete what became of suggestions? [y/N] ", "yn") == "y"

@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from keystroke.analysis.failures.report import QUIET, Watch
-from keystroke.clients.cli.screen import Screen
+from keystroke.analysis.failures.report import QUIET, FailureWatcher
+from keystroke.clients.cli.screen import TerminalLine
 
 if TYPE_CHECKING:
     from keystroke.analysis.failures.diagnose import Diagnosis
@@ -33,9 +33,9 @@ class LiveRun:
         self, diagnose: Callable[[Failure], Diagnosis | None], told: Callable[[Diagnosis], str]
     ) -> None:
         self._diagnose, self._told = diagnose, told
-        self._watch = Watch()
+        self._watch = FailureWatcher()
         self._shared = sys.stdout.isatty() and sys.stderr.isatty()  # one terminal shows both
-        self._screens = {1: Screen(), 2: Screen()}
+        self._screens = {1: TerminalLine(), 2: TerminalLine()}
         self._seen: set[tuple[str, str, int]] = set()
         self._compiled = 0
         self._asked: queue.SimpleQueue[Failure | None] = queue.SimpleQueue()
@@ -48,20 +48,20 @@ class LiveRun:
 
     # ── the runner's side ─────────────────────────────────────────────────────────────────────
 
-    def heard(self, stream: int, data: bytes) -> None:
+    def on_output(self, stream: int, data: bytes) -> None:
         self._last = time.monotonic()
-        self._watch.hear(stream, data, self._last)
-        self._screens[2 if self._shared else stream].show(data)
+        self._watch.feed(stream, data, self._last)
+        self._screens[2 if self._shared else stream].feed(data)
 
-    def wait(self) -> float | None:
+    def poll_delay(self) -> float | None:
         if self._waiting or self._unsaid:
             return _POLL
-        return self._watch.due(time.monotonic())
+        return self._watch.seconds_until_due(time.monotonic())
 
-    def turn(self) -> None:
+    def on_poll(self) -> None:
         now = time.monotonic()
-        if self._watch.due(now) == 0.0:
-            self._ask(self._watch.told(now))
+        if self._watch.seconds_until_due(now) == 0.0:
+            self._ask(self._watch.completed(now))
         self._collect()
         if self._unsaid and now - self._last >= QUIET:
             line = self._screens[2].unfinished()
@@ -71,7 +71,7 @@ class LiveRun:
 
     def finish(self) -> list[Diagnosis]:
         """Everything that is left to say, and all that was found, the latest last."""
-        self._ask(self._watch.told(time.monotonic(), ended=True))
+        self._ask(self._watch.completed(time.monotonic(), ended=True))
         while self._waiting:
             self._collect(block=True)
         if self._worker is not None:

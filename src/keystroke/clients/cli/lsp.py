@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from keystroke.clients.cli.invocation import Invocation, of
+from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.errors import UsageError
 
 if TYPE_CHECKING:
+    from keystroke.clients.gateway_address import GatewayAddress
     from keystroke.clients.lsp.server import KeystrokeServer
-    from keystroke.clients.place import Place
 
-    Locate = Callable[[], Awaitable[Place]]
+    Locate = Callable[[], Awaitable[GatewayAddress]]
 
 
 def lsp(
@@ -52,7 +52,7 @@ def lsp(
     echo: Annotated[bool, typer.Option("--echo", "--fake", hidden=True)] = False,
 ) -> None:
     """Serve an editor over the Language Server Protocol."""
-    run = of(ctx)
+    run = invocation_of(ctx)
     logging.basicConfig(
         stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s"
     )
@@ -71,19 +71,19 @@ async def _serve(
 
         address = _address(tcp)
         server = _server(run, locate, release())
-        return await _until_over(server, serve_tcp(server.protocol, server.over, *address))
-    from keystroke.clients.lsp.frames import framed, next_body, standard_streams
-    from keystroke.clients.lsp.greeting import greet
+        return await _until_over(server, serve_tcp(server.protocol, server.exited, *address))
+    from keystroke.clients.lsp.early_initialize import answer_initialize
+    from keystroke.clients.lsp.frames import frame, read_body, standard_streams
 
     reader, target = await standard_streams()
-    body = await next_body(reader)
+    body = await read_body(reader)
     if body is None:
         return 1
-    first = greet(body, release())
-    if first.answered is not None:
+    first = answer_initialize(body, release())
+    if first.answered_id is not None:
         # The editor goes on while everything else is loaded, and so does the gateway, which takes longer.
         try:
-            target.write(framed(first.reply))
+            target.write(frame(first.reply))
             target.flush()
         except BrokenPipeError:
             return 1
@@ -91,7 +91,7 @@ async def _serve(
     server = await asyncio.to_thread(_server, run, locate, release())
     from keystroke.clients.lsp.transport import serve_stdio
 
-    return await _until_over(server, serve_stdio(server.protocol, reader, target, server.over, first))
+    return await _until_over(server, serve_stdio(server.protocol, reader, target, server.exited, first))
 
 
 def _server(run: Invocation, locate: Locate, version: str) -> KeystrokeServer:
@@ -126,27 +126,27 @@ def locate_by(
 
 
 def _fixed(url: str, run: Invocation) -> Locate:
-    from keystroke.clients.place import Place
+    from keystroke.clients.gateway_address import GatewayAddress
 
-    async def locate() -> Place:
+    async def locate() -> GatewayAddress:
         keys = run.environ.get(run.settings.server.api_key_env, "").split(",")
-        return Place(url.rstrip("/"), keys[0].strip() or None)
+        return GatewayAddress(url.rstrip("/"), keys[0].strip() or None)
 
     return locate
 
 
 def _own(run: Invocation, models: list[str], linger: float | None, echo: bool) -> Locate:
-    from keystroke.clients.cli.shared import shared_gateway
+    from keystroke.clients.cli.shared_gateway import shared_gateway
 
     return shared_gateway(run, models, linger=linger, echo=echo, project=False).locate
 
 
 def _ahead(locate: Locate) -> Locate:
     """Begin to look now; the first who asks gets what that finds, everybody after that asks anew."""
-    begun: list[asyncio.Future[Place]] = [asyncio.ensure_future(locate())]
+    begun: list[asyncio.Future[GatewayAddress]] = [asyncio.ensure_future(locate())]
     begun[0].add_done_callback(lambda found: found.cancelled() or found.exception())  # asked for or not
 
-    async def looked() -> Place:
+    async def looked() -> GatewayAddress:
         return await (begun.pop() if begun else locate())
 
     return looked

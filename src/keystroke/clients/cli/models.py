@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from keystroke.clients.cli import options
-from keystroke.clients.cli.invocation import Invocation, of
+from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,11 +29,11 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The model's name.")]
 @app.command("list")
 def list_(ctx: typer.Context, json: options.Json = False) -> None:
     """List the models that can be used by name, and what each is used for."""
-    from keystroke.clients.cli.console import size
+    from keystroke.clients.cli.console import format_size
     from keystroke.engine.locate import shipped
     from keystroke.engine.roles import Role, model_for
 
-    run = of(ctx)
+    run = invocation_of(ctx)
     settings = run.settings
     rows = _rows(run)
     default = settings.model.default
@@ -49,7 +49,7 @@ def list_(ctx: typer.Context, json: options.Json = False) -> None:
         (
             ("* " if row["name"] == default else "  ") + row["name"],
             row["kind"],
-            size(row["size"]) if row["size"] else "",
+            format_size(row["size"]) if row["size"] else "",
             ", ".join(row["roles"]),
             row["where"],
         )
@@ -115,7 +115,7 @@ def add(
     from keystroke.engine.library import Library
     from keystroke.engine.locate import resolve
 
-    run = of(ctx)
+    run = invocation_of(ctx)
     library = Library(run.settings.paths.models)
     try:
         with run.console.progress() as progress:
@@ -183,7 +183,7 @@ def use(
     from keystroke.config.write import write_setting
     from keystroke.engine.roles import Role, converses
 
-    run = of(ctx)
+    run = invocation_of(ctx)
     known = [str(one) for one in Role]
     for one in role or ():
         if one not in known:
@@ -242,9 +242,9 @@ def _check_usable(name: str, run: Invocation) -> None:
 @app.command()
 def show(ctx: typer.Context, name: Name, json: options.Json = False) -> None:
     """Print what is known about a model."""
-    from keystroke.clients.cli.console import size
+    from keystroke.clients.cli.console import format_size
 
-    run = of(ctx)
+    run = invocation_of(ctx)
     named = run.settings.models.get(name)
     if named is not None and (named.base_url or named.engine == "remote"):
         facts: dict[str, Any] = {
@@ -263,7 +263,7 @@ def show(ctx: typer.Context, name: Name, json: options.Json = False) -> None:
             for file, digest in value.items():
                 run.console.line(f"{'sha256':13}{digest}  {file}")
         else:
-            run.console.line(f"{key:13}{size(value) if key == 'size' else value}")
+            run.console.line(f"{key:13}{format_size(value) if key == 'size' else value}")
 
 
 def _local_facts(name: str, run: Invocation) -> dict[str, Any]:
@@ -301,7 +301,7 @@ def verify(ctx: typer.Context, name: Name, json: options.Json = False) -> None:
     from keystroke.engine.library import EMBEDDED
     from keystroke.engine.locate import shipped
 
-    run = of(ctx)
+    run = invocation_of(ctx)
     if name == EMBEDDED:
         if (own := shipped()) is not None:
             _verify_shipped(own, run, run.wants_json(json))
@@ -330,7 +330,7 @@ def _verify_shipped(own: Path, run: Invocation, json: bool) -> None:
 @app.command()
 def remove(ctx: typer.Context, name: Name) -> None:
     """Forget a model. Files that were added from elsewhere are not deleted."""
-    run = of(ctx)
+    run = invocation_of(ctx)
     _library(run).remove(name)
     run.console.note(f"removed {name}")
 

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import typer
 
-from keystroke.clients.cli.invocation import of
+from keystroke.clients.cli.invocation import invocation_of
 
 
 def play(
@@ -31,16 +31,16 @@ def play(
     ] = True,
 ) -> None:
     """Open the playground: an editor in the browser on the live channel."""
-    from keystroke.clients.cli.shared import shared_gateway
-    from keystroke.clients.place import Place
+    from keystroke.clients.cli.shared_gateway import shared_gateway
+    from keystroke.clients.gateway_address import GatewayAddress
 
-    run = of(ctx)
+    run = invocation_of(ctx)
     if url is not None:
-        place = Place(url.rstrip("/"), os.environ.get(run.settings.server.api_key_env) or None)
+        place = GatewayAddress(url.rstrip("/"), os.environ.get(run.settings.server.api_key_env) or None)
     else:
         gateway = shared_gateway(run, model or ())
         with run.console.progress() as progress:
-            place = gateway.locate_now(watch=progress)
+            place = gateway.locate_blocking(on_progress=progress)
     address = f"{place.url}/" + (f"#key={quote(place.token, safe='')}" if place.token else "")
     if run.json:
         run.console.json({"url": f"{place.url}/", "key": place.token})

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from keystroke.clients.cli import options
-from keystroke.clients.cli.invocation import Invocation, of
+from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.errors import InputError, UsageError
 
 if TYPE_CHECKING:
-    from keystroke.analysis.refactor import Refactored, Refactoring
+    from keystroke.analysis.refactor import Refactoring, RefactoringPlan
     from keystroke.assist.edit import EditPlan, Journal, Workspace
 
 app = typer.Typer(
@@ -39,12 +39,12 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the diff; write no
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Apply without asking.")]
 
 
-def _refactoring(planned: Callable[..., Refactored]) -> Callable[..., None]:
+def _refactoring(planned: Callable[..., RefactoringPlan]) -> Callable[..., None]:
     """A command out of a function that plans: it gets the desk, and what every refactoring is asked besides
     (whether to write, whether to ask, how to print) is added here, once."""
 
     def command(ctx: typer.Context, dry_run: bool, yes: bool, json: bool, **asked: Any) -> None:
-        desk = Desk.open(ctx)
+        desk = RefactorSession.open(ctx)
         desk.finish(planned(desk, **asked), dry_run, yes, json)
 
     del planned.__annotations__["return"]  # for type checkers only: its module is not loaded yet
@@ -64,7 +64,7 @@ def _refactoring(planned: Callable[..., Refactored]) -> Callable[..., None]:
 
 
 @dataclass
-class Desk:
+class RefactorSession:
     """One refactoring on the files of the workspace."""
 
     run: Invocation
@@ -73,29 +73,29 @@ class Desk:
     work: Refactoring
 
     @classmethod
-    def open(cls, ctx: typer.Context) -> Desk:
+    def open(cls, ctx: typer.Context) -> RefactorSession:
         from keystroke.analysis.refactor import Refactoring
         from keystroke.clients.cli.changes import open_workspace
 
-        run = of(ctx)
+        run = invocation_of(ctx)
         workspace, journal = open_workspace(run)
         return cls(run, workspace, journal, Refactoring(workspace.root))
 
     def place(self, where: str) -> tuple[str, int]:
         """The workspace name and the offset of FILE:LINE:COLUMN."""
-        from keystroke.clients.cli.source import Place
+        from keystroke.clients.cli.text_file import FilePosition
 
-        place = Place.parse(where)
+        place = FilePosition.parse(where)
         if place.line is None or place.column is None:
             raise UsageError(f"say where: FILE:LINE:COLUMN, not {where!r:.120}")
         name = self.workspace.name(place.path)
         return name, self._offset(name, place.line, place.column)
 
     def span(self, text: str) -> tuple[str, int, int]:
-        from keystroke.clients.cli.source import Place
+        from keystroke.clients.cli.text_file import FilePosition
 
         head, dash, tail = text.rpartition("-")
-        begin = Place.parse(head)
+        begin = FilePosition.parse(head)
         line, _, column = tail.partition(":")
         if not dash or begin.line is None or not line.isdigit() or (column and not column.isdigit()):
             raise UsageError(f"say what: FILE:LINE-LINE or FILE:LINE:COL-LINE:COL, not {text!r:.120}")
@@ -123,21 +123,21 @@ class Desk:
             )
         return first + column - 1
 
-    def finish(self, done: Refactored, dry_run: bool, yes: bool, json: bool) -> None:
-        from keystroke.clients.cli.changes import agreed, apply, as_record, show_diff
+    def finish(self, done: RefactoringPlan, dry_run: bool, yes: bool, json: bool) -> None:
+        from keystroke.clients.cli.changes import apply_plan, as_record, confirm, show_diff
 
         plan = self._plan(done)
         self.work.close()
         as_json = self.run.wants_json(json)
         if not as_json:
             show_diff(self.run, plan)
-        applied = not dry_run and agreed(f"{done.title}?", yes=yes)
+        applied = not dry_run and confirm(f"{done.title}?", yes=yes)
         if applied:
-            apply(self.run, plan, self.journal)
+            apply_plan(self.run, plan, self.journal)
         if as_json:
             self.run.console.json({"title": done.title, "applied": applied, **as_record(plan)})
 
-    def _plan(self, done: Refactored) -> EditPlan:
+    def _plan(self, done: RefactoringPlan) -> EditPlan:
         from keystroke.clients.cli.changes import plan_edits
 
         if done.moves:
@@ -151,53 +151,53 @@ class Desk:
 
 @_refactoring
 def rename(
-    desk: Desk, where: Where, name: Annotated[str, typer.Argument(help="The new name.")]
-) -> Refactored:
+    desk: RefactorSession, where: Where, name: Annotated[str, typer.Argument(help="The new name.")]
+) -> RefactoringPlan:
     """Give a function, class, variable, parameter or method another name, everywhere."""
     return desk.work.rename(*desk.place(where), name)
 
 
 @_refactoring
 def extract(
-    desk: Desk,
+    desk: RefactorSession,
     span: Span,
     name: Annotated[str, typer.Argument(help="Name of the function or variable.")],
     variable: Annotated[bool, typer.Option("--variable", help="Extract a variable, not a function.")] = False,
-) -> Refactored:
+) -> RefactoringPlan:
     """Turn lines or an expression into a function, or an expression into a variable."""
     action = desk.work.extract_variable if variable else desk.work.extract_function
     return action(*desk.span(span), name)
 
 
 @_refactoring
-def inline(desk: Desk, where: Where) -> Refactored:
+def inline(desk: RefactorSession, where: Where) -> RefactoringPlan:
     """Replace a function or variable by what it stands for."""
     return desk.work.inline(*desk.place(where))
 
 
 @_refactoring
 def move(
-    desk: Desk,
+    desk: RefactorSession,
     where: Where,
     target: Annotated[str, typer.Argument(metavar="FILE", help="The module it goes to.")],
-) -> Refactored:
+) -> RefactoringPlan:
     """Move a function, class or variable to another module; imports follow."""
     return desk.work.move(*desk.place(where), desk.workspace.name(target))
 
 
 @_refactoring
 def signature(
-    desk: Desk,
+    desk: RefactorSession,
     where: Where,
     parameters: Annotated[str, typer.Argument(metavar='"a, b, c=0"', help="The parameters it shall have.")],
-) -> Refactored:
+) -> RefactoringPlan:
     """Add, remove or reorder a function's parameters; every call follows."""
     return desk.work.change_signature(*desk.place(where), parameters)
 
 
 @_refactoring
 def imports(
-    desk: Desk, file: Annotated[str, typer.Argument(metavar="FILE", help="The file to tidy.")]
-) -> Refactored:
+    desk: RefactorSession, file: Annotated[str, typer.Argument(metavar="FILE", help="The file to tidy.")]
+) -> RefactoringPlan:
     """Remove unused imports and sort the others."""
     return desk.work.organise_imports(desk.workspace.name(file))

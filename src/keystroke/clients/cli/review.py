@@ -14,7 +14,7 @@ import typer
 
 from keystroke.analysis.audit import Severity
 from keystroke.clients.cli import options
-from keystroke.clients.cli.invocation import Invocation, of
+from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.errors import UsageError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def review(
     from keystroke.assist.review import changed_files, ranked
     from keystroke.clients.cli.changes import open_workspace
 
-    run = of(ctx)
+    run = invocation_of(ctx)
     if staged and revision:
         raise UsageError("--staged and a revision are two different reviews; choose one")
     as_json = run.wants_json(json)
@@ -84,7 +84,9 @@ def _reviewed(files: list[Changed], workspace: Workspace, writer: Any, *, run_ex
     from keystroke.analysis.rules import project_rules
     from keystroke.assist.review import review as reviewed
 
-    rules = project_rules(workspace.root / "x.py", workspace.root).header() if writer is not None else ""
+    rules = (
+        project_rules(workspace.root / "x.py", workspace.root).prompt_header() if writer is not None else ""
+    )
     return reviewed(files, workspace.root, writer, rules, run=run_examples)
 
 
@@ -148,7 +150,7 @@ def _mend(
 ) -> list[Finding]:
     """Apply the fixes that are wanted, all in one edit that one `undo` takes back."""
     from keystroke.assist.review import fixed_texts
-    from keystroke.clients.cli.changes import key, plan_edits, preview
+    from keystroke.clients.cli.changes import plan_edits, preview, read_key
 
     texts = {file.path: file.text for file in files}
     live = {file.path for file in files if file.live}
@@ -161,7 +163,7 @@ def _mend(
             assert item.fix is not None
             run.console.note(f"\n{_sentence(item)}")
             preview(run, item.path, texts[item.path], item.fix.edits)
-            pressed = key(f"  {item.fix.title}: a apply, s skip, q quit? ", "aqs")
+            pressed = read_key(f"  {item.fix.title}: a apply, s skip, q quit? ", "aqs")
             if pressed == "q":
                 break
             if pressed == "a":

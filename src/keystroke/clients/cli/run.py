@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from keystroke.clients.cli import options
-from keystroke.clients.cli.console import DIM, PLAIN, colourful
-from keystroke.clients.cli.invocation import Invocation, of
+from keystroke.clients.cli.console import DIM, PLAIN, supports_colour
+from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.errors import KeystrokeError, UsageError
 
 if TYPE_CHECKING:
@@ -50,10 +50,10 @@ def run(
     from keystroke.clients.cli.command_runner import run_command
     from keystroke.clients.cli.live_run import LiveRun
 
-    invocation = of(ctx)
+    invocation = invocation_of(ctx)
     if not command:
         raise UsageError("name the command to run, after --, for example: `keystroke run -- python app.py`")
-    work = Bench(invocation, model, as_json=invocation.wants_json(json))
+    work = FailureFixer(invocation, model, as_json=invocation.wants_json(json))
     live = LiveRun(work.diagnose, work.say)
     code = run_command(command, listener=live)
     found = live.finish()
@@ -80,7 +80,7 @@ def _leave(code: int) -> None:
     os.kill(os.getpid(), number)
 
 
-class Bench:
+class FailureFixer:
     """Where a failure is looked at: its workspace, its fixes, the talk about them."""
 
     def __init__(self, invocation: Invocation, model: str | None, *, as_json: bool) -> None:
@@ -142,7 +142,7 @@ class Bench:
                 note(f"  no rule mends this; for a model's attempt, {advice(self.invocation.settings)}")
             self._hinted = True
             return found
-        rules = project_rules(self.workspace.root / found.path, self.workspace.root).header()
+        rules = project_rules(self.workspace.root / found.path, self.workspace.root).prompt_header()
         try:
             with interruptible() as interrupt, open_writer(name, self.invocation, interrupt) as writer:
                 repair = model_repair(found, text, self.workspace.root, writer, rules)
@@ -176,7 +176,7 @@ class Bench:
         for number, repair in enumerate(found.repairs, 1):
             lines.append(f"  {number}. {repair.fix.title} ({repair.path}; {CHECKED[repair.checked]})")
         text = "\n".join(lines)
-        return f"{DIM}{text}{PLAIN}" if colourful(sys.stderr) else text
+        return f"{DIM}{text}{PLAIN}" if supports_colour(sys.stderr) else text
 
     def _record(self, found: Diagnosis) -> str:
         import msgspec
@@ -205,7 +205,7 @@ class Bench:
 
     def offer(self, found: Diagnosis, command: list[str] | None, seconds: float, *, fix: bool) -> bool:
         """Apply a fix if the user wants it. Whether something was applied and kept."""
-        from keystroke.clients.cli.changes import key, plan_edits, preview
+        from keystroke.clients.cli.changes import plan_edits, preview, read_key
 
         note = self.invocation.console.note
         asked = sys.stdin.isatty() and sys.stderr.isatty() and not self.as_json
@@ -221,7 +221,7 @@ class Bench:
                 note(f"\n  {number}. {repair.fix.title}")
                 preview(self.invocation, repair.path, self.texts[repair.path], repair.fix.edits)
             numbers = "".join(str(n + 1) for n in range(len(found.repairs)))
-            pressed = key(f"  {found.title[:80]}: apply {'/'.join(numbers)}, or n? ", f"{numbers}n")
+            pressed = read_key(f"  {found.title[:80]}: apply {'/'.join(numbers)}, or n? ", f"{numbers}n")
             if pressed == "n":
                 return False
             chosen = int(pressed) - 1
@@ -240,16 +240,16 @@ class Bench:
     def _verified(
         self, found: Diagnosis, repair: Repair, entry: JournalEntry, command: list[str], seconds: float
     ) -> bool:
-        from keystroke.analysis.failures.report import failures
-        from keystroke.clients.cli.command_runner import run_quietly
+        from keystroke.analysis.failures.report import find_failures
+        from keystroke.clients.cli.command_runner import run_captured
 
         note = self.invocation.console.note
         try:
-            ended = run_quietly(command, Path.cwd(), seconds)
+            ended = run_captured(command, Path.cwd(), seconds)
         except BaseException:
             self.journal.take_back(entry)
             raise
-        same = any(item.place == found.failure.place for item in failures(ended.output))
+        same = any(item.place == found.failure.place for item in find_failures(ended.output))
         if ended.code == 0:
             note("  verified: the command now succeeds")
             return True

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from keystroke.clients.cli import options
-from keystroke.clients.cli.invocation import Invocation, of
+from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def up(
     json: options.Json = False,
 ) -> None:
     """Start the application; on a cluster where it runs already, replace it replica by replica."""
-    run = of(ctx)
+    run = invocation_of(ctx)
     flags = {
         "scale.address": address,
         "scale.gateways": gateways,
@@ -68,17 +68,17 @@ def up(
     settings = _settings(run, flags)
     settings, held = _with_port(settings)
     with held, _ray(settings) as serve:
-        from keystroke.scale.application import NAME, EchoLoad, application, needs_of
+        from keystroke.scale.application import NAME, EchoLoader, application, replica_needs
         from keystroke.scale.rollout import deploy
 
-        made = application(settings, echo=EchoLoad() if echo else None)
+        made = application(settings, echo=EchoLoader() if echo else None)
         if not run.wants_json(json):
             run.console.note("starting replicas; this takes some seconds")
         deploy(
             serve,
             made,
             NAME,
-            needs=needs_of(settings, echo=echo),
+            needs=replica_needs(settings, echo=echo),
             patience=timeout,
             final=settings.scale.address is None,
             say=run.console.note,
@@ -92,7 +92,7 @@ def up(
 @app.command()
 def status(ctx: typer.Context, address: Address = None, json: options.Json = False) -> None:
     """Show the replicas of the application on a cluster."""
-    run = of(ctx)
+    run = invocation_of(ctx)
     with _joined(_settings(run, {"scale.address": address})) as serve:
         from keystroke.scale.application import NAME
 
@@ -118,7 +118,7 @@ def status(ctx: typer.Context, address: Address = None, json: options.Json = Fal
 @app.command()
 def down(ctx: typer.Context, address: Address = None) -> None:
     """Take the application off a cluster; answers under way end first."""
-    run = of(ctx)
+    run = invocation_of(ctx)
     with _joined(_settings(run, {"scale.address": address})) as serve:
         from keystroke.scale.application import NAME
 
@@ -137,11 +137,11 @@ def manifest(
     ] = None,
 ) -> None:
     """Print the KubeRay manifest of these settings."""
-    from keystroke.scale.kuberay import rendered
+    from keystroke.scale.kuberay import render_manifest
 
-    text = rendered(_settings(of(ctx), {}), image)
+    text = render_manifest(_settings(invocation_of(ctx), {}), image)
     if output is None:
-        of(ctx).console.line(text.rstrip("\n"))
+        invocation_of(ctx).console.line(text.rstrip("\n"))
         return
     try:
         output.write_text(text, encoding="utf-8")
@@ -160,7 +160,7 @@ def _ray(settings: Settings) -> Any:
     """Ray, after everything that can be refused without it has been: the store opens, a key is there."""
     from keystroke.gateway.app import check_exposure
     from keystroke.gateway.record.store import open_store
-    from keystroke.scale.cluster import ray_for
+    from keystroke.scale.cluster import connect_ray
 
     with closing(open_store(settings)) as store:  # its tables are made once, not by every gateway at once
         check_exposure(settings.server, store.keys())
@@ -169,15 +169,15 @@ def _ray(settings: Settings) -> Any:
             "gateways on several machines need a store that all of them reach; "
             "set server.database to a Postgres URL"
         )
-    return ray_for(settings)
+    return connect_ray(settings)
 
 
 def _joined(settings: Settings) -> Any:
-    from keystroke.scale.cluster import ray_for
+    from keystroke.scale.cluster import connect_ray
 
     if settings.scale.address is None:
         raise ConfigError("name the cluster with --address; a local one goes with its `keystroke scale up`")
-    return ray_for(settings, deploys=False)
+    return connect_ray(settings, deploys=False)
 
 
 def _with_port(settings: Settings) -> tuple[Settings, socket.socket]:

@@ -15,12 +15,12 @@ _HARMLESS = re.compile(
 _LONGEST = 500  # bytes of an unfinished line that are shown again
 
 
-class Screen:
+class TerminalLine:
     def __init__(self) -> None:
         self._line = bytearray()
         self._full = False
 
-    def show(self, data: bytes) -> None:
+    def feed(self, data: bytes) -> None:
         if b"\x1b[?" in data:
             for change in _FULL.finditer(data):
                 self._full = change[1] == b"h"

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from keystroke.clients.cli.invocation import Invocation, of
+from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.errors import ConfigError
 
 if TYPE_CHECKING:
     from keystroke.config import Settings
-    from keystroke.gateway.work.registry import Registry
+    from keystroke.gateway.work.registry import ModelRegistry
 
 
 def serve(
@@ -79,12 +79,12 @@ def serve(
 
     # Before anything else is loaded: of what is installed while it starts, it has only a part.
     program = fingerprint() if announcement is not None else ""
-    from keystroke.gateway.access.security import given_keys, is_loopback
+    from keystroke.gateway.access.security import is_loopback, static_keys
     from keystroke.gateway.app import Gateway, check_exposure, run_server
     from keystroke.gateway.record.store import open_store
     from keystroke.gateway.sharing import IdleShutdown, announce, withdraw
 
-    run = of(ctx)
+    run = invocation_of(ctx)
     own = {"engine.kind": engine, "speculation.draft_model": draft_model}
     settings = _settings(run, host, port, certificate, private_key, origins, own)
     if announcement is not None:  # for editors of this machine: no certificate names its loopback address
@@ -118,9 +118,9 @@ def serve(
     def ready(listening: int) -> None:
         address = f"{scheme}://{server.host}:{listening}"
         if editors is not None:
-            editors.begin()
+            editors.start()
         if announcement is not None:
-            token = next(iter(given_keys(server, run.environ)), None)
+            token = next(iter(static_keys(server, run.environ)), None)
             announce(announcement, address, token, release(), program)
         names = ", ".join(gateway.service.registry.entries)
         if run.json:
@@ -161,18 +161,18 @@ def _settings(
 
 def _registry(
     run: Invocation, settings: Settings, models: list[str] | None, echo: bool, *, shared: bool
-) -> Registry:
+) -> ModelRegistry:
     """`shared`: a gateway of this machine's own commands, which may ask for any model."""
     from keystroke.config import NamedModel
-    from keystroke.gateway.work.registry import Registry, from_settings, local_entry
+    from keystroke.gateway.work.registry import ModelRegistry, local_entry, registry_from_settings
 
     if echo:
         from keystroke.engine.echo_model import echo_model
 
-        return Registry([local_entry("echo", echo_model(), named=NamedModel(concurrent=8))])
+        return ModelRegistry([local_entry("echo", echo_model(), named=NamedModel(concurrent=8))])
     if models:
         tables = {name: settings.models.get(name, NamedModel()) for name in models}
         first = dataclasses.replace(settings.model, default=models[0])
         settings = dataclasses.replace(settings, model=first, models=tables)
     with run.console.progress() as progress:
-        return from_settings(settings, progress, roles=not models, open_ended=shared)
+        return registry_from_settings(settings, progress, roles=not models, open_ended=shared)

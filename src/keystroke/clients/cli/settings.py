@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from keystroke.clients.cli import options
-from keystroke.clients.cli.invocation import Invocation, of
+from keystroke.clients.cli.invocation import Invocation, invocation_of
 from keystroke.errors import ConfigError, InputError
 
 app = typer.Typer(
@@ -45,7 +45,7 @@ def show(
     json: options.Json = False,
 ) -> None:
     """Print every setting with its value and origin."""
-    run = of(ctx)
+    run = invocation_of(ctx)
     rows = [r for r in run.settings.describe() if not keys or any(_under(r.key, k) for k in keys)]
     if not rows:
         raise ConfigError(f"{', '.join(keys or ())} is not a setting; see `keystroke config show`")
@@ -60,7 +60,7 @@ def path(ctx: typer.Context, json: options.Json = False) -> None:
     """Print where the configuration files are."""
     from keystroke.config import project_file
 
-    run = of(ctx)
+    run = invocation_of(ctx)
     own, project = _own(run), project_file(Path.cwd())
     if run.wants_json(json):
         run.console.json(
@@ -75,7 +75,7 @@ def path(ctx: typer.Context, json: options.Json = False) -> None:
 @app.command()
 def edit(ctx: typer.Context) -> None:
     """Open your configuration in $VISUAL or $EDITOR, and check it afterwards."""
-    run = of(ctx)
+    run = invocation_of(ctx)
     file = _own(run)
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
     try:

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from keystroke.clients.cli import options
-from keystroke.clients.cli.invocation import of
+from keystroke.clients.cli.invocation import invocation_of
 
 app = typer.Typer(
     name="store",
@@ -33,7 +33,7 @@ def backup(
     from keystroke.gateway.record.backup import write_backup
     from keystroke.gateway.record.store import open_store
 
-    run = of(ctx)
+    run = invocation_of(ctx)
     with closing(open_store(run.settings)) as store, run.console.progress() as progress:
         rows = write_backup(store, file, progress)
     if run.wants_json(json):
@@ -52,7 +52,7 @@ def restore(
     from keystroke.gateway.record.backup import read_backup
     from keystroke.gateway.record.store import open_store
 
-    run = of(ctx)
+    run = invocation_of(ctx)
     with closing(open_store(run.settings)) as store, run.console.progress() as progress:
         rows = read_backup(store, file, progress)
     if run.wants_json(json):

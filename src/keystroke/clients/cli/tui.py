@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from keystroke.clients.cli.invocation import of
+from keystroke.clients.cli.invocation import invocation_of
 from keystroke.errors import InputError, UsageError
 
 
@@ -27,19 +27,19 @@ def tui(
     url: Annotated[str | None, typer.Option(metavar="URL", help="Use this server.")] = None,
 ) -> None:
     """Chat and tasks on one screen."""
-    from keystroke.clients.cli.shared import shared_gateway
-    from keystroke.clients.place import Place
-    from keystroke.clients.tui.app import Terminal
+    from keystroke.clients.cli.shared_gateway import shared_gateway
+    from keystroke.clients.gateway_address import GatewayAddress
+    from keystroke.clients.tui.app import TerminalApp
 
-    run = of(ctx)
+    run = invocation_of(ctx)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError("this needs a terminal; in a pipe use `keystroke chat` or `keystroke do`")
     workspace = (folder or Path.cwd()).resolve()
     if not workspace.is_dir():
         raise InputError(f"{workspace} is not a folder; name one that exists")
     if url is not None:
-        place = Place(url.rstrip("/"), os.environ.get(run.settings.server.api_key_env) or None)
+        place = GatewayAddress(url.rstrip("/"), os.environ.get(run.settings.server.api_key_env) or None)
     else:
         with run.console.progress() as progress:
-            place = shared_gateway(run).locate_now(watch=progress)
-    Terminal(place, workspace, run.settings.paths.state, model=model).run()
+            place = shared_gateway(run).locate_blocking(on_progress=progress)
+    TerminalApp(place, workspace, run.settings.paths.state, model=model).run()

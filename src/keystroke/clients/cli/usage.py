@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from keystroke.clients.cli import options
-from keystroke.clients.cli.invocation import of
+from keystroke.clients.cli.invocation import invocation_of
 
 
 def usage(
@@ -26,7 +26,7 @@ def usage(
     """Show tokens, time and cost by key and model."""
     from keystroke.gateway.record.store import open_store
 
-    run = of(ctx)
+    run = invocation_of(ctx)
     since = time.time() - days * 86_400 if days else 0.0
     with closing(open_store(run.settings)) as store:
         rows = store.usage(since, key)

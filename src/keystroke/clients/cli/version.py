@@ -7,12 +7,12 @@ import platform
 import typer
 
 from keystroke.clients.cli import options
-from keystroke.clients.cli.invocation import of
+from keystroke.clients.cli.invocation import invocation_of
 from keystroke.clients.cli.release import release
 
 
 def version(ctx: typer.Context, json: options.Json = False) -> None:
-    run = of(ctx)
+    run = invocation_of(ctx)
     if run.wants_json(json):
         run.console.json(
             {"keystroke": release(), "python": platform.python_version(), "system": platform.platform()}

@@ -19,8 +19,8 @@ from pygls.uris import from_fs_path
 
 from keystroke.clients.lsp.channel import Channel
 from keystroke.clients.lsp.commands import EDIT, REFACTOR
-from keystroke.clients.lsp.documents import Documents, OpenDocument, span_of
-from keystroke.clients.lsp.findings import REASONS, Findings, suppression
+from keystroke.clients.lsp.documents import Documents, OpenDocument, to_range
+from keystroke.clients.lsp.findings import REASONS, Findings, suppression_edit
 from keystroke.errors import Forbidden, InputError
 from keystroke.protocol import live_messages as live
 from keystroke.text import Document, Edit
@@ -57,10 +57,10 @@ class Actions:
 
     # Listing
 
-    def listed(
+    def list_actions(
         self, uri: str, place: types.Range, only: Sequence[str] | None
     ) -> list[types.CodeAction | types.Command]:
-        document = self._documents.usable(uri)
+        document = self._documents.get_usable(uri)
         if document is None:
             return []
         start, end = document.span(place)
@@ -76,14 +76,14 @@ class Actions:
     def _fixes(self, document: OpenDocument, start: int, end: int) -> list[types.CodeAction]:
         fixes: list[types.CodeAction] = []
         quiet: list[types.CodeAction] = []
-        for known in self._findings.known(document):
+        for known in self._findings.placed(document):
             if known.start > end or known.end < start:
                 continue
             for index, (title, edits) in enumerate(known.fixes):
                 preferred = index == 0 < known.ready
                 fixes.append(self._fix(document, title, edits, known.diagnostic, preferred=preferred))
             for reason in REASONS if known.audited else ():
-                edit = suppression(document, known.start, known.code, reason)
+                edit = suppression_edit(document, known.start, known.code, reason)
                 if edit is not None:
                     title = f"Suppress {known.code}: {reason}"
                     quiet.append(self._fix(document, title, (edit,), known.diagnostic, preferred=False))
@@ -156,7 +156,7 @@ class Actions:
             end=end,
             name=name,
         )
-        return self._made(document, await self._channel.ask(ask))
+        return self._made(document, await self._channel.request(ask))
 
     async def edit(self, uri: str, place: types.Range | None, instruction: str) -> types.WorkspaceEdit:
         document = self._opened(uri)
@@ -171,12 +171,12 @@ class Actions:
             end=end,
             instruction=instruction.strip(),
         )
-        return self._made(document, await self._channel.ask(ask))
+        return self._made(document, await self._channel.request(ask))
 
     def suppress(self, uri: str, line: int, rule: str, reason: str) -> types.WorkspaceEdit:
         document = self._opened(uri)
         offset = document.offset(types.Position(line, 0))
-        edit = suppression(document, offset, rule, reason)
+        edit = suppression_edit(document, offset, rule, reason)
         if edit is None:
             raise InputError("A suppression needs a reason, and a line before which a comment can stand.")
         return self._workspace_edit([(document, (edit,))])
@@ -184,7 +184,7 @@ class Actions:
     # Rename
 
     def prepare_rename(self, uri: str, place: types.Position) -> types.PrepareRenamePlaceholder | None:
-        document = self._documents.usable(uri)
+        document = self._documents.get_usable(uri)
         if document is None or document.language != "python":
             return None
         span = _name_at(document, document.offset(place))
@@ -204,7 +204,7 @@ class Actions:
     # Edits
 
     def _opened(self, uri: str) -> OpenDocument:
-        document = self._documents.usable(uri)
+        document = self._documents.get_usable(uri)
         if document is None:
             raise InputError("This document is not open, or too large to be worked on.")
         return document
@@ -221,7 +221,7 @@ class Actions:
             edits = [Edit(d.start, d.end, d.text) for d in file.edits]
             opened = self._documents.get(file.buffer) if file.buffer is not None else None
             if opened is None and file.path is not None:
-                opened = self._documents.named(file.path)
+                opened = self._documents.find_by_path(file.path)
             if opened is not None:
                 texts.append((opened, edits))
             elif file.path is not None:
@@ -261,7 +261,7 @@ class Actions:
         except (OSError, UnicodeDecodeError):
             raise InputError(f"{file} cannot be read as UTF-8 text; open it first.") from None
         document, encoding = Document(text), self._documents.encoding
-        return [types.TextEdit(span_of(document, e.start, e.end, encoding), e.text) for e in edits]
+        return [types.TextEdit(to_range(document, e.start, e.end, encoding), e.text) for e in edits]
 
 
 def _wanted(kind: str, only: Sequence[str] | None) -> bool:

@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from keystroke.clients.connection import RemoteError
+from keystroke.clients.gateway_address import GatewayAddress
 from keystroke.clients.live_connection import LiveClient, OnEvent, OnNotice
-from keystroke.clients.place import Place
 from keystroke.errors import EngineError, Unavailable
 from keystroke.protocol import live_messages as live
 
@@ -21,14 +21,14 @@ Reply = live.Problems | live.Changes | live.NextEdit | live.NextEditDropped
 
 class Channel(LiveClient):
     def __init__(
-        self, locate: Callable[[], Awaitable[Place]], *, on_event: OnEvent, on_notice: OnNotice
+        self, locate: Callable[[], Awaitable[GatewayAddress]], *, on_event: OnEvent, on_notice: OnNotice
     ) -> None:
         super().__init__(on_event=self._received, on_notice=on_notice)
         self._locate = locate
         self._pass_on = on_event
         self._replies: dict[str, asyncio.Future[Reply]] = {}
 
-    async def ask(self, request: Ask) -> Reply:
+    async def request(self, request: Ask) -> Reply:
         """The answer to a request. Raises RemoteError with the gateway's words, Unavailable where there is no
         gateway. Cancelling the awaiting task cancels the request."""
         reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
@@ -38,7 +38,7 @@ class Channel(LiveClient):
                 raise Unavailable("The gateway is not running; try again shortly.")
             return await reply
         except asyncio.CancelledError:
-            self._send(live.Cancel(id=request.id))
+            self._send(live.CancelRequest(id=request.id))
             raise
         finally:
             self._replies.pop(request.id, None)

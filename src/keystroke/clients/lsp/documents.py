@@ -23,7 +23,7 @@ _LONE = re.compile("[\ud800-\udfff]")
 NOTEBOOK_SCHEMES = ("vscode-notebook-cell", "vscode-notebook")
 
 
-def clean(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """Half characters, which some editors send, as the replacement character: as wide in every encoding."""
     return _LONE.sub("\ufffd", text) if not text.isascii() else text
 
@@ -47,15 +47,15 @@ class OpenDocument:
     def text(self) -> str:
         return self.document.text
 
-    def change(
+    def apply_changes(
         self, version: int | None, changes: Iterable[types.TextDocumentContentChangeEvent]
     ) -> tuple[Edit, ...]:
         """Make the editor's changes, each counted in what the one before it left; the edits they are."""
         made: list[Edit] = []
         for change in changes:
-            text = clean(change.text)
+            text = replace_surrogates(change.text)
             if isinstance(change, types.TextDocumentContentChangePartial):
-                edit = self.edit(change.range, text)
+                edit = self.to_edit(change.range, text)
             else:
                 edit = Edit(0, len(self.text), text)
             self.document = self.document.apply((edit,))
@@ -67,7 +67,7 @@ class OpenDocument:
         self._past.append((self.revision, edits))
         return edits
 
-    def since(self, revision: int) -> tuple[Edit, ...] | None:
+    def edits_since(self, revision: int) -> tuple[Edit, ...] | None:
         """The edits made after a revision, one after another; None where they are forgotten."""
         if revision == self.revision:
             return ()
@@ -75,9 +75,9 @@ class OpenDocument:
             return None
         return tuple(edit for made, edits in self._past if made > revision for edit in edits)
 
-    def carried(self, start: int, end: int, revision: int) -> tuple[int, int] | None:
+    def carry_span(self, start: int, end: int, revision: int) -> tuple[int, int] | None:
         """Where a span of an older revision lies now; None where it was typed into, or is unknown."""
-        edits = self.since(revision)
+        edits = self.edits_since(revision)
         if edits is None:
             return None
         for edit in edits:
@@ -87,9 +87,9 @@ class OpenDocument:
                 return None
         return start, end
 
-    def rebased(self, edits: Sequence[Edit], revision: int) -> tuple[Edit, ...] | None:
+    def rebase_edits(self, edits: Sequence[Edit], revision: int) -> tuple[Edit, ...] | None:
         """Edits made for an older revision as edits of the text now; None where typing overtook them."""
-        typed = self.since(revision)
+        typed = self.edits_since(revision)
         if typed is None:
             return None
         if not typed:
@@ -106,17 +106,17 @@ class OpenDocument:
         start, end = self.offset(place.start), self.offset(place.end)
         return min(start, end), max(start, end)
 
-    def edit(self, place: types.Range, text: str) -> Edit:
+    def to_edit(self, place: types.Range, text: str) -> Edit:
         return Edit(*self.span(place), text)
 
     def range(self, start: int, end: int) -> types.Range:
-        return span_of(self.document, start, end, self.encoding)
+        return to_range(self.document, start, end, self.encoding)
 
     def text_edits(self, edits: Iterable[Edit]) -> list[types.TextEdit]:
         return [types.TextEdit(self.range(edit.start, edit.end), edit.text) for edit in edits]
 
 
-def span_of(document: Document, start: int, end: int, encoding: Encoding) -> types.Range:
+def to_range(document: Document, start: int, end: int, encoding: Encoding) -> types.Range:
     size = len(document)
     first = document.position(min(start, size), encoding)
     last = document.position(min(end, size), encoding)
@@ -142,7 +142,7 @@ class Documents:
     def get(self, uri: str) -> OpenDocument | None:
         return self._open.get(uri)
 
-    def usable(self, uri: str) -> OpenDocument | None:
+    def get_usable(self, uri: str) -> OpenDocument | None:
         """The document, if it is open and something is done for it."""
         found = self._open.get(uri)
         return found if found is not None and found.refusal is None else None
@@ -153,7 +153,7 @@ class Documents:
         path = path_of(item.uri)
         opened = OpenDocument(
             uri=item.uri,
-            document=Document(clean(item.text)),
+            document=Document(replace_surrogates(item.text)),
             version=item.version,
             language=item.language_id,
             path=path,
@@ -184,7 +184,7 @@ class Documents:
         inside = [root for root in self.roots if PurePath(path).is_relative_to(root)]
         return max(inside, key=len) if inside else None
 
-    def named(self, path: str) -> OpenDocument | None:
+    def find_by_path(self, path: str) -> OpenDocument | None:
         """The open document of a file."""
         wanted = Path(path)
         return next((d for d in self._open.values() if d.path is not None and Path(d.path) == wanted), None)

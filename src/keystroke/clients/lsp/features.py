@@ -35,7 +35,7 @@ _REQUEST_FAILED = -32803
 _INVALID_PARAMS = -32602
 
 
-class Failed(JsonRpcException):
+class RequestFailed(JsonRpcException):
     """An error of ours as a response."""
 
     def __init__(self, error: KeystrokeError) -> None:
@@ -55,15 +55,15 @@ def register(server: KeystrokeServer) -> None:
 def _life(server: KeystrokeServer) -> None:
     @server.feature(types.INITIALIZE)
     def initialize(params: types.InitializeParams) -> None:
-        server.begin(params)
-        if server.pulls:
+        server.read_capabilities(params)
+        if server.pulls_diagnostics:
             _pull(server)
 
     @server.feature(types.INITIALIZED)
     def initialized(_params: types.InitializedParams) -> None:
         server.connect()
         if server.process_id is not None:
-            server.watch(server.process_id)
+            server.watch_editor(server.process_id)
 
     @server.feature(types.SHUTDOWN)
     async def shutdown(*_params: Any) -> None:
@@ -71,11 +71,11 @@ def _life(server: KeystrokeServer) -> None:
 
     @server.feature(types.TEXT_DOCUMENT_DID_SAVE)
     def did_save(params: types.DidSaveTextDocumentParams) -> None:
-        server.saved(params.text_document.uri)
+        server.check_now(params.text_document.uri)
 
     @server.feature(types.WORKSPACE_DID_CHANGE_WORKSPACE_FOLDERS)
     def folders(params: types.DidChangeWorkspaceFoldersParams) -> None:
-        server.folders_changed(params.event)
+        server.change_folders(params.event)
 
     @server.feature(types.WORKSPACE_DID_CHANGE_CONFIGURATION)
     def configuration(_params: types.DidChangeConfigurationParams) -> None:
@@ -97,7 +97,7 @@ def _suggestions(server: KeystrokeServer) -> None:
         uri, version = field_of(document, "uri"), field_of(document, "version")
         line, column = field_of(place, "line"), field_of(place, "character")
         if not isinstance(uri, str) or not isinstance(line, int) or not isinstance(column, int):
-            raise Failed(UsageError("textDocument/copilotInlineEdit needs textDocument and position."))
+            raise RequestFailed(UsageError("textDocument/copilotInlineEdit needs textDocument and position."))
         return await suggestions.next_edit(uri, version, types.Position(line, column))
 
     @server.feature("keystroke/receipt")
@@ -123,14 +123,14 @@ def _suggestions(server: KeystrokeServer) -> None:
     def focused(params: Any) -> None:
         uri = field_of(field_of(params, "textDocument"), "uri")
         if isinstance(uri, str):
-            server.saved(uri)  # other files may have changed since it was last looked at
+            server.check_now(uri)  # other files may have changed since it was last looked at
 
 
 def _diagnostics(server: KeystrokeServer) -> None:
     @server.feature("keystroke/findings")
     def findings(params: Any) -> list[types.Diagnostic]:
         """What is known about a document now, for clients that show it in their own way."""
-        document = server.documents.usable(str(field_of(params, "uri")))
+        document = server.documents.get_usable(str(field_of(params, "uri")))
         return server.findings.diagnostics(document) if document is not None else []
 
 
@@ -139,12 +139,12 @@ def _pull(server: KeystrokeServer) -> None:
 
     @server.feature(types.TEXT_DOCUMENT_DIAGNOSTIC, options)
     async def pulled(params: types.DocumentDiagnosticParams) -> types.DocumentDiagnosticReport:
-        document = server.documents.usable(params.text_document.uri)
+        document = server.documents.get_usable(params.text_document.uri)
         if document is None:
             return types.RelatedFullDocumentDiagnosticReport([])
         if server.channel.connected:
-            await server.findings.fresh(document, FRESH)
-        server.findings.news(document)  # what is told here need not be announced again
+            await server.findings.wait_until_fresh(document, FRESH)
+        server.findings.changed_diagnostics(document)  # what is told here need not be announced again
         return types.RelatedFullDocumentDiagnosticReport(server.findings.diagnostics(document))
 
 
@@ -157,15 +157,17 @@ def _actions(server: KeystrokeServer) -> None:
     )
     def listed(params: types.CodeActionParams) -> list[types.CodeAction | types.Command]:
         if params.range.start == params.range.end:
-            server.went(params.text_document.uri, params.range.end)  # editors ask wherever the cursor goes
-        return actions.listed(params.text_document.uri, params.range, params.context.only)
+            server.move_cursor(
+                params.text_document.uri, params.range.end
+            )  # editors ask wherever the cursor goes
+        return actions.list_actions(params.text_document.uri, params.range, params.context.only)
 
     @server.feature(types.CODE_ACTION_RESOLVE)
     async def resolved(action: types.CodeAction) -> types.CodeAction:
         command = field_of(action.data, "command")
         arguments = field_of(action.data, "arguments")
         if isinstance(command, str) and isinstance(arguments, (list, tuple)):
-            async with server.working("Keystroke", action.title):
+            async with server.show_progress("Keystroke", action.title):
                 action.edit = await _failing(_edit_of(server, command, list(arguments)))
         return action
 
@@ -175,7 +177,9 @@ def _actions(server: KeystrokeServer) -> None:
 
     @server.feature(types.TEXT_DOCUMENT_RENAME, types.RenameOptions(prepare_provider=True))
     async def renamed(params: types.RenameParams) -> types.WorkspaceEdit:
-        async with server.working("Keystroke", f"renaming to {params.new_name}", params.work_done_token):
+        async with server.show_progress(
+            "Keystroke", f"renaming to {params.new_name}", params.work_done_token
+        ):
             return await _failing(actions.rename(params.text_document.uri, params.position, params.new_name))
 
 
@@ -185,9 +189,9 @@ def _commands(server: KeystrokeServer) -> None:
         async def run(*arguments: Any) -> bool:
             """Make an edit and have the editor apply it; what goes wrong is shown."""
             try:
-                async with server.working("Keystroke", label):
+                async with server.show_progress("Keystroke", label):
                     edit = await _edit_of(server, command, list(arguments))
-                await server.apply(label, edit)
+                await server.apply_edit(label, edit)
             except KeystrokeError as error:
                 server.show(error.message, types.MessageType.Warning)
                 return False
@@ -219,8 +223,8 @@ def _tasks(server: KeystrokeServer) -> None:
         """Arguments: what to do, and options of a task (docs/tasks.md)."""
         words, options = (*arguments, None, None)[:2]
         if not isinstance(words, str) or not words.strip():
-            raise Failed(UsageError(f"{TASK} wants what to do, in words."))
-        return await _said(tasks.begin(words, _fields(options)))
+            raise RequestFailed(UsageError(f"{TASK} wants what to do, in words."))
+        return await _said(tasks.start(words, _fields(options)))
 
     @server.command(TASK_ACT)
     async def act(*arguments: Any) -> Any:
@@ -230,7 +234,7 @@ def _tasks(server: KeystrokeServer) -> None:
 
     @server.command(TASKS)
     async def listed(*_arguments: Any) -> Any:
-        return await _said(tasks.all())
+        return await _said(tasks.list_tasks())
 
     @server.command(TASK_DIFF)
     async def diff(*arguments: Any) -> Any:
@@ -241,7 +245,7 @@ async def _said(work: Awaitable[Any]) -> Any:
     try:
         return await work
     except KeystrokeError as error:
-        raise Failed(error) from None
+        raise RequestFailed(error) from None
 
 
 def _fields(value: Any) -> dict[str, Any]:
@@ -289,4 +293,4 @@ async def _failing(work: Awaitable[types.WorkspaceEdit]) -> types.WorkspaceEdit:
     try:
         return await work
     except KeystrokeError as error:
-        raise Failed(error) from None
+        raise RequestFailed(error) from None

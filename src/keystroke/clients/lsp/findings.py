@@ -35,7 +35,7 @@ _HASH_COMMENTS = {"python", "ruby", "shellscript", "yaml", "toml", "dockerfile",
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class PlacedFinding:
     """One finding or problem, where it lies now."""
 
     code: str
@@ -59,7 +59,7 @@ class Findings:
     def __init__(self) -> None:
         self._about: dict[str, _About] = {}
 
-    def audited(self, event: live.Diagnostics) -> None:
+    def set_audit(self, event: live.Diagnostics) -> None:
         about = self._about.setdefault(event.buffer, _About())
         if event.version >= about.audit[0]:
             about.audit = (event.version, event.findings)
@@ -68,7 +68,7 @@ class Findings:
                 waiter.set_result(None)
         about.waiting.clear()
 
-    def checked(self, event: live.Problems) -> None:
+    def set_problems(self, event: live.Problems) -> None:
         about = self._about.setdefault(event.buffer, _About())
         if event.version >= about.problems[0]:
             about.problems = (event.version, event.problems)
@@ -76,7 +76,7 @@ class Findings:
     def forget(self, uri: str) -> None:
         self._about.pop(uri, None)
 
-    async def fresh(self, document: OpenDocument, patience: float) -> None:
+    async def wait_until_fresh(self, document: OpenDocument, patience: float) -> None:
         """Wait until the audit of the present revision is known, but not for long."""
         about = self._about.setdefault(document.uri, _About())
         try:
@@ -88,7 +88,7 @@ class Findings:
         except TimeoutError:
             return
 
-    def known(self, document: OpenDocument) -> Iterator[Known]:
+    def placed(self, document: OpenDocument) -> Iterator[PlacedFinding]:
         """Everything known about a document, carried onto its text of now."""
         about = self._about.get(document.uri)
         if about is None:
@@ -107,9 +107,9 @@ class Findings:
                 yield placed
 
     def diagnostics(self, document: OpenDocument) -> list[types.Diagnostic]:
-        return [known.diagnostic for known in self.known(document)]
+        return [known.diagnostic for known in self.placed(document)]
 
-    def news(self, document: OpenDocument) -> list[types.Diagnostic] | None:
+    def changed_diagnostics(self, document: OpenDocument) -> list[types.Diagnostic] | None:
         """The diagnostics, where they are not those told last; they count as told from now on."""
         about = self._about.setdefault(document.uri, _About())
         now = self.diagnostics(document)
@@ -121,18 +121,18 @@ class Findings:
     @staticmethod
     def _placed(
         document: OpenDocument, revision: int, found: live.LiveFinding | live.Problem, code: str, message: str
-    ) -> Known | None:
-        span = document.carried(found.start, found.end, revision)
+    ) -> PlacedFinding | None:
+        span = document.carry_span(found.start, found.end, revision)
         if span is None or span[1] > len(document.text):
             return None
         fixes: list[tuple[str, tuple[Edit, ...]]] = []
         for fix in found.fixes:
-            edits = document.rebased([Edit(d.start, d.end, d.text) for d in fix.edits], revision)
+            edits = document.rebase_edits([Edit(d.start, d.end, d.text) for d in fix.edits], revision)
             if edits:
                 fixes.append((fix.title, edits))
         ready = len(fixes)
         for fix in found.suggestions if isinstance(found, live.LiveFinding) else ():
-            edits = document.rebased([Edit(d.start, d.end, d.text) for d in fix.edits], revision)
+            edits = document.rebase_edits([Edit(d.start, d.end, d.text) for d in fix.edits], revision)
             if edits:
                 fixes.append((f"Suggestion: {fix.title}", edits))
         diagnostic = types.Diagnostic(
@@ -142,10 +142,12 @@ class Findings:
             code=code,
             source=SOURCE,
         )
-        return Known(code, diagnostic, *span, tuple(fixes), isinstance(found, live.LiveFinding), ready)
+        return PlacedFinding(
+            code, diagnostic, *span, tuple(fixes), isinstance(found, live.LiveFinding), ready
+        )
 
 
-def suppression(document: OpenDocument, offset: int, rule: str, reason: str) -> Edit | None:
+def suppression_edit(document: OpenDocument, offset: int, rule: str, reason: str) -> Edit | None:
     """The comment that suppresses a rule for the line of `offset`; None where no comment can stand."""
     reason = " ".join(reason.split())
     line = document.document.position(offset, "utf-32").line

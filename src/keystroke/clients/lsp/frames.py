@@ -28,11 +28,11 @@ async def standard_streams() -> tuple[Reader, BinaryIO]:
     return await _stdin(source, target), target
 
 
-def framed(body: bytes) -> bytes:
+def frame(body: bytes) -> bytes:
     return b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
 
 
-async def next_body(reader: Reader) -> bytes | None:
+async def read_body(reader: Reader) -> bytes | None:
     """The next message; None at the end of the stream."""
     length: int | None = None
     try:

@@ -22,14 +22,14 @@ from pygls.protocol import LanguageServerProtocol, default_converter
 from pygls.protocol.language_server import lsp_method
 from pygls.uris import to_fs_path
 
-from keystroke.clients.local_gateway import alive
+from keystroke.clients.gateway_address import GatewayAddress
+from keystroke.clients.local_gateway import process_exists
 from keystroke.clients.lsp.actions import Actions
 from keystroke.clients.lsp.channel import Channel
 from keystroke.clients.lsp.documents import Documents, OpenDocument
 from keystroke.clients.lsp.findings import Findings
 from keystroke.clients.lsp.suggestions import Suggestions, field_of
-from keystroke.clients.lsp.tasks import Tasks
-from keystroke.clients.place import Place
+from keystroke.clients.lsp.tasks import EditorTasks
 from keystroke.config import AssistSettings
 from keystroke.errors import KeystrokeError, Unavailable
 from keystroke.protocol import live_messages as live
@@ -49,15 +49,15 @@ class EditorProtocol(LanguageServerProtocol):
 
     @lsp_method(types.TEXT_DOCUMENT_DID_OPEN)
     def lsp_text_document__did_open(self, params: types.DidOpenTextDocumentParams) -> None:
-        self._server.opened(params.text_document)
+        self._server.open_document(params.text_document)
 
     @lsp_method(types.TEXT_DOCUMENT_DID_CHANGE)
     def lsp_text_document__did_change(self, params: types.DidChangeTextDocumentParams) -> None:
-        self._server.changed(params.text_document, params.content_changes)
+        self._server.change_document(params.text_document, params.content_changes)
 
     @lsp_method(types.TEXT_DOCUMENT_DID_CLOSE)
     def lsp_text_document__did_close(self, params: types.DidCloseTextDocumentParams) -> None:
-        self._server.closed(params.text_document.uri)
+        self._server.close_document(params.text_document.uri)
 
     @lsp_method(types.NOTEBOOK_DOCUMENT_DID_OPEN)
     def lsp_notebook_document__did_open(self, params: object) -> None:
@@ -83,17 +83,17 @@ class EditorProtocol(LanguageServerProtocol):
     @lsp_method(types.EXIT)
     def lsp_exit(self, *_args: object) -> None:  # type: ignore[override]
         self._server.exit_code = 0 if self._shutdown else 1
-        self._server.over.set()
+        self._server.exited.set()
 
 
 class KeystrokeServer(LanguageServer):
     def __init__(
-        self, settings: AssistSettings, locate: Callable[[], Awaitable[Place]], version: str = "0"
+        self, settings: AssistSettings, locate: Callable[[], Awaitable[GatewayAddress]], version: str = "0"
     ) -> None:
         super().__init__(
             "keystroke", version, protocol_cls=EditorProtocol, converter_factory=default_converter
         )
-        self.over = asyncio.Event()
+        self.exited = asyncio.Event()
         self.exit_code = 1
         self.model = ""  # the one that completes, once a buffer is ready
         self._locate = locate
@@ -102,15 +102,15 @@ class KeystrokeServer(LanguageServer):
         self.findings = Findings()
         self.suggestions = Suggestions(self.documents, self.channel)
         self.actions = Actions(self.documents, self.channel, self.findings)
-        self.tasks = Tasks(self, self, self._located)
-        self.pulls = False  # the editor asks for diagnostics by itself
+        self.tasks = EditorTasks(self, self, self._located)
+        self.pulls_diagnostics = False  # the editor asks for diagnostics by itself
         self._checks: dict[str, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._said: set[str] = set()
 
     # Life
 
-    def begin(self, params: types.InitializeParams) -> None:
+    def read_capabilities(self, params: types.InitializeParams) -> None:
         """Take from the editor what shapes our answers."""
         encoding = self.workspace.position_encoding
         self.documents.encoding = cast(Encoding, str(getattr(encoding, "value", encoding)))
@@ -126,19 +126,19 @@ class KeystrokeServer(LanguageServer):
         self.actions.resolvable = bool(resolve and "edit" in resolve.properties)
         refresh = workspace.diagnostics.refresh_support if workspace and workspace.diagnostics else None
         experimental = params.capabilities.experimental
-        self.tasks.known = bool(field_of(experimental, "keystrokeTasks"))
-        self.pulls = bool(document and document.diagnostic and refresh)
+        self.tasks.has_task_view = bool(field_of(experimental, "keystrokeTasks"))
+        self.pulls_diagnostics = bool(document and document.diagnostic and refresh)
 
     def connect(self) -> None:
         """Find a gateway in the background."""
         self.spawn(self._connect())
 
-    def watch(self, editor: int) -> None:
+    def watch_editor(self, editor: int) -> None:
         """End when the editor's process has ended without a word."""
-        if alive(editor):
-            asyncio.get_running_loop().call_later(ORPHANED, self.watch, editor)
+        if process_exists(editor):
+            asyncio.get_running_loop().call_later(ORPHANED, self.watch_editor, editor)
         else:
-            self.over.set()
+            self.exited.set()
 
     async def _connect(self) -> None:
         try:
@@ -146,13 +146,13 @@ class KeystrokeServer(LanguageServer):
         except KeystrokeError as error:
             self.show(error.message, types.MessageType.Error)
 
-    async def _located(self) -> Place:
+    async def _located(self) -> GatewayAddress:
         """Where the gateway is. A wait that a person could notice shows as progress."""
         looking = asyncio.ensure_future(self._locate())
         done, _ = await asyncio.wait({looking}, timeout=1.0)
         if done:
             return looking.result()
-        async with self.working("Keystroke", "starting the model"):
+        async with self.show_progress("Keystroke", "starting the model"):
             return await looking
 
     async def stop(self) -> None:
@@ -164,7 +164,7 @@ class KeystrokeServer(LanguageServer):
         await self.tasks.stop()
         await asyncio.sleep(0)
 
-    def folders_changed(self, event: types.WorkspaceFoldersChangeEvent) -> None:
+    def change_folders(self, event: types.WorkspaceFoldersChangeEvent) -> None:
         gone = {to_fs_path(folder.uri) for folder in event.removed}
         kept = [root for root in self.documents.roots if root not in gone]
         new = [path for folder in event.added if (path := to_fs_path(folder.uri))]
@@ -177,22 +177,22 @@ class KeystrokeServer(LanguageServer):
 
     # Documents
 
-    def opened(self, item: types.TextDocumentItem) -> None:
+    def open_document(self, item: types.TextDocumentItem) -> None:
         document = self.documents.open(item)
         self._refuse_or_tell(document, document.refusal)
 
-    def changed(
+    def change_document(
         self,
         identity: types.VersionedTextDocumentIdentifier,
         changes: Any,
     ) -> None:
         document = self.documents.get(identity.uri)
         if document is None:
-            self.note(f"a change of {identity.uri}, which is not open, was ignored")
+            self.log_once(f"a change of {identity.uri}, which is not open, was ignored")
             return
         if identity.version is not None and identity.version <= document.version:
-            self.note(f"{identity.uri} changed, but its version did not rise; the change was made")
-        edits = document.change(identity.version, changes)
+            self.log_once(f"{identity.uri} changed, but its version did not rise; the change was made")
+        edits = document.apply_changes(identity.version, changes)
         refusal = self.documents.refusal(document)
         if refusal != document.refusal:
             self._refuse_or_tell(document, refusal)
@@ -200,18 +200,18 @@ class KeystrokeServer(LanguageServer):
             self.channel.change(document.uri, document.revision, edits)
             self._check_later(document)
 
-    def went(self, uri: str, place: types.Position) -> None:
+    def move_cursor(self, uri: str, place: types.Position) -> None:
         """The cursor is there now."""
-        document = self.documents.usable(uri)
+        document = self.documents.get_usable(uri)
         if document is not None:
-            self.channel.moved(uri, document.offset(place))
+            self.channel.move_cursor(uri, document.offset(place))
 
-    def saved(self, uri: str) -> None:
-        document = self.documents.usable(uri)
+    def check_now(self, uri: str) -> None:
+        document = self.documents.get_usable(uri)
         if document is not None:
             self._check_later(document, 0.0)
 
-    def closed(self, uri: str) -> None:
+    def close_document(self, uri: str) -> None:
         document = self.documents.close(uri)
         timer = self._checks.pop(uri, None)
         if timer is not None:
@@ -219,7 +219,7 @@ class KeystrokeServer(LanguageServer):
         self.channel.close(uri)
         self.findings.forget(uri)
         self.suggestions.forget(uri)
-        if document is not None and not self.pulls:
+        if document is not None and not self.pulls_diagnostics:
             self.text_document_publish_diagnostics(types.PublishDiagnosticsParams(uri, []))
 
     def _refuse_or_tell(self, document: OpenDocument, refusal: str | None) -> None:
@@ -229,7 +229,7 @@ class KeystrokeServer(LanguageServer):
             return
         self.channel.close(document.uri)
         self.findings.forget(document.uri)
-        self.note(f"{document.uri}: {refusal}")
+        self.log_once(f"{document.uri}: {refusal}")
         self._publish(document)
 
     def _tell(self, document: OpenDocument) -> None:
@@ -256,21 +256,21 @@ class KeystrokeServer(LanguageServer):
         self._checks[uri] = loop.call_later(seconds, lambda: self.spawn(self._check(uri)))
 
     async def _check(self, uri: str) -> None:
-        document = self.documents.usable(uri)
+        document = self.documents.get_usable(uri)
         if document is None:
             return
         ask = live.ProblemsAsk(id=self.channel.new_id(), buffer=uri, version=document.revision)
         with contextlib.suppress(KeystrokeError):  # the next key, or the next gateway, asks again
-            reply = await self.channel.ask(ask)
+            reply = await self.channel.request(ask)
             if isinstance(reply, live.Problems) and self.documents.get(uri) is document:
-                self.findings.checked(reply)
+                self.findings.set_problems(reply)
                 self._publish(document)
 
     def _publish(self, document: OpenDocument) -> None:
-        news = self.findings.news(document)
+        news = self.findings.changed_diagnostics(document)
         if news is None:
             return
-        if self.pulls:
+        if self.pulls_diagnostics:
             self.workspace_diagnostic_refresh(None)
             return
         self.text_document_publish_diagnostics(
@@ -281,17 +281,17 @@ class KeystrokeServer(LanguageServer):
 
     def _heard(self, event: live.LiveEvent) -> None:
         if isinstance(event, live.Diagnostics):
-            document = self.documents.usable(event.buffer)
+            document = self.documents.get_usable(event.buffer)
             if document is not None:
-                self.findings.audited(event)
+                self.findings.set_audit(event)
                 self._publish(document)
         elif isinstance(event, live.Ready):
             self.model = event.model
-            document = self.documents.usable(event.buffer)
+            document = self.documents.get_usable(event.buffer)
             if document is not None:
                 self._check_later(document)
             if event.note:
-                self.note(f"{event.buffer}: {event.note}")
+                self.log_once(f"{event.buffer}: {event.note}")
         elif isinstance(event, live.SuggestionRevised) and event.verdict != "confirmed":
             # Editors ask for ghost text and cannot be sent it: one that listens asks again, and is answered
             # at once; in any other the next key shows it.
@@ -306,7 +306,7 @@ class KeystrokeServer(LanguageServer):
     def show(self, message: str, kind: types.MessageType) -> None:
         self.window_show_message(types.ShowMessageParams(kind, f"Keystroke: {message}"))
 
-    def note(self, message: str) -> None:
+    def log_once(self, message: str) -> None:
         """One line in the editor's log, once."""
         if message not in self._said:
             self._said.add(message)
@@ -318,7 +318,7 @@ class KeystrokeServer(LanguageServer):
             log.error("a message failed: %s", error)
 
     @contextlib.asynccontextmanager
-    async def working(self, title: str, message: str, token: Any = None) -> AsyncIterator[None]:
+    async def show_progress(self, title: str, message: str, token: Any = None) -> AsyncIterator[None]:
         """Work done shown to the user, who may cancel it. `token`: the one the editor gave, if it did; else
         one is asked for, which the work does not wait for: there are editors that answer nothing until they
         have the edit (Helix, while it renames)."""
@@ -371,7 +371,7 @@ class KeystrokeServer(LanguageServer):
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a background task failed", exc_info=error)
 
-    async def apply(self, label: str, edit: types.WorkspaceEdit) -> None:
+    async def apply_edit(self, label: str, edit: types.WorkspaceEdit) -> None:
         """Have the editor make an edit. Raises Unavailable where it refuses."""
         done = await self.workspace_apply_edit_async(types.ApplyWorkspaceEditParams(edit, label))
         if not done.applied:

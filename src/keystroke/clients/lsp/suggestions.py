@@ -35,11 +35,11 @@ class Suggestions:
         selected: types.SelectedCompletionInfo | None = None,
     ) -> types.InlineCompletionList | None:
         """`selected`: what the editor's own list has selected; ghost text must go on from it."""
-        document = self._documents.usable(uri)
+        document = self._documents.get_usable(uri)
         if document is None:
             return None
         revision, offset = document.revision, document.offset(place)
-        picked = document.edit(selected.range, selected.text) if selected is not None else None
+        picked = document.to_edit(selected.range, selected.text) if selected is not None else None
         answer = await self._channel.complete(uri, offset, invoked=invoked, selected=picked)
         if self._moved(document, revision):
             return None
@@ -69,7 +69,7 @@ class Suggestions:
 
     async def next_edit(self, uri: str, version: int | None, place: types.Position) -> dict[str, Any]:
         """The next edit in the words of `textDocument/copilotInlineEdit`."""
-        document = self._documents.usable(uri)
+        document = self._documents.get_usable(uri)
         if document is None or (version is not None and version < document.version):
             return {"edits": []}
         revision = document.revision
@@ -87,13 +87,13 @@ class Suggestions:
             id=self._channel.new_id(), buffer=document.uri, version=document.revision, cursor=cursor
         )
         try:
-            reply = await self._channel.ask(ask)
+            reply = await self._channel.request(ask)
         except KeystrokeError:
             return None
         return reply if isinstance(reply, live.NextEdit) else None
 
-    def _edit(self, suggestion: str, uri: str, change: live.Change) -> dict[str, Any] | None:
-        document = self._documents.usable(change.buffer)
+    def _edit(self, suggestion: str, uri: str, change: live.NextEditChange) -> dict[str, Any] | None:
+        document = self._documents.get_usable(change.buffer)
         if document is None or change.end > len(document.text):
             return None
         place = document.range(change.start, change.end)

@@ -19,13 +19,13 @@ from lsprotocol import types
 from pygls.lsp.server import LanguageServer
 from pygls.uris import from_fs_path
 
+from keystroke.clients.gateway_address import GatewayAddress
 from keystroke.clients.lsp.documents import Documents
-from keystroke.clients.place import Place
 from keystroke.errors import InputError, KeystrokeError, UsageError
 from keystroke.protocol import tasks as wire
 
 if TYPE_CHECKING:
-    from keystroke.clients.tasks import TaskClient
+    from keystroke.clients.task_client import TaskClient
 
 NOTIFICATION = "keystroke/task"
 ALL, NONE, EACH = "Accept", "Reject", "One by one"
@@ -34,7 +34,7 @@ _ACTS = frozenset({"steer", "approve", "reject", "cancel", "apply", "undo", "res
 _SHOWN = 12  # lines of a hunk in a message
 
 
-class Host(Protocol):
+class TaskHost(Protocol):
     """What tasks need of the server besides what the protocol library has."""
 
     documents: Documents
@@ -44,13 +44,15 @@ class Host(Protocol):
     def show(self, message: str, kind: types.MessageType) -> None: ...
 
 
-class Tasks:
-    def __init__(self, host: Host, server: LanguageServer, locate: Callable[[], Awaitable[Place]]) -> None:
+class EditorTasks:
+    def __init__(
+        self, host: TaskHost, server: LanguageServer, locate: Callable[[], Awaitable[GatewayAddress]]
+    ) -> None:
         self._host, self._server, self._locate = host, server, locate
         self._client: TaskClient | None = None
-        self.known = False  # the editor shows tasks by itself
+        self.has_task_view = False  # the editor shows tasks by itself
 
-    async def begin(self, instruction: str, options: dict[str, Any]) -> Any:
+    async def start(self, instruction: str, options: dict[str, Any]) -> Any:
         """Give a task about the first folder of the editor, or the one that `options` names. Returns it at
         once; its events follow."""
         roots = self._host.documents.roots
@@ -74,9 +76,9 @@ class Tasks:
             self._host.spawn(self._followed(task, before.workspace, before.sequence_number))
         return _plain(done)
 
-    async def all(self) -> list[dict[str, Any]]:
+    async def list_tasks(self) -> list[dict[str, Any]]:
         """The tasks of the editor's folders, newest first."""
-        found = [task for root in self._host.documents.roots for task in await self._asked().all(root)]
+        found = [task for root in self._host.documents.roots for task in await self._asked().list_tasks(root)]
         return [_plain(task) for task in found]
 
     async def diff(self, task: str) -> Any:
@@ -93,9 +95,9 @@ class Tasks:
         token = f"keystroke-{task}"
         shown = False
         try:
-            shown = not self.known and await self._progress(token)
+            shown = not self.has_task_view and await self._progress(token)
             async for event in self._asked().events(task, after):
-                if self.known:
+                if self.has_task_view:
                     server.protocol.notify(NOTIFICATION, _plain(event))
                     continue
                 if shown and isinstance(event, wire.TaskDoing):
@@ -188,7 +190,7 @@ class Tasks:
 
     def _asked(self) -> TaskClient:
         if self._client is None:
-            from keystroke.clients.tasks import (
+            from keystroke.clients.task_client import (
                 TaskClient,  # brings in an HTTP client; most sessions need none
             )
 

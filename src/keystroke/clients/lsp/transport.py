@@ -16,18 +16,18 @@ from pygls.exceptions import JsonRpcInvalidParams
 from pygls.io_ import StdoutWriter
 from pygls.protocol import JsonRPCProtocol
 
-from keystroke.clients.lsp.frames import Reader, next_body
-from keystroke.clients.lsp.greeting import Greeting
+from keystroke.clients.lsp.early_initialize import FirstMessage
+from keystroke.clients.lsp.frames import Reader, read_body
 
 log = logging.getLogger("keystroke.lsp")
 
 
 async def serve_stdio(
-    protocol: JsonRPCProtocol, reader: Reader, target: BinaryIO, over: asyncio.Event, first: Greeting
+    protocol: JsonRPCProtocol, reader: Reader, target: BinaryIO, over: asyncio.Event, first: FirstMessage
 ) -> None:
     """Until the editor closes its end, or `over` is set. `first`: what came before this was called."""
     writer = StdoutWriter(target)
-    protocol.set_writer(writer if first.answered is None else _Answered(writer, first.answered))
+    protocol.set_writer(writer if first.answered_id is None else _Answered(writer, first.answered_id))
     _handle(protocol, first.body)
     await serve(protocol, reader, over)
 
@@ -77,7 +77,7 @@ async def serve(protocol: JsonRPCProtocol, reader: Reader, over: asyncio.Event) 
     ended = asyncio.create_task(over.wait())
     try:
         while not over.is_set():
-            reading = asyncio.ensure_future(next_body(reader))
+            reading = asyncio.ensure_future(read_body(reader))
             await asyncio.wait({reading, ended}, return_when=asyncio.FIRST_COMPLETED)
             if not reading.done():
                 reading.cancel()

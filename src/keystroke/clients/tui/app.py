@@ -19,14 +19,14 @@ from textual.events import Key
 from textual.widget import Widget
 from textual.widgets import Footer, Input
 
-from keystroke.clients.place import Place
-from keystroke.clients.tasks import TaskClient
-from keystroke.clients.tui.chat import ChatClient, speed
+from keystroke.clients.gateway_address import GatewayAddress
+from keystroke.clients.task_client import TaskClient
+from keystroke.clients.tui.chat import ChatClient, format_speed
 from keystroke.clients.tui.rewind import rewind
-from keystroke.clients.tui.screens import Choice
-from keystroke.clients.tui.session import Entry, Session, Sessions
-from keystroke.clients.tui.task_view import TaskView
-from keystroke.clients.tui.widgets import Question, Said, StatusBar
+from keystroke.clients.tui.screens import ChoiceScreen
+from keystroke.clients.tui.session import SessionEntry, SessionStore, TuiSession
+from keystroke.clients.tui.task_view import TaskPresenter
+from keystroke.clients.tui.widgets import LogEntry, QuestionPanel, StatusBar
 from keystroke.errors import KeystrokeError
 from keystroke.protocol import tasks
 
@@ -37,7 +37,7 @@ Ctrl+O  sessions: go on with an earlier one        Ctrl+N  a new one
 /model NAME  who answers    /check COMMAND  what a task must pass    /do ...  one task    /help  /quit"""
 
 
-class Terminal(App[None]):
+class TerminalApp(App[None]):
     TITLE = "keystroke"
     ENABLE_COMMAND_PALETTE = False
     CSS = """
@@ -63,15 +63,15 @@ class Terminal(App[None]):
         Binding("ctrl+q", "quit", "Quit", priority=True),
     ]
 
-    def __init__(self, place: Place, workspace: Path, state: Path, *, model: str = "auto") -> None:
+    def __init__(self, place: GatewayAddress, workspace: Path, state: Path, *, model: str = "auto") -> None:
         super().__init__()
         self._chat, self._tasks = ChatClient(place), TaskClient(place)
-        self._sessions = Sessions(state)
-        self.session = self._sessions.fresh(workspace)
+        self._sessions = SessionStore(state)
+        self.session = self._sessions.create(workspace)
         self.session.model = model
         self._workspace = workspace
         self._under_way: str | None = None  # a task
-        self._answer: Said | None = None  # the one that comes
+        self._answer: LogEntry | None = None  # the one that comes
         self._redirections: list[str] = []  # lines that have not taken effect yet
         self._check = ""
         self._doing = False  # the line is for a task
@@ -84,7 +84,7 @@ class Terminal(App[None]):
 
     async def on_mount(self) -> None:
         self.query_one("#log").can_focus = True
-        self.bar.say(folder=self._workspace.name, model=self.session.model)
+        self.bar.set_fields(folder=self._workspace.name, model=self.session.model)
         self.query_one(Input).focus()
         self._greet()
 
@@ -96,7 +96,7 @@ class Terminal(App[None]):
     async def _greet(self) -> None:
         try:
             known = (await self._tasks.status()).models
-            self.bar.say(model=self.session.model if self.session.model != "auto" else known[0].name)
+            self.bar.set_fields(model=self.session.model if self.session.model != "auto" else known[0].name)
         except (KeystrokeError, IndexError) as error:
             self._problem(error)
 
@@ -125,7 +125,7 @@ class Terminal(App[None]):
             self._do(rest)
         elif name == "/model" and rest:
             self.session.model = rest
-            self.bar.say(model=rest)
+            self.bar.set_fields(model=rest)
         elif name == "/check":
             self._check = rest
             self._note(f"a task must pass: {rest}" if rest else "a task is not checked")
@@ -142,16 +142,16 @@ class Terminal(App[None]):
 
     @work
     async def _say(self, line: str) -> None:
-        self.session.entries.append(Entry(kind="user", text=line))
-        await self.put(Said("user", line))
-        self._answer = Said("assistant")
-        await self.put(self._answer)
-        self.bar.say(state="answering")
+        self.session.entries.append(SessionEntry(kind="user", text=line))
+        await self.add_entry(LogEntry("user", line))
+        self._answer = LogEntry("assistant")
+        await self.add_entry(self._answer)
+        self.bar.set_fields(state="answering")
 
         try:
-            response = await self._chat.ask(self.session.messages(), self.session.model, self)
+            response = await self._chat.send_turn(self.session.messages(), self.session.model, self)
             if response.receipt is not UNSET:
-                self.bar.say(speed=speed(response.receipt), model=response.model)
+                self.bar.set_fields(speed=format_speed(response.receipt), model=response.model)
             if response.status == "cancelled":
                 self._note("stopped")
         except KeystrokeError as error:
@@ -159,29 +159,29 @@ class Terminal(App[None]):
         finally:
             self._remember()
             self._sessions.save(self.session)
-            self.bar.say(state="ready")
+            self.bar.set_fields(state="ready")
 
-    def heard(self, piece: str) -> None:
+    def on_text(self, piece: str) -> None:
         if self._answer is not None:
-            self._answer.add(piece)
-            self.follow()
+            self._answer.append_text(piece)
+            self.scroll_to_end()
 
-    def restarted(self) -> None:
+    def on_restart(self) -> None:
         if self._answer is not None:
-            self._answer.become("")
+            self._answer.set_text("")
 
-    def redirected(self) -> None:
+    def on_redirect(self) -> None:
         line = self._redirections.pop(0) if self._redirections else ""
         self._remember()
-        self.session.entries.append(Entry(kind="user", text=line))
-        self._answer = Said("assistant")
-        self.query_one("#log").mount(Said("user", line), self._answer)
-        self.follow()
+        self.session.entries.append(SessionEntry(kind="user", text=line))
+        self._answer = LogEntry("assistant")
+        self.query_one("#log").mount(LogEntry("user", line), self._answer)
+        self.scroll_to_end()
 
     def _remember(self) -> None:
         """What was answered so far is part of the conversation."""
-        if self._answer is not None and self._answer.words:
-            self.session.entries.append(Entry(kind="assistant", text=self._answer.words))
+        if self._answer is not None and self._answer.body:
+            self.session.entries.append(SessionEntry(kind="assistant", text=self._answer.body))
         self._answer = None
 
     @work
@@ -197,26 +197,26 @@ class Terminal(App[None]):
 
     @work
     async def _do(self, instruction: str) -> None:
-        await self.put(Said("task", instruction))
+        await self.add_entry(LogEntry("task", instruction))
         model = self.session.model
         try:
             task = await self._tasks.create(str(self._workspace), instruction, model=model, check=self._check)
         except KeystrokeError as error:
             self._problem(error)
             return
-        self.session.entries.append(Entry(kind="task", text=instruction, task=task.id))
+        self.session.entries.append(SessionEntry(kind="task", text=instruction, task=task.id))
         self._sessions.save(self.session)
         self._under_way = task.id
         try:
-            view = TaskView(self)
+            view = TaskPresenter(self)
             async for event in self._tasks.events(task.id):
                 await view.show(event)
         except KeystrokeError as error:
             self._problem(error)
         finally:
             self._under_way = None
-            await self.ask(None)
-            self.bar.say(state="ready")
+            await self.show_question(None)
+            self.bar.set_fields(state="ready")
 
     @work
     async def _steer_task(self, line: str) -> None:
@@ -230,10 +230,10 @@ class Terminal(App[None]):
         except KeystrokeError as error:
             self._problem(error)
 
-    async def ask(self, question: tasks.TaskQuestion | None) -> None:
-        await self.query(Question).remove()
+    async def show_question(self, question: tasks.TaskQuestion | None) -> None:
+        await self.query(QuestionPanel).remove()
         if question is not None:
-            await self.mount(Question(question), before="#line")
+            await self.mount(QuestionPanel(question), before="#line")
             lists = self.query("#question SelectionList")
             (lists.first() if lists else self.query_one("#log")).focus()
         else:
@@ -241,12 +241,12 @@ class Terminal(App[None]):
 
     async def on_key(self, event: Key) -> None:
         key = event.key
-        asked = self.query(Question)
+        asked = self.query(QuestionPanel)
         if not asked or key not in ("y", "n") or isinstance(self.focused, Input):
             return
         question = asked.first()
         if key == "y":
-            await self._act("approve", question=question.question.id, hunks=question.wanted())
+            await self._act("approve", question=question.question.id, hunks=question.selected_hunks())
         else:
             await self._act("reject", question=question.question.id)
 
@@ -260,7 +260,7 @@ class Terminal(App[None]):
 
     def action_mode(self) -> None:
         self._doing = not self._doing
-        self.bar.say(mode="task" if self._doing else "chat")
+        self.bar.set_fields(mode="task" if self._doing else "chat")
         self.query_one(Input).placeholder = (
             "What to do in this folder" if self._doing else "Say something; /help for help"
         )
@@ -269,7 +269,7 @@ class Terminal(App[None]):
         if self._busy():
             return
         model = self.session.model
-        await self._show(self._sessions.fresh(self._workspace))
+        await self._show(self._sessions.create(self._workspace))
         self.session.model = model
 
     def action_sessions(self) -> None:
@@ -277,7 +277,7 @@ class Terminal(App[None]):
             return
         known = self._sessions.list(self._workspace)
         lines = [(s.id, f"{s.title}  ({len(s.entries)} entries)") for s in known]
-        self.push_screen(Choice("Sessions of this folder", lines), self._chosen)
+        self.push_screen(ChoiceScreen("Sessions of this folder", lines), self._chosen)
 
     async def _chosen(self, name: str | None) -> None:
         if name is not None:
@@ -290,8 +290,11 @@ class Terminal(App[None]):
         if self._busy():
             return
         entries = self.session.entries
-        lines = [(str(n), f"before: {' '.join(entries[n].text.split())[:90]}") for n in self.session.points()]
-        self.push_screen(Choice("Rewind conversation and files to", lines), self._rewind_to)
+        lines = [
+            (str(n), f"before: {' '.join(entries[n].text.split())[:90]}")
+            for n in self.session.rewind_points()
+        ]
+        self.push_screen(ChoiceScreen("Rewind conversation and files to", lines), self._rewind_to)
 
     def _rewind_to(self, name: str | None) -> None:
         if name is not None:
@@ -319,27 +322,27 @@ class Terminal(App[None]):
     def bar(self) -> StatusBar:
         return self.query_one(StatusBar)
 
-    async def _show(self, session: Session) -> None:
+    async def _show(self, session: TuiSession) -> None:
         """Another session, or this one anew."""
         self.session = session
-        self._chat.forget()
-        self.bar.say(model=session.model)
+        self._chat.reset()
+        self.bar.set_fields(model=session.model)
         await self.query_one("#log").remove_children()
         for entry in session.entries:
-            await self.put(Said(entry.kind, entry.text))
+            await self.add_entry(LogEntry(entry.kind, entry.text))
         self.query_one(Input).focus()
 
-    async def put(self, widget: Widget) -> None:
+    async def add_entry(self, widget: Widget) -> None:
         await self.query_one("#log").mount(widget)
-        self.follow()
+        self.scroll_to_end()
 
-    def follow(self) -> None:
+    def scroll_to_end(self) -> None:
         self.query_one("#log", VerticalScroll).scroll_end(animate=False)
 
     def _note(self, text: str) -> None:
-        self.query_one("#log").mount(Said("note", text))
-        self.follow()
+        self.query_one("#log").mount(LogEntry("note", text))
+        self.scroll_to_end()
 
     def _problem(self, error: Exception) -> None:
-        self.query_one("#log").mount(Said("problem", str(error)))
-        self.follow()
+        self.query_one("#log").mount(LogEntry("problem", str(error)))
+        self.scroll_to_end()

@@ -8,43 +8,45 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from keystroke.clients.connection import Client, RemoteError, Restarted, Stream
-from keystroke.clients.place import Place
+from keystroke.clients.connection import AnswerStream, Client, RemoteError, Restarted
+from keystroke.clients.gateway_address import GatewayAddress
 from keystroke.errors import KeystrokeError
 from keystroke.protocol import events
 from keystroke.protocol.items import Item
 from keystroke.protocol.response import Receipt, Response
 
 
-class Listener(Protocol):
+class AnswerListener(Protocol):
     """Who shows the answer."""
 
-    def heard(self, piece: str) -> None: ...
-    def restarted(self) -> None:
+    def on_text(self, piece: str) -> None: ...
+    def on_restart(self) -> None:
         """What was heard is void: the answer begins anew."""
 
-    def redirected(self) -> None:
+    def on_redirect(self) -> None:
         """What was heard stays; what comes now follows the line that redirected it."""
 
 
 class ChatClient:
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: GatewayAddress) -> None:
         self._client = Client(place.url, api_key=place.token or "none")
-        self._stream: Stream | None = None
+        self._stream: AnswerStream | None = None
         self._previous: str | None = None
 
     @property
     def answering(self) -> bool:
         return self._stream is not None
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """The next turn sends everything: the conversation was rewound, or is another one."""
         self._previous = None
 
     async def close(self) -> None:
         await self._client.close()
 
-    async def ask(self, messages: list[tuple[str, str]], model: str, listener: Listener) -> Response:
+    async def send_turn(
+        self, messages: list[tuple[str, str]], model: str, listener: AnswerListener
+    ) -> Response:
         """Answer the last of `messages`. Raises KeystrokeError."""
         try:
             return await self._turn(messages if self._previous is None else messages[-1:], model, listener)
@@ -63,17 +65,17 @@ class ChatClient:
         if self._stream is not None:
             await self._stream.cancel()
 
-    async def _turn(self, messages: list[tuple[str, str]], model: str, listener: Listener) -> Response:
+    async def _turn(self, messages: list[tuple[str, str]], model: str, listener: AnswerListener) -> Response:
         items = [Item(role=role, content=content) for role, content in messages]
         self._stream = await self._client.respond(items, model=model, previous_response_id=self._previous)
         try:
             async for event in self._stream:
                 if isinstance(event, events.TextDelta):
-                    listener.heard(event.delta)
+                    listener.on_text(event.delta)
                 elif isinstance(event, Restarted):
-                    listener.restarted()
+                    listener.on_restart()
                 elif isinstance(event, events.IncompleteEvent) and _steered(event.response):
-                    listener.redirected()
+                    listener.on_redirect()
             response = self._stream.response
             if response is None:
                 raise KeystrokeError("The answer did not come; ask again.")
@@ -92,7 +94,7 @@ def _steered(response: Response) -> bool:
     return response.incomplete_details is not None and response.incomplete_details.reason == "steered"
 
 
-def speed(receipt: Receipt) -> str:
+def format_speed(receipt: Receipt) -> str:
     """Tokens a second while it wrote."""
     if receipt.output_tokens < 2 or receipt.decode_ms <= 0:
         return "– tok/s"

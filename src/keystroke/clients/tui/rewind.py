@@ -6,14 +6,14 @@ the file since) nothing older is touched, and the conversation is kept up to and
 
 from __future__ import annotations
 
-from keystroke.clients.tasks import TaskClient
-from keystroke.clients.tui.session import Entry, Session
+from keystroke.clients.task_client import TaskClient
+from keystroke.clients.tui.session import SessionEntry, TuiSession
 from keystroke.errors import KeystrokeError
 
 
 async def rewind(
-    session: Session, point: int, tasks: TaskClient
-) -> tuple[Entry | None, KeystrokeError | None]:
+    session: TuiSession, point: int, tasks: TaskClient
+) -> tuple[SessionEntry | None, KeystrokeError | None]:
     """Bring the session back to before entry `point`. Returns what stood there, to be said anew, and why it
     went no further, where it did not. Changes the session; the caller saves it."""
     refused: KeystrokeError | None = None

@@ -16,10 +16,10 @@ from textual.screen import ModalScreen
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
-from keystroke.clients.tui.widgets import shown
+from keystroke.clients.tui.widgets import escape_controls
 
 
-class Choice(ModalScreen[str | None]):
+class ChoiceScreen(ModalScreen[str | None]):
     """One of several lines; Enter chooses, Escape leaves."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", "Back")]
@@ -30,8 +30,8 @@ class Choice(ModalScreen[str | None]):
 
     def compose(self) -> ComposeResult:
         with Vertical(id="choice"):
-            yield Static(Text(shown(self._title), "bold"), markup=False)
-            yield OptionList(*(Option(Text(shown(words)), id=name) for name, words in self._lines))
+            yield Static(Text(escape_controls(self._title), "bold"), markup=False)
+            yield OptionList(*(Option(Text(escape_controls(words)), id=name) for name, words in self._lines))
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         self.dismiss(event.option_id)

@@ -19,7 +19,7 @@ from keystroke.errors import InputError
 _KEPT = 200  # sessions; the oldest go first
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SessionEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`kind` "task": `text` is the instruction and `task` its id."""
 
     kind: Literal["user", "assistant", "task"]
@@ -27,11 +27,11 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     task: str = ""
 
 
-class Session(msgspec.Struct, kw_only=True):
+class TuiSession(msgspec.Struct, kw_only=True):
     id: str
     workspace: str
     changed_at: float
-    entries: list[Entry] = []
+    entries: list[SessionEntry] = []
     model: str = "auto"
 
     @property
@@ -45,7 +45,7 @@ class Session(msgspec.Struct, kw_only=True):
         told = {"user": "user", "assistant": "assistant", "task": "user"}
         return [(told[entry.kind], entry.text) for entry in self.entries]
 
-    def points(self) -> list[int]:
+    def rewind_points(self) -> list[int]:
         """Where it can be rewound to: before each thing that the user said or asked for, newest first."""
         return [n for n in reversed(range(len(self.entries))) if self.entries[n].kind != "assistant"]
 
@@ -53,26 +53,26 @@ class Session(msgspec.Struct, kw_only=True):
         """The tasks whose changes a rewind to `point` takes back, newest first."""
         return [entry.task for entry in reversed(self.entries[point:]) if entry.kind == "task" and entry.task]
 
-    def rewind(self, point: int) -> Entry:
+    def rewind(self, point: int) -> SessionEntry:
         """Forget everything from `point` on; what stood there comes back, to be said anew."""
         first = self.entries[point]
         self.entries = self.entries[:point]
         return first
 
 
-class Sessions:
+class SessionStore:
     """The sessions of this user, one file each."""
 
     def __init__(self, state: Path) -> None:
         self._folder = state / "sessions"
 
-    def fresh(self, workspace: Path) -> Session:
+    def create(self, workspace: Path) -> TuiSession:
         now = time.time()
-        return Session(
+        return TuiSession(
             id=f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}", workspace=str(workspace), changed_at=now
         )
 
-    def save(self, session: Session) -> None:
+    def save(self, session: TuiSession) -> None:
         """Write it, whole or not at all. An empty one leaves nothing behind."""
         file = self._folder / f"{session.id}.json"
         if not session.entries:
@@ -87,23 +87,23 @@ class Sessions:
         for old in sorted(self._folder.glob("*.json"), key=lambda f: f.stat().st_mtime)[:-_KEPT]:
             old.unlink(missing_ok=True)
 
-    def list(self, workspace: Path | None = None) -> list[Session]:
+    def list(self, workspace: Path | None = None) -> list[TuiSession]:
         """Those that can be read, of `workspace` or of all, newest first."""
         found = []
         for file in self._folder.glob("*.json"):
             try:
-                session = msgspec.json.decode(file.read_bytes(), type=Session)
+                session = msgspec.json.decode(file.read_bytes(), type=TuiSession)
             except (OSError, msgspec.MsgspecError):
                 continue
             if workspace is None or session.workspace == str(workspace):
                 found.append(session)
         return sorted(found, key=lambda session: session.changed_at, reverse=True)
 
-    def load(self, name: str) -> Session:
+    def load(self, name: str) -> TuiSession:
         """Raises InputError."""
         file = self._folder / f"{Path(name).name}.json"
         try:
-            return msgspec.json.decode(file.read_bytes(), type=Session)
+            return msgspec.json.decode(file.read_bytes(), type=TuiSession)
         except OSError:
             raise InputError(f"there is no session {name!r:.80}; `/sessions` lists them") from None
         except msgspec.MsgspecError:

@@ -18,7 +18,7 @@ _CONTROLS = {n: "\N{REPLACEMENT CHARACTER}" for n in (*range(32), *range(127, 16
 _NAMES = {"user": "you", "assistant": "keystroke", "task": "task", "problem": "problem", "note": ""}
 
 
-def shown(text: str) -> str:
+def escape_controls(text: str) -> str:
     """A stranger's text as a terminal may have it."""
     return text.translate(_CONTROLS)
 
@@ -26,36 +26,36 @@ def shown(text: str) -> str:
 def diff_text(diff: str) -> Text:
     """A unified diff, coloured by its lines; the signs say it too."""
     whole = Text()
-    for line in shown(diff).splitlines(keepends=True):
+    for line in escape_controls(diff).splitlines(keepends=True):
         head = line.startswith(("+++", "---", "@@"))
         style = "bold" if head else "green" if line.startswith("+") else "red" if line.startswith("-") else ""
         whole.append(line, style)
     return whole
 
 
-class Said(Static):
+class LogEntry(Static):
     """One entry of the log; text may be added to it while it comes."""
 
     def __init__(self, kind: str, text: str = "") -> None:
         super().__init__(classes=f"said {kind}", markup=False)
-        self.kind, self.words = kind, text
+        self.kind, self.body = kind, text
         self._draw()
 
-    def add(self, delta: str) -> None:
-        self.words += delta
+    def append_text(self, delta: str) -> None:
+        self.body += delta
         self._draw()
 
-    def become(self, text: str) -> None:
-        self.words = text
+    def set_text(self, text: str) -> None:
+        self.body = text
         self._draw()
 
     def _draw(self) -> None:
         name = _NAMES.get(self.kind, self.kind)
         whole = Text(f"{name}\n", "bold") if name else Text()
-        self.update(whole + Text(shown(self.words), "dim" if self.kind == "note" else ""))
+        self.update(whole + Text(escape_controls(self.body), "dim" if self.kind == "note" else ""))
 
 
-class Diff(Static):
+class DiffView(Static):
     """The change of a task so far."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Diff(Static):
         self.update(diff_text(diff))
 
 
-class Question(Vertical):
+class QuestionPanel(Vertical):
     """What a task asks. Hunks are chosen with Space; y answers yes, n no."""
 
     def __init__(self, question: TaskQuestion) -> None:
@@ -76,14 +76,14 @@ class Question(Vertical):
     def compose(self) -> ComposeResult:
         asked = self.question
         words = f"Run this? {asked.command}" if asked.kind == "command" else asked.text
-        yield Static(Text(shown(words), "bold"), markup=False)
+        yield Static(Text(escape_controls(words), "bold"), markup=False)
         if asked.hunks:
             yield SelectionList(*(Selection(_heading(hunk), hunk.number, True) for hunk in asked.hunks))
         yield Static(
             "y approve · n reject · Space leaves a hunk out" if asked.hunks else "y approve · n reject"
         )
 
-    def wanted(self) -> list[int] | None:
+    def selected_hunks(self) -> list[int] | None:
         """The numbers of the hunks to take; None where it is all of them."""
         lists = self.query(SelectionList)
         if not lists:
@@ -94,7 +94,7 @@ class Question(Vertical):
 
 def _heading(hunk: TaskHunk) -> Text:
     first = next((line.strip() for line in (hunk.after or hunk.before).splitlines() if line.strip()), "")
-    return Text(shown(f"{hunk.path}:{hunk.first}  {first}")[:120])
+    return Text(escape_controls(f"{hunk.path}:{hunk.first}  {first}")[:120])
 
 
 class StatusBar(Static):
@@ -105,14 +105,14 @@ class StatusBar(Static):
         self._parts = {"model": "…", "speed": "– tok/s", "state": "ready", "mode": "chat", "folder": ""}
         self._draw()
 
-    def say(self, **parts: str) -> None:
+    def set_fields(self, **parts: str) -> None:
         self._parts.update(parts)
         self._draw()
 
     @property
-    def words(self) -> str:
+    def body(self) -> str:
         p = self._parts
         return f"{p['model']}  {p['speed']}  {p['state']}  [{p['mode']}]  {p['folder']}"
 
     def _draw(self) -> None:
-        self.update(shown(self.words))
+        self.update(escape_controls(self.body))

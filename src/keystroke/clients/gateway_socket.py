@@ -1,0 +1,172 @@
+"""One WebSocket to a gateway: frames in by callback, frames out at once.
+
+Bytes and frames only. It knows the handshake, keeps the wire alive, and tells exactly once that the
+connection is over and why. What a frame means is its owner's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from typing import Any, cast
+
+import msgspec
+from websockets.client import ClientProtocol
+from websockets.exceptions import InvalidStatus, WebSocketException
+from websockets.frames import Frame, Opcode
+from websockets.http11 import Response
+from websockets.uri import parse_uri
+
+from keystroke.errors import AccessError, Forbidden, KeystrokeError, ProtocolError, Unauthorized, Unavailable
+
+MAX_FRAME = 256 << 20  # a server's answer is trusted to be large, not endless
+
+
+class GatewaySocket(asyncio.Protocol):
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None,
+        on_frame: Callable[[bytes], None],
+        on_lost: Callable[[KeystrokeError], None],
+    ) -> None:
+        self._uri = parse_uri(url)
+        self._protocol = ClientProtocol(self._uri, max_size=MAX_FRAME)
+        self._api_key = api_key
+        self._on_frame, self._on_lost = on_frame, on_lost
+        self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._transport: asyncio.Transport | None = None
+        self._parts: list[bytes] = []
+        self._over = False
+
+    @classmethod
+    async def open(
+        cls,
+        url: str,
+        *,
+        api_key: str | None,
+        on_frame: Callable[[bytes], None],
+        on_lost: Callable[[KeystrokeError], None],
+        context: ssl.SSLContext | None = None,
+        patience: float = 10.0,
+    ) -> GatewaySocket:
+        """Connect and shake hands. Raises Unavailable, Unauthorized or Forbidden."""
+        socket = cls(url, api_key, on_frame, on_lost)
+        uri = socket._uri
+        tls = (context or ssl.create_default_context()) if uri.secure else None
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(patience):
+                await loop.create_connection(lambda: socket, uri.host, uri.port, ssl=tls)
+                await socket._opened
+        except TimeoutError:
+            socket.abort()
+            raise Unavailable(f"{uri.host}:{uri.port} did not answer within {patience:g} s.") from None
+        except OSError as error:
+            raise Unavailable(
+                f"No server answers at {uri.host}:{uri.port} ({error.strerror or error}); "
+                "start one with `keystroke serve`."
+            ) from None
+        return socket
+
+    def send(self, text: str | bytes) -> None:
+        """Write one text frame. Raises Unavailable once the connection is over."""
+        if self._over or self._transport is None:
+            raise Unavailable("The connection is closed.")
+        self._protocol.send_text(text.encode() if isinstance(text, str) else text)
+        self._flush()
+
+    def close(self) -> None:
+        """Say goodbye and go; `on_lost` is not called."""
+        if not self._over and self._transport is not None:
+            self._over = True
+            try:
+                self._protocol.send_close(1000)
+                self._flush()
+            except WebSocketException:
+                pass
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Drop the connection without a word."""
+        self._over = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        request = self._protocol.connect()
+        if self._api_key:
+            request.headers["Authorization"] = f"Bearer {self._api_key}"
+        self._protocol.send_request(request)
+        self._flush()
+
+    def data_received(self, data: bytes) -> None:
+        self._protocol.receive_data(data)
+        for event in self._protocol.events_received():
+            if isinstance(event, Frame):
+                self._frame(event)
+            elif isinstance(event, Response):
+                self._answered(event)
+        self._flush()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self._opened.done():
+            self._opened.set_exception(Unavailable("The server closed the connection during the handshake."))
+        if not self._over:
+            self._over = True
+            close = self._protocol.close_rcvd
+            reason = f" ({close.reason})" if close is not None and close.reason else ""
+            self._on_lost(Unavailable(f"The connection to the server was lost{reason}."))
+
+    def _answered(self, response: Response) -> None:
+        if self._opened.done():
+            return
+        failure = self._protocol.handshake_exc
+        if failure is None:
+            self._opened.set_result(None)
+            return
+        self._over = True
+        self._opened.set_exception(_refusal(failure, response))
+
+    def _frame(self, frame: Frame) -> None:
+        if frame.opcode in (Opcode.TEXT, Opcode.CONT):
+            if frame.fin and not self._parts:
+                self._on_frame(bytes(frame.data))
+                return
+            self._parts.append(bytes(frame.data))
+            if frame.fin:
+                whole, self._parts = b"".join(self._parts), []
+                self._on_frame(whole)
+
+    def _flush(self) -> None:
+        assert self._transport is not None
+        for data in self._protocol.data_to_send():
+            if data:
+                self._transport.write(data)
+            else:
+                self._transport.close()  # an empty piece asks for the end of the stream
+
+
+def _refusal(failure: Exception, response: Response) -> KeystrokeError:
+    if not isinstance(failure, InvalidStatus):
+        return ProtocolError(f"The server does not speak WebSocket ({failure}).")
+    words = _message(response.body)
+    if response.status_code == 401:
+        return Unauthorized(words or "The server needs a key.")
+    if response.status_code == 403:
+        return Forbidden(words or "The server refused the connection.")
+    if response.status_code < 500 and response.status_code != 429:
+        return AccessError(words or f"The server refused the connection with status {response.status_code}.")
+    return Unavailable(words or f"The server refused the connection with status {response.status_code}.")
+
+
+def _message(body: bytes | bytearray | None) -> str:
+    try:
+        said: Any = msgspec.json.decode(body or b"")
+        return str(said["error"]["message"])
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return ""
