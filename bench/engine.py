@@ -39,7 +39,7 @@ from keystroke.engine.generation import Generation, GenerationParams
 from keystroke.engine.locate import resolve
 from keystroke.engine.model import Model
 from keystroke.engine.onnx.convert import converted
-from keystroke.engine.onnx.engine import OnnxEngine
+from keystroke.engine.onnx.engine import OnnxEngine, OnnxGraph, OnnxOptions
 from keystroke.engine.speculative import FileDrafter, measure_verify_cost
 from keystroke.engine.speculative.adaptive import AdaptiveDrafter, drafter_for
 from keystroke.engine.tokenizer import load_tokenizer
@@ -69,7 +69,7 @@ class Ours:
         cache = load_settings().paths.cache
         with open_checkpoint(path) as checkpoint:
             model = converted(checkpoint, precision=precision, cache=cache)
-            engine = OnnxEngine(model, checkpoint.spec, precision=precision, kv_budget=4 << 30, exact=exact)
+            engine = OnnxEngine(OnnxGraph(model, checkpoint.spec, precision), OnnxOptions(exact=exact))
         self.engine = engine
         self.model = Model("bench", engine, load_tokenizer(path))
 

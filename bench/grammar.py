@@ -180,9 +180,9 @@ def random_model(folder: Path, precision: str) -> Model:
     """A model of the shape, tokenizer and template that `folder` holds, its weights random, on a GPU: what it
     says is noise, and takes as long."""
     from bench.cuda_rows.cuda_parts import Part
-    from keystroke.engine.load import GPU_PRECISIONS
+    from keystroke.engine.cuda.backend import PRECISIONS
 
-    chosen = GPU_PRECISIONS[precision]
+    chosen = PRECISIONS[precision]
     engine = Part(configured_spec(folder), (), "bf16" if chosen == "auto" else chosen).engine()
     return Model(folder.name, engine, load_tokenizer(folder), detect_chat(folder))
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from keystroke import config
+
 SOURCE = Path(__file__).parents[1] / "src" / "keystroke"
 
 # What each room may open the door to. `clients/cli` is where the program is put together, so it may open any.
@@ -44,7 +46,6 @@ ALLOWED = {
         "agent",
         "gateway",
     },
-    "train": {"errors", "config", "text", "engine", "analysis", "assist"},
 }
 # Inside a room each subfolder may import those before it in its line, and never one behind it. Files that
 # stand in the room itself put its subfolders together, so they may import any.
@@ -56,7 +57,7 @@ ORDER = {
     ("assist",): ("completion", "edit", "fix", "next_edit", "review", "tool_calls"),
 }
 APART = {("gateway", "api", "live"), ("analysis", "audit", "check")}  # neighbours that do not know each other
-BACKENDS = {"onnx", "cuda", "remote"}
+BACKENDS = {*config.BACKENDS, "remote"}
 FILES = sorted(SOURCE.rglob("*.py"))
 
 
@@ -118,6 +119,22 @@ def test_imports_point_one_way_inside_a_room(path: Path) -> None:
             assert order.index(other) <= order.index(mine), f"{'/'.join(parts)} imports {'.'.join(target)}"
             apart = (*room, *sorted((mine, other))) in APART
             assert not apart, f"{'/'.join(parts)} imports {'.'.join(target)}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_the_product_never_imports_the_lab(path: Path) -> None:
+    names = {
+        name
+        for node in ast.walk(ast.parse(path.read_text()))
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    }
+    assert not [name for name in names if name.partition(".")[0] in ("keystroke_lab", "bench")]
 
 
 def test_no_two_files_import_each_other() -> None:

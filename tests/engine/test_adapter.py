@@ -26,7 +26,7 @@ from keystroke.engine.load import load_model
 from keystroke.engine.locate import adapter_path
 from keystroke.engine.onnx import native
 from keystroke.engine.onnx.convert import converted, kept_as_stored
-from keystroke.engine.onnx.engine import OnnxEngine
+from keystroke.engine.onnx.engine import OnnxEngine, OnnxGraph, OnnxOptions
 from keystroke.engine.onnx.stored import Stored, stored_tables
 from keystroke.errors import InputError, ModelDamaged, NotFound
 
@@ -79,11 +79,12 @@ def test_an_adapter_beside_the_weights_is_the_adapter_in_them(tmp_path: Path, la
         else:
             beside = kept_as_stored(checkpoint, native=library is not None, cache=tmp_path, adapted=True)
         stored = Stored(library, stored_tables(checkpoint)) if library is not None else None
-    with OnnxEngine(merged, spec, precision="fp32", threads=1) as engine:
+    one_thread = OnnxOptions(threads=1)
+    with OnnxEngine(OnnxGraph(merged, spec, "fp32"), one_thread) as engine:
         wanted = logprobs(engine)
-    with OnnxEngine(base, spec, precision="fp32", threads=1) as engine:
+    with OnnxEngine(OnnxGraph(base, spec, "fp32"), one_thread) as engine:
         plain = logprobs(engine)
-    with OnnxEngine(beside, spec, precision=layout, threads=1, stored=stored, adapter=adapter) as engine:
+    with OnnxEngine(OnnxGraph(beside, spec, layout, stored, adapter), one_thread) as engine:
         found = logprobs(engine)
         assert engine.info.mapped == (layout == "native"), "only there a second engine shares the weights"
     apart = float((np.exp(wanted) * (wanted - plain)).sum(axis=1).mean())

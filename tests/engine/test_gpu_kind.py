@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from keystroke.engine import load
+from keystroke.engine.cuda import backend
 from keystroke.engine.gpu_kind import other_gpu
 from keystroke.errors import ModelError
 
@@ -45,7 +45,7 @@ def test_apple_silicon_is_named_with_what_to_use(
 def test_the_cuda_engine_says_it_before_anything_is_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load, "_NVIDIA_DRIVERS", (tmp_path / "none",))
-    monkeypatch.setattr(load, "other_gpu", lambda: "AMD GPU: use another")
+    monkeypatch.setattr(backend, "_DRIVERS", (tmp_path / "none",))
+    monkeypatch.setattr(backend, "other_gpu", lambda: "AMD GPU: use another")
     with pytest.raises(ModelError, match="use another"):
-        load.check_cuda()
+        backend.check_machine()

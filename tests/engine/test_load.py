@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from keystroke.config import load_settings
-from keystroke.engine import load
 from keystroke.engine.load import load_model
+from keystroke.engine.onnx import backend
 from keystroke.errors import (
     ConfigError,
     KeystrokeError,
@@ -49,7 +49,7 @@ def test_a_model_without_a_usable_tokenizer_is_refused_before_it_is_converted(tm
 def test_a_model_larger_than_the_memory_is_refused_before_it_is_converted(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(load, "available_bytes", lambda: 50 << 20)
+    monkeypatch.setattr(backend, "available_bytes", lambda: 50 << 20)
     settings = load_settings({"paths.cache": str(tmp_path), "model.precision": "int8"})
     with pytest.raises(NotEnoughMemory, match=r"needs about 0\.2 GB at int8 and 0\.0 GB are free"):
         load_model("smollm2", settings)

@@ -2,6 +2,7 @@
 
 from keystroke.config.layers import load_settings, project_file, user_file
 from keystroke.config.sections import (
+    BACKENDS,
     AssistSettings,
     EngineSettings,
     GenerationSettings,
@@ -15,9 +16,10 @@ from keystroke.config.sections import (
     SharingSettings,
     SpeculationSettings,
 )
-from keystroke.config.settings import Origin, Row, Settings, Source
+from keystroke.config.settings import Origin, SettingRow, Settings, SettingSource
 
 __all__ = [
+    "BACKENDS",
     "AssistSettings",
     "EngineSettings",
     "GenerationSettings",
@@ -27,12 +29,12 @@ __all__ = [
     "Origin",
     "PathSettings",
     "RemoteSettings",
-    "Row",
     "ScaleSettings",
     "ServerSettings",
+    "SettingRow",
+    "SettingSource",
     "Settings",
     "SharingSettings",
-    "Source",
     "SpeculationSettings",
     "load_settings",
     "project_file",

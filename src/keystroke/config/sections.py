@@ -15,7 +15,8 @@ from typing import Any
 
 import platformdirs
 
-ENGINES = ("auto", "onnx", "cuda", "remote")
+BACKENDS = ("cuda", "onnx")  # folders of keystroke.engine; auto uses the first that runs on the machine
+ENGINES = ("auto", *BACKENDS, "remote")
 PRECISIONS = ("auto", "stored", "int4", "int8", "fp16", "fp32")
 KERNELS = ("auto", "portable")
 SPARSE = ("off", "auto", "always")

@@ -17,7 +17,7 @@ from keystroke.config import load_settings
 from keystroke.engine.checkpoint import open_checkpoint
 from keystroke.engine.onnx import native
 from keystroke.engine.onnx.convert import kept_as_stored
-from keystroke.engine.onnx.engine import OnnxEngine
+from keystroke.engine.onnx.engine import OnnxEngine, OnnxGraph, OnnxOptions
 from keystroke.engine.onnx.stored import Stored, stored_tables
 
 UInt8 = np.ndarray[Any, np.dtype[np.uint8]]
@@ -84,6 +84,5 @@ def opened(path: Path, cache: Path, kernels: str, **options: Any) -> OnnxEngine:
     with open_checkpoint(path) as checkpoint:
         model = kept_as_stored(checkpoint, native=library is not None, cache=cache)
         stored = Stored(library, stored_tables(checkpoint)) if library is not None else None
-        return OnnxEngine(
-            model, checkpoint.spec, precision="stored", stored=stored, **{"threads": 2, **options}
-        )
+        graph = OnnxGraph(model, checkpoint.spec, "stored", stored)
+        return OnnxEngine(graph, OnnxOptions(**{"threads": 2, **options}))

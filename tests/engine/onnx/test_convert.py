@@ -14,7 +14,7 @@ import torch
 from keystroke.engine.base import Sampling
 from keystroke.engine.checkpoint import ModelSpec, extended, open_checkpoint
 from keystroke.engine.onnx.convert import converted, model_cache, stored_bytes
-from keystroke.engine.onnx.engine import OnnxEngine
+from keystroke.engine.onnx.engine import OnnxEngine, OnnxGraph, OnnxOptions
 from keystroke.engine.onnx.precision import PRECISIONS
 from keystroke.errors import ConfigError, ModelDamaged
 
@@ -29,7 +29,10 @@ def _logprobs(model: Path, spec: ModelSpec, precision: str) -> list[dict[int, fl
     """The likeliest tokens after each token of the prompt, from one verification pass over it."""
     wanted = Sampling(logprobs=20)
     found = []
-    with OnnxEngine(model, spec, precision=precision, threads=1) as engine, engine.session() as session:
+    with (
+        OnnxEngine(OnnxGraph(model, spec, precision), OnnxOptions(threads=1)) as engine,
+        engine.session() as session,
+    ):
         for length in (1, 2, 9, len(PROMPT)):
             session.extend(PROMPT[:length])
             found.append(dict(session.step(sampling=wanted).logprobs[0].top))
@@ -86,7 +89,10 @@ def test_what_a_layer_does_otherwise_is_computed_as_transformers_does(
         assert _errors(_logprobs(model, spec, "fp32"), _reference(reference)).max() < 1e-4
     with torch.no_grad():
         expected = reference(torch.tensor([PROMPT])).logits[0].argmax(-1).tolist()
-    with OnnxEngine(model, spec, precision="fp32", threads=1) as engine, engine.session() as session:
+    with (
+        OnnxEngine(OnnxGraph(model, spec, "fp32"), OnnxOptions(threads=1)) as engine,
+        engine.session() as session,
+    ):
         session.extend(PROMPT[:1])
         for at in range(1, len(PROMPT)):
             assert session.step().tokens[0] == expected[at - 1]

@@ -19,7 +19,7 @@ from keystroke.engine.locate import resolve
 from keystroke.engine.model import Model
 from keystroke.engine.onnx import native
 from keystroke.engine.onnx.convert import converted
-from keystroke.engine.onnx.engine import FEW_CORES, PREFILL_CHUNK, OnnxEngine
+from keystroke.engine.onnx.engine import FEW_CORES, PREFILL_CHUNK, OnnxEngine, OnnxGraph, OnnxOptions
 from keystroke.engine.onnx.stored import Stored
 from keystroke.errors import ContextOverflow, Interrupted, ModelDamaged, NotEnoughMemory, SessionClosed
 
@@ -43,10 +43,11 @@ def made(folder: Path, family: str, precision: str, **options: object) -> OnnxEn
     own = native.library(load_settings().paths.cache) if ours else None
     if ours and own is None:
         pytest.skip("no C compiler here, or not the vectors")
-    options["stored"] = None if own is None else Stored(own, {})
+    stored = None if own is None else Stored(own, {})
     with open_checkpoint(folder) as checkpoint:
         model = converted(checkpoint, precision=precision, native=bool(ours), cache=folder / "cache")
-        return OnnxEngine(model, checkpoint.spec, precision=precision, threads=2, **options)  # type: ignore[arg-type]
+        graph = OnnxGraph(model, checkpoint.spec, precision, stored)
+        return OnnxEngine(graph, OnnxOptions(threads=2, **options))  # type: ignore[arg-type]
 
 
 ENGINES = [
@@ -277,7 +278,7 @@ def test_a_damaged_graph_is_one_sentence(tmp_path: Path) -> None:
     broken = tmp_path / "model.onnx"
     broken.write_bytes(b"\x08\x0anot a graph")
     with pytest.raises(ModelDamaged, match="could not open"):
-        OnnxEngine(broken, spec, precision="int8")
+        OnnxEngine(OnnxGraph(broken, spec, "int8"))
 
 
 # On the real model
@@ -348,7 +349,7 @@ def test_fewer_bits_stay_near_floats_on_real_text(real: Model, precision: str, b
         with open_checkpoint(path) as checkpoint:
             model = converted(checkpoint, precision=name, cache=load_settings().paths.cache)
             spec = checkpoint.spec
-        with OnnxEngine(model, spec, precision=name) as engine, engine.session() as session:
+        with OnnxEngine(OnnxGraph(model, spec, name)) as engine, engine.session() as session:
             logits = session._forward(tokens, 0, len(tokens), None).astype(np.float64)
         logits -= logits.max(axis=1, keepdims=True)
         rows.append(logits - np.log(np.exp(logits).sum(axis=1, keepdims=True)))

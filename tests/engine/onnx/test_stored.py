@@ -15,9 +15,9 @@ import pytest
 from keystroke.config import Settings, load_settings
 from keystroke.engine.checkpoint import open_checkpoint
 from keystroke.engine.load import load_model
-from keystroke.engine.onnx import native
+from keystroke.engine.onnx import backend, native
 from keystroke.engine.onnx.convert import converted, kept_as_stored, model_cache, small_bytes
-from keystroke.engine.onnx.engine import OnnxEngine
+from keystroke.engine.onnx.engine import OnnxEngine, OnnxGraph, OnnxOptions
 from keystroke.engine.onnx.stored import keeps_weights, portable_bytes, suits_operators
 from keystroke.errors import ConfigError, ModelDamaged, NotEnoughMemory
 
@@ -42,7 +42,7 @@ def divergence(path: Path, cache: Path, kernels: str) -> float:
     """Mean KL divergence of the model from its widened weights in 32-bit floats, in nats a token."""
     with open_checkpoint(path) as checkpoint:
         model = converted(checkpoint, precision="fp32", cache=cache)
-        with OnnxEngine(model, checkpoint.spec, precision="fp32", threads=1) as engine:
+        with OnnxEngine(OnnxGraph(model, checkpoint.spec, "fp32"), OnnxOptions(threads=1)) as engine:
             exact = logprobs(engine)
     with opened(path, cache, kernels) as engine:
         found = logprobs(engine)
@@ -96,7 +96,7 @@ def test_rounding_a_second_time_is_what_this_saves(tmp_path: Path) -> None:
         spec, found = checkpoint.spec, []
         for precision in ("fp32", "int4"):
             model = converted(checkpoint, precision=precision, cache=tmp_path)
-            with OnnxEngine(model, spec, precision=precision, threads=1) as engine:
+            with OnnxEngine(OnnxGraph(model, spec, precision), OnnxOptions(threads=1)) as engine:
                 found.append(logprobs(engine))
     exact, twice = found
     again = float((np.exp(exact) * (exact - twice)).sum(axis=1).mean())
@@ -176,7 +176,7 @@ def test_a_model_larger_than_the_memory_is_refused_before_it_is_laid_out(
 
     write_stored(tmp_path / "model.gguf", "qwen2", ["Q4_K"])
     monkeypatch.setattr(load, "_tokenizer", lambda *_: None)
-    monkeypatch.setattr(load, "available_bytes", lambda: 1000)
+    monkeypatch.setattr(backend, "available_bytes", lambda: 1000)
     with pytest.raises(NotEnoughMemory, match="needs about"):
         load_model(tmp_path / "model.gguf", settings(tmp_path, kernels=kernels))
     assert not (tmp_path / "cache" / "onnx").exists()

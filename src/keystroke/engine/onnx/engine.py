@@ -7,6 +7,7 @@ rollback is a length, a verification is a run of several rows, and a fork shares
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -33,35 +34,46 @@ FEW_CORES = 4
 RESERVE = 1 << 30  # bytes that are left to the machine before kept prefixes go
 
 
+@dataclass(frozen=True, slots=True)
+class OnnxGraph:
+    """A converted model, and what completes its graph."""
+
+    file: Path
+    spec: ModelSpec
+    precision: str
+    stored: Stored | None = None  # for a graph that was built without its weights
+    adapter: AdapterFile | None = None  # for a graph that was built to take one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnnxOptions:
+    """How a graph is run."""
+
+    threads: int = 0  # 0: one per physical core
+    kv_budget: int = 4 << 30  # bytes
+    context_length: int | None = None  # None: the model's own
+    exact: bool = True  # results do not depend on how tokens were grouped into runs
+    # Bytes that the machine can still give; when they run short, cached prefixes are dropped, oldest first.
+    free_memory: Callable[[], int | None] = lambda: None
+    kept: KeptPrefixes | None = None  # prefixes on disk, read when useful and written when the engine closes
+
+
+DEFAULTS = OnnxOptions()
+
+
 class OnnxEngine(Engine):
-    def __init__(
-        self,
-        model: Path,
-        spec: ModelSpec,
-        *,
-        precision: str,
-        threads: int = 0,
-        kv_budget: int = 4 << 30,
-        context_length: int | None = None,
-        exact: bool = True,
-        stored: Stored | None = None,
-        free_memory: Callable[[], int | None] = lambda: None,
-        kept: KeptPrefixes | None = None,
-        adapter: AdapterFile | None = None,
-    ) -> None:
-        """`stored` completes a graph that was built without its weights. `free_memory`: what the machine can
-        still give; where that becomes short, kept prefixes go, oldest first. `kept`: prefixes on disk, read
-        when they are of use and written at the end. `adapter`: for a graph that was built for one. Raises
-        ModelDamaged."""
+    def __init__(self, graph: OnnxGraph, options: OnnxOptions = DEFAULTS) -> None:
+        """Raises ModelDamaged if ONNX Runtime cannot open the graph."""
+        spec, stored, kv_budget = graph.spec, graph.stored, options.kv_budget
         self.spec = spec
-        self.kept = kept
-        self._free_memory = free_memory
-        self.exact = exact
+        self.kept = options.kept
+        self._free_memory = options.free_memory
+        self.exact = options.exact
         tables: dict[str, np.ndarray] = dict(stored.tables) if stored is not None else {}
-        if adapter is not None:
-            tables |= _matrices(adapter)
+        if graph.adapter is not None:
+            tables |= _matrices(graph.adapter)
         self._tables = {name: ort.OrtValue.ortvalue_from_numpy(table) for name, table in tables.items()}
-        self._runtime = _open(model, threads, stored)
+        self._runtime = _open(graph.file, options.threads, stored)
         kinds = {each.name: each.type for each in self._runtime.get_inputs()}
         kv: np.dtype[np.floating] = np.dtype(np.float16 if "float16" in kinds["key.0"] else np.float32)
         self._padded = "pad" in kinds
@@ -86,14 +98,14 @@ class OnnxEngine(Engine):
         self.info = ModelInfo(
             name=spec.name,
             architecture=spec.architecture,
-            context_length=min(context_length or spec.context_length, spec.context_length),
+            context_length=min(options.context_length or spec.context_length, spec.context_length),
             vocab_size=spec.vocab_size,
             layers=spec.layers,
             parameters=spec.parameters,
-            weight_bytes=sum(file.stat().st_size for file in model.parent.iterdir() if file.is_file())
+            weight_bytes=sum(file.stat().st_size for file in graph.file.parent.iterdir() if file.is_file())
             + sum(table.nbytes for table in tables.values()),
             kv_bytes_per_token=self.pool.bytes_for(1),
-            precision=precision,
+            precision=graph.precision,
             bos=spec.bos,
             eos=spec.eos,
             mapped=stored is not None and bool(stored.tables),

@@ -1,0 +1,159 @@
+"""The ONNX backend as the registry knows it: whether it runs here, and how settings become an engine.
+
+Importing this module does not import ONNX Runtime.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from keystroke.config import Settings
+from keystroke.engine.backends import LoadRequest
+from keystroke.engine.checkpoint import Checkpoint, ModelSpec, extended, open_checkpoint
+from keystroke.engine.checkpoint.digest import quick_digest
+from keystroke.engine.library import Progress
+from keystroke.engine.memory import available_bytes
+from keystroke.errors import ConfigError, NotEnoughMemory
+
+if TYPE_CHECKING:
+    from keystroke.engine.base import Engine
+    from keystroke.engine.onnx.kept_prefixes import KeptPrefixes
+    from keystroke.engine.onnx.stored import Stored
+
+# A model that is not stored in blocks is quantised. Below this many parameters, four bits cost more quality
+# than they save time; above, memory traffic decides.
+FOUR_BITS_FROM = 3_000_000_000
+
+
+def unavailable_reason() -> str | None:
+    if importlib.util.find_spec("onnxruntime") is None:
+        return "the embedded engine needs ONNX Runtime: pip install onnxruntime"
+    return None
+
+
+def load(request: LoadRequest) -> Engine:
+    from keystroke.engine.onnx.convert import converted, stored_bytes
+    from keystroke.engine.onnx.engine import OnnxEngine, OnnxGraph, OnnxOptions
+    from keystroke.engine.onnx.precision import PRECISIONS
+    from keystroke.engine.onnx.stored import Stored, keeps_weights
+
+    settings, progress, adapter = request.settings, request.progress, request.adapter
+    precision, stored = request.precision, None
+    with open_checkpoint(request.path) as checkpoint:
+        if settings.engine.context > checkpoint.spec.context_length:
+            checkpoint.spec = extended(checkpoint.spec, settings.engine.context)
+        spec = checkpoint.spec
+        if adapter is not None:
+            adapter.check(spec)
+        if precision == "auto":
+            smaller = "int4" if spec.parameters >= FOUR_BITS_FROM else "int8"
+            precision = "stored" if keeps_weights(checkpoint) else smaller
+        if precision == "stored":
+            model, stored = _as_stored(checkpoint, settings, progress, adapted=adapter is not None)
+        else:
+            _check_memory(spec, stored_bytes(spec, PRECISIONS[precision]), precision)
+            own = None if precision == "fp32" else _operators(checkpoint, settings, progress)
+            stored = Stored(own, {}) if own is not None else None
+            model = converted(
+                checkpoint,
+                precision=precision,
+                native=own is not None,
+                progress=lambda done, total: progress(f"converting {spec.name} to {precision}", done, total),
+                cache=settings.paths.cache,
+                adapted=adapter is not None,
+            )
+    made = f"{precision}/{stored is not None}" + (f"/{adapter.digest}" if adapter is not None else "")
+    options = OnnxOptions(
+        threads=settings.engine.threads,
+        kv_budget=_kv_budget(settings),
+        context_length=settings.engine.context or None,
+        exact=settings.engine.exact,
+        free_memory=available_bytes if settings.engine.kv_budget_mb is None else lambda: None,
+        kept=_kept_prefixes(request.path, made, settings),
+    )
+    return OnnxEngine(OnnxGraph(model, spec, precision, stored, adapter), options)
+
+
+def _as_stored(
+    checkpoint: Checkpoint, settings: Settings, progress: Progress, *, adapted: bool = False
+) -> tuple[Path, Stored | None]:
+    """The graph that runs a model's matrices as they are stored, and what it is completed with where our own
+    operators can be had. Raises ConfigError for matrices of other types."""
+    from keystroke.engine.onnx.convert import kept_as_stored
+    from keystroke.engine.onnx.stored import TYPES, Stored, keeps_weights, portable_bytes, stored_tables
+
+    spec, cache = checkpoint.spec, settings.paths.cache
+    if not keeps_weights(checkpoint):
+        raise ConfigError(
+            f"{spec.name} has matrices that are not stored as {', '.join(TYPES)}; "
+            "set model.precision to int8 or int4, which converts them"
+        )
+    own = _operators(checkpoint, settings, progress)
+    tables = stored_tables(checkpoint) if own is not None else {}
+    _check_memory(
+        spec,
+        sum(table.nbytes for table in tables.values()) if tables else portable_bytes(checkpoint),
+        "stored",
+    )
+    model = kept_as_stored(
+        checkpoint,
+        native=own is not None,
+        progress=lambda done, total: progress(f"laying out {spec.name}", done, total),
+        cache=cache,
+        adapted=adapted,
+    )
+    return model, Stored(own, tables) if own is not None else None
+
+
+def _operators(checkpoint: Checkpoint, settings: Settings, progress: Progress) -> Path | None:
+    """Our own operators, compiled for this machine; None where there can be none, or none are wanted."""
+    from keystroke.engine.onnx.native import library, must_compile
+    from keystroke.engine.onnx.stored import suits_operators
+
+    cache = settings.paths.cache
+    if settings.engine.kernels != "auto" or not suits_operators(checkpoint):
+        return None
+    if compiling := must_compile(cache):
+        progress("compiling operators for this processor", 0, 1)
+    own = library(cache)
+    if compiling:
+        progress("compiling operators for this processor", 1, 1)
+    return own
+
+
+def _kv_budget(settings: Settings) -> int:
+    """Bytes for KV caches: as set, or half of what is free now, between half a gigabyte and sixteen."""
+    if settings.engine.kv_budget_mb is not None:
+        return settings.engine.kv_budget_mb << 20
+    free = available_bytes()
+    return min(max((free or 2 << 30) // 2, 512 << 20), 16 << 30)
+
+
+def _kept_prefixes(path: Path, made: str, settings: Settings) -> KeptPrefixes | None:
+    """`made`: how the model is run."""
+    limit = settings.engine.prefix_disk_mb << 20
+    if not limit:
+        return None
+    from keystroke.engine.onnx.kept_prefixes import KeptPrefixes
+    from keystroke.engine.onnx.precision import FORMAT, OPERATORS
+
+    # Everything that the values follow from: the weights, and what computes with them how.
+    files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.is_file())
+    how = (
+        f"{made}/{FORMAT}/{OPERATORS}/{settings.engine.exact}/{settings.engine.context}/{platform.machine()}"
+    )
+    return KeptPrefixes(settings.paths.cache / "prefixes", f"{quick_digest(files)}/{how}", limit)
+
+
+def _check_memory(spec: ModelSpec, need: int, precision: str) -> None:
+    have = available_bytes()
+    if have is not None and need > have:
+        raise NotEnoughMemory(
+            f"{spec.name} needs about {need / 2**30:.1f} GB at {precision} "
+            f"and {have / 2**30:.1f} GB are free; "
+            f"close other programs{', set model.precision to int4' * (precision != 'int4')} "
+            "or choose a smaller model"
+        )
