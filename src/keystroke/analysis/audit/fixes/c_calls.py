@@ -17,7 +17,7 @@ from keystroke.text import Edit
 _NEEDED = re.compile(
     r"(\d+) bytes .* into a buffer of (\d+)|index (\d+) is past the end of a buffer of (\d+) elements"
 )
-_ALLOCATES = re.compile(r"\b(?:malloc|alloca|ALLOCA)\s*\(")
+_ALLOCATES = re.compile(r"\b(?:malloc|alloca)\s*\(")
 
 
 def memory_of(site: Site, node: ir.Syntax) -> Memory | None:

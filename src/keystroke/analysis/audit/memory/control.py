@@ -36,7 +36,7 @@ _BRANCHES = frozenset(
 _LEAVES = re.compile(
     r"\b(?:return|goto|throw|exit|_exit|_Exit|abort|longjmp|siglongjmp|pthread_exit|ExitProcess|quick_exit|co_return)\b"
 )
-_OUTPUT = re.compile(r"^(?:printf|puts|putchar|fputs|fputc|fprintf|wprintf|printLine|std::cout)$")
+_OUTPUT = re.compile(r"^(?:printf|puts|putchar|fputs|fputc|fprintf|wprintf|std::cout)$")
 _LOCKS = re.compile(r"(?i)lock|mutex|atomic|sem_wait|__sync|critical|\bomp\b|_Atomic|barrier")
 _UNSAFE = frozenset(
     {"printf", "fprintf", "sprintf", "puts", "malloc", "calloc", "realloc", "free", "exit", "syslog", "fopen"}

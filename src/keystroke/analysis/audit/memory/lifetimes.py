@@ -22,7 +22,6 @@ ALLOC = {
     "realloc": 1,
     "alloca": 0,
     "__builtin_alloca": 0,
-    "ALLOCA": 0,
     "valloc": 0,
     "aligned_alloc": 1,
     "xmalloc": 0,

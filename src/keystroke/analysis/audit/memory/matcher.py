@@ -319,7 +319,6 @@ def _number_source(origin: str) -> bool:
             "atol",
             "strto",
             "rand",
-            "RAND",
             "argv",
             "getenv",
             "sto",

@@ -21,7 +21,7 @@ from keystroke.analysis.audit.source import ir
 
 MAX_VISITS = 24  # per walk: more calls of helpers than a person writes into one function
 NARROW = ("char", "short", "int8_t", "int16_t", "unsigned char", "unsigned short", "uint8_t", "uint16_t")
-PARSED = re.compile(r"ato[il]|strto|scanf|rand|RAND|argv|fgets")
+PARSED = re.compile(r"ato[il]|strto|scanf|rand|argv|fgets")
 LIMITS = {
     "CHAR_MAX": 127,
     "CHAR_MIN": -128,
@@ -255,19 +255,6 @@ class Pointers(Flow):
             if parent is not None and parent.kind() == "expression_statement":
                 self.hear.remark("lost-comparison", stmt.expr.node)
         return super().do(stmt)
-
-    def loop(self, stmt: ir.LoopStmt) -> bool:
-        """A loop that counts to one is no loop."""
-        test = stmt.test
-        if not isinstance(test, ir.OpExpr) or test.op != "<" or not stmt.init:
-            return super().loop(stmt)
-        self.run(stmt.init)
-        first, last = (self.eval_quiet(arg).const for arg in test.args)
-        if isinstance(first, int) and isinstance(last, int) and last - first == 1:
-            return self.run(
-                [ir.SwitchStmt(stmt.node, ir.ConstExpr(stmt.node, True), [([], stmt.body)]), *stmt.step]
-            )
-        return super().loop(replace(stmt, init=[]))
 
     def validated(self, test: ir.CallExpr, truth: bool) -> None:
         """The compiler's own check of a sum or product: where it says no, the numbers fit."""
