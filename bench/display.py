@@ -28,15 +28,16 @@ from typing import Any
 
 from bench.completion import CASES, LANGUAGES
 from bench.exactness import language
-from keystroke.assist.completion import Extent, LiveCompletion, Offer
+from keystroke.assist.completion import Extent, LiveCompletion, ShownCompletion
 from keystroke.assist.completion.beginning import WHOLE
 from keystroke.config import AssistSettings
 from keystroke.engine.generation import Chunk, Generation
 from keystroke.engine.load import load_model
+from keystroke.engine.mixing import Mixing
 from keystroke.engine.model import Model
+from keystroke.text.cases import Case, read_cases
 from keystroke.text.diff import common_prefix
-from keystroke.train.cases import Case, read_cases
-from keystroke.train.fim import Cut
+from keystroke_lab.pretraining.fim import Cut
 
 WINDOW = 512
 
@@ -54,7 +55,7 @@ def written(model: Model, cases: Sequence[Case]) -> Iterator[Written]:
             stream = _buffer(model, case, "balanced").begin(*_place(case), Extent.REST)
             steps = []
             for chunk in Generation(
-                model, session, stream.prompt.tokens, stream.params(), predictor=stream.predictor
+                model, session, stream.prompt.tokens, stream.params(), mixing=Mixing(stream.predictor)
             ):
                 steps.append(chunk)
                 stream.feed(chunk)
@@ -63,7 +64,7 @@ def written(model: Model, cases: Sequence[Case]) -> Iterator[Written]:
             yield Written(case, tuple(steps))
 
 
-def judged(model: Model, one: Written, eagerness: str) -> tuple[Offer | None, int]:
+def judged(model: Model, one: Written, eagerness: str) -> tuple[ShownCompletion | None, int]:
     """What is shown of it, and how many tokens had been said by then."""
     text, cursor = _place(one.case)
     buffer = _buffer(model, one.case, eagerness)
@@ -73,8 +74,8 @@ def judged(model: Model, one: Written, eagerness: str) -> tuple[Offer | None, in
         for part in step.each():
             stream.feed(part)
             told += 1
-            answer = buffer.answer(stream, text, cursor)
-            if isinstance(answer, Offer):
+            answer = buffer.answer(text, cursor, stream)
+            if isinstance(answer, ShownCompletion):
                 return answer, told
             if stream.done:
                 return None, told
@@ -89,7 +90,7 @@ def row(model: Model, places: Sequence[Written], eagerness: str) -> dict[str, An
         if offer is None:
             continue
         wanted = one.case.middle.rstrip()
-        true = wanted.startswith(offer.text) if offer.begun else wanted == offer.text.rstrip()
+        true = wanted.startswith(offer.text) if offer.partial else wanted == offer.text.rstrip()
         shown, right = shown + 1, right + true
         wrong += len(offer.text) - common_prefix(offer.text, wanted)
         saved += len(offer.text) if true else 0

@@ -122,7 +122,7 @@ class Ours:
 
         with self.engine.session() as session:
             params = GenerationParams(max_tokens=500, ignore_eos=True)
-            generation = Generation(self.model, session, prompt, params, None, Interrupt())
+            generation = Generation(self.model, session, prompt, params, drafter=None, interrupt=Interrupt())
             generation.prefill()
             generation.advance()
             outside = []
@@ -186,7 +186,7 @@ def speculation(ours: Ours, rounds: int) -> dict[str, float]:
         ours.engine.cache.clear()
         with ours.engine.session() as session:
             params = GenerationParams(max_tokens=count, ignore_eos=True)
-            generation = Generation(ours.model, session, tokenizer.encode(prompt), params, drafter)
+            generation = Generation(ours.model, session, tokenizer.encode(prompt), params, drafter=drafter)
             generation.prefill()
             generation.advance()
             seconds = timed(
@@ -225,7 +225,7 @@ def tokens_per_step(ours: Ours, task: Sequence[int], source: Sequence[int]) -> f
     drafter = FileDrafter(source)
     with ours.engine.session() as session:
         params = GenerationParams(max_tokens=200, ignore_eos=True)
-        generation = Generation(ours.model, session, task, params, drafter)
+        generation = Generation(ours.model, session, task, params, drafter=drafter)
         for _ in generation:
             pass
         return generation.stats.tokens / max(generation.stats.steps, 1)
@@ -266,7 +266,7 @@ def cancelled(ours: Ours, text: str) -> float:
     with ours.engine.session() as session:
         params = GenerationParams(max_tokens=500, ignore_eos=True)
         generation = Generation(
-            ours.model, session, ours.model.tokenizer.encode(text), params, None, interrupt
+            ours.model, session, ours.model.tokenizer.encode(text), params, drafter=None, interrupt=interrupt
         )
         generation.prefill()
         generation.advance()

@@ -238,7 +238,7 @@ def answer(
     asked = Masks.counted()
     before = asked.count
     with model.engine.session() as session:
-        generation = Generation(model, session, prompt, params, drafter)
+        generation = Generation(model, session, prompt, params, drafter=drafter)
         generation.prefill()
         began = time.perf_counter()
         while generation.finish is None:

@@ -38,20 +38,21 @@ from typing import Any
 
 from bench.completion import CASES, LANGUAGES
 from bench.exactness import language
+from keystroke.agent.evaluation.package_index import PackageIndex
 from keystroke.analysis.text_index import Lexicon, TextIndex
-from keystroke.assist.completion import Extent, LiveCompletion, Offer
+from keystroke.assist.completion import Extent, LiveCompletion, ShownCompletion
 from keystroke.config import load_settings
 from keystroke.engine.generation import Generation
 from keystroke.engine.load import load_model
+from keystroke.engine.mixing import Mixing
 from keystroke.engine.model import Model
 from keystroke.errors import KeystrokeError
-from keystroke.gateway.live.project_text import CHARACTERS, LARGEST, by_nearness, family_of
-from keystroke.train.cases import Case, read_cases
-from keystroke.train.corpus.archives import source_files
-from keystroke.train.corpus.index import PackageIndex
-from keystroke.train.corpus.languages import SUFFIXES
-from keystroke.train.evaluate import ModelSuggester, Share
-from keystroke.train.fim import Cut
+from keystroke.gateway.live.project_text import CHARACTERS, LARGEST, language_family, sort_by_distance
+from keystroke.text.cases import Case, read_cases
+from keystroke_lab.corpus.archives import source_files
+from keystroke_lab.corpus.languages import SUFFIXES
+from keystroke_lab.evaluation.completion import ModelSuggester, Share
+from keystroke_lab.pretraining.fim import Cut
 
 ROWS = ("place", "editor", "file", "project", "stepwise")
 KINDS = {Cut.REST_OF_LINE: "rest_em", Cut.LINE: "line_em"}
@@ -135,18 +136,18 @@ def found(case: Case, folder: Path) -> Found | None:
 def around(place: Found) -> TextIndex:
     """The index that the gateway would make, without copies of the file itself."""
     case, lexicon = place.case, Lexicon()
-    own, family = _lines(place.before + place.after), family_of(case.path)
+    own, family = _lines(place.before + place.after), language_family(case.path)
     texts: list[tuple[str, Any]] = []
     left = CHARACTERS
-    for name in by_nearness(case.path, [n for n in place.others if family_of(n) == family]):
+    for name in sort_by_distance(case.path, [n for n in place.others if language_family(n) == family]):
         text = place.others[name]
         if name == case.path or len(text) > LARGEST or len(own & _lines(text)) > _COPY * len(own):
             continue
         left -= len(text)
         if left < 0:
             break
-        texts.append((name, lexicon.lexed(text, keep=False)))
-    return TextIndex.of(lexicon, texts[::-1])
+        texts.append((name, lexicon.lex(text, keep=False)))
+    return TextIndex.build(lexicon, texts[::-1])
 
 
 @lru_cache(maxsize=4096)
@@ -210,7 +211,7 @@ class Asked:
             self._model, settings, path=case.path, language=language(case), budget=self._context
         )
         if name in ("project", "stepwise"):
-            completion.project = around(place)
+            completion.set_project_index(around(place))
         text, cursor = place.before + place.after, len(place.before)
         stream = completion.begin(text, cursor, Extent.REST)
         generation = Generation(
@@ -218,25 +219,24 @@ class Asked:
             self._session,
             stream.prompt.tokens,
             stream.params(),
-            predictor=stream.predictor,
-            drafts=name != "stepwise",
+            mixing=Mixing(stream.predictor, drafts=name != "stepwise"),
         )
         began, decided, answer = 0.0, 0.0, None
         for chunk in generation:
             if not began:  # the first step is not counted: the prompt is read in it
                 began = time.perf_counter()
             stream.feed(chunk)
-            if answer is None and (answer := completion.answer(stream, text, cursor)) is not None:
+            if answer is None and (answer := completion.answer(text, cursor, stream)) is not None:
                 decided = time.perf_counter() - began
             if stream.done:  # as the gateway stops there
                 break
         row.seconds.append(time.perf_counter() - began)
         row.steps += max(0, generation.stats.steps - 1)
-        if isinstance(answer, Offer):
+        if isinstance(answer, ShownCompletion):
             row.shown += 1
             row.decided.append((decided, row.seconds[-1]))
             whole = answer.text.rstrip() == case.middle.rstrip()
-            row.shown_right += whole or (answer.begun and case.middle.startswith(answer.text))
+            row.shown_right += whole or (answer.partial and case.middle.startswith(answer.text))
         return stream.text.rstrip()
 
 

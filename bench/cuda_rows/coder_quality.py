@@ -175,7 +175,7 @@ def answers(
         drafter = drafter_for(model.engine, source) if drafts != "none" else None
         with model.engine.session() as session:
             params = GenerationParams(max_tokens=ANSWER, sampling=sampling)
-            answer = Generation(model, session, prompt, params, drafter)
+            answer = Generation(model, session, prompt, params, drafter=drafter)
             for _ in answer:
                 pass
         said.append(tuple(answer.tokens))

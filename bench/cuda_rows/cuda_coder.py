@@ -59,7 +59,7 @@ def answers(
     said, speeds, sums = [], [], dict.fromkeys(("tokens", "steps", "drafted", "accepted"), 0)
     for prompt in asked:
         with model.engine.session() as session:
-            answer = Generation(model, session, prompt, GenerationParams(MOST, sampling), make())
+            answer = Generation(model, session, prompt, GenerationParams(MOST, sampling), drafter=make())
             for _ in answer:
                 pass
         said.append(tuple(answer.tokens))

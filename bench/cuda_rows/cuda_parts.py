@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from keystroke.assist.next_edit.prompt import REGION, changes_between, joined, learned_version
+from keystroke.assist.next_edit.prompt import REGION, changes_between, join_lines, learned_version
 from keystroke.engine.base import Sampling, StepRequest
 from keystroke.engine.checkpoint.rope import extended
 from keystroke.engine.checkpoint.spec import ModelSpec, RopeSpec
@@ -284,7 +284,9 @@ def edit(run: Run) -> list[Json]:
         for prompt, draft, room in questions:
             drafter = drafter_for(model.engine, draft) if drafts else None
             with model.engine.session() as session:
-                answer = Generation(model, session, prompt, GenerationParams(max_tokens=room), drafter)
+                answer = Generation(
+                    model, session, prompt, GenerationParams(max_tokens=room), drafter=drafter
+                )
                 for _ in answer:
                     pass
             said.append(tuple(answer.tokens))
@@ -348,7 +350,10 @@ def rewrites(model: Model) -> list[tuple[list[int], list[int], int]]:
     version = learned_version(model.path)
     if not isinstance(version, int):  # such a model goes on with the new file, having read the old one
         begun = len(before) // 3
-        prompt, rest = model.prompt(f"{old}\n\n\n{joined(after[:begun])}"), encode(joined(before[begun:]))
+        prompt, rest = (
+            model.prompt(f"{old}\n\n\n{join_lines(after[:begun])}"),
+            encode(join_lines(before[begun:])),
+        )
         return [(prompt, rest, min(len(rest), model.engine.info.context_length - len(prompt)))]
     names = ["edit", "edit_before", "edit_after", "file_sep", "fim_suffix"]
     names += [f"reserved_{1 + n}" for n in range(REGION + 1)]  # numbers of lines
@@ -361,10 +366,10 @@ def rewrites(model: Model) -> list[tuple[list[int], list[int], int]]:
     for first in range(0, len(before), REGION):
         lines, last = before[first : first + REGION], first + REGION
         above, under = (
-            encode(joined(after[max(first - 4, 0) : first])),
-            encode(joined(before[last : last + 4])),
+            encode(join_lines(after[max(first - 4, 0) : first])),
+            encode(join_lines(before[last : last + 4])),
         )
-        draft = encode(joined(lines))
+        draft = encode(join_lines(lines))
         region, place = draft, []
         if version > 1:  # lines have numbers, and an answer says which ones it is for
             numbered = [[number, *encode(f"{text}\n")] for number, text in zip(numbers, lines, strict=False)]

@@ -31,7 +31,7 @@ def answer(model: Model, *, drafts: bool) -> Generation:
     prompt = model.chat.tokens(model.tokenizer, [{"role": "user", "content": QUESTION}])
     drafter = drafter_for(model.engine) if drafts else None
     with model.engine.session() as session:
-        found = Generation(model, session, prompt, GenerationParams(max_tokens=32), drafter)
+        found = Generation(model, session, prompt, GenerationParams(max_tokens=32), drafter=drafter)
         for _ in found:
             pass
     return found

@@ -52,7 +52,7 @@ def run(
     model: Model, params: GenerationParams, drafter: Drafter | None = None
 ) -> tuple[list[Chunk], Session]:
     session = model.engine.session()
-    generation = Generation(model, session, PROMPT, params, drafter)
+    generation = Generation(model, session, PROMPT, params, drafter=drafter)
     chunks = list(generation)
     assert list(session.tokens) == PROMPT + [t for c in chunks for t in c.tokens]
     assert generation.text == "".join(c.text for c in chunks)

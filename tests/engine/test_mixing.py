@@ -13,7 +13,7 @@ from keystroke.engine.base import GREEDY, Mixture, Sampling, TokenLogprob
 from keystroke.engine.echo import EOS, SPECIAL, EchoEngine
 from keystroke.engine.generation import Finish, Generation, GenerationParams
 from keystroke.engine.grammar.constraint import choice
-from keystroke.engine.mixing import Mixer, Prediction, Predictor, mixed_logprobs
+from keystroke.engine.mixing import Mixer, Mixing, Prediction, Predictor, mixed_logprobs
 from keystroke.engine.model import Model
 from keystroke.engine.sampler import choose, probabilities, verify
 from keystroke.engine.speculative import FileDrafter
@@ -122,7 +122,8 @@ def said(
 ) -> Generation:
     drafter = FileDrafter(model.tokenizer.encode(draft)) if draft else None
     with model.engine.session() as session:
-        generation = Generation(model, session, [65], params, drafter, predictor=predictor, drafts=drafts)
+        mixing = Mixing(predictor, drafts)
+        generation = Generation(model, session, [65], params, drafter=drafter, mixing=mixing)
         list(generation)
     return generation
 

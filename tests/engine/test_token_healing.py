@@ -45,7 +45,7 @@ def test_whatever_the_beginning_the_answer_begins_with_it_and_goes_on(begin: str
     with model.engine.session() as session:
         params = GenerationParams(max_tokens=60, begin=begin)
         drafter = FileDrafter(model.tokenizer.encode("another text"))
-        generation = Generation(model, session, [65], params, drafter)
+        generation = Generation(model, session, [65], params, drafter=drafter)
         list(generation)
     assert generation.text.startswith(begin)
     rest = generation.text[len(begin) :]

@@ -13,6 +13,7 @@ from keystroke.clients.live_connection import LiveClient
 from keystroke.config import AssistSettings, Settings
 from keystroke.engine.generation import Generation
 from keystroke.engine.load import load_model
+from keystroke.engine.mixing import Mixing
 from keystroke.engine.model import Model
 from keystroke.errors import KeystrokeError
 from keystroke.protocol import live_messages as live
@@ -44,7 +45,7 @@ def plain(model: Model, text: str, cursor: int) -> str:
     stream = completion.begin(text, cursor, Extent.REST)
     with model.engine.session() as session:
         prompt, params = stream.prompt.tokens, stream.params()
-        for chunk in Generation(model, session, prompt, params, predictor=stream.predictor):
+        for chunk in Generation(model, session, prompt, params, mixing=Mixing(stream.predictor)):
             stream.feed(chunk)
             if stream.done:
                 break

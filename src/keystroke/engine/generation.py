@@ -30,7 +30,7 @@ from keystroke.engine.base import (
     TokenLogprob,
 )
 from keystroke.engine.grammar.constraint import Constraint, following
-from keystroke.engine.mixing import Mixer, Predictor, mixed_logprobs
+from keystroke.engine.mixing import NO_MIXING, Mixer, Mixing, mixed_logprobs
 from keystroke.engine.model import Model
 from keystroke.engine.speculative.base import MAX_DRAFT, Drafter
 from keystroke.engine.token_healing import RIVALS, TokenHealing
@@ -131,15 +131,14 @@ class Generation:
         session: Session,
         prompt: Sequence[int],
         params: GenerationParams | None = None,
+        *,
         drafter: Drafter | None = None,
         interrupt: Interrupt | None = None,
-        said: Sequence[int] = (),
-        predictor: Predictor | None = None,
-        drafts: bool = True,
+        generated: Sequence[int] = (),
+        mixing: Mixing = NO_MIXING,
     ) -> None:
-        """`said`: tokens of the answer that were made elsewhere, before. They are not given out again; what
-        follows is what would have followed there. `predictor`: whose opinion is mixed into the model's; where
-        nobody else drafts, it does, if `drafts` are wanted."""
+        """`generated`: tokens of the answer that another engine produced before. They are not emitted again;
+        the answer goes on as it would have there."""
         if not prompt:
             raise UsageError("the prompt is empty; a model needs at least one token to go on from")
         self.model = model
@@ -149,7 +148,7 @@ class Generation:
         self.stats = GenerationStats(prompt_tokens=len(prompt))
         self.finish: Finish | None = None
         self.tokens: list[int] = []  # emitted so far
-        self._prompt = [*prompt, *said]
+        self._prompt = [*prompt, *generated]
         self._drafter = drafter
         self._begun_drafting = False
         self._decoder = StreamDecoder(model.tokenizer)
@@ -166,12 +165,14 @@ class Generation:
         self._appended = False  # forced tokens ride along with the step under way
         ends = frozenset() if self.params.ignore_eos else model.engine.info.eos
         self._eos = ends | self.params.stop_tokens
-        # Not beside a grammar: what that allows is not what was seen before.
         self._mixer: Mixer | None = None
-        if predictor is not None and self._matcher is None:
+        self._mixer_drafts = False
+        if (
+            mixing.predictor is not None and self._matcher is None
+        ):  # a grammar may not allow what was seen before
             line_ends = model.tokenizer.encode("\n") if "\n" in self.params.stop else []
-            self._mixer = Mixer(predictor, model.tokenizer, self._eos.union(line_ends[:1]))
-        self._mixer_drafts = drafts and drafter is None
+            self._mixer = Mixer(mixing.predictor, model.tokenizer, self._eos.union(line_ends[:1]))
+            self._mixer_drafts = mixing.drafts and drafter is None
         self._ends: list[int] = []  # of the text of each token of the step that was read last
         self._mixtures: tuple[Mixture | None, ...] = ()  # of the step under way
         self._context = model.engine.info.context_length
@@ -179,8 +180,8 @@ class Generation:
         self._carried_tokens: tuple[int, ...] = ()
         self._due: Finish | None = None  # the answer ends with the next chunk
         self._parts: list[str] = []
-        if said:
-            self._replay(tuple(said))
+        if generated:
+            self._replay(tuple(generated))
 
     @property
     def text(self) -> str:

@@ -45,6 +45,17 @@ class Predictor(Protocol):
         """What may follow once the answer has come to `said`; None where nothing like it was seen."""
 
 
+@dataclass(frozen=True, slots=True)
+class Mixing:
+    """The predictor to mix into an answer, if any, and whether it also drafts where there is no drafter."""
+
+    predictor: Predictor | None = None
+    drafts: bool = True
+
+
+NO_MIXING = Mixing()
+
+
 class Mixer:
     """Mixtures for the steps of one answer. `ends`: tokens that end it."""
 

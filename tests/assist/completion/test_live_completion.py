@@ -10,20 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keystroke.analysis.rules import ProjectRules
-from keystroke.analysis.syntax import breaks, language_of, opens_block
+from keystroke.analysis.syntax import adds_errors, language_of, opens_block
 from keystroke.assist.completion import (
     Extent,
-    Hidden,
     LiveCompletion,
-    Offer,
-    Stream,
-    Withheld,
+    ShownCompletion,
+    SuggestionStream,
+    WithheldCompletion,
+    WithheldReason,
     context_budget,
 )
-from keystroke.assist.completion.cache import Kept, TypeThrough
-from keystroke.assist.completion.context import RecentEdit, gather
+from keystroke.assist.completion.cache import CachedSuggestion, SuggestionCache
+from keystroke.assist.completion.context import RecentEdit, gather_context
 from keystroke.assist.completion.extent import extent_at
-from keystroke.assist.completion.gate import Candidate, Dismissed, Rhythm, judge
+from keystroke.assist.completion.gate import Candidate, DismissedSuggestions, TypingRhythm, find_reason
 from keystroke.assist.completion.window import ContextFile, PromptWindow
 from keystroke.config import AssistSettings
 from keystroke.engine.echo import EOS, SPECIAL, EchoEngine
@@ -48,10 +48,10 @@ def shown(chosen: Model, tokens: list[int]) -> str:
     return b"".join(chosen.tokenizer.token_bytes(t) for t in tokens).decode()
 
 
-def run(chosen: Model, stream: Stream, draft: str = "") -> None:
+def run(chosen: Model, stream: SuggestionStream, draft: str = "") -> None:
     drafter = FileDrafter(chosen.tokenizer.encode(draft)) if draft else None
     with chosen.engine.session() as session:
-        for chunk in Generation(chosen, session, stream.prompt.tokens, stream.params(), drafter):
+        for chunk in Generation(chosen, session, stream.prompt.tokens, stream.params(), drafter=drafter):
             stream.feed(chunk)
             if stream.done:
                 return
@@ -64,8 +64,8 @@ def test_what_is_kept_of_an_answer_does_not_depend_on_how_many_tokens_a_step_has
     plain, drafted = completion.begin("x = ", 4), completion.begin("x = ", 4)
     run(chosen, plain)
     run(chosen, drafted, draft)
-    assert plain.kept(plain.text) == drafted.kept(drafted.text)
-    assert len(set(drafted.kept(drafted.text).ends)) == len("compute(width)")
+    assert plain.to_cached(plain.text) == drafted.to_cached(drafted.text)
+    assert len(set(drafted.to_cached(drafted.text).ends)) == len("compute(width)")
 
 
 @pytest.mark.parametrize(
@@ -82,12 +82,12 @@ def test_the_context_grows_where_the_machine_is_fast_and_never_shrinks() -> None
     chosen = model()
     completion = LiveCompletion(chosen, AssistSettings(), budget=100)
     text = "".join(f"v{n} = {n}\n" for n in range(80))
-    small = len(completion.window.prompt(text, len(text)).tokens)
+    small = len(completion.warm_up_prompt(text, len(text)).tokens)
     assert not completion.grow(149)
     assert not completion.grow(50)
     assert completion.grow(400)
-    completion.window.prompt(text, 0)  # another place: the prompt is arranged anew
-    assert len(completion.window.prompt(text, len(text)).tokens) > 1.5 * small
+    completion.warm_up_prompt(text, 0)  # another place: the prompt is arranged anew
+    assert len(completion.warm_up_prompt(text, len(text)).tokens) > 1.5 * small
 
 
 class TestWindow:
@@ -236,7 +236,7 @@ class TestExtent:
         [("x = (1", " + 2)", False), ("x = 1", ")", True), ("f(", "a, b)", False), ("x = ", "[1, 2", True)],
     )
     def test_a_suggestion_may_not_add_errors(self, text: str, inserted: str, broken: bool) -> None:
-        assert breaks(text + "\ny = 2\n", len(text), inserted, "python") is broken
+        assert adds_errors(text + "\ny = 2\n", len(text), inserted, "python") is broken
 
     def test_languages_have_many_names(self) -> None:
         assert language_of("a/b.tsx") == "tsx"
@@ -246,73 +246,80 @@ class TestExtent:
 
 
 class TestGate:
-    def judged(self, line: str, inserted: str, sure: float, **more: bool) -> Hidden | None:
-        return judge(Candidate(line, len(line), inserted, sure, **more), "balanced", Dismissed())
+    def judged(self, line: str, inserted: str, sure: float, **more: bool) -> WithheldReason | None:
+        return find_reason(
+            Candidate(line, len(line), inserted, sure, **more), "balanced", DismissedSuggestions()
+        )
 
     def test_reasons_have_their_order(self) -> None:
         assert self.judged("x = ", "1", 0.9) is None
-        assert self.judged("x = ", "  ", 0.9) is Hidden.EMPTY
-        assert self.judged("    ", "x = 1", 0.9) is Hidden.WOULD_INDENT
-        assert self.judged("x = ", "1", 0.3) is Hidden.LOW_CONFIDENCE
-        assert self.judged("x = ", "1", 0.82, fast=True) is Hidden.TYPING_FAST
-        assert self.judged("x = ", "db/models/" * 4, 0.9) is Hidden.LOOPS
+        assert self.judged("x = ", "  ", 0.9) is WithheldReason.EMPTY
+        assert self.judged("    ", "x = 1", 0.9) is WithheldReason.WOULD_INDENT
+        assert self.judged("x = ", "1", 0.3) is WithheldReason.LOW_CONFIDENCE
+        assert self.judged("x = ", "1", 0.82, fast=True) is WithheldReason.TYPING_FAST
+        assert self.judged("x = ", "db/models/" * 4, 0.9) is WithheldReason.LOOPS
         assert self.judged("x = ", "-" * 60 + "1, 2, 3, 4, 5", 0.9) is None
         assert self.judged("    ", "x = 1", 0.1, invoked=True) is None
 
     def test_a_line_over_the_projects_limit_is_not_shown(self) -> None:
-        assert judge(
-            Candidate("x = ", 4, "some(long, enough, call)", 0.9, max_line=20), "eager", Dismissed()
-        ) is (Hidden.LINE_TOO_LONG)
+        assert find_reason(
+            Candidate("x = ", 4, "some(long, enough, call)", 0.9, max_line=20),
+            "eager",
+            DismissedSuggestions(),
+        ) is (WithheldReason.LINE_TOO_LONG)
 
     @pytest.mark.parametrize(("eagerness", "least"), [("calm", 0.92), ("balanced", 0.8), ("eager", 0.6)])
     def test_eagerness_is_a_threshold(self, eagerness: str, least: float) -> None:
-        assert judge(Candidate("x = ", 4, "1", least), eagerness, Dismissed()) is None
-        assert judge(Candidate("x = ", 4, "1", least - 0.01), eagerness, Dismissed()) is (
-            Hidden.LOW_CONFIDENCE
+        assert find_reason(Candidate("x = ", 4, "1", least), eagerness, DismissedSuggestions()) is None
+        assert find_reason(Candidate("x = ", 4, "1", least - 0.01), eagerness, DismissedSuggestions()) is (
+            WithheldReason.LOW_CONFIDENCE
         )
 
     def test_what_is_on_the_screen_does_not_vanish_while_it_is_typed(self) -> None:
         unsure = Candidate("x = s", 5, "elf.y", 0.1, fast=True)
-        assert judge(unsure, "calm", Dismissed()) is Hidden.LOW_CONFIDENCE
-        assert judge(replace(unsure, followed=True), "calm", Dismissed()) is None
-        assert judge(replace(unsure, followed=True, inserted=""), "calm", Dismissed()) is Hidden.EMPTY
+        assert find_reason(unsure, "calm", DismissedSuggestions()) is WithheldReason.LOW_CONFIDENCE
+        assert find_reason(replace(unsure, being_typed=True), "calm", DismissedSuggestions()) is None
+        assert (
+            find_reason(replace(unsure, being_typed=True, inserted=""), "calm", DismissedSuggestions())
+            is WithheldReason.EMPTY
+        )
 
     def test_a_burst_is_fast_and_a_pause_ends_it(self) -> None:
-        rhythm = Rhythm()
+        rhythm = TypingRhythm()
         for now in (0.0, 0.05, 0.1, 0.15):
-            rhythm.key(now)
-        assert rhythm.fast()
-        rhythm.key(3.0)
-        assert not rhythm.fast()
+            rhythm.record_key(now)
+        assert rhythm.is_fast()
+        rhythm.record_key(3.0)
+        assert not rhythm.is_fast()
 
     def test_what_was_turned_down_stays_so_while_its_line_grows(self) -> None:
-        dismissed = Dismissed()
+        dismissed = DismissedSuggestions()
         dismissed.add("x = ", "compute(y)")
         assert ("x = ", "compute(y)") in dismissed
         assert ("x = comp", "ute(y)") in dismissed
         assert ("z = ", "compute(y)") not in dismissed
 
 
-class TestTypeThrough:
+class TestSuggestionCache:
     @given(st.text("ab(\n ", max_size=400), st.text("ab(\n ", min_size=1, max_size=60), st.data())
     def test_typing_what_it_says_finds_what_is_left(
         self, before: str, text: str, data: st.DataObject
     ) -> None:
-        cache = TypeThrough()
-        cache.put(before, "\nbelow", Kept(text, "line"))
+        cache = SuggestionCache()
+        cache.put(before, "\nbelow", CachedSuggestion(text, "line"))
         typed = data.draw(st.integers(0, len(text)))
-        found = cache.find(before + text[:typed], ")\nbelow")
+        found = cache.find(f"{before}{text[:typed]})\nbelow", len(before) + typed)
         assert found is not None
         kept, count = found
         assert kept.text[count:] == text[typed:] or typed != count
 
     def test_other_text_finds_nothing(self) -> None:
-        cache = TypeThrough()
-        cache.put("x = ", "", Kept("compute()", "rest", whole=False))
-        assert cache.find("x = cz", "") is None
-        assert cache.find("y = c", "") is None
-        assert cache.find("x = c", "\nother below") is None
-        assert cache.find("x = compute()", "") is None
+        cache = SuggestionCache()
+        cache.put("x = ", "", CachedSuggestion("compute()", "rest", complete=False))
+        assert cache.find("x = cz", 6) is None
+        assert cache.find("y = c", 5) is None
+        assert cache.find("x = c\nother below", 5) is None
+        assert cache.find("x = compute()", 13) is None
 
 
 class TestLive:
@@ -321,24 +328,24 @@ class TestLive:
         completion = LiveCompletion(chosen, AssistSettings(), language="python")
         stream = completion.begin("x = ", 4)
         run(chosen, stream)
-        offer = completion.answer(stream, "x = ", 4)
-        assert isinstance(offer, Offer)
+        offer = completion.answer("x = ", 4, stream)
+        assert isinstance(offer, ShownCompletion)
         assert (offer.text, offer.typed) == ("compute(y)", 0)
-        through = completion.look("x = comp", 8)
-        assert isinstance(through, Offer)
+        through = completion.answer("x = comp", 8)
+        assert isinstance(through, ShownCompletion)
         assert (through.text, through.typed) == ("ute(y)", 4)
-        assert completion.look("x = compute(y)", 14) == Withheld(Hidden.EMPTY)
+        assert completion.answer("x = compute(y)", 14) == WithheldCompletion(WithheldReason.EMPTY)
 
     def test_a_stream_is_kept_exactly_while_typing_agrees(self) -> None:
         chosen = model(lambda _p: "compute(y)\n")
         completion = LiveCompletion(chosen, AssistSettings(), language="python")
         stream = completion.begin("x = ", 4)
-        assert stream.typed("x = zz", 6) == 2  # nothing was said yet, so nothing disagrees
+        assert stream.typed_length("x = zz", 6) == 2  # nothing was said yet, so nothing disagrees
         run(chosen, stream)
-        assert stream.typed("x = comp", 8) == 4
-        assert stream.typed("x = zz", 6) is None
-        assert stream.typed("x =", 3) == -1
-        assert stream.typed("y = c", 5) is None
+        assert stream.typed_length("x = comp", 8) == 4
+        assert stream.typed_length("x = zz", 6) is None
+        assert stream.typed_length("x =", 3) == -1
+        assert stream.typed_length("y = c", 5) is None
 
     def test_what_is_inserted_follows_the_projects_rules(self) -> None:
         chosen = model(lambda _p: "'text'\n")
@@ -346,8 +353,8 @@ class TestLive:
         completion = LiveCompletion(chosen, AssistSettings(), language="python", rules=rules)
         stream = completion.begin("x = ", 4)
         run(chosen, stream)
-        offer = completion.answer(stream, "x = ", 4)
-        assert isinstance(offer, Offer)
+        offer = completion.answer("x = ", 4, stream)
+        assert isinstance(offer, ShownCompletion)
         assert offer.text == '"text"'
 
     def test_nothing_repeats_what_follows(self) -> None:
@@ -355,31 +362,31 @@ class TestLive:
         completion = LiveCompletion(chosen, AssistSettings(), language="python")
         stream = completion.begin("f()\n", 2)
         run(chosen, stream)
-        offer = completion.answer(stream, "f()\n", 2)
-        assert isinstance(offer, Offer)
+        offer = completion.answer("f()\n", 2, stream)
+        assert isinstance(offer, ShownCompletion)
         assert offer.text == "a, b"
 
     def test_the_line_after_an_accepted_one_is_indented_as_it_will_be(self) -> None:
         completion = LiveCompletion(model(), AssistSettings(), language="python")
         text = "    if x"
-        ahead = completion.ahead(text, len(text), Offer(":", Extent.REST, 1.0))
+        ahead = completion.prefetch(text, len(text), ShownCompletion(":", Extent.REST, 1.0))
         assert ahead is not None
         assert ahead.before == "    if x:\n        "
-        assert completion.ahead("f()", 2, Offer("a", Extent.REST, 1.0)) is None
+        assert completion.prefetch("f()", 2, ShownCompletion("a", Extent.REST, 1.0)) is None
 
     @pytest.mark.parametrize(
         ("settings", "path", "text", "reason"),
         [
-            (AssistSettings(completion=False), "a.py", "x", Hidden.DISABLED),
-            (AssistSettings(), "config/.env.local", "x", Hidden.EXCLUDED),
-            (AssistSettings(max_file_kb=1), "a.py", "x" * 2000, Hidden.TOO_LARGE),
+            (AssistSettings(completion=False), "a.py", "x", WithheldReason.DISABLED),
+            (AssistSettings(), "config/.env.local", "x", WithheldReason.EXCLUDED),
+            (AssistSettings(max_file_kb=1), "a.py", "x" * 2000, WithheldReason.TOO_LARGE),
         ],
     )
     def test_a_buffer_that_gets_nothing_is_told_why(
-        self, settings: AssistSettings, path: str, text: str, reason: Hidden
+        self, settings: AssistSettings, path: str, text: str, reason: WithheldReason
     ) -> None:
         completion = LiveCompletion(model(), settings, path=path)
-        assert completion.look(text, len(text)) == Withheld(reason)
+        assert completion.answer(text, len(text)) == WithheldCompletion(reason)
 
 
 class TestContext:
@@ -390,7 +397,7 @@ class TestContext:
         }
         text = "from pkg.shapes import Square\nfrom tools import hammer\nimport os\n"
         recent = [RecentEdit("pkg/log.py", "LEVEL = 3"), RecentEdit("main.py", "x")]
-        found = gather(text, "main.py", files.get, recent)
+        found = gather_context(text, "main.py", files.get, recent)
         assert found == [
             ContextFile("pkg/shapes.py", "class Square:\n    def area(self): ..."),
             ContextFile("src/tools.py", "def hammer(nail):\n    return nail"),
@@ -399,7 +406,7 @@ class TestContext:
 
     def test_relative_imports_are_found_beside_the_file(self) -> None:
         files = {"a/b/c.py": "def f(): ...\n", "web/x.ts": "export function g() {\n}\n"}
-        assert gather("from .c import f\n", "a/b/d.py", files.get) == [
+        assert gather_context("from .c import f\n", "a/b/d.py", files.get) == [
             ContextFile("a/b/c.py", "def f(): ...")
         ]
-        assert gather("import { g } from './x'\n", "web/y.ts", files.get)[0].path == "web/x.ts"
+        assert gather_context("import { g } from './x'\n", "web/y.ts", files.get)[0].path == "web/x.ts"

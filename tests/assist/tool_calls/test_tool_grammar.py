@@ -358,7 +358,7 @@ def test_free_text_without_masks_is_the_text_with_them(
         model = Model("echo", EchoEngine(lambda _: "".join(said)), tokenizer)
         params = GenerationParams(120, sampling, constraint=constraint)
         drafter = SuffixDrafter() if drafts else None
-        generation = Generation(model, model.engine.session(), [65], params, drafter)
+        generation = Generation(model, model.engine.session(), [65], params, drafter=drafter)
         text = "".join(chunk.text for chunk in generation)
         texts.append((text, generation.tokens, generation.finish, list(generation.session.tokens)))
     assert texts[0] == texts[1]

@@ -88,7 +88,7 @@ def written(
     drafter = EngineDrafter(engine) if drafts else None
     with engine.session() as session:
         wanted = GenerationParams(count, sampling, constraint=constraint)
-        generation = Generation(model, session, PROMPT, wanted, drafter)
+        generation = Generation(model, session, PROMPT, wanted, drafter=drafter)
         for _ in generation:
             pass
     stats = generation.stats

@@ -175,7 +175,7 @@ def test_an_answer_held_to_a_grammar_is_the_same_on_the_device_and_on_the_host_a
                 with engine.session() as session:
                     drafter = Guesses([*truth, 1], 3) if drafts else None
                     params = GenerationParams(60, sampling, constraint=constraint)
-                    generation = Generation(model, session, PROMPT, params, drafter)
+                    generation = Generation(model, session, PROMPT, params, drafter=drafter)
                     text = "".join(chunk.text for chunk in generation)
                     truth = generation.tokens
                     answers.append((text, generation.finish, tuple(truth)))

@@ -131,7 +131,7 @@ def answered(
 ) -> tuple[Generation, list[Chunk]]:
     """An answer made to its end, with the promises that every answer keeps."""
     session = model.engine.session()
-    generation = Generation(model, session, PROMPT, params, drafter)
+    generation = Generation(model, session, PROMPT, params, drafter=drafter)
     chunks = list(generation)
     emitted = [t for c in chunks for t in c.tokens]
     assert list(session.tokens) == PROMPT + emitted

@@ -238,7 +238,7 @@ def test_a_model_drafts_its_equal_without_a_miss_at_any_temperature() -> None:
         model = Model("echo", engine, TOKENIZER)
         drafter = ModelDrafter(EchoEngine(), engine, sampling)
         params = GenerationParams(max_tokens=60, sampling=sampling)
-        generation = Generation(model, engine.session(), [1, 2, 3], params, drafter)
+        generation = Generation(model, engine.session(), [1, 2, 3], params, drafter=drafter)
         list(generation)
         assert generation.stats.accepted == generation.stats.drafted > 50
         drafter.close()
@@ -268,7 +268,7 @@ def test_with_a_draft_model_the_text_is_the_same() -> None:
     model = Model("echo", engine, TOKENIZER, draft=small)
     texts = []
     for drafter in (None, drafter_for(engine, draft=small), drafter_for(engine, draft=small)):
-        generation = Generation(model, engine.session(), [1, 2, 3], params, drafter)
+        generation = Generation(model, engine.session(), [1, 2, 3], params, drafter=drafter)
         list(generation)
         texts.append(generation.tokens)
     assert texts[0] == texts[1] == texts[2]
@@ -415,7 +415,9 @@ def test_no_drafter_changes_the_text(temperature: float, seed: int, source: list
     texts = []
     for drafter in (None, drafters[kind]):
         engine = EchoEngine()
-        generation = Generation(Model("echo", engine, TOKENIZER), engine.session(), [*b"ab"], params, drafter)
+        generation = Generation(
+            Model("echo", engine, TOKENIZER), engine.session(), [*b"ab"], params, drafter=drafter
+        )
         list(generation)
         texts.append((generation.text, generation.tokens, generation.finish))
     assert texts[0] == texts[1]

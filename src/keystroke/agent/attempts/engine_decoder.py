@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from keystroke.agent.attempts.attempt import Attempt
-from keystroke.agent.attempts.decoder import Decoder, Piece, Writer
+from keystroke.agent.attempts.decoder import Decoder, AttemptChunk, AttemptStream
 from keystroke.engine.base import Interrupt, Sampling, Session
 from keystroke.engine.generation import Chunk, Finish, Generation, GenerationParams
 from keystroke.engine.model import Model
@@ -21,7 +21,7 @@ from keystroke.errors import Interrupted
 Draft = Callable[[], Drafter | None]
 
 
-class EngineWriter(Writer):
+class EngineAttemptStream(AttemptStream):
     def __init__(self, generation: Generation, prompt: Sequence[int]) -> None:
         self.generation, self.prompt = generation, prompt
         self._start = 0  # where its text begins: behind what was written before it was turned
@@ -35,14 +35,14 @@ class EngineWriter(Writer):
     def tokens(self) -> list[int]:
         return self.generation.tokens
 
-    def turn(self, tokens: Sequence[int]) -> None:
+    def redirect(self, tokens: Sequence[int]) -> None:
         generation = self.generation
         generation.redirect(tokens)
         self._old = generation.carried
         self._start = len(generation.text) + self._old
-        self.prompt, self.begins = list(generation.session.tokens), len(generation.tokens)
+        self.prompt, self.redirected_at = list(generation.session.tokens), len(generation.tokens)
 
-    def heard(self, chunk: Chunk) -> str:
+    def new_text(self, chunk: Chunk) -> str:
         """The part of a chunk that belongs to the answer as it is now."""
         if not self._old:
             return chunk.text
@@ -57,7 +57,7 @@ class EngineDecoder(Decoder):
     """`draft` makes a drafter for an attempt that is written alone. `width` 0: as many at a time as the
     engine steps for about the price of one."""
 
-    scores = True
+    has_likelihood = True
 
     def __init__(
         self, model: Model, params: GenerationParams, *, draft: Draft | None = None, width: int = 0
@@ -68,37 +68,39 @@ class EngineDecoder(Decoder):
         self._base: Session | None = None
         self._interrupt = Interrupt()
 
-    def read(self, prompt: Sequence[int], interrupt: Interrupt) -> int:
+    def prefill(self, prompt: Sequence[int], interrupt: Interrupt) -> int:
         self._interrupt = interrupt
         self._base = self._model.engine.session()
         return self._base.extend(prompt, interrupt).reused
 
-    def begin(self, prompt: Sequence[int], sampling: Sampling, *, alone: bool) -> EngineWriter:
+    def start(self, prompt: Sequence[int], sampling: Sampling, *, alone: bool) -> EngineAttemptStream:
         assert self._base is not None
         session = self._base.fork()
         try:
             params = replace(self._params, sampling=sampling)
             drafter = self._draft() if self._draft is not None and alone else None
-            generation = Generation(self._model, session, prompt, params, drafter, self._interrupt)
+            generation = Generation(
+                self._model, session, prompt, params, drafter=drafter, interrupt=self._interrupt
+            )
             generation.prefill()
         except BaseException:
             session.close()
             raise
-        return EngineWriter(generation, prompt)
+        return EngineAttemptStream(generation, prompt)
 
-    def step(self, writers: Sequence[Writer], patience: float | None) -> Iterable[Piece]:
-        known = [writer for writer in writers if isinstance(writer, EngineWriter)]
+    def step(self, writers: Sequence[AttemptStream], patience: float | None) -> Iterable[AttemptChunk]:
+        known = [writer for writer in writers if isinstance(writer, EngineAttemptStream)]
         if len(known) == 1:
             chunk = known[0].generation.advance()
             if chunk.finish is Finish.INTERRUPTED:
                 raise Interrupted("stopped on request")
-            return [(known[0], known[0].heard(chunk), chunk.finish)]
-        pieces: list[Piece] = []
+            return [(known[0], known[0].new_text(chunk), chunk.finish)]
+        pieces: list[AttemptChunk] = []
         asked = []
         for writer in known:
             request = writer.generation.next_step()
             if request is None:
-                pieces.append((writer, writer.heard(writer.generation.advance()), Finish.LENGTH))
+                pieces.append((writer, writer.new_text(writer.generation.advance()), Finish.LENGTH))
             else:
                 asked.append((writer, request))
         if asked:
@@ -107,7 +109,7 @@ class EngineDecoder(Decoder):
             spent = time.perf_counter() - began
             for (writer, request), step in zip(asked, steps, strict=True):
                 chunk = writer.generation.take(step, spent, len(request.draft))
-                pieces.append((writer, writer.heard(chunk), chunk.finish))
+                pieces.append((writer, writer.new_text(chunk), chunk.finish))
         return pieces
 
     def likelihood(self, attempt: Attempt, interrupt: Interrupt) -> float:
@@ -115,7 +117,7 @@ class EngineDecoder(Decoder):
         a few steps say what each was worth."""
         assert self._base is not None
         total, done = 0.0, 0
-        tokens = attempt.tokens[attempt.begins :]
+        tokens = attempt.tokens[attempt.redirected_at :]
         sampling = replace(attempt.sampling, logprobs=0)
         with self._base.fork() as session:
             session.extend(attempt.prompt, interrupt)

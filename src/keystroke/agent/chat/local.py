@@ -1,104 +1,185 @@
-"""A model on this machine as a task talks with it: one session that keeps its KV from turn to turn.
+"""A model on this machine: one session keeps its KV cache from turn to turn.
 
-Turns conversations into tokens with the model's own template and drives the engine on the calling
-thread. A steered answer keeps every token computed: the user's line is spliced in behind what was written.
+Drives the engine on the calling thread. A redirected answer keeps every token computed: the user's line is
+inserted behind the text written so far.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Generator, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING
 
-from keystroke.agent.attempts import EngineDecoder, Outcome
-from keystroke.agent.chat.calls import call_grammar, read_calls
-from keystroke.agent.chat.chat import SMALL, Asked, Chat, Message, Reply, Steered, Steering
-from keystroke.agent.chat.receipt import Price, Receipt
-from keystroke.agent.chat.several import race_for, receipt_of
-from keystroke.agent.chat.wording import Wording
+from keystroke.agent.chat.encoder import ConversationEncoder
+from keystroke.agent.chat.model import (
+    SMALL_MODEL,
+    AnswerOptions,
+    AnswerReport,
+    AnswerStream,
+    CompletionModel,
+    ModelFacts,
+    ShowWait,
+    WaitState,
+)
+from keystroke.agent.chat.receipt import Price
+from keystroke.agent.chat.steering import Message, Steering
 from keystroke.engine.base import Interrupt
-from keystroke.engine.generation import Finish, Generation, GenerationParams
+from keystroke.engine.generation import Generation, GenerationParams
 from keystroke.engine.model import Model
 from keystroke.engine.speculative import drafter_for
-from keystroke.errors import Interrupted
+from keystroke.errors import InputError
+
+if TYPE_CHECKING:
+    from keystroke.agent.chat.sampling import SamplingRequest, SamplingResult
 
 
-class LocalChat(Chat):
-    """`held`: an answer with tools is held to the grammar of calls, so it cannot be malformed."""
+class LocalChatModel(CompletionModel):
+    """`constrain_calls`: the grammar of tool calls is enforced on answers with tools, so none is malformed.
+    `owns_model`: `close` closes the engine too."""
 
     def __init__(
-        self, model: Model, *, price: Price | None = None, small: bool | None = None, held: bool = True
-    ) -> None:
-        self.model, self.wording = model, Wording(model)
-        self.name = model.name
-        self.price = price or Price()
-        self.small = model.engine.info.parameters < SMALL if small is None else small
-        self._held = held
-        self._session = model.engine.session()
-
-    def close(self) -> None:
-        self._session.close()
-
-    # ── one answer ────────────────────────────────────────────────────────────────────────────
-
-    def reply(
         self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] = (),
+        model: Model,
         *,
-        max_tokens: int = 2048,
-        interrupt: Interrupt | None = None,
-        steering: Steering | None = None,
-        on_text: Callable[[str], None] | None = None,
-    ) -> Reply:
-        began = time.perf_counter()
-        prompt = self.wording.prompt(messages, tools)
-        drafter = drafter_for(self.model.engine, draft=self.model.draft)
-        params = GenerationParams(
-            max_tokens, constraint=call_grammar(tools) if tools and self._held else None
-        )
-        generation = Generation(self.model, self._session, prompt, params, drafter, interrupt)
-        said: list[Message] = []
-        part = ""
-        for chunk in generation:
-            part += chunk.text
-            if on_text is not None and chunk.text:
-                on_text(chunk.text)
-            if chunk.finish is Finish.INTERRUPTED:
-                raise Interrupted("stopped on request")
-            line = steering.take() if steering is not None and chunk.finish is None else None
-            if line is not None:
-                said += [{"role": "assistant", "content": part}, {"role": "user", "content": line}]
-                generation.redirect(self.wording.splice(line))
-                part = ""
-        stats = generation.stats
-        receipt = Receipt(
-            "answer",
+        price: Price | None = None,
+        small: bool | None = None,
+        constrain_calls: bool = True,
+        speculate: bool = True,
+        owns_model: bool = False,
+        show_wait: ShowWait | None = None,
+    ) -> None:
+        self.model, self.name = model, model.name
+        self.price, self.show_wait = price or Price(), show_wait
+        self.is_small = model.engine.info.parameters < SMALL_MODEL if small is None else small
+        self.constrain_calls, self._owns_model = constrain_calls, owns_model
+        self.session = model.engine.session()
+        # One for all answers: it learns from each.
+        self.drafter = drafter_for(model.engine, draft=model.draft) if speculate else None
+
+    @cached_property
+    def encoder(self) -> ConversationEncoder:
+        return ConversationEncoder(self.model)
+
+    def answer(self, messages: Sequence[Message], options: AnswerOptions | None = None) -> AnswerStream:
+        options = options or AnswerOptions()
+        if options.tools and self.constrain_calls:
+            from keystroke.agent.chat.calls import call_grammar  # here: grammars take time to load
+
+            options = replace(options, params=replace(options.params, constraint=call_grammar(options.tools)))
+        return _LocalStream(self, messages, options, self.encoder.encode(messages, options.tools))
+
+    def generate(self, prompt: str, options: AnswerOptions) -> AnswerStream:
+        tokens = self.model.prompt(prompt)
+        if not tokens:
+            raise InputError("the prompt is empty; write something to continue")
+        return _LocalStream(self, (), options, tokens)
+
+    def complete(
+        self, prefix: str, suffix: str, options: AnswerOptions, *, lines: int, budget: int
+    ) -> tuple[str, AnswerReport]:
+        from keystroke.assist.completion import complete
+
+        with self.show_wait(self.wait_state) if self.show_wait is not None else nullcontext():
+            done = complete(
+                self.model,
+                self.session,
+                prefix,
+                suffix,
+                lines=lines,
+                budget=budget,
+                max_tokens=options.params.max_tokens or 128,
+                sampling=options.params.sampling,
+                drafter=self.drafter,
+                interrupt=options.interrupt,
+            )
+        stats = done.stats
+        assert stats is not None
+        report = AnswerReport(
             self.name,
+            str(done.finish),
             stats.prompt_tokens,
             stats.reused,
             stats.tokens,
-            time.perf_counter() - began,
-            self.price.of(stats.prompt_tokens, stats.reused, stats.tokens),
+            stats.prefill_seconds,
+            stats.prefill_seconds + stats.decode_seconds,
+            stats.tokens_per_second,
+            stats.drafted,
+            stats.accepted,
         )
-        read = read_calls(part) if tools else None
-        said.append({"role": "assistant", "content": part})
-        calls = read.calls if read is not None else ()
-        return Reply(part, calls, generation.finish or Finish.STOP, tuple(said), receipt)
+        return done.text, report
 
-    # ── several attempts ──────────────────────────────────────────────────────────────────────
+    def sample(
+        self,
+        request: SamplingRequest,
+        *,
+        interrupt: Interrupt | None = None,
+        steering: Steering | None = None,
+    ) -> SamplingResult:
+        from keystroke.agent.attempts import EngineDecoder
+        from keystroke.agent.chat.sampling import run_race
 
-    def attempts(
-        self, asked: Asked, *, interrupt: Interrupt | None = None, steering: Steering | None = None
-    ) -> tuple[Outcome, Receipt, Steered]:
-        began = time.perf_counter()
         model = self.model
-        prediction = model.tokenizer.encode(asked.prediction) if asked.prediction else None
+        prediction = model.tokenizer.encode(request.prediction) if request.prediction else None
         decoder = EngineDecoder(
             model,
-            GenerationParams(asked.max_tokens, stop=asked.stop),
+            GenerationParams(request.max_tokens, stop=request.stop),
             draft=lambda: drafter_for(model.engine, prediction, draft=model.draft),
         )
-        race, heard = race_for(asked, decoder, self.wording, interrupt, steering)
-        outcome = race.run()
-        return outcome, receipt_of(outcome, self.name, self.price, time.perf_counter() - began), heard
+        return run_race(request, decoder, self.encoder, self.name, self.price, interrupt, steering)
+
+    @property
+    def facts(self) -> ModelFacts:
+        model, info = self.model, self.model.engine.info
+        path = str(model.path) if model.path is not None else None
+        key = f"{path or self.name}:{info.weight_bytes}"
+        return ModelFacts(key, info.parameters, path, model.chat is not None, model.languages)
+
+    def wait_state(self) -> WaitState:
+        """How much of the prompt has been read. Called from another thread."""
+        return "reading the prompt", self.session.resident, self.session.length
+
+    def close(self) -> None:
+        self.session.close()
+        if self._owns_model:
+            self.model.engine.close()
+            if self.model.draft is not None:
+                self.model.draft.close()
+
+
+class _LocalStream(AnswerStream):
+    model: LocalChatModel
+
+    def __init__(
+        self,
+        model: LocalChatModel,
+        messages: Sequence[Message],
+        options: AnswerOptions,
+        prompt: Sequence[int],
+    ) -> None:
+        super().__init__(model, messages, options)
+        own, drafter = model.model, model.drafter
+        if options.prediction and drafter is not None:
+            drafter = drafter_for(own.engine, own.tokenizer.encode(options.prediction), draft=own.draft)
+        self._generation = Generation(
+            own, model.session, prompt, options.params, drafter=drafter, interrupt=options.interrupt
+        )
+
+    def wait_state(self) -> WaitState:
+        return self.model.wait_state()
+
+    def _pieces(self) -> Generator[str]:
+        for chunk in self._generation:
+            self.finish = chunk.finish
+            yield chunk.text
+
+    def _interject(self, line: str) -> None:
+        self._generation.redirect(self.model.encoder.encode_interjection(line))
+
+    def report(self) -> AnswerReport:
+        stats = self._generation.stats
+        self.prompt_tokens, self.reused_tokens, self.tokens = stats.prompt_tokens, stats.reused, stats.tokens
+        self.drafted, self.accepted = stats.drafted, stats.accepted
+        report = replace(super().report(), tokens_per_second=stats.tokens_per_second)
+        return replace(report, finish=str(self._generation.finish or ""))

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from keystroke.assist.completion.ending import Ending
-from keystroke.assist.completion.gate import loops_from
+from keystroke.assist.completion.gate import find_loop
 from keystroke.assist.completion.prompt import build_prompt
 from keystroke.assist.completion.window import LONGEST_WORD, half_word
 from keystroke.engine.base import GREEDY, Interrupt, Sampling, Session
@@ -46,10 +46,10 @@ def complete(
     """The completion between `prefix` and `suffix`. Raises what the engine raises, but not for an interrupt:
     that ends the completion with what it has."""
     params = GenerationParams(max_tokens=max_tokens, sampling=sampling)
-    asked = question(model, prefix, suffix, budget=budget, params=params)
-    generation = Generation(model, session, asked.tokens, asked.params, drafter, interrupt)
+    asked = build_question(model, prefix, suffix, budget=budget, params=params)
+    generation = Generation(model, session, asked.tokens, asked.params, drafter=drafter, interrupt=interrupt)
     ending = Ending.at(prefix, suffix, lines)
-    text, finish = settle(generation, ending, held=asked.held)
+    text, finish = read_until_ending(generation, ending, held=asked.held)
     return Completion(text, finish, asked.trimmed, generation.stats)
 
 
@@ -63,11 +63,11 @@ class CompletionQuestion:
     trimmed: bool
 
 
-def question(
+def build_question(
     model: Model, prefix: str, suffix: str, *, budget: int, params: GenerationParams
 ) -> CompletionQuestion:
     """The prompt at a cursor and how to sample from it. Raises ContextOverflow or InputError."""
-    half = begun_word(prefix, suffix)
+    half = half_word_at_cursor(prefix, suffix)
     above = prefix[: len(prefix) - len(half)]
     limit = params.max_tokens or DEFAULT_TOKENS
     prompt = build_prompt(model, above, suffix, budget=budget, max_tokens=limit)
@@ -77,38 +77,38 @@ def question(
     return CompletionQuestion(prompt.tokens, params, held, prompt.trimmed)
 
 
-def held_before(prefix: str, suffix: str, *, fills_in: bool) -> str:
+def repeated_text(prefix: str, suffix: str, *, fills_in: bool) -> str:
     """What a model that was asked so says again first, for whoever asked it elsewhere."""
-    half = begun_word(prefix, suffix)
+    half = half_word_at_cursor(prefix, suffix)
     above = prefix[: len(prefix) - len(half)]
     return half if fills_in else above[len(above.rstrip(" \t")) :] + half
 
 
-def begun_word(prefix: str, suffix: str) -> str:
+def half_word_at_cursor(prefix: str, suffix: str) -> str:
     """The half word at the cursor, unless there is nothing else to go on from."""
     half = half_word(prefix[-LONGEST_WORD:])
     alone = not prefix[: len(prefix) - len(half)].strip() and not suffix.strip()
     return "" if alone else half
 
 
-def settle(chunks: Iterable[Chunk], ending: Ending, *, held: str = "") -> tuple[str, Finish]:
+def read_until_ending(chunks: Iterable[Chunk], ending: Ending, *, held: str = "") -> tuple[str, Finish]:
     """Read chunks until the ending is decided. `held` is what the model may say again at the start."""
     text = ""
     finish = Finish.STOP
     for chunk in chunks:
         text += chunk.text
-        if (at := loops_from(without_held(held, text))) is not None:
-            return ending.cut(without_held(held, text)[:at], final=True).text, Finish.STOP
+        if (at := find_loop(strip_repeated(held, text))) is not None:
+            return ending.cut(strip_repeated(held, text)[:at], final=True).text, Finish.STOP
         if chunk.finish is not None:
             finish = chunk.finish
             break
-        cut = ending.cut(without_held(held, text))
+        cut = ending.cut(strip_repeated(held, text))
         if cut.done:
             return cut.text, Finish.STOP
-    return ending.cut(without_held(held, text), final=True).text, finish
+    return ending.cut(strip_repeated(held, text), final=True).text, finish
 
 
-class Decision:
+class EndingDetector:
     """Whether a completion's ending is decided by the text so far, for whoever reads it piece by piece."""
 
     def __init__(self, ending: Ending, held: str) -> None:
@@ -116,10 +116,10 @@ class Decision:
 
     def __call__(self, piece: str) -> bool:
         self._text += piece
-        return self._ending.cut(without_held(self._held, self._text)).done
+        return self._ending.cut(strip_repeated(self._held, self._text)).done
 
 
-def without_held(held: str, text: str) -> str:
+def strip_repeated(held: str, text: str) -> str:
     """`text` less what the model had to say again at its start."""
     if not held or text.startswith(held):
         return text[len(held) :]

@@ -54,7 +54,9 @@ class ModelWriter:
         drafter = AdaptiveDrafter(drafters, verify_cost(engine))
         with engine.session() as session:
             params = self._params or GenerationParams()
-            self.last = Generation(self.model, session, prompt, params, drafter, self._interrupt)
+            self.last = Generation(
+                self.model, session, prompt, params, drafter=drafter, interrupt=self._interrupt
+            )
             for chunk in self.last:
                 yield chunk.text
                 if chunk.finish is Finish.INTERRUPTED:

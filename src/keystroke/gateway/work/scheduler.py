@@ -18,13 +18,22 @@ from dataclasses import dataclass
 
 from keystroke.engine.base import Interrupt, Session
 from keystroke.engine.generation import Generation, GenerationParams, GenerationStats
-from keystroke.engine.mixing import Predictor
+from keystroke.engine.mixing import Mixing, Predictor
 from keystroke.engine.model import Model
 from keystroke.engine.speculative.base import Drafter
 from keystroke.errors import EngineError, Interrupted, KeystrokeError, QueueFull, Unavailable
-from keystroke.gateway.work.fairness import check_share, put_in
+from keystroke.gateway.work.fairness import check_share, insert_ticket
 from keystroke.gateway.work.priority import Priority, Tier
-from keystroke.gateway.work.ticket import Ended, Item, Moved, Reading, Started, Steered, Superseded, Ticket
+from keystroke.gateway.work.ticket import (
+    TicketEnded,
+    TicketItem,
+    TicketMoved,
+    CounterSnapshot,
+    TicketStarted,
+    TicketSteered,
+    Superseded,
+    Ticket,
+)
 
 log = logging.getLogger("keystroke.scheduler")
 
@@ -58,7 +67,7 @@ class Job:
 
 
 @dataclass(slots=True)
-class Running:
+class RunningTicket:
     """An admitted ticket with what the engine holds for it."""
 
     ticket: Ticket
@@ -82,11 +91,11 @@ class Scheduler:
         self.prefill_rate: float | None = None  # tokens a second, measured; None until something was long
         self._lock = threading.Condition()
         self._waiting: list[Ticket] = []  # best rank first, then keys in turn, then arrival
-        self._running: list[Running] = []
+        self._running: list[RunningTicket] = []
         self._prefilling: Ticket | None = None
         self._stopping = False
         self._turn = 0
-        self._outbox: deque[tuple[Ticket, Item]] = deque()
+        self._outbox: deque[tuple[Ticket, TicketItem]] = deque()
         self._posted = False  # a delivery is already scheduled
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -137,7 +146,7 @@ class Scheduler:
                     retry_after=1.0,
                 )
             check_share(key, self._waiting, self.max_queue, self.model.name)
-            at = put_in(self._waiting, ticket, (r.ticket for r in self._running))
+            at = insert_ticket(self._waiting, ticket, (r.ticket for r in self._running))
             if at or not self._has_room(ticket):
                 self._tell_positions()
             if self._prefilling is not None and self._prefilling.rank > ticket.rank:
@@ -172,9 +181,9 @@ class Scheduler:
         for index, ticket in enumerate(self._waiting, 1):
             if ticket.position != index:
                 ticket.position = index
-                self._post(ticket, Moved(index))
+                self._post(ticket, TicketMoved(index))
 
-    def _pick(self) -> list[Running] | None:
+    def _pick(self) -> list[RunningTicket] | None:
         """The answers that step next; None when there is nothing to do."""
         waiting = self._waiting
         if waiting:
@@ -204,19 +213,18 @@ class Scheduler:
                 session,
                 job.prompt,
                 job.params,
-                job.drafter,
-                ticket.interrupt,
-                job.said,
-                job.predictor,
-                job.drafts,
+                drafter=job.drafter,
+                interrupt=ticket.interrupt,
+                generated=job.said,
+                mixing=Mixing(job.predictor, job.drafts),
             )
         except Exception as error:
             self._end(ticket, _as_keystroke(error))
             return
         ticket.stats = generation.stats
         ticket.read = lambda: session.resident
-        self._running.append(Running(ticket, session, generation))
-        self._post(ticket, Started())
+        self._running.append(RunningTicket(ticket, session, generation))
+        self._post(ticket, TicketStarted())
 
     # The engine thread
 
@@ -230,7 +238,7 @@ class Scheduler:
             self._turn += 1
             self._step(ready)
 
-    def _step(self, ready: list[Running]) -> None:
+    def _step(self, ready: list[RunningTicket]) -> None:
         """One engine step for the best of `ready`: its prefill, or a decode step with what company fits."""
         best = ready[0]
         best.turn = self._turn
@@ -246,7 +254,7 @@ class Scheduler:
             running.turn = self._turn
         self._advance_together(batch)
 
-    def _guarded(self, running: Running, act: Callable[[Running], None]) -> None:
+    def _guarded(self, running: RunningTicket, act: Callable[[RunningTicket], None]) -> None:
         ticket = running.ticket
         try:
             if ticket.reason is not None:
@@ -255,7 +263,7 @@ class Scheduler:
         except Exception as error:
             self._finish(running, ticket.reason or _as_keystroke(error))
 
-    def _prefill(self, running: Running) -> None:
+    def _prefill(self, running: RunningTicket) -> None:
         ticket = running.ticket
         self._prefilling = ticket
         try:
@@ -289,7 +297,7 @@ class Scheduler:
             rate = stats.computed / stats.prefill_seconds
             self.prefill_rate = rate if self.prefill_rate is None else 0.7 * self.prefill_rate + 0.3 * rate
 
-    def _advance(self, running: Running) -> None:
+    def _advance(self, running: RunningTicket) -> None:
         ticket = running.ticket
         if ticket.redirects:
             self._redirect(running)
@@ -306,7 +314,7 @@ class Scheduler:
             self._post(ticket, chunk)
             self._finish(running, None)
 
-    def _advance_together(self, batch: list[Running]) -> None:
+    def _advance_together(self, batch: list[RunningTicket]) -> None:
         asked = []
         for running in batch:
             ticket = running.ticket
@@ -343,16 +351,16 @@ class Scheduler:
             if chunk.finish is not None:
                 self._finish(running, ticket.reason)
 
-    def _redirect(self, running: Running) -> None:
+    def _redirect(self, running: RunningTicket) -> None:
         ticket = running.ticket
         steer_id, tokens = ticket.redirects.popleft()
         generation = running.generation
         held = list(running.session.tokens)
-        reading = Reading.of(generation.stats, time.perf_counter())
+        reading = CounterSnapshot.of(generation.stats, time.perf_counter())
         generation.redirect(tokens)
-        self._post(ticket, Steered(steer_id, len(held), running.session.length, held, reading))
+        self._post(ticket, TicketSteered(steer_id, len(held), running.session.length, held, reading))
 
-    def _finish(self, running: Running, error: KeystrokeError | None) -> None:
+    def _finish(self, running: RunningTicket, error: KeystrokeError | None) -> None:
         with self._lock:
             self._running.remove(running)
         session = running.session
@@ -366,11 +374,11 @@ class Scheduler:
 
     def _end(self, ticket: Ticket, error: KeystrokeError | None, held: Sequence[int] = ()) -> None:
         ticket.timing.ended = time.perf_counter()
-        self._post(ticket, Ended(error, held))
+        self._post(ticket, TicketEnded(error, held))
 
     # Thread to loop: one wake-up per batch, not per token
 
-    def _post(self, ticket: Ticket, item: Item) -> None:
+    def _post(self, ticket: Ticket, item: TicketItem) -> None:
         self._outbox.append((ticket, item))
         if not self._posted and self._loop is not None:
             self._posted = True
@@ -382,7 +390,7 @@ class Scheduler:
     def _deliver(self) -> None:
         self._posted = False
         outbox = self._outbox
-        grouped: dict[Ticket, list[Item]] = {}
+        grouped: dict[Ticket, list[TicketItem]] = {}
         while outbox:
             ticket, item = outbox.popleft()
             if not outbox and not grouped:
@@ -397,7 +405,7 @@ class Scheduler:
             self._lock.notify()
 
 
-def _hand_over(ticket: Ticket, items: list[Item]) -> None:
+def _hand_over(ticket: Ticket, items: list[TicketItem]) -> None:
     try:
         ticket.deliver(items)
     except Exception:
@@ -405,7 +413,7 @@ def _hand_over(ticket: Ticket, items: list[Item]) -> None:
         ticket.cancel()
 
 
-def _order(running: Running) -> tuple[int, int]:
+def _order(running: RunningTicket) -> tuple[int, int]:
     return running.ticket.rank, running.turn
 
 
