@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from keystroke.analysis.audit.flow.folding import formatted, key_of, maps, replaced, tidied
+from keystroke.analysis.audit.flow.folding import formatted, key_of, replaced
 from keystroke.analysis.audit.flow.narrowing import Narrowing
-from keystroke.analysis.audit.flow.roles import given
+from keystroke.analysis.audit.flow.roles import callback_roles
 from keystroke.analysis.audit.flow.values import (
     ALL,
     CONSTANT,
@@ -31,24 +31,6 @@ from keystroke.analysis.audit.source import ir
 
 _PATH = frozenset({"path"})
 _HTML = frozenset({"html"})
-_SETTERS = ("().text", "().attr", "().prop", "().val", "().css", "().data", "().addClass")
-_CHANGES = frozenset(
-    {
-        "append",
-        "push",
-        "add",
-        "addElement",
-        "insert",
-        "extend",
-        "update",
-        "write",
-        "put",
-        "set",
-        "WriteString",
-    }
-    | {"setProperty", "unshift", "push_back", "addAll", "setdefault", "addFirst", "addLast", "offer"}
-    | {"offerFirst", "offerLast", "putIfAbsent", "putAll", "enqueue", "insertElementAt"}
-)
 _SETTER, _GETTER = re.compile(r"set[A-Z]\w*"), re.compile(r"get[A-Z]\w*")
 
 
@@ -81,9 +63,11 @@ class Calls(Narrowing):
                     self.closure(
                         arg,
                         self.element(receiver)
-                        if receiver is not None and receiver.level > CONSTANT and maps(path)
+                        if receiver is not None
+                        and receiver.level > CONSTANT
+                        and self.know.item_callbacks.match(path)
                         else None,
-                        given(path, args, arg.function) if self.family == "javascript" else (),
+                        callback_roles(path, args, arg.function) if self.family == "javascript" else (),
                     )
                 )
             else:
@@ -120,12 +104,16 @@ class Calls(Narrowing):
     ) -> Value:
         know = self.know
         out = f"{path}()"
-        if self.family == "javascript" and args and receiver is not None and path.endswith(_SETTERS):
-            # `$(...).text(value)` gives the element back, the value in it as text.
+        if args and receiver is not None and know.text_setters.match(path):
+            # `$(...).text(value)` returns the element, with the value in it as text.
             return replace(mix([receiver, *args]).cleaned(_HTML), path=out)
         if know.sources.match(out):
             return Value(
-                level=REMOTE, path=out, origin=out, numeric=know.numeric.match(out), clean=know.cleans(out)
+                level=REMOTE,
+                path=out,
+                origin=out,
+                numeric=know.numeric.match(out),
+                clean=know.sanitizers.uses(out),
             )
         if know.origins.match(out):
             return Value(level=LOCAL, path=out, origin=out, numeric=know.numeric.match(out))
@@ -135,15 +123,15 @@ class Calls(Narrowing):
         mixed = mix(inputs)
         if know.numeric.match(out):
             return Value(level=mixed.level, numeric=True, path=out, origin=mixed.origin, roots=mixed.roots)
-        if path == "json.loads" and args and args[0].level >= REMOTE:
+        if know.parsers.match(path) and args and args[0].level >= REMOTE:
             return Value(
                 level=REMOTE,
-                path="json.loads()",
-                origin=f"json.loads({args[0].origin})",
+                path=out,
+                origin=f"{path}({args[0].origin})",
                 roots=args[0].roots,
-                clean=args[0].clean | know.cleans("json.loads()"),
+                clean=args[0].clean | know.sanitizers.uses(out),
             )
-        uses = know.cleans(out)
+        uses = know.sanitizers.uses(out)
         if receiver is not None and receiver.path.endswith("normalize()") and path.endswith(".replace"):
             uses |= _PATH if args and ".." in (args[0].text or "").replace("\\", "") else NONE
         if args and (path.endswith((".replace", ".replaceAll")) or path == "re.sub"):
@@ -184,7 +172,11 @@ class Calls(Narrowing):
                 if item.level or item.known or item.items is not None or item.text is not None
             ]
             single = told[0] if len(told) == 1 else None
-            if single is not None and tidied(out, single.text):
+            if (
+                single is not None
+                and (single.text or "").startswith("/")
+                and know.path_normalizers.match(out)
+            ):
                 single = single.cleaned(_PATH)  # made absolute first: no ".." of it is left
             if single is not None:
                 return replace(
@@ -227,19 +219,9 @@ class Calls(Narrowing):
             for item in items:
                 parts += [receiver, item] if parts else [item]
             return text_of(parts)
-        if (
-            receiver is not None
-            and last in ("concat", "append", "WriteString")
-            and receiver.text is not None
-            and args
-        ):
+        if receiver is not None and last in self.know.text_appenders and receiver.text is not None and args:
             return replace(text_of([receiver, *args]), path=receiver.path)
-        if (
-            receiver is not None
-            and receiver.items is not None
-            and args
-            and last in ("get", "getProperty", "getOrDefault")
-        ):
+        if receiver is not None and receiver.items is not None and args and last in self.know.item_getters:
             if len(args) == 2 and isinstance(args[0].const, str) and isinstance(args[1].const, str):
                 setting = receiver.item(f"{args[0].const}\n{args[1].const}")
                 if setting is not None:
@@ -257,7 +239,7 @@ class Calls(Narrowing):
         ):
             place = args[0].const
             return constant(receiver.const[place]) if 0 <= place < len(receiver.const) else None
-        if last in ("promisify", "promisifyAll", "pify") and args:
+        if last in self.know.call_wrappers and args:
             return args[0]
         if path == "RegExp" and args and isinstance(args[0].const, str):
             flags = args[1].const if len(args) > 1 and isinstance(args[1].const, str) else ""
@@ -266,8 +248,9 @@ class Calls(Narrowing):
 
     def effects(self, expr: ir.CallExpr, path: str, receiver: Value | None, args: list[Value]) -> None:
         """What a call does to the variables it is given."""
+        know = self.know
         last = path.rsplit(".", 1)[-1]
-        fills = self.know.fills.get(path) or self.know.fills.get(f"*.{last}")
+        fills = know.fills.get(path) or know.fills.get(f"*.{last}")
         if fills is not None:
             for at in range(fills[0], len(expr.args)) if fills[-1] < 0 else fills:
                 if at < len(expr.args):
@@ -286,7 +269,7 @@ class Calls(Narrowing):
                             bounded=False,
                             skeleton=None,
                         )
-        copies = self.know.copies.get(path)
+        copies = know.copies.get(path)
         if copies is not None and len(expr.args) > max(copies):
             target = key_of(expr.args[copies[0]])
             if target is not None:
@@ -313,38 +296,29 @@ class Calls(Narrowing):
         if self.family == "java" and len(args) == 1 and _SETTER.fullmatch(last):
             self.env[f"{holder}.{last[3:]}"] = args[0]  # what its getter gives back
             return
-        if last in _CHANGES and args:
+        if last in know.mutators and args:
             known = self.held(holder) or PLAIN
             if last == "set" and len(args) == 3:  # a setting in a section
-                if known.items is None and known.path.endswith("Parser()") and known.level <= LOCAL:
+                if known.items is None and know.section_types.match(known.path) and known.level <= LOCAL:
                     self.env[holder] = replace(known, items=())
                 section, name = args[0].const, args[1].const
                 told = isinstance(section, str) and isinstance(name, str)
                 self.put(holder, f"{section}\n{name}" if told else UNKNOWN, args[2])
-            elif last in ("put", "setProperty", "set") and len(args) > 1:
-                if (
-                    known.items is None
-                    and known.path.endswith(("Map", "Map()", "Properties", "Properties()"))
-                    and known.level <= LOCAL
-                ):
+            elif last in know.keyed_setters and len(args) > 1:
+                if known.items is None and know.mapping_types.match(known.path) and known.level <= LOCAL:
                     self.env[holder] = replace(known, items=())
                 self.put(holder, args[0].const, args[1])
-            elif known.text is not None or known.path in (
-                "StringBuilder",
-                "StringBuffer",
-                "StringBuilder()",
-                "strings.Builder",
-            ):
+            elif known.text is not None or known.path in know.text_builders:
                 start = known if known.text is not None or known.level else constant("")
                 self.env[holder] = replace(text_of([start, *args]), path=known.path)
             elif (
                 known.items is not None
-                and last in ("append", "push", "add", "push_back")
+                and last in know.list_adders
                 and all(isinstance(key, int) for key, _ in known.items)
             ):
                 self.put(holder, len(known.items), args[0])
             elif (
-                known.path.endswith(("List", "List()"))
+                know.list_types.match(known.path)
                 and known.items is None
                 and known.level <= LOCAL
                 and last == "add"
@@ -358,7 +332,7 @@ class Calls(Narrowing):
                 )
             else:
                 self.put(holder, UNKNOWN, mix(args))
-        elif last in ("remove", "pop", "shift") and (not args or isinstance(args[0].const, int)):
+        elif last in know.removers and (not args or isinstance(args[0].const, int)):
             known = self.held(holder) or PLAIN
             listed = known.items is not None and all(isinstance(key, int) for key, _ in known.items)
             if known.items and listed and not (last == "remove" and (not args or self.family == "python")):

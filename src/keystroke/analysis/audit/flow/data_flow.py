@@ -12,7 +12,12 @@ from functools import reduce
 from keystroke.analysis.audit.flow.expressions import Expressions
 from keystroke.analysis.audit.flow.folding import assigned, key_of, names, raises
 from keystroke.analysis.audit.flow.knowledge import Knowledge
-from keystroke.analysis.audit.flow.roles import among, called_by_client, scripted, sent
+from keystroke.analysis.audit.flow.roles import (
+    is_called_by_client,
+    is_client_parameter,
+    neighbour_roles,
+    parameter_role,
+)
 from keystroke.analysis.audit.flow.values import (
     ALL,
     CONSTANT,
@@ -205,7 +210,7 @@ class Flow(Expressions):
                 self.narrow(expr.args[0], True)
             else:
                 # A validator called for its exception makes what it saw safe.
-                uses = self.know.validates(path) or (
+                uses = self.know.validators.uses(path) or (
                     ALL if VALIDATING.search(path) and raises(path) else NONE
                 )
                 if uses:
@@ -418,12 +423,12 @@ class Flow(Expressions):
         self.env, self.breaks, self.gotos = dict(outer), [], {}
         main = function.name == "main" and self.family in ("c", "java")
         if self.family == "python":
-            main = called_by_client(function)
+            main = is_called_by_client(function)
         elif self.family == "javascript" and not roles:
-            roles = among(function.params)
+            roles = neighbour_roles(function.params)
         for at, param in enumerate(function.params):
             role = roles[at] if at < len(roles) else ""
-            foreign = handler or (main and (self.family != "python" or sent(param)))
+            foreign = handler or (main and (self.family != "python" or is_client_parameter(param)))
             value = self.parameter(param, REMOTE if foreign else level, role)
             if at == 0 and first is not None and not role:
                 value = replace(first, roots=first.roots | {param.name})
@@ -448,7 +453,7 @@ class Flow(Expressions):
             return Value(level=LOCAL, path=param.name)
         path = param.name
         if self.family == "javascript":
-            path = role or scripted(param) or path
+            path = role or parameter_role(param) or path
         if self.family in ("java", "go", "c") and param.type:
             path = (
                 self.typed(param.type)

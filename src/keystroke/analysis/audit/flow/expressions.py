@@ -9,7 +9,7 @@ from typing import Any
 
 from keystroke.analysis.audit.flow.calls import Calls
 from keystroke.analysis.audit.flow.folding import compare, fold, formatted, key_of
-from keystroke.analysis.audit.flow.roles import served
+from keystroke.analysis.audit.flow.roles import is_source_here
 from keystroke.analysis.audit.flow.values import (
     CONSTANT,
     LOCAL,
@@ -35,8 +35,6 @@ _ALPHABETS = {
     name: getattr(string, name)
     for name in ("ascii_letters", "ascii_lowercase", "ascii_uppercase", "digits", "hexdigits", "punctuation")
 }
-_TEXTS = ("textContent", "innerText", "nodeValue")  # what is written there is text, and read back as HTML
-_PLAIN_OPERATORS = ("$eq", "$in")  # of a query: the operand is compared, not read
 _PACKAGE = re.compile(r"(?:java|javax|jakarta|org|com|io|net)(?:\.[a-z][\w]*)*")
 
 
@@ -84,7 +82,9 @@ class Expressions(Calls):
             return Value(_ALPHABETS[name], path=path)
         if self.family == "java" and name[:1].isupper() and _PACKAGE.fullmatch(base.path):
             return Value(path=name)
-        if self.know.sources.match(path) and served(path, self.functions[-1] if self.functions else None):
+        if self.know.sources.match(path) and is_source_here(
+            path, self.functions[-1] if self.functions else None
+        ):
             return Value(level=REMOTE, path=path, origin=path, roots=base.roots)
         if base.level <= LOCAL and self.know.origins.match(path):
             return Value(level=LOCAL, path=path, origin=path, roots=base.roots)
@@ -144,7 +144,7 @@ class Expressions(Calls):
         else:
             keys = [self.eval(key) for key in expr.keys]
             values = [
-                value.cleaned(frozenset({"nosql"})) if key.const in _PLAIN_OPERATORS else value
+                value.cleaned(frozenset({"nosql"})) if key.const in self.know.plain_operators else value
                 for key, value in zip(keys, values, strict=True)
             ]
             items = tuple(
@@ -364,7 +364,7 @@ class Expressions(Calls):
             owner = key_of(target.base)
             if self.family == "javascript" and owner is not None and base.items is not None:
                 self.put(owner, target.name, value)
-            if self.family == "javascript" and owner is not None and target.name in _TEXTS:
+            if owner is not None and target.name in self.know.text_properties:
                 self.store(f"{owner}.innerHTML", value.cleaned(frozenset({"html"})))
         elif isinstance(target, ir.IndexExpr):
             base = self.eval(target.base)

@@ -68,23 +68,8 @@ def replaced(pattern: Value, family: str) -> frozenset[str]:
     return refused(body) if family != "javascript" else frozenset()
 
 
-def tidied(path: str, text: str | None) -> bool:
-    """Whether a call makes a path that begins at the root free of ".."."""
-    return (
-        text is not None
-        and text.startswith("/")
-        and path.endswith((".normpath()", ".normalize()", ".Clean()"))
-    )
-
-
 def raises(path: str) -> bool:
     return not re.search(r"(?i)(?:^|\.)is_?[a-z]", path)
-
-
-def maps(path: str) -> bool:
-    return path.endswith(
-        (".map", ".forEach", ".filter", ".then", ".some", ".every", ".reduce", ".flatMap", ".find")
-    )
 
 
 def key_of(expr: ir.Expr) -> str | None:

@@ -17,7 +17,6 @@ from keystroke.analysis.audit.flow.walk import (
 from keystroke.analysis.audit.source import ir
 
 _SCALARS = ("string", "number", "boolean", "bigint")
-_OWN = (".hasOwnProperty", ".hasOwnProperty.call", "Object.hasOwn")
 _ALWAYS = frozenset(
     {"path", "sql", "html", "shell", "url", "redirect", "header", "log", "code", "regex", "template", "nosql"}
 )  # own properties of a table: an allowlist, but not for keys that every object has
@@ -128,10 +127,10 @@ class Narrowing(Walk):
         if isinstance(func, ir.AttrExpr):
             base = self.eval_quiet(func.base)
             path = f"{base.path or ('str' if isinstance(base.const, str) else '?')}.{func.name}"
-        uses = self.know.validates(path)
-        if path.endswith(_OWN):
+        uses = self.know.validators.uses(path)
+        if self.know.own_property_tests.match(path):
             uses = _ALWAYS
-        if path.endswith((".includes", ".has", ".contains", ".indexOf")) and isinstance(func, ir.AttrExpr):
+        if self.know.membership_tests.match(path) and isinstance(func, ir.AttrExpr):
             group = self.eval_quiet(func.base)
             if not truth and any(item.const == "__proto__" for _, item in group.items or ()):
                 for arg in test.args:
@@ -141,9 +140,9 @@ class Narrowing(Walk):
             uses = ALL
         if not uses:
             return
-        negative = path.endswith(
-            (".contains", ".Contains", ".includes", ".indexOf", ".isAbs", ".find", ".some")
-        ) and any(isinstance(arg, ir.ConstExpr) for arg in test.args)
+        negative = self.know.negative_tests.match(path) and any(
+            isinstance(arg, ir.ConstExpr) for arg in test.args
+        )
         if truth == negative:
             return
         if negative:  # `x.contains("..")` was false: only what such a check is for

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from keystroke.analysis.audit.flow.folding import key_of
-from keystroke.analysis.audit.flow.knowledge import Knowledge
+from keystroke.analysis.audit.flow.knowledge import Knowledge, family_of
 from keystroke.analysis.audit.flow.memo import Memo
 from keystroke.analysis.audit.flow.values import (
     Value,
@@ -94,7 +94,7 @@ class Walk:
         self, language: str, knowledge: Knowledge, listener: Listener, env: Env | None = None
     ) -> None:
         self.language = language
-        self.family = {"cpp": "c", "typescript": "javascript", "tsx": "javascript"}.get(language, language)
+        self.family = family_of(language)
         self.know = knowledge
         self.hear = listener
         self.outside: Env = env or {}  # facts of the file; read, never changed

@@ -12,10 +12,9 @@ from keystroke.analysis.audit.flow.values import (
     Value,
 )
 from keystroke.analysis.audit.flow.walk import Walk
+from keystroke.analysis.audit.memory.library import LIBRARY
 from keystroke.analysis.audit.rules.match import Matcher
 from keystroke.analysis.audit.source import ir
-
-_LENGTHS = ("strlen", "wcslen", "strnlen", "size", "length", "sizeof")
 
 
 class Bounds(Matcher):
@@ -60,7 +59,7 @@ class Bounds(Matcher):
             bound = flow.eval_quiet(other)
             if isinstance(side, ir.CallExpr) and isinstance(side.func, ir.NameExpr | ir.AttrExpr):
                 name = side.func.id if isinstance(side.func, ir.NameExpr) else side.func.name
-                if name in _LENGTHS and effective in ("<", "<=", "=="):
+                if name in LIBRARY.lengths and effective in ("<", "<=", "=="):
                     inner = (
                         side.args[0]
                         if side.args

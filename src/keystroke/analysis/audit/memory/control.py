@@ -10,6 +10,7 @@ import re
 
 from keystroke.analysis.audit.flow.values import REMOTE, Value
 from keystroke.analysis.audit.flow.walk import CallEvent
+from keystroke.analysis.audit.memory.library import LIBRARY
 from keystroke.analysis.audit.rules.match import Matcher
 from keystroke.analysis.audit.source import ir
 
@@ -38,10 +39,6 @@ _LEAVES = re.compile(
 )
 _OUTPUT = re.compile(r"^(?:printf|puts|putchar|fputs|fputc|fprintf|wprintf|std::cout)$")
 _LOCKS = re.compile(r"(?i)lock|mutex|atomic|sem_wait|__sync|critical|\bomp\b|_Atomic|barrier")
-_UNSAFE = frozenset(
-    {"printf", "fprintf", "sprintf", "puts", "malloc", "calloc", "realloc", "free", "exit", "syslog", "fopen"}
-    | {"fclose", "strdup", "fputs", "fgets", "system", "localtime", "pthread_mutex_lock"}
-)
 _READER = re.compile(
     r"(?i)parse|decode|unpack|deserial|unmarshal|read_(?:value|object|array|node|expr|block)|skip_"
 )
@@ -232,7 +229,7 @@ class Control(Matcher):
     def handled(self, body: ir.Syntax) -> None:
         for call in body.find_all(kind="call_expression"):
             callee = call.field("function")
-            if callee is not None and callee.text() in _UNSAFE:
+            if callee is not None and callee.text() in LIBRARY.signal_unsafe:
                 self.detected("signal-unsafe", call)
 
 

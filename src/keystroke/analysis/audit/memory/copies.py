@@ -19,69 +19,9 @@ from keystroke.analysis.audit.flow.values import (
 )
 from keystroke.analysis.audit.flow.walk import CallEvent
 from keystroke.analysis.audit.memory.bounds import Bounds
+from keystroke.analysis.audit.memory.library import LIBRARY
 from keystroke.analysis.audit.source import ir
 
-# function: (destination, source, index of the byte or element count)
-SIGNED = frozenset(
-    {"int", "short", "long", "long long", "signed", "ssize_t", "int32_t", "int64_t", "int16_t"}
-)
-COUNTED = {
-    "memcpy": (0, 1, 2),
-    "memmove": (0, 1, 2),
-    "memset": (0, -1, 2),
-    "strncpy": (0, 1, 2),
-    "bcopy": (1, 0, 2),
-    "wmemcpy": (0, 1, 2),
-    "wmemset": (0, -1, 2),
-    "wmemmove": (0, 1, 2),
-    "wcsncpy": (0, 1, 2),
-    "fgets": (0, -1, 1),
-    "fgetws": (0, -1, 1),
-    "read": (1, -1, 2),
-    "recv": (1, -1, 2),
-    "recvfrom": (1, -1, 2),
-    "snprintf": (0, -1, 1),
-    "vsnprintf": (0, -1, 1),
-    "swprintf": (0, -1, 1),
-    "_snprintf": (0, -1, 1),
-    "strlcpy": (0, -1, 2),
-    "CopyMemory": (0, 1, 2),
-}
-STRING = {
-    "strcpy": 0,
-    "wcscpy": 0,
-    "stpcpy": 0,
-    "lstrcpy": 0,
-    "strcat": 1,
-    "wcscat": 1,
-    "lstrcat": 1,
-    "_mbscpy": 0,
-    "_tcscpy": 0,
-}
-SCANS = {
-    "scanf": 0,
-    "fscanf": 1,
-    "sscanf": 1,
-    "vscanf": 0,
-    "wscanf": 0,
-    "fwscanf": 1,
-    "swscanf": 1,
-    "__isoc99_scanf": 0,
-}
-FORMATS = {  # where each takes its format
-    "printf": 0,
-    "wprintf": 0,
-    "fprintf": 1,
-    "fwprintf": 1,
-    "sprintf": 1,
-    "snprintf": 2,
-    "swprintf": 2,
-    "syslog": 1,
-    "dprintf": 1,
-    "scanf": 0,
-    "sscanf": 1,
-    "fscanf": 1,
-}
 _DIRECTIVE = re.compile(
     r"%(?P<literal>%)|%(?P<skip>\*)?(?P<flags>[-+ #0']*)(?P<width>\*|\d+)?(?:\.(?P<precision>\*|\d+)?)?"
     r"(?:hh|h|ll|l|z|j|t|L|q|I64)?(?P<kind>[a-zA-LN-Z\[])"
@@ -91,7 +31,7 @@ _WIDTH = re.compile(r"%(\*?)(\d*)(?:l|h|hh|ll)?(m?)([a-zA-Z\[%])")
 
 class Copies(Bounds):
     def counted(self, event: CallEvent, name: str) -> None:
-        to, source, at = COUNTED[name]
+        to, source, at = LIBRARY.counted[name]
         args, exprs = event.args, event.call.args
         if max(to, at) >= len(args):
             return
@@ -128,7 +68,7 @@ class Copies(Bounds):
             return
         if (  # a signed number of the caller, compared with the size of the buffer from above only
             count.level == PARAMETER
-            and count.path in SIGNED
+            and count.path in LIBRARY.signed_types
             and count.low is None
             and memory is not None
             and memory.array
@@ -260,7 +200,7 @@ class Copies(Bounds):
         if isinstance(source.const, str) and unit == 4:
             length = len(source.const) * 4
         memory = target.memory
-        start = (memory.length or 0) if memory is not None and STRING[name] else 0
+        start = (memory.length or 0) if memory is not None and LIBRARY.string_copies[name] else 0
         capacity = memory.capacity if memory is not None else None
         total = start + length if length is not None else None
         self.set_length(exprs[0], total)
@@ -285,7 +225,7 @@ class Copies(Bounds):
             and source.memory is not None
             and source.memory.capacity is not None
             and source.memory.capacity <= capacity
-            and not STRING[name]
+            and not LIBRARY.string_copies[name]
         ):
             return
         if source.level == 0 and source.memory is None:
@@ -387,7 +327,7 @@ class Copies(Bounds):
             self.detected("format-arguments", event.call.node)
 
     def scanned(self, event: CallEvent, name: str) -> None:
-        at = SCANS[name]
+        at = LIBRARY.scans[name]
         if at >= len(event.args) or not isinstance(event.args[at].const, str):
             return
         used = at + 1

@@ -12,80 +12,17 @@ from dataclasses import replace
 from keystroke.analysis.audit.flow.folding import key_of
 from keystroke.analysis.audit.flow.values import LOCAL, NONE, PARAMETER, REMOTE, Memory, Value
 from keystroke.analysis.audit.flow.walk import CallEvent, Env
-from keystroke.analysis.audit.memory.copies import COUNTED, SCANS, STRING, Copies, named
+from keystroke.analysis.audit.memory.copies import Copies, named
+from keystroke.analysis.audit.memory.library import LIBRARY
 from keystroke.analysis.audit.memory.sizes import size_of
 from keystroke.analysis.audit.source import ir
 
-ALLOC = {
-    "malloc": 0,
-    "calloc": 1,
-    "realloc": 1,
-    "alloca": 0,
-    "__builtin_alloca": 0,
-    "valloc": 0,
-    "aligned_alloc": 1,
-    "xmalloc": 0,
-    "new[]": 0,
-    "kmalloc": 0,
-    "std.malloc": 0,
-}
-DUPLICATES = ("strdup", "wcsdup", "strndup", "_strdup", "_wcsdup")
-OPENS = ("fopen", "fdopen", "freopen", "tmpfile", "opendir", "popen", "_wfopen")
-FREE = {
-    "free": "malloc",
-    "delete": "new",
-    "delete[]": "new[]",
-    "kfree": "malloc",
-    "fclose": "file",
-    "closedir": "file",
-    "pclose": "file",
-}
-# Functions that look at what a pointer points to and forget the pointer.
-_LOOKS = """
-strlen wcslen strcmp wcscmp strncmp memcmp strcasecmp strchr strrchr strstr printf wprintf fprintf
-sprintf snprintf swprintf puts fputs fputws putchar fread fwrite fseek ftell rewind feof ferror
-fflush fgetc getc atoi sizeof strncat wcsncat qsort readdir perror assert strtol strtoul atol atof
-sscanf vprintf isatty fileno
-"""
-_BORROWS = frozenset((*COUNTED, *STRING, *SCANS, *FREE, *_LOOKS.split()))
-_SHOWS = re.compile(r"(?i)^(?:print|log|debug|trace|dump|show|puts|warn)")
-_STREAMS = {  # functions that need an open file, and where they take it
-    "fgets": 2,
-    "fgetc": 0,
-    "getc": 0,
-    "fread": 3,
-    "fwrite": 3,
-    "fprintf": 0,
-    "fscanf": 0,
-    "fputs": 1,
-    "fputc": 1,
-    "fseek": 0,
-    "ftell": 0,
-    "rewind": 0,
-    "fclose": 0,
-    "readdir": 0,
-    "feof": 0,
-    "getline": 2,
-}
-_EXCHANGES = re.compile(r"(?:std::)?(?:swap|exchange|move)\s*\(")
-_CHECKS = frozenset({"access", "_access", "euidaccess", "stat", "lstat", "_stat", "_wstat", "_waccess"})
-_USES = frozenset(
-    {
-        "open",
-        "fopen",
-        "unlink",
-        "remove",
-        "chmod",
-        "chown",
-        "rename",
-        "creat",
-        "rmdir",
-        "freopen",
-        "execv",
-        "_open",
-    }
-    | {"_wopen", "_wfopen", "truncate", "link", "symlink"}
+_BORROWS = frozenset(
+    (*LIBRARY.counted, *LIBRARY.string_copies, *LIBRARY.scans, *LIBRARY.releases, *LIBRARY.readers)
 )
+_SHOWS = re.compile(r"(?i)^(?:print|log|debug|trace|dump|show|puts|warn)")
+_PATH_CALLS = LIBRARY.path_checks | LIBRARY.path_uses
+_EXCHANGES = re.compile(r"(?:std::)?(?:swap|exchange|move)\s*\(")
 _SCALAR = re.compile(
     r"(?:const\s+|volatile\s+)*(?:(?:un)?signed(?:\s+\w+)*|char|short|int|long(?:\s+\w+)*|float|double|wchar_t"
     r"|size_t|ssize_t|u?int\d+_t|bool|off_t|time_t)"
@@ -110,7 +47,7 @@ class Lifetimes(Copies):
     def allocate(self, event: CallEvent, name: str) -> Value:
         capacity: int | None = None
         fits = ""
-        at = ALLOC.get(name)
+        at = LIBRARY.allocators.get(name)
         if at is not None and at < len(event.args):
             size, expr = event.args[at], event.call.args[at]
             if isinstance(size.const, int):
@@ -123,7 +60,7 @@ class Lifetimes(Copies):
                 unit = size_of(str(event.args[1].const)) if len(event.args) > 1 else 1
                 capacity = capacity * unit if capacity is not None and unit else None
             fits = self.sized(event, name, expr, size)
-        elif name in DUPLICATES and event.args:
+        elif name in LIBRARY.duplicators and event.args:
             memory = event.args[0].memory
             capacity = memory.length + 1 if memory is not None and memory.length is not None else None
         kind = name if name in ("new", "new[]") else "stack" if "alloca" in name.lower() else "malloc"
@@ -131,8 +68,8 @@ class Lifetimes(Copies):
         fresh = kind == "stack" or name in ("malloc", "valloc", "kmalloc", "std.malloc", "aligned_alloc")
         nullable = kind == "malloc" and name != "xmalloc"
         memory = Memory(capacity, 1, None, number, nullable, fits, False, kind, 0, fresh)
-        level = max((arg.level for arg in event.args), default=0) if name in DUPLICATES else 0
-        origin = event.args[0].origin if name in DUPLICATES and event.args else ""
+        level = max((arg.level for arg in event.args), default=0) if name in LIBRARY.duplicators else 0
+        origin = event.args[0].origin if name in LIBRARY.duplicators and event.args else ""
         if name == "realloc" and event.args:
             self.grown(event)
         self.measured(event)
@@ -248,7 +185,7 @@ class Lifetimes(Copies):
             memory is not None
             and memory.kind in ("malloc", "new", "new[]")
             and memory.block
-            and memory.kind != FREE[name]
+            and memory.kind != LIBRARY.releases[name]
         ):
             self.detected("mismatched-free", event.call.node, subject=event.call)
         if memory is None or not memory.block:
@@ -256,7 +193,7 @@ class Lifetimes(Copies):
                 self.flow.env[f"#e{other[2:]}"] = Value(level=LOCAL)  # it may be any of them
             if memory is not None and memory.capacity is not None:
                 return
-            memory = Memory(block=self.block(), kind="file" if FREE[name] == "file" else "")
+            memory = Memory(block=self.block(), kind="file" if LIBRARY.releases[name] == "file" else "")
             self.flow.env[key] = replace(value, memory=memory)
         self.flow.env[f"#{memory.block}"] = Value(level=LOCAL)
 
@@ -273,7 +210,7 @@ class Lifetimes(Copies):
 
     def lent(self, event: CallEvent, name: str) -> None:
         """A call given pointers: it may keep them, write through them, or need them to be open."""
-        at = _STREAMS.get(name)
+        at = LIBRARY.streams.get(name)
         if at is not None and at < len(event.args):
             self.dereferenced(event.args[at], event.call.node, event.call.args[at])
         if name.isupper() and self.flow is not None:  # a macro writes to whatever it likes
@@ -329,10 +266,10 @@ class Lifetimes(Copies):
 
     def raced(self, event: CallEvent, name: str) -> None:
         """A path checked by one call and used by a later one: the file may be another by then."""
-        if not event.call.args or name not in _CHECKS | _USES:
+        if not event.call.args or name not in _PATH_CALLS:
             return
         path = event.call.args[0].node.text()
-        if name in _CHECKS:
+        if name in LIBRARY.path_checks:
             self.checked[path] = event.call.node
         elif path in self.checked:
             self.detected("toctou", self.checked.pop(path))
@@ -343,7 +280,7 @@ class Lifetimes(Copies):
             self.leaked(block, env[f"#l{block}"])
 
     def leaked(self, block: int, state: Value) -> None:
-        handle = state.path.rsplit(".", 1)[-1] in OPENS
+        handle = state.path.rsplit(".", 1)[-1] in LIBRARY.openers
         self.detected("handle-leak" if handle else "leak", self.sites[block])
 
     # Being used

@@ -19,18 +19,12 @@ from keystroke.analysis.audit.flow.values import (
     constant,
 )
 from keystroke.analysis.audit.flow.walk import CallEvent
-from keystroke.analysis.audit.memory.copies import COUNTED, FORMATS, SCANS, SIGNED, STRING
-from keystroke.analysis.audit.memory.lifetimes import ALLOC, DUPLICATES, FREE, OPENS, Lifetimes
-from keystroke.analysis.audit.memory.pointers import FORGED, NARROW, PARSED
+from keystroke.analysis.audit.memory.library import LIBRARY
+from keystroke.analysis.audit.memory.lifetimes import Lifetimes
+from keystroke.analysis.audit.memory.pointers import FORGED, PARSED
 from keystroke.analysis.audit.memory.sizes import size_of
 from keystroke.analysis.audit.source import ir
 
-# Functions that look for something, and give NULL where there is none.
-_FINDS = frozenset(
-    {"strchr", "strrchr", "strstr", "strpbrk", "memchr", "wcschr", "wcsstr", "gethostbyname", "getpwnam"}
-    | {"getpwuid", "getgrnam", "getgrgid", "localtime", "gmtime", "strcasestr", "bsearch", "getservbyname"}
-)
-_READS = {"read": 2, "recv": 2, "recvfrom": 2, "pread": 2, "_read": 2}  # where each takes its count
 _ABOVE = "the index is checked from above only; a negative one reaches memory before the buffer"
 _LENGTH = "the length of "  # no text in memory is so long that sums with its length wrap around
 
@@ -74,7 +68,11 @@ class MemoryMatcher(Lifetimes):
             return replace(value, memory=Memory(size * unit + unit, unit, size * unit))
         self.fitted(stmt, value)
         wide = value.numeric and not value.known and not value.bounded and value.high is None
-        if wide and stmt.type in NARROW and (value.origin.startswith(_LENGTH) or _foreign(value)):
+        if (
+            wide
+            and stmt.type in LIBRARY.narrow_types
+            and (value.origin.startswith(_LENGTH) or _foreign(value))
+        ):
             self.detected("truncation", stmt.node, origin=value.origin)
         if value.numeric and (
             "unsigned" in stmt.type or "size_t" in stmt.type or stmt.type.startswith("uint")
@@ -113,30 +111,30 @@ class MemoryMatcher(Lifetimes):
             self.lent(event, name)
             if event.kwargs.get("place") is not None:
                 return event.kwargs["place"]
-        if name in ALLOC or name in DUPLICATES or name == "new":
+        if name in LIBRARY.allocators or name in LIBRARY.duplicators or name == "new":
             return self.allocate(event, name)
         self.raced(event, name)
-        if name in OPENS:
+        if name in LIBRARY.openers:
             return self.opened(event)
         self.lent(event, name)
-        if name in FORMATS:
-            self.directed(event, FORMATS[name])
-        if name in FREE and args:
+        if name in LIBRARY.formats:
+            self.directed(event, LIBRARY.formats[name])
+        if name in LIBRARY.releases and args:
             self.release(event, name)
-        elif name in COUNTED:
+        elif name in LIBRARY.counted:
             self.counted(event, name)
-        elif name in STRING and len(args) > 1:
+        elif name in LIBRARY.string_copies and len(args) > 1:
             self.copied(event, name)
         elif name in ("sprintf", "vsprintf", "swprintf", "wsprintf") and len(args) > 1 and name != "swprintf":
             self.printed(event)
         elif name in ("strncat", "wcsncat") and len(args) > 2:
             self.appended(event)
-        elif name in SCANS:
+        elif name in LIBRARY.scans:
             self.scanned(event, name)
-        if name in _FINDS:
+        if name in LIBRARY.finders:
             return self.found(event, name)
-        if name in _READS and len(args) > _READS[name]:
-            count = args[_READS[name]]
+        if name in LIBRARY.counted_reads and len(args) > LIBRARY.counted_reads[name]:
+            count = args[LIBRARY.counted_reads[name]]
             top = count.const if isinstance(count.const, int) else count.high
             if top is not None:  # no more than was asked for
                 return Value(
@@ -235,7 +233,7 @@ class MemoryMatcher(Lifetimes):
                 f"index {lowest} is before the start of the buffer",
             )
             return
-        if key.level == PARAMETER and key.path in SIGNED and memory.array and key.low is None:
+        if key.level == PARAMETER and key.path in LIBRARY.signed_types and memory.array and key.low is None:
             if place == count - 1:
                 self.detected("unchecked-index", node, _ABOVE, key.origin)
             return

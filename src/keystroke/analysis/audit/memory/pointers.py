@@ -16,29 +16,12 @@ from keystroke.analysis.audit.flow.data_flow import Flow
 from keystroke.analysis.audit.flow.folding import key_of
 from keystroke.analysis.audit.flow.values import PLAIN, REMOTE, UNKNOWN, Value, constant, join
 from keystroke.analysis.audit.flow.walk import CallEvent, Env
+from keystroke.analysis.audit.memory.library import LIBRARY
 from keystroke.analysis.audit.memory.sizes import size_of
 from keystroke.analysis.audit.source import ir
 
 MAX_VISITS = 24  # per walk: more calls of helpers than a person writes into one function
-NARROW = ("char", "short", "int8_t", "int16_t", "unsigned char", "unsigned short", "uint8_t", "uint16_t")
 PARSED = re.compile(r"ato[il]|strto|scanf|rand|argv|fgets")
-LIMITS = {
-    "CHAR_MAX": 127,
-    "CHAR_MIN": -128,
-    "SCHAR_MAX": 127,
-    "UCHAR_MAX": 255,
-    "SHRT_MAX": 32767,
-    "SHRT_MIN": -32768,
-    "USHRT_MAX": 65535,
-    "INT_MAX": 2**31 - 1,
-    "INT_MIN": -(2**31),
-    "UINT_MAX": 2**32 - 1,
-    "LLONG_MAX": 2**63 - 1,
-    "LLONG_MIN": -(2**63),
-    "INT64_MAX": 2**63 - 1,
-    "INT64_MIN": -(2**63),
-    "UINT64_MAX": 2**64 - 1,
-}
 FORGED = "@forged"  # the path of a pointer that a number from outside made or moved
 _NUMBER = re.compile(r"scanf|ato[il]|strto|argv|getenv|recv|read|fgets")
 _CHECKED = re.compile(r"__builtin_s?(?:add|sub|mul)l{0,2}_overflow(?:_p)?|ckd_(?:add|sub|mul)")
@@ -89,7 +72,7 @@ class Pointers(Flow):
         return super().op(expr)
 
     def unknown(self, path: str) -> Value:
-        limit = LIMITS.get(path)
+        limit = LIBRARY.limits.get(path)
         return constant(limit) if limit is not None else super().unknown(path)
 
     def address(self, inner: ir.Expr) -> Value:
@@ -212,7 +195,12 @@ class Pointers(Flow):
         if expr.type in ("float", "double") and value.level >= REMOTE:
             return replace(value, bounded=True)  # it does not wrap around
         open_ended = value.numeric and not value.bounded and value.high is None
-        if expr.type in NARROW and value.level >= REMOTE and open_ended and PARSED.search(value.origin):
+        if (
+            expr.type in LIBRARY.narrow_types
+            and value.level >= REMOTE
+            and open_ended
+            and PARSED.search(value.origin)
+        ):
             if not self.quiet:
                 self.hear.remark("truncation", expr.node)
             value = replace(value, bounded=True)
@@ -263,7 +251,7 @@ class Pointers(Flow):
                 key = key_of(arg)
                 known = self.held(key) if key is not None and not truth else None
                 if key is not None and known is not None:
-                    self.env[key] = replace(known, bounded=True, low=known.low or LIMITS["LLONG_MIN"])
+                    self.env[key] = replace(known, bounded=True, low=known.low or LIBRARY.limits["LLONG_MIN"])
             return
         super().validated(test, truth)
 
