@@ -25,9 +25,9 @@ from keystroke.engine.checkpoint import ModelSpec, open_checkpoint
 from keystroke.engine.load import load_model
 from keystroke.engine.locate import adapter_path
 from keystroke.engine.onnx import native
-from keystroke.engine.onnx.convert import converted, kept_as_stored
+from keystroke.engine.onnx.convert import convert_model, convert_stored
 from keystroke.engine.onnx.engine import OnnxEngine, OnnxGraph, OnnxOptions
-from keystroke.engine.onnx.stored import Stored, stored_tables
+from keystroke.engine.onnx.stored import NativeWeights, stored_tables
 from keystroke.errors import InputError, ModelDamaged, NotFound
 
 sys.path.insert(0, str(Path(__file__).parent / "checkpoint"))
@@ -66,19 +66,19 @@ def logprobs(engine: OnnxEngine) -> np.ndarray[Any, np.dtype[np.float64]]:
 @pytest.mark.parametrize("layout", ["fp32", "native", "portable"])
 def test_an_adapter_beside_the_weights_is_the_adapter_in_them(tmp_path: Path, layout: str) -> None:
     write_stored(tmp_path / "model.gguf", "qwen2", ["Q8_0", "Q6_K"])
-    library = native.library(load_settings().paths.cache) if layout == "native" else None
+    library = native.operators_library(load_settings().paths.cache) if layout == "native" else None
     if layout == "native" and library is None:
         pytest.skip("no C compiler here, or not the vectors")
     with open_checkpoint(tmp_path / "model.gguf") as checkpoint:
         spec = checkpoint.spec
         adapter = adapter_for(spec, tmp_path / "a.safetensors")
-        base = converted(checkpoint, precision="fp32", cache=tmp_path)
-        merged = converted(AdaptedCheckpoint(checkpoint, adapter), precision="fp32", cache=tmp_path)
+        base = convert_model(checkpoint, precision="fp32", cache=tmp_path)
+        merged = convert_model(AdaptedCheckpoint(checkpoint, adapter), precision="fp32", cache=tmp_path)
         if layout == "fp32":
-            beside = converted(checkpoint, precision="fp32", cache=tmp_path, adapted=True)
+            beside = convert_model(checkpoint, precision="fp32", cache=tmp_path, adapted=True)
         else:
-            beside = kept_as_stored(checkpoint, native=library is not None, cache=tmp_path, adapted=True)
-        stored = Stored(library, stored_tables(checkpoint)) if library is not None else None
+            beside = convert_stored(checkpoint, native=library is not None, cache=tmp_path, adapted=True)
+        stored = NativeWeights(library, stored_tables(checkpoint)) if library is not None else None
     one_thread = OnnxOptions(threads=1)
     with OnnxEngine(OnnxGraph(merged, spec, "fp32"), one_thread) as engine:
         wanted = logprobs(engine)
@@ -104,8 +104,9 @@ def test_a_table_names_an_adapter_and_the_model_says_what_it_has_learned(tmp_pat
     })  # fmt: skip
     model = load_model("both", settings)
     try:
-        assert dict(model.learned)["next_edit"] == "3"
-        assert model.fim is None or model.fim.order == "spm"
+        assert dict(model.adapter_facts)["next_edit"] == "3"
+        assert model.fim is not None
+        assert model.fim.order == "spm"
     finally:
         model.engine.close()
 
@@ -153,7 +154,7 @@ def test_a_name_with_edit_is_the_model_with_the_adapter_that_is_shipped(
 ) -> None:
     settings = load_settings({"models.tiny.path": str(tmp_path)})
     monkeypatch.setattr(locate, "shipped_folders", lambda: [tmp_path])
-    with pytest.raises(NotFound, match="brings no adapter"):
+    with pytest.raises(NotFound, match="has no adapter"):
         adapter_path("tiny:edit", settings)
     (tmp_path / "coder-edit").mkdir()
     (tmp_path / "coder-edit" / "a.safetensors").touch()
@@ -186,7 +187,7 @@ def test_a_table_may_stand_for_a_model_with_the_adapter_that_is_shipped(
         assert tiny.fim is not None
         assert second.fim is not None
         assert (tiny.fim.order, second.fim.order) == ("psm", "spm")
-        assert dict(second.learned)["next_edit"] == "3"
+        assert dict(second.adapter_facts)["next_edit"] == "3"
         assert (second.name, second.path) == ("second", folder)
         assert named.fim == second.fim
         assert named.engine.info.precision == "fp32", "NAME:edit is run as NAME is"

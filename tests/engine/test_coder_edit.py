@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from coder_model import needed_coder
-from keystroke.assist.next_edit.places import learned_places
+from keystroke.assist.next_edit.places import adapter_places_format
 from keystroke.assist.next_edit.places_question import PLACE
 from keystroke.config import load_settings
 from keystroke.engine.adapter import read_adapter
 from keystroke.engine.load import load_model
 from keystroke.engine.locate import adapter_path
-from keystroke.train.edit_cases import PlacesJudge, read_edit_cases
+from keystroke_lab.evaluation.edit_cases import PlacesJudge, read_edit_cases
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "models" / "coder-edit"
@@ -53,7 +53,7 @@ def test_it_chooses_on_a_cpu_what_it_chose_on_a_gpu() -> None:
     settings = load_settings({"engine.kind": "onnx", "model.precision": "stored", "engine.context": 4096})
     model = load_model("coder:edit", settings)
     with model.engine:
-        form = learned_places(model.tokenizer, model.learned)
+        form = adapter_places_format(model.tokenizer, model.adapter_facts)
         assert form is not None
         judge = PlacesJudge(model, form)
         for number, seen in SEEN.items():

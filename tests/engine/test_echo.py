@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keystroke.engine.base import GREEDY, Extended, Interrupt, Sampling
+from keystroke.engine.base import GREEDY, ExtendResult, Interrupt, Sampling
 from keystroke.engine.echo import END_OF_TURN, EchoEngine
 from keystroke.errors import ContextOverflow, Interrupted, SessionClosed, UsageError
 
@@ -49,7 +49,7 @@ def test_a_right_draft_is_accepted_whole() -> None:
 
 def test_extending_keeps_the_common_prefix() -> None:
     with EchoEngine() as engine, engine.session() as session:
-        assert session.extend(PROMPT * 4) == Extended(reused=0, computed=len(PROMPT) * 4)
+        assert session.extend(PROMPT * 4) == ExtendResult(reused=0, computed=len(PROMPT) * 4)
         session.step()
         again = session.extend([*PROMPT * 4, 65])
         assert again.reused == len(PROMPT) * 4

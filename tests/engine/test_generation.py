@@ -337,7 +337,7 @@ def test_steps_taken_together_give_what_advance_gives() -> None:
         requests = [g.next_step() for g in pair]
         steps = model.engine.step_many([r for r in requests if r is not None])
         for generation, step in zip(pair, steps, strict=True):
-            generation.take(step, 0.0)
+            generation.apply_step(step, 0.0)
     assert [g.text for g in pair] == [text(alone)] * 2
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -38,8 +39,16 @@ def test_a_containers_limit_counts_and_its_file_cache_does_not(system: Path) -> 
     assert memory.available_bytes() == 4000 * 1024
 
 
-def test_a_system_that_says_nothing_readable_is_not_guessed_at(system: Path) -> None:
+def test_a_system_that_says_nothing_readable_is_not_guessed_at(
+    system: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (system / "meminfo").write_text("MemAvailable: much\n")
     (system / "memory.max").write_text("many\n")
-    found = memory.available_bytes()
-    assert found is None or found > 0
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert memory.available_bytes() == whole
+
+    def unknown(name: str) -> int:
+        raise ValueError(name)
+
+    monkeypatch.setattr(os, "sysconf", unknown)
+    assert memory.available_bytes() is None

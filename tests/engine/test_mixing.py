@@ -13,7 +13,7 @@ from keystroke.engine.base import GREEDY, Mixture, Sampling, TokenLogprob
 from keystroke.engine.echo import EOS, SPECIAL, EchoEngine
 from keystroke.engine.generation import Finish, Generation, GenerationParams
 from keystroke.engine.grammar.constraint import choice
-from keystroke.engine.mixing import Mixer, Mixing, Prediction, Predictor, mixed_logprobs
+from keystroke.engine.mixing import Continuations, Mixer, Mixing, Predictor, mix_logprobs
 from keystroke.engine.model import Model
 from keystroke.engine.sampler import choose, probabilities, verify
 from keystroke.engine.speculative import FileDrafter
@@ -67,7 +67,7 @@ def test_a_token_outside_the_vocabulary_is_refused() -> None:
 
 def test_what_is_told_is_the_mixed_chance() -> None:
     told = TokenLogprob(7, math.log(0.2), ((7, math.log(0.2)), (8, math.log(0.1))))
-    mixed, plain = mixed_logprobs([told, told], (Mixture(0.5, {7: 0.6}, 0.4, ends=(8,)), None))
+    mixed, plain = mix_logprobs([told, told], (Mixture(0.5, {7: 0.6}, 0.4, ends=(8,)), None))
     assert math.exp(mixed.logprob) == pytest.approx(0.1 + 0.3)
     assert [math.exp(p) for _, p in mixed.top] == pytest.approx([0.4, 0.25])
     assert plain == told
@@ -80,10 +80,10 @@ class Told:
         self.ends_line = ends_line
         self._text, self._length = text, length
 
-    def after(self, said: str) -> Prediction | None:
+    def predict(self, said: str) -> Continuations | None:
         if not self._text.startswith(said):
             return None
-        return Prediction(self._length, {self._text[len(said) :]: 1.0})
+        return Continuations(self._length, {self._text[len(said) :]: 1.0})
 
 
 def mixture(predictor: Predictor, said: str, left: str = "") -> Mixture | None:
@@ -92,8 +92,8 @@ def mixture(predictor: Predictor, said: str, left: str = "") -> Mixture | None:
 
 def test_a_longer_context_weighs_more_and_disagreement_less() -> None:
     class Torn(Told):
-        def after(self, said: str) -> Prediction:
-            return Prediction(self._length, {"a": 2.0, "b": 1.0})
+        def predict(self, said: str) -> Continuations:
+            return Continuations(self._length, {"a": 2.0, "b": 1.0})
 
     weights = [found.weight for n in (2, 5, 24) if (found := mixture(Told("abc", n), ""))]
     assert weights == sorted(set(weights))
@@ -157,7 +157,7 @@ def test_a_line_seen_before_is_said_in_fewer_steps_and_is_the_same_line(
 
 def test_only_what_is_believed_is_drafted() -> None:
     def drafted(length: int, most: int = 9) -> str:
-        draft, mixtures = Mixer(Told("abcdefgh", length), TOKENIZER, [EOS]).drafted([], most)
+        draft, mixtures = Mixer(Told("abcdefgh", length), TOKENIZER, [EOS]).draft([], most)
         assert len(mixtures) == len(draft) + 1
         return TOKENIZER.decode(draft)
 
@@ -165,7 +165,7 @@ def test_only_what_is_believed_is_drafted() -> None:
     assert drafted(40, most=2) == "ab"
     assert drafted(4) == "a"
     assert drafted(1) == ""
-    assert Mixer(Told("abc"), TOKENIZER, [EOS]).drafted(TOKENIZER.encode("abc"), 9)[0] == ()  # its end
+    assert Mixer(Told("abc"), TOKENIZER, [EOS]).draft(TOKENIZER.encode("abc"), 9)[0] == ()  # its end
 
 
 def test_where_the_context_is_long_what_was_seen_is_said_and_ends() -> None:
@@ -182,7 +182,7 @@ def test_a_half_word_is_gone_on_with_whatever_was_seen() -> None:
 
 def test_beside_a_grammar_nobody_else_is_asked() -> None:
     class Never(Told):
-        def after(self, said: str) -> Prediction | None:
+        def predict(self, said: str) -> Continuations | None:
             raise AssertionError("asked")
 
     params = GenerationParams(max_tokens=8, constraint=choice(["yes", "no"]))

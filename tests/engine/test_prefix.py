@@ -61,6 +61,6 @@ def test_a_taken_entry_is_the_callers_and_is_not_dropped() -> None:
     cache.put([1, 2], "a", 2)
     entry, _ = cache.find([1, 2])
     assert entry is not None
-    assert cache.take(entry) == "a"
+    assert cache.remove(entry) == "a"
     cache.clear()
     assert dropped == []

@@ -33,10 +33,10 @@ class Pieces(ByteTokenizer):
 
 
 def test_tokens_agree_from_either_side() -> None:
-    words = {Pieces.WORDS[t - 300] for t in TokenIndex(Pieces()).agreeing(b" retu") if t >= 300}
+    words = {Pieces.WORDS[t - 300] for t in TokenIndex(Pieces()).compatible(b" retu") if t >= 300}
     assert words == {b" return", b" ret"}
-    assert ord(" ") in TokenIndex(Pieces()).agreeing(b" retu")
-    assert not [t for t in TokenIndex(Pieces()).agreeing(b" x") if t >= 300]
+    assert ord(" ") in TokenIndex(Pieces()).compatible(b" retu")
+    assert not [t for t in TokenIndex(Pieces()).compatible(b" x") if t >= 300]
 
 
 @given(st.text(min_size=1, max_size=12))
@@ -66,7 +66,7 @@ def test_chances_are_told_among_what_was_possible() -> None:
     beginning.bias()
     third = math.log(0.3)
     told = TokenLogprob(300, math.log(0.1), ((7, third), (301, third), (300, math.log(0.1))))
-    among = beginning.among(told, 1)
+    among = beginning.renormalise(told, 1)
     assert among.logprob == pytest.approx(math.log(0.1 / 0.4))
     assert among.top == ((7, third),)
 
@@ -78,4 +78,4 @@ def test_text_that_no_token_can_say_is_given_up() -> None:
 
     beginning = TokenHealing("xyz", Silent())
     assert beginning.bias() == {}
-    assert not beginning.open
+    assert not beginning.active

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadRequest:
+class LoadArguments:
     """A model to load: where it lies, and how it is run."""
 
     path: Path
@@ -33,13 +33,13 @@ class LoadRequest:
     kv_tokens: int | None = None  # tokens to reserve KV memory for; None: the backend decides
 
 
-class BackendModule(Protocol):
+class BackendFunctions(Protocol):
     """What `engine/NAME/backend.py` defines. Importing it is cheap; its functions import the rest."""
 
     def unavailable_reason(self) -> str | None:
         """Why the backend does not run on this machine, in one sentence with what to do; None if it does."""
 
-    def load(self, request: LoadRequest) -> Engine:
+    def load(self, request: LoadArguments) -> Engine:
         """Load a model. Raises ConfigError, NotEnoughMemory or another ModelError."""
 
 
@@ -50,11 +50,11 @@ class Backend:
     def unavailable_reason(self) -> str | None:
         return self._module().unavailable_reason()
 
-    def load(self, request: LoadRequest) -> Engine:
+    def load(self, request: LoadArguments) -> Engine:
         return self._module().load(request)
 
-    def _module(self) -> BackendModule:
-        return cast(BackendModule, importlib.import_module(f"keystroke.engine.{self.name}.backend"))
+    def _module(self) -> BackendFunctions:
+        return cast(BackendFunctions, importlib.import_module(f"keystroke.engine.{self.name}.backend"))
 
 
 BACKENDS = {name: Backend(name) for name in NAMES}  # in order of preference

@@ -1,9 +1,8 @@
 """The engine contract: what every backend must do, and the values that cross it.
 
-An engine knows tokens and their KV cache. It never sees text, prompts, requests or the wire.
-All calls are blocking and come from one thread at a time, the engine thread; only `Interrupt.set`
-may be called from elsewhere. Sampling is a value (`Sampling`), so the same seed gives the same
-tokens on every backend that computes the same logits, whatever was drafted.
+Engines work on tokens and their KV cache, never on text or requests. All calls block and come from one
+thread at a time, the engine thread; only `Interrupt.set` may be called from another. The same seed gives the
+same tokens on every backend that computes the same logits, with or without drafts.
 """
 
 from __future__ import annotations
@@ -16,22 +15,20 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
 
 from keystroke.errors import Interrupted, UsageError
 
-if TYPE_CHECKING:  # a client of a gateway has no numbers to work with
+if TYPE_CHECKING:  # clients of a gateway do not need numpy
     import numpy as np
     import numpy.typing as npt
 
 
 class Interrupt:
-    """A one-way switch another thread may throw. Backends look at it between steps and prefill
-    chunks, and may register a callback that ends a run already under way."""
+    """A flag that another thread sets once. Backends check it between steps and prefill chunks, and may
+    register a callback that ends a run in progress."""
 
     __slots__ = ("_callbacks", "_event", "_lock", "is_set")
 
     def __init__(self) -> None:
-        self.is_set = False  # looked at several times a token: a plain value
-        self._event: threading.Event | None = (
-            None  # made by whoever waits; most switches are never waited for
-        )
+        self.is_set = False  # read several times a token, so a plain attribute
+        self._event: threading.Event | None = None  # created by the first `wait`
         self._lock = threading.Lock()
         self._callbacks: list[Callable[[], None]] = []
 
@@ -47,7 +44,7 @@ class Interrupt:
             callback()
 
     def wait(self, seconds: float) -> bool:
-        """Sleep until the switch is thrown or the time is over; True if it was thrown."""
+        """Sleep until the flag is set or the time is over. Returns whether it was set."""
         with self._lock:
             if self.is_set:
                 return True
@@ -56,12 +53,12 @@ class Interrupt:
         return self._event.wait(seconds)
 
     def check(self) -> None:
-        """Raise Interrupted if the switch was thrown."""
+        """Raise Interrupted if the flag is set."""
         if self.is_set:
             raise Interrupted("stopped on request")
 
     def add_callback(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once when the switch is thrown; at once if it already was."""
+        """Call `callback` once when the flag is set; immediately if it already is."""
         with self._lock:
             if not self.is_set:
                 self._callbacks.append(callback)
@@ -76,19 +73,19 @@ class Interrupt:
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """What somebody beside the model takes for likely at one place: of the whole chance `weight`, shared out
-    by `chances`; `end` of it goes to whichever of `ends` the model itself finds likeliest. Chances and end
-    add up to 1."""
+    """A second distribution to mix into the model's at one position, with a total probability of `weight`.
+    `chances` gives its probability of each token; `end` is that of an end token, and counts for the one of
+    `ends` that the model prefers. `chances` and `end` add up to 1."""
 
     weight: float
     chances: Mapping[int, float]
     end: float = 0.0
     ends: tuple[int, ...] = ()
 
-    def of(self, token: int, chance: float) -> float:
-        """The chance of a token to which the model gives `chance`."""
-        said = self.chances.get(token, self.end if token in self.ends else 0.0)
-        return (1.0 - self.weight) * chance + self.weight * said
+    def probability(self, token: int, chance: float) -> float:
+        """The mixed probability of a token to which the model gives `chance`."""
+        other = self.chances.get(token, self.end if token in self.ends else 0.0)
+        return (1.0 - self.weight) * chance + self.weight * other
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +101,7 @@ class Sampling:
     seed: int = 0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int | None = None  # None: none computed; 0: the chosen token's; n: and the n best
-    mixtures: tuple[
-        Mixture | None, ...
-    ] = ()  # by place of the step: the first, then after each drafted token
+    mixtures: tuple[Mixture | None, ...] = ()  # at the step's first position and after each draft token
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature <= 5.0:
@@ -126,9 +121,9 @@ class Sampling:
         return self.mixtures[row] if row < len(self.mixtures) else None
 
     @property
-    def by_own_score(self) -> bool:
-        """Whether each token's score is its own, whatever others there are: then tokens that are not allowed
-        only matter where one of them is chosen."""
+    def scores_tokens_independently(self) -> bool:
+        """Whether a token's score does not depend on other tokens. Then a grammar's mask only matters where
+        the chosen token is not allowed."""
         whole = self.top_k == 0 and self.top_p == 1.0 and self.min_p == 0.0
         return self.temperature == 0.0 or whole
 
@@ -136,26 +131,25 @@ class Sampling:
 GREEDY = Sampling()
 
 
-Mask: TypeAlias = (
-    "npt.NDArray[np.uint32]"  # one bit a token, the lowest first; tokens past its end are not allowed
-)
+# One bit per token, the lowest first; tokens past its end are not allowed.
+Mask: TypeAlias = "npt.NDArray[np.uint32]"
 
 
-class Allowed(Protocol):
-    """Which tokens a step may choose: a grammar at the end of the sequence, and after each drafted token."""
+class AllowedTokens(Protocol):
+    """Which tokens a step may choose, at the end of the sequence and after each token of the draft."""
 
     def row(self, index: int) -> Mask:
-        """The tokens that may follow the first `index` tokens of the step's draft. Has at least one bit set,
-        never raises, and is valid until the next call. An engine may ask while it computes the step."""
+        """The tokens that may follow the first `index` tokens of the step's draft. At least one bit is set;
+        never raises. Valid until the next call. An engine may call this while it computes the step."""
 
     def permits(self, index: int, token: int) -> bool:
-        """Whether `row(index)` surely has `token`, told for much less than the row costs. Where it says no,
-        the row decides."""
+        """A much cheaper check of `row(index)`: True means that `token` is allowed, False that only the row
+        can tell."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Natural-log probability of a chosen token before temperature, and of its best rivals."""
+    """Natural-log probability of a chosen token and of the best alternatives, before temperature."""
 
     token: int
     logprob: float
@@ -163,8 +157,8 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
-class Extended:
-    """What an extend did: tokens whose KV was already there, and tokens it had to compute."""
+class ExtendResult:
+    """How many tokens of an extend had their KV already, and how many were computed."""
 
     reused: int
     computed: int
@@ -172,8 +166,8 @@ class Extended:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a step gave: `accepted` draft tokens, then one token of the model's own.
-    `len(tokens) == accepted + 1`. `logprobs` parallels `tokens` where the sampling asked for it."""
+    """The result of a step: `accepted` draft tokens, then one token that the model chose.
+    `len(tokens) == accepted + 1`. `logprobs` has one entry per token if the sampling asks for them."""
 
     tokens: tuple[int, ...]
     accepted: int
@@ -182,7 +176,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What callers may rely on about a loaded model."""
+    """Properties of a loaded model."""
 
     name: str
     architecture: str
@@ -211,8 +205,8 @@ class EngineStats:
 class Session(ABC):
     """A sequence of tokens and their KV cache.
 
-    `tokens` is what the session stands for. The KV of its tail (at least the last token) may still be
-    pending; the next `step` computes it together with the draft. So a keystroke costs one run, not two.
+    The KV of the last tokens (at least one) may still be pending; the next `step` computes it together with
+    the draft, so that a keystroke costs one run instead of two.
     """
 
     @property
@@ -226,21 +220,20 @@ class Session(ABC):
 
     @property
     def resident(self) -> int:
-        """How many of its tokens have their KV. Any thread may ask: it tells how far a long extend has
-        come."""
+        """How many tokens have their KV: the progress of a long extend. May be read from any thread."""
         return self.length
 
-    extended = Extended(0, 0)  # what the last extend did, as far as it came
+    extended = ExtendResult(0, 0)  # the result of the last extend, also if it was interrupted
 
     @abstractmethod
-    def extend(self, tokens: Sequence[int], interrupt: Interrupt | None = None) -> Extended:
-        """Make the session hold exactly `tokens`, keeping the longest prefix whose KV this session, or
-        any other content the engine still holds, already has; compute the rest in chunks.
+    def extend(self, tokens: Sequence[int], interrupt: Interrupt | None = None) -> ExtendResult:
+        """Make the session hold exactly `tokens`. Reuses the longest prefix whose KV the engine still holds,
+        in this session or elsewhere, and computes the rest in chunks.
         Raises ContextOverflow (session unchanged), NotEnoughMemory, or Interrupted: then the session
         holds the part computed so far and may be extended again."""
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Put `tokens` after those held, computing nothing: the next step does. Raises ContextOverflow."""
+        """Add `tokens` without computing their KV: the next step does that. Raises ContextOverflow."""
         self.extend([*self.tokens, *tokens])
 
     @abstractmethod
@@ -249,25 +242,25 @@ class Session(ABC):
         draft: Sequence[int] = (),
         sampling: Sampling = GREEDY,
         interrupt: Interrupt | None = None,
-        allowed: Allowed | None = None,
+        allowed: AllowedTokens | None = None,
     ) -> Step:
-        """Compute the pending tail and the draft in one run, accept the draft up to its first token that
-        differs from the one `sampling` chooses there (out of those `allowed`, where that is given), append
-        what was accepted plus the model's own next token to `tokens`, and return them. Needs at least one
-        token held. On Interrupted or any other error `tokens` is unchanged."""
+        """Compute the pending tail and the draft in one run. Accepts the draft up to the first token that
+        differs from the one `sampling` chooses there (among those `allowed`, if given), appends the accepted
+        tokens and the model's next token to `tokens`, and returns them. The session must hold at least one
+        token. On Interrupted or any other error `tokens` is unchanged."""
 
     @abstractmethod
     def rollback(self, length: int) -> None:
-        """Forget every token from `length` on. 0 <= length <= self.length."""
+        """Drop every token from `length` on. 0 <= length <= self.length."""
 
     @abstractmethod
     def fork(self) -> Session:
-        """A session of its own that holds the same tokens, sharing or copying their KV."""
+        """A new session that holds the same tokens; their KV is shared or copied."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give the KV back (the engine may keep it for content-keyed reuse). Idempotent; any other call
-        afterwards raises SessionClosed."""
+        """Release the KV (the engine may cache it for reuse). Idempotent; any other call afterwards raises
+        SessionClosed."""
 
     def __enter__(self) -> Self:
         return self
@@ -278,8 +271,8 @@ class Session(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """Tokens that an engine itself takes for likely to follow, how likely each is right together with all
-    before it, and whether the engine is verifying them already: another draft then costs a step more."""
+    """Tokens that the engine predicts, the probability that each and all before it are right, and whether
+    the engine is already verifying them (`ahead`): another draft then costs an extra step."""
 
     tokens: tuple[int, ...]
     chances: tuple[float, ...]
@@ -288,36 +281,36 @@ class Guess:
 
 @dataclass(frozen=True, slots=True)
 class StepRequest:
-    """One session's part in a step taken together with others."""
+    """One session's part of a batched step."""
 
     session: Session
     draft: Sequence[int] = ()
     sampling: Sampling = GREEDY
-    allowed: Allowed | None = None
+    allowed: AllowedTokens | None = None
 
 
 class Engine(ABC):
-    """A loaded model. Makes sessions; owns weights, KV memory and the prefix cache."""
+    """A loaded model: owns its weights, KV memory and prefix cache, and creates sessions."""
 
     info: ModelInfo
-    max_batch: int = 1  # how many sessions `step_many` advances for about the price of one
+    max_batch: int = 1  # sessions that `step_many` advances at about the cost of one
 
     @abstractmethod
     def session(self, scope: str = "") -> Session:
-        """A new, empty session. It finds KV of its own scope only: what one scope asked cannot be learnt by
-        another from what it finds already computed."""
+        """A new, empty session. It reuses KV of its own scope only, so that timing does not reveal
+        another scope's prompts."""
 
     def step_many(self, requests: Sequence[StepRequest]) -> list[Step]:
-        """Step several sessions; engines that batch override this. Results do not depend on the company."""
+        """Step several sessions. Engines that batch override this; batching never changes the results."""
         return [r.session.step(r.draft, r.sampling, None, r.allowed) for r in requests]
 
-    drafts: bool = False  # whether `guess` ever has an answer
-    runs_ahead: bool = False  # whether a step without `allowed` may be under way before it is asked for
+    drafts: bool = False  # whether `guess` may return a draft
+    runs_ahead: bool = False  # whether it may start a step without `allowed` before it is asked for
 
     def guess(self, tokens: Sequence[int], *, wanted: bool = True) -> Guess | None:
-        """What the engine takes for likely to follow `tokens`, which must be those of a session just as its
-        last step left them; None where it has no opinion. Asking is what makes it think ahead at the next
-        step; who does not want an answer this time asks all the same."""
+        """The engine's own draft of what follows `tokens`, which must be a session's tokens as its last step
+        left them; None if it has none. The call also makes the engine draft at the next step, so a caller
+        that needs no draft this time passes `wanted=False`."""
         return None
 
     @abstractmethod

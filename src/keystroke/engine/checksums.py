@@ -1,21 +1,18 @@
-"""The checksums that come with shipped weights: whether the files are still what was published.
-
-Reads `SHA256SUMS` beside the weights, in the form of `sha256sum`, and every byte of what it names. A
-damaged or missing file is an error that names it.
-"""
+"""Verifies shipped weights against the `SHA256SUMS` beside them, in the format of `sha256sum`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from keystroke.engine.library import Progress, hash_file, silent
+from keystroke.engine.library import Progress, hash_file, no_progress
 from keystroke.errors import ModelDamaged, NotFound
 
 NAME = "SHA256SUMS"
 
 
-def verify_checksums(folder: Path, progress: Progress = silent) -> list[str]:
-    """The names of the files that were compared. NotFound where no checksums came with them."""
+def verify_checksums(folder: Path, progress: Progress = no_progress) -> list[str]:
+    """Verify a folder and return the names of its files. Raises NotFound if it has no checksums, ModelDamaged
+    for a missing or different file."""
     try:
         lines = (folder / NAME).read_text(encoding="ascii").splitlines()
     except (OSError, UnicodeDecodeError):

@@ -1,7 +1,4 @@
-"""How many processor cores this process may use.
-
-Asks the system and guesses nothing.
-"""
+"""How many processor cores this process may use."""
 
 from __future__ import annotations
 
@@ -9,5 +6,5 @@ import os
 
 
 def usable_cores() -> int:
-    """Those this process is allowed on, where the system tells; all of the machine's elsewhere."""
+    """The cores that the process may run on if the system reports them, else all cores."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

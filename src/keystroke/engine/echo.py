@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from keystroke.engine.base import Engine, EngineStats, Extended, Interrupt, ModelInfo, Step, StepRequest
+from keystroke.engine.base import Engine, EngineStats, ExtendResult, Interrupt, ModelInfo, Step, StepRequest
 from keystroke.engine.host import HostSession
 from keystroke.engine.prefix import PrefixCache
 
@@ -103,7 +103,7 @@ class EchoSession(HostSession):
         self._answer: list[int] | None = None
         engine.live.add(self)
 
-    def extend(self, tokens: Sequence[int], interrupt: Interrupt | None = None) -> Extended:
+    def extend(self, tokens: Sequence[int], interrupt: Interrupt | None = None) -> ExtendResult:
         self._prompt, self._answer = len(tokens), None
         return super().extend(tokens, interrupt)
 

@@ -1,7 +1,7 @@
-"""Fill in the middle: how a model wants the text before and after the cursor.
+"""Fill-in-the-middle prompts: the text before and after the cursor between a model's control tokens.
 
-Knows the control tokens of each family and puts texts between them, as ids; text is never read for
-tokens. A model that has none of them can only go on from the text before the cursor.
+Control tokens are inserted as ids, so that text never becomes one. A model without them can only continue the
+text before the cursor.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from keystroke.engine.checkpoint.gguf_header import read_metadata
+from keystroke.engine.card import card_value
 from keystroke.engine.tokenizer.base import Tokenizer
-from keystroke.engine.tokenizer.huggingface import read_json
 from keystroke.errors import ModelDamaged
 
 Order = Literal["psm", "spm"]
@@ -21,10 +20,10 @@ Order = Literal["psm", "spm"]
 
 @dataclass(frozen=True, slots=True)
 class FimTemplate:
-    """Fill-in-the-middle: the text before and after the cursor between control tokens.
+    """The control tokens of a format and their order.
 
-    "psm": prefix P suffix S middle; "spm": suffix S prefix P middle. With "spm" what is typed comes last, so
-    the suffix's KV stays valid while typing. A model may have no middle token (then it is empty)."""
+    "psm": prefix P suffix S middle; "spm": suffix S prefix P middle. With "spm" the typed text comes last, so
+    that the suffix's KV stays valid while typing. `middle` is empty if the model has no such token."""
 
     prefix: str
     suffix: str
@@ -35,17 +34,17 @@ class FimTemplate:
     stops: frozenset[int] = frozenset()  # tokens that end the middle, besides the model's eos
 
     def prompt(self, prefix: str, suffix: str) -> str:
-        """The prompt as text; `tokens` is the one that keeps look-alikes apart."""
+        """The prompt as text. Prefer `tokens`: text that looks like a control token stays text there."""
         if self.order == "psm":
             return f"{self.prefix}{prefix}{self.suffix}{suffix}{self.middle}"
         return f"{self.suffix}{suffix}{self.prefix}{prefix}{self.middle}"
 
     def tokens(self, tokenizer: Tokenizer, prefix: str, suffix: str) -> list[int]:
-        """The prompt as tokens, the model's first token included where it has one."""
+        """The prompt as tokens, with the model's first token if it has one."""
         return self.assemble(tokenizer, tokenizer.encode(prefix), tokenizer.encode(suffix))
 
     def assemble(self, tokenizer: Tokenizer, prefix: Sequence[int], suffix: Sequence[int]) -> list[int]:
-        """The same from text already encoded, as an editor's buffer keeps it."""
+        """The prompt from text that is already encoded."""
         before, after, middle = (
             tokenizer.encode(t, special=True) for t in (self.prefix, self.suffix, self.middle)
         )
@@ -55,8 +54,7 @@ class FimTemplate:
         return [*first, *after, *suffix, *before, *prefix, *middle]
 
 
-# Families by their tokens: prefix, suffix, middle, order, file separator, repository name, and further tokens
-# that end a middle.
+# Prefix, suffix, middle, order, file separator, repository name, and other tokens that end the middle.
 _FIM_FAMILIES: tuple[tuple[str, str, str, Order, str, str, tuple[str, ...]], ...] = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "psm", "<|file_sep|>", "<|repo_name|>",
      ("<|endoftext|>", "<|fim_pad|>", "<|file_separator|>", "<|edit|>")),
@@ -73,8 +71,8 @@ _FIM_FAMILIES: tuple[tuple[str, str, str, Order, str, str, tuple[str, ...]], ...
 
 
 def detect_fim(tokenizer: Tokenizer, path: Path | None = None) -> FimTemplate | None:
-    """The fill-in-the-middle format that the tokenizer's special tokens belong to, or None: such a model
-    can only go on from the text before the cursor. A model of ours says its order beside its weights."""
+    """The format that the tokenizer's special tokens belong to; None if there is none. `fim_order` in the
+    model's card overrides the order."""
     for prefix, suffix, middle, order, file_sep, repo_name, ends in _FIM_FAMILIES:
         names = [n for n in (prefix, suffix, middle) if n]
         ids = [tokenizer.special(n) for n in names]
@@ -90,17 +88,10 @@ def detect_fim(tokenizer: Tokenizer, path: Path | None = None) -> FimTemplate | 
             repo_name=repo_name if repo_name and tokenizer.special(repo_name) is not None else None,
             stops=frozenset(i for i in (*ids, *others) if i is not None),
         )
-        said = _said_order(path) if path is not None else None
-        return template if said is None else replace(template, order=said)
+        order = card_value(path, "fim_order") if path is not None else None
+        if order in ("psm", "spm"):
+            return replace(template, order=order)
+        if order is not None:
+            raise ModelDamaged(f"fim_order is '{order}'; it must be psm or spm")
+        return template
     return None
-
-
-def _said_order(path: Path) -> Order | None:
-    """`fim_order` in keystroke.json beside the weights, or the GGUF key `keystroke.fim_order`."""
-    folder = path if path.is_dir() else path.parent
-    said: object = read_json(folder / "keystroke.json").get("fim_order")
-    if said is None and path.is_file():
-        said = read_metadata(path, lambda key: key == "keystroke.fim_order").get("keystroke.fim_order")
-    if said in (None, "psm", "spm"):
-        return said
-    raise ModelDamaged(f"fim_order is '{said}'; it must be psm or spm")

@@ -1,13 +1,12 @@
-"""One answer being made: prompt in, chunks of text out, one engine step at a time.
+"""Generate one answer: prompt in, chunks of text out, one engine step at a time.
 
-Pull-style and single-threaded, so a scheduler can interleave many. It owns neither the session nor the
-model. After every call `session.tokens` is exactly the prompt, what was emitted and what was spliced in: a
-draft that ran past the end is rolled back. Text given out never ends in half a character nor in the
-beginning of a stop string that may still come.
+Single-threaded and driven by the caller, so that a scheduler can interleave many. It owns neither the session
+nor the model. After every call `session.tokens` is exactly the prompt, the emitted tokens and those of
+redirections: a draft beyond the end is rolled back. Emitted text never ends in half a character or in the
+beginning of a stop string.
 
-Held to a grammar (`engine/grammar`), an answer is of its language when it ends with STOP, and the beginning
-of a text of it otherwise. What the grammar leaves no choice about is appended, not sampled; its KV comes with
-the next step.
+With a grammar (`engine/grammar`), an answer that ends with STOP matches it, and any other is a prefix of a
+match. Tokens that the grammar forces are appended without sampling; the next step computes their KV.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from keystroke.engine.base import (
     GREEDY,
-    Extended,
+    ExtendResult,
     Interrupt,
     Mixture,
     Sampling,
@@ -29,8 +28,8 @@ from keystroke.engine.base import (
     StepRequest,
     TokenLogprob,
 )
-from keystroke.engine.grammar.constraint import Constraint, following
-from keystroke.engine.mixing import NO_MIXING, Mixer, Mixing, mixed_logprobs
+from keystroke.engine.grammar.constraint import Constraint, with_prefix
+from keystroke.engine.mixing import NO_MIXING, Mixer, Mixing, mix_logprobs
 from keystroke.engine.model import Model
 from keystroke.engine.speculative.base import MAX_DRAFT, Drafter
 from keystroke.engine.token_healing import RIVALS, TokenHealing
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from keystroke.engine.grammar.matcher import Matcher
 
 
-_MOST_CAUTION = 16  # steps
+_LONGEST_PENALTY = 16  # steps
 
 
 class Finish(StrEnum):
@@ -49,20 +48,20 @@ class Finish(StrEnum):
     STOP_STRING = "stop_string"
     LENGTH = "length"  # max_tokens, or the end of the context
     INTERRUPTED = "interrupted"
-    UNMET = "unmet"  # the grammar came to a place from which it could not go on
+    UNMET = "unmet"  # the grammar cannot be completed from here
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationParams:
-    """How an answer is sampled and where it ends. Raises UsageError for values that make no sense."""
+    """How an answer is sampled and where it ends. Raises UsageError for invalid values."""
 
     max_tokens: int | None = None
     sampling: Sampling = GREEDY
     stop: tuple[str, ...] = ()
-    stop_tokens: frozenset[int] = frozenset()  # end the answer as the model's own end does
+    stop_tokens: frozenset[int] = frozenset()  # end the answer like the model's end token
     ignore_eos: bool = False
-    begin: str = ""  # the answer begins with this, however its tokens cut it
-    constraint: Constraint | None = None  # what may be said (after `begin`)
+    begin: str = ""  # the answer begins with this text, whatever its tokens
+    constraint: Constraint | None = None  # the language of the answer (after `begin`)
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 0:
@@ -73,9 +72,8 @@ class GenerationParams:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What one step added. `text` may lag behind `tokens` where text is held back; a token that is
-    part of a stop string belongs to `tokens` though its text is never given out. `ends`: how much of the text
-    there was after each token, where that is known."""
+    """What one step added. `text` may lag behind `tokens` while text is held back; tokens of a stop string
+    are included though their text is never emitted. `ends`: length of `text` after each token, if known."""
 
     text: str
     tokens: tuple[int, ...] = ()
@@ -83,8 +81,8 @@ class Chunk:
     finish: Finish | None = None
     ends: tuple[int, ...] = ()
 
-    def each(self) -> Iterator[Chunk]:
-        """The chunks that steps of one token would have made of it."""
+    def split(self) -> Iterator[Chunk]:
+        """The chunks that steps of one token each would have produced."""
         if len(self.tokens) < 2 or len(self.ends) != len(self.tokens):
             yield self
             return
@@ -97,7 +95,7 @@ class Chunk:
 
 @dataclass(slots=True)
 class GenerationStats:
-    """What the receipt is made of. Seconds are wall clock."""
+    """Counts for the receipt. Seconds are wall-clock time."""
 
     prompt_tokens: int = 0
     prefill_seconds: float = 0.0
@@ -107,9 +105,9 @@ class GenerationStats:
     steps: int = 0
     drafted: int = 0
     accepted: int = 0
-    forced: int = 0  # of the emitted, those a grammar left no choice about
+    forced: int = 0  # emitted tokens that a grammar forced
     step_seconds: list[float] = field(default_factory=list)
-    draft_seconds: float = 0.0  # spent thinking of drafts, not verifying them
+    draft_seconds: float = 0.0  # spent making drafts, not verifying them
 
     @property
     def decode_seconds(self) -> float:
@@ -122,8 +120,8 @@ class GenerationStats:
 
 
 class Generation:
-    """One answer being written: iterate over it for its chunks; `text` and `stats` are what came so far.
-    Raises UsageError for an empty prompt, and what the engine raises while it runs."""
+    """One answer: iterate over it for its chunks; `text` and `stats` are the state so far. Raises UsageError
+    for an empty prompt, and the engine's errors while it runs."""
 
     def __init__(
         self,
@@ -144,7 +142,7 @@ class Generation:
         self.model = model
         self.session = session
         self.params = params or GenerationParams()
-        self.interrupt = interrupt  # may be replaced between calls, so that a preempted prefill can go on
+        self.interrupt = interrupt  # may be replaced between calls, to continue a preempted prefill
         self.stats = GenerationStats(prompt_tokens=len(prompt))
         self.finish: Finish | None = None
         self.tokens: list[int] = []  # emitted so far
@@ -154,15 +152,15 @@ class Generation:
         self._decoder = StreamDecoder(model.tokenizer)
         self._stops = StopStrings(self.params.stop)
         self._matcher = self._new_matcher()
-        self._trusting = False  # whether the step under way was asked for without the grammar's mask
-        self._wary = 0  # steps that are to have one, since such a step was taken back
-        self._caution = 1  # how many they will be next time: a model that insists is asked with masks
-        self._opened = False  # the grammar's own beginning has been appended
-        begin = self.params.begin if self._matcher is None else ""  # a grammar holds to it by itself
+        self._unmasked = False  # the current step runs without the grammar's mask
+        self._masked_steps = 0  # steps that must use the mask, since an unmasked one was rolled back
+        self._penalty = 1  # how many those will be next time; doubles each time
+        self._opened = False  # the grammar's forced beginning has been appended
+        begin = self.params.begin if self._matcher is None else ""  # a grammar includes it
         self._healing = TokenHealing(begin, model.tokenizer)
-        self._held = False  # the step under way is held to the beginning
-        self._own = 0  # of the draft under way, the tokens that are the drafter's
-        self._appended = False  # forced tokens ride along with the step under way
+        self._healing_step = False  # the current step is restricted to the beginning
+        self._own = 0  # tokens of the current draft that came from the drafter
+        self._appended = False  # forced tokens are computed with the current step
         ends = frozenset() if self.params.ignore_eos else model.engine.info.eos
         self._eos = ends | self.params.stop_tokens
         self._mixer: Mixer | None = None
@@ -173,10 +171,10 @@ class Generation:
             line_ends = model.tokenizer.encode("\n") if "\n" in self.params.stop else []
             self._mixer = Mixer(mixing.predictor, model.tokenizer, self._eos.union(line_ends[:1]))
             self._mixer_drafts = mixing.drafts and drafter is None
-        self._ends: list[int] = []  # of the text of each token of the step that was read last
-        self._mixtures: tuple[Mixture | None, ...] = ()  # of the step under way
+        self._ends: list[int] = []  # the length of the text after each token of the last step
+        self._mixtures: tuple[Mixture | None, ...] = ()  # of the current step
         self._context = model.engine.info.context_length
-        self._carried = ""  # text to go out with the next chunk
+        self._carried = ""  # text to emit with the next chunk
         self._carried_tokens: tuple[int, ...] = ()
         self._due: Finish | None = None  # the answer ends with the next chunk
         self._parts: list[str] = []
@@ -185,19 +183,19 @@ class Generation:
 
     @property
     def text(self) -> str:
-        """All text given out so far."""
+        """All text emitted so far."""
         return "".join(self._parts)
 
     @property
-    def carried(self) -> int:
-        """Characters written before a redirection that go out with the next chunk."""
+    def pending_characters(self) -> int:
+        """Characters from before a redirection that the next chunk emits."""
         return len(self._carried)
 
-    def prefill(self) -> Extended:
-        """Bring the prompt into the session. Raises Interrupted; calling again goes on from there."""
+    def prefill(self) -> ExtendResult:
+        """Compute the prompt. Raises Interrupted; calling again continues from there."""
         if self._drafter is not None and not self._begun_drafting:
-            self._begun_drafting = True  # before the prompt is read: a worker beside reads it meanwhile
-            self._drafter.choose_by(self.params.sampling)
+            self._begun_drafting = True
+            self._drafter.set_sampling(self.params.sampling)
             self._drafter.begin(self._prompt)
         started = time.perf_counter()
         try:
@@ -210,25 +208,25 @@ class Generation:
         self._count(extended)
         return extended
 
-    def _replay(self, said: tuple[int, ...]) -> None:
-        """Bring every state to where it stood after `said`: half characters, half stop strings, a grammar."""
-        if self._healing.open:
-            self._healing.take(said)
+    def _replay(self, generated: tuple[int, ...]) -> None:
+        """Restore the decoder, the stop strings and the grammar to their state after `generated`."""
+        if self._healing.active:
+            self._healing.advance(generated)
         if self._matcher is not None:
             self._opened = True
-            self._matcher.advance(said)
-        _, _, self._due = self._read(said)
-        self.tokens.extend(said)
-        self.stats.tokens = len(said)
+            self._matcher.advance(generated)
+        _, _, self._due = self._read(generated)
+        self.tokens.extend(generated)
+        self.stats.tokens = len(generated)
 
-    def _count(self, extended: Extended) -> None:
-        """What a prefill interrupted before had computed counts once: it is found again, not reused."""
+    def _count(self, extended: ExtendResult) -> None:
+        """Count what an interrupted prefill had computed as computed, not as reused."""
         stats = self.stats
         stats.reused = extended.reused - stats.computed
         stats.computed += extended.computed
 
     def advance(self) -> Chunk:
-        """One engine step. An interrupt ends the answer with what it has; the session stays usable."""
+        """Run one engine step. An interrupt ends the answer; the session stays usable."""
         request = self.next_step()
         if request is None:
             return self._ended(self._due or Finish.LENGTH)
@@ -237,11 +235,11 @@ class Generation:
             step = self.session.step(request.draft, request.sampling, self.interrupt, request.allowed)
         except Interrupted:
             return self.stop()
-        return self.take(step, time.perf_counter() - started, len(request.draft))
+        return self.apply_step(step, time.perf_counter() - started, len(request.draft))
 
     def next_step(self) -> StepRequest | None:
-        """What to ask of the engine next; None where there is no room: then `advance` ends the answer.
-        For a scheduler that steps several sessions together; `take` receives the result."""
+        """The next engine step, for a scheduler that batches sessions; pass its result to `apply_step`. None
+        if there is no room: call `advance`, which ends the answer."""
         if self.finish is not None:
             raise UsageError("this answer has ended; start another")
         if self._matcher is not None and not self._opened:
@@ -251,8 +249,8 @@ class Generation:
             return None
         draft: Sequence[int] = ()
         sampling = self.params.sampling
-        self._held = self._healing.open and bool(bias := self._healing.bias())
-        if self._held:
+        self._healing_step = self._healing.active and bool(bias := self._healing.bias())
+        if self._healing_step:
             rivals = None if sampling.logprobs is None else RIVALS
             sampling = replace(sampling, logit_bias={**sampling.logit_bias, **bias}, logprobs=rivals)
         elif self._drafter is not None and room > 1:
@@ -260,59 +258,65 @@ class Generation:
             draft = self._drafter.propose(self.session.tokens, min(room - 1, MAX_DRAFT))
             self.stats.draft_seconds += time.perf_counter() - started
         if self._mixer is not None:
-            left = self._healing.left if self._held else ""
-            torn = self._held and not left  # what must come ends in half a character
-            if self._mixer_drafts and not self._held and room > 1:
-                draft, self._mixtures = self._mixer.drafted(self.tokens, room - 1)
+            left = self._healing.remaining if self._healing_step else ""
+            torn = self._healing_step and not left  # the remaining text ends in half a character
+            if self._mixer_drafts and not self._healing_step and room > 1:
+                draft, self._mixtures = self._mixer.draft(self.tokens, room - 1)
             else:
                 self._mixtures = () if torn else self._mixer.mixtures(self.tokens, draft, left)
             if any(self._mixtures):
                 sampling = replace(sampling, mixtures=self._mixtures)
         if self._matcher is None:
             return StepRequest(self.session, draft, sampling)
-        self._trusting = self._may_trust(self._matcher, sampling)
-        if self._trusting:  # the very step that an answer without a grammar takes
+        self._unmasked = self._may_skip_mask(self._matcher, sampling)
+        if self._unmasked:  # the same step as without a grammar
             self._own = len(draft)
             return StepRequest(self.session, draft, sampling)
-        draft, self._own = self._matcher.admit(draft, min(room - 1, MAX_DRAFT))
+        draft, self._own = self._matcher.filter_draft(draft, min(room - 1, MAX_DRAFT))
         return StepRequest(self.session, draft, sampling, self._matcher)
 
-    def _may_trust(self, matcher: Matcher, sampling: Sampling) -> bool:
-        """Whether the next step is asked for without a mask and proved afterwards, so that an engine that
-        runs ahead may have begun it. Where nearly every token may follow, the one that is chosen is nearly
-        always allowed, and then it is the one that a mask would have left; else it is taken back."""
-        if self._wary > 0:
-            self._wary -= 1
+    def _may_skip_mask(self, matcher: Matcher, sampling: Sampling) -> bool:
+        """Whether to run the next step without a mask and check it afterwards, so that an engine that runs
+        ahead may have started it. Where nearly every token is allowed, the chosen one nearly always is, and
+        then a mask would not have changed it; otherwise it is rolled back."""
+        if self._masked_steps > 0:
+            self._masked_steps -= 1
             return False
-        if not (self.model.engine.runs_ahead and sampling.by_own_score and sampling.logprobs is None):
+        if not (
+            self.model.engine.runs_ahead
+            and sampling.scores_tokens_independently
+            and sampling.logprobs is None
+        ):
             return False
         return matcher.in_free_text or (sampling.temperature == 0.0 and matcher.in_long_string)
 
-    def take(self, step: Step, seconds: float, drafted: int = 0) -> Chunk:
-        """Turn a step's tokens into a chunk, ending the answer where it ends."""
+    def apply_step(self, step: Step, seconds: float, drafted: int = 0) -> Chunk:
+        """Turn the result of a step into a chunk, and end the answer if it ends there."""
         stats = self.stats
         stats.steps += 1
         stats.step_seconds.append(seconds)
         stats.drafted += drafted
         stats.accepted += step.accepted
-        if self._held:
-            step = self._begun(step)
+        if self._healing_step:
+            step = self._heal(step)
         if any(self._mixtures) and step.logprobs:
-            step = replace(step, logprobs=mixed_logprobs(step.logprobs, self._mixtures))
-        if self._trusting and self._matcher is not None:
-            step = self._proved(self._matcher, step)
+            step = replace(step, logprobs=mix_logprobs(step.logprobs, self._mixtures))
+        if self._unmasked and self._matcher is not None:
+            step = self._check_unmasked(self._matcher, step)
         tokens, text, finish = self._read(step.tokens)
         if len(tokens) < len(step.tokens):
             self.session.rollback(self.session.length - len(step.tokens) + len(tokens))
         self.tokens.extend(tokens)
         if self._drafter is not None:
             if self._matcher is None:
-                self._drafter.verified(drafted, step.accepted, seconds)
-            else:  # its own part of the draft; where forced tokens rode along, the time says nothing of it
+                self._drafter.record_result(drafted, step.accepted, seconds)
+            else:  # only its own part of the draft; with forced tokens the time is not that of the draft
                 alone = self._own == drafted and not self._appended
-                self._drafter.verified(self._own, min(step.accepted, self._own), seconds if alone else 0.0)
+                self._drafter.record_result(
+                    self._own, min(step.accepted, self._own), seconds if alone else 0.0
+                )
         if self._matcher is not None:
-            tokens, text, finish = self._held_to_grammar(self._matcher, tokens, text, finish)
+            tokens, text, finish = self._apply_grammar(self._matcher, tokens, text, finish)
         stats.tokens += len(tokens)
         if self._drafter is not None:
             self._drafter.observe(tokens)
@@ -330,24 +334,24 @@ class Generation:
         self._parts.append(text)
         return Chunk(text, tokens, step.logprobs[: len(tokens)], finish, ends)
 
-    def _proved(self, matcher: Matcher, step: Step) -> Step:
-        """A step that was made without a mask, up to the first token that is not allowed; that place is asked
-        about again with one."""
-        taken = matcher.takes(step.tokens)
+    def _check_unmasked(self, matcher: Matcher, step: Step) -> Step:
+        """The result of an unmasked step up to the first token that is not allowed; from there the next step
+        continues with a mask."""
+        taken = matcher.count_allowed(step.tokens)
         if taken == len(step.tokens):
-            self._caution = 1
+            self._penalty = 1
             return step
-        self._wary, self._caution = self._caution, min(2 * self._caution, _MOST_CAUTION)
+        self._masked_steps, self._penalty = self._penalty, min(2 * self._penalty, _LONGEST_PENALTY)
         self.session.rollback(self.session.length - len(step.tokens) + taken)
         return replace(step, tokens=step.tokens[:taken], accepted=min(step.accepted, taken))
 
     def stop(self) -> Chunk:
-        """End the answer here, at a token boundary, with what it has."""
+        """End the answer here, at a token boundary."""
         return self._ended(Finish.INTERRUPTED)
 
     def redirect(self, tokens: Sequence[int]) -> None:
-        """Keep everything generated, put `tokens` after it, and go on from there. On ContextOverflow,
-        Interrupted and NotEnoughMemory nothing has changed."""
+        """Insert `tokens` after everything generated so far and continue from there. On ContextOverflow,
+        Interrupted and NotEnoughMemory nothing changes."""
         if self.finish is not None:
             raise UsageError("this answer has ended; start another")
         before = list(self.session.tokens)
@@ -355,7 +359,7 @@ class Generation:
         try:
             self.session.extend([*before, *tokens], self.interrupt)
         except (Interrupted, NotEnoughMemory):
-            self.session.extend(before)  # computes nothing: no more is pending than before
+            self.session.extend(before)  # computes nothing
             raise
         finally:
             self.stats.prefill_seconds += time.perf_counter() - started
@@ -363,7 +367,7 @@ class Generation:
         self._carried += self._rest()
         if self._drafter is not None:
             self._drafter.observe(tokens)
-        if self._matcher is not None:  # what comes now is another answer
+        if self._matcher is not None:  # a new answer begins
             self._matcher, self._opened = self._new_matcher(), False
 
     def __iter__(self) -> Iterator[Chunk]:
@@ -375,45 +379,49 @@ class Generation:
         while self.finish is None:
             yield self.advance()
 
-    def _begun(self, step: Step) -> Step:
-        """A step that was held to the beginning, with chances as the caller asked for them."""
-        told = tuple(self._healing.among(p, self.params.sampling.logprobs or 0) for p in step.logprobs)
-        self._healing.take(step.tokens)
-        return replace(step, logprobs=told)
+    def _heal(self, step: Step) -> Step:
+        """The result of a step of token healing, with as many log probabilities as the caller asked for."""
+        healed = tuple(
+            self._healing.renormalise(p, self.params.sampling.logprobs or 0) for p in step.logprobs
+        )
+        self._healing.advance(step.tokens)
+        return replace(step, logprobs=healed)
 
     def _new_matcher(self) -> Matcher | None:
         constraint = self.params.constraint
         if constraint is None:
             return None
-        from keystroke.engine.grammar.compiler import matcher_for  # here: most answers need none
+        from keystroke.engine.grammar.compiler import (
+            matcher_for,
+        )  # imported here: most answers have no grammar
 
         model, free = self.model, not self.params.ignore_eos
-        constraint = following(self.params.begin, constraint)
+        constraint = with_prefix(self.params.begin, constraint)
         return matcher_for(constraint, model.tokenizer, model.engine.info, may_end=free)
 
     def _open_grammar(self, matcher: Matcher) -> None:
-        """What the grammar begins with goes out with the first chunk."""
+        """Append the forced beginning; the first chunk emits it."""
         self._opened = True
-        tokens, text, self._due = self._held_to_grammar(matcher, (), "", None)
+        tokens, text, self._due = self._apply_grammar(matcher, (), "", None)
         self.stats.tokens += len(tokens)
         self._carried += text
         self._carried_tokens = tokens
         if self._drafter is not None:
             self._drafter.observe(tokens)
 
-    def _held_to_grammar(
+    def _apply_grammar(
         self, matcher: Matcher, tokens: tuple[int, ...], text: str, finish: Finish | None
     ) -> tuple[tuple[int, ...], str, Finish | None]:
-        """Let the grammar follow `tokens`, which were chosen, and append what must come after them. Returns
-        all of it with its text, and why the answer ends there, if it does."""
+        """Advance the grammar by the chosen `tokens` and append the tokens that it forces after them. Returns
+        all of them with their text, and why the answer ends there, if it does."""
         taken = matcher.advance(tokens)
         if taken < len(tokens):
             self.session.rollback(self.session.length - len(tokens) + taken)
             del self.tokens[len(self.tokens) - len(tokens) + taken :]
             tokens, finish = tokens[:taken], None
-        told = self.params.sampling.logprobs is not None  # then every token needs its row of logits
+        needs_logits = self.params.sampling.logprobs is not None  # then no token may skip its step
         self._appended = False
-        while finish is None and not told and (forced := matcher.forced()):
+        while finish is None and not needs_logits and (forced := matcher.forced_tokens()):
             forced = forced[: self._room()]
             forced, piece, finish = self._read(forced[: matcher.advance(forced)])
             if not forced:
@@ -423,8 +431,8 @@ class Generation:
             self.tokens.extend(forced)
             self.stats.forced += len(forced)
             tokens, text = tokens + forced, text + piece
-        if finish is None and matcher.finished:
-            finish = Finish.UNMET if matcher.failed else Finish.STOP
+        if finish is None and matcher.is_finished:
+            finish = Finish.UNMET if matcher.has_failed else Finish.STOP
         return tokens, text, finish
 
     def _room(self) -> int:
@@ -435,8 +443,8 @@ class Generation:
         return room
 
     def _read(self, step: tuple[int, ...]) -> tuple[tuple[int, ...], str, Finish | None]:
-        """The part of a step that belongs to the answer, its text, and why the answer ends there, if it does.
-        Token by token, so that the answer does not depend on how steps cut it."""
+        """The tokens of a step that belong to the answer, their text, and why the answer ends there, if it
+        does. Works token by token, so that the answer does not depend on how many tokens a step has."""
         text, self._ends = "", []
         if self.params.max_tokens is not None:
             step = step[: self.params.max_tokens - len(self.tokens)]
@@ -466,7 +474,7 @@ class Generation:
             raise UsageError("this answer has ended; start another")
         self._finished(finish)
         if finish is Finish.INTERRUPTED:
-            self._decoder.flush()  # half a character that the model had not finished is none of its text
+            self._decoder.flush()  # drop an unfinished character
         text = self._carried + self._rest()
         tokens, self._carried_tokens = self._carried_tokens, ()
         self._carried = ""
@@ -475,7 +483,7 @@ class Generation:
 
 
 class StopStrings:
-    """Finds stop strings in a stream of text and holds back what may become one."""
+    """Finds stop strings in a stream of text, holding back text that may become one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
@@ -483,7 +491,7 @@ class StopStrings:
         self._held = ""
 
     def feed(self, text: str) -> tuple[str, bool]:
-        """Text that is safe to show, and whether a stop string came (it and all after it are dropped)."""
+        """Text that is safe to emit, and whether a stop string was found (it and the rest are dropped)."""
         if not self._stops:
             return text, False
         text = self._held + text

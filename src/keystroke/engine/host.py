@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from keystroke.engine.base import GREEDY, Allowed, Extended, Interrupt, Sampling, Session, Step
+from keystroke.engine.base import GREEDY, AllowedTokens, ExtendResult, Interrupt, Sampling, Session, Step
 from keystroke.engine.prefix import common_prefix
 from keystroke.engine.sampler import verify
 from keystroke.errors import ContextOverflow, SessionClosed, UsageError
@@ -72,7 +72,7 @@ class HostSession(Session):
     def resident(self) -> int:
         return self._resident
 
-    def extend(self, tokens: Sequence[int], interrupt: Interrupt | None = None) -> Extended:
+    def extend(self, tokens: Sequence[int], interrupt: Interrupt | None = None) -> ExtendResult:
         self._check_open()
         if len(tokens) > self._context_length:
             raise ContextOverflow(
@@ -92,9 +92,9 @@ class HostSession(Session):
         except BaseException:
             # Keep what was computed, plus one pending token, so that the session stays well formed.
             self._tokens = wanted[: self._resident + 1]
-            self.extended = Extended(reused=reused, computed=self._resident - reused)
+            self.extended = ExtendResult(reused=reused, computed=self._resident - reused)
             raise
-        self.extended = Extended(reused=reused, computed=len(wanted) - reused)
+        self.extended = ExtendResult(reused=reused, computed=len(wanted) - reused)
         return self.extended
 
     def append(self, tokens: Sequence[int]) -> None:
@@ -112,7 +112,7 @@ class HostSession(Session):
         draft: Sequence[int] = (),
         sampling: Sampling = GREEDY,
         interrupt: Interrupt | None = None,
-        allowed: Allowed | None = None,
+        allowed: AllowedTokens | None = None,
     ) -> Step:
         self._check_open()
         if not self._tokens:

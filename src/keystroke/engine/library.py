@@ -1,8 +1,7 @@
-"""The models on this machine: named entries, each a small manifest beside (or pointing at) its files.
+"""The models installed on this machine: named entries, each a manifest beside (or pointing at) its files.
 
-Knows names, files, sizes and hashes; opens no weights and starts no engine. An entry appears and
-disappears whole (built aside, then renamed). Files that were added from elsewhere stay where they are
-unless a copy is asked for, and removing such an entry never deletes them.
+Adding and removing an entry is atomic: it is built in another folder, then renamed. Files that were added
+from elsewhere stay where they are unless a copy is requested, and removing the entry never deletes them.
 """
 
 from __future__ import annotations
@@ -33,27 +32,27 @@ from keystroke.errors import (
 )
 
 MANIFEST = "model.json"
-DOWNLOADS = ".downloads"  # what is being fetched grows there; see `fetch/staging`
-EMBEDDED = "embedded"  # whichever model this installation brings; see `locate`
+DOWNLOADS = ".downloads"  # incomplete downloads; see `fetch/staging`
+EMBEDDED = "embedded"  # the model that comes with the installation; see `locate`
 BLOCK = 1 << 20
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
-CHOICES = ("auto", "fast", "deep", "chat")  # these choose a model by its role, so no model is called so
+CHOICES = ("auto", "fast", "deep", "chat")  # names of roles, which no model may have
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done, and of how much (0: unknown)."""
+"""Called with a label, the amount done and the total (0: unknown)."""
 
 
-def silent(_what: str, _done: int, _total: int) -> None:
-    """The progress nobody watches."""
+def no_progress(_what: str, _done: int, _total: int) -> None:
+    """A progress callback that does nothing."""
 
 
-class Kind(StrEnum):
+class ModelFormat(StrEnum):
     GGUF = "gguf"
     FOLDER = "huggingface"
 
 
 class StoredFile(msgspec.Struct, frozen=True):
-    """One file as it was when it was added."""
+    """A file as it was when the model was added."""
 
     name: str
     size: int
@@ -61,7 +60,7 @@ class StoredFile(msgspec.Struct, frozen=True):
 
 
 class Traits(msgspec.Struct, frozen=True):
-    """What a model is, read from its files when it was added. `chat`: it comes with a chat template."""
+    """Properties of a model, read from its files when it was added. `chat`: it has a chat template."""
 
     architecture: str
     parameters: int
@@ -70,11 +69,11 @@ class Traits(msgspec.Struct, frozen=True):
 
 
 class InstalledModel(msgspec.Struct, frozen=True):
-    """One model. `location` is None where the files lie in the entry's own folder; `traits` is None where it
-    was added before they were recorded."""
+    """The manifest of an entry. `location` is None if the files are in the entry's own folder; `traits` is
+    None if it was added before they were recorded."""
 
     name: str
-    kind: Kind
+    kind: ModelFormat
     source: str
     added: str
     files: tuple[StoredFile, ...]
@@ -87,20 +86,18 @@ class InstalledModel(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class BrokenEntry:
     """An entry whose manifest cannot be read, and why."""
 
     name: str
     reason: str
 
 
-class Library:
-    """The entries under `folder`, which is made when the first one is added."""
+class ModelLibrary:
+    """The entries under `folder`, which is created with the first one."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-
-    # ── reading ──────────────────────────────────────────────────────────────────────────────
 
     def names(self) -> list[str]:
         try:
@@ -110,13 +107,13 @@ class Library:
         except OSError as error:
             raise ConfigError(f"the models folder {self.folder} cannot be read: {error.strerror}") from None
 
-    def entries(self) -> list[InstalledModel | Broken]:
-        found: list[InstalledModel | Broken] = []
+    def entries(self) -> list[InstalledModel | BrokenEntry]:
+        found: list[InstalledModel | BrokenEntry] = []
         for name in self.names():
             try:
                 found.append(self.get(name))
             except KeystrokeError as error:
-                found.append(Broken(name, str(error)))
+                found.append(BrokenEntry(name, str(error)))
         return found
 
     def get(self, name: str) -> InstalledModel:
@@ -133,7 +130,8 @@ class Library:
         return _consistent(entry, name)
 
     def path(self, entry: InstalledModel) -> Path:
-        """The GGUF file or the folder of weights. ModelDamaged if a file is gone or has another size."""
+        """The GGUF file or the folder of weights. Raises ModelDamaged if a file is gone or changed its
+        size."""
         base = self._base(entry)
         for file in entry.files:
             try:
@@ -148,10 +146,10 @@ class Library:
                     f"{base / file.name} has {size} bytes where {entry.name} had {file.size}; "
                     "remove the model and add it again"
                 )
-        return base / entry.files[0].name if entry.kind is Kind.GGUF else base
+        return base / entry.files[0].name if entry.kind is ModelFormat.GGUF else base
 
-    def verify(self, name: str, progress: Progress = silent) -> InstalledModel:
-        """Read every byte and compare. ModelDamaged names the first file that differs."""
+    def verify(self, name: str, progress: Progress = no_progress) -> InstalledModel:
+        """Compare the checksums of all files. Raises ModelDamaged for the first that differs."""
         entry = self.get(name)
         self.path(entry)
         base, done = self._base(entry), 0
@@ -166,12 +164,10 @@ class Library:
             done += file.size
         return entry
 
-    def partial(self) -> list[tuple[str, Path]]:
-        """Downloads that were begun and are not whole: the model's name and the folder of what came."""
+    def partial_downloads(self) -> list[tuple[str, Path]]:
+        """Incomplete downloads: the model's name and the folder of the parts."""
         found = sorted(p for p in self.folder.glob(f"{DOWNLOADS}/*@*") if p.is_dir())
         return [(p.name.rpartition("@")[0], p) for p in found if any(map(_counts, p.rglob("*")))]
-
-    # ── changing ─────────────────────────────────────────────────────────────────────────────
 
     def add(
         self,
@@ -179,15 +175,15 @@ class Library:
         name: str | None = None,
         *,
         copy: bool = False,
-        progress: Progress = silent,
+        progress: Progress = no_progress,
         traits: Traits | None = None,
     ) -> InstalledModel:
-        """Add a Hugging Face folder or a GGUF file under `name` (its own name where none is given)."""
+        """Add a Hugging Face folder or a GGUF file as `name` (by default its own name)."""
         source = source.expanduser()
-        kind, files = inspect(source)
-        base = source.parent if kind is Kind.GGUF else source
-        name = name or name_from(source)
-        self.check_free(name)
+        kind, files = identify_files(source)
+        base = source.parent if kind is ModelFormat.GGUF else source
+        name = name or name_from_path(source)
+        self.check_name(name)
         with self._built(name) as folder:
             total = sum(file.stat().st_size for file in files)
             done, stored = 0, []
@@ -198,46 +194,48 @@ class Library:
                 stored.append(StoredFile(file.name, size, digest))
                 done += size
             location = None if copy else str(base.resolve())
-            entry = InstalledModel(name, kind, str(source.resolve()), now(), tuple(stored), location, traits)
+            entry = InstalledModel(
+                name, kind, str(source.resolve()), timestamp(), tuple(stored), location, traits
+            )
             write_manifest(folder, entry)
         return entry
 
-    def put(self, name: str, build: Callable[[Path], InstalledModel]) -> InstalledModel:
-        """Add an entry whose files `build` makes in the folder it is given."""
-        self.check_free(name)
+    def add_built(self, name: str, build: Callable[[Path], InstalledModel]) -> InstalledModel:
+        """Add an entry whose files `build` creates in the given folder."""
+        self.check_name(name)
         with self._built(name) as folder:
             entry = build(folder)
             write_manifest(folder, entry)
         return entry
 
     def remove(self, name: str) -> None:
-        """Forget the entry and delete the files it owns, half a download of it too; files added from
-        elsewhere stay."""
-        begun = [folder for known, folder in self.partial() if known == name]
+        """Remove the entry, the files it owns and an incomplete download; files added from elsewhere stay."""
+        begun = [folder for known, folder in self.partial_downloads() if known == name]
         for folder in begun:
             shutil.rmtree(folder, ignore_errors=True)
         if name not in self.names():
             if begun:
                 return
             self.get(name)  # raises, with the nearest name
-        with self._aside() as aside:
+        with self._temporary() as aside:
             try:
                 (self.folder / name).rename(aside / name)
             except OSError as error:
                 raise ModelError(f"{self.folder / name} cannot be removed: {error.strerror}") from None
 
-    def check_free(self, name: str) -> None:
+    def check_name(self, name: str) -> None:
         if not NAME.fullmatch(name):
             raise InputError(
                 f"a model's name holds letters, digits and . _ : - only, not {name!r:.80}", param="name"
             )
         if name == EMBEDDED:
             raise InputError(
-                f"{EMBEDDED} means the model this installation brings; choose another name", param="name"
+                f"{EMBEDDED} is the model that comes with this installation; choose another name",
+                param="name",
             )
         if name.casefold() in CHOICES:
             raise InputError(f"{name} chooses a model by its role; choose another name", param="name")
-        # Some file systems do not tell upper from lower case.
+        # Some file systems ignore case.
         if taken := [n for n in self.names() if n.casefold() == name.casefold()]:
             raise UsageError(
                 f"a model called {taken[0]} exists already; remove it first or choose another name",
@@ -248,8 +246,8 @@ class Library:
         return Path(entry.location) if entry.location else self.folder / entry.name
 
     @contextmanager
-    def _aside(self) -> Iterator[Path]:
-        """A folder on the same file system as the library, gone afterwards."""
+    def _temporary(self) -> Iterator[Path]:
+        """A temporary folder on the file system of the library."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             aside = tempfile.mkdtemp(prefix=".incoming-", dir=self.folder)
@@ -264,8 +262,8 @@ class Library:
 
     @contextmanager
     def _built(self, name: str) -> Iterator[Path]:
-        """A folder that becomes the entry `name` if the block ends well."""
-        with self._aside() as aside:
+        """A folder that becomes the entry `name` if the block succeeds."""
+        with self._temporary() as aside:
             folder = aside / name
             folder.mkdir()
             try:
@@ -277,15 +275,15 @@ class Library:
                 raise ModelError(f"{name} cannot be added: {error.strerror or error}") from None
 
 
-def existing(path: Path) -> Path:
+def check_exists(path: Path) -> Path:
     if not path.exists():
         raise NotFound(f"there is no model at {path}; check the path", param="model")
     return path
 
 
-def inspect(source: Path) -> tuple[Kind, list[Path]]:
-    """What `source` is and which of its files make up the model. InputError or ModelDamaged if it is none."""
-    existing(source)
+def identify_files(source: Path) -> tuple[ModelFormat, list[Path]]:
+    """The format of `source` and the files of the model. Raises NotFound or InputError."""
+    check_exists(source)
     if source.is_file():
         try:
             with source.open("rb") as file:
@@ -294,7 +292,7 @@ def inspect(source: Path) -> tuple[Kind, list[Path]]:
             raise InputError(f"{source} cannot be read: {error.strerror}") from None
         if magic != b"GGUF":
             raise InputError(f"{source} is not a GGUF file; give a .gguf file or a Hugging Face folder")
-        return Kind.GGUF, [source]
+        return ModelFormat.GGUF, [source]
     weights = sorted(source.glob("*.safetensors"))
     for wanted, there in (
         ("config.json", (source / "config.json").is_file()),
@@ -308,13 +306,13 @@ def inspect(source: Path) -> tuple[Kind, list[Path]]:
         for p in sorted(source.iterdir())
         if p.suffix in (".json", ".jinja", ".txt", ".model") and p.is_file()
     ]
-    return Kind.FOLDER, [*(p for p in texts if p.name != MANIFEST), *weights]
+    return ModelFormat.FOLDER, [*(p for p in texts if p.name != MANIFEST), *weights]
 
 
 def hash_file(
     path: Path, progress: Progress, what: str, before: int, total: int, copy_to: Path | None = None
 ) -> str:
-    """SHA-256 of a file, written to `copy_to` on the way where that is given."""
+    """The SHA-256 of a file, which is copied to `copy_to` if given."""
     try:
         with path.open("rb") as source:
             if copy_to is None:
@@ -342,12 +340,12 @@ def write_manifest(folder: Path, entry: InstalledModel) -> None:
     (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(entry), indent=2) + b"\n")
 
 
-def now() -> str:
+def timestamp() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def name_from(source: Path) -> str:
-    """A name made from that of a file or a folder. Raises InputError where nothing usable is left of it."""
+def name_from_path(source: Path) -> str:
+    """A model name from that of a file or folder. Raises InputError if it has no usable characters."""
     name = source.resolve().stem if source.is_file() else source.resolve().name
     cleaned = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in name).strip("._-")
     if not cleaned:
@@ -356,12 +354,12 @@ def name_from(source: Path) -> str:
 
 
 def _counts(file: Path) -> bool:
-    """Whether a file is part of a model and not some note about its download."""
+    """Whether a file is part of a model rather than state of its download."""
     return file.is_file() and file.stat().st_size > 4096
 
 
 def _consistent(entry: InstalledModel, name: str) -> InstalledModel:
-    """`entry`, if its manifest could have been written by this program: plain file names, its own name."""
+    """`entry`, unless its manifest has paths instead of file names, or another name."""
     plain = all(file.name and Path(file.name).name == file.name for file in entry.files)
     if entry.name != name or not entry.files or not plain:
         raise ModelDamaged(f"the manifest of {name} is inconsistent; remove the model and add it again")

@@ -11,12 +11,12 @@ from typing import Literal, cast
 
 from keystroke.config import Settings, load_settings
 from keystroke.engine.adapter import read_adapter
-from keystroke.engine.backends import Backend, LoadRequest, choose_backend
+from keystroke.engine.backends import Backend, LoadArguments, choose_backend
 from keystroke.engine.base import Engine
 from keystroke.engine.card import card_languages
 from keystroke.engine.checkpoint import open_checkpoint
-from keystroke.engine.checkpoint.gguf_header import held_header
-from keystroke.engine.library import Progress, silent
+from keystroke.engine.checkpoint.gguf_header import cached_header
+from keystroke.engine.library import Progress, no_progress
 from keystroke.engine.locate import adapter_path, resolve, table_for
 from keystroke.engine.model import Model
 from keystroke.engine.templates import detect_chat, detect_fim
@@ -27,7 +27,9 @@ from keystroke.errors import ConfigError, KeystrokeError
 _PROBE = "def f(x):\n\treturn x + 1  # 0123456789 \u00e9\u4e2d\n"
 
 
-def load_model(model: str | Path, settings: Settings | None = None, progress: Progress = silent) -> Model:
+def load_model(
+    model: str | Path, settings: Settings | None = None, progress: Progress = no_progress
+) -> Model:
     """Load the model that a name or a path stands for. The first time it is converted, which takes seconds
     and is reported to `progress`. Raises NotFound, InputError, ConfigError or a ModelError."""
     settings = settings or load_settings()
@@ -41,10 +43,10 @@ def load_model(model: str | Path, settings: Settings | None = None, progress: Pr
         named.precision if named is not None and named.precision != "auto" else settings.model.precision
     )
     backend = choose_backend(kind)
-    with held_header(path):  # parsed once for everything below
+    with cached_header(path):  # parsed once for everything below
         # The tokenizer first: without one, converting the model would be wasted time.
         tokenizer = _tokenizer(path, settings)
-        request = LoadRequest(
+        request = LoadArguments(
             path=path, precision=precision, settings=settings, progress=progress, adapter=adapter
         )
         engine = backend.load(request)
@@ -71,7 +73,7 @@ def _draft(
         return None
     try:
         path = resolve(wanted, settings, progress)
-        request = LoadRequest(
+        request = LoadArguments(
             path=path,
             precision=settings.model.precision,
             settings=settings,

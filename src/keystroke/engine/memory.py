@@ -1,7 +1,4 @@
-"""How much memory this machine can still give.
-
-Asks the system and guesses nothing; None where it will not say.
-"""
+"""How much memory is available on this machine and in this container."""
 
 from __future__ import annotations
 
@@ -12,8 +9,8 @@ MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
 def available_bytes() -> int | None:
-    """Memory that can be taken without swapping, as the system estimates it, and as far as a container's
-    limit allows."""
+    """Memory that can be allocated without swapping, as the system estimates it, within a container's limit;
+    None if the system does not report it."""
     known = [count for count in (_machine(), _container()) if count is not None]
     return min(known, default=None)
 
@@ -25,14 +22,14 @@ def _machine() -> int | None:
                 return int(line.split()[1]) * 1024
     except (OSError, ValueError, IndexError):
         pass
-    try:  # macOS has no such estimate; all of the memory is the most there can be
+    try:  # macOS has no such estimate: use the total
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
         return None
 
 
 def _container() -> int | None:
-    """What the control group leaves; its file cache gives way. None where there is no limit."""
+    """What the control group has left, counting its file cache as free. None if it has no limit."""
     try:
         limit = int((CGROUP / "memory.max").read_text())
         used = int((CGROUP / "memory.current").read_text())

@@ -1,10 +1,9 @@
-"""A second predictor beside the model: texts that may follow, turned into chances of tokens.
+"""Mixes the predictions of a second predictor, such as an n-gram cache, into the model's probabilities.
 
-Knows texts and tokens, not where texts come from. A predictor is asked before each step, and after each
-token of its draft, what it has seen follow; how far it is believed grows with how long a context it has
-found again, and falls where it has seen several things follow. That weight is shared out over the first
-tokens of those texts (`Mixture`); the model keeps the rest. What tokens are certain enough to be shown is
-told of the mixed chances.
+Before each step, and after each token of its draft, the predictor gives the texts that followed the same
+context before. Its weight grows with the length of that context and falls with the number of different
+continuations; it is divided among the first tokens of those texts (`Mixture`). Log probabilities that callers
+see are those of the mixture.
 """
 
 from __future__ import annotations
@@ -17,32 +16,33 @@ from typing import Protocol
 from keystroke.engine.base import Mixture, TokenLogprob
 from keystroke.engine.tokenizer import Tokenizer
 
-# The chance that a context of one more word is trusted in vain. With 0.94, and agreement squared, the loss of
+# The doubt left after one more word of matching context. With 0.94, and agreement squared, the loss of
 # 8,766 tokens at 800 places of files no model has seen (Python, keystroke-80m) falls from 1.424 to 1.262
 # nats; a table of 36 weights fitted to the same places comes to 1.259.
 _DOUBT = 0.94
-_MOST = 0.95  # the model is never overruled altogether
-_DRAFT = 4  # tokens of a line seen before that one step may say: a further row costs a tenth of a step
-_BELIEVED = 0.1  # how likely all of a draft must be by the predictor alone; nine of ten tokens came true
-_FIRST = 40  # characters of a text that decide about its first token
+_MOST = 0.95  # the model keeps at least the rest
+_DRAFT = 4  # longest draft in tokens; a further row costs a tenth of a step
+_BELIEVED = 0.1  # least probability of a whole draft by the predictor alone; 9 of 10 tokens are then right
+_FIRST = 40  # characters of a text that determine its first token
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
-    """What followed the longest context that was found again, `length` words of it: each text with how often
-    it did (a nearer place may count more). Texts end with their line; an empty one says that it ends here."""
+class Continuations:
+    """What followed the longest matching context, which has `length` words: each text and how often it
+    followed (nearer occurrences may count more). Texts end with their line; an empty one means that the line
+    ends here."""
 
     length: int
     counts: Mapping[str, float]
 
 
 class Predictor(Protocol):
-    """Somebody who has seen text like this before. May be asked from another thread than it was made in."""
+    """A source of continuations. May be called from another thread than the one that created it."""
 
-    ends_line: bool  # whether an answer ends with its line; else the end of one says nothing of the answer's
+    ends_line: bool  # whether an answer ends with its line; otherwise the end of a line is no end token
 
-    def after(self, said: str) -> Prediction | None:
-        """What may follow once the answer has come to `said`; None where nothing like it was seen."""
+    def predict(self, text: str) -> Continuations | None:
+        """The continuations of the answer `text`; None if its context was not seen before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ NO_MIXING = Mixing()
 
 
 class Mixer:
-    """Mixtures for the steps of one answer. `ends`: tokens that end it."""
+    """Computes the mixtures for the steps of one answer. `ends`: tokens that end it."""
 
     def __init__(self, predictor: Predictor, tokenizer: Tokenizer, ends: Iterable[int]) -> None:
         self._predictor, self._tokenizer = predictor, tokenizer
@@ -67,13 +67,13 @@ class Mixer:
     def mixtures(
         self, tokens: Sequence[int], draft: Sequence[int] = (), left: str = ""
     ) -> tuple[Mixture | None, ...]:
-        """For the place after `tokens`, which are the answer so far, and after each token of `draft`. `left`:
-        what the next tokens have to say in any case (token healing)."""
+        """The mixtures after `tokens`, the answer so far, and after each token of `draft`. `left`: text that
+        must come next in any case (token healing)."""
         return tuple(self._mixture([*tokens, *draft[:ahead]], left) for ahead in range(len(draft) + 1))
 
-    def drafted(self, tokens: Sequence[int], most: int) -> tuple[tuple[int, ...], tuple[Mixture | None, ...]]:
-        """What follows `tokens` if the predictor is right, as far as it is believed, and the mixtures of that
-        draft: where it has seen the text before, one step says several tokens of it."""
+    def draft(self, tokens: Sequence[int], most: int) -> tuple[tuple[int, ...], tuple[Mixture | None, ...]]:
+        """A draft of what follows `tokens` by the predictor, as far as it is likely enough, and the mixtures
+        for that draft."""
         draft: list[int] = []
         mixtures = [self._mixture(tokens, "")]
         believed = 1.0
@@ -90,17 +90,17 @@ class Mixer:
         return tuple(draft), tuple(mixtures)
 
     def _mixture(self, tokens: Sequence[int], left: str) -> Mixture | None:
-        said = self._tokenizer.decode(tokens) if tokens else ""
-        if said.endswith("\ufffd"):
+        text = self._tokenizer.decode(tokens) if tokens else ""
+        if text.endswith("\ufffd"):
             return None  # in the middle of a character
-        seen = self._predictor.after(said + left)
+        seen = self._predictor.predict(text + left)
         if seen is None:
             return None
         chances: dict[int, float] = {}
         end = 0.0
         for text, count in seen.counts.items():
             if left or text:
-                first = self._first(left + text)
+                first = self._first_token(left + text)
                 chances[first] = chances.get(first, 0.0) + count
             elif self._predictor.ends_line:
                 end += count
@@ -112,17 +112,17 @@ class Mixer:
         shares = {token: count / total for token, count in chances.items()}
         return Mixture(weight, shares, end / total, self._ends)
 
-    def _first(self, text: str) -> int:
+    def _first_token(self, text: str) -> int:
         first = self._firsts.get(text)
         if first is None:
             first = self._firsts[text] = self._tokenizer.encode(text[:_FIRST])[0]
         return first
 
 
-def mixed_logprobs(
+def mix_logprobs(
     told: Sequence[TokenLogprob], mixtures: Sequence[Mixture | None]
 ) -> tuple[TokenLogprob, ...]:
-    """Log probabilities that a model told of its step, as the mixture has them."""
+    """The log probabilities of a step after mixing."""
     return tuple(
         one if index >= len(mixtures) or (mixture := mixtures[index]) is None else _mixed(one, mixture)
         for index, one in enumerate(told)
@@ -131,7 +131,7 @@ def mixed_logprobs(
 
 def _mixed(told: TokenLogprob, mixture: Mixture) -> TokenLogprob:
     def mixed(token: int, logprob: float) -> float:
-        chance = mixture.of(token, math.exp(logprob))
+        chance = mixture.probability(token, math.exp(logprob))
         return math.log(chance) if chance > 0.0 else -math.inf
 
     top = tuple((token, mixed(token, logprob)) for token, logprob in told.top)

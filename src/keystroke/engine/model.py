@@ -1,7 +1,7 @@
 """A model as the rest of the program uses it: an engine with the text side that belongs to it.
 
-A value that holds things together; it opens and closes nothing. Text becomes a prompt here, and
-nowhere is the text of a special token taken for the token itself unless the caller asks.
+Text is turned into prompt tokens here. Text that looks like a special token stays text unless the caller
+asks for special tokens.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # whoever only asks a model elsewhere needs none of this
+if TYPE_CHECKING:  # not needed to use a remote model
     from keystroke.engine.base import Engine
     from keystroke.engine.templates import ChatTemplate, FimTemplate
     from keystroke.engine.tokenizer import Tokenizer
@@ -19,23 +19,23 @@ if TYPE_CHECKING:  # whoever only asks a model elsewhere needs none of this
 
 @dataclass(frozen=True)
 class Model:
-    """An engine with everything that turns text into its tokens and back. Closing the engine ends it."""
+    """An engine with its tokenizer and templates. Closing the engine is the caller's job."""
 
     name: str
     engine: Engine
     tokenizer: Tokenizer
     chat: ChatTemplate | None = None
     fim: FimTemplate | None = None
-    path: Path | None = None  # where it lies; what else it has learned is said there
+    path: Path | None = None  # the GGUF file or folder
     draft: Engine | None = None  # a smaller model of the same vocabulary that drafts for `engine`
-    languages: frozenset[str] | None = None  # those it has learned, as its card says; None: it does not say
-    learned: Mapping[str, str] = field(default_factory=dict)  # what an adapter adds: see `engine.adapter`
+    languages: frozenset[str] | None = None  # those it was trained on, from its card; None: not stated
+    adapter_facts: Mapping[str, str] = field(default_factory=dict)  # metadata of its adapter
     # Languages in which it is surer than right: only what it is very sure of is shown. One of them that it
     # has not learned is followed all the same, where the project's own text is at hand.
     conservative_languages: frozenset[str] = frozenset()
 
-    def knows(self, language: str | None) -> bool:
-        """Whether the model has learned a language; a text of no known language is taken to be one it has."""
+    def supports_language(self, language: str | None) -> bool:
+        """Whether the model was trained on a language. True if either is unknown."""
         return self.languages is None or language is None or language in self.languages
 
     def prompt(self, text: str, *, special: bool = False) -> list[int]:

@@ -1,8 +1,7 @@
-"""Content-keyed reuse: which KV, of all that an engine holds, shares the longest prefix with a prompt.
+"""A cache of KV, keyed on content: finds the entry that shares the longest prefix with a prompt.
 
-Knows token sequences, sizes and recency; what a payload is (a NumPy buffer, pages on a GPU) is the
-backend's business. Keyed on content, so a client that reconnects and resends everything finds its cache
-again; and on a scope, so that nobody learns from the time an answer takes what others have asked.
+The payload (a NumPy buffer, pages on a GPU) is opaque. A client that reconnects and resends everything finds
+its cache again. Entries have a scope, so that response times do not reveal other users' prompts.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ Payload = TypeVar("Payload")
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many leading tokens `a` and `b` share. Slices compare at C speed, so this galloping search
-    costs about as much as two equality tests."""
+    """How many leading tokens `a` and `b` share. Slices compare at C speed, so that this galloping search
+    costs about as much as two comparisons."""
     limit = min(len(a), len(b))
     low, step = 0, 64  # a[:low] == b[:low] holds
     while low < limit:
@@ -45,8 +44,8 @@ class CachedPrefix(Generic[Payload]):
 class PrefixCache(Generic[Payload]):
     """Least-recently-used store of finished sequences under a budget of bytes.
 
-    `find` leaves the entry in place (the caller copies from it); `take` removes it (the caller adopts
-    its memory). `drop`, where given, is told of every payload that is let go.
+    `find` leaves the entry in place (the caller copies from it); `remove` hands its memory to the caller.
+    `drop`, if given, is called with every payload that is evicted.
     """
 
     def __init__(self, budget: int, drop: Callable[[Payload], None] | None = None) -> None:
@@ -55,8 +54,8 @@ class PrefixCache(Generic[Payload]):
         self._entries: list[CachedPrefix[Payload]] = []  # oldest first
 
     def put(self, tokens: list[int], payload: Payload, nbytes: int, scope: str = "") -> None:
-        """Keep a sequence. An entry that it covers entirely is let go; so are the oldest over budget. What
-        alone exceeds the budget is not kept at all."""
+        """Store a sequence. Evicts entries that are prefixes of it, then the oldest above the budget. A
+        sequence that alone exceeds the budget is not stored."""
         entry = CachedPrefix(tokens, payload, nbytes, scope)
         if nbytes > self.budget:
             self._release(entry)
@@ -85,17 +84,17 @@ class PrefixCache(Generic[Payload]):
             self._entries.append(best)
         return best, length
 
-    def take(self, entry: CachedPrefix[Payload]) -> Payload:
+    def remove(self, entry: CachedPrefix[Payload]) -> Payload:
         self._entries.remove(entry)
         return entry.payload
 
     def shrink(self, budget: int) -> None:
-        """Let the oldest go until at most `budget` bytes are held."""
+        """Evict the oldest until at most `budget` bytes are held."""
         while self.nbytes > budget and self.drop_oldest():
             pass
 
     def drop_oldest(self) -> bool:
-        """Let the oldest go; False where nothing is held."""
+        """Evict the oldest entry. Returns False if there is none."""
         if not self._entries:
             return False
         self._release(self._entries.pop(0))

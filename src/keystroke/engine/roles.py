@@ -1,7 +1,6 @@
-"""Which model does which work: fast completes while one types, deep follows instructions, chat converses.
+"""Chooses the model for each role: fast (completion while typing), deep (instructions) and chat.
 
-What the settings say comes first; what they leave open goes to what is installed. Reads names and what
-was recorded about models when they were added; loads nothing and fetches nothing.
+The settings come first, then the installed models. Loads and downloads nothing.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ from pathlib import Path
 
 from keystroke.config import NamedModel, Settings
 from keystroke.engine import builtin
-from keystroke.engine.library import EMBEDDED, InstalledModel, Library
-from keystroke.engine.locate import resolve, shipped
+from keystroke.engine.library import EMBEDDED, InstalledModel, ModelLibrary
+from keystroke.engine.locate import resolve, shipped_model
 from keystroke.errors import KeystrokeError, NotFound
 
 
@@ -23,7 +22,7 @@ class Role(StrEnum):
 
 
 def model_for(role: Role, settings: Settings) -> str | None:
-    """The name of the model for a role; None where no model on this machine suits it."""
+    """The name of the model for a role; None if no model on this machine suits it."""
     if role is Role.FAST:
         return settings.model.default
     wanted = settings.model.deep if role is Role.DEEP else settings.model.chat
@@ -34,25 +33,27 @@ def model_for(role: Role, settings: Settings) -> str | None:
             return name
     if role is Role.CHAT and settings.model.deep is not None:
         return settings.model.deep
-    if converses(settings.model.default, settings):
+    if can_chat(settings.model.default, settings):
         return settings.model.default
     if role is Role.CHAT and (deep := model_for(Role.DEEP, settings)) is not None:
         return deep
-    return next(iter(instructing(settings)), None)
+    return next(iter(instruction_models(settings)), None)
 
 
-def required(role: Role, settings: Settings) -> str:
-    """The same; where there is none, NotFound says how to get one."""
+def require_model(role: Role, settings: Settings) -> str:
+    """The model for a role. Raises NotFound, saying how to install one."""
     found = model_for(role, settings)
     if found is None:
-        raise NotFound(f"no model on this machine follows instructions; {advice(settings)}", param="model")
+        raise NotFound(
+            f"no model on this machine follows instructions; {chat_model_advice(settings)}", param="model"
+        )
     return found
 
 
-def instructing(settings: Settings) -> list[str]:
-    """The installed models that follow instructions, the best choice first: the one that can be had by name,
-    then the latest added. (SmolLM2 talks, but too little sense to be chosen unasked.)"""
-    library = Library(settings.paths.models)
+def instruction_models(settings: Settings) -> list[str]:
+    """The installed models that follow instructions, the best first: the built-in one, then the latest added.
+    SmolLM2 has a chat template but is too weak to be chosen automatically."""
+    library = ModelLibrary(settings.paths.models)
     found = [
         entry
         for entry in library.entries()
@@ -65,29 +66,29 @@ def instructing(settings: Settings) -> list[str]:
     return [entry.name for entry in found]
 
 
-def advice(settings: Settings) -> str:
-    """What to do to have instructions followed, naming what is here."""
-    if here := instructing(settings):
+def chat_model_advice(settings: Settings) -> str:
+    """How to get a model that follows instructions, for error messages."""
+    if here := instruction_models(settings):
         return f"name one with --model ({', '.join(here[:4])}), or for good: `keystroke models use {here[0]}`"
     coder = builtin.CODER
     return (
-        f"`keystroke models add {coder.name}` brings one ({coder.size / 1e9:.1f} GB); or name a server's "
+        f"`keystroke models add {coder.name}` installs one ({coder.size / 1e9:.1f} GB); or name a server's "
         "with --model URL#NAME or a [models.NAME] table"
     )
 
 
-def converses(name: str, settings: Settings) -> bool:
-    """Whether the model called `name` comes with a chat template. A server's model is taken to."""
+def can_chat(name: str, settings: Settings) -> bool:
+    """Whether the model `name` has a chat template; remote models are assumed to."""
     table = settings.models.get(name)
     if is_remote(table) or (settings.engine.kind == "remote" and name == settings.model.default):
         return True
     try:
         if name == EMBEDDED:
-            own = shipped()
+            own = shipped_model()
             return own is not None and _template(own)
         if table is None and name in builtin.BUILT_IN:
             return True
-        library = Library(settings.paths.models)
+        library = ModelLibrary(settings.paths.models)
         if table is None and name in library.names():
             return _entry_converses(library, library.get(name))
         return _template(resolve(name, settings))
@@ -99,7 +100,7 @@ def is_remote(table: NamedModel | None) -> bool:
     return table is not None and (table.engine == "remote" or table.base_url is not None)
 
 
-def _entry_converses(library: Library, entry: InstalledModel) -> bool:
+def _entry_converses(library: ModelLibrary, entry: InstalledModel) -> bool:
     if entry.traits is not None:
         return entry.traits.chat
     try:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from keystroke.engine.base import GREEDY, Allowed, Mask, Mixture, Sampling, Step, TokenLogprob
+from keystroke.engine.base import GREEDY, AllowedTokens, Mask, Mixture, Sampling, Step, TokenLogprob
 from keystroke.engine.noise import LARGEST_GUMBEL, all_noise_bits, noise_bits, uniform
 from keystroke.errors import EngineError, UsageError
 
@@ -47,12 +47,14 @@ def choose(
     return _chosen(logits, best, sampling, position)
 
 
-def choose_allowed(logits: Logits, sampling: Sampling, position: int, allowed: Allowed, row: int) -> int:
+def choose_allowed(
+    logits: Logits, sampling: Sampling, position: int, allowed: AllowedTokens, row: int
+) -> int:
     """What `choose` gives with the mask `allowed.row(row)`, which is only computed where it decides."""
     if sampling.logit_bias or sampling.mixtures:
         logits = _altered(logits, sampling, row)
         sampling = replace(sampling, logit_bias={}, mixtures=())
-    if sampling.by_own_score:
+    if sampling.scores_tokens_independently:
         best = int(logits.argmax())
         if allowed.permits(row, best):  # then scores, which are against the best, are the same with the mask
             token = _chosen(logits, best, sampling, position)
@@ -77,7 +79,7 @@ def verify(
     draft: Sequence[int],
     sampling: Sampling,
     first_position: int,
-    allowed: Allowed | None = None,
+    allowed: AllowedTokens | None = None,
 ) -> Step:
     """Accept `draft` up to its first token that is not the choice at its place, then add the choice there.
 

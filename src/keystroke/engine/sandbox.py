@@ -51,7 +51,7 @@ class _AnswerMarks(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-class Compiled:
+class CompiledTemplate:
     """A template that parses."""
 
     def __init__(self, template: jinja2.Template) -> None:
@@ -76,7 +76,7 @@ class RefusalError(Exception):
     """Raised by a template through `raise_exception`."""
 
 
-def compiled(source: str, clock: Callable[[], datetime] = datetime.now) -> Compiled:
+def compile_template(source: str, clock: Callable[[], datetime] = datetime.now) -> CompiledTemplate:
     """The template, or ModelDamaged where it does not parse."""
     environment = _environment()
     environment.filters["tojson"] = _tojson
@@ -86,7 +86,7 @@ def compiled(source: str, clock: Callable[[], datetime] = datetime.now) -> Compi
     }
     environment.globals.update(helpers)
     try:
-        return Compiled(environment.from_string(source))
+        return CompiledTemplate(environment.from_string(source))
     except (jinja2.TemplateError, RecursionError) as error:
         raise ModelDamaged(f"the model's chat template does not parse: {error}") from error
 
@@ -103,12 +103,12 @@ def check_syntax(source: str) -> None:
 def render_foreign(source: str, variables: dict[str, Any]) -> tuple[str, str]:
     """`render_here` for another process, which asks with plain values."""
     try:
-        return render_here(_kept(source), variables)
+        return render_template(_cached_template(source), variables)
     except ModelDamaged as error:
         return "damaged", error.message
 
 
-def render_here(template: Compiled, variables: dict[str, Any]) -> tuple[str, str]:
+def render_template(template: CompiledTemplate, variables: dict[str, Any]) -> tuple[str, str]:
     """("text", the text), or why there is none: "refused", "damaged" or "failed", and the reason."""
     try:
         return "text", template.render(**variables)
@@ -123,8 +123,8 @@ def render_here(template: Compiled, variables: dict[str, Any]) -> tuple[str, str
 
 
 @lru_cache(maxsize=4)
-def _kept(source: str) -> Compiled:
-    return compiled(source)
+def _cached_template(source: str) -> CompiledTemplate:
+    return compile_template(source)
 
 
 def _environment() -> _Sandbox:

@@ -14,12 +14,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from keystroke.engine.checkpoint.gguf_header import Array, open_header
+from keystroke.engine.checkpoint.gguf_header import GGUFArray, open_header
 from keystroke.engine.fim import FimTemplate, detect_fim
 from keystroke.engine.tokenizer.base import Tokenizer
 from keystroke.engine.tokenizer.huggingface import read_json
 from keystroke.errors import InputError, ModelDamaged
-from keystroke.isolation import Isolated, OverLimit
+from keystroke.isolation import IsolatedFunction, LimitExceeded
 
 __all__ = ["ChatTemplate", "FimTemplate", "detect_chat", "detect_fim"]
 
@@ -56,16 +56,16 @@ class ChatTemplate:
         self._write: Callable[[dict[str, Any]], tuple[str, str]]
         if foreign:
             sandbox.check_syntax(source)
-            elsewhere = Isolated(_RENDER, seconds=SECONDS, memory=MEMORY)
+            elsewhere = IsolatedFunction(_RENDER, seconds=SECONDS, memory=MEMORY)
             weakref.finalize(self, elsewhere.close)
             self._write = lambda variables: elsewhere.call(source, variables)
         else:
-            template = sandbox.compiled(source, clock)
-            self._write = lambda variables: sandbox.render_here(template, variables)
+            template = sandbox.compile_template(source, clock)
+            self._write = lambda variables: sandbox.render_template(template, variables)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """By its source: what was compiled of it stays where it is."""
-        return _remade, (self.source, self._names["bos_token"], self._names["eos_token"], self.foreign)
+        return _rebuild, (self.source, self._names["bos_token"], self._names["eos_token"], self.foreign)
 
     def render(
         self,
@@ -87,7 +87,7 @@ class ChatTemplate:
         }
         try:
             kind, said = self._write(values)
-        except OverLimit:
+        except LimitExceeded:
             raise ModelDamaged(
                 f"the model's chat template takes more than {SECONDS:g} s or {MEMORY >> 20} MB; "
                 "use another model"
@@ -113,21 +113,21 @@ class ChatTemplate:
     ) -> list[int]:
         """The conversation as tokens. Control tokens come from the template alone: where a message holds
         the text of one, that text is encoded as text."""
-        veil = _Veil(tokenizer, (messages, tools, variables))
+        veil = _ControlTokenEscaper(tokenizer, (messages, tools, variables))
         text = self.render(
-            veil.cover(messages),
-            tools=veil.cover(tools) if tools else None,
+            veil.escape(messages),
+            tools=veil.escape(tools) if tools else None,
             add_generation_prompt=add_generation_prompt,
-            **veil.cover(variables),
+            **veil.escape(variables),
         )
         return veil.encode(text)
 
 
-def _remade(source: str, bos: str, eos: str, foreign: bool) -> ChatTemplate:
+def _rebuild(source: str, bos: str, eos: str, foreign: bool) -> ChatTemplate:
     return ChatTemplate(source, bos=bos, eos=eos, foreign=foreign)
 
 
-class _Veil:
+class _ControlTokenEscaper:
     """Keeps control-token look-alikes in messages from becoming control tokens: each is swapped for a marker
     of private-use characters that no message holds, and put back as plain text when encoding."""
 
@@ -139,13 +139,13 @@ class _Veil:
         free = (c for c in map(chr, range(0xE000, 0xF8FF)) if c not in used)
         self._open, self._close = next(free), next(free)
 
-    def cover(self, value: Any) -> Any:
+    def escape(self, value: Any) -> Any:
         if isinstance(value, str):
             return self._pattern.sub(self._hide, value) if self._pattern is not None else value
         if isinstance(value, Mapping):
-            return {self.cover(k): self.cover(v) for k, v in value.items()}
+            return {self.escape(k): self.escape(v) for k, v in value.items()}
         if isinstance(value, (list, tuple)):
-            return [self.cover(v) for v in value]
+            return [self.escape(v) for v in value]
         return value
 
     def encode(self, text: str) -> list[int]:
@@ -214,7 +214,7 @@ def _chat(source: object, bos: str, eos: str) -> ChatTemplate | None:
 
 def _piece(table: Mapping[str, object], key: str) -> str:
     pieces, token = table.get("tokenizer.ggml.tokens"), table.get(f"tokenizer.ggml.{key}")
-    if isinstance(pieces, Array) and isinstance(token, int) and 0 <= token < len(pieces):
+    if isinstance(pieces, GGUFArray) and isinstance(token, int) and 0 <= token < len(pieces):
         return pieces.text(token)
     return ""
 

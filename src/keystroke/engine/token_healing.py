@@ -1,8 +1,8 @@
-"""An answer that begins with given text: a word the user has half written, told again by the model.
+"""Token healing: an answer that must begin with given text, such as the half word before the cursor.
 
-A model knows words by their own tokens, not by the pieces a cursor leaves of them. So the half word is
-taken out of the prompt and the answer is held to begin with it: while it lasts, only tokens that agree with
-it may be chosen. Their chances are told among each other, as if nothing else had been possible.
+A word cut by the cursor is not tokenized as the model saw it in training. The half word is therefore removed
+from the prompt, and the answer may only choose tokens that are compatible with it until it is complete. Log
+probabilities are renormalised over those tokens.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from weakref import WeakKeyDictionary
 from keystroke.engine.base import TokenLogprob
 from keystroke.engine.tokenizer import Tokenizer
 
-RIVALS = 20  # tokens whose chances a step tells: enough to know what share the agreeing ones have
-_FAVOUR = 1e4  # added to the logits of tokens that agree: none of the others comes near
+RIVALS = 20  # log probabilities that a step returns: enough to estimate the compatible tokens' share
+_FAVOUR = 1e4  # added to the logits of compatible tokens, so that no other is chosen
 
 
 class TokenIndex:
@@ -28,8 +28,8 @@ class TokenIndex:
         self._pieces = [piece for piece, _ in pairs]
         self._tokens = [token for _, token in pairs]
 
-    def agreeing(self, wanted: bytes) -> list[int]:
-        """Tokens that begin with `wanted`, and those that `wanted` begins with."""
+    def compatible(self, wanted: bytes) -> list[int]:
+        """Tokens that begin with `wanted`, and tokens that `wanted` begins with."""
         low, high = bisect_left(self._pieces, wanted), bisect_left(self._pieces, wanted + b"\xff" * 64)
         found = self._tokens[low:high]
         for size in range(1, len(wanted)):
@@ -43,8 +43,8 @@ class TokenIndex:
 _indexes: WeakKeyDictionary[Tokenizer, TokenIndex] = WeakKeyDictionary()
 
 
-def index_of(tokenizer: Tokenizer) -> TokenIndex:
-    """Made once for each tokenizer."""
+def token_index(tokenizer: Tokenizer) -> TokenIndex:
+    """The index of a tokenizer, built once."""
     index = _indexes.get(tokenizer)
     if index is None:
         index = _indexes[tokenizer] = TokenIndex(tokenizer)
@@ -52,7 +52,7 @@ def index_of(tokenizer: Tokenizer) -> TokenIndex:
 
 
 class TokenHealing:
-    """What is still to be said of the given text."""
+    """The part of the given text that is still to be generated."""
 
     def __init__(self, text: str, tokenizer: Tokenizer) -> None:
         self._left = text.encode()
@@ -60,32 +60,32 @@ class TokenHealing:
         self._allowed: frozenset[int] = frozenset()
 
     @property
-    def open(self) -> bool:
+    def active(self) -> bool:
         return bool(self._left)
 
     @property
-    def left(self) -> str:
-        """What is still to be said, as text; empty in the middle of a character."""
+    def remaining(self) -> str:
+        """The remaining text; empty in the middle of a character."""
         try:
             return self._left.decode()
         except UnicodeDecodeError:
             return ""
 
     def bias(self) -> Mapping[int, float]:
-        """What to add to the logits of the next step. Empty where no token agrees: then it is given up."""
-        self._allowed = frozenset(index_of(self._tokenizer).agreeing(self._left))
+        """The logit bias of the next step. Empty if no token is compatible: healing then ends."""
+        self._allowed = frozenset(token_index(self._tokenizer).compatible(self._left))
         if not self._allowed:
             self._left = b""
         return dict.fromkeys(self._allowed, _FAVOUR)
 
-    def take(self, tokens: Iterable[int]) -> None:
-        """These were chosen."""
+    def advance(self, tokens: Iterable[int]) -> None:
+        """Remove the text of the chosen tokens."""
         for token in tokens:
             piece = self._tokenizer.token_bytes(token)
             self._left = self._left[len(piece) :] if self._left.startswith(piece) else b""
 
-    def among(self, chosen: TokenLogprob, rivals: int) -> TokenLogprob:
-        """The chance of a token among those that were possible. `rivals`: how many the caller wants told."""
+    def renormalise(self, chosen: TokenLogprob, rivals: int) -> TokenLogprob:
+        """The log probability of a token among the compatible ones, with at most `rivals` alternatives."""
         chances = {**dict(chosen.top), chosen.token: chosen.logprob}
         share = sum(math.exp(p) for token, p in chances.items() if token in self._allowed)
         logprob = min(0.0, chosen.logprob - math.log(share)) if share > 0 else chosen.logprob

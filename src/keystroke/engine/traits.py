@@ -1,7 +1,6 @@
-"""What a model is, without loading it.
+"""Reads the properties of a model from its headers, without loading the weights.
 
-Reads headers and texts of its files, never the weights. Whoever adds a model records this once, so that
-choosing a model for a role takes no reading.
+They are recorded when a model is added, so that choosing a model for a role reads no files.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ from keystroke.engine.templates import detect_chat
 
 
 def traits_of(path: Path) -> Traits:
-    """The traits of a GGUF file or a folder. Raises one of ModelError's kinds where no engine could run
-    it."""
+    """The traits of a GGUF file or folder. Raises a ModelError if no engine can run it."""
     with open_checkpoint(path) as checkpoint:
         spec = checkpoint.spec
     return Traits(spec.architecture, spec.parameters, spec.context_length, detect_chat(path) is not None)

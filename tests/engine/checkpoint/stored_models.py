@@ -16,9 +16,9 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from keystroke.config import load_settings
 from keystroke.engine.checkpoint import open_checkpoint
 from keystroke.engine.onnx import native
-from keystroke.engine.onnx.convert import kept_as_stored
+from keystroke.engine.onnx.convert import convert_stored
 from keystroke.engine.onnx.engine import OnnxEngine, OnnxGraph, OnnxOptions
-from keystroke.engine.onnx.stored import Stored, stored_tables
+from keystroke.engine.onnx.stored import NativeWeights, stored_tables
 
 UInt8 = np.ndarray[Any, np.dtype[np.uint8]]
 KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
@@ -78,11 +78,11 @@ def write_stored(
 
 def opened(path: Path, cache: Path, kernels: str, **options: Any) -> OnnxEngine:
     """An engine on stored weights, with our own operators ("native") or the runtime's ("portable")."""
-    library = native.library(load_settings().paths.cache) if kernels == "native" else None
+    library = native.operators_library(load_settings().paths.cache) if kernels == "native" else None
     if kernels == "native" and library is None:
         pytest.skip("no C compiler here, or not the vectors")
     with open_checkpoint(path) as checkpoint:
-        model = kept_as_stored(checkpoint, native=library is not None, cache=cache)
-        stored = Stored(library, stored_tables(checkpoint)) if library is not None else None
+        model = convert_stored(checkpoint, native=library is not None, cache=cache)
+        stored = NativeWeights(library, stored_tables(checkpoint)) if library is not None else None
         graph = OnnxGraph(model, checkpoint.spec, "stored", stored)
         return OnnxEngine(graph, OnnxOptions(**{"threads": 2, **options}))

@@ -290,12 +290,12 @@ def test_a_header_is_read_once_while_it_is_held_and_again_when_the_file_changed(
             super().__init__(path)
 
     monkeypatch.setattr(gguf_header, "GGUFHeader", Counted)
-    with gguf_header.held_header(file):
+    with gguf_header.cached_header(file):
         gguf_header.read_metadata(file)
         open_checkpoint(file).close()
         assert len(reads) == 1
     gguf_header.read_metadata(file)
     assert len(reads) == 2
-    with gguf_header.held_header(file):
+    with gguf_header.cached_header(file):
         write_gguf(file, reference("llama"), "llama", extra={"general.author": "another"})
         assert gguf_header.read_metadata(file)["general.author"] == "another"

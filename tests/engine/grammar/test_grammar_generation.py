@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from keystroke.assist.tool_calls.forms import HERMES
 from keystroke.assist.tool_calls.grammar import calls_constraint
-from keystroke.assist.tool_calls.tools import Offered, whole_toolset
+from keystroke.assist.tool_calls.tools import OfferedTool, whole_toolset
 from keystroke.engine.base import Interrupt, Sampling
 from keystroke.engine.generation import Finish, Generation, GenerationParams
 from keystroke.engine.grammar import matcher
@@ -43,7 +43,7 @@ def test_an_answer_that_ends_is_of_the_language(language: Language, sampling: Sa
 
 
 CALLS = calls_constraint(
-    whole_toolset([Offered("name", parameters={"properties": {"count": {"type": "integer"}}})]),
+    whole_toolset([OfferedTool("name", parameters={"properties": {"count": {"type": "integer"}}})]),
     HERMES,
     bpe_tokenizer(),
 )
@@ -113,8 +113,8 @@ class Counted(Drafter):
     def observe(self, tokens: Sequence[int]) -> None:
         self._inner.observe(tokens)
 
-    def verified(self, drafted: int, accepted: int, seconds: float) -> None:
-        self._inner.verified(drafted, accepted, seconds)
+    def record_result(self, drafted: int, accepted: int, seconds: float) -> None:
+        self._inner.record_result(drafted, accepted, seconds)
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["host", "runs ahead"])
@@ -161,7 +161,7 @@ def test_in_a_long_string_steps_are_asked_for_without_a_grammar_and_in_a_short_o
             assert request is not None
             held.append(request.allowed is not None)
             step = session.step(request.draft, request.sampling, None, request.allowed)
-            generation.take(step, 0.0, len(request.draft))
+            generation.apply_step(step, 0.0, len(request.draft))
     assert len(generation.tokens) == 60
     assert all(held[:9])  # the quote, out of few, and eight tokens out of most
     assert not held[9]
@@ -370,7 +370,7 @@ def test_a_dead_end_is_unmet_and_the_end_put_there_is_no_part_of_the_answer(
 
     monkeypatch.setattr(Matcher, "_masked", gives_up)
     monkeypatch.setattr(
-        Matcher, "finished", property(lambda self: self.failed or self._automaton.is_stopped())
+        Matcher, "is_finished", property(lambda self: self.has_failed or self._automaton.is_stopped())
     )
     generation, _ = answered(noise(), params(regex("[abc]{30}")))
     assert generation.finish is Finish.UNMET

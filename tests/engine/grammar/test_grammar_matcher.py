@@ -16,21 +16,21 @@ from keystroke.engine.grammar.matcher import Matcher
 
 def allowed(held: Matcher) -> list[int]:
     """The tokens that may come next."""
-    held.admit((), 0)
+    held.filter_draft((), 0)
     mask = held.row(0)
     bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
     return [int(t) for t in np.flatnonzero(bits)]
 
 
 def standing(held: Matcher) -> tuple[list[int], tuple[int, ...], bool, bool]:
-    return allowed(held), held.forced(), held.accepting, held.finished
+    return allowed(held), held.forced_tokens(), held.is_accepting, held.is_finished
 
 
 def walk(held: Matcher, dice: random.Random, steps: int) -> list[int]:
     """Consume up to `steps` tokens at random out of those allowed, never the end."""
     taken: list[int] = []
     end = bpe_tokenizer().special("<end>")
-    while len(taken) < steps and not held.finished:
+    while len(taken) < steps and not held.is_finished:
         options = [t for t in allowed(held) if t != end]
         if not options:
             break
@@ -81,7 +81,7 @@ def test_rows_of_a_draft_are_those_of_going_there(
     dice = random.Random(seed)
     fresh.advance(walk(held, dice, steps))
     ahead = walk(held.fork(), dice, size)
-    draft, own = held.admit([*ahead, 1, 2, 3], 32)
+    draft, own = held.filter_draft([*ahead, 1, 2, 3], 32)
     assert draft[: len(ahead)] == ahead
     assert own >= len(ahead)
     order = [*range(len(draft) + 1), *(dice.randrange(len(draft) + 1) for _ in range(4))]
@@ -93,31 +93,31 @@ def test_rows_of_a_draft_are_those_of_going_there(
 
 
 def _row(held: Matcher) -> np.ndarray:
-    held.admit((), 0)
+    held.filter_draft((), 0)
     return held.row(0).copy()
 
 
 def test_a_draft_is_cut_where_the_grammar_refuses_it_and_mended_where_it_forces() -> None:
     encode = bpe_tokenizer().encode
     held = matcher(regex("[ab]{3} value"))
-    assert held.admit(encode("ab"), 32)[0][:1] == encode("ab")[:1]
-    draft, own = held.admit([*encode("c"), *encode("a")], 32)
+    assert held.filter_draft(encode("ab"), 32)[0][:1] == encode("ab")[:1]
+    draft, own = held.filter_draft([*encode("c"), *encode("a")], 32)
     assert (draft, own) == ([], 0)
     constant = matcher(lark('start: "name(value)"'))
-    draft, own = constant.admit(encode("xyz"), 32)
+    draft, own = constant.filter_draft(encode("xyz"), 32)
     assert (draft, own) == (encode("name(value)"), 0)
-    assert constant.admit(encode("xyz"), 2) == (encode("name(value)")[:2], 0)
+    assert constant.filter_draft(encode("xyz"), 2) == (encode("name(value)")[:2], 0)
 
 
 def test_a_run_of_forced_tokens_is_the_same_however_steps_cut_it() -> None:
     whole = matcher(lark('start: "name(value): return value" /[ab]/'))
-    run = whole.forced()
+    run = whole.forced_tokens()
     assert len(run) > 3
     for cut in range(1, len(run)):
         held = matcher(lark('start: "name(value): return value" /[ab]/'))
         for at in range(0, len(run), cut):
             held.advance(run[at : at + cut])
-        assert held.forced() == ()
+        assert held.forced_tokens() == ()
         assert allowed(held) == allowed(_after(whole, run))
 
 
@@ -135,20 +135,20 @@ def test_the_end_is_allowed_only_where_the_text_is_whole() -> None:
     assert end in allowed(held)
     held.advance(bpe_tokenizer().encode("b"))
     assert allowed(held) == [end]
-    assert held.finished
+    assert held.is_finished
 
 
 def test_control_tokens_are_refused_unless_the_grammar_names_them() -> None:
     call = bpe_tokenizer().special("<call>")
     assert call not in allowed(matcher(regex("(?s:.)*")))
-    assert matcher(lark('start: <call> "a"')).forced()[0] == call
+    assert matcher(lark('start: <call> "a"')).forced_tokens()[0] == call
 
 
 def test_a_grammar_that_gives_up_leaves_only_the_end() -> None:
     held = matcher(lark('start: "a" start'))
-    assert held.forced()[:1] or held.failed
-    while not held.failed:
-        held.advance(held.forced()[:500])
+    assert held.forced_tokens()[:1] or held.has_failed
+    while not held.has_failed:
+        held.advance(held.forced_tokens()[:500])
     assert held.failure
     assert allowed(held) == [bpe_tokenizer().special("<end>")]
     held.rollback(1)

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from keystroke.engine.base import Sampling
 from keystroke.engine.generation import Finish
 from keystroke.engine.grammar.constraint import lark, regex_as_lark
-from keystroke.engine.grammar.json_strings import in_json_string
-from keystroke.engine.grammar.validate import unmet, unmet_text
+from keystroke.engine.grammar.json_strings import escape_grammar
+from keystroke.engine.grammar.validate import schema_violation, text_violation
 from keystroke.engine.tokenizer import StreamDecoder
 from keystroke.errors import GrammarError
 
@@ -44,11 +44,11 @@ def takes(grammar: str, text: str) -> bool:
 
     held = matcher(lark(grammar))
     tokens = bpe_tokenizer().encode(text)
-    return held.advance(tokens) == len(tokens) and held.accepting
+    return held.advance(tokens) == len(tokens) and held.is_accepting
 
 
 def test_a_patch_is_held_to_its_grammar_inside_a_string() -> None:
-    grammar = in_json_string(CODEX)
+    grammar = escape_grammar(CODEX)
     patch = '*** Begin Patch\n*** Update File: a "b"\\c.py\n@@ é\n-x = "1"\n+\ty = 2 / 3\n*** End Patch\n'
     assert takes(grammar, json.dumps(patch, ensure_ascii=False)[1:-1])
     assert not takes(grammar, patch)
@@ -59,7 +59,7 @@ def test_a_patch_is_held_to_its_grammar_inside_a_string() -> None:
 @given(regular_languages, st.integers(0, 10**6))
 def test_what_is_written_inside_a_string_is_of_the_language_once_read(language: Language, seed: int) -> None:
     pattern = language.source[1:-1]
-    written = in_json_string(regex_as_lark(pattern))
+    written = escape_grammar(regex_as_lark(pattern))
     generation, _ = answered(noise(seed), params(lark(written), sampling=Sampling(1.0, seed=seed)))
     if generation.finish is Finish.STOP:
         text = json.loads(f'"{generation.text}"')
@@ -81,7 +81,7 @@ def test_what_is_written_inside_a_string_is_of_the_language_once_read(language: 
     ],
 )
 def test_a_pattern_means_the_same_inside_a_string(pattern: str, inside: str, outside: str) -> None:
-    grammar = in_json_string(f"start: /{pattern}/")
+    grammar = escape_grammar(f"start: /{pattern}/")
     assert takes(grammar, json.dumps(inside, ensure_ascii=False)[1:-1])
     assert not takes(grammar, json.dumps(outside, ensure_ascii=False)[1:-1])
 
@@ -109,12 +109,12 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_has_no_counterpart_is_refused(case: str) -> None:
     with pytest.raises(GrammarError):
-        matcher(lark(in_json_string(REFUSED[case])))
+        matcher(lark(escape_grammar(REFUSED[case])))
 
 
 def test_a_grammar_that_is_not_regular_is_refused() -> None:
     with pytest.raises(GrammarError):
-        matcher(lark(in_json_string('start: "(" start ")" | "x"')))
+        matcher(lark(escape_grammar('start: "(" start ")" | "x"')))
 
 
 VALUES = st.recursive(
@@ -154,22 +154,22 @@ KEYWORDS: list[dict[str, object]] = [
 @example(described({"enum": [1]}), True)
 def test_a_value_is_met_or_refused_as_another_validator_says(language: Language, value: object) -> None:
     schema = json.loads(language.source)
-    assert (unmet(schema, value) is None) == jsonschema_rs.is_valid(schema, value)
+    assert (schema_violation(schema, value) is None) == jsonschema_rs.is_valid(schema, value)
 
 
 @settings(max_examples=40)
 @given(VALUES)
 def test_every_keyword_is_judged_as_another_validator_does(value: object) -> None:
     for schema in KEYWORDS:
-        assert (unmet(schema, value) is None) == jsonschema_rs.is_valid(schema, value), schema
+        assert (schema_violation(schema, value) is None) == jsonschema_rs.is_valid(schema, value), schema
 
 
 def test_text_that_is_no_json_meets_nothing() -> None:
-    assert unmet_text({}, "{") == "it is not JSON"
-    assert unmet_text({"type": "object", "required": ["a"]}, "{}") == "/ lacks a"
+    assert text_violation({}, "{") == "it is not JSON"
+    assert text_violation({"type": "object", "required": ["a"]}, "{}") == "/ lacks a"
     nested = {"type": "object", "properties": {"a": {"items": {"type": "null"}}}}
-    assert unmet_text(nested, '{"a": [null, 1]}') == "/a/1 must be null"
-    assert unmet({"$ref": "#/$defs/x", "$defs": {"x": {"const": 1}}}, 2) == "/ must be 1"
+    assert text_violation(nested, '{"a": [null, 1]}') == "/a/1 must be null"
+    assert schema_violation({"$ref": "#/$defs/x", "$defs": {"x": {"const": 1}}}, 2) == "/ must be 1"
 
 
 def test_marks_of_calls_are_text_and_other_control_tokens_are_none() -> None:

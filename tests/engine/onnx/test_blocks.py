@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from keystroke.engine.onnx.blocks import blocks_of
+from keystroke.engine.onnx.blocks import read_blocks
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "checkpoint"))
 from stored_models import KINDS, random_blocks, widened
@@ -18,7 +18,7 @@ from stored_models import KINDS, random_blocks, widened
 def test_every_weight_keeps_its_value(kind: str) -> None:
     rows, columns = 24, 768
     stored = random_blocks(kind, rows, columns)
-    blocks = blocks_of(stored, kind)
+    blocks = read_blocks(stored, kind)
     codes = blocks.packed
     if blocks.bits == 4:
         codes = np.stack([codes & 15, codes >> 4], axis=-1).reshape(rows, -1, blocks.block)

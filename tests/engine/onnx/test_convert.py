@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from keystroke.engine.base import Sampling
-from keystroke.engine.checkpoint import ModelSpec, extended, open_checkpoint
-from keystroke.engine.onnx.convert import converted, model_cache, stored_bytes
+from keystroke.engine.checkpoint import ModelSpec, extend_context, open_checkpoint
+from keystroke.engine.onnx.convert import conversion_cache, convert_model, converted_bytes
 from keystroke.engine.onnx.engine import OnnxEngine, OnnxGraph, OnnxOptions
 from keystroke.engine.onnx.precision import PRECISIONS
 from keystroke.errors import ConfigError, ModelDamaged
@@ -63,7 +63,7 @@ def test_a_converted_model_computes_what_transformers_computes(
 ) -> None:
     reference = saved(tmp_path / "model", family, tie_word_embeddings=tied)
     with open_checkpoint(tmp_path / "model") as checkpoint:
-        model = converted(checkpoint, precision="fp32", cache=tmp_path)
+        model = convert_model(checkpoint, precision="fp32", cache=tmp_path)
         actual = _logprobs(model, checkpoint.spec, "fp32")
     assert _errors(actual, _reference(reference)).max() < 1e-4
 
@@ -84,8 +84,8 @@ def test_what_a_layer_does_otherwise_is_computed_as_transformers_does(
     reference = saved(tmp_path / "model", family, **changes)
     with open_checkpoint(tmp_path / "model") as checkpoint:
         spec = checkpoint.spec
-        assert spec.beyond_llama() is not None
-        model = converted(checkpoint, precision="fp32", cache=tmp_path)
+        assert spec.unsupported_feature() is not None
+        model = convert_model(checkpoint, precision="fp32", cache=tmp_path)
         assert _errors(_logprobs(model, spec, "fp32"), _reference(reference)).max() < 1e-4
     with torch.no_grad():
         expected = reference(torch.tensor([PROMPT])).logits[0].argmax(-1).tolist()
@@ -119,7 +119,7 @@ def test_a_gguf_file_of_a_newer_family_computes_what_transformers_computes(
     reference = saved(tmp_path / "model", family, **changes)
     write_gguf(tmp_path / "model.gguf", reference, family)
     with open_checkpoint(tmp_path / "model.gguf") as checkpoint:
-        model = converted(checkpoint, precision="fp32", cache=tmp_path)
+        model = convert_model(checkpoint, precision="fp32", cache=tmp_path)
         actual = _logprobs(model, checkpoint.spec, "fp32")
     assert _errors(actual, _reference(reference)).max() < 1e-4
 
@@ -127,7 +127,7 @@ def test_a_gguf_file_of_a_newer_family_computes_what_transformers_computes(
 def test_a_model_with_every_bias_computes_what_transformers_computes(tmp_path: Path) -> None:
     reference = saved(tmp_path / "model", "llama", attention_bias=True, mlp_bias=True)
     with open_checkpoint(tmp_path / "model") as checkpoint:
-        model = converted(checkpoint, precision="fp32", cache=tmp_path)
+        model = convert_model(checkpoint, precision="fp32", cache=tmp_path)
         actual = _logprobs(model, checkpoint.spec, "fp32")
     assert _errors(actual, _reference(reference)).max() < 1e-4
 
@@ -138,7 +138,7 @@ def test_a_gguf_file_converts_to_the_same_numbers_as_its_folder(tmp_path: Path) 
     found = []
     for path in (tmp_path / "model", tmp_path / "model.gguf"):
         with open_checkpoint(path) as checkpoint:
-            model = converted(checkpoint, precision="int8", cache=tmp_path / "cache")
+            model = convert_model(checkpoint, precision="int8", cache=tmp_path / "cache")
             found.append(_logprobs(model, checkpoint.spec, "int8"))
     assert found[0] == found[1]
 
@@ -147,7 +147,7 @@ def test_a_gguf_file_converts_to_the_same_numbers_as_its_folder(tmp_path: Path) 
 def test_fewer_bits_stay_near_the_reference(tmp_path: Path, precision: str, bound: float) -> None:
     reference = saved(tmp_path / "model", "qwen2")
     with open_checkpoint(tmp_path / "model") as checkpoint:
-        model = converted(checkpoint, precision=precision, cache=tmp_path)
+        model = convert_model(checkpoint, precision=precision, cache=tmp_path)
         actual = _logprobs(model, checkpoint.spec, precision)
     error = np.sqrt(np.square(_errors(actual, _reference(reference))).mean())
     assert 0 < error < bound
@@ -161,7 +161,9 @@ def test_the_same_weights_are_found_again_wherever_they_lie(tmp_path: Path) -> N
         with open_checkpoint(tmp_path / name) as checkpoint:
             checkpoint.spec = replace(checkpoint.spec, name="model")
             places.add(
-                converted(checkpoint, precision="int4", cache=tmp_path, progress=lambda *p: seen.append(p))
+                convert_model(
+                    checkpoint, precision="int4", cache=tmp_path, progress=lambda *p: seen.append(p)
+                )
             )
     assert len(places) == 1
     totals = {total for _, total in seen}
@@ -174,21 +176,21 @@ def test_precision_context_and_weights_each_make_another_model(tmp_path: Path) -
     saved(tmp_path / "model", "llama")
     places = []
     with open_checkpoint(tmp_path / "model") as checkpoint:
-        places += [converted(checkpoint, precision=p, cache=tmp_path) for p in ("int4", "int8")]
-        checkpoint.spec = extended(checkpoint.spec, 1024)
-        places.append(converted(checkpoint, precision="int4", cache=tmp_path))
+        places += [convert_model(checkpoint, precision=p, cache=tmp_path) for p in ("int4", "int8")]
+        checkpoint.spec = extend_context(checkpoint.spec, 1024)
+        places.append(convert_model(checkpoint, precision="int4", cache=tmp_path))
     config = tmp_path / "model" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "rms_norm_eps": 1e-4}))
     with open_checkpoint(tmp_path / "model") as checkpoint:
-        places.append(converted(checkpoint, precision="int4", cache=tmp_path))
+        places.append(convert_model(checkpoint, precision="int4", cache=tmp_path))
     assert len(set(places)) == 4
-    assert len(model_cache(tmp_path).entries()) == 4
+    assert len(conversion_cache(tmp_path).entries()) == 4
 
 
 def test_large_weights_lie_outside_the_graph_on_page_boundaries(tmp_path: Path) -> None:
     saved(tmp_path / "model", "llama", vocab_size=8192)
     with open_checkpoint(tmp_path / "model") as checkpoint:
-        path = converted(checkpoint, precision="fp32", cache=tmp_path)
+        path = convert_model(checkpoint, precision="fp32", cache=tmp_path)
     model = onnx.load(path, load_external_data=False)
     places = {
         tensor.name: {entry.key: entry.value for entry in tensor.external_data}
@@ -215,8 +217,8 @@ def test_the_room_asked_for_is_the_room_taken(tmp_path: Path, precision: str, ti
         tie_word_embeddings=tied,
     )
     with open_checkpoint(tmp_path / "model") as checkpoint:
-        path = converted(checkpoint, precision=precision, cache=tmp_path)
-        estimate = stored_bytes(checkpoint.spec, PRECISIONS[precision])
+        path = convert_model(checkpoint, precision=precision, cache=tmp_path)
+        estimate = converted_bytes(checkpoint.spec, PRECISIONS[precision])
     actual = sum(file.stat().st_size for file in path.parent.iterdir())
     assert 0.95 * actual < estimate + 60_000  # the graph itself
     assert estimate < 1.1 * actual
@@ -231,9 +233,9 @@ def test_an_interrupted_conversion_leaves_no_model(tmp_path: Path) -> None:
 
     with open_checkpoint(tmp_path / "model") as checkpoint:
         with pytest.raises(KeyboardInterrupt):
-            converted(checkpoint, precision="int4", cache=tmp_path, progress=stop)
-        assert model_cache(tmp_path).entries() == []
-        assert converted(checkpoint, precision="int4", cache=tmp_path).is_file()
+            convert_model(checkpoint, precision="int4", cache=tmp_path, progress=stop)
+        assert conversion_cache(tmp_path).entries() == []
+        assert convert_model(checkpoint, precision="int4", cache=tmp_path).is_file()
 
 
 def test_a_model_with_broken_numbers_is_damage(tmp_path: Path) -> None:
@@ -242,7 +244,7 @@ def test_a_model_with_broken_numbers_is_damage(tmp_path: Path) -> None:
         reference.model.layers[1].mlp.up_proj.weight[3, 4] = float("nan")
     reference.save_pretrained(tmp_path / "model")
     with open_checkpoint(tmp_path / "model") as checkpoint, pytest.raises(ModelDamaged, match="finite"):
-        converted(checkpoint, precision="int4", cache=tmp_path)
+        convert_model(checkpoint, precision="int4", cache=tmp_path)
 
 
 def test_an_unknown_precision_names_the_known_ones(tmp_path: Path) -> None:
@@ -251,4 +253,4 @@ def test_an_unknown_precision_names_the_known_ones(tmp_path: Path) -> None:
         open_checkpoint(tmp_path / "model") as checkpoint,
         pytest.raises(ConfigError, match="int4, int8, fp16, fp32"),
     ):
-        converted(checkpoint, precision="int3", cache=tmp_path)
+        convert_model(checkpoint, precision="int3", cache=tmp_path)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from keystroke.engine.onnx.cache import Cache
+from keystroke.engine.onnx.cache import ConversionCache
 from keystroke.errors import ModelError
 
 
@@ -29,8 +29,8 @@ class Maker:
 
 def test_an_entry_is_made_once(tmp_path: Path) -> None:
     make = Maker()
-    first = Cache(tmp_path).entry("model", "key", make, 0)
-    second = Cache(tmp_path).entry("model", "key", make, 0)
+    first = ConversionCache(tmp_path).entry("model", "key", make, 0)
+    second = ConversionCache(tmp_path).entry("model", "key", make, 0)
     assert first == second
     assert make.calls == 1
     assert (first / "model.onnx").read_bytes() == b"graph"
@@ -38,12 +38,14 @@ def test_an_entry_is_made_once(tmp_path: Path) -> None:
 
 def test_another_key_is_another_entry(tmp_path: Path) -> None:
     make = Maker()
-    assert Cache(tmp_path).entry("m", "a", make, 0) != Cache(tmp_path).entry("m", "b", make, 0)
+    assert ConversionCache(tmp_path).entry("m", "a", make, 0) != ConversionCache(tmp_path).entry(
+        "m", "b", make, 0
+    )
     assert make.calls == 2
 
 
 def test_a_name_cannot_leave_the_folder(tmp_path: Path) -> None:
-    place = Cache(tmp_path / "cache").entry("../../up and away/..", "key", Maker(), 0)
+    place = ConversionCache(tmp_path / "cache").entry("../../up and away/..", "key", Maker(), 0)
     assert place.parent == tmp_path / "cache"
 
 
@@ -52,7 +54,7 @@ def test_a_name_cannot_leave_the_folder(tmp_path: Path) -> None:
 )
 def test_a_damaged_entry_is_made_again(tmp_path: Path, damage: str) -> None:
     make = Maker()
-    place = Cache(tmp_path).entry("model", "key", make, 0)
+    place = ConversionCache(tmp_path).entry("model", "key", make, 0)
     match damage:
         case "cut":
             os.truncate(place / "weights.bin", 99_999)
@@ -68,7 +70,7 @@ def test_a_damaged_entry_is_made_again(tmp_path: Path, damage: str) -> None:
             (place / "manifest.json").unlink()
         case "bad manifest":
             (place / "manifest.json").write_bytes(b"[1, 2")
-    assert Cache(tmp_path).entry("model", "key", make, 0) == place
+    assert ConversionCache(tmp_path).entry("model", "key", make, 0) == place
     assert make.calls == 2
     assert (place / "weights.bin").read_bytes() == bytes(100_000)
     assert (place / "model.onnx").read_bytes() == b"graph"
@@ -82,10 +84,10 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path, error: BaseException | 
 
     expected = error if isinstance(error, type) else type(error)
     with pytest.raises(expected):
-        Cache(tmp_path).entry("model", "key", fail, 0)
+        ConversionCache(tmp_path).entry("model", "key", fail, 0)
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
     make = Maker()
-    Cache(tmp_path).entry("model", "key", make, 0)
+    ConversionCache(tmp_path).entry("model", "key", make, 0)
     assert make.calls == 1
 
 
@@ -101,17 +103,17 @@ def _make_in_process(cache: Path, log: Path) -> None:
         time.sleep(0.3)
         Maker()(folder)
 
-    Cache(cache).entry("model", "key", make, 0)
+    ConversionCache(cache).entry("model", "key", make, 0)
 
 
 def test_a_killed_process_leaves_no_entry_and_its_remains_are_cleared(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
-    process = context.Process(target=Cache(tmp_path).entry, args=("model", "key", _die_half_way, 0))
+    process = context.Process(target=ConversionCache(tmp_path).entry, args=("model", "key", _die_half_way, 0))
     process.start()
     process.join()
     assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 1  # the partial folder
-    assert Cache(tmp_path).entries() == []
-    place = Cache(tmp_path).entry("model", "key", Maker(), 0)
+    assert ConversionCache(tmp_path).entries() == []
+    place = ConversionCache(tmp_path).entry("model", "key", Maker(), 0)
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == [place]
 
 
@@ -131,18 +133,18 @@ def test_a_full_disk_is_told_before_the_work_begins(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10_000_000))
     make = Maker()
     with pytest.raises(ModelError, match=r"needs 3\.1 GB .* where 10 MB are free"):
-        Cache(tmp_path).entry("model", "key", make, 3_000_000_000)
+        ConversionCache(tmp_path).entry("model", "key", make, 3_000_000_000)
     assert make.calls == 0
 
 
 def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ModelError, match="choose another cache folder"):
-        Cache(tmp_path / "file").entry("model", "key", Maker(), 0)
+        ConversionCache(tmp_path / "file").entry("model", "key", Maker(), 0)
 
 
 def test_pruning_keeps_what_was_used_last_within_the_limit(tmp_path: Path) -> None:
-    cache = Cache(tmp_path)
+    cache = ConversionCache(tmp_path)
     places = [cache.entry("model", key, Maker(), 0) for key in "abc"]
     for age, place in enumerate(places):
         os.utime(place / "manifest.json", (1000 - age, 1000 - age))
@@ -160,33 +162,33 @@ def test_pruning_spares_a_model_that_another_process_is_making(tmp_path: Path) -
     def make(folder: Path) -> None:
         Maker()(folder)
         context = multiprocessing.get_context("fork")
-        process = context.Process(target=Cache(tmp_path).prune)
+        process = context.Process(target=ConversionCache(tmp_path).prune)
         process.start()
         process.join()
         seen.append(len(list(folder.iterdir())))
 
-    place = Cache(tmp_path).entry("model", "key", make, 0)
+    place = ConversionCache(tmp_path).entry("model", "key", make, 0)
     assert seen == [2]
     assert (place / "weights.bin").is_file()
 
 
 def test_pruning_removes_what_a_killed_process_left(tmp_path: Path) -> None:
     process = multiprocessing.get_context("fork").Process(
-        target=Cache(tmp_path).entry, args=("model", "key", _die_half_way, 0)
+        target=ConversionCache(tmp_path).entry, args=("model", "key", _die_half_way, 0)
     )
     process.start()
     process.join()
-    assert Cache(tmp_path).prune() == len(b"half")
+    assert ConversionCache(tmp_path).prune() == len(b"half")
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
 
 
 def test_an_absent_cache_is_an_empty_one(tmp_path: Path) -> None:
-    cache = Cache(tmp_path / "none")
+    cache = ConversionCache(tmp_path / "none")
     assert (cache.entries(), cache.prune()) == ([], 0)
 
 
 def test_using_an_entry_makes_it_recent(tmp_path: Path) -> None:
-    cache = Cache(tmp_path)
+    cache = ConversionCache(tmp_path)
     first, second = (cache.entry("model", key, Maker(), 0) for key in "ab")
     os.utime(first / "manifest.json", (1000, 1000))
     os.utime(second / "manifest.json", (2000, 2000))

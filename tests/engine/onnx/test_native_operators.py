@@ -36,11 +36,11 @@ OLDER = "-U__ARM_FEATURE_DOTPROD" if native._NATIVE == "-mcpu=native" else "-mno
 def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The operators for this processor, and for one without its newer instructions."""
     if request.param == "this processor":
-        found = native.library(load_settings().paths.cache)
+        found = native.operators_library(load_settings().paths.cache)
     else:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("CC", " ".join([*(native._compiler() or ["cc"]), OLDER]))
-            found = native.library(tmp_path_factory.mktemp("native"))
+            found = native.operators_library(tmp_path_factory.mktemp("native"))
     if found is None:
         pytest.skip(f"no C compiler here, or not the vectors ({platform.machine()})")
     return found

@@ -18,9 +18,9 @@ from keystroke.engine.load import load_model
 from keystroke.engine.locate import resolve
 from keystroke.engine.model import Model
 from keystroke.engine.onnx import native
-from keystroke.engine.onnx.convert import converted
+from keystroke.engine.onnx.convert import convert_model
 from keystroke.engine.onnx.engine import FEW_CORES, PREFILL_CHUNK, OnnxEngine, OnnxGraph, OnnxOptions
-from keystroke.engine.onnx.stored import Stored
+from keystroke.engine.onnx.stored import NativeWeights
 from keystroke.errors import ContextOverflow, Interrupted, ModelDamaged, NotEnoughMemory, SessionClosed
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "checkpoint"))
@@ -40,12 +40,12 @@ def made(folder: Path, family: str, precision: str, **options: object) -> OnnxEn
         folder, family, max_position_embeddings=CONTEXT, hidden_size=128, num_attention_heads=4, head_dim=32
     )
     precision, _, ours = precision.partition("+")  # attention by our own operator, where it can be had
-    own = native.library(load_settings().paths.cache) if ours else None
+    own = native.operators_library(load_settings().paths.cache) if ours else None
     if ours and own is None:
         pytest.skip("no C compiler here, or not the vectors")
-    stored = None if own is None else Stored(own, {})
+    stored = None if own is None else NativeWeights(own, {})
     with open_checkpoint(folder) as checkpoint:
-        model = converted(checkpoint, precision=precision, native=bool(ours), cache=folder / "cache")
+        model = convert_model(checkpoint, precision=precision, native=bool(ours), cache=folder / "cache")
         graph = OnnxGraph(model, checkpoint.spec, precision, stored)
         return OnnxEngine(graph, OnnxOptions(threads=2, **options))  # type: ignore[arg-type]
 
@@ -347,7 +347,7 @@ def test_fewer_bits_stay_near_floats_on_real_text(real: Model, precision: str, b
     rows = []
     for name in ("fp32", precision):
         with open_checkpoint(path) as checkpoint:
-            model = converted(checkpoint, precision=name, cache=load_settings().paths.cache)
+            model = convert_model(checkpoint, precision=name, cache=load_settings().paths.cache)
             spec = checkpoint.spec
         with OnnxEngine(OnnxGraph(model, spec, name)) as engine, engine.session() as session:
             logits = session._forward(tokens, 0, len(tokens), None).astype(np.float64)

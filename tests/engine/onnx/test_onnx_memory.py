@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 
 from keystroke.engine.base import Interrupt
 from keystroke.engine.checkpoint import open_checkpoint
-from keystroke.engine.onnx.convert import converted
+from keystroke.engine.onnx.convert import convert_model
 from keystroke.engine.onnx.engine import PREFILL_CHUNK, OnnxEngine, OnnxGraph, OnnxOptions, OnnxSession
 from keystroke.engine.onnx.kv import FIRST_CAPACITY, NARROW_ROOM
 from keystroke.errors import Interrupted, NotEnoughMemory
@@ -36,7 +36,7 @@ def made(folder: Path, blocks: int) -> OnnxEngine:
     """An engine whose budget is `blocks` sessions of the smallest size."""
     saved(folder, "llama", max_position_embeddings=CONTEXT)
     with open_checkpoint(folder) as checkpoint:
-        model = converted(checkpoint, precision="fp32", cache=folder / "cache")
+        model = convert_model(checkpoint, precision="fp32", cache=folder / "cache")
         engine = OnnxEngine(OnnxGraph(model, checkpoint.spec, "fp32"), OnnxOptions(threads=1))
     engine.pool.budget = engine.pool.bytes_for(FIRST_CAPACITY * blocks)
     engine.cache.budget = engine.pool.budget // 2

@@ -16,9 +16,9 @@ from keystroke.config import Settings, load_settings
 from keystroke.engine.checkpoint import open_checkpoint
 from keystroke.engine.load import load_model
 from keystroke.engine.onnx import backend, native
-from keystroke.engine.onnx.convert import converted, kept_as_stored, model_cache, small_bytes
+from keystroke.engine.onnx.convert import conversion_cache, convert_model, convert_stored, graph_bytes
 from keystroke.engine.onnx.engine import OnnxEngine, OnnxGraph, OnnxOptions
-from keystroke.engine.onnx.stored import keeps_weights, portable_bytes, suits_operators
+from keystroke.engine.onnx.stored import can_run_stored, fits_native_operators, portable_bytes
 from keystroke.errors import ConfigError, ModelDamaged, NotEnoughMemory
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "checkpoint"))
@@ -41,7 +41,7 @@ def logprobs(engine: OnnxEngine) -> Array:
 def divergence(path: Path, cache: Path, kernels: str) -> float:
     """Mean KL divergence of the model from its widened weights in 32-bit floats, in nats a token."""
     with open_checkpoint(path) as checkpoint:
-        model = converted(checkpoint, precision="fp32", cache=cache)
+        model = convert_model(checkpoint, precision="fp32", cache=cache)
         with OnnxEngine(OnnxGraph(model, checkpoint.spec, "fp32"), OnnxOptions(threads=1)) as engine:
             exact = logprobs(engine)
     with opened(path, cache, kernels) as engine:
@@ -95,7 +95,7 @@ def test_rounding_a_second_time_is_what_this_saves(tmp_path: Path) -> None:
     with open_checkpoint(path) as checkpoint:
         spec, found = checkpoint.spec, []
         for precision in ("fp32", "int4"):
-            model = converted(checkpoint, precision=precision, cache=tmp_path)
+            model = convert_model(checkpoint, precision=precision, cache=tmp_path)
             with OnnxEngine(OnnxGraph(model, spec, precision), OnnxOptions(threads=1)) as engine:
                 found.append(logprobs(engine))
     exact, twice = found
@@ -110,8 +110,8 @@ def test_with_our_operators_the_cache_holds_a_graph_and_no_weights(tmp_path: Pat
         assert engine.info.weight_bytes > path.stat().st_size // 2
         assert engine.info.kv_bytes_per_token == 2 * 2 * 2 * 64 * 2  # two bytes a number
     with open_checkpoint(path) as checkpoint:
-        room = small_bytes(checkpoint)
-    (entry,) = model_cache(tmp_path).entries()
+        room = graph_bytes(checkpoint)
+    (entry,) = conversion_cache(tmp_path).entries()
     assert entry.bytes < room < path.stat().st_size
 
 
@@ -120,9 +120,9 @@ def test_the_room_asked_for_a_portable_layout_is_the_room_taken(tmp_path: Path, 
     path = tmp_path / "model.gguf"
     write_stored(path, "qwen2", KINDS, vocab_size=4096, tie_word_embeddings=tied, max_position_embeddings=64)
     with open_checkpoint(path) as checkpoint:
-        asked = portable_bytes(checkpoint) + small_bytes(checkpoint)
-        kept_as_stored(checkpoint, native=False, cache=tmp_path)
-    (entry,) = model_cache(tmp_path).entries()
+        asked = portable_bytes(checkpoint) + graph_bytes(checkpoint)
+        convert_stored(checkpoint, native=False, cache=tmp_path)
+    (entry,) = conversion_cache(tmp_path).entries()
     assert 0.5 * entry.bytes < asked < 2 * entry.bytes
 
 
@@ -131,7 +131,7 @@ def test_other_types_are_converted(tmp_path: Path) -> None:
     saved(tmp_path / "folder", "qwen2")
     for path in (tmp_path / "model.gguf", tmp_path / "folder"):
         with open_checkpoint(path) as checkpoint:
-            assert not keeps_weights(checkpoint)
+            assert not can_run_stored(checkpoint)
 
 
 # Loading
@@ -200,9 +200,9 @@ def test_a_file_that_ends_too_soon_is_refused_before_anything_is_mapped(
 def test_heads_that_our_operators_do_not_take_are_left_to_the_runtime(tmp_path: Path) -> None:
     write_stored(tmp_path / "model.gguf", "qwen2", ["Q4_K"])
     with open_checkpoint(tmp_path / "model.gguf") as checkpoint:
-        assert suits_operators(checkpoint)
+        assert fits_native_operators(checkpoint)
         checkpoint.spec = replace(checkpoint.spec, head_dim=512)
-        assert not suits_operators(checkpoint)
+        assert not fits_native_operators(checkpoint)
 
 
 # Compiling
@@ -210,15 +210,15 @@ def test_heads_that_our_operators_do_not_take_are_left_to_the_runtime(tmp_path: 
 
 def test_operators_are_compiled_once_for_a_processor(tmp_path: Path) -> None:
     announced = native.must_compile(tmp_path)
-    first = native.library(tmp_path)
+    first = native.operators_library(tmp_path)
     if first is None:
         pytest.skip("no C compiler here, or not the vectors")
     assert announced
     assert not native.must_compile(tmp_path)
     made = first.stat().st_mtime_ns
-    native.library.cache_clear()
-    assert native.library(tmp_path) == first
-    assert native.why_not(tmp_path) is None
+    native.operators_library.cache_clear()
+    assert native.operators_library(tmp_path) == first
+    assert native.unavailable_reason(tmp_path) is None
     assert first.stat().st_mtime_ns == made
     assert [each.suffix for each in first.parent.iterdir()] == [".so"]
 
@@ -228,7 +228,7 @@ def test_operators_are_kept_where_nobody_else_can_write(tmp_path: Path) -> None:
     folder.mkdir()
     folder.chmod(0o777)
     (folder / "planted.so").write_bytes(b"")
-    first = native.library(tmp_path)
+    first = native.operators_library(tmp_path)
     if first is None:
         pytest.skip("no C compiler here, or not the vectors")
     assert [first] == list(folder.iterdir())
@@ -243,18 +243,20 @@ def test_a_library_that_fails_its_check_is_not_kept(tmp_path: Path, monkeypatch:
         source.write_text(f"int self_check(void) {{ {verdict}; }}")
         monkeypatch.setattr(native, "_SOURCE", source)
         monkeypatch.setattr(native, "_FLAGS", ("-shared", "-fPIC", f"-DCASE={len(verdict)}"))
-        native.library.cache_clear()
-        assert native.library(tmp_path) is None
-        assert native.why_not(tmp_path) == "what was compiled does not pass its check on this machine"
+        native.operators_library.cache_clear()
+        assert native.operators_library(tmp_path) is None
+        assert (
+            native.unavailable_reason(tmp_path) == "what was compiled does not pass its check on this machine"
+        )
         assert not list(tmp_path.glob("native/*"))
-    native.library.cache_clear()
+    native.operators_library.cache_clear()
 
 
 def test_two_processes_that_compile_at_once_end_with_one_library(tmp_path: Path) -> None:
-    if native.library(tmp_path / "first") is None:
+    if native.operators_library(tmp_path / "first") is None:
         pytest.skip("no C compiler here, or not the vectors")
     script = "import sys; from pathlib import Path; from keystroke.engine.onnx import native; "
-    script += "print(native.library(Path(sys.argv[1])))"
+    script += "print(native.operators_library(Path(sys.argv[1])))"
     command = [sys.executable, "-c", script, str(tmp_path / "both")]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     found = {each.communicate()[0].strip() for each in running}
@@ -272,7 +274,7 @@ def test_without_a_working_compiler_there_is_no_library(
     program.chmod(0o755)
     monkeypatch.setenv("CC", "" if compiler == "absent" else str(program))
     monkeypatch.setenv("PATH", "/nowhere" if compiler == "absent" else "/usr/bin:/bin")
-    assert native.library(tmp_path / "cache") is None
+    assert native.operators_library(tmp_path / "cache") is None
     assert not (tmp_path / "cache").exists()
     said = {"absent": "no C compiler", "failing": "cannot compile", "for another processor": "neither AVX2"}
-    assert said[compiler] in (native.why_not(tmp_path / "cache") or "")
+    assert said[compiler] in (native.unavailable_reason(tmp_path / "cache") or "")

@@ -75,7 +75,7 @@ class Replay:
             new = output[at : at + right + 1]
             at += right + 1
             sequence.extend(new)
-            drafter.verified(len(draft), right, 0.0)
+            drafter.record_result(len(draft), right, 0.0)
             drafter.observe(new)
             self.steps += 1
             self.drafted += len(draft)
@@ -255,7 +255,7 @@ def test_a_draft_model_is_asked_as_far_as_its_steps_pay(
     for _ in range(8):
         draft = drafter.propose([1, 2, 3], 16)
         lengths.append(len(draft))
-        drafter.verified(len(draft), len(draft), verify)
+        drafter.record_result(len(draft), len(draft), verify)
     assert lengths[0] == 4
     assert (lengths[-1] > 8) is pays
     assert (lengths[-1] == 0) is not pays
@@ -299,7 +299,7 @@ def test_the_first_drafter_with_a_guess_is_heard() -> None:
     assert list(combined.propose([9], 2)) == [1, 2]
     combined.observe([40, 41, 42, 8, 8])
     assert list(combined.propose([], 2)) == [5, 6]
-    assert combined.speaker == 1
+    assert combined.chosen_index == 1
 
 
 @pytest.mark.parametrize("cost", [LAPTOP, FLAT], ids=["laptop", "flat"])
@@ -340,7 +340,7 @@ def test_a_table_that_flatters_the_machine_is_corrected_by_the_clock() -> None:
     drafted = []
     for _ in range(300):
         draft = drafter.propose(SOURCE[:10], 16)
-        drafter.verified(len(draft), len(draft) * 2 // 3, 0.01 + 0.03 * len(draft))
+        drafter.record_result(len(draft), len(draft) * 2 // 3, 0.01 + 0.03 * len(draft))
         drafted.append(len(draft))
     assert max(drafted[:12]) > 0
     assert sum(drafted[-100:]) <= 16

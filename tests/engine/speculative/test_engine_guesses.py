@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import cast
 
 from keystroke.engine.base import Engine, Guess
-from keystroke.engine.speculative.adaptive import AdaptiveDrafter, guesses_of
+from keystroke.engine.speculative.adaptive import AdaptiveDrafter, engine_drafter
 from keystroke.engine.speculative.cost import cost_table
 from keystroke.engine.speculative.engine_draft import EngineDrafter
 from keystroke.engine.speculative.suffix_automaton import SuffixDrafter
@@ -46,11 +46,11 @@ def test_a_long_repetition_that_came_true_is_preferred_and_the_engine_only_keeps
     text = list(range(100, 160))
     tokens = [*text, *text[:20]]
     made.begin(tokens)
-    made.verified(0, 0, 0.001)  # what a plain step takes
+    made.record_result(0, 0, 0.001)  # what a plain step takes
     for _ in range(4):
         draft = list(made.propose(tokens, 16))
         taken = draft if draft[0] == text[len(tokens) - 60] else []
-        made.verified(len(draft), len(taken), 0.0012)
+        made.record_result(len(draft), len(taken), 0.0012)
         new = [*taken, text[(len(tokens) + len(taken)) % 60]]
         tokens += new
         made.observe(new)
@@ -66,7 +66,7 @@ def test_guesses_that_never_come_true_are_not_asked_for_any_more_and_tried_again
     own = EngineDrafter(cast(Engine, cast(object, engine)))
     asked = 0
     while own.propose([1, 2], 8) and asked < 200:
-        own.verified(3, 0, 0.001)
+        own.record_result(3, 0, 0.001)
         asked += 1
     assert asked < 60
     quiet = 1
@@ -77,13 +77,13 @@ def test_guesses_that_never_come_true_are_not_asked_for_any_more_and_tried_again
 
 def test_without_anything_learnt_the_engines_guesses_are_all_there_is() -> None:
     engine = Guessing()
-    assert guesses_of(cast(Engine, cast(object, engine))) is None
+    assert engine_drafter(cast(Engine, cast(object, engine))) is None
     engine.drafts = True
-    made = guesses_of(cast(Engine, cast(object, engine)))
+    made = engine_drafter(cast(Engine, cast(object, engine)))
     assert made is not None
     made.begin([1, 2, 3, 1, 2])
     assert tuple(made.propose([1, 2, 3, 1, 2], 16)) == (7, 8, 9)
-    made.hear(cast(Engine, cast(object, Guessing())))
+    made.use_engine(cast(Engine, cast(object, Guessing())))
     assert tuple(made.propose([1, 2, 3, 1, 2], 16)) == ()
 
 

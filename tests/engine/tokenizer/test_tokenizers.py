@@ -21,7 +21,7 @@ from keystroke.engine.tokenizer import (
     Tokenizer,
     load_tokenizer,
 )
-from keystroke.engine.tokenizer.gguf import PRE_TOKENIZERS, build
+from keystroke.engine.tokenizer.gguf import PRE_TOKENIZERS, build_tokenizer
 from keystroke.engine.tokenizer.huggingface import (
     DEEPSEEK_PATTERNS,
     LLAMA3_PATTERN,
@@ -304,7 +304,7 @@ def from_gguf(name: str) -> Tokenizer:
     if name not in _built:
         spec = json.loads(MACHINES[name].to_str())
         vocabulary = sorted(spec["model"]["vocab"], key=spec["model"]["vocab"].get)
-        _built[name] = build(
+        _built[name] = build_tokenizer(
             {
                 "tokenizer.ggml.model": "gpt2",
                 "tokenizer.ggml.pre": name,
@@ -337,7 +337,7 @@ def test_a_kept_tokenizer_is_the_one_that_was_built(
     built = load_tokenizer(file)
     load_tokenizer(file, cache)
     with monkeypatch.context() as patch:
-        patch.setattr("keystroke.engine.tokenizer.gguf.build", None)  # it must not be built again
+        patch.setattr("keystroke.engine.tokenizer.gguf.build_tokenizer", None)  # it must not be built again
         again = load_tokenizer(file, cache)
     for special in (False, True):
         assert again.encode(_SAMPLE, special=special) == built.encode(_SAMPLE, special=special)
@@ -433,7 +433,7 @@ def test_ids_that_only_pad_the_embedding_are_no_text(name: str) -> None:
 
 
 def test_unused_rows_of_a_gguf_count_but_are_no_text() -> None:
-    padded = build(
+    padded = build_tokenizer(
         {
             "tokenizer.ggml.model": "gpt2",
             "tokenizer.ggml.pre": "gpt-2",
@@ -472,7 +472,7 @@ PIECES = [
 def sentencepiece(**more: object) -> Tokenizer:
     kinds = [2, 3, 3, *[6] * 256, *[1] * (len(PIECES) - 259)]
     scores = [0.0] * 259 + [-float(i) for i in range(len(PIECES) - 259)]
-    return build(
+    return build_tokenizer(
         {
             "tokenizer.ggml.model": "llama",
             "tokenizer.ggml.tokens": PIECES,

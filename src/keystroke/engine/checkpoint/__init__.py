@@ -8,15 +8,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from keystroke.engine.checkpoint.huggingface import HuggingFaceCheckpoint
-from keystroke.engine.checkpoint.rope import extended, inverse_frequencies, rope_tables
+from keystroke.engine.checkpoint.rope import extend_context, inverse_frequencies, rope_tables
 from keystroke.engine.checkpoint.spec import (
     EMBEDDING,
     Checkpoint,
     ModelSpec,
     Progress,
     RopeSpec,
+    limit_to_window,
     tensor_shapes,
-    within_window,
 )
 from keystroke.errors import InputError, NotFound
 
@@ -26,12 +26,12 @@ __all__ = [
     "ModelSpec",
     "Progress",
     "RopeSpec",
-    "extended",
+    "extend_context",
     "inverse_frequencies",
+    "limit_to_window",
     "open_checkpoint",
     "rope_tables",
     "tensor_shapes",
-    "within_window",
 ]
 
 

@@ -34,7 +34,7 @@ class Fields:
         if value is None and default is not None:
             return default
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
-            raise self.wrong(key, f"a whole number from 1 to {limit}")
+            raise self.error(key, f"a whole number from 1 to {limit}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -43,9 +43,9 @@ class Fields:
         if value is None and default is not None:
             return default
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise self.wrong(key, "a number above 0")
+            raise self.error(key, "a number above 0")
         if not 0 < value < 1e30 or not math.isfinite(value):
-            raise self.wrong(key, "a number above 0")
+            raise self.error(key, "a number above 0")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
@@ -53,7 +53,7 @@ class Fields:
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise self.wrong(key, "true or false")
+            raise self.error(key, "true or false")
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
@@ -61,7 +61,7 @@ class Fields:
         if value is None and default is not None:
             return default
         if not isinstance(value, str) or not value.isprintable():  # it may reach a terminal
-            raise self.wrong(key, "a text")
+            raise self.error(key, "a text")
         return value
 
     def tokens(self, key: str, vocab_size: int) -> tuple[int, ...]:
@@ -73,7 +73,7 @@ class Fields:
             if each is None:
                 continue
             if isinstance(each, bool) or not isinstance(each, int):
-                raise self.wrong(key, "a token id or a list of them")
+                raise self.error(key, "a token id or a list of them")
             if 0 <= each < vocab_size:
                 found.append(each)
         return tuple(found)
@@ -84,10 +84,10 @@ class Fields:
         if value is None:
             value = {}
         if not isinstance(value, dict):
-            raise self.wrong(key, "a table")
+            raise self.error(key, "a table")
         return Fields(value, self.origin)
 
-    def wrong(self, key: str, expected: str) -> ModelDamaged:
+    def error(self, key: str, expected: str) -> ModelDamaged:
         value = self._values.get(key)
         if value is None:
             return ModelDamaged(f"{self.origin} has no {key}; download the model again")

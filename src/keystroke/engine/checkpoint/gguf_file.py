@@ -18,13 +18,14 @@ from keystroke.engine.checkpoint.fields import Fields
 from keystroke.engine.checkpoint.gguf_header import GGUFHeader, open_header
 from keystroke.engine.checkpoint.huggingface import ELSEWHERE, RUNNABLE
 from keystroke.engine.checkpoint.rope import yarn_attention_factor
-from keystroke.engine.checkpoint.safetensors_file import widened
+from keystroke.engine.checkpoint.safetensors_file import to_float32
 from keystroke.engine.checkpoint.spec import (
     EMBEDDING,
     FINAL_NORM,
     HEAD,
     Architecture,
     Checkpoint,
+    ExpertsSpec,
     ModelSpec,
     Progress,
     RopeSpec,
@@ -36,6 +37,7 @@ _ARCHITECTURES: dict[str, Architecture] = {
     "llama": "llama",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
+    "qwen3moe": "qwen3_moe",
     "smollm3": "smollm3",
     "gemma3": "gemma3",
 }
@@ -54,6 +56,10 @@ _INSIDE = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
 }
 _POST_NORMED = {
     "post_attention_layernorm": "post_attention_norm",
@@ -81,7 +87,7 @@ class GGUFCheckpoint(Checkpoint):
     def _with_divisors(self, rope: RopeSpec) -> RopeSpec:
         """Llama 3.1 and later: the file carries the outcome of the llama3 rule, one divisor per frequency."""
         stored, kind = self._stored("rope_freqs.weight")
-        divisors = widened(stored, kind) if stored.dtype != np.uint8 else np.zeros(1, np.float32)
+        divisors = to_float32(stored, kind) if stored.dtype != np.uint8 else np.zeros(1, np.float32)
         if divisors.size > 4096 or not np.all(np.isfinite(divisors) & (divisors > 0)):
             raise ModelDamaged(f"{self._path} has unusable rotary factors; download it again")
         return replace(rope, scaling=rope.scaling or "llama3", divisors=tuple(divisors.ravel().tolist()))
@@ -93,7 +99,7 @@ class GGUFCheckpoint(Checkpoint):
 
     def _shape(self, name: str) -> tuple[int, ...] | None:
         info = self.header.tensors.get(self._name(name))
-        return info.shape if info else None
+        return _stacked(info.shape) if info else None
 
     def _name(self, name: str) -> str:
         return stored_name(name, post_norms=self.spec.post_norms)
@@ -103,8 +109,8 @@ class GGUFCheckpoint(Checkpoint):
         data = self._bytes[info.start : info.start + info.size]
         dtype = _FLOATS.get(info.type.name)
         if dtype is not None:
-            return data.view(dtype).reshape(info.shape), info.type.name
-        return data.reshape(*info.shape[:-1], -1), info.type.name
+            return data.view(dtype).reshape(_stacked(info.shape)), info.type.name
+        return data.reshape(*_stacked(info.shape)[:-1], -1), info.type.name
 
     def raw(self, name: str) -> tuple[npt.NDArray[np.generic], str]:
         data, kind = self._stored(self._name(name))
@@ -122,7 +128,7 @@ class GGUFCheckpoint(Checkpoint):
     def tensor(self, name: str) -> npt.NDArray[np.float32]:
         data, kind = self.raw(name)
         if data.dtype != np.uint8:
-            return widened(data, kind)
+            return to_float32(data, kind)
         from gguf.constants import GGMLQuantizationType  # here: a converted model is run without `gguf`
         from gguf.quants import dequantize
 
@@ -163,6 +169,11 @@ def _unpaired(data: npt.NDArray[np.generic], heads: int) -> npt.NDArray[np.gener
     order pairs row i with row i + head_dim / 2. Rows are whole blocks, so quantised rows move unopened."""
     paired = data.reshape(heads, data.shape[0] // heads // 2, 2, *data.shape[1:])
     return paired.swapaxes(1, 2).reshape(data.shape)
+
+
+def _stacked(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Matrices of experts, one below the other, as one matrix."""
+    return (shape[0] * shape[1], shape[2]) if len(shape) == 3 else shape
 
 
 def _spec(header: GGUFHeader) -> ModelSpec:
@@ -230,6 +241,15 @@ def _spec(header: GGUFHeader) -> ModelSpec:
         activation="gelu" if gemma else "silu",
         post_norms=gemma,
         embedding_scale=float(hidden**0.5) if gemma else 1.0,
+        experts=_experts(fields, stated) if architecture == "qwen3_moe" else None,
+    )
+
+
+def _experts(fields: Fields, stated: str) -> ExpertsSpec:
+    return ExpertsSpec(
+        count=fields.integer(f"{stated}.expert_count", 1 << 16),
+        top=fields.integer(f"{stated}.expert_used_count", 1 << 10),
+        width=fields.integer(f"{stated}.expert_feed_forward_length", 1 << 22),
     )
 
 
@@ -245,7 +265,7 @@ def _rounded(value: float) -> float:
 
 
 def _refuse_variants(fields: Fields, stated: str) -> None:
-    if fields.get(f"{stated}.expert_count") not in (None, 0):
+    if stated != "qwen3moe" and fields.get(f"{stated}.expert_count") not in (None, 0):
         raise UnsupportedModel(
             f"{fields.origin} is a mixture of experts, which this engine does not run; {ELSEWHERE}"
         )

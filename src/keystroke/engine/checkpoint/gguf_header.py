@@ -51,7 +51,7 @@ class TensorInfo:
     size: int
 
 
-class Array:
+class GGUFArray:
     """An array in the metadata, decoded by iterating over it."""
 
     __slots__ = ("_cursor", "_type", "length")
@@ -132,7 +132,7 @@ def open_header(path: Path) -> GGUFHeader:
 
 
 @contextlib.contextmanager
-def held_header(path: Path) -> Iterator[None]:
+def cached_header(path: Path) -> Iterator[None]:
     """While this is open, a GGUF file's header is read at most once."""
     header = open_header(path) if path.suffix == ".gguf" and path.is_file() else None
     try:
@@ -146,7 +146,7 @@ def read_metadata(path: Path, wanted: Callable[[str], bool] = lambda key: True) 
     if not path.exists():
         raise NotFound(f"there is no model file at {path}")
     return {
-        key: value.values() if isinstance(value, Array) else value
+        key: value.values() if isinstance(value, GGUFArray) else value
         for key, value in open_header(path).metadata.items()
         if wanted(key)
     }
@@ -211,13 +211,13 @@ class _Cursor:
             raise _damaged(self._path, f"has a value of the unknown type {type_id}")
         return self.scalar(kind)
 
-    def _array(self) -> Array:
+    def _array(self) -> GGUFArray:
         type_id, length = self.scalar(_U32), self.scalar(_U64)
         if type_id != _STRING and type_id not in _SCALARS:
             raise _damaged(self._path, f"has an array of the unknown type {type_id}")
         if length > _ELEMENTS_LIMIT:
             raise _damaged(self._path, f"claims an array of {length} values")
-        array = Array(self.copy(), type_id, length)
+        array = GGUFArray(self.copy(), type_id, length)
         if type_id == _STRING:
             self.skip_strings(length)
         else:

@@ -20,6 +20,7 @@ from keystroke.engine.checkpoint.spec import (
     HEAD,
     Architecture,
     Checkpoint,
+    ExpertsSpec,
     ModelSpec,
     Progress,
     RopeSpec,
@@ -32,12 +33,13 @@ _ARCHITECTURES: dict[str, Architecture] = {
     "MistralForCausalLM": "llama",  # the same arithmetic once no sliding window is active
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
     "SmolLM3ForCausalLM": "smollm3",
     "MinistralForCausalLM": "llama",  # Mistral with some layers windowed
     "Gemma3ForCausalLM": "gemma3",
 }
 _JSON_LIMIT = 64 << 20
-RUNNABLE = "Llama, Mistral, Qwen2, Qwen3, SmolLM3 and Gemma 3 (text)"
+RUNNABLE = "Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE, SmolLM3 and Gemma 3 (text)"
 ELSEWHERE = "serve it with llama.cpp's server, Ollama or vLLM and add it as a remote model"
 
 
@@ -55,17 +57,37 @@ class HuggingFaceCheckpoint(Checkpoint):
         check_shapes(self.spec, self._shape)
 
     def _shape(self, name: str) -> tuple[int, ...] | None:
+        if (parts := self._expert_names(name)) is not None:
+            shapes = {self._home[part].entries[part].shape if part in self._home else None for part in parts}
+            shape = shapes.pop()
+            return None if shapes or shape is None or len(shape) != 2 else (len(parts) * shape[0], shape[1])
         file = self._home.get(name)
         return file.entries[name].shape if file else None
 
+    def _expert_names(self, name: str) -> list[str] | None:
+        """The stored tensors that the stacked experts `name` consist of; None for any other tensor."""
+        if self.spec.experts is None or ".mlp.experts." not in name:
+            return None
+        before, _, after = name.partition(".experts.")
+        return [f"{before}.experts.{expert}.{after}" for expert in range(self.spec.experts.count)]
+
     def tensor(self, name: str) -> npt.NDArray[np.float32]:
+        if (parts := self._expert_names(name)) is not None:
+            return np.concatenate([self._home[part].tensor(part) for part in parts])
         values = self._home[name].tensor(name)
         return values + np.float32(1) if self._stored_less_one(name) else values
 
     def raw(self, name: str) -> tuple[npt.NDArray[np.generic], str]:
         if self._stored_less_one(name):
             return self.tensor(name), "F32"
+        if (parts := self._expert_names(name)) is not None:
+            stored = [self._home[part].raw(part) for part in parts]
+            return np.concatenate([array for array, _ in stored]), stored[0][1]
         return self._home[name].raw(name)
+
+    def storage(self, name: str) -> str:
+        parts = self._expert_names(name)
+        return super().storage(name) if parts is None else self._home[parts[0]].raw(parts[0])[1]
 
     def _stored_less_one(self, name: str) -> bool:
         """Gemma's norms multiply by one more than what is stored."""
@@ -103,9 +125,9 @@ def read_spec(config: Fields, generation: Fields, name: str, *, tied: bool = Fal
     architecture = _architecture(config)
     hidden = config.integer("hidden_size", 1 << 20)
     heads = config.integer("num_attention_heads", 4096)
-    derived = 128 if architecture == "qwen3" else max(hidden // heads, 1)
+    derived = 128 if architecture in ("qwen3", "qwen3_moe") else max(hidden // heads, 1)
     head_dim = config.integer("head_dim", 4096, default=derived)
-    if "head_dim" not in config and architecture != "qwen3" and hidden % heads:
+    if "head_dim" not in config and architecture not in ("qwen3", "qwen3_moe") and hidden % heads:
         raise ModelDamaged(
             f"{config.origin} has {hidden} dimensions that {heads} heads cannot share; download it again"
         )
@@ -140,7 +162,7 @@ def read_spec(config: Fields, generation: Fields, name: str, *, tied: bool = Fal
         qkv_bias=architecture == "qwen2" or bias,
         o_bias=bias,
         mlp_bias=config.flag("mlp_bias", False) if architecture == "llama" else False,
-        qk_norm=architecture in ("qwen3", "gemma3"),
+        qk_norm=architecture in ("qwen3", "qwen3_moe", "gemma3"),
         bos=bos[0] if bos else None,
         eos=frozenset(eos),
         window=window,
@@ -151,6 +173,22 @@ def read_spec(config: Fields, generation: Fields, name: str, *, tied: bool = Fal
         post_norms=gemma,
         embedding_scale=float(hidden**0.5) if gemma else 1.0,
         attention_scale=config.number("query_pre_attn_scalar", 256.0) ** -0.5 if gemma else 0.0,
+        experts=_experts(config) if architecture == "qwen3_moe" else None,
+    )
+
+
+def _experts(config: Fields) -> ExpertsSpec:
+    """The mixture of a Qwen3-MoE. Models with ordinary layers between those of experts are refused."""
+    if config.integer("decoder_sparse_step", 1024, default=1) != 1 or config.get("mlp_only_layers"):
+        raise UnsupportedModel(
+            f"{config.origin} has layers without experts between those with, which this engine does not run; "
+            f"{ELSEWHERE}"
+        )
+    return ExpertsSpec(
+        count=config.integer("num_experts", 1 << 16),
+        top=config.integer("num_experts_per_tok", 1 << 10),
+        width=config.integer("moe_intermediate_size", 1 << 22),
+        normalised=config.flag("norm_topk_prob", False),
     )
 
 
@@ -162,7 +200,7 @@ def _architecture(config: Fields) -> Architecture:
         or not isinstance(names[0], str)
         or not names[0].isprintable()
     ):
-        raise config.wrong("architectures", "a list that names the model's architecture")
+        raise config.error("architectures", "a list that names the model's architecture")
     architecture = _ARCHITECTURES.get(names[0])
     if architecture is None:
         raise UnsupportedModel(
@@ -194,7 +232,7 @@ def _windows(config: Fields, layers: int, context: int) -> tuple[int, frozenset[
     mistral = architecture in (["MistralForCausalLM"], ["MinistralForCausalLM"])
     if isinstance(kinds, list):
         if len(kinds) < layers:
-            raise config.wrong("layer_types", "a list with one kind for each layer")
+            raise config.error("layer_types", "a list with one kind for each layer")
         if any(kind not in ("full_attention", "sliding_attention") for kind in kinds[:layers]):
             raise UnsupportedModel(f"{config.origin} has layer_types this engine does not run; {ELSEWHERE}")
         windowed = frozenset(n for n, kind in enumerate(kinds[:layers]) if kind == "sliding_attention")
@@ -219,7 +257,7 @@ def _unrotated(config: Fields, layers: int) -> frozenset[int]:
     listed = config.get("no_rope_layers")
     if isinstance(listed, list):
         if len(listed) < layers or any(each not in (0, 1) for each in listed):
-            raise config.wrong("no_rope_layers", "a list of 0 and 1, one for each layer")
+            raise config.error("no_rope_layers", "a list of 0 and 1, one for each layer")
         return frozenset(n for n, rotated in enumerate(listed[:layers]) if not rotated)
     every = config.integer("no_rope_layer_interval", 4096, default=4)
     return frozenset(n for n in range(layers) if (n + 1) % every == 0)

@@ -82,7 +82,7 @@ def yarn_attention_factor(factor: float, mscale: float = 0.0, mscale_all_dim: fl
     return term(mscale) / term(mscale_all_dim) if mscale and mscale_all_dim else term(1.0)
 
 
-def extended(spec: ModelSpec, context: int) -> ModelSpec:
+def extend_context(spec: ModelSpec, context: int) -> ModelSpec:
     """The same model stretched by YaRN to hold `context` tokens; unchanged if it already does.
 
     The stretch is static: it also changes short prompts a little, so callers ask for it only when a

@@ -26,7 +26,7 @@ _TYPES: dict[str, np.dtype[np.generic]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class TensorPlace:
+class TensorLocation:
     type: str
     shape: tuple[int, ...]
     start: int
@@ -63,10 +63,10 @@ class SafetensorsFile:
         return self._bytes[entry.start : entry.end]
 
     def tensor(self, name: str) -> npt.NDArray[np.float32]:
-        return widened(*self.raw(name))
+        return to_float32(*self.raw(name))
 
 
-def widened(values: npt.NDArray[np.generic], type_name: str) -> npt.NDArray[np.float32]:
+def to_float32(values: npt.NDArray[np.generic], type_name: str) -> npt.NDArray[np.float32]:
     """float32 from a stored float type, exactly. float32 itself is passed through without a copy."""
     if type_name == "BF16":  # bfloat16 is the upper half of a float32
         bits = values.astype(np.uint32)
@@ -75,7 +75,7 @@ def widened(values: npt.NDArray[np.generic], type_name: str) -> npt.NDArray[np.f
     return values.astype(np.float32, copy=False)
 
 
-def _header(path: Path, data: npt.NDArray[np.uint8], size: int) -> dict[str, TensorPlace]:
+def _header(path: Path, data: npt.NDArray[np.uint8], size: int) -> dict[str, TensorLocation]:
     length = int.from_bytes(data[:8].tobytes(), "little")
     if length > min(_HEADER_LIMIT, size - 8):
         raise _damaged(path, f"has a header of {length} bytes that does not fit its {size} bytes")
@@ -89,7 +89,7 @@ def _header(path: Path, data: npt.NDArray[np.uint8], size: int) -> dict[str, Ten
     return {name: _entry(path, name, value, 8 + length, size) for name, value in header.items()}
 
 
-def _entry(path: Path, name: str, value: object, base: int, size: int) -> TensorPlace:
+def _entry(path: Path, name: str, value: object, base: int, size: int) -> TensorLocation:
     if not isinstance(value, dict):
         raise _damaged(path, f"does not describe tensor {name!r}")
     type_name, shape, offsets = value.get("dtype"), value.get("shape"), value.get("data_offsets")
@@ -101,7 +101,7 @@ def _entry(path: Path, name: str, value: object, base: int, size: int) -> Tensor
     dtype = _TYPES.get(type_name)
     if dtype is not None and math.prod(shape) * dtype.itemsize != end - start:
         raise _damaged(path, f"gives tensor {name!r} {end - start} bytes, which its shape does not need")
-    return TensorPlace(type_name, tuple(shape), start, end)
+    return TensorLocation(type_name, tuple(shape), start, end)
 
 
 def _naturals(value: object) -> TypeGuard[list[int]]:

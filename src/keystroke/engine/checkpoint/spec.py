@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from keystroke.errors import ModelDamaged
 
-Architecture = Literal["llama", "qwen2", "qwen3", "smollm3", "gemma3"]
+Architecture = Literal["llama", "qwen2", "qwen3", "qwen3_moe", "smollm3", "gemma3"]
 Activation = Literal["silu", "gelu"]  # gelu: by its tanh approximation
 Scaling = Literal["linear", "llama3", "yarn"]
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
@@ -44,6 +44,24 @@ class RopeSpec:
     divisors: tuple[
         float, ...
     ] = ()  # per frequency, when a file carries them instead of the rule that made them
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsSpec:
+    """A mixture of experts in place of the feed-forward network of every layer. A router scores all experts;
+    each token uses the `top` best, weighted by the softmax of their scores."""
+
+    count: int
+    top: int
+    width: int  # intermediate size of one expert
+    normalised: bool = True  # the softmax is over the chosen experts; otherwise over all
+
+    def __post_init__(self) -> None:
+        if not 0 < self.top <= self.count:
+            raise ModelDamaged(
+                f"the model uses {self.top} of {self.count} experts, which cannot be; its configuration is "
+                "inconsistent, so download it again"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +96,7 @@ class ModelSpec:
     post_norms: bool = False  # what attention and feed-forward give is normalised before it is added
     embedding_scale: float = 1.0
     attention_scale: float = 0.0  # 0: one over the root of the head size
+    experts: ExpertsSpec | None = None  # `intermediate` means nothing where there are some
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
@@ -100,7 +119,7 @@ class ModelSpec:
         """What attention scores are multiplied by."""
         return self.attention_scale or float(self.head_dim**-0.5)
 
-    def beyond_llama(self) -> str | None:
+    def unsupported_feature(self) -> str | None:
         """The first thing in it that a plain Llama has not; None where it has all of it. For engines that are
         made for one shape of layer."""
         named = (
@@ -110,6 +129,7 @@ class ModelSpec:
             ("norms after attention", self.post_norms),
             ("a scaled embedding", self.embedding_scale != 1.0),
             ("a scale of its own for attention", self.query_scale != float(self.head_dim**-0.5)),
+            ("a mixture of experts", self.experts is not None),
         )
         return next((name for name, there in named if there), None)
 
@@ -118,7 +138,7 @@ class ModelSpec:
         return sum(math.prod(shape) for shape in tensor_shapes(self).values())
 
 
-def within_window(spec: ModelSpec) -> ModelSpec:
+def limit_to_window(spec: ModelSpec) -> ModelSpec:
     """The same model for contexts no longer than its window, where every layer sees everything: for engines
     that know no windows. Unchanged where windowed layers differ in more than what they see."""
     if not spec.windowed or spec.window_rope is not None:
@@ -150,6 +170,13 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         if spec.post_norms:
             shapes[f"{at}.pre_feedforward_layernorm.weight"] = (spec.hidden,)
             shapes[f"{at}.post_feedforward_layernorm.weight"] = (spec.hidden,)
+        if spec.experts is not None:  # the experts' matrices one below the other
+            count, width = spec.experts.count, spec.experts.width
+            shapes[f"{at}.mlp.gate.weight"] = (count, spec.hidden)
+            linear(f"{at}.mlp.experts.gate_proj", count * width, spec.hidden, False)
+            linear(f"{at}.mlp.experts.up_proj", count * width, spec.hidden, False)
+            linear(f"{at}.mlp.experts.down_proj", count * spec.hidden, width, False)
+            continue
         linear(f"{at}.mlp.gate_proj", spec.intermediate, spec.hidden, spec.mlp_bias)
         linear(f"{at}.mlp.up_proj", spec.intermediate, spec.hidden, spec.mlp_bias)
         linear(f"{at}.mlp.down_proj", spec.hidden, spec.intermediate, spec.mlp_bias)

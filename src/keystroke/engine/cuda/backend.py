@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
 from keystroke.config import Settings
-from keystroke.engine.backends import LoadRequest
+from keystroke.engine.backends import LoadArguments
 from keystroke.engine.checkpoint import ModelSpec, open_checkpoint
-from keystroke.engine.gpu_kind import other_gpu
-from keystroke.engine.library import silent
+from keystroke.engine.unsupported_gpu import unsupported_gpu
+from keystroke.engine.library import no_progress
 from keystroke.engine.locate import resolve, shipped_folders, table_for
 from keystroke.errors import ConfigError, KeystrokeError, ModelError
 
@@ -41,7 +41,7 @@ PRECISIONS: dict[str, GpuPrecision] = {
 def unavailable_reason() -> str | None:
     """Checks for the driver first: importing torch takes seconds."""
     if not _has_driver():
-        return other_gpu() or "no NVIDIA driver was found; check nvidia-smi"
+        return unsupported_gpu() or "no NVIDIA driver was found; check nvidia-smi"
     try:
         check_machine()
     except KeystrokeError as error:
@@ -51,7 +51,7 @@ def unavailable_reason() -> str | None:
 
 def check_machine() -> None:
     """Raises ConfigError or ModelError, saying what to do, unless the CUDA engine runs on this machine."""
-    if not _has_driver() and (other := other_gpu()) is not None:
+    if not _has_driver() and (other := unsupported_gpu()) is not None:
         raise ModelError(other)
     if importlib.util.find_spec("torch") is None:
         raise ConfigError("the CUDA engine needs the extra packages: pip install 'keystroke[cuda]'")
@@ -60,7 +60,7 @@ def check_machine() -> None:
     gpu_target(nvidia_gpu())
 
 
-def load(request: LoadRequest) -> Engine:
+def load(request: LoadArguments) -> Engine:
     check_machine()
     from keystroke.engine.cuda.engine import load_cuda
 
@@ -86,7 +86,7 @@ def report(model: str, settings: Settings) -> tuple[bool, str]:
     """Whether this machine's GPU, its driver and its memory suit `model`, and one sentence about it."""
     try:
         check_machine()
-        path = resolve(model, settings, silent)
+        path = resolve(model, settings, no_progress)
         named = table_for(model, settings)
         wanted = named.precision if named is not None else "auto"
         precision = _gpu_precision(wanted if wanted != "auto" else settings.model.precision)

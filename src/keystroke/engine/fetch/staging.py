@@ -26,7 +26,7 @@ _LOOK = 0.2  # seconds between looks at a lock, or at how much has come
 
 
 @contextmanager
-def staging(library: Path, name: str, source: str, progress: Progress) -> Iterator[Path]:
+def staging_folder(library: Path, name: str, source: str, progress: Progress) -> Iterator[Path]:
     """The folder in which `name` is fetched from `source`, held by this process alone. Waits, and says so,
     while another process holds it. What is in it stays if the block fails; the caller clears it at the end.
     Raises ConfigError where the library cannot be written."""
@@ -45,7 +45,7 @@ def staging(library: Path, name: str, source: str, progress: Progress) -> Iterat
         lock.release()
 
 
-def clear(folder: Path) -> None:
+def remove_folder(folder: Path) -> None:
     """Remove a finished download's folder. Its lock file stays: removing it would let two hold it."""
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -84,7 +84,7 @@ def folder_bytes(folder: Path) -> int:
 
 
 @contextmanager
-def watched(measure: Callable[[], int], total: int, what: str, progress: Progress) -> Iterator[None]:
+def report_progress(measure: Callable[[], int], total: int, what: str, progress: Progress) -> Iterator[None]:
     """Tell `progress` a few times a second how far `measure` has come, from a thread of its own: those who
     download have bars of their own, each in its own manner, and this is the one that is shown."""
     over = threading.Event()

@@ -17,14 +17,14 @@ from llguidance import LLMatcher, LLParserLimits
 
 from keystroke.engine.base import ModelInfo
 from keystroke.engine.grammar.constraint import Constraint
-from keystroke.engine.grammar.matcher import Compiled, Matcher
-from keystroke.engine.grammar.schema import endless_place, failing_place
-from keystroke.engine.grammar.vocabulary import Vocabulary, vocabulary_of
+from keystroke.engine.grammar.matcher import CompiledGrammar, Matcher
+from keystroke.engine.grammar.schema import endless_pointer, failing_pointer
+from keystroke.engine.grammar.vocabulary import Vocabulary, vocabulary_for
 from keystroke.engine.tokenizer import ByteTokenizer, Tokenizer
 from keystroke.errors import GrammarError
 
-PATIENCE = 10.0  # seconds; real grammars take milliseconds
-KEPT = 128  # compiled grammars, a few hundred kilobytes each
+COMPILE_TIMEOUT = 10.0  # seconds; real grammars take milliseconds
+MAX_COMPILED = 128  # compiled grammars, a few hundred kilobytes each
 _END = 256
 _BYTES = ByteTokenizer({"<end>": _END}, eos=_END)  # for texts that no model's tokens spell
 _STACK = 256 << 20  # bytes of address space; pages are taken as they are used
@@ -40,36 +40,38 @@ def matcher_for(
 ) -> Matcher:
     """A matcher at the beginning of `constraint`'s language. Compiles what is not kept, which takes
     milliseconds, and a second more for a tokenizer's first. Raises GrammarError or UnsupportedModel."""
-    vocabulary = vocabulary_of(tokenizer, info.eos)
+    vocabulary = vocabulary_for(tokenizer, info.eos)
     return Matcher(_compiled(constraint, vocabulary), vocabulary, may_end=may_end, free=constraint.free)
 
 
 def prepare(constraint: Constraint | None, tokenizer: Tokenizer, info: ModelInfo) -> None:
     """Have `constraint` compiled, or with None only the vocabulary read, so that a later `matcher_for` does
     not wait. Raises as `matcher_for` does. For a thread that may wait."""
-    vocabulary = vocabulary_of(tokenizer, info.eos)
+    vocabulary = vocabulary_for(tokenizer, info.eos)
     if constraint is not None:
         _compiled(constraint, vocabulary)
 
 
-def of_language(constraint: Constraint, text: str, *, patience: float = PATIENCE) -> bool:
+def matches_grammar(constraint: Constraint, text: str, *, patience: float = COMPILE_TIMEOUT) -> bool:
     """Whether `text` is a whole text of `constraint`'s language, byte by byte. False, too, where the grammar
     is refused or takes longer than `patience` to compile."""
     try:
-        vocabulary = vocabulary_of(_BYTES, frozenset({_END}))
+        vocabulary = vocabulary_for(_BYTES, frozenset({_END}))
         held = Matcher(_compiled(constraint, vocabulary, patience), vocabulary)
     except GrammarError:
         return False
     tokens = _BYTES.encode(text)
     try:
-        return held.advance(tokens) == len(tokens) and held.accepting
+        return held.advance(tokens) == len(tokens) and held.is_accepting
     finally:
         held.close()
 
 
-def _compiled(constraint: Constraint, vocabulary: Vocabulary, patience: float | None = None) -> Compiled:
-    promise = _shelf.ask(constraint, vocabulary)
-    patience = PATIENCE if patience is None else patience
+def _compiled(
+    constraint: Constraint, vocabulary: Vocabulary, patience: float | None = None
+) -> CompiledGrammar:
+    promise = _queue.submit(constraint, vocabulary)
+    patience = COMPILE_TIMEOUT if patience is None else patience
     try:
         return promise.result(patience)
     except TooLate:
@@ -77,14 +79,14 @@ def _compiled(constraint: Constraint, vocabulary: Vocabulary, patience: float | 
             f"{constraint.origin} takes longer than {patience:g} s to compile; make it simpler.",
             param=constraint.origin,
         ) from None
-    except _Refused as refused:
+    except _CompileError as refused:
         place = f" at {refused.place}" if refused.place else ""
         raise GrammarError(
             f"{constraint.origin} cannot be used{place}: {refused}.", param=constraint.origin
         ) from None
 
 
-class _Refused(Exception):
+class _CompileError(Exception):
     """Why a grammar cannot be compiled, in the compiler's words, and where."""
 
     def __init__(self, why: str, place: str | None = None) -> None:
@@ -92,28 +94,28 @@ class _Refused(Exception):
         self.place = place
 
 
-def compile_grammar(constraint: Constraint, vocabulary: Vocabulary) -> Compiled:
+def compile_grammar(constraint: Constraint, vocabulary: Vocabulary) -> CompiledGrammar:
     """Needs a deep stack. Raises _Refused."""
-    matcher = _tried(constraint.grammar, vocabulary)
+    matcher = _try_compile(constraint.grammar, vocabulary)
     if isinstance(matcher, str):
-        place = failing_place(constraint.parts, lambda part: _failure(part, vocabulary))
-        raise _Refused(matcher, place)
-    place = endless_place(constraint.parts)
+        place = failing_pointer(constraint.parts, lambda part: _failure(part, vocabulary))
+        raise _CompileError(matcher, place)
+    place = endless_pointer(constraint.parts)
     if place is not None:
-        raise _Refused("nothing can meet it: it contains itself without end", place)
-    return Compiled(matcher)
+        raise _CompileError("nothing can meet it: it contains itself without end", place)
+    return CompiledGrammar(matcher)
 
 
 def _failure(part: str, vocabulary: Vocabulary) -> str | None:
-    tried = _tried(f'{{"grammars":[{part}]}}', vocabulary)
+    tried = _try_compile(f'{{"grammars":[{part}]}}', vocabulary)
     return tried if isinstance(tried, str) else None
 
 
-def _tried(grammar: str, vocabulary: Vocabulary) -> LLMatcher | str:
+def _try_compile(grammar: str, vocabulary: Vocabulary) -> LLMatcher | str:
     """The compiled grammar, its first mask known to it; or why there is none."""
     matcher = LLMatcher(vocabulary.library, grammar, log_level=0, limits=_LIMITS)
     if matcher.is_error():
-        return _said(matcher.get_error())
+        return _summarise(matcher.get_error())
     if not matcher.is_stopped():  # an empty text may be all there is
         matcher.compute_bitmask()
         if matcher.is_error():
@@ -121,7 +123,7 @@ def _tried(grammar: str, vocabulary: Vocabulary) -> LLMatcher | str:
     return matcher
 
 
-def _said(error: str) -> str:
+def _summarise(error: str) -> str:
     """The compiler's complaint on one line: its first, and the last of a complaint about a pattern."""
     lines = [line.strip() for line in error.strip().splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith("<")]
@@ -132,25 +134,29 @@ def _said(error: str) -> str:
     return f"{first[:300]}: {reason}" if reason and reason not in first else first[:300]
 
 
-class _Shelf:
+class _CompileQueue:
     """What was compiled, by vocabulary and text; what is being compiled, once for all who ask."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[int, Constraint], tuple[Vocabulary, Future[Compiled]]] = OrderedDict()
-        self._asked: queue.SimpleQueue[tuple[Constraint, Vocabulary, Future[Compiled]]] = queue.SimpleQueue()
+        self._kept: OrderedDict[tuple[int, Constraint], tuple[Vocabulary, Future[CompiledGrammar]]] = (
+            OrderedDict()
+        )
+        self._asked: queue.SimpleQueue[tuple[Constraint, Vocabulary, Future[CompiledGrammar]]] = (
+            queue.SimpleQueue()
+        )
         self._thread: threading.Thread | None = None
 
-    def ask(self, constraint: Constraint, vocabulary: Vocabulary) -> Future[Compiled]:
+    def submit(self, constraint: Constraint, vocabulary: Vocabulary) -> Future[CompiledGrammar]:
         key = (id(vocabulary), constraint)  # the entry holds the vocabulary: its number stays its own
         with self._lock:
             found = self._kept.get(key)
             if found is not None:
                 self._kept.move_to_end(key)
                 return found[1]
-            promise: Future[Compiled] = Future()
+            promise: Future[CompiledGrammar] = Future()
             self._kept[key] = (vocabulary, promise)
-            while len(self._kept) > KEPT:
+            while len(self._kept) > MAX_COMPILED:
                 self._kept.popitem(last=False)
             if self._thread is None:
                 self._thread = _deep_thread(self._work)
@@ -177,4 +183,4 @@ def _deep_thread(work: object) -> threading.Thread:
     return thread
 
 
-_shelf = _Shelf()
+_queue = _CompileQueue()

@@ -40,7 +40,7 @@ class FreeText:
     pending: str
     begun: bytes
 
-    def place(self, text: bytes) -> bytes | None:
+    def state_key(self, text: bytes) -> bytes | None:
         """A name for where the free text `text` (all of it, or its last hundreds of tokens) ends; None where
         that is not known. Two texts of one name are followed by the same tokens."""
         if _patterned(self.opening).fullmatch(text):
@@ -140,7 +140,7 @@ def choice(words: Sequence[str], *, origin: str = "choice") -> Constraint:
     return lark("start: " + " | ".join(map(json.dumps, words)), origin=origin)
 
 
-def following(text: str, constraint: Constraint) -> Constraint:
+def with_prefix(text: str, constraint: Constraint) -> Constraint:
     """`text`, then what `constraint` says: for an answer whose beginning is given."""
     if not text:
         return constraint

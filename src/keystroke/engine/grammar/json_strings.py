@@ -60,7 +60,7 @@ _OPERATION = re.compile(
 )  # sets of sets; classes by name
 
 
-def in_json_string(grammar: str, origin: str = "grammar") -> str:
+def escape_grammar(grammar: str, origin: str = "grammar") -> str:
     """The Lark grammar of `grammar`'s texts as they stand between the quotes of a JSON string. Raises
     GrammarError where there is no exact counterpart; a grammar that is not regular fails to compile."""
 

@@ -23,7 +23,7 @@ _IDLE = 4  # automata kept for the answers to come
 _LONG = 8  # tokens in a row, each chosen out of most of the vocabulary, after which the next is thought to be
 
 
-class Compiled:
+class CompiledGrammar:
     """A compiled grammar, and automata that have walked it: what they learned makes the next walk quicker."""
 
     def __init__(self, fresh: LLMatcher) -> None:
@@ -38,7 +38,7 @@ class Compiled:
         except IndexError:
             return self._fresh.deep_copy()
 
-    def give_back(self, automaton: LLMatcher) -> None:
+    def release(self, automaton: LLMatcher) -> None:
         if len(self._idle) < _IDLE and not automaton.is_error() and automaton.reset():
             self._idle.append(automaton)
 
@@ -69,7 +69,7 @@ class Matcher:
 
     def __init__(
         self,
-        grammar: Compiled,
+        grammar: CompiledGrammar,
         vocabulary: Vocabulary,
         *,
         may_end: bool = True,
@@ -94,30 +94,30 @@ class Matcher:
         self._closed = False
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether nothing but the end may follow."""
         return self._automaton.is_stopped()
 
     @property
-    def failed(self) -> bool:
+    def has_failed(self) -> bool:
         """Whether the grammar gave up; `failure` says why."""
         return self.failure is not None
 
     @property
-    def accepting(self) -> bool:
+    def is_accepting(self) -> bool:
         """Whether what was consumed is whole: the answer may end here."""
         return self.failure is None and self._automaton.is_accepting()
 
-    def forced(self) -> Run:
+    def forced_tokens(self) -> Run:
         """The tokens that must come next, cut the way the tokenizer cuts text; often none."""
         if self._run is None:
             self._run, self._reached = (), 0
-            if not self.finished:
+            if not self.is_finished:
                 self._run = tuple(self._automaton.compute_ff_tokens())
                 self._note_failure()
                 if self._run and self._held_from is None:
                     self._held_from = len(self._tokens)
-        return () if self.failed else self._run[self._reached :]
+        return () if self.has_failed else self._run[self._reached :]
 
     @property
     def in_free_text(self) -> bool:
@@ -134,15 +134,15 @@ class Matcher:
     def _open(self) -> bool:
         """Whether there is a choice here."""
         self._rewind(0)
-        return not self.failed and not self.forced() and not self.finished
+        return not self.has_failed and not self.forced_tokens() and not self.is_finished
 
-    def takes(self, tokens: Sequence[int]) -> int:
+    def count_allowed(self, tokens: Sequence[int]) -> int:
         """How many of `tokens`, from the first on, may follow here."""
         self._rewind(0)
         taken = 0
         for token in tokens:
-            must = self.forced()
-            if self.finished or (must and token != must[0]) or not (must or self._takes(token)):
+            must = self.forced_tokens()
+            if self.is_finished or (must and token != must[0]) or not (must or self._allows(token)):
                 break
             taken += 1
             if token in self._vocabulary.ends:
@@ -152,20 +152,20 @@ class Matcher:
         self._rewind(0)
         return taken
 
-    def admit(self, draft: Sequence[int], limit: int) -> tuple[list[int], int]:
+    def filter_draft(self, draft: Sequence[int], limit: int) -> tuple[list[int], int]:
         """At most `limit` tokens to verify: `draft` as far as the grammar allows it, forced tokens in their
         places. Also how many of them are the drafter's own. Begins a step: rows are about this draft."""
         self._rewind(0)
         admitted: list[int] = []
         for token in draft:
-            must = self.forced()
-            if self.finished or (must and token != must[0]) or not (must or self._takes(token)):
+            must = self.forced_tokens()
+            if self.is_finished or (must and token != must[0]) or not (must or self._allows(token)):
                 break
             self._consume(token)
             self._walked += 1
             admitted.append(token)
         own = len(admitted)
-        admitted += self.forced()
+        admitted += self.forced_tokens()
         self._draft = admitted[:limit]
         self._rewind(0)
         return list(self._draft), min(own, limit)
@@ -176,8 +176,8 @@ class Matcher:
 
     def permits(self, index: int, token: int) -> bool:
         self._walk(index)
-        must = self.forced()
-        return not self.finished and (token == must[0] if must else self._takes(token))
+        must = self.forced_tokens()
+        return not self.is_finished and (token == must[0] if must else self._allows(token))
 
     def advance(self, tokens: Sequence[int]) -> int:
         """These were chosen. Returns how many of them belong to the answer: where nothing but the end may
@@ -185,9 +185,9 @@ class Matcher:
         self._rewind(0)
         taken = 0
         for token in tokens:
-            if self.finished:
+            if self.is_finished:
                 break
-            tight = len(self._tokens) in self._tight or bool(self.forced())
+            tight = len(self._tokens) in self._tight or bool(self.forced_tokens())
             self._streak = 0 if tight else self._streak + 1
             self._consume(token)
             taken += 1
@@ -217,17 +217,17 @@ class Matcher:
         """The answer has ended; the matcher is not used again. Idempotent."""
         if not self._closed:
             self._closed = True
-            self._grammar.give_back(self._automaton)
+            self._grammar.release(self._automaton)
 
     # One token
 
-    def _takes(self, token: int) -> bool:
+    def _allows(self, token: int) -> bool:
         if token in self._vocabulary.ends:
-            return self.accepting and self.may_end
+            return self.is_accepting and self.may_end
         return token < self._vocabulary.size and self._automaton.validate_tokens([token]) == 1
 
     def _consume(self, token: int) -> None:
-        self.forced()  # found now or never: what is forced must not depend on who asks, and when
+        self.forced_tokens()  # found now or never: what is forced must not depend on who asks, and when
         self._past.append((self._run, self._reached))
         self._tokens.append(token)
         assert self._run is not None
@@ -239,11 +239,11 @@ class Matcher:
 
     def _masked(self) -> Mask:
         mask = self._mask
-        must = self.forced()
+        must = self.forced_tokens()
         if must:
             mask[:] = 0
             _set(mask, must[0])
-        elif self.finished:
+        elif self.is_finished:
             self._only_ends()
         else:
             self._compute()
@@ -270,7 +270,7 @@ class Matcher:
         self._automaton.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
         self._note_failure()
         if place is not None and self.failure is None:
-            masks.keep(key, self._mask)
+            masks.store(key, self._mask)
 
     def _place(self) -> bytes | None:
         """Where free text stands; None elsewhere."""
@@ -280,7 +280,7 @@ class Matcher:
             self._held_from = len(self._tokens)
             return None
         pieces = self._vocabulary.bytes
-        return self._free.place(b"".join([pieces[token] for token in self._tokens[-_TAIL:]]))
+        return self._free.state_key(b"".join([pieces[token] for token in self._tokens[-_TAIL:]]))
 
     def _only_ends(self) -> None:
         self._mask[:] = 0

@@ -17,7 +17,7 @@ _LISTS = ("anyOf", "allOf", "oneOf", "prefixItems")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")
 
 
-def failing_place(parts: Sequence[str], failure: Callable[[str], str | None]) -> str | None:
+def failing_pointer(parts: Sequence[str], failure: Callable[[str], str | None]) -> str | None:
     """The innermost subschema that does not compile by itself, or None where that is the whole."""
     for part in parts:
         schema = json.loads(part).get("json_schema")
@@ -58,7 +58,7 @@ def _subschemas(schema: Any) -> Iterator[tuple[str, Any]]:
             yield f"/{key}", schema[key]
 
 
-def endless_place(parts: Sequence[str]) -> str | None:
+def endless_pointer(parts: Sequence[str]) -> str | None:
     """Where a schema asks for itself without end, so that no finite text meets it; None where it does not."""
     for part in parts:
         schema = json.loads(part).get("json_schema") if '"$ref"' in part else None

@@ -17,16 +17,18 @@ _DEEPEST = 100
 Inner = Callable[..., str | None]  # why a value does not meet a schema below; None where it does
 
 
-def unmet_text(schema: Mapping[str, Any], text: str) -> str | None:
+def text_violation(schema: Mapping[str, Any], text: str) -> str | None:
     """Why `text` is not JSON that meets `schema`; None where it is."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return "it is not JSON"
-    return unmet(schema, value)
+    return schema_violation(schema, value)
 
 
-def unmet(schema: Any, value: Any, *, root: Any = None, place: str = "", depth: int = 0) -> str | None:
+def schema_violation(
+    schema: Any, value: Any, *, root: Any = None, place: str = "", depth: int = 0
+) -> str | None:
     """Why `value` does not meet `schema`, and where; None where it does."""
     root = schema if root is None else root
     if schema is True or depth > _DEEPEST:
@@ -35,7 +37,7 @@ def unmet(schema: Any, value: Any, *, root: Any = None, place: str = "", depth: 
         return f"nothing may be at {place or '/'}" if schema is False else None
 
     def inner(below: Any, item: Any, name: str = "") -> str | None:
-        return unmet(below, item, root=root, place=f"{place}{name}", depth=depth + 1)
+        return schema_violation(below, item, root=root, place=f"{place}{name}", depth=depth + 1)
 
     at = place or "/"
     if isinstance(schema.get("$ref"), str) and (why := inner(_target(root, schema["$ref"]), value)):

@@ -36,7 +36,7 @@ class MaskCache:
                 self._masks.move_to_end(key)
             return found
 
-    def keep(self, key: Hashable, mask: Mask) -> None:
+    def store(self, key: Hashable, mask: Mask) -> None:
         with self._lock:
             self._masks[key] = mask.copy()
             while len(self._masks) > self._most:
@@ -84,7 +84,7 @@ _known: WeakKeyDictionary[Tokenizer, dict[frozenset[int], Vocabulary]] = WeakKey
 _lock = threading.Lock()
 
 
-def vocabulary_of(tokenizer: Tokenizer, ends: frozenset[int]) -> Vocabulary:
+def vocabulary_for(tokenizer: Tokenizer, ends: frozenset[int]) -> Vocabulary:
     """The vocabulary of `tokenizer` whose answers end with one of `ends`. Raises UnsupportedModel where no
     token does."""
     with _lock:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keystroke.config import Settings
-from keystroke.engine.backends import LoadRequest
-from keystroke.engine.checkpoint import Checkpoint, ModelSpec, extended, open_checkpoint
+from keystroke.engine.backends import LoadArguments
+from keystroke.engine.checkpoint import Checkpoint, ModelSpec, extend_context, open_checkpoint
 from keystroke.engine.checkpoint.digest import quick_digest
 from keystroke.engine.library import Progress
 from keystroke.engine.memory import available_bytes
@@ -20,8 +20,8 @@ from keystroke.errors import ConfigError, NotEnoughMemory
 
 if TYPE_CHECKING:
     from keystroke.engine.base import Engine
-    from keystroke.engine.onnx.kept_prefixes import KeptPrefixes
-    from keystroke.engine.onnx.stored import Stored
+    from keystroke.engine.onnx.disk_prefixes import DiskPrefixes
+    from keystroke.engine.onnx.stored import NativeWeights
 
 # A model that is not stored in blocks is quantised. Below this many parameters, four bits cost more quality
 # than they save time; above, memory traffic decides.
@@ -34,30 +34,30 @@ def unavailable_reason() -> str | None:
     return None
 
 
-def load(request: LoadRequest) -> Engine:
-    from keystroke.engine.onnx.convert import converted, stored_bytes
+def load(request: LoadArguments) -> Engine:
+    from keystroke.engine.onnx.convert import convert_model, converted_bytes
     from keystroke.engine.onnx.engine import OnnxEngine, OnnxGraph, OnnxOptions
     from keystroke.engine.onnx.precision import PRECISIONS
-    from keystroke.engine.onnx.stored import Stored, keeps_weights
+    from keystroke.engine.onnx.stored import NativeWeights, can_run_stored
 
     settings, progress, adapter = request.settings, request.progress, request.adapter
     precision, stored = request.precision, None
     with open_checkpoint(request.path) as checkpoint:
         if settings.engine.context > checkpoint.spec.context_length:
-            checkpoint.spec = extended(checkpoint.spec, settings.engine.context)
+            checkpoint.spec = extend_context(checkpoint.spec, settings.engine.context)
         spec = checkpoint.spec
         if adapter is not None:
             adapter.check(spec)
         if precision == "auto":
             smaller = "int4" if spec.parameters >= FOUR_BITS_FROM else "int8"
-            precision = "stored" if keeps_weights(checkpoint) else smaller
+            precision = "stored" if can_run_stored(checkpoint) else smaller
         if precision == "stored":
             model, stored = _as_stored(checkpoint, settings, progress, adapted=adapter is not None)
         else:
-            _check_memory(spec, stored_bytes(spec, PRECISIONS[precision]), precision)
+            _check_memory(spec, converted_bytes(spec, PRECISIONS[precision]), precision)
             own = None if precision == "fp32" else _operators(checkpoint, settings, progress)
-            stored = Stored(own, {}) if own is not None else None
-            model = converted(
+            stored = NativeWeights(own, {}) if own is not None else None
+            model = convert_model(
                 checkpoint,
                 precision=precision,
                 native=own is not None,
@@ -72,21 +72,27 @@ def load(request: LoadRequest) -> Engine:
         context_length=settings.engine.context or None,
         exact=settings.engine.exact,
         free_memory=available_bytes if settings.engine.kv_budget_mb is None else lambda: None,
-        kept=_kept_prefixes(request.path, made, settings),
+        disk_prefixes=_kept_prefixes(request.path, made, settings),
     )
     return OnnxEngine(OnnxGraph(model, spec, precision, stored, adapter), options)
 
 
 def _as_stored(
     checkpoint: Checkpoint, settings: Settings, progress: Progress, *, adapted: bool = False
-) -> tuple[Path, Stored | None]:
+) -> tuple[Path, NativeWeights | None]:
     """The graph that runs a model's matrices as they are stored, and what it is completed with where our own
     operators can be had. Raises ConfigError for matrices of other types."""
-    from keystroke.engine.onnx.convert import kept_as_stored
-    from keystroke.engine.onnx.stored import TYPES, Stored, keeps_weights, portable_bytes, stored_tables
+    from keystroke.engine.onnx.convert import convert_stored
+    from keystroke.engine.onnx.stored import (
+        TYPES,
+        NativeWeights,
+        can_run_stored,
+        portable_bytes,
+        stored_tables,
+    )
 
     spec, cache = checkpoint.spec, settings.paths.cache
-    if not keeps_weights(checkpoint):
+    if not can_run_stored(checkpoint):
         raise ConfigError(
             f"{spec.name} has matrices that are not stored as {', '.join(TYPES)}; "
             "set model.precision to int8 or int4, which converts them"
@@ -98,27 +104,27 @@ def _as_stored(
         sum(table.nbytes for table in tables.values()) if tables else portable_bytes(checkpoint),
         "stored",
     )
-    model = kept_as_stored(
+    model = convert_stored(
         checkpoint,
         native=own is not None,
         progress=lambda done, total: progress(f"laying out {spec.name}", done, total),
         cache=cache,
         adapted=adapted,
     )
-    return model, Stored(own, tables) if own is not None else None
+    return model, NativeWeights(own, tables) if own is not None else None
 
 
 def _operators(checkpoint: Checkpoint, settings: Settings, progress: Progress) -> Path | None:
     """Our own operators, compiled for this machine; None where there can be none, or none are wanted."""
-    from keystroke.engine.onnx.native import library, must_compile
-    from keystroke.engine.onnx.stored import suits_operators
+    from keystroke.engine.onnx.native import must_compile, operators_library
+    from keystroke.engine.onnx.stored import fits_native_operators
 
     cache = settings.paths.cache
-    if settings.engine.kernels != "auto" or not suits_operators(checkpoint):
+    if settings.engine.kernels != "auto" or not fits_native_operators(checkpoint):
         return None
     if compiling := must_compile(cache):
         progress("compiling operators for this processor", 0, 1)
-    own = library(cache)
+    own = operators_library(cache)
     if compiling:
         progress("compiling operators for this processor", 1, 1)
     return own
@@ -132,12 +138,12 @@ def _kv_budget(settings: Settings) -> int:
     return min(max((free or 2 << 30) // 2, 512 << 20), 16 << 30)
 
 
-def _kept_prefixes(path: Path, made: str, settings: Settings) -> KeptPrefixes | None:
+def _kept_prefixes(path: Path, made: str, settings: Settings) -> DiskPrefixes | None:
     """`made`: how the model is run."""
     limit = settings.engine.prefix_disk_mb << 20
     if not limit:
         return None
-    from keystroke.engine.onnx.kept_prefixes import KeptPrefixes
+    from keystroke.engine.onnx.disk_prefixes import DiskPrefixes
     from keystroke.engine.onnx.precision import FORMAT, OPERATORS
 
     # Everything that the values follow from: the weights, and what computes with them how.
@@ -145,7 +151,7 @@ def _kept_prefixes(path: Path, made: str, settings: Settings) -> KeptPrefixes | 
     how = (
         f"{made}/{FORMAT}/{OPERATORS}/{settings.engine.exact}/{settings.engine.context}/{platform.machine()}"
     )
-    return KeptPrefixes(settings.paths.cache / "prefixes", f"{quick_digest(files)}/{how}", limit)
+    return DiskPrefixes(settings.paths.cache / "prefixes", f"{quick_digest(files)}/{how}", limit)
 
 
 def _check_memory(spec: ModelSpec, need: int, precision: str) -> None:

@@ -30,7 +30,7 @@ class Blocks:
     offsets: Float32 | None
 
 
-def blocks_of(stored: UInt8, kind: str) -> Blocks:
+def read_blocks(stored: UInt8, kind: str) -> Blocks:
     """The rows of one matrix, `stored` [rows, bytes] being of GGUF's type `kind`."""
     return _READERS[kind](stored)
 

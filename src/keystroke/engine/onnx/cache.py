@@ -36,7 +36,7 @@ class CachedConversion:
     last_used: float  # seconds since the epoch
 
 
-class Cache:
+class ConversionCache:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 

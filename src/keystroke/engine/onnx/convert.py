@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import platformdirs
 
 from keystroke.engine.checkpoint import Checkpoint, ModelSpec, tensor_shapes
-from keystroke.engine.onnx.cache import Cache
+from keystroke.engine.onnx.cache import ConversionCache
 from keystroke.engine.onnx.precision import FORMAT, OPERATORS, PRECISIONS, STORED, Precision
 from keystroke.engine.onnx.stored import portable_bytes
 from keystroke.errors import ConfigError
@@ -29,7 +29,7 @@ MODEL, WEIGHTS = "model.onnx", "weights.bin"
 Progress = Callable[[int, int], None]
 
 
-def converted(
+def convert_model(
     checkpoint: Checkpoint,
     *,
     precision: str,
@@ -60,10 +60,12 @@ def converted(
         return made(checkpoint, chosen, sink, progress, adapted=adapted).model()
 
     settings = {"precision": asdict(chosen), "operators": OPERATORS if native else 0, **_adapted(adapted)}
-    return _kept(checkpoint, chosen.name, settings, build, stored_bytes(checkpoint.spec, chosen), cache)
+    return _cached_model(
+        checkpoint, chosen.name, settings, build, converted_bytes(checkpoint.spec, chosen), cache
+    )
 
 
-def kept_as_stored(
+def convert_stored(
     checkpoint: Checkpoint,
     *,
     native: bool,
@@ -85,8 +87,8 @@ def kept_as_stored(
         return PortableBuilder(checkpoint, STORED, sink, progress, adapted=adapted).model()
 
     settings = {"precision": "stored", "operators": OPERATORS if native else 0, **_adapted(adapted)}
-    room = small_bytes(checkpoint) + (0 if native else portable_bytes(checkpoint))
-    return _kept(checkpoint, "stored" if native else "portable", settings, build, room, cache)
+    room = graph_bytes(checkpoint) + (0 if native else portable_bytes(checkpoint))
+    return _cached_model(checkpoint, "stored" if native else "portable", settings, build, room, cache)
 
 
 def _adapted(adapted: bool) -> dict[str, object]:
@@ -94,7 +96,7 @@ def _adapted(adapted: bool) -> dict[str, object]:
     return {"adapted": 1} if adapted else {}
 
 
-def _kept(
+def _cached_model(
     checkpoint: Checkpoint,
     label: str,
     settings: Mapping[str, object],
@@ -115,15 +117,15 @@ def _kept(
     spec = repr(replace(checkpoint.spec, name=""))
     key = {"weights": checkpoint.fingerprint(), "spec": spec, "format": FORMAT, **settings}
     name = f"{checkpoint.spec.name}-{label}"
-    return model_cache(cache).entry(name, json.dumps(key, sort_keys=True), make, room) / MODEL
+    return conversion_cache(cache).entry(name, json.dumps(key, sort_keys=True), make, room) / MODEL
 
 
-def model_cache(folder: Path | None = None) -> Cache:
+def conversion_cache(folder: Path | None = None) -> ConversionCache:
     """The cache of converted models, at its usual place unless told otherwise."""
-    return Cache((folder or platformdirs.user_cache_path("keystroke", appauthor=False)) / "onnx")
+    return ConversionCache((folder or platformdirs.user_cache_path("keystroke", appauthor=False)) / "onnx")
 
 
-def stored_bytes(spec: ModelSpec, precision: Precision) -> int:
+def converted_bytes(spec: ModelSpec, precision: Precision) -> int:
     """About how many bytes the converted model takes on disk."""
     wide = 4 if precision.name == "fp32" else 2
     total = spec.vocab_size * spec.hidden * wide + 4 * spec.context_length * spec.head_dim
@@ -140,7 +142,7 @@ def stored_bytes(spec: ModelSpec, precision: Precision) -> int:
     return total + sum(4 * shape[0] for shape in shapes.values() if len(shape) == 1)
 
 
-def small_bytes(checkpoint: Checkpoint) -> int:
+def graph_bytes(checkpoint: Checkpoint) -> int:
     """What a graph takes besides its matrices: rotary tables, norms and biases in single precision."""
     spec = checkpoint.spec
     vectors = sum(shape[0] for shape in tensor_shapes(spec).values() if len(shape) == 1)

@@ -18,10 +18,10 @@ from keystroke.engine.base import Engine, EngineStats, Interrupt, ModelInfo
 from keystroke.engine.checkpoint import ModelSpec
 from keystroke.engine.cores import usable_cores
 from keystroke.engine.host import HostSession
-from keystroke.engine.onnx.kept_prefixes import KeptPrefixes
-from keystroke.engine.onnx.kv import Buffers, Pool
+from keystroke.engine.onnx.disk_prefixes import DiskPrefixes
+from keystroke.engine.onnx.kv import KvBuffers, KvPool
 from keystroke.engine.onnx.precision import MIN_ATTENTION_ROWS
-from keystroke.engine.onnx.stored import Stored
+from keystroke.engine.onnx.stored import NativeWeights
 from keystroke.engine.prefix import CachedPrefix, PrefixCache, common_prefix
 from keystroke.errors import EngineError, Interrupted, ModelDamaged, NotEnoughMemory
 
@@ -41,7 +41,7 @@ class OnnxGraph:
     file: Path
     spec: ModelSpec
     precision: str
-    stored: Stored | None = None  # for a graph that was built without its weights
+    stored: NativeWeights | None = None  # for a graph that was built without its weights
     adapter: AdapterFile | None = None  # for a graph that was built to take one
 
 
@@ -55,7 +55,9 @@ class OnnxOptions:
     exact: bool = True  # results do not depend on how tokens were grouped into runs
     # Bytes that the machine can still give; when they run short, cached prefixes are dropped, oldest first.
     free_memory: Callable[[], int | None] = lambda: None
-    kept: KeptPrefixes | None = None  # prefixes on disk, read when useful and written when the engine closes
+    disk_prefixes: DiskPrefixes | None = (
+        None  # prefixes on disk, read when useful and written when the engine closes
+    )
 
 
 DEFAULTS = OnnxOptions()
@@ -66,7 +68,7 @@ class OnnxEngine(Engine):
         """Raises ModelDamaged if ONNX Runtime cannot open the graph."""
         spec, stored, kv_budget = graph.spec, graph.stored, options.kv_budget
         self.spec = spec
-        self.kept = options.kept
+        self.disk_prefixes = options.disk_prefixes
         self._free_memory = options.free_memory
         self.exact = options.exact
         tables: dict[str, np.ndarray] = dict(stored.tables) if stored is not None else {}
@@ -78,14 +80,14 @@ class OnnxEngine(Engine):
         kv: np.dtype[np.floating] = np.dtype(np.float16 if "float16" in kinds["key.0"] else np.float32)
         self._padded = "pad" in kinds
         self._returns_kv = len(self._runtime.get_outputs()) > 1
-        self.pool = Pool(spec, kv, kv_budget, make_room=lambda: self.cache.drop_oldest())
+        self.pool = KvPool(spec, kv, kv_budget, make_room=lambda: self.cache.drop_oldest())
         width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
         self._pads = [np.zeros((1, rows, width), dtype=kv) for rows in range(MIN_ATTENTION_ROWS)]
         self._pad_values = [ort.OrtValue.ortvalue_from_numpy(pad) for pad in self._pads]
         # The whole budget: what sessions need is taken from the oldest prefixes when they need it.
-        self.cache: PrefixCache[Buffers] = PrefixCache(kv_budget, drop=self.pool.release)
+        self.cache: PrefixCache[KvBuffers] = PrefixCache(kv_budget, drop=self.pool.release)
         self.live: set[OnnxSession] = set()
-        self._scratch: dict[int, _Rows] = {}
+        self._scratch: dict[int, _RunInputs] = {}
         # One memory for the logits of any run: pages are taken as they are first written.
         self._logits_memory = np.empty((LOGIT_ROWS, spec.vocab_size), dtype=np.float32)
         self._logits: dict[int, tuple[np.ndarray, ort.OrtValue]] = {}
@@ -131,9 +133,9 @@ class OnnxEngine(Engine):
         self._closed = True
         for session in tuple(self.live):
             session.close()
-        if self.kept is not None:
+        if self.disk_prefixes is not None:
             for entry in self.cache.newest_first():
-                self.kept.save(entry.tokens, entry.payload, entry.scope)
+                self.disk_prefixes.save(entry.tokens, entry.payload, entry.scope)
         self.cache.clear()
         self._unwatch()
         self._scratch.clear()
@@ -143,32 +145,32 @@ class OnnxEngine(Engine):
 
     # For sessions
 
-    def heed_memory(self) -> None:
+    def release_memory(self) -> None:
         """Where the machine runs short, prefixes that nobody uses are the first to go."""
         while (free := self._free_memory()) is not None and free < RESERVE and self.cache.drop_oldest():
             pass
 
-    def recall(self, tokens: Sequence[int], scope: str, beyond: int) -> None:
+    def load_prefix(self, tokens: Sequence[int], scope: str, beyond: int) -> None:
         """Bring a prefix from disk into the cache, where it helps more than what is here."""
-        if self.kept is None:
+        if self.disk_prefixes is None:
             return
-        entry, length = self.kept.find(tokens, scope, beyond + WORTH_COPYING)
+        entry, length = self.disk_prefixes.find(tokens, scope, beyond + WORTH_COPYING)
         if entry is None:
             return
         try:
             buffers = self.pool.allocate(length + MIN_ATTENTION_ROWS)
         except NotEnoughMemory:
             return
-        if self.kept.load(entry, buffers, length):
+        if self.disk_prefixes.load(entry, buffers, length):
             self.cache.put(list(tokens[:length]), buffers, buffers.nbytes, scope)
         else:
             self.pool.release(buffers)
 
-    def spares(self, buffers: Buffers) -> bool:
+    def has_room_to_copy(self, buffers: KvBuffers) -> bool:
         """Whether there is room for a copy without letting anything go."""
         return self.pool.used + buffers.nbytes <= self.pool.budget // 2
 
-    def binding(self, buffers: Buffers) -> Binding:
+    def binding(self, buffers: KvBuffers) -> SessionBinding:
         binding = self._runtime.io_binding()
         binding.bind_ortvalue_input("last", self.last_value)
         for name, table in self._tables.items():
@@ -180,19 +182,19 @@ class OnnxEngine(Engine):
                 binding.bind_ortvalue_input(f"{kind}.{layer}", value)
                 if self._returns_kv:
                     binding.bind_ortvalue_output(f"new_{kind}.{layer}", value)
-        return Binding(binding)
+        return SessionBinding(binding)
 
     def padding(self, rows: int) -> int:
         return max(MIN_ATTENTION_ROWS - rows, 0) if self.exact and self._padded else 0
 
     def run(
-        self, bound: Binding, tokens: Sequence[int], start: int, rows: int, interrupt: Interrupt | None
+        self, bound: SessionBinding, tokens: Sequence[int], start: int, rows: int, interrupt: Interrupt | None
     ) -> np.ndarray:
         """One run of the graph. The logits returned are valid until the next run."""
         count = len(tokens)
         scratch = self._scratch.get(count)
         if scratch is None:
-            scratch = self._scratch[count] = _Rows(count)
+            scratch = self._scratch[count] = _RunInputs(count)
         found = self._logits.get(rows)
         if found is None:
             array = self._logits_memory[:rows]
@@ -204,7 +206,7 @@ class OnnxEngine(Engine):
             bound.shape = (count, rows, padding)
             binding = bound.binding
             binding.bind_ortvalue_input("input_ids", scratch.value)
-            binding.bind_ortvalue_input("logit_rows", scratch.asked(rows))
+            binding.bind_ortvalue_input("logit_rows", scratch.last_rows(rows))
             if self._padded:
                 binding.bind_ortvalue_input("count", scratch.count)
                 binding.bind_ortvalue_input("pad", self._pad_values[padding])
@@ -255,8 +257,8 @@ class OnnxSession(HostSession):
         super().__init__(engine.info.context_length, chunk=PREFILL_CHUNK, tail=TAIL)
         self._engine = engine
         self.scope = scope
-        self.buffers: Buffers | None = None
-        self._binding: Binding | None = None
+        self.buffers: KvBuffers | None = None
+        self._binding: SessionBinding | None = None
         engine.live.add(self)
 
     def fork(self) -> OnnxSession:
@@ -270,13 +272,13 @@ class OnnxSession(HostSession):
     def _forward(
         self, tokens: Sequence[int], start: int, rows: int, interrupt: Interrupt | None
     ) -> np.ndarray:
-        self._own(start, start + len(tokens) + self._engine.padding(len(tokens)))
+        self._ensure_buffers(start, start + len(tokens) + self._engine.padding(len(tokens)))
         assert self.buffers is not None
         if self._binding is None:
             self._binding = self._engine.binding(self.buffers)
         return self._engine.run(self._binding, tokens, start, rows, interrupt)
 
-    def _own(self, keep: int, length: int) -> None:
+    def _ensure_buffers(self, keep: int, length: int) -> None:
         """Make the buffers this session's alone and long enough, keeping the first `keep` tokens."""
         pool, held = self._engine.pool, self.buffers
         if held is not None and held.owners == 1 and held.capacity >= length:
@@ -293,8 +295,8 @@ class OnnxSession(HostSession):
     def _adopt(self, tokens: Sequence[int], own: int) -> int:
         engine = self._engine
         entry, shared = engine.cache.find(tokens, self.scope)
-        if engine.kept is not None and len(tokens) > max(own, shared) + WORTH_COPYING:
-            engine.recall(tokens, self.scope, max(own, shared))
+        if engine.disk_prefixes is not None and len(tokens) > max(own, shared) + WORTH_COPYING:
+            engine.load_prefix(tokens, self.scope, max(own, shared))
             entry, shared = engine.cache.find(tokens, self.scope)
         donor: OnnxSession | None = None
         for other in engine.live:
@@ -304,8 +306,8 @@ class OnnxSession(HostSession):
                 donor, shared = other, length
         if shared < own + WORTH_COPYING:
             return own
-        if donor is None and entry is not None and self._takes(entry, shared):
-            buffers = engine.cache.take(entry)
+        if donor is None and entry is not None and self._should_adopt(entry, shared):
+            buffers = engine.cache.remove(entry)
         else:
             lender = donor.buffers if donor is not None else entry.payload if entry is not None else None
             assert lender is not None
@@ -313,26 +315,26 @@ class OnnxSession(HostSession):
                 buffers = engine.pool.copy(lender, shared, len(tokens) + MIN_ATTENTION_ROWS)
             except NotEnoughMemory:
                 return own
-        self._let_go()
+        self._drop_buffers()
         self.buffers = buffers
         self._held = list(tokens[:shared])
         return shared
 
-    def _takes(self, entry: CachedPrefix[Buffers], shared: int) -> bool:
+    def _should_adopt(self, entry: CachedPrefix[KvBuffers], shared: int) -> bool:
         """Whether to take a prefix's memory over rather than copy from it: what it has beyond `shared` is
         lost then, which is as it should be for a key typed, and a pity for another turn of the same
         beginning."""
         lost = len(entry.tokens) - shared
-        if lost >= WORTH_SPARING and self._engine.spares(entry.payload):
+        if lost >= WORTH_SPARING and self._engine.has_room_to_copy(entry.payload):
             return False
         return 2 * shared >= len(entry.tokens)
 
     def _release(self) -> None:
         self._engine.live.discard(self)
-        self._let_go()
-        self._engine.heed_memory()
+        self._drop_buffers()
+        self._engine.release_memory()
 
-    def _let_go(self) -> None:
+    def _drop_buffers(self) -> None:
         """Part with the current buffers: into the cache if worth keeping, back to the pool otherwise."""
         buffers, self.buffers, self._binding = self.buffers, None, None
         if buffers is None:
@@ -344,7 +346,7 @@ class OnnxSession(HostSession):
             self._engine.pool.release(buffers)
 
 
-class Binding:
+class SessionBinding:
     """A session's memory as the runtime sees it, and the shape of run it was last bound for."""
 
     __slots__ = ("binding", "shape")
@@ -354,7 +356,7 @@ class Binding:
         self.shape: tuple[int, int, int] | None = None
 
 
-class _Rows:
+class _RunInputs:
     """The inputs of runs of one size: allocated once, written in place."""
 
     __slots__ = ("_asked", "count", "ids", "value")
@@ -365,7 +367,7 @@ class _Rows:
         self.count = ort.OrtValue.ortvalue_from_numpy(np.array([count], dtype=np.int64))
         self._asked: dict[int, ort.OrtValue] = {}
 
-    def asked(self, rows: int) -> ort.OrtValue:
+    def last_rows(self, rows: int) -> ort.OrtValue:
         """The indices of the last `rows` rows."""
         value = self._asked.get(rows)
         if value is None:
@@ -384,7 +386,7 @@ def _matrices(adapter: AdapterFile) -> dict[str, np.ndarray]:
     return found
 
 
-def _open(model: Path, threads: int, stored: Stored | None) -> ort.InferenceSession:
+def _open(model: Path, threads: int, stored: NativeWeights | None) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1

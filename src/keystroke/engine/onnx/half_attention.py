@@ -11,13 +11,13 @@ import onnx
 
 from keystroke.engine.onnx.graph import MICROSOFT, Builder
 
-OURS = "keystroke"
+DOMAIN = "keystroke"
 
 
 class HalfBuilder(Builder):
     """Converted matrices, read by the runtime's operators; attention by ours."""
 
-    domains = (MICROSOFT, OURS)
+    domains = (MICROSOFT, DOMAIN)
     returns_kv = False
     padding = 0
 
@@ -35,7 +35,7 @@ class HalfBuilder(Builder):
             "HalfAttention",
             [qkv, *self._rope(layer), f"key.{layer}", f"value.{layer}", "last"],
             [f"{name}.out"],
-            domain=OURS,
+            domain=DOMAIN,
             heads=spec.heads,
             kv_heads=spec.kv_heads,
             scale=spec.query_scale,

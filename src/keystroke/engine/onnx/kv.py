@@ -19,7 +19,7 @@ FIRST_CAPACITY = 256  # tokens; small enough that an idle session costs little
 NARROW_ROOM = 64  # tokens; what a session may still grow by where the budget is nearly spent
 
 
-class Buffers:
+class KvBuffers:
     """Keys and values of every layer, [1, kv_heads, capacity, head_dim] each."""
 
     __slots__ = ("arrays", "capacity", "nbytes", "owners", "values")
@@ -45,7 +45,7 @@ class Buffers:
         self.nbytes = sum(array.nbytes for array in self.arrays)
 
 
-class Pool:
+class KvPool:
     """Hands out buffers within a budget of bytes. Where it runs out it asks `make_room` to let something
     go, again and again while that answers True."""
 
@@ -72,23 +72,23 @@ class Pool:
             capacity += max(capacity // 2, FIRST_CAPACITY)
         return min(capacity, max(self.spec.context_length + MIN_ATTENTION_ROWS, length))
 
-    def allocate(self, length: int) -> Buffers:
+    def allocate(self, length: int) -> KvBuffers:
         capacity = self._afforded(length, 0)
         try:
-            buffers = Buffers(self.spec, self.dtype, capacity)
+            buffers = KvBuffers(self.spec, self.dtype, capacity)
         except MemoryError:
             raise self._refused(capacity) from None
         self.used += buffers.nbytes
         return buffers
 
-    def copy(self, buffers: Buffers, keep: int, length: int) -> Buffers:
+    def copy(self, buffers: KvBuffers, keep: int, length: int) -> KvBuffers:
         """Buffers of its own for `length` tokens, the first `keep` copied."""
         fresh = self.allocate(length)
         for source, target in zip(buffers.arrays, fresh.arrays, strict=True):
             target[:, :, :keep] = source[:, :, :keep]
         return fresh
 
-    def grow(self, buffers: Buffers, keep: int, length: int) -> None:
+    def grow(self, buffers: KvBuffers, keep: int, length: int) -> None:
         """Make room for `length` tokens in buffers that have one owner, keeping the first `keep`."""
         before = buffers.nbytes
         capacity = self._afforded(length, before)
@@ -98,11 +98,11 @@ class Pool:
             raise self._refused(capacity) from None
         self.used += buffers.nbytes - before
 
-    def share(self, buffers: Buffers) -> Buffers:
+    def share(self, buffers: KvBuffers) -> KvBuffers:
         buffers.owners += 1
         return buffers
 
-    def release(self, buffers: Buffers) -> None:
+    def release(self, buffers: KvBuffers) -> None:
         buffers.owners -= 1
         if buffers.owners == 0:
             self.used -= buffers.nbytes

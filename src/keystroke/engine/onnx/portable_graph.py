@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from keystroke.engine.checkpoint import EMBEDDING, Checkpoint
-from keystroke.engine.onnx.blocks import Blocks, blocks_of
+from keystroke.engine.onnx.blocks import Blocks, read_blocks
 from keystroke.engine.onnx.graph import MICROSOFT, Builder, Progress, WeightSink
 from keystroke.engine.onnx.precision import Precision
 
@@ -113,4 +113,4 @@ class PortableBuilder(Builder):
 
     def _blocks(self, source: str) -> Blocks:
         stored, kind = self.checkpoint.raw(source)
-        return blocks_of(np.asarray(stored, np.uint8), kind)
+        return read_blocks(np.asarray(stored, np.uint8), kind)

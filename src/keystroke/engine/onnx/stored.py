@@ -23,14 +23,14 @@ _LEAST_ROWS, _MOST_HEAD, _MOST_GROUP = 16, 256, 64
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class NativeWeights:
     """What completes a graph of stored weights: our operators, and every matrix by its name."""
 
     library: Path
     tables: dict[str, npt.NDArray[np.uint8]]
 
 
-def keeps_weights(checkpoint: Checkpoint) -> bool:
+def can_run_stored(checkpoint: Checkpoint) -> bool:
     """Whether every matrix is of a type that is run as it is stored."""
     shapes = tensor_shapes(checkpoint.spec)
     return all(
@@ -40,7 +40,7 @@ def keeps_weights(checkpoint: Checkpoint) -> bool:
     )
 
 
-def suits_operators(checkpoint: Checkpoint) -> bool:
+def fits_native_operators(checkpoint: Checkpoint) -> bool:
     """Whether our own operators take this model's heads."""
     spec = checkpoint.spec
     return spec.head_dim <= _MOST_HEAD and spec.heads // spec.kv_heads <= _MOST_GROUP

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 from keystroke.engine.checkpoint import EMBEDDING, Checkpoint
 from keystroke.engine.onnx.graph import Progress, WeightSink
-from keystroke.engine.onnx.half_attention import OURS, HalfBuilder
+from keystroke.engine.onnx.half_attention import DOMAIN, HalfBuilder
 from keystroke.engine.onnx.precision import Precision
 from keystroke.engine.onnx.stored import TYPES
 
@@ -36,7 +36,7 @@ class StoredBuilder(HalfBuilder):
     def _embed(self, ids: str) -> str:
         table, kind = self._stored(EMBEDDING)
         return self._node(
-            "StoredRows", [ids, table], ["embed"], domain=OURS, type=kind, width=self.spec.hidden
+            "StoredRows", [ids, table], ["embed"], domain=DOMAIN, type=kind, width=self.spec.hidden
         )[0]
 
     def _further_inputs(self) -> list[onnx.ValueInfoProto]:
@@ -66,7 +66,7 @@ class StoredBuilder(HalfBuilder):
             "StoredMatMul",
             [x, added, *(table for table, _ in tables)],
             [f"{name}.y"],
-            domain=OURS,
+            domain=DOMAIN,
             types=[kind for _, kind in tables],
             gated=int(gated),
         )[0]

@@ -2,16 +2,16 @@
 
 from keystroke.engine.remote.blocking import BlockingModel
 from keystroke.engine.remote.fim import RemoteFim, fim_for
-from keystroke.engine.remote.remote_model import Health, Listed, RemoteModel
+from keystroke.engine.remote.remote_model import Health, ListedModel, RemoteModel
 from keystroke.engine.remote.transport import Endpoint
-from keystroke.engine.remote.wire import Reasoning, StreamItem, ToolCallDelta, Usage
+from keystroke.engine.remote.wire import ReasoningDelta, StreamItem, ToolCallDelta, Usage
 
 __all__ = [
     "BlockingModel",
     "Endpoint",
     "Health",
-    "Listed",
-    "Reasoning",
+    "ListedModel",
+    "ReasoningDelta",
     "RemoteFim",
     "RemoteModel",
     "StreamItem",

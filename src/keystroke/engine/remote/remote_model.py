@@ -19,7 +19,7 @@ from keystroke.engine.base import Interrupt
 from keystroke.engine.generation import Chunk, Finish, GenerationParams
 from keystroke.engine.remote import wire
 from keystroke.engine.remote.fim import RemoteFim, fim_for
-from keystroke.engine.remote.transport import Endpoint, Transport, Watch
+from keystroke.engine.remote.transport import Endpoint, InterruptibleWait, Transport
 from keystroke.engine.remote.wire import StreamItem
 from keystroke.errors import (
     ConfigError,
@@ -33,7 +33,7 @@ from keystroke.errors import (
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedModel:
     """A model that a server offers; `context_length` where it says so."""
 
     id: str
@@ -46,7 +46,7 @@ class Health:
 
     ok: bool
     seconds: float
-    models: tuple[Listed, ...] = ()
+    models: tuple[ListedModel, ...] = ()
     detail: str = ""
 
 
@@ -113,10 +113,10 @@ class RemoteModel:
             async for item in items:
                 yield item
 
-    async def models(self, interrupt: Interrupt | None = None) -> tuple[Listed, ...]:
+    async def models(self, interrupt: Interrupt | None = None) -> tuple[ListedModel, ...]:
         """What the server offers."""
-        with Watch(interrupt or Interrupt()) as watch:
-            answer = await self._transport.fetch("/models", watch, self.endpoint.read_timeout)
+        with InterruptibleWait(interrupt or Interrupt()) as watch:
+            answer = await self._transport.get_json("/models", watch, self.endpoint.read_timeout)
         rows = answer.get("data")
         if not isinstance(rows, list):
             raise EngineError(f"{self._transport.name} did not list its models")
@@ -154,7 +154,7 @@ class RemoteModel:
         self, path: str, body: dict[str, Any], interrupt: Interrupt
     ) -> AsyncGenerator[StreamItem, None]:
         try:
-            with Watch(interrupt) as watch:
+            with InterruptibleWait(interrupt) as watch:
                 async with self._opened(path, body, watch) as response:
                     async for item in self._items(response, watch):
                         yield item
@@ -163,7 +163,7 @@ class RemoteModel:
 
     @asynccontextmanager
     async def _opened(
-        self, path: str, body: dict[str, Any], watch: Watch
+        self, path: str, body: dict[str, Any], watch: InterruptibleWait
     ) -> AsyncGenerator[httpx.Response, None]:
         """The server's response; a field that it refuses is left out from then on."""
         for refused in self._refused:
@@ -184,7 +184,9 @@ class RemoteModel:
                 yield response
                 return
 
-    async def _items(self, response: httpx.Response, watch: Watch) -> AsyncGenerator[StreamItem, None]:
+    async def _items(
+        self, response: httpx.Response, watch: InterruptibleWait
+    ) -> AsyncGenerator[StreamItem, None]:
         reader = wire.AnswerReader()
         async with aclosing(self._payloads(response, watch)) as payloads:
             async for payload in payloads:
@@ -195,10 +197,12 @@ class RemoteModel:
             raise Unavailable(f"{self._transport.name} broke off in the middle of the answer; ask again")
         yield last
 
-    async def _payloads(self, response: httpx.Response, watch: Watch) -> AsyncGenerator[str, None]:
+    async def _payloads(
+        self, response: httpx.Response, watch: InterruptibleWait
+    ) -> AsyncGenerator[str, None]:
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind == "application/json":  # a server that does not stream answers all at once
-            whole = await self._next(self._transport.body(response), watch, first=True)
+            whole = await self._next(self._transport.read_body(response), watch, first=True)
             yield whole.decode("utf-8", "replace")
             return
         if kind not in ("text/event-stream", ""):
@@ -208,7 +212,7 @@ class RemoteModel:
             )
         sse = wire.SseDecoder()
         first = True
-        async with aclosing(self._transport.parts(response)) as parts:
+        async with aclosing(self._transport.stream_body(response)) as parts:
             while part := await self._next(anext(parts, b""), watch, first):
                 for payload in sse.feed(part):
                     first = False
@@ -216,7 +220,7 @@ class RemoteModel:
         if (rest := sse.close()) is not None:
             yield rest
 
-    async def _next(self, work: Any, watch: Watch, first: bool) -> bytes:
+    async def _next(self, work: Any, watch: InterruptibleWait, first: bool) -> bytes:
         limit = self.endpoint.first_token_timeout if first else self.endpoint.read_timeout
         what = "sent no token" if first else "fell silent in the middle of the answer"
         data: bytes = await watch.wait(
@@ -243,8 +247,8 @@ def _about_suffix(error: KeystrokeError) -> bool:
     )
 
 
-def _listed(row: dict[str, Any]) -> Listed:
+def _listed(row: dict[str, Any]) -> ListedModel:
     meta = row.get("meta")
     candidates = [row.get("max_model_len"), row.get("context_length"), row.get("context_window")]
     candidates += [meta.get("n_ctx"), meta.get("n_ctx_train")] if isinstance(meta, dict) else []
-    return Listed(row["id"], next((c for c in candidates if isinstance(c, int)), None))
+    return ListedModel(row["id"], next((c for c in candidates if isinstance(c, int)), None))

@@ -79,7 +79,7 @@ class Endpoint:
         return os.environ.get(self.api_key_env, "").strip() or None if self.api_key_env else None
 
 
-class Watch:
+class InterruptibleWait:
     """Waits, one at a time, each ended by its own limit or by an interrupt from any thread."""
 
     def __init__(self, interrupt: Interrupt) -> None:
@@ -87,7 +87,7 @@ class Watch:
         self._loop = asyncio.get_running_loop()
         self._scope: asyncio.Timeout | None = None
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> InterruptibleWait:
         self.interrupt.add_callback(self._thrown)
         return self
 
@@ -134,10 +134,10 @@ class Transport:
 
     @asynccontextmanager
     async def open(
-        self, method: str, path: str, body: Mapping[str, Any] | None, watch: Watch
+        self, method: str, path: str, body: Mapping[str, Any] | None, watch: InterruptibleWait
     ) -> AsyncIterator[httpx.Response]:
         """A response with a good status, its body still to be read. Leaving before its end cuts it."""
-        client, response = await self._answered(method, path, body, watch)
+        client, response = await self._send(method, path, body, watch)
         finished = False
         try:
             yield response
@@ -145,21 +145,21 @@ class Transport:
         finally:
             await self._give_back(client, response, finished)
 
-    async def fetch(self, path: str, watch: Watch, seconds: float) -> dict[str, Any]:
+    async def get_json(self, path: str, watch: InterruptibleWait, seconds: float) -> dict[str, Any]:
         """The JSON object that a GET answers with."""
         async with self.open("GET", path, None, watch) as response:
             late = f"{self.name} did not answer within {seconds:g} s"
-            return wire.decode_object(await watch.wait(self.body(response), seconds, late))
+            return wire.decode_object(await watch.wait(self.read_body(response), seconds, late))
 
-    async def body(self, response: httpx.Response) -> bytes:
+    async def read_body(self, response: httpx.Response) -> bytes:
         parts = bytearray()
-        async for part in self.parts(response):
+        async for part in self.stream_body(response):
             parts += part
             if len(parts) > MAX_BODY_BYTES:
                 raise EngineError(f"{self.name} answered with more than {MAX_BODY_BYTES >> 20} MiB")
         return bytes(parts)
 
-    async def parts(self, response: httpx.Response) -> AsyncGenerator[bytes, None]:
+    async def stream_body(self, response: httpx.Response) -> AsyncGenerator[bytes, None]:
         try:
             async for part in response.aiter_bytes():
                 if part:
@@ -176,8 +176,8 @@ class Transport:
 
     # ── opening ──────────────────────────────────────────────────────────────────────────────
 
-    async def _answered(
-        self, method: str, path: str, body: Mapping[str, Any] | None, watch: Watch
+    async def _send(
+        self, method: str, path: str, body: Mapping[str, Any] | None, watch: InterruptibleWait
     ) -> tuple[httpx.AsyncClient, httpx.Response]:
         content = msgspec.json.encode(body) if body is not None else None
         for attempt in range(self.endpoint.retries + 1):
@@ -265,10 +265,10 @@ class Transport:
             why = _why(error)
         return Unavailable(f"{self.url} cannot be reached ({why}); is the server running there?")
 
-    async def _refusal(self, response: httpx.Response, watch: Watch) -> KeystrokeError:
+    async def _refusal(self, response: httpx.Response, watch: InterruptibleWait) -> KeystrokeError:
         status = response.status_code
         try:
-            raw = await watch.wait(self.body(response), self.endpoint.read_timeout, "")
+            raw = await watch.wait(self.read_body(response), self.endpoint.read_timeout, "")
         except EngineError:
             watch.interrupt.check()
             raw = b""
@@ -296,7 +296,7 @@ class Transport:
         if 300 <= status < 400:
             target = wire.excerpt(response.headers.get("location", "elsewhere").encode())
             return ConfigError(f"{self.name} moved to {target}; use that address as base_url")
-        error = wire.failure(message, code)
+        error = wire.request_error(message, code)
         if isinstance(error, ContextOverflow):
             return error
         if 400 <= status < 500:
@@ -350,4 +350,4 @@ def _retry_after(value: str | None) -> float | None:
         return None
 
 
-__all__ = ["Endpoint", "Transport", "Watch"]
+__all__ = ["Endpoint", "InterruptibleWait", "Transport"]

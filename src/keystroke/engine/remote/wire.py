@@ -32,7 +32,7 @@ class ToolCallDelta:
 
 
 @dataclass(frozen=True, slots=True)
-class Reasoning:
+class ReasoningDelta:
     """Thinking that the server reports apart from the answer."""
 
     text: str
@@ -47,7 +47,7 @@ class Usage:
     cached_tokens: int
 
 
-StreamItem = Chunk | ToolCallDelta | Reasoning | Usage
+StreamItem = Chunk | ToolCallDelta | ReasoningDelta | Usage
 
 
 class SseDecoder:
@@ -104,7 +104,7 @@ class AnswerReader:
             return
         event = decode_object(payload.encode())
         if (error := event.get("error")) or event.get("object") == "error":
-            raise failure(error_message(error or event), None)
+            raise request_error(error_message(error or event), None)
         usage = event.get("usage")
         choices = event.get("choices")
         if isinstance(choices, list) and choices:
@@ -127,7 +127,7 @@ class AnswerReader:
             raise EngineError("the server sent a delta that is not an object")
         thought = delta.get("reasoning_content") or delta.get("reasoning")
         if isinstance(thought, str) and thought:
-            yield Reasoning(thought)
+            yield ReasoningDelta(thought)
         text = delta.get("content") or choice.get("text")
         if isinstance(text, str) and text:
             yield Chunk(text=text, tokens=(), logprobs=(), finish=None)
@@ -263,7 +263,7 @@ _OVERFLOW = (
 )
 
 
-def failure(message: str, code: object) -> EngineError | UsageError:
+def request_error(message: str, code: object) -> EngineError | UsageError:
     """The error for a refusal of the request itself, or for one that came in the middle of a stream."""
     if code == "context_length_exceeded" or any(mark in message.lower() for mark in _OVERFLOW):
         return ContextOverflow(f"the prompt does not fit the model's context: {message}")

@@ -1,8 +1,8 @@
-"""Drafters: guesses at the tokens to come, which the engine verifies in one step."""
+"""Drafters: they propose tokens, which the engine verifies in one step."""
 
 from __future__ import annotations
 
-from keystroke.engine.speculative.adaptive import AdaptiveDrafter, drafter_for, guesses_of
+from keystroke.engine.speculative.adaptive import AdaptiveDrafter, drafter_for, engine_drafter
 from keystroke.engine.speculative.base import MAX_DRAFT, Drafter
 from keystroke.engine.speculative.combined import CombinedDrafter
 from keystroke.engine.speculative.cost import cost_table, measure_verify_cost, verify_cost
@@ -20,7 +20,7 @@ __all__ = [
     "SuffixDrafter",
     "cost_table",
     "drafter_for",
-    "guesses_of",
+    "engine_drafter",
     "measure_verify_cost",
     "verify_cost",
 ]

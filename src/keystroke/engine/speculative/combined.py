@@ -1,6 +1,6 @@
-"""Several drafters in order of preference: the first that has a guess is heard.
+"""Several drafters in order of preference: the first that has a proposal is used.
 
-Every drafter sees the whole sequence; only the one that spoke hears what became of its draft.
+Every drafter observes the whole sequence; only the one whose draft was used is told its result.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from keystroke.engine.speculative.base import Drafter
 class CombinedDrafter(Drafter):
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self._drafters = tuple(drafters)
-        self.speaker: int | None = None  # which drafter made the last proposal
+        self.chosen_index: int | None = None  # which drafter made the last proposal
 
-    def choose_by(self, sampling: Sampling) -> None:
+    def set_sampling(self, sampling: Sampling) -> None:
         for drafter in self._drafters:
-            drafter.choose_by(sampling)
+            drafter.set_sampling(sampling)
 
     def begin(self, prompt: Sequence[int]) -> None:
         for drafter in self._drafters:
@@ -32,12 +32,12 @@ class CombinedDrafter(Drafter):
         for index, drafter in enumerate(self._drafters):
             draft = drafter.propose(tokens, limit)
             if len(draft):
-                self.speaker = index
+                self.chosen_index = index
                 self.strength = drafter.strength
                 return draft
-        self.speaker = None
+        self.chosen_index = None
         return ()
 
-    def verified(self, drafted: int, accepted: int, seconds: float) -> None:
-        if self.speaker is not None:
-            self._drafters[self.speaker].verified(drafted, accepted, seconds)
+    def record_result(self, drafted: int, accepted: int, seconds: float) -> None:
+        if self.chosen_index is not None:
+            self._drafters[self.chosen_index].record_result(drafted, accepted, seconds)

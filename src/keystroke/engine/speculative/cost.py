@@ -1,7 +1,6 @@
-"""What verifying several rows costs on this machine.
+"""Measures what it costs an engine to verify several rows in one step.
 
-Measures an engine through its contract alone, in under half a second on a small model, and leaves no
-session behind. The result is a plain tuple, to be kept beside the model.
+Takes under half a second on a small model. The result is kept for as long as the engine exists.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from weakref import WeakKeyDictionary
 from keystroke.engine.base import Engine, Session
 from keystroke.engine.speculative.base import MAX_DRAFT
 
-# In an order that tells most first, should time run out: the cost of the smallest drafts, and the slope.
+# The most informative first, in case time runs out: the cost of the smallest drafts, and the slope.
 _ROWS = (1, 4, 16, 2, 8, MAX_DRAFT + 1)
 _ENOUGH = 3
 _CONTEXT = 32
@@ -22,22 +21,21 @@ _measured: WeakKeyDictionary[Engine, tuple[float, ...]] = WeakKeyDictionary()
 
 
 def verify_cost(engine: Engine) -> tuple[float, ...]:
-    """The costs measured for this engine, or until they are, those of a small model on two laptop cores:
-    dearer than most, so that drafts are short rather than slow. An engine that drafts by itself has cheap
-    rows."""
+    """The costs measured for this engine. Before that, those of a small model on two laptop cores, which are
+    higher than most, so that drafts are short; an engine with a draft of its own has cheap rows."""
     return _measured.get(engine, CHEAP if engine.drafts else CAUTIOUS)
 
 
 def remember_cost(engine: Engine, table: Sequence[float]) -> None:
-    """Costs that were measured where the engine really is."""
+    """Store costs that were measured elsewhere, for an engine in another process."""
     _measured[engine] = tuple(table)
 
 
 def measure_verify_cost(
     engine: Engine, seconds: float = 0.4, clock: Callable[[], float] = time.perf_counter
 ) -> tuple[float, ...]:
-    """`cost[n]`: the time of a step over n rows in units of a step over one; cost[0] is 0. When `seconds`
-    run out it stops, and extrapolates from what it has. Remembered for `verify_cost`."""
+    """`cost[n]`: the time of a step over n rows, divided by that of a step over one row; cost[0] is 0. Stops
+    after `seconds` and extrapolates from what was measured. Stored for `verify_cost`."""
     limit = min(engine.info.context_length // 2, _CONTEXT)
     measured: dict[int, float] = {1: 1.0} if limit < 2 else {}
     deadline = clock() + seconds
@@ -46,7 +44,7 @@ def measure_verify_cost(
         for rows in _ROWS:
             if limit + rows >= engine.info.context_length:
                 continue
-            # Tokens no model would choose: what is measured is the rows, not luck.
+            # Tokens that no model would choose, so that none is accepted.
             draft = [(7 * i + 3) % engine.info.vocab_size for i in range(rows - 1)]
             if len(measured) < _ENOUGH or clock() < deadline:
                 measured[rows] = min(
@@ -64,8 +62,8 @@ def _timed(session: Session, length: int, draft: Sequence[int], clock: Callable[
 
 
 def cost_table(seconds: Mapping[int, float]) -> tuple[float, ...]:
-    """A cost for every number of rows, drawn straight between those measured and never falling.
-    `seconds` must hold one row; beyond the last, the last slope goes on."""
+    """A cost for every number of rows, interpolated linearly and never decreasing. `seconds` must contain
+    one row; beyond the last measurement the last slope continues."""
     known = sorted(seconds)
     unit = max(seconds[1], 1e-9)
     points = [(rows, seconds[rows] / unit) for rows in known]

@@ -20,11 +20,11 @@ Choose = Callable[[Float32, int], int]  # logits over the head's vocabulary, pla
 
 
 class ReferenceHead:
-    """Entry i of its memory stands for the feature of token i together with token i + 1."""
+    """Entry i of its memory is for the feature of token i and token i + 1."""
 
     def __init__(self, weights: HeadWeights, spec: ModelSpec, embedding: Float32) -> None:
         """`embedding` is the target's, [vocabulary, hidden]. Raises UsageError for another target's head."""
-        weights.config.fits(spec)
+        weights.config.check_target(spec)
         self.config, self.vocabulary = weights.config, weights.vocabulary
         self._embedding = embedding
         self._matrices = {name: weights.matrix(name) for name in weights.matrices}
@@ -39,7 +39,7 @@ class ReferenceHead:
         return len(self._keys)
 
     def forget(self, length: int) -> None:
-        """Keep the first `length` entries. What the newest gave is gone: observe before drafting again."""
+        """Keep the first `length` entries. Call `observe` before drafting again."""
         del self._keys[length:], self._values[length:]
 
     def observe(self, features: Float32, tokens: Sequence[int]) -> None:
@@ -49,7 +49,7 @@ class ReferenceHead:
             self._last = self._pass(self._matrices["fuse"] @ even.reshape(-1), token)
 
     def draft(self, count: int, choose_row: Choose) -> list[int]:
-        """Guesses at the tokens behind the last that was observed. Leaves the memory as it was."""
+        """Draft the tokens after the last observed one. The memory is unchanged afterwards."""
         length, result = self.length, self._last
         drafted: list[int] = []
         for place in range(count):
@@ -64,7 +64,7 @@ class ReferenceHead:
         return scores
 
     def _pass(self, stream: Float32, token: int) -> Float32:
-        """The layer's result for a token and the stream before it; its key and value are remembered."""
+        """The layer's result for a token and the stream before it; stores its key and value."""
         c, m = self.config, self._matrices
         x = np.concatenate(
             (self._normed(self._embedding[token], "token_norm"), self._normed(stream, "hidden_norm"))

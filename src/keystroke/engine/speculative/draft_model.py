@@ -1,8 +1,8 @@
-"""A smaller model drafts for a larger one.
+"""A smaller model of the same vocabulary drafts for a larger one.
 
-Owns a session of the small engine and nothing else. It chooses with the same noise at the same positions
-as the large model will, so the two agree whenever their distributions put the same token first. A paced one
-drafts as far as that pays: it knows what its steps and a verification take, and how often it was right.
+It samples with the same noise at the same positions as the large model, so that both choose the same token
+wherever their distributions rank it first. A paced drafter limits its drafts to the length that pays, from
+the measured time of its steps and of a verification, and its acceptance rate.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from keystroke.engine.base import GREEDY, Engine, Sampling, Session
 from keystroke.engine.speculative.base import MAX_DRAFT, Drafter
 from keystroke.errors import ContextOverflow, NotEnoughMemory, UsageError
 
-_HOPED = 0.8  # how often a drafted token is right, before anything is known
-_PACE = 0.05
-_RETRY = 64  # proposals held back before it is tried again
+_ASSUMED = 0.8  # assumed acceptance rate before anything is measured
+_RATE = 0.05
+_RETRY = 64  # proposals withheld before the next attempt
 
-# One session serves all answers that a small engine drafts for: it finds their common text again by itself.
+# One session per draft engine serves all answers; it reuses their common prefixes.
 _sessions: WeakKeyDictionary[Engine, Session] = WeakKeyDictionary()
 
 
@@ -39,10 +39,10 @@ class ModelDrafter(Drafter):
         self._sampling = sampling
         self._paced = paced
         self._eos = engine.info.eos
-        self._right = _HOPED
-        self._own = 0.0  # seconds for each token drafted
-        self._verify = 0.0  # seconds for a verification
-        self._silent = 0
+        self._acceptance = _ASSUMED
+        self._step_seconds = 0.0  # seconds for each token drafted
+        self._verify_seconds = 0.0  # seconds for a verification
+        self._withheld = 0
 
     @classmethod
     def shared(cls, engine: Engine, target: Engine) -> ModelDrafter:
@@ -51,11 +51,11 @@ class ModelDrafter(Drafter):
             _sessions[engine] = engine.session()
         return cls(engine, target, session=_sessions[engine], paced=True)
 
-    def choose_by(self, sampling: Sampling) -> None:
-        self._sampling = replace(sampling, logprobs=None)  # of drafts nobody asks
+    def set_sampling(self, sampling: Sampling) -> None:
+        self._sampling = replace(sampling, logprobs=None)  # drafts need none
 
     def propose(self, tokens: Sequence[int], limit: int) -> Sequence[int]:
-        limit = self._worth(limit) if self._paced else limit
+        limit = self._best_length(limit) if self._paced else limit
         if limit == 0:
             return ()
         draft: list[int] = []
@@ -67,39 +67,41 @@ class ModelDrafter(Drafter):
                 if draft[-1] in self._eos:
                     break
         except (ContextOverflow, NotEnoughMemory):
-            pass  # the small model may have less room; the large one goes on without it
+            pass  # the small model may have less room; continue without its draft
         if draft:
-            self._own = _toward(self._own, (time.perf_counter() - started) / len(draft))
+            self._step_seconds = _running_mean(
+                self._step_seconds, (time.perf_counter() - started) / len(draft)
+            )
         return draft
 
-    def verified(self, drafted: int, accepted: int, seconds: float) -> None:
-        self._verify = _toward(self._verify, seconds)
+    def record_result(self, drafted: int, accepted: int, seconds: float) -> None:
+        self._verify_seconds = _running_mean(self._verify_seconds, seconds)
         for right in [1.0] * accepted + [0.0] * (accepted < drafted):
-            self._right += _PACE * (right - self._right)
+            self._acceptance += _RATE * (right - self._acceptance)
 
     def close(self) -> None:
         self._session.close()
 
-    def _worth(self, limit: int) -> int:
-        """The length with the most tokens a second, 0 if plain steps give more."""
-        if not self._own or not self._verify:
-            return min(limit, 4)  # a first look
-        best, best_rate = 0, 1.0 / self._verify
+    def _best_length(self, limit: int) -> int:
+        """The draft length with the most expected tokens per second; 0 if plain steps are faster."""
+        if not self._step_seconds or not self._verify_seconds:
+            return min(limit, 4)  # a first measurement
+        best, best_rate = 0, 1.0 / self._verify_seconds
         expected, power = 1.0, 1.0
         for length in range(1, min(limit, MAX_DRAFT) + 1):
-            power *= self._right
+            power *= self._acceptance
             expected += power
-            rate = expected / (self._verify + length * self._own)
+            rate = expected / (self._verify_seconds + length * self._step_seconds)
             if rate > best_rate:
                 best, best_rate = length, rate
-        self._silent = 0 if best else self._silent + 1
-        if self._silent > _RETRY:  # text changes: what could not be guessed may be guessed now
-            self._silent, self._right = 0, _HOPED
+        self._withheld = 0 if best else self._withheld + 1
+        if self._withheld > _RETRY:  # the text may have become easier to predict
+            self._withheld, self._acceptance = 0, _ASSUMED
         return best
 
 
 def check_draft(engine: Engine, target: Engine) -> None:
-    """Raises UsageError unless `engine` speaks the same tokens as `target`."""
+    """Raises UsageError unless both engines have a vocabulary of the same size."""
     if engine.info.vocab_size != target.info.vocab_size:
         raise UsageError(
             f"'{engine.info.name}' cannot draft for '{target.info.name}': their vocabularies differ "
@@ -107,6 +109,6 @@ def check_draft(engine: Engine, target: Engine) -> None:
         )
 
 
-def _toward(known: float, seen: float) -> float:
+def _running_mean(known: float, seen: float) -> float:
     """A running mean that one slow step hardly moves."""
     return known + 0.1 * (min(seen, 3.0 * known) - known) if known else seen

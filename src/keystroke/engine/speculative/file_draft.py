@@ -1,8 +1,8 @@
-"""The original file as the draft of its edited version.
+"""Drafts an edited file from its original.
 
-Walks a cursor through the source beside the output. While they agree the source is the draft; after they
-part, the cursor goes where the last few tokens of the output stand in the source, nearest to where it was:
-behind what was deleted, at the same place after an insertion, past what was replaced.
+A cursor moves through the source along with the output. While they agree, the source is the draft. After they
+diverge, the cursor jumps to where the last few tokens of the output occur in the source, nearest to where it
+was: behind deleted text, at the same position after an insertion, past replaced text.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 from keystroke.engine.speculative.base import Drafter
 
-_TRUSTED = 3  # tokens that must match for the cursor to jump any distance
-_NEAR = 256  # how far it may jump on two tokens
-_LOOK = 24  # nearest places that are compared in full
-_WINDOW = 12  # how far ahead a single token is looked for right after the ways part
+_TRUSTED = 3  # matching tokens required for a jump of any distance
+_NEAR = 256  # longest jump on two matching tokens
+_LOOK = 24  # nearest occurrences that are compared in full
+_WINDOW = 12  # how far ahead a single token is searched right after a divergence
 
 
 class FileDrafter(Drafter):
@@ -24,13 +24,13 @@ class FileDrafter(Drafter):
     def __init__(self, source: Sequence[int], start: int = 0) -> None:
         self._source = list(source)
         self._start = start
-        self._pairs: dict[tuple[int, int], list[int]] = {}  # two tokens -> places right after them
+        self._pairs: dict[tuple[int, int], list[int]] = {}  # two tokens -> positions right after them
         for end, pair in enumerate(zip(self._source, self._source[1:], strict=False), start=2):
             self._pairs.setdefault(pair, []).append(end)
         self._rewind()
 
     def _rewind(self) -> None:
-        self._at = self._start  # the source's token that should come next
+        self._at = self._start  # index of the next source token
         self._lost = False
         self._recent: list[int] = []  # the output's last tokens
         self.strength = 4
@@ -40,14 +40,14 @@ class FileDrafter(Drafter):
 
     def observe(self, tokens: Sequence[int]) -> None:
         for token in tokens:
-            self._follow(token)
+            self._advance(token)
 
     def propose(self, tokens: Sequence[int], limit: int) -> Sequence[int]:
         if self._lost:
             return ()
         return self._source[self._at : self._at + limit]
 
-    def _follow(self, token: int) -> None:
+    def _advance(self, token: int) -> None:
         recent = self._recent
         recent.append(token)
         if len(recent) > 64:
@@ -61,18 +61,18 @@ class FileDrafter(Drafter):
         if matched >= _TRUSTED or (matched == 2 and abs(place - self._at) <= _NEAR):
             self._at, self._lost, self.strength = place, False, matched
         elif not self._lost:
-            # First token off the path. If it stands a little ahead, what lies between was deleted; if not,
-            # guess that it replaced one token. Wrong guesses cost one short draft.
+            # The first token that differs. If it occurs a little ahead, the text between was deleted; if not,
+            # assume that it replaced one token. A wrong assumption costs one short draft.
             ahead = source[self._at + 1 : self._at + 1 + _WINDOW]
             if token in ahead:
                 self._at += ahead.index(token) + 2
             else:
                 self._at += 1
-                self._lost = self.strength == 0  # the guess was made already
+                self._lost = self.strength == 0  # that assumption was already made
             self.strength = 0
 
     def _nearest(self) -> tuple[int, int]:
-        """The place right after the longest run of the output's ending near the cursor, and its length."""
+        """The position after the longest match of the output's ending near the cursor, and its length."""
         recent, source = self._recent, self._source
         places = self._pairs.get((recent[-2], recent[-1])) if len(recent) > 1 else None
         if not places:
@@ -88,7 +88,7 @@ class FileDrafter(Drafter):
                 and recent[-matched - 1] == source[place - matched - 1]
             ):
                 matched += 1
-            # Of equally long matches the nearest; forward is where an output usually goes.
+            # Of equally long matches the nearest; forward jumps are more likely.
             distance = place - self._at if place >= self._at else 2 * (self._at - place)
             key = (matched, -distance)
             if key > best_key:

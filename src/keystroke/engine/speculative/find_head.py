@@ -1,8 +1,7 @@
-"""Which draft head belongs to a model that is being loaded.
+"""Finds the draft head for a model that is being loaded, from the config.json of each head.
 
-Looks at folders and their config.json, loads no weights. A head that was named must be there and fit;
-one that was not named is taken where it lies beside the model, in the library or in this installation, and
-fits.
+A head that the settings name must exist and fit. Otherwise a fitting head beside the model, in the library or
+in this installation is used.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ def find_head(wanted: str, model: Path, spec: ModelSpec, folders: Iterable[Path]
             raise NotFound(
                 f"there is no draft head at {folder}; set speculation.draft_head to its folder, auto or off"
             )
-        read_config(folder).fits(spec)
+        read_config(folder).check_target(spec)
         return folder
     beside = model if model.is_dir() else model.parent
     suited: list[tuple[bool, Path]] = []
     for folder in _heads((beside, *folders)):
         try:
             config = read_config(folder)
-            config.fits(spec)
+            config.check_target(spec)
         except KeystrokeError:
-            continue  # another model's, or half copied: nobody asked for it
+            continue  # another model's, or incomplete
         suited.append((config.target.casefold() != spec.name.casefold(), folder))
     return min(suited, key=lambda found: found[0])[1] if suited else None
 

@@ -1,8 +1,8 @@
 """A draft head on disk: config.json and head.safetensors, as `keystroke train draft-head` writes them.
 
-Knows the format and checks all of it before anything is used; computes nothing. Matrices are bytes with
-one float32 scale a row (value = byte * scale); norms are float32; `vocabulary` gives the target's token for
-each row of the output matrix. A head belongs to one target: whoever loads it asks `fits`.
+The whole file is checked before it is used. Matrices are int8 with one float32 scale per row; norms are
+float32; `vocabulary` gives the target's token for each row of the output matrix. A head belongs to one
+target: call `check_target` before use.
 
     fuse [hidden, layers x hidden]                     features, lowest first, each normed without a weight
     q_proj, k_proj, v_proj [heads x head_dim, 2 hidden]  columns: the token's embedding, then the stream
@@ -45,7 +45,7 @@ class HeadConfig:
     head_dim: int
     intermediate: int
     vocabulary: int
-    layers: tuple[int, ...]  # behind how many layers of the target its features are taken
+    layers: tuple[int, ...]  # the numbers of target layers after which features are read
     norm_eps: float
 
     @property
@@ -65,11 +65,11 @@ class HeadConfig:
         }
 
     def to_json(self) -> str:
-        said = {name: getattr(self, name) for name in self.__slots__}
-        return json.dumps({"format": "keystroke-draft-head", "version": VERSION, **said}, indent=1) + "\n"
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        return json.dumps({"format": "keystroke-draft-head", "version": VERSION, **fields}, indent=1) + "\n"
 
-    def fits(self, spec: ModelSpec) -> None:
-        """Raises UsageError unless this head was made for a model of these sizes."""
+    def check_target(self, spec: ModelSpec) -> None:
+        """Raises UsageError unless the head was made for a model of these sizes."""
         mine = (self.target_vocabulary, self.hidden, self.heads, self.kv_heads, self.head_dim)
         theirs = (spec.vocab_size, spec.hidden, spec.heads, spec.kv_heads, spec.head_dim)
         if mine != theirs or self.layers[-1] > spec.layers:
@@ -87,7 +87,7 @@ class HeadWeights:
     vocabulary: npt.NDArray[np.int32]
 
     def matrix(self, name: str) -> npt.NDArray[np.float32]:
-        """One matrix, widened."""
+        """One matrix in float32."""
         values, scales = self.matrices[name]
         wide: npt.NDArray[np.float32] = values.astype(np.float32) * scales[:, None]
         return wide
@@ -121,24 +121,24 @@ def open_head(folder: Path) -> HeadWeights:
 
 
 def read_config(folder: Path) -> HeadConfig:
-    """What a head says about itself. Raises NotFound or ModelDamaged."""
+    """The configuration of a head. Raises NotFound or ModelDamaged."""
     path = folder / CONFIG
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise NotFound(
             f"{path.parent} holds no draft head; give a folder with {CONFIG} and {WEIGHTS}"
         ) from error
     except (OSError, ValueError) as error:
         raise ModelDamaged(f"{path} cannot be read ({error}); fetch it again") from error
-    if not isinstance(said, dict) or said.get("format") != "keystroke-draft-head":
+    if not isinstance(found, dict) or found.get("format") != "keystroke-draft-head":
         raise ModelDamaged(f"{path} does not describe a draft head; give another folder")
-    if said.get("version") != VERSION:
+    if found.get("version") != VERSION:
         raise ModelDamaged(
-            f"{path} is of version {said.get('version')}, which this program does not read; update it"
+            f"{path} is of version {found.get('version')}, which this program does not read; update it"
         )
-    fields = Fields(said, str(path))
-    layers = said.get("layers")
+    fields = Fields(found, str(path))
+    layers = found.get("layers")
     if not isinstance(layers, list) or not layers or not all(type(n) is int and 0 < n < 4096 for n in layers):
         raise ModelDamaged(f"{path} does not say which layers features come from; fetch it again")
     if layers != sorted(set(layers)):

@@ -1,8 +1,8 @@
-"""Drafts from everything seen so far: the longest ending of the text that occurred before, and what followed.
+"""Drafts from all text seen so far: finds the longest suffix that occurred before and what followed it.
 
-An online suffix automaton over tokens, amortised constant work for each. The last state's suffix link
-points to that longest ending, for free. Where several continuations are known the most frequent wins, then
-the latest. Old text is forgotten in halves once the automaton is full.
+Uses an online suffix automaton over tokens, with amortised constant work per token; the suffix link of its
+last state points to that suffix. Of several continuations the most frequent is used, then the latest. When
+the automaton is full, the older half of the text is dropped.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 
 from keystroke.engine.speculative.base import Drafter
 
-_BREAK = -1  # stands between texts; never drafted, and no match crosses it
+_BREAK = -1  # separates texts; never drafted, and no match crosses it
 _PORTION = 512  # tokens indexed at a time: about a millisecond
-_HOPS = 12  # how far up a new occurrence is counted: enough to rank continuations, bounded for "aaaa..."
+_HOPS = 12  # suffix links along which an occurrence is counted: enough to rank, bounded for "aaaa..."
 
 
 class SuffixAutomaton:
@@ -63,11 +63,11 @@ class SuffixAutomaton:
 
     @property
     def matched(self) -> int:
-        """Length of the longest ending of the text that occurred before."""
+        """Length of the longest suffix of the text that occurred before."""
         return self.length[self.link[self.last]] if self.last else 0
 
     def continuation(self, limit: int) -> list[int]:
-        """What most often followed that ending, token after token."""
+        """What most often followed that suffix."""
         moves, count = self.moves, self.count
         state = self.link[self.last]
         draft: list[int] = []
@@ -96,16 +96,16 @@ class SuffixDrafter(Drafter):
         self._shortest = shortest
         self._capacity = capacity
         self._automaton = SuffixAutomaton()
-        self._text: list[int] = []  # what the automaton holds
-        self._waiting: list[int] = []  # not yet in it: indexing waits until a draft is asked for
+        self._text: list[int] = []  # the indexed text
+        self._waiting: list[int] = []  # to be indexed when the next draft is requested
         self._sequence: list[int] = []  # of the present sequence
         for text in history:
             self.observe(text)
             self._waiting.append(_BREAK)
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """A prompt that goes on like the sequence before it (the next keystroke, the next turn) adds only
-        what is new, with a little before it to link up."""
+        """If the prompt continues the last sequence (the next keystroke, the next turn), only what is new is
+        indexed, with a little context."""
         shared = 0
         for ours, theirs in zip(self._sequence, prompt, strict=False):
             if ours != theirs:
@@ -132,8 +132,8 @@ class SuffixDrafter(Drafter):
         return self._automaton.continuation(limit)
 
     def _index(self) -> bool:
-        """Take in some of what waits; whether that was all. In portions: a long prompt must not hold up the
-        first token."""
+        """Index a portion of the waiting text, so that a long prompt does not delay the first token. Returns
+        whether all of it is indexed."""
         size = max(_PORTION, len(self._waiting) // 8)
         portion = self._waiting[:size]
         del self._waiting[:size]

@@ -21,7 +21,7 @@ from keystroke.engine.tokenizer.huggingface import LibraryTokenizer
 FORMAT = 1  # of the files here, and of how tokenizers are built from their tables
 
 
-def kept(folder: Path, content: str, build: Callable[[], LibraryTokenizer]) -> LibraryTokenizer:
+def load_or_build(folder: Path, content: str, build: Callable[[], LibraryTokenizer]) -> LibraryTokenizer:
     """The tokenizer for a hash of its `content`: read from `folder`, or built and left there."""
     key = hashlib.sha256(f"{FORMAT}:{tokenizers.__version__}:{content}".encode()).hexdigest()
     place = folder / f"{key[:40]}.json"
@@ -39,7 +39,7 @@ def _read(place: Path) -> LibraryTokenizer | None:
         if hashlib.sha256(body).hexdigest().encode() != digest:
             return None
         description, _, machine = body.partition(b"\n")
-        return LibraryTokenizer.described(json.loads(description), machine.decode())
+        return LibraryTokenizer.from_description(json.loads(description), machine.decode())
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from keystroke.engine.checkpoint.gguf_header import open_header, read_metadata
-from keystroke.engine.tokenizer.cached import kept
+from keystroke.engine.tokenizer.cached import load_or_build
 from keystroke.engine.tokenizer.huggingface import (
     DEEPSEEK_PATTERNS,
     GPT2_PATTERN,
@@ -77,12 +77,12 @@ def load_gguf_tokenizer(path: Path, cache: Path | None = None) -> LibraryTokeniz
     header = open_header(path)
 
     def built() -> LibraryTokenizer:
-        return build(read_metadata(path, lambda key: key.startswith("tokenizer.")), path.name)
+        return build_tokenizer(read_metadata(path, lambda key: key.startswith("tokenizer.")), path.name)
 
-    return built() if cache is None else kept(cache, header.metadata_digest(), built)
+    return built() if cache is None else load_or_build(cache, header.metadata_digest(), built)
 
 
-def build(table: Mapping[str, Any], origin: str) -> LibraryTokenizer:
+def build_tokenizer(table: Mapping[str, Any], origin: str) -> LibraryTokenizer:
     """The tokenizer that the `tokenizer.ggml.*` values in `table` describe."""
     pieces = _strings(table, "tokens", origin)
     kinds = table.get("tokenizer.ggml.token_type") or [1] * len(pieces)

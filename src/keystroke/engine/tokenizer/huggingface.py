@@ -72,7 +72,7 @@ class LibraryTokenizer(Tokenizer):
         return told, self._machine.to_str()
 
     @classmethod
-    def described(cls, told: dict[str, Any], machine: str) -> LibraryTokenizer:
+    def from_description(cls, told: dict[str, Any], machine: str) -> LibraryTokenizer:
         """The tokenizer of a description. ValueError where the library does not understand it."""
         told = dict(told)
         spaced = bool(told.pop("starts_with_space"))

@@ -37,11 +37,11 @@ _CHECK = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).self_check())"
 
 
 @functools.cache
-def library(cache: Path) -> Path | None:
+def operators_library(cache: Path) -> Path | None:
     """The compiled operators, made the first time this processor, compiler and source meet; None where that
     cannot be done. Never raises: whatever a compiler may suffer from, the caller has another way."""
     try:
-        return _made(cache / "native")
+        return _compile(cache / "native")
     except (_Unavailable, OSError, subprocess.SubprocessError, ValueError):
         return None
 
@@ -51,10 +51,10 @@ def must_compile(cache: Path) -> bool:
     return _compiler() is not None and not any((cache / "native").glob("operators-*.so"))
 
 
-def why_not(cache: Path) -> str | None:
+def unavailable_reason(cache: Path) -> str | None:
     """Why there is no library, in half a sentence; None where there is one. Never raises."""
     try:
-        _made(cache / "native")
+        _compile(cache / "native")
     except _Unavailable as reason:
         return str(reason)
     except subprocess.CalledProcessError as error:
@@ -71,7 +71,7 @@ class _Unavailable(Exception):
     """There can be no library here; says why."""
 
 
-def _made(folder: Path) -> Path:
+def _compile(folder: Path) -> Path:
     compiler = _compiler()
     if compiler is None:
         raise _Unavailable("there is no C compiler (cc, gcc or clang); install one for more speed")

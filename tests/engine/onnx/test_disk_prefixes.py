@@ -10,8 +10,8 @@ import pytest
 from test_onnx_engine import cold, made, prompt
 
 from keystroke.engine.onnx import engine as onnx_engine
+from keystroke.engine.onnx.disk_prefixes import DiskPrefixes
 from keystroke.engine.onnx.engine import OnnxEngine
-from keystroke.engine.onnx.kept_prefixes import KeptPrefixes
 
 TOKENS = prompt(400, seed=3)
 
@@ -22,8 +22,8 @@ def engine(tmp_path: Path) -> Iterator[OnnxEngine]:
         yield engine
 
 
-def kept(folder: Path, model: str = "m", limit: int = 64 << 20) -> KeptPrefixes:
-    return KeptPrefixes(folder / "kept", model, limit)
+def kept(folder: Path, model: str = "m", limit: int = 64 << 20) -> DiskPrefixes:
+    return DiskPrefixes(folder / "kept", model, limit)
 
 
 def leave(
@@ -49,7 +49,7 @@ def test_a_prefix_is_found_after_a_restart_and_goes_on_as_from_cold(
 ) -> None:
     expected = cold(engine, [*TOKENS, 5, 6, 7], 12)
     leave(engine, tmp_path)
-    engine.kept = kept(tmp_path)
+    engine.disk_prefixes = kept(tmp_path)
     with engine.session() as session:
         assert session.extend([*TOKENS, 5, 6, 7]).reused == len(TOKENS)
         said = [token for _ in range(12) for token in session.step().tokens]
@@ -59,7 +59,7 @@ def test_a_prefix_is_found_after_a_restart_and_goes_on_as_from_cold(
 
 
 def test_closing_the_engine_writes_what_is_worth_keeping(tmp_path: Path) -> None:
-    with made(tmp_path / "model", "llama", "int8", kept=kept(tmp_path)) as engine:
+    with made(tmp_path / "model", "llama", "int8", disk_prefixes=kept(tmp_path)) as engine:
         for length in (20, 400):
             with engine.session() as session:
                 session.extend(prompt(length, seed=length))
@@ -77,7 +77,7 @@ def test_a_damaged_file_is_deleted_and_the_prefix_computed(
     data = bytearray(file.read_bytes())
     data[where] ^= 1
     file.write_bytes(bytes(data))
-    engine.kept = kept(tmp_path)
+    engine.disk_prefixes = kept(tmp_path)
     with engine.session() as session:
         session.extend([*TOKENS, 5, 6, 7])
         assert [t for _ in range(4) for t in session.step().tokens][:4] == expected
@@ -90,13 +90,13 @@ def test_another_key_another_model_and_another_setting_find_nothing(
     engine: OnnxEngine, tmp_path: Path
 ) -> None:
     leave(engine, tmp_path, scope="alice")
-    engine.kept = kept(tmp_path)
+    engine.disk_prefixes = kept(tmp_path)
     assert reused(engine, "bob") == 0
     engine.cache.clear()
-    engine.kept = kept(tmp_path, model="another")
+    engine.disk_prefixes = kept(tmp_path, model="another")
     assert reused(engine, "alice") == 0
     engine.cache.clear()
-    engine.kept = kept(tmp_path)
+    engine.disk_prefixes = kept(tmp_path)
     assert reused(engine, "alice") == len(TOKENS)
 
 
@@ -134,5 +134,5 @@ def test_prefixes_go_oldest_first_where_the_machine_runs_short(engine: OnnxEngin
     free = onnx_engine.RESERVE - 1
     readings = iter([free, 4 << 30])
     engine._free_memory = lambda: next(readings)
-    engine.heed_memory()
+    engine.release_memory()
     assert [entry.tokens[:5] for entry in engine.cache.newest_first()] == held[:1]

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from keystroke.engine.onnx.kv import Buffers
+from keystroke.engine.onnx.kv import KvBuffers
 from keystroke.engine.prefix import common_prefix
 
 log = logging.getLogger("keystroke.engine")
@@ -42,7 +42,7 @@ class _Entry:
     body: int  # where the arrays begin
 
 
-class KeptPrefixes:
+class DiskPrefixes:
     """The folder of one model. `model` names everything that the values depend on."""
 
     def __init__(self, folder: Path, model: str, limit: int) -> None:
@@ -60,7 +60,7 @@ class KeptPrefixes:
                     best, length = entry, shared
         return best, length if best is not None else 0
 
-    def load(self, entry: _Entry, buffers: Buffers, length: int) -> bool:
+    def load(self, entry: _Entry, buffers: KvBuffers, length: int) -> bool:
         """Fill the first `length` tokens of `buffers`. False, and the file is gone, where it is damaged."""
         try:
             data = entry.file.read_bytes()
@@ -81,7 +81,7 @@ class KeptPrefixes:
             return False
         return True
 
-    def save(self, tokens: Sequence[int], buffers: Buffers, scope: str) -> None:
+    def save(self, tokens: Sequence[int], buffers: KvBuffers, scope: str) -> None:
         """Write one prefix; a full disk costs the file and nothing else."""
         if len(tokens) < WORTH_KEEPING:
             return
